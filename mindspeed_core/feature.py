@@ -1,0 +1,507 @@
+"""What a feature declares.
+
+A feature is a class: its attributes are data (flags, requirements, conflicts, slots, patches, proof), its
+methods are hook implementations. Everything here is plain Python and the standard library, because
+declarations of every installed plugin are loaded whenever somebody lists or plans features: importing a
+declaration must load neither torch nor megatron (nor numpy, nor pluggy).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar, overload
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PROJECT = "mindspeed"
+"""pluggy's project name: hook implementations carry the attribute ``mindspeed_impl``."""
+
+_KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
+_SLOT_NAME = re.compile(r"[a-z0-9]+([-./][a-z0-9]+)*\Z")
+_OPTION = re.compile(r"--[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+_STABILITY = ("stable", "prototype")
+
+
+class DeclarationError(ValueError):
+    """A feature, flag, slot or patch is declared wrongly; the message says what and how to mend it."""
+
+
+@overload
+def hookimpl(function: F) -> F: ...
+@overload
+def hookimpl(*, wrapper: bool = ..., trylast: bool = ..., tryfirst: bool = ...) -> Callable[[F], F]: ...
+def hookimpl(
+    function: F | None = None, *, wrapper: bool = False, trylast: bool = False, tryfirst: bool = False
+) -> F | Callable[[F], F]:
+    """Mark a method as the implementation of the stage that has its name.
+
+    The same marker that ``pluggy.HookimplMarker("mindspeed")`` sets, without importing pluggy.
+
+    Args:
+        function: the method, when used without parentheses.
+        wrapper: the method is a generator that wraps the stage: code before, ``result = yield``, code
+            after, ``return`` the (changed) result.
+        trylast: called after every other implementation; hosts mark their defaults so.
+        tryfirst: called before every other implementation.
+    """
+
+    def mark(target: F) -> F:
+        setattr(
+            target,
+            PROJECT + "_impl",
+            {
+                "wrapper": wrapper,
+                "hookwrapper": False,
+                "optionalhook": False,
+                "tryfirst": tryfirst,
+                "trylast": trylast,
+                "specname": None,
+            },
+        )
+        return target
+
+    return mark if function is None else mark(function)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A command-line flag, spelled exactly as users type it.
+
+    ``type=bool`` makes a switch without a value. A flag that the host already defines is adopted: its
+    choices are extended by ``choices``, a changed ``default`` applies only where the user gave no value.
+
+    Attributes:
+        name: the option string, for instance ``--use-flash-attn``.
+        type: ``bool``, ``int``, ``float`` or ``str``, or a torch-free callable from text to value.
+        default: the value where the flag is not given; ``False`` for switches.
+        choices: the legal values, empty for no restriction.
+        help: one sentence for ``--help``.
+        nargs: argparse's ``nargs``; with it the value is a list.
+        aliases: other spellings of the same flag.
+        dest: attribute of the parsed arguments; by default the name without dashes.
+        inverts: the flag is a switch that turns *off* this attribute (``--no-x`` with ``inverts="x"``).
+        metavar: the placeholder in ``--help``.
+        per_rank: the value may differ between ranks (paths on a node); others must agree.
+        allow_nonfinite: accept ``nan`` and ``inf`` for a float flag.
+        group: heading in ``--help``; features leave it empty and get the heading of their family.
+    """
+
+    name: str
+    type: Callable[[str], Any] = bool
+    default: Any = None
+    choices: tuple[Any, ...] = ()
+    help: str = ""
+    nargs: str | int | None = None
+    aliases: tuple[str, ...] = ()
+    dest: str = ""
+    inverts: str = ""
+    metavar: str | None = None
+    per_rank: bool = False
+    allow_nonfinite: bool = False
+    group: str = ""
+
+    def __post_init__(self) -> None:
+        for option in (self.name, *self.aliases):
+            if not isinstance(option, str) or not _OPTION.match(option):
+                raise DeclarationError(f"flag {option!r}: an option string looks like --some-name")
+        if not callable(self.type):
+            raise DeclarationError(f"flag {self.name}: type {self.type!r} is not callable")
+        if self.inverts and self.type is not bool:
+            raise DeclarationError(f"flag {self.name}: only a switch (type=bool) can invert {self.inverts!r}")
+        if not self.dest:
+            dest = self.inverts or self.name.lstrip("-").replace("-", "_").replace(".", "_")
+            object.__setattr__(self, "dest", dest)
+        if self.is_switch and self.default is None:
+            object.__setattr__(self, "default", bool(self.inverts))
+        object.__setattr__(self, "choices", tuple(self.choices))
+        object.__setattr__(self, "aliases", tuple(self.aliases))
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether the flag takes no value."""
+        return self.type is bool and self.nargs is None
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The option string and its aliases."""
+        return (self.name, *self.aliases)
+
+    def meaning(self) -> tuple[Any, ...]:
+        """What two declarations of one flag must agree on: destination, kind of value, arity, inversion."""
+        kind = self.type if self.type in (bool, int, float, str) else getattr(self.type, "__qualname__", "?")
+        return (self.dest, kind, self.nargs, self.inverts)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An exclusive role that at most one active feature fills.
+
+    Attributes:
+        name: for instance ``core-attention``.
+        summary: what filling it means, one line.
+        exclusive: ``False`` for a slot that only groups features.
+    """
+
+    name: str
+    summary: str = ""
+    exclusive: bool = True
+
+    def __post_init__(self) -> None:
+        if not _SLOT_NAME.match(self.name):
+            raise DeclarationError(f"slot {self.name!r}: lower-case words joined by - . or /")
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """Something that must hold for a feature to be active.
+
+    Exactly one of ``feature``, ``any_of`` and ``flag`` is given.
+
+    Attributes:
+        feature: the name of another feature.
+        any_of: names of features of which at least one must be active.
+        flag: an option string of any owner; ``equals`` or ``one_of`` restricts its value, otherwise it
+            has to be set (truthy).
+        equals: the value that ``flag`` must have.
+        one_of: the values of which ``flag`` must have one.
+        reason: what a user reads when it does not hold.
+        implies: switch the required feature on instead of complaining, when its own flags need no decision.
+    """
+
+    feature: str = ""
+    any_of: tuple[str, ...] = ()
+    flag: str = ""
+    equals: Any = None
+    one_of: tuple[Any, ...] = ()
+    reason: str = ""
+    implies: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "any_of", tuple(self.any_of))
+        object.__setattr__(self, "one_of", tuple(self.one_of))
+        given = [bool(self.feature), bool(self.any_of), bool(self.flag)]
+        if sum(given) != 1:
+            raise DeclarationError("a requirement names exactly one of feature, any_of, flag")
+        if self.implies and not self.feature:
+            raise DeclarationError("only a requirement on a feature can imply it")
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Something that must not hold together with a feature.
+
+    Attributes:
+        feature: the name of another feature (the conflict is symmetric), or
+        flag: an option string; the conflict is that it is set, or has the value ``equals`` / ``one_of``.
+        equals: the offending value of ``flag``.
+        one_of: the offending values of ``flag``.
+        reason: what a user reads.
+    """
+
+    feature: str = ""
+    flag: str = ""
+    equals: Any = None
+    one_of: tuple[Any, ...] = ()
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "one_of", tuple(self.one_of))
+        if bool(self.feature) == bool(self.flag):
+            raise DeclarationError("a conflict names exactly one of feature, flag")
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """What happens on a platform that a feature does not support.
+
+    Attributes:
+        reason: why it cannot run there; printed with the plan.
+        feature: another feature that takes over, or empty: the feature is simply left out.
+    """
+
+    reason: str
+    feature: str = ""
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A change of a symbol of megatron-core or torch: the last resort.
+
+    Attributes:
+        target: ``"package.module:Qual.name"``.
+        new: ``replace``: the new object; ``wrap``: a callable from the current object to the new one. Either
+            may be given lazily as ``"module:attribute"``, which keeps the declaration free of imports.
+        reason: why no other way exists; ``mindspeed-features patches`` prints it.
+        kind: ``"replace"`` (at most one feature per target) or ``"wrap"`` (stacks in plan order).
+        versions: a PEP 508 requirement the patch was written for, ``"megatron-core>=0.15,<0.17"``.
+        required: a missing target is an error; ``False`` skips the patch where the symbol does not exist.
+        also: further holders of the object (default arguments, registries), as ``"module:attribute"``.
+        owner: filled in by the core: the feature, host or platform that asks for it.
+    """
+
+    target: str
+    new: Any
+    reason: str
+    kind: str = "replace"
+    versions: str = ""
+    required: bool = True
+    also: tuple[str, ...] = ()
+    owner: str = ""
+
+    def __post_init__(self) -> None:
+        module, _, name = self.target.partition(":")
+        if not module or not name:
+            raise DeclarationError(f"patch target {self.target!r}: write 'package.module:Qual.name'")
+        if self.kind not in ("replace", "wrap"):
+            raise DeclarationError(f"patch {self.target}: kind {self.kind!r} is neither 'replace' nor 'wrap'")
+        if not self.reason:
+            raise DeclarationError(f"patch {self.target}: a patch states its reason")
+        object.__setattr__(self, "also", tuple(self.also))
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Something a feature improves, as a bound on the ratio feature / baseline.
+
+    Attributes:
+        measure: ``"peak_bytes"`` (tensor bytes alive during forward and backward), ``"sent_bytes"``,
+            ``"collective_calls"``, ``"step_seconds"``, or a key of ``run.metrics``.
+        at_most: upper bound of the ratio; ``None`` only reports it.
+    """
+
+    measure: str
+    at_most: float | None = None
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A proof: two short trainings that must agree, and what the feature makes better.
+
+    Both sides train the same small GPT from the same weights on the same batches; losses, gradients after
+    reduction and parameters after the last step are compared in one canonical (unsharded) state.
+
+    Attributes:
+        name: unique within the feature.
+        flags: the command line of the feature's side.
+        baseline: the command line it is compared with; the same model arguments without the feature.
+        world_size: processes of the feature's side.
+        baseline_world_size: processes of the baseline; 0 means the same as ``world_size``.
+        steps: training steps.
+        tolerance: largest ``max|a-b| / (max|b| + 1e-12)`` per tensor; 0.0 demands bit equality.
+        gains: what must be better.
+        compare_gradients: compare every gradient of every step, not only losses and parameters.
+        platforms: where the scenario applies; empty means wherever the feature does.
+    """
+
+    name: str
+    flags: tuple[str, ...]
+    baseline: tuple[str, ...] = ()
+    world_size: int = 1
+    baseline_world_size: int = 0
+    steps: int = 3
+    tolerance: float = 1e-5
+    gains: tuple[Gain, ...] = ()
+    compare_gradients: bool = True
+    platforms: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("flags", "baseline", "gains", "platforms"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.world_size < 1 or self.steps < 1:
+            raise DeclarationError(f"scenario {self.name}: world_size and steps are at least 1")
+
+
+@dataclass(frozen=True)
+class ExtensionPoint:
+    """A place where other packages extend a plugin: an entry-point group of its own.
+
+    The core discovers it like its own groups: lazily, listed, one broken package never taking others down.
+
+    Attributes:
+        name: how code asks for it, ``registry.extensions("cp.planners")``.
+        group: the entry-point group, ``"mindspeed_cp.planners"``.
+        summary: one line for the listing.
+        check: ``"module:function"`` called with each loaded object; raises ``DeclarationError`` to refuse it.
+    """
+
+    name: str
+    group: str
+    summary: str = ""
+    check: str = ""
+
+
+@dataclass(frozen=True)
+class StageSpecs:
+    """Hook specifications that a plugin publishes: further stages, in a module of its own.
+
+    Attributes:
+        module: import path of the module with the ``@hookspec`` functions; imported when a session opens.
+        stages: the names it defines, so that declarations can be checked without importing it.
+        summary: one line for the listing.
+    """
+
+    module: str
+    stages: tuple[str, ...]
+    summary: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stages", tuple(self.stages))
+
+
+class Feature:
+    """Base of every feature: data as class attributes, hook implementations as methods.
+
+    A session instantiates each active feature once, without arguments. Attributes that are not listed here
+    (and do not begin with an underscore) are refused, so that a misspelled fact never goes unnoticed.
+    """
+
+    name: ClassVar[str] = ""
+    """Kebab-case identifier, unique over all installed packages."""
+    family: ClassVar[str] = ""
+    """Heading under which it is listed."""
+    summary: ClassVar[str] = ""
+    """One line."""
+    stability: ClassVar[str] = "stable"
+    level: ClassVar[int] = 2
+    """The optimization level that includes it: 0, 1 or 2."""
+    flags: ClassVar[Sequence[Flag]] = ()
+    requires: ClassVar[Sequence[Requirement]] = ()
+    conflicts: ClassVar[Sequence[Conflict]] = ()
+    after: ClassVar[Sequence[str]] = ()
+    """Features that come earlier in the plan when both are active; earlier means the outer wrapper."""
+    slots: ClassVar[Sequence[str]] = ()
+    packages: ClassVar[Sequence[str]] = ()
+    """PEP 508 requirements; the marker may test ``platform``: ``"torch_npu>=2.6; platform == 'npu'"``."""
+    platforms: ClassVar[Sequence[str]] = ("cpu", "cuda", "npu")
+    fallback: ClassVar[Fallback | None] = None
+    patches: ClassVar[Sequence[Patch]] = ()
+    verify: ClassVar[Sequence[Scenario]] = ()
+    docs: ClassVar[str] = ""
+    """``"package:relative/path.md"``: the feature's documentation page inside its package."""
+    modes: ClassVar[Sequence[str]] = ("train", "inference")
+    places_modules: ClassVar[bool] = False
+    """The feature replaces modules or changes built instances: matching none of them is an error."""
+
+    fake_tensors: ClassVar[bool | None] = None
+    """Fact: works on fake tensors (dry run)."""
+    deterministic: ClassVar[bool | None] = None
+    """Fact: two runs give the same bits."""
+    affects_checkpoint: ClassVar[bool | None] = None
+    """Fact: a checkpoint written with it cannot be read without it."""
+    formulas: ClassVar[Mapping[str, str]] = {}
+    """Fact: closed formulas (``flop``, ``bytes_sent``, ``activation_bytes``) over argument names."""
+    tuning: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    """Fact: flags worth searching, with the values to try."""
+
+    @classmethod
+    def enabled(cls, args: Any) -> bool:
+        """Whether the arguments ask for the feature; by default: its first flag is set to something."""
+        if not cls.flags:
+            return False
+        first = cls.flags[0]
+        value = getattr(args, first.dest, first.default)
+        return bool(value) != bool(first.default) if first.is_switch else bool(value) and value != first.default
+
+    @classmethod
+    def presets(cls, args: Any) -> Mapping[str, Any]:
+        """Values for other arguments that this feature's flags stand for, ``{dest: value}``.
+
+        Asked of every installed feature before validation; an argument the user gave always wins.
+        """
+        return {}
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """The feature's own check of the arguments when it is requested: problems, one sentence each."""
+        return ()
+
+    @classmethod
+    def hooks(cls) -> dict[str, Callable[..., Any]]:
+        """The hook implementations of the class, by stage name."""
+        found: dict[str, Callable[..., Any]] = {}
+        for klass in reversed(cls.__mro__):
+            for name, value in vars(klass).items():
+                if hasattr(value, PROJECT + "_impl"):
+                    found[name] = value
+        return found
+
+
+_FACTS = frozenset(name for name in vars(Feature) if not name.startswith("_"))
+
+
+def check_feature(feature: Any) -> list[str]:
+    """What is wrong with a declaration, one sentence each; empty when it is sound.
+
+    Checks one feature alone. What depends on other declarations (slot names, duplicate names, flags with two
+    meanings, stage names) is the registry's business.
+    """
+    if not (isinstance(feature, type) and issubclass(feature, Feature)):
+        return [f"{feature!r} is not a subclass of mindspeed_core.Feature"]
+    problems: list[str] = []
+    if not isinstance(feature.name, str) or not _KEBAB.match(feature.name):
+        problems.append(f"name {feature.name!r} is not kebab-case (for instance 'fused-rmsnorm')")
+    if not feature.family:
+        problems.append("family is empty")
+    if not feature.summary or "\n" in feature.summary:
+        problems.append("summary is not one line")
+    if feature.stability not in _STABILITY:
+        problems.append(f"stability {feature.stability!r} is not one of {', '.join(_STABILITY)}")
+    if feature.level not in (0, 1, 2):
+        problems.append(f"level {feature.level!r} is not 0, 1 or 2")
+    for attribute, kind in (
+        ("flags", Flag),
+        ("requires", Requirement),
+        ("conflicts", Conflict),
+        ("patches", Patch),
+        ("verify", Scenario),
+        ("after", str),
+        ("slots", str),
+        ("packages", str),
+        ("platforms", str),
+        ("modes", str),
+    ):
+        value = getattr(feature, attribute)
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            problems.append(f"{attribute} is not a sequence of {kind.__name__}")
+            continue
+        problems += [
+            f"{attribute}: {item!r} is not a {kind.__name__}" for item in value if not isinstance(item, kind)
+        ]
+    if feature.fallback is not None and not isinstance(feature.fallback, Fallback):
+        problems.append(f"fallback: {feature.fallback!r} is not a Fallback")
+    hooks = feature.hooks()
+    for klass in feature.__mro__[:-1]:
+        if klass is Feature:
+            break
+        for attribute in vars(klass):
+            if attribute.startswith("_") or attribute in _FACTS or attribute in hooks:
+                continue
+            problems.append(
+                f"unknown attribute {attribute!r}: a fact the core does not know, or a method that lacks "
+                "@hookimpl (private names begin with an underscore)"
+            )
+    return problems
+
+
+@dataclass(frozen=True)
+class HostDeclaration:
+    """A host: the default implementation of every stage, and the flags it owns.
+
+    Attributes:
+        name: for ``activate(..., host=name)``.
+        summary: one line.
+        flags: ``"module:function"`` returning the host's ``Flag`` tuple; must not import torch or megatron.
+        stages: import paths of modules (or ``"module:object"``) whose ``@hookimpl(trylast=True)`` functions
+            are the defaults; imported when a session opens.
+        train: ``"module:function"`` that runs a whole training, called with an open session.
+        patches: what the host itself has to change.
+    """
+
+    name: str
+    summary: str
+    flags: str
+    stages: tuple[str, ...]
+    train: str = ""
+    patches: tuple[Patch, ...] = field(default=())

@@ -1,0 +1,31 @@
+"""The stages of a training run, one pluggy hook each, in the order in which a run passes them.
+
+Read the modules of this package like a manual: `arguments`, `process`, `parallel`, `model`, `data`, `step`,
+`optimizer`, `checkpoint`, `run`. Every stage is ``firstresult`` unless it says otherwise: the host supplies
+the default, a feature *wraps* it (``@hookimpl(wrapper=True)``: code before, ``result = yield``, code after,
+``return`` a changed result) or *replaces* it (a plain ``@hookimpl`` that returns something that is not None).
+
+An implementation lists only the arguments it wants. Arguments are never changed in place to pass data on: a
+wrapper returns a changed result. A stage that has nothing to return returns `DONE`, since pluggy would take
+None for "not handled" and ask the next implementation.
+
+Stages run per run, per step or per micro-batch, never per layer.
+"""
+
+from __future__ import annotations
+
+from mindspeed_core.hooks.marker import API_VERSION, DONE, Done, hookspec
+
+STAGE_MODULES = (
+    "mindspeed_core.hooks.arguments",
+    "mindspeed_core.hooks.process",
+    "mindspeed_core.hooks.parallel",
+    "mindspeed_core.hooks.model",
+    "mindspeed_core.hooks.data",
+    "mindspeed_core.hooks.optimizer",
+    "mindspeed_core.hooks.step",
+    "mindspeed_core.hooks.checkpoint",
+    "mindspeed_core.hooks.run",
+)
+
+__all__ = ["API_VERSION", "DONE", "STAGE_MODULES", "Done", "hookspec"]

@@ -1,0 +1,72 @@
+"""Stages that build datasets and turn samples into the batch that each pipeline stage receives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_core.hooks.marker import hookspec
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from mindspeed_core.run import Batch, DataIterators, Datasets, Run
+    from mindspeed_core.session import Session
+
+__all__ = ["batch_fields", "build_data_iterators", "build_datasets", "get_batch"]
+
+
+@hookspec
+def build_datasets(
+    session: Session, args: Namespace, num_samples: tuple[int, int, int]
+) -> Datasets | Any:
+    """Build the train, validation and test datasets.
+
+    Every rank is called: index files are built by rank 0 while the others wait.
+
+    Args:
+        session: the open session.
+        args: the validated arguments.
+        num_samples: samples wanted for train, validation and test.
+    """
+
+
+@hookspec
+def build_data_iterators(session: Session, run: Run) -> DataIterators | Any:
+    """Build the iterators that yield this data-parallel rank's samples, from where the run stands.
+
+    Called after a checkpoint was loaded; ``run.consumed_train_samples`` says how far the data was used.
+    """
+
+
+@hookspec
+def batch_fields(
+    session: Session, args: Namespace, pre_process: bool, post_process: bool
+) -> frozenset[str] | Any:
+    """Name the fields of a `Batch` that a pipeline stage needs: the one place that decides it.
+
+    The default gives ``tokens`` and ``position_ids`` to the first stage, ``labels`` and ``loss_mask`` to the
+    last, ``attention_mask`` to all that need one. A feature adds what a middle stage needs (document
+    boundaries, for instance) by wrapping the stage.
+    """
+
+
+@hookspec
+def get_batch(
+    session: Session, run: Run, data_iterator: Iterator[Any], vp_stage: int | None, microbatch: int
+) -> Batch | Any:
+    """Fetch one micro-batch and keep the fields that this pipeline stage needs.
+
+    Called on **every** pipeline stage, so that a description of the batch (``packed_seq_params``, slices of
+    it for context parallelism) reaches attention on middle stages too.
+
+    Args:
+        session: the open session.
+        run: the state of the run.
+        data_iterator: iterator of this chunk.
+        vp_stage: virtual pipeline stage, ``None`` without interleaving.
+        microbatch: index of the micro-batch within the step.
+
+    Returns:
+        A `Batch`; tokens are ``[b, s]`` int64, ``loss_mask`` is ``[b, s]`` float32.
+    """

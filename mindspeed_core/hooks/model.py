@@ -1,0 +1,126 @@
+"""Stages that turn arguments into model chunks wrapped for data parallelism."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_core.hooks.marker import hookspec
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.module import MegatronModule
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
+    from mindspeed_core.run import BoundarySchema
+    from mindspeed_core.session import Session
+
+__all__ = [
+    "boundary_schema",
+    "build_ddp_config",
+    "build_layer_spec",
+    "build_model",
+    "build_model_chunk",
+    "build_transformer_config",
+    "wrap_ddp",
+]
+
+
+@hookspec
+def build_transformer_config(session: Session, args: Namespace) -> TransformerConfig | Any:
+    """Build the megatron-core configuration of the model.
+
+    A feature's own options never travel on the configuration: they go into ``ModuleSpec.params``. A feature
+    that needs a configuration built with other values than the final ones (heads that do not divide) replaces
+    the stage or changes the result after its ``yield``.
+    """
+
+
+@hookspec
+def build_layer_spec(
+    session: Session, args: Namespace, config: TransformerConfig, vp_stage: int | None
+) -> TransformerBlockSubmodules | Any:
+    """Build the module specification of one model chunk: all its layers and its final norm.
+
+    Called once per chunk. The result is always the whole tree (``TransformerBlockSubmodules`` with one
+    ``ModuleSpec`` per local layer and ``layer_norm``), never a single layer. Features change it with
+    ``mindspeed_core.layer_spec.SpecEditor`` by role: ``qkv``, ``proj``, ``fc1``, ``fc2``, ``core_attention``,
+    norms, ``mlp``, ``router``, ``experts``, ``shared_experts``, ….
+
+    Args:
+        session: the open session.
+        args: the validated arguments.
+        config: the result of `build_transformer_config`.
+        vp_stage: virtual pipeline stage of the chunk, ``None`` without interleaving.
+    """
+
+
+@hookspec
+def build_model_chunk(
+    session: Session,
+    args: Namespace,
+    config: TransformerConfig,
+    layer_spec: TransformerBlockSubmodules,
+    pre_process: bool,
+    post_process: bool,
+    vp_stage: int | None,
+    global_stage: int,
+    pg: ProcessGroupCollection,
+) -> MegatronModule | Any:
+    """Build one model chunk on this rank.
+
+    Args:
+        session: the open session.
+        args: the validated arguments.
+        config: the result of `build_transformer_config`.
+        layer_spec: the result of `build_layer_spec` for this chunk.
+        pre_process: the chunk holds the embedding.
+        post_process: the chunk holds the output layer.
+        vp_stage: virtual pipeline stage, ``None`` without interleaving.
+        global_stage: position of the chunk in the whole model, ``vp_stage * pp_size + pp_rank``.
+        pg: the process groups.
+    """
+
+
+@hookspec
+def build_model(
+    session: Session, args: Namespace, config: TransformerConfig, pg: ProcessGroupCollection
+) -> list[MegatronModule] | Any:
+    """Build every model chunk of this rank, move it to its device and cast it to the training dtype.
+
+    The place for changes on built instances: after the ``yield`` of a wrapper each chunk carries
+    ``chunk.vp_stage``. ``session.instances.set(owner, instance, attribute, value)`` records such a change and
+    takes it back when the session closes.
+    """
+
+
+@hookspec
+def boundary_schema(session: Session, args: Namespace, config: TransformerConfig) -> BoundarySchema | Any:
+    """Describe the tensors that cross from one pipeline stage to the next, for one micro-batch.
+
+    The default is one hidden state ``[s, b, h]`` with ``s`` divided by the sequence- and context-parallel
+    degrees. A feature that sends another shape returns a changed schema; the schedule receives its shapes.
+    """
+
+
+@hookspec
+def build_ddp_config(session: Session, args: Namespace) -> DistributedDataParallelConfig | Any:
+    """Build the configuration of megatron-core's data parallelism (buckets, overlap, padding)."""
+
+
+@hookspec
+def wrap_ddp(
+    session: Session,
+    args: Namespace,
+    config: TransformerConfig,
+    ddp_config: DistributedDataParallelConfig,
+    model: list[MegatronModule],
+    pg: ProcessGroupCollection,
+) -> list[MegatronModule] | Any:
+    """Wrap the chunks for data parallelism: gradient buffers, reduction, optional overlap.
+
+    A feature that only changes options wraps `build_ddp_config`; this stage is for another wrapper.
+    """

@@ -1,0 +1,78 @@
+"""Stages that build the optimizer and its schedule, and apply it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_core.hooks.marker import Done, hookspec
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    import torch
+    from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.module import MegatronModule
+
+    from mindspeed_core.run import OptimizerStep, Run
+    from mindspeed_core.session import Session
+
+__all__ = [
+    "build_optimizer",
+    "build_optimizer_config",
+    "build_scheduler",
+    "finalize_gradients",
+    "optimizer_step",
+]
+
+
+@hookspec
+def build_optimizer_config(session: Session, args: Namespace) -> OptimizerConfig | Any:
+    """Build megatron-core's optimizer configuration; a feature may return a subclass instance."""
+
+
+@hookspec
+def build_optimizer(
+    session: Session,
+    args: Namespace,
+    optimizer_config: OptimizerConfig,
+    model: list[MegatronModule],
+    pg: ProcessGroupCollection,
+) -> MegatronOptimizer | Any:
+    """Build the optimizer over the wrapped chunks.
+
+    A feature with another inner optimizer wraps the stage and changes the result's ``chained_optimizers``, or
+    returns another ``MegatronOptimizer``.
+    """
+
+
+@hookspec
+def build_scheduler(
+    session: Session, args: Namespace, optimizer: MegatronOptimizer
+) -> OptimizerParamScheduler | Any:
+    """Build the learning-rate and weight-decay schedule; steps are counted in samples."""
+
+
+@hookspec
+def finalize_gradients(
+    session: Session,
+    run: Run,
+    model: list[MegatronModule],
+    num_tokens: torch.Tensor | None,
+    pg: ProcessGroupCollection | None,
+    force_all_reduce: bool,
+) -> Done | Any:
+    """Finish the gradients of a step: reductions over data, sequence and embedding groups, token scaling.
+
+    Called by the schedule after its last backward. A wrapper may finish delayed gradients before, or reduce
+    over further groups after its ``yield``.
+    """
+
+
+@hookspec
+def optimizer_step(session: Session, run: Run) -> OptimizerStep | Any:
+    """Clip the gradients and update the parameters once.
+
+    A wrapper may move parameters or optimizer shards between ranks after the update.
+    """

@@ -1,0 +1,69 @@
+"""Stages of one training step: the schedule, and the forward pass and loss of each micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_core.hooks.marker import hookspec
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    import torch
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.module import MegatronModule
+
+    from mindspeed_core.run import Batch, Loss, Run, StepResult
+    from mindspeed_core.session import Session
+
+__all__ = ["compute_loss", "forward_step", "get_forward_backward", "train_step"]
+
+
+@hookspec
+def get_forward_backward(
+    session: Session, args: Namespace, config: TransformerConfig
+) -> Callable[..., Any] | Any:
+    """Return the pipeline schedule: a callable with megatron-core's forward-backward signature.
+
+    Slot ``pipeline-schedule``. Called once per session for training and once for evaluation.
+    """
+
+
+@hookspec
+def train_step(session: Session, run: Run) -> StepResult | Any:
+    """Do one training step: zero the gradients, run the schedule, update, reduce the losses.
+
+    There are no begin-step and end-step stages: wrap this one.
+    ``session.default("train_step", session=session, run=run)`` calls the host's own again.
+    """
+
+
+@hookspec
+def forward_step(
+    session: Session,
+    run: Run,
+    data_iterator: Iterator[Any],
+    model_chunk: MegatronModule,
+    return_schedule_plan: bool,
+) -> tuple[torch.Tensor, Callable[..., Any]] | Any:
+    """Run one micro-batch through one chunk; called by the schedule.
+
+    ``run.context`` tells which micro-batch and chunk are current.
+
+    Returns:
+        The chunk's output and the loss function that the schedule applies to it on the last stage.
+    """
+
+
+@hookspec
+def compute_loss(
+    session: Session, run: Run, batch: Batch, output_tensor: torch.Tensor, model_chunk: MegatronModule
+) -> Loss | Any:
+    """Turn the last stage's output ``[b, s]`` (per-token losses) into the loss of the micro-batch.
+
+    Returns:
+        A `Loss`: the sum over this rank's tokens, the number of tokens, and what is reported. The schedule
+        divides the accumulated gradients by the tokens of the whole step, which makes the loss exact under
+        uneven masks.
+    """

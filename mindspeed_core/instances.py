@@ -1,0 +1,78 @@
+"""Changes on built instances (a rotary module, an embedding's forward), recorded and taken back like patches.
+
+Instances are held weakly: a change is gone with its model, and closing a session restores what still lives.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from mindspeed_core.errors import PatchError
+
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class InstanceChange:
+    """One recorded change: ``owner`` set ``attribute`` of an instance of ``type_name``."""
+
+    owner: str
+    type_name: str
+    attribute: str
+
+
+class Instances:
+    """The changes of one session."""
+
+    def __init__(self) -> None:
+        """Start without changes."""
+        self._changes: list[tuple[InstanceChange, weakref.ref[Any], Any, Any]] = []
+
+    def set(self, owner: str, instance: Any, attribute: str, value: Any) -> None:
+        """Set an attribute in the instance's own dictionary and remember what was there.
+
+        Args:
+            owner: the feature's name.
+            instance: a module, optimizer or any weakly referenceable object.
+            attribute: its attribute; methods work (bind the function first), dunder methods do not.
+            value: the new value.
+
+        Raises:
+            PatchError: the change could have no effect, or the instance has no such attribute.
+        """
+        kind = type(instance).__qualname__
+        if attribute.startswith("__") and attribute.endswith("__"):
+            raise PatchError(
+                f"{owner}: {kind}.{attribute} is looked up on the type, a change of the instance has no effect"
+            )
+        if not hasattr(instance, attribute):
+            raise PatchError(f"{owner}: {kind} has no attribute {attribute!r} to change")
+        namespace = vars(instance)
+        old = namespace.get(attribute, _ABSENT)
+        in_modules = attribute in namespace.get("_modules", {})
+        if in_modules:
+            old = namespace["_modules"][attribute]
+        setattr(instance, attribute, value)
+        self._changes.append((InstanceChange(owner, kind, attribute), weakref.ref(instance), old, value))
+
+    def placed(self, owner: str) -> int:
+        """How many changes an owner has made."""
+        return sum(change.owner == owner for change, *_ in self._changes)
+
+    def listing(self) -> list[InstanceChange]:
+        """The changes on instances that still live."""
+        return [change for change, ref, *_ in self._changes if ref() is not None]
+
+    def revert(self) -> None:
+        """Take every change back, last first, on instances that still live."""
+        while self._changes:
+            change, ref, old, _ = self._changes.pop()
+            instance = ref()
+            if instance is None:
+                continue
+            if old is _ABSENT:
+                delattr(instance, change.attribute)
+            else:
+                setattr(instance, change.attribute, old)

@@ -1,0 +1,93 @@
+"""Numbers that features record while a step runs, reduced over ranks once per logged step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+_REDUCTIONS = ("mean", "sum", "max", "min")
+
+
+class Metrics:
+    """Named numbers with a reduction over micro-batches and ranks.
+
+    Only ranks that recorded a name take part in its mean, so a number that exists on the last pipeline stage
+    alone (everything about the loss) comes out right on the rank that logs.
+    """
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._values: dict[str, tuple[str, Any, int]] = {}
+
+    def add(self, name: str, value: float | torch.Tensor, reduction: str = "mean") -> None:
+        """Record a number; several in one step are combined by ``reduction``.
+
+        Args:
+            name: key under which it is logged.
+            value: a number or a scalar tensor (detached; not synchronised until the step is logged).
+            reduction: ``mean``, ``sum``, ``max`` or ``min``, over micro-batches and ranks alike.
+        """
+        if reduction not in _REDUCTIONS:
+            raise ValueError(f"metric {name!r}: reduction {reduction!r} is not one of {', '.join(_REDUCTIONS)}")
+        detach = getattr(value, "detach", None)
+        if detach is not None:
+            value = detach()
+        if name not in self._values:
+            self._values[name] = (reduction, value, 1)
+            return
+        known, old, count = self._values[name]
+        if known != reduction:
+            raise ValueError(f"metric {name!r} was recorded with reduction {known!r} and now {reduction!r}")
+        if reduction in ("mean", "sum"):
+            combined: Any = old + value
+        else:
+            chooser = max if reduction == "max" else min
+            combined = chooser(float(old), float(value))
+        self._values[name] = (reduction, combined, count + 1)
+
+    def names(self) -> list[str]:
+        """The recorded names, in order."""
+        return sorted(self._values)
+
+    def local(self) -> dict[str, tuple[str, float, int]]:
+        """What this rank recorded since the last `clear`: ``{name: (reduction, combined value, count)}``."""
+        return {name: (how, float(value), count) for name, (how, value, count) in self._values.items()}
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._values.clear()
+
+    def reduce(self, group: dist.ProcessGroup | None = None) -> dict[str, float]:
+        """Combine what all ranks recorded; every rank must call it. Same result everywhere.
+
+        Args:
+            group: the ranks to combine, by default all; without ``torch.distributed`` only this process.
+        """
+        import torch.distributed as dist
+
+        parts: list[Mapping[str, tuple[str, float, int]]] = [self.local()]
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1:
+            gathered: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(gathered, self.local(), group=group)
+            parts = gathered
+        return combine(parts)
+
+
+def combine(parts: list[Mapping[str, tuple[str, float, int]]]) -> dict[str, float]:
+    """Combine the local records of several ranks into one number per name."""
+    result: dict[str, float] = {}
+    for name in sorted({name for part in parts for name in part}):
+        entries = [part[name] for part in parts if name in part]
+        reduction = entries[0][0]
+        values = [value for _, value, _ in entries]
+        if reduction == "mean":
+            result[name] = sum(values) / sum(count for _, _, count in entries)
+        elif reduction == "sum":
+            result[name] = sum(values)
+        else:
+            result[name] = max(values) if reduction == "max" else min(values)
+    return result

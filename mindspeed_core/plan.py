@@ -1,0 +1,136 @@
+"""The resolver's result: what is active, in which order, why, and what is not.
+
+Plain immutable data without torch, so that it can be printed, compared between ranks, stored in a checkpoint
+and computed a thousand times a second by a search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mindspeed_core.errors import UserError
+from mindspeed_core.feature import Patch
+
+
+@dataclass(frozen=True)
+class ActiveFeature:
+    """One active feature.
+
+    Attributes:
+        name: the feature.
+        dist: the distribution that ships it, with ``version``.
+        version: its version.
+        family: heading.
+        level: its optimization level.
+        why: the flag that asked for it, or ``implied by NAME``.
+    """
+
+    name: str
+    dist: str
+    version: str
+    family: str
+    level: int
+    why: str
+
+
+@dataclass(frozen=True)
+class HeldBack:
+    """A requested feature that is not active, and the reason (optimization level, platform, mode)."""
+
+    name: str
+    reason: str
+    flag: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that prevents a plan.
+
+    Attributes:
+        code: for instance ``E-CONFLICT``.
+        reason: one sentence.
+        remedy: what to do.
+        feature: the feature concerned, if any.
+        flag: the flag that caused it, if any.
+    """
+
+    code: str
+    reason: str
+    remedy: str = ""
+    feature: str = ""
+    flag: str = ""
+
+    def __str__(self) -> str:
+        """One or two lines for a terminal."""
+        where = f" {self.feature}" if self.feature else ""
+        flag = f" ({self.flag})" if self.flag else ""
+        remedy = f"\n    -> {self.remedy}" if self.remedy else ""
+        return f"{self.code}{where}{flag}: {self.reason}{remedy}"
+
+
+class PlanError(UserError):
+    """The arguments cannot be resolved; carries every problem, not only the first."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        """Keep the problems and make one message of them."""
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        head = f"{count} problem{'s' if count != 1 else ''} with these arguments:"
+        super().__init__("\n".join([head, *(f"  {problem}" for problem in self.problems)]))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one session runs with.
+
+    Attributes:
+        features: the active features, dependencies first; earlier means the outer wrapper.
+        held_back: requested but not active.
+        slots: who fills which exclusive slot.
+        patches: every patch of an active feature, with its owner.
+        platform: ``cpu``, ``cuda``, ``npu``, or a third party's.
+        host: the host.
+        level: the optimization level.
+        mode: ``train`` or ``inference``.
+        arguments: the values of the flags that active features declare, by destination.
+        digest: SHA-256 over all of it; equal on every rank and machine for equal input.
+    """
+
+    features: tuple[ActiveFeature, ...] = ()
+    held_back: tuple[HeldBack, ...] = ()
+    slots: Mapping[str, str] = field(default_factory=dict)
+    patches: tuple[Patch, ...] = ()
+    platform: str = "cpu"
+    host: str = "standalone"
+    level: int = 2
+    mode: str = "train"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    digest: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The active features' names in order."""
+        return tuple(feature.name for feature in self.features)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a feature is active."""
+        return name in self.names
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able form, stored in checkpoints; patches appear as target, kind and owner."""
+        data = {
+            "features": [asdict(feature) for feature in self.features],
+            "held_back": [asdict(held) for held in self.held_back],
+            "slots": dict(self.slots),
+            "patches": [
+                {"target": patch.target, "kind": patch.kind, "owner": patch.owner, "reason": patch.reason}
+                for patch in self.patches
+            ],
+        }
+        for name in ("platform", "host", "level", "mode", "digest"):
+            data[name] = getattr(self, name)
+        data["arguments"] = dict(self.arguments)
+        return data

@@ -1,0 +1,148 @@
+"""What a platform supplies: device, backend, memory figures, streams, pinned buffers and random state.
+
+The base class has the semantics of a machine without a device runtime (streams that order nothing, buffers
+that need no pinning); platforms with one override them. Importing this module loads no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mindspeed_core.feature import Patch
+
+if TYPE_CHECKING:
+    import torch
+
+    from mindspeed_core.session import Session
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a platform can be used here, and why (not): one sentence that ``auto`` prints."""
+
+    available: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class MemoryFigure:
+    """A number of bytes and the source it was read from, which is always printed beside it."""
+
+    bytes: int
+    source: str
+
+
+class Platform:
+    """Base of every platform. Instantiated once per session, without arguments."""
+
+    name: ClassVar[str] = ""
+    device_type: ClassVar[str] = "cpu"
+    """``torch.device`` type."""
+    backend: ClassVar[str] = "gloo"
+    """``torch.distributed`` backend."""
+    preference: ClassVar[int] = 0
+    """``auto`` takes the available platform with the highest preference."""
+    collectives_asynchronous: ClassVar[bool] = False
+    """Whether a collective proceeds beside computation without occupying its processor."""
+    distributions: ClassVar[Sequence[str]] = ()
+    """Distributions whose versions take part in the cross-rank check."""
+
+    @classmethod
+    def probe(cls) -> Availability:
+        """Say whether the platform can be used in this process. May import torch, never changes anything."""
+        raise TypeError(f"platform {cls.__name__} does not implement probe()")
+
+    def patches(self) -> Sequence[Patch]:
+        """Patches the platform needs, applied before those of features."""
+        return ()
+
+    def open(self, session: Session) -> None:
+        """Called when a session opens, after the platform's patches were applied."""
+
+    def close(self, session: Session) -> None:
+        """Called when the session closes, before patches are taken back."""
+
+    def device(self, local_rank: int) -> torch.device:
+        """The device of this process."""
+        import torch
+
+        return torch.device(self.device_type)
+
+    def set_device(self, local_rank: int) -> None:
+        """Make the device of this process current."""
+
+    def supported_dtypes(self) -> frozenset[torch.dtype]:
+        """Dtypes in which a model trains here."""
+        import torch
+
+        return frozenset({torch.float32, torch.bfloat16, torch.float16})
+
+    def memory_allocated(self) -> MemoryFigure:
+        """Bytes in use now."""
+        raise TypeError(f"platform {self.name} does not implement memory_allocated()")
+
+    def peak_memory(self) -> MemoryFigure:
+        """Largest number of bytes in use since `reset_peak_memory`, where the source can be reset."""
+        raise TypeError(f"platform {self.name} does not implement peak_memory()")
+
+    def reset_peak_memory(self) -> None:
+        """Start a new peak measurement, where the source allows it."""
+
+    def total_memory(self) -> int:
+        """Bytes of memory of the device."""
+        raise TypeError(f"platform {self.name} does not implement total_memory()")
+
+    def set_memory_limit(self, fraction: float) -> None:
+        """Restrict this process to a fraction of the device's memory, where the runtime can."""
+
+    def allocator_settings(self, settings: str) -> None:
+        """Set the caching allocator's options (``max_split_size_mb:…``), where there is one."""
+
+    def empty_cache(self) -> None:
+        """Return cached device memory, where there is a cache."""
+
+    def synchronize(self) -> None:
+        """Wait for everything launched on the device."""
+
+    def stream(self, priority: int = 0) -> Any:
+        """A new stream; an object with ``wait_stream``, ``wait_event``, ``synchronize``, ``record_event``."""
+        from mindspeed_core.platforms.streams import HostStream
+
+        return HostStream(priority=priority)
+
+    def current_stream(self) -> Any:
+        """The stream in use."""
+        from mindspeed_core.platforms.streams import HostStream
+
+        return HostStream()
+
+    def use_stream(self, stream: Any) -> AbstractContextManager[Any]:
+        """Launch on ``stream`` inside the context."""
+        return nullcontext(stream)
+
+    def event(self, enable_timing: bool = False) -> Any:
+        """A new event; ``record``, ``wait``, ``synchronize``, ``query``, ``elapsed_time`` in milliseconds."""
+        from mindspeed_core.platforms.streams import HostEvent
+
+        return HostEvent(enable_timing=enable_timing)
+
+    def pinned_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A host buffer from which copies to the device are asynchronous."""
+        import torch
+
+        return torch.empty(tuple(shape), dtype=dtype)
+
+    def rng_state(self) -> torch.Tensor:
+        """The device generator's state, uint8."""
+        import torch
+
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Restore what `rng_state` returned."""
+        import torch
+
+        torch.set_rng_state(state)

@@ -1,0 +1,381 @@
+"""A session: one plan, running.
+
+Opening a session registers the host, the platform and the *active* features with one pluggy manager, applies
+patches and sets environment variables; closing it takes all of that back exactly. The open session is the
+only global state of the project.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from mindspeed_core import hooks
+from mindspeed_core.errors import SessionError
+from mindspeed_core.feature import PROJECT, Feature, HostDeclaration, hookimpl
+from mindspeed_core.groups import Groups
+from mindspeed_core.hooks import DONE, Done
+from mindspeed_core.instances import Instances
+from mindspeed_core.patching import PatchLedger
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from mindspeed_core.plan import Plan
+    from mindspeed_core.platforms.platform import Platform
+    from mindspeed_core.registry import Registry
+
+_lock = threading.Lock()
+_open: Session | None = None
+_ABSENT = object()
+
+
+class _CoreDefaults:
+    """Defaults of stages that exist before the host is loaded."""
+
+    @hookimpl(trylast=True)
+    def prepare_process(self) -> Done:
+        return DONE
+
+
+def current() -> Session:
+    """The open session.
+
+    Raises:
+        SessionError: none is open.
+    """
+    if _open is None:
+        raise SessionError("no mindspeed session is open")
+    return _open
+
+
+class Session:
+    """One plan, running; a context manager.
+
+    Attributes:
+        args: the parsed arguments.
+        plan: what is active and why.
+        platform: the device.
+        registry: what is installed.
+        groups: process groups by name.
+        instances: changes on built instances.
+        provenance: where each argument's value came from: ``"flag"``, ``"preset NAME"``, ``"default"``.
+        mode: ``train`` or ``inference``.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        args: Namespace,
+        *,
+        platform: Platform,
+        registry: Registry,
+        host: HostDeclaration,
+        features: Sequence[type[Feature]] = (),
+        provenance: Mapping[str, str] | None = None,
+        extra_plugins: Sequence[object] = (),
+    ) -> None:
+        """Put a session together; nothing happens before `open`.
+
+        Args:
+            plan: the resolver's result.
+            args: the parsed arguments.
+            platform: the platform object.
+            registry: what is installed.
+            host: the host's declaration.
+            features: the classes of the plan's features, in plan order.
+            provenance: where each argument's value came from.
+            extra_plugins: further objects with hook implementations, outermost (test probes).
+        """
+        self.plan = plan
+        self.args = args
+        self.platform = platform
+        self.registry = registry
+        self.host = host
+        self.mode = plan.mode
+        self.provenance: Mapping[str, str] = dict(provenance or {})
+        self.groups = Groups()
+        self.instances = Instances()
+        self.ledger = PatchLedger()
+        self.placements: Counter[str] = Counter()
+        self._feature_classes = tuple(features)
+        self._extra_plugins = tuple(extra_plugins)
+        self._environment: dict[str, Any] = {}
+        self._manager: pluggy.PluginManager | None = None
+        self._callers: dict[str, Any] = {}
+        self._defaults: dict[str, Any] = {}
+        self._owners: dict[str, str] = {}
+        self._plugin_names: dict[str, object] = {}
+        self._opened_at = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the session is open."""
+        return _open is self
+
+    def __enter__(self) -> Session:
+        """Open the session unless it is open."""
+        return self if self.is_open else self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the session."""
+        self.close()
+
+    def open(self) -> Session:
+        """Open the session: environment, patches, stages.
+
+        Raises:
+            SessionError: another session is open, or an implementation does not fit its stage.
+            PatchError: a patch cannot be applied.
+        """
+        global _open
+        with _lock:
+            if _open is not None:
+                raise SessionError(
+                    "another mindspeed session is open; close it first. It was opened at:\n" + _open._opened_at
+                )
+            _open = self
+        self._opened_at = "".join(traceback.format_stack(limit=6)[:-1])
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _start(self) -> None:
+        manager = pluggy.PluginManager(PROJECT)
+        self._manager = manager
+        for name in hooks.STAGE_MODULES:
+            manager.add_hookspecs(import_module(name))
+        for specs in self.registry.stage_specs():
+            manager.add_hookspecs(import_module(specs.module))
+        self._register(_CoreDefaults(), "core", "mindspeed_core.session")
+        for feature in reversed(self._feature_classes):
+            self._register(feature(), feature.name, feature.__module__.partition(".")[0])
+        self._check_unknown_stages()
+        self.call("prepare_process", args=self.args)
+        owned = list(self.platform.patches())
+        self.ledger.apply(owned, owner=self.platform.name)
+        self.platform.open(self)
+        self.ledger.apply(self.host.patches, owner=self.host.name)
+        self.ledger.apply(self.plan.patches)
+        self._register(self.platform, f"platform {self.platform.name}", type(self.platform).__module__)
+        for path in self.host.stages:
+            module, _, attribute = path.partition(":")
+            plugin: Any = import_module(module)
+            if attribute:
+                plugin = getattr(plugin, attribute)
+            self._register(plugin, f"host {self.host.name}/{path.rpartition('.')[2]}", module)
+        for index, plugin in enumerate(self._extra_plugins):
+            self._register(plugin, f"extra {index} {type(plugin).__qualname__}", type(plugin).__module__)
+
+    def _register(self, plugin: object, name: str, module_prefix: str) -> None:
+        assert self._manager is not None
+        try:
+            self._manager.register(plugin, name=name)
+        except pluggy.PluginValidationError as error:
+            raise SessionError(f"{name}: {_explain_validation(self._manager, plugin, error)}") from error
+        self._plugin_names[name] = plugin
+        self._owners.setdefault(module_prefix, name)
+        self._callers.clear()
+        self._defaults.clear()
+
+    def _check_unknown_stages(self) -> None:
+        assert self._manager is not None
+        try:
+            self._manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            owner = next((n for n, p in self._plugin_names.items() if p is error.plugin), "a plugin")
+            raise SessionError(f"{owner}: {error}") from error
+
+    def call(self, stage: str, **arguments: Any) -> Any:
+        """Run a stage: features and host.
+
+        An exception passes through unchanged, with a note that says which feature and stage it came from.
+
+        Args:
+            stage: the stage's name.
+            arguments: what the stage offers, except ``session``, which is added.
+
+        Raises:
+            SessionError: the session is closed, or nothing implements the stage.
+        """
+        caller = self._callers.get(stage)
+        if caller is None:
+            caller = self._caller(stage)
+        try:
+            result = caller(session=self, **arguments)
+        except Exception as error:
+            self._annotate(error, stage)
+            raise
+        if result is None:
+            raise SessionError(
+                f"stage {stage}: no implementation returned a result; a wrapper must `return` what it got from "
+                f"`yield`. Implemented by: {', '.join(self.implementations(stage)) or 'nobody'}"
+            )
+        return result
+
+    def _caller(self, stage: str) -> Any:
+        if self._manager is None:
+            raise SessionError(f"stage {stage}: the session is closed")
+        caller = getattr(self._manager.hook, stage, None)
+        if caller is None or not caller.spec:
+            raise SessionError(f"no stage {stage!r}")
+        self._callers[stage] = caller
+        return caller
+
+    def default(self, stage: str, **arguments: Any) -> Any:
+        """Run only the host's default of a stage, for a feature that needs it again."""
+        caller = self._defaults.get(stage)
+        if caller is None:
+            if self._manager is None:
+                raise SessionError(f"stage {stage}: the session is closed")
+            active = {feature.name for feature in self._feature_classes}
+            removed = [plugin for name, plugin in self._plugin_names.items() if name in active]
+            caller = self._manager.subset_hook_caller(stage, removed)
+            self._defaults[stage] = caller
+        return caller(session=self, **arguments)
+
+    def implementations(self, stage: str) -> list[str]:
+        """Who implements a stage, outermost wrapper first, the host's default last."""
+        found = self._caller(stage).get_hookimpls()
+        return [implementation.plugin_name for implementation in reversed(found)]
+
+    def _annotate(self, error: Exception, stage: str) -> None:
+        # Nested stages meet the same exception again; the innermost stage is the one worth naming.
+        if getattr(error, "__mindspeed_stage__", None):
+            return
+        owner = self._owner_of(error)
+        note = f"mindspeed: raised in stage {stage!r} by {owner}"
+        try:
+            error.__mindspeed_stage__ = (stage, owner)  # type: ignore[attr-defined]
+        except AttributeError:
+            return
+        if hasattr(error, "add_note"):
+            error.add_note(note)
+        else:
+            error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]
+
+    def _owner_of(self, error: BaseException) -> str:
+        frames = []
+        trace = error.__traceback__
+        while trace is not None:
+            frames.append(trace.tb_frame)
+            trace = trace.tb_next
+        classes = {feature.__module__: feature for feature in self._feature_classes}
+        for frame in reversed(frames):
+            instance = frame.f_locals.get("self")
+            if isinstance(instance, Feature):
+                return f"feature {instance.name!r}"
+            module = frame.f_globals.get("__name__", "")
+            if module in classes:
+                return f"feature {classes[module].name!r}"
+        prefixes = {f.__module__.partition(".")[0]: f for f in self._feature_classes}
+        for frame in reversed(frames):
+            package = frame.f_globals.get("__name__", "").partition(".")[0]
+            if package in prefixes and package != "mindspeed_core":
+                return f"a feature of package {package!r}"
+        return f"host {self.host.name!r}"
+
+    def setenv(self, name: str, value: str) -> None:
+        """Set an environment variable until the session closes."""
+        self._environment.setdefault(name, os.environ.get(name, _ABSENT))
+        os.environ[name] = value
+
+    def place(self, owner: str, count: int) -> None:
+        """Record that a feature found ``count`` modules to replace or change; zero is worth recording too."""
+        self.placements[owner] += count
+
+    def check_placements(self) -> None:
+        """Refuse to go on when a feature that changes modules found none, on any rank.
+
+        The host calls it when the model is built; collective over all ranks.
+
+        Raises:
+            SessionError: names every feature that matched nothing.
+        """
+        import torch.distributed as dist
+
+        wanted = [feature.name for feature in self._feature_classes if feature.places_modules]
+        mine = [self.placements[name] + self.instances.placed(name) for name in wanted]
+        parts: list[Any] = [mine]
+        if wanted and dist.is_available() and dist.is_initialized():
+            parts = [None] * dist.get_world_size()
+            dist.all_gather_object(parts, mine)
+        empty = [name for index, name in enumerate(wanted) if not any(part[index] for part in parts)]
+        if empty:
+            raise SessionError(
+                f"{', '.join(empty)}: active, but matched no module of this model on any rank. Drop the flag, or "
+                "check that the model has the modules the feature works on (mindspeed-features show NAME)"
+            )
+
+    def close(self) -> None:
+        """Close the session: everything that opening changed is as it was before.
+
+        Process groups of features are destroyed; those the host made are the host's business.
+        """
+        global _open
+        if _open is not self:
+            return
+        errors: list[BaseException] = []
+        for action in (
+            self.instances.revert,
+            self.groups.destroy,
+            lambda: self.platform.close(self),
+            self.ledger.revert,
+            self._restore_environment,
+        ):
+            try:
+                action()
+            except BaseException as error:
+                errors.append(error)
+        self._manager = None
+        self._callers.clear()
+        self._defaults.clear()
+        self._plugin_names.clear()
+        with _lock:
+            _open = None
+        if errors:
+            raise errors[0]
+
+    def _restore_environment(self) -> None:
+        for name, value in self._environment.items():
+            if value is _ABSENT:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self._environment.clear()
+
+
+def _explain_validation(
+    manager: pluggy.PluginManager, plugin: object, error: pluggy.PluginValidationError
+) -> str:
+    """Turn pluggy's complaint about a signature into one that names the stage and what it offers."""
+    for name in dir(plugin):
+        method = getattr(plugin, name, None)
+        marker = getattr(method, PROJECT + "_impl", None)
+        if marker is None or isinstance(plugin, ModuleType) and not callable(method):
+            continue
+        caller = getattr(manager.hook, name, None)
+        spec = getattr(caller, "spec", None)
+        code = getattr(getattr(method, "__func__", method), "__code__", None)
+        if spec is None or code is None:
+            continue
+        offered = tuple(spec.argnames)
+        asked = [a for a in code.co_varnames[: code.co_argcount] if a != "self"]
+        unknown = [argument for argument in asked if argument not in offered]
+        if unknown:
+            names = ", ".join(repr(argument) for argument in unknown)
+            return f"stage {name!r}: unknown argument {names}; the stage offers {', '.join(offered)}"
+    return str(error)
