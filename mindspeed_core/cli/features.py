@@ -1,0 +1,150 @@
+"""The program ``mindspeed-features``: what is installed, what a command line would switch on, and whether it works.
+
+A click group that imports a sub-command's module only when that sub-command runs. Packages add sub-commands
+through the entry-point group ``mindspeed.commands``; a broken one fails alone, with its name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import click
+
+import mindspeed_core
+from mindspeed_core.cli.errors import EXPLAINED, describe
+
+PROGRAM = "mindspeed-features"
+COMMANDS_GROUP = "mindspeed.commands"
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "list": ("mindspeed_core.cli.list_command", "List installed features, broken plugins and extension points."),
+    "show": ("mindspeed_core.cli.show_command", "Show everything one feature declares."),
+    "plan": ("mindspeed_core.cli.plan_command", "Say what a command line would switch on, and why."),
+    "patches": ("mindspeed_core.cli.patches_command", "List the symbols that are patched, by whom and why."),
+    "graph": ("mindspeed_core.cli.graph_command", "Draw how features depend on each other (Mermaid or DOT)."),
+    "doctor": ("mindspeed_core.cli.doctor_command", "Check this machine: versions, devices, common mistakes."),
+    "verify": ("mindspeed_core.cli.verify_command", "Prove features on this machine: same numbers, measured gains."),
+    "new": ("mindspeed_core.cli.new_command", "Start a plugin of your own that works as it comes."),
+    "completion": ("mindspeed_core.cli.completion_command", "Print the completion script of a shell."),
+}
+"""Sub-command: its module (with an attribute ``command``) and its line in ``--help``."""
+
+
+class ExplainedError(click.ClickException):
+    """An explained error inside click: printed as one message, exit status 1."""
+
+    def show(self, file: Any = None) -> None:
+        """Print the message on standard error."""
+        click.echo(f"error: {self.format_message()}", file=file, err=file is None)
+
+
+class LazyProgram(click.Group):
+    """A group whose sub-commands are imported when they are used, from here and from entry points."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Own sub-commands in the order of a first visit, then those of other packages."""
+        return [*COMMANDS, *sorted(_foreign_commands())]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one sub-command.
+
+        Raises:
+            ExplainedError: it belongs to another package and cannot be loaded.
+        """
+        if cmd_name in COMMANDS:
+            found: click.Command = import_module(COMMANDS[cmd_name][0]).command
+            return found
+        claims = _foreign_commands().get(cmd_name)
+        return None if claims is None else _load_foreign(cmd_name, claims)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the sub-command, or suggest the ones with a similar name."""
+        name = str(args[0])
+        known = self.list_commands(ctx)
+        if name not in known and not name.startswith("-"):
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, known, n=3)
+            hint = f" Did you mean {' or '.join(close)}?" if close else f" There are: {', '.join(known)}."
+            raise click.UsageError(f"No sub-command {name!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list in ``--help``, without importing anything."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+        foreign = _foreign_commands()
+        if foreign:
+            with formatter.section("Commands of installed packages"):
+                formatter.write_dl([(name, _origin(foreign[name][0])) for name in sorted(foreign)])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the sub-command; explained errors become one message."""
+        try:
+            return super().invoke(ctx)
+        except EXPLAINED as error:
+            raise ExplainedError(describe(error)) from error
+
+
+def _foreign_commands() -> dict[str, list[EntryPoint]]:
+    found: dict[str, list[EntryPoint]] = {}
+    for entry in entry_points(group=COMMANDS_GROUP):
+        if entry.name not in COMMANDS:
+            found.setdefault(entry.name, []).append(entry)
+    return found
+
+
+def _origin(entry: EntryPoint) -> str:
+    dist = entry.dist
+    return f"{dist.name} {dist.version}" if dist is not None else entry.value
+
+
+def _load_foreign(name: str, claims: list[EntryPoint]) -> click.Command:
+    if len({_origin(entry) for entry in claims}) > 1:
+        raise ExplainedError(
+            f"sub-command {name!r} is claimed by {' and by '.join(_origin(entry) for entry in claims)}; "
+            "uninstall one of them"
+        )
+    entry = claims[0]
+    dist = entry.dist.name if entry.dist is not None else entry.value
+    remedy = f"pip install --upgrade {dist}, or pip uninstall {dist}"
+    try:
+        found = entry.load()
+    except (Exception, SystemExit) as error:
+        raise ExplainedError(
+            f"sub-command {name!r} of {_origin(entry)} cannot be loaded: {type(error).__name__}: {error}\n"
+            f"    -> {remedy}"
+        ) from error
+    if not isinstance(found, click.Command):
+        raise ExplainedError(
+            f"sub-command {name!r} of {_origin(entry)}: {entry.value} is no click command\n    -> {remedy}"
+        )
+    return found
+
+
+@click.group(
+    cls=LazyProgram,
+    name=PROGRAM,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(mindspeed_core.__version__, prog_name=PROGRAM)
+def program() -> None:
+    """What is installed, what a command line would switch on, and whether it works on this machine.
+
+    Exit status: 0 all right, 1 problems were found (each with its remedy), 2 wrong usage.
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the program.
+
+    Args:
+        argv: the arguments after the program's name; by default those of the process.
+    """
+    program.main(args=list(sys.argv[1:] if argv is None else argv), prog_name=PROGRAM)
