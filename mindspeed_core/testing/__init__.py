@@ -1,0 +1,12 @@
+"""What plugin authors import to prove their features: worlds, canonical state, comparison, measurement.
+
+The submodules hold the subjects: `worlds` (several ranks on this machine), `canonical` (one unsharded state
+of any layout), `compare`, `communication`, `memory`, `training` (a short training as one side of a proof) and
+`verify`. Importing this package loads neither torch nor megatron: pytest imports it for every test run.
+"""
+
+from __future__ import annotations
+
+from mindspeed_core.testing.worlds import WorldError, run_world
+
+__all__ = ["WorldError", "run_world"]
