@@ -1,0 +1,371 @@
+"""Find and replace modules in a megatron-core specification tree by the role they play.
+
+A feature wraps the stage ``build_layer_spec`` and hands the result to a `SpecEditor`. The editor works on an
+unshared copy: megatron-core puts one ``ModuleSpec`` object into many layers, and a change of one layer must
+not change another. Who replaced what travels with the tree, in ``ModuleSpec.metainfo``, so that a second
+feature meeting the same site is told about the first.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from megatron.core.transformer.identity_op import IdentityFuncOp, IdentityOp
+from megatron.core.transformer.spec_utils import ModuleSpec
+
+if TYPE_CHECKING:
+    from megatron.core.transformer import TransformerConfig
+
+    from mindspeed_core.session import Session
+
+NORM_ROLES = (
+    "input_layernorm",
+    "pre_mlp_layernorm",
+    "pre_cross_attn_layernorm",
+    "q_layernorm",
+    "k_layernorm",
+    "kv_layernorm",
+    "final_layernorm",
+    "enorm",
+    "hnorm",
+)
+"""Every role that is a normalization."""
+
+_ROLE_OF_FIELD = {
+    "layer_specs": "layer",
+    "transformer_layer": "layer",
+    "layer_norm": "final_layernorm",
+    "activation_func": "activation",
+}
+_HISTORY = "mindspeed_replaced"
+
+
+class LayerSpecError(RuntimeError):
+    """A specification tree cannot be edited as asked; the message names role, path and owners."""
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """One replacement, as `SpecEditor.history` reports it.
+
+    Attributes:
+        owner: the feature.
+        role: the role of the site.
+        path: where in the tree, ``layers.3.self_attention.core_attention`` (position within the chunk).
+        old: class that was there, ``None`` for an empty site.
+        new: class that is there now.
+    """
+
+    owner: str
+    role: str
+    path: str
+    old: str | None
+    new: str
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place in the tree where a module is specified.
+
+    Attributes:
+        role: what the module is: ``qkv``, ``core_attention``, ``fc1``, ``input_layernorm``, ….
+        path: attribute path from the root, list positions as numbers.
+        layer_number: number of the layer in the whole model, counted from 1 as megatron-core does; None
+            outside layers, and where the editor was not told the configuration.
+        spec: what is specified there; a bare class appears as ``ModuleSpec(module=class)``, an empty site
+            (None or an identity) as None.
+        within: roles of the modules around it, outermost first.
+    """
+
+    role: str
+    path: str
+    layer_number: int | None
+    spec: ModuleSpec | None
+    within: tuple[str, ...] = ()
+
+    def carry(self, module: type, **params: Any) -> ModuleSpec:
+        """A specification of ``module`` that keeps this site's submodules, params and metainfo.
+
+        Args:
+            module: the class that takes over.
+            params: further constructor arguments; the same name replaces the old value.
+        """
+        if self.spec is None:
+            return ModuleSpec(module=module, params=params)
+        return ModuleSpec(
+            module=module,
+            params={**self.spec.params, **params},
+            submodules=self.spec.submodules,
+            metainfo=dict(self.spec.metainfo),
+        )
+
+
+@dataclass
+class _Slot:
+    """A site together with the object that holds it."""
+
+    site: Site
+    holder: Any
+    key: str | int
+
+    def read(self) -> Any:
+        return self.holder[self.key] if isinstance(self.key, int) else getattr(self.holder, self.key)
+
+    def write(self, value: Any) -> None:
+        if isinstance(self.key, int):
+            self.holder[self.key] = value
+        else:
+            setattr(self.holder, self.key, value)
+
+
+class SpecEditor:
+    """Edits a copy of a megatron-core specification tree.
+
+    The tree is a ``TransformerBlockSubmodules``, a ``MultiTokenPredictionBlockSubmodules`` or a single
+    ``ModuleSpec``; dense and mixture-of-experts layers, multi-latent attention and multi-token prediction are
+    all walked alike, through the dataclasses that hold their submodules.
+
+    A role is the name of the field without ``linear_``: ``qkv``, ``proj``, ``fc1``, ``fc2``, ``q_down_proj``,
+    ``core_attention``, ``self_attention``, ``input_layernorm``, ``mlp``, ``router``, ``experts``,
+    ``shared_experts``, ``eh_proj``; besides, ``activation``, ``layer`` and ``final_layernorm``. A dotted role
+    restricts the surroundings: ``mlp.fc1`` is the first linear of a dense MLP, ``experts.fc1`` of an expert.
+
+    Options travel in ``ModuleSpec.params`` as frozen data. Specifications are copied, and process groups
+    cannot be: pass a function without arguments that returns the group, and call it in the constructor.
+
+    Attributes:
+        spec: the edited tree; nothing of it is shared with the tree that was passed in.
+        owner: the feature on whose behalf replacements are recorded.
+    """
+
+    def __init__(
+        self,
+        spec: Any,
+        *,
+        owner: str,
+        session: Session | None = None,
+        config: TransformerConfig | None = None,
+        vp_stage: int | None = None,
+        pp_rank: int | None = None,
+    ) -> None:
+        """Copy the tree.
+
+        Args:
+            spec: the tree.
+            owner: name of the feature.
+            session: counts what is replaced, so that a feature that matches nothing is noticed.
+            config: makes layer numbers known; needed to select by layer.
+            vp_stage: virtual pipeline stage of the chunk, with ``config``.
+            pp_rank: pipeline rank of the chunk, with ``config``; by default this process's.
+
+        Raises:
+            LayerSpecError: the tree is none, or something in its params cannot be copied.
+        """
+        if not is_dataclass(spec) or isinstance(spec, type):
+            raise LayerSpecError(f"{owner}: {spec!r} is no specification tree of megatron-core")
+        self.owner = owner
+        self.spec = _unshared(spec, "")
+        self._session = session
+        self._config = config
+        self._vp_stage = vp_stage
+        self._pp_rank = pp_rank
+        if config is not None and pp_rank is None and config.pipeline_model_parallel_size == 1:
+            self._pp_rank = 0
+
+    def find(self, *roles: str, layers: Iterable[int] | None = None, empty: bool = False) -> list[Site]:
+        """The sites with one of ``roles`` (all sites without), in the order of the tree.
+
+        Args:
+            roles: see the class.
+            layers: only in these layers, by number in the whole model from 1.
+            empty: also sites where nothing, or an identity, is specified.
+
+        Raises:
+            LayerSpecError: ``layers`` without the configuration.
+        """
+        return [slot.site for slot in self._slots(roles, layers, empty)]
+
+    def replace(
+        self,
+        roles: str | Sequence[str],
+        new: ModuleSpec | type | Callable[[Site], ModuleSpec | None],
+        *,
+        layers: Iterable[int] | None = None,
+        empty: bool = False,
+        wrap: bool = False,
+    ) -> int:
+        """Put another specification at every matching site.
+
+        Args:
+            roles: one role or several.
+            new: the specification (copied for each site), a class, or a function from the site to its new
+                specification, or to None to leave it; `Site.carry` keeps submodules and params.
+            layers: only in these layers, by number in the whole model from 1.
+            empty: also fill sites where nothing, or an identity, is specified.
+            wrap: the new module contains the one that was there, so another feature's replacement is fine.
+
+        Returns:
+            How many sites changed.
+
+        Raises:
+            LayerSpecError: another feature has replaced a site and the new module does not wrap it.
+        """
+        wanted = (roles,) if isinstance(roles, str) else tuple(roles)
+        count = 0
+        # Innermost first, so that a module replaced as a whole carries its already replaced submodules.
+        for slot in sorted(self._slots(wanted, layers, empty), key=lambda slot: -slot.site.path.count(".")):
+            site = Site(**{**vars(slot.site), "spec": _as_spec(slot.read())})
+            if isinstance(new, ModuleSpec):
+                chosen: ModuleSpec | None = new
+            elif isinstance(new, type):
+                chosen = ModuleSpec(module=new)
+            else:
+                chosen = new(site)
+            if chosen is None:
+                continue
+            self._put(slot, site, chosen, wrap)
+            count += 1
+        if self._session is not None:
+            self._session.place(self.owner, count)
+        return count
+
+    @property
+    def history(self) -> tuple[Replacement, ...]:
+        """Every replacement in the tree by any feature, in the order of the tree."""
+        found: list[Replacement] = []
+        for slot in self._walk():
+            if slot.site.spec is not None:
+                found += slot.site.spec.metainfo.get(_HISTORY, ())
+        return tuple(found)
+
+    def _put(self, slot: _Slot, site: Site, new: ModuleSpec, wrap: bool) -> None:
+        past: tuple[Replacement, ...] = site.spec.metainfo.get(_HISTORY, ()) if site.spec else ()
+        others = [replacement for replacement in past if replacement.owner != self.owner]
+        if others and not wrap:
+            raise LayerSpecError(
+                f"{self.owner} and {others[-1].owner} both replace {site.role} ({site.path}): "
+                f"{others[-1].owner} put {others[-1].new} there, {self.owner} wants {_name(new)}. Use one of "
+                "the two features, or let the second wrap the first"
+            )
+        chosen = _unshared(new, site.path)
+        entry = Replacement(
+            self.owner, site.role, site.path, _name(site.spec) if site.spec else None, _name(new)
+        )
+        chosen.metainfo[_HISTORY] = (*past, entry)
+        slot.write(chosen)
+
+    def _slots(self, roles: Sequence[str], layers: Iterable[int] | None, empty: bool) -> list[_Slot]:
+        numbers = None if layers is None else frozenset(layers)
+        if numbers is not None and self._config is None:
+            raise LayerSpecError(f"{self.owner}: layers can be selected only when the editor gets config=")
+        return [
+            slot
+            for slot in self._walk()
+            if (not roles or any(_matches(slot.site, role) for role in roles))
+            and (empty or slot.site.spec is not None)
+            and (numbers is None or slot.site.layer_number in numbers)
+        ]
+
+    def _walk(self) -> Iterator[_Slot]:
+        root = self.spec.submodules if isinstance(self.spec, ModuleSpec) else self.spec
+        yield from self._walk_fields(root, "", (), None)
+
+    def _walk_fields(
+        self, holder: Any, prefix: str, within: tuple[str, ...], layer: int | None
+    ) -> Iterator[_Slot]:
+        if not is_dataclass(holder):
+            return
+        for field in fields(holder):
+            value = getattr(holder, field.name)
+            role = _ROLE_OF_FIELD.get(field.name, field.name.removeprefix("linear_"))
+            name = "layers" if field.name == "layer_specs" else field.name
+            if isinstance(value, list) and all(callable(item) for item in value):
+                numbers = self._layer_numbers(holder, len(value)) if role == "layer" else [layer] * len(value)
+                for index, number in enumerate(numbers):
+                    path = f"{prefix}{name}.{index}"
+                    yield from self._walk_value(value, index, role, path, within, number)
+            elif value is None or callable(value):
+                yield from self._walk_value(holder, field.name, role, prefix + name, within, layer)
+
+    def _walk_value(
+        self, holder: Any, key: str | int, role: str, path: str, within: tuple[str, ...], layer: int | None
+    ) -> Iterator[_Slot]:
+        slot = _Slot(Site(role, path, layer, None, within), holder, key)
+        spec = _as_spec(slot.read())
+        slot.site = Site(role, path, layer, spec, within)
+        yield slot
+        if spec is not None and spec.submodules is not None:
+            yield from self._walk_fields(spec.submodules, path + ".", (*within, role), layer)
+
+    def _layer_numbers(self, holder: Any, count: int) -> list[int | None]:
+        if self._config is None:
+            return [None] * count
+        if type(holder).__name__.startswith("MultiTokenPrediction"):
+            # megatron-core numbers prediction layers on behind the decoder's.
+            return [self._config.num_layers + index + 1 for index in range(count)]
+        layout = self._config.pipeline_model_parallel_layout
+        if layout is not None:
+            from megatron.core.transformer.enums import LayerType
+
+            ids = layout.get_layer_id_list(LayerType.decoder, vp_stage=self._vp_stage, pp_rank=self._pp_rank)
+            return [index + 1 for index in ids]
+        from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+        offset = get_transformer_layer_offset(self._config, self._vp_stage, self._pp_rank)
+        return [offset + index + 1 for index in range(count)]
+
+
+def _matches(site: Site, role: str) -> bool:
+    *around, last = role.split(".")
+    if last != site.role:
+        return False
+    return not around or site.within[-len(around) :] == tuple(around)
+
+
+def _as_spec(value: Any) -> ModuleSpec | None:
+    if value is None or value in (IdentityOp, IdentityFuncOp):
+        return None
+    if isinstance(value, ModuleSpec):
+        return None if value.module in (IdentityOp, IdentityFuncOp) else value
+    return ModuleSpec(module=value)
+
+
+def _name(spec: ModuleSpec) -> str:
+    module = spec.module
+    return module[-1] if isinstance(module, tuple) else getattr(module, "__qualname__", repr(module))
+
+
+def _unshared(value: Any, path: str) -> Any:
+    """A copy in which no two places hold the same specification object, unlike ``copy.deepcopy``."""
+    if callable(value) and not isinstance(value, ModuleSpec):
+        return value
+    if isinstance(value, ModuleSpec):
+        fresh = copy.copy(value)
+        fresh.params = {name: _copied(item, f"{path} param {name!r}") for name, item in value.params.items()}
+        fresh.metainfo = dict(value.metainfo)
+        fresh.submodules = _unshared(value.submodules, path)
+        return fresh
+    if is_dataclass(value):
+        fresh = copy.copy(value)
+        for field in fields(value):
+            inner = f"{path}.{field.name}" if path else field.name
+            setattr(fresh, field.name, _unshared(getattr(value, field.name), inner))
+        return fresh
+    if isinstance(value, list):
+        return [_unshared(item, f"{path}.{index}") for index, item in enumerate(value)]
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value
+
+
+def _copied(value: Any, where: str) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except Exception as error:
+        raise LayerSpecError(
+            f"{where}: {type(value).__name__} cannot be copied ({error}); specifications are copied for "
+            "every layer, so pass a function without arguments that returns it"
+        ) from error
