@@ -1,4 +1,4 @@
-"""The program ``mindspeed-features``: what is installed, what a command line would switch on, and whether it works.
+"""The program ``mindspeed-features``: what is installed, what flags would switch on, whether it works.
 
 A click group that imports a sub-command's module only when that sub-command runs. Packages add sub-commands
 through the entry-point group ``mindspeed.commands``; a broken one fails alone, with its name.
@@ -21,13 +21,13 @@ PROGRAM = "mindspeed-features"
 COMMANDS_GROUP = "mindspeed.commands"
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "list": ("mindspeed_core.cli.list_command", "List installed features, broken plugins and extension points."),
+    "list": ("mindspeed_core.cli.list_command", "List features, broken plugins, extension points."),
     "show": ("mindspeed_core.cli.show_command", "Show everything one feature declares."),
     "plan": ("mindspeed_core.cli.plan_command", "Say what a command line would switch on, and why."),
-    "patches": ("mindspeed_core.cli.patches_command", "List the symbols that are patched, by whom and why."),
-    "graph": ("mindspeed_core.cli.graph_command", "Draw how features depend on each other (Mermaid or DOT)."),
-    "doctor": ("mindspeed_core.cli.doctor_command", "Check this machine: versions, devices, common mistakes."),
-    "verify": ("mindspeed_core.cli.verify_command", "Prove features on this machine: same numbers, measured gains."),
+    "patches": ("mindspeed_core.cli.patches_command", "List patched symbols: by whom and why."),
+    "graph": ("mindspeed_core.cli.graph_command", "Draw how features depend on each other."),
+    "doctor": ("mindspeed_core.cli.doctor_command", "Check versions, devices and common mistakes."),
+    "verify": ("mindspeed_core.cli.verify_command", "Prove features on this machine."),
     "new": ("mindspeed_core.cli.new_command", "Start a plugin of your own that works as it comes."),
     "completion": ("mindspeed_core.cli.completion_command", "Print the completion script of a shell."),
 }

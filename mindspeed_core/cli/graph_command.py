@@ -1,0 +1,149 @@
+"""``mindspeed-features graph``: requirements, order, conflicts and slots as a Mermaid or DOT drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import click
+
+from mindspeed_core.cli.flag_arguments import (
+    UNPROCESSED_FLAGS,
+    host_option,
+    make_plan,
+    platform_option,
+    training_flags,
+)
+from mindspeed_core.feature import Feature
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A line of the drawing: ``kind`` is requires, any-of, after, conflict or slot."""
+
+    source: str
+    target: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What is drawn.
+
+    Attributes:
+        families: names of features by family, in order.
+        flags: nodes for required or forbidden flags.
+        slots: nodes for slots.
+        edges: the lines, in order and each once.
+    """
+
+    families: Mapping[str, tuple[str, ...]]
+    flags: tuple[str, ...]
+    slots: tuple[str, ...]
+    edges: tuple[Edge, ...]
+
+
+@click.command(
+    "graph", short_help="Draw how features depend on each other.", context_settings=UNPROCESSED_FLAGS
+)
+@host_option
+@platform_option
+@click.option("--format", "form", type=click.Choice(["mermaid", "dot"]), default="mermaid", show_default=True)
+@training_flags
+def command(host: str, platform: str | None, form: str, flags: tuple[str, ...]) -> None:
+    """Draw how features depend on each other.
+
+    With FLAGS only the features that a training with these flags would switch on.
+    """
+    from mindspeed_core.registry import Registry
+
+    registry = Registry.discover()
+    features = {name: record.cls for name, record in registry.features.items()}
+    if flags:
+        plan = make_plan(registry, flags, host=host, platform=platform).plan
+        features = {name: cls for name, cls in features.items() if name in plan}
+    graph = graph_of(features)
+    click.echo(as_mermaid(graph) if form == "mermaid" else as_dot(graph))
+
+
+def graph_of(features: Mapping[str, type[Feature]]) -> Graph:
+    """The graph of some features; lines to features outside of them are left out, a conflict is drawn once."""
+    families: dict[str, list[str]] = {}
+    flags: set[str] = set()
+    slots: set[str] = set()
+    edges: dict[Edge, None] = {}
+    for name in sorted(features):
+        feature = features[name]
+        families.setdefault(feature.family, []).append(name)
+        for requirement in feature.requires:
+            if requirement.flag:
+                flags.add(requirement.flag)
+                edges[Edge(name, requirement.flag, "requires")] = None
+            kind = "any-of" if requirement.any_of else "requires"
+            for other in (requirement.feature, *requirement.any_of):
+                if other in features:
+                    edges[Edge(name, other, kind)] = None
+        for other in feature.after:
+            if other in features:
+                edges[Edge(name, other, "after")] = None
+        for conflict in feature.conflicts:
+            if conflict.flag:
+                flags.add(conflict.flag)
+                edges[Edge(name, conflict.flag, "conflict")] = None
+            elif conflict.feature in features:
+                first, second = sorted((name, conflict.feature))
+                edges[Edge(first, second, "conflict")] = None
+        for slot in feature.slots:
+            slots.add(slot)
+            edges[Edge(name, slot, "slot")] = None
+    return Graph(
+        {family: tuple(names) for family, names in sorted(families.items())},
+        tuple(sorted(flags)),
+        tuple(sorted(slots)),
+        tuple(edges),
+    )
+
+
+_MERMAID_LINES = {
+    "requires": "-->|requires|",
+    "any-of": "-->|one of|",
+    "after": "-.->|after|",
+    "conflict": "x--x|conflicts|",
+    "slot": "---",
+}
+_DOT_LINES = {
+    "requires": 'label="requires"',
+    "any-of": 'label="one of"',
+    "after": 'label="after", style=dashed',
+    "conflict": 'label="conflicts", dir=none, color=red',
+    "slot": "dir=none, style=dotted",
+}
+
+
+def as_mermaid(graph: Graph) -> str:
+    """The graph as Mermaid text; features in boxes by family, slots rounded, flags slanted."""
+    names = [name for members in graph.families.values() for name in members]
+    ids = {name: f"n{index}" for index, name in enumerate([*names, *graph.slots, *graph.flags])}
+    lines = ["graph LR"]
+    for index, (family, members) in enumerate(graph.families.items()):
+        lines.append(f'  subgraph f{index}["{family}"]')
+        lines += [f'    {ids[name]}["{name}"]' for name in members]
+        lines.append("  end")
+    lines += [f'  {ids[slot]}(["slot {slot}"])' for slot in graph.slots]
+    lines += [f'  {ids[flag]}[/"{flag}"/]' for flag in graph.flags]
+    lines += [f"  {ids[e.source]} {_MERMAID_LINES[e.kind]} {ids[e.target]}" for e in graph.edges]
+    return "\n".join(lines)
+
+
+def as_dot(graph: Graph) -> str:
+    """The graph as Graphviz DOT; features in clusters by family, slots as ellipses, flags as notes."""
+    lines = ["digraph features {", "  rankdir=LR;", "  node [shape=box];"]
+    for index, (family, members) in enumerate(graph.families.items()):
+        lines.append(f'  subgraph cluster_{index} {{ label="{family}";')
+        lines += [f'    "{name}";' for name in members]
+        lines.append("  }")
+    lines += [f'  "{slot}" [label="slot {slot}", shape=ellipse];' for slot in graph.slots]
+    lines += [f'  "{flag}" [shape=note];' for flag in graph.flags]
+    lines += [f'  "{e.source}" -> "{e.target}" [{_DOT_LINES[e.kind]}];' for e in graph.edges]
+    lines.append("}")
+    return "\n".join(lines)

@@ -1,0 +1,127 @@
+"""``mindspeed-features list``: what is installed, what of it is broken, and where packages can be extended.
+
+Loads declarations only: neither torch nor megatron-core, and rich only for a terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mindspeed_core.cli.errors import EXIT_PROBLEMS
+
+if TYPE_CHECKING:
+    from mindspeed_core.registry import FeatureRecord, Registry
+
+
+@click.command("list", short_help="List features, broken plugins, extension points.")
+@click.option("--family", default=None, help="Only the features of one family.")
+@click.option(
+    "--broken", "only_broken", is_flag=True, help="Only broken plugins; exit status 1 if there are any."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def command(context: click.Context, family: str | None, only_broken: bool, as_json: bool) -> None:
+    """List installed features with their flags, the plugins that are broken, and the extension points."""
+    from mindspeed_core.registry import Registry
+
+    registry = Registry.discover()
+    records = sorted(registry.features.values(), key=lambda record: (record.cls.family, record.cls.name))
+    if family is not None:
+        families = sorted({record.cls.family for record in records})
+        if family not in families:
+            there = ", ".join(families) or "none"
+            raise click.UsageError(f"no installed feature has the family {family!r}; there are: {there}")
+        records = [record for record in records if record.cls.family == family]
+    if as_json:
+        import json
+
+        click.echo(json.dumps(_as_json(registry, [] if only_broken else records), indent=2))
+    else:
+        if not only_broken:
+            _print_features(records)
+            if family is None:
+                _print_surroundings(registry)
+        _print_broken(registry, complain=only_broken)
+    context.exit(EXIT_PROBLEMS if only_broken and registry.broken else 0)
+
+
+def _as_json(registry: Registry, records: Sequence[FeatureRecord]) -> dict[str, Any]:
+    return {
+        "features": [
+            {
+                "name": record.cls.name,
+                "family": record.cls.family,
+                "summary": record.cls.summary,
+                "level": record.cls.level,
+                "stability": record.cls.stability,
+                "flags": [flag.name for flag in record.cls.flags],
+                "platforms": list(record.cls.platforms),
+                "dist": record.dist,
+                "version": record.version,
+            }
+            for record in records
+        ],
+        "broken": [
+            {
+                "dist": broken.dist,
+                "version": broken.version,
+                "entry_point": broken.entry_point,
+                "feature": broken.feature,
+                "error": broken.error,
+                "remedy": broken.remedy,
+            }
+            for broken in registry.broken
+        ],
+        "extension_points": [
+            {"name": point.name, "group": point.group, "summary": point.summary}
+            for point in registry.extension_points()
+        ],
+        "hosts": sorted(registry.host_names()),
+        "platforms": sorted(registry.platform_names()),
+    }
+
+
+def _print_features(records: Sequence[FeatureRecord]) -> None:
+    from mindspeed_core.cli.tables import print_table
+
+    if not records:
+        click.echo("no feature is installed; for instance: pip install mindspeed-kernels")
+        return
+    rows = [
+        (
+            record.cls.name,
+            record.cls.family,
+            record.cls.level,
+            record.cls.stability,
+            " ".join(flag.name for flag in record.cls.flags) or "-",
+            f"{record.dist} {record.version}",
+            " ".join(record.cls.platforms),
+        )
+        for record in records
+    ]
+    print_table(("feature", "family", "level", "stability", "flags", "package", "platforms"), rows)
+
+
+def _print_surroundings(registry: Registry) -> None:
+    click.echo()
+    click.echo(f"hosts: {', '.join(sorted(registry.host_names())) or 'none'}")
+    click.echo(f"platforms: {', '.join(sorted(registry.platform_names())) or 'none'}")
+    for point in registry.extension_points():
+        summary = f": {point.summary}" if point.summary else ""
+        click.echo(f"extension point {point.name} (entry-point group {point.group}){summary}")
+
+
+def _print_broken(registry: Registry, *, complain: bool) -> None:
+    if not registry.broken:
+        if complain:
+            click.echo("no plugin is broken")
+        return
+    click.echo("\nbroken:")
+    for broken in registry.broken:
+        who = f"{broken.dist} {broken.version}".strip()
+        feature = f", feature {broken.feature}" if broken.feature else ""
+        click.echo(f"  {who}{feature}: {broken.error}")
+        click.echo(f"    -> {broken.remedy}")

@@ -1,0 +1,33 @@
+"""``mindspeed-features new PLUGIN``: starts a plugin of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("new", short_help="Start a plugin of your own that works as it comes.")
+@click.argument("plugin")
+@click.option(
+    "--path",
+    "parent",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("."),
+    help="The directory in which the plugin's own directory is made; by default this one.",
+)
+def command(plugin: str, parent: Path) -> None:
+    """Start a plugin: a package with one working feature, its documentation, its tests and its proof.
+
+    PLUGIN is the distribution's name, for instance acme-losses. Nothing is ever overwritten.
+    """
+    from mindspeed_core.scaffold import create_plugin
+
+    written = create_plugin(plugin, parent)
+    target = parent / plugin
+    for path in written:
+        click.echo(f"  {path.relative_to(parent)}")
+    click.echo("\nNext:")
+    click.echo(f"  pip install -e {target}")
+    click.echo(f"  mindspeed-features show {plugin}-loss-average")
+    click.echo(f"  pytest {target}")
