@@ -1,0 +1,1 @@
+"""Hosts: default implementations of the stages. Others register in the group ``mindspeed.hosts``."""

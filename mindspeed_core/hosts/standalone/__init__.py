@@ -1,0 +1,19 @@
+"""The standalone host: training on megatron-core from PyPI, without a Megatron-LM checkout.
+
+Flag names and semantics are Megatron-LM's, parts are megatron-core's; this package only joins them. Each
+module here is one group of stage defaults, or a piece that those stages use.
+"""
+
+from __future__ import annotations
+
+from mindspeed_core.feature import HostDeclaration
+
+_STAGES = "arguments parallel model data optimizer step evaluation checkpoint reporting".split()
+
+HOST = HostDeclaration(
+    name="standalone",
+    summary="trains GPT models with megatron-core from PyPI",
+    flags="mindspeed_core.hosts.standalone.flags:host_flags",
+    stages=tuple(f"mindspeed_core.hosts.standalone.{name}" for name in _STAGES),
+    train="mindspeed_core.hosts.standalone.loop:train",
+)

@@ -1,0 +1,310 @@
+"""Default validation of the arguments, and what is derived from them.
+
+Wrong sizes are reported before anything starts, each with its flag, value and the way out.
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from mindspeed_core.errors import ArgumentError
+from mindspeed_core.feature import hookimpl
+
+if TYPE_CHECKING:
+    from mindspeed_core.session import Session
+
+_REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "micro_batch_size")
+_POSITIVE = (
+    *_REQUIRED,
+    "ffn_hidden_size",
+    "kv_channels",
+    "num_query_groups",
+    "max_position_embeddings",
+    "make_vocab_size_divisible_by",
+    "vocab_size",
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "num_layers_per_virtual_pipeline_stage",
+    "global_batch_size",
+    "train_iters",
+    "log_interval",
+    "eval_interval",
+    "save_interval",
+    "keep_last_n",
+    "exit_interval",
+    "ddp_bucket_size",
+    "recompute_num_layers",
+    "distributed_timeout_minutes",
+)
+_NOT_NEGATIVE = (
+    "eval_iters",
+    "num_workers",
+    "clip_grad",
+    "weight_decay",
+    "lr",
+    "min_lr",
+    "lr_warmup_iters",
+    "seed",
+    "init_method_std",
+)
+
+
+@hookimpl(trylast=True)
+def validate_arguments_early(args: Namespace) -> Namespace:
+    """Nothing to change before validation."""
+    return args
+
+
+@hookimpl(trylast=True)
+def validate_arguments(session: Session, args: Namespace) -> Namespace:
+    """Check sizes and derive what the other stages read."""
+    _check_ranges(session, args)
+    _derive_world(args)
+    _derive_model(args)
+    _derive_batch(args)
+    if session.mode == "train":
+        _derive_training(args)
+    return args
+
+
+def option(dest: str) -> str:
+    """The option string of an attribute of the arguments."""
+    return "--" + dest.replace("_", "-")
+
+
+def _check_ranges(session: Session, args: Namespace) -> None:
+    required = _REQUIRED if session.mode == "train" else _REQUIRED[:4]
+    for name in required:
+        if getattr(args, name) is None:
+            raise ArgumentError(option(name), None, "is required", "give it a value")
+    for name in _POSITIVE:
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ArgumentError(option(name), value, "must be at least 1")
+    for name in _NOT_NEGATIVE:
+        value = getattr(args, name)
+        if value is not None and value < 0:
+            raise ArgumentError(option(name), value, "must not be negative")
+    for name in ("attention_dropout", "hidden_dropout"):
+        if not 0.0 <= getattr(args, name) < 1.0:
+            raise ArgumentError(option(name), getattr(args, name), "is not a probability below 1")
+
+
+def _derive_world(args: Namespace) -> None:
+    args.rank = int(os.environ.get("RANK", "0"))
+    args.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    args.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    tp, pp, cp = (
+        args.tensor_model_parallel_size,
+        args.pipeline_model_parallel_size,
+        args.context_parallel_size,
+    )
+    if args.world_size % (tp * pp * cp):
+        raise ArgumentError(
+            "--tensor-model-parallel-size",
+            tp,
+            f"tensor x pipeline x context = {tp} x {pp} x {cp} = {tp * pp * cp} does not divide the world size "
+            f"{args.world_size}",
+            f"start {tp * pp * cp} processes (or a multiple), or lower a size",
+        )
+    args.data_parallel_size = args.world_size // (tp * pp * cp)
+    if args.sequence_parallel and tp == 1:
+        # Megatron-LM does the same: with one tensor-parallel rank there is nothing to shard.
+        args.sequence_parallel = False
+    if args.sequence_parallel and args.seq_length % (tp * cp):
+        raise ArgumentError(
+            "--seq-length",
+            args.seq_length,
+            f"--sequence-parallel shards it over {tp * cp} ranks, which does not divide it",
+            f"use a multiple of {tp * cp}",
+        )
+    if args.overlap_param_gather and not args.use_distributed_optimizer:
+        raise ArgumentError(
+            "--overlap-param-gather",
+            None,
+            "gathers what the distributed optimizer sharded",
+            "add --use-distributed-optimizer",
+        )
+    if args.overlap_param_gather and not args.overlap_grad_reduce:
+        raise ArgumentError(
+            "--overlap-param-gather", None, "works on the buckets of the overlap", "add --overlap-grad-reduce"
+        )
+
+
+def _derive_model(args: Namespace) -> None:
+    tp, pp = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
+    heads = args.num_attention_heads
+    if args.kv_channels is None:
+        if args.hidden_size % heads:
+            raise ArgumentError(
+                "--hidden-size",
+                args.hidden_size,
+                f"is not divisible by --num-attention-heads {heads}",
+                "use a multiple, or give --kv-channels",
+            )
+        args.kv_channels = args.hidden_size // heads
+    if heads % tp:
+        raise ArgumentError(
+            "--num-attention-heads",
+            heads,
+            f"is not divisible by --tensor-model-parallel-size {tp}",
+            f"use a multiple of {tp}, or a tensor-parallel size that divides {heads}",
+        )
+    if args.group_query_attention:
+        groups = args.num_query_groups
+        if heads % groups:
+            raise ArgumentError("--num-query-groups", groups, f"does not divide --num-attention-heads {heads}")
+        if groups % tp and tp % groups:
+            raise ArgumentError(
+                "--num-query-groups",
+                groups,
+                f"is neither a multiple nor a divisor of --tensor-model-parallel-size {tp}",
+            )
+    if args.swiglu and args.squared_relu:
+        raise ArgumentError("--squared-relu", None, "--swiglu is given too", "keep one of the two")
+    if args.ffn_hidden_size is None:
+        # Megatron-LM's rule: SwiGLU has three matrices, so two thirds of the width keep the parameter count.
+        args.ffn_hidden_size = (
+            int((4 * args.hidden_size * 2 / 3) / 64) * 64 if args.swiglu else 4 * args.hidden_size
+        ) or 64
+    if args.ffn_hidden_size % tp:
+        raise ArgumentError(
+            "--ffn-hidden-size",
+            args.ffn_hidden_size,
+            f"is not divisible by --tensor-model-parallel-size {tp}",
+            f"use a multiple of {tp}",
+        )
+    per_chunk = args.num_layers_per_virtual_pipeline_stage
+    args.virtual_pipeline_model_parallel_size = None
+    if args.num_layers % pp:
+        raise ArgumentError(
+            "--num-layers",
+            args.num_layers,
+            f"is not divisible by --pipeline-model-parallel-size {pp}",
+            f"use a multiple of {pp}",
+        )
+    if per_chunk is not None:
+        per_rank = args.num_layers // pp
+        if pp == 1:
+            raise ArgumentError(
+                "--num-layers-per-virtual-pipeline-stage",
+                per_chunk,
+                "interleaving needs a pipeline",
+                "add --pipeline-model-parallel-size 2 or more, or drop it",
+            )
+        if per_rank % per_chunk:
+            raise ArgumentError(
+                "--num-layers-per-virtual-pipeline-stage",
+                per_chunk,
+                f"does not divide the {per_rank} layers of a pipeline stage",
+            )
+        args.virtual_pipeline_model_parallel_size = per_rank // per_chunk
+        if pp == 2 and not args.overlap_p2p_comm:
+            # With two ranks both neighbours are the same peer, and megatron-core's batched exchange pairs
+            # the sends of one direction with the receives of the other without an error.
+            raise ArgumentError(
+                "--no-overlap-p2p-communication",
+                None,
+                "at --pipeline-model-parallel-size 2 an interleaved pipeline's batched exchange mixes up its "
+                "messages",
+                "drop it",
+            )
+    else:
+        args.overlap_p2p_comm = False
+    if args.max_position_embeddings is None:
+        args.max_position_embeddings = args.seq_length
+    if args.seq_length > args.max_position_embeddings:
+        raise ArgumentError(
+            "--seq-length", args.seq_length, f"exceeds --max-position-embeddings {args.max_position_embeddings}"
+        )
+    if args.recompute_granularity == "full" and args.recompute_method is None:
+        raise ArgumentError(
+            "--recompute-granularity", "full", "needs a method", "add --recompute-method uniform or block"
+        )
+    _derive_vocabulary(args)
+    _derive_dtype(args)
+
+
+def _derive_vocabulary(args: Namespace) -> None:
+    if args.vocab_size is None and args.tokenizer_model:
+        from mindspeed_core.hosts.standalone.tokenizer import load_tokenizer
+
+        args.vocab_size = load_tokenizer(args.tokenizer_model).vocab_size
+    if args.vocab_size is None:
+        raise ArgumentError("--vocab-size", None, "is unknown", "give it, or name a --tokenizer-model")
+    multiple = args.make_vocab_size_divisible_by * args.tensor_model_parallel_size
+    args.padded_vocab_size = -(-args.vocab_size // multiple) * multiple
+
+
+def _derive_dtype(args: Namespace) -> None:
+    import torch
+
+    args.params_dtype = torch.bfloat16 if args.bf16 else torch.float32
+    args.fp16 = False
+    if args.bf16:
+        # Megatron-LM's rule: bfloat16 gradients are accumulated and reduced in float32.
+        args.accumulate_allreduce_grads_in_fp32 = True
+    args.pipeline_dtype = torch.float32 if args.fp32_residual_connection else args.params_dtype
+
+
+def _derive_batch(args: Namespace) -> None:
+    if args.micro_batch_size is None:
+        args.micro_batch_size = 1
+    unit = args.micro_batch_size * args.data_parallel_size
+    if args.global_batch_size is None:
+        args.global_batch_size = unit
+    if args.global_batch_size % unit:
+        raise ArgumentError(
+            "--global-batch-size",
+            args.global_batch_size,
+            f"is not divisible by micro-batch x data-parallel = {args.micro_batch_size} x "
+            f"{args.data_parallel_size} = {unit}",
+            f"use a multiple of {unit}",
+        )
+    args.num_microbatches = args.global_batch_size // unit
+    chunks = args.virtual_pipeline_model_parallel_size
+    pp = args.pipeline_model_parallel_size
+    if chunks is not None and args.num_microbatches % pp:
+        raise ArgumentError(
+            "--global-batch-size",
+            args.global_batch_size,
+            f"gives {args.num_microbatches} micro-batches; an interleaved pipeline needs a multiple of {pp}",
+        )
+
+
+def _derive_training(args: Namespace) -> None:
+    if args.train_iters is None:
+        raise ArgumentError("--train-iters", None, "is required", "say how many steps to train")
+    if args.lr is None:
+        raise ArgumentError("--lr", None, "is required", "give a learning rate")
+    if args.min_lr > args.lr:
+        raise ArgumentError("--min-lr", args.min_lr, f"exceeds --lr {args.lr}")
+    if args.lr_warmup_fraction is not None and args.lr_warmup_iters:
+        raise ArgumentError(
+            "--lr-warmup-fraction", args.lr_warmup_fraction, "--lr-warmup-iters is given too", "keep one"
+        )
+    if args.lr_decay_iters is None:
+        args.lr_decay_iters = args.train_iters
+    warmup = args.lr_warmup_iters
+    if args.lr_warmup_fraction is not None:
+        if not 0.0 <= args.lr_warmup_fraction < 1.0:
+            raise ArgumentError("--lr-warmup-fraction", args.lr_warmup_fraction, "is not a share below 1")
+        warmup = args.lr_warmup_fraction * args.lr_decay_iters
+    if warmup >= args.lr_decay_iters:
+        raise ArgumentError(
+            "--lr-warmup-iters", warmup, f"must be below the {args.lr_decay_iters} steps of the decay"
+        )
+    args.lr_warmup_steps = warmup * args.global_batch_size
+    if args.lr_decay_style == "WSD" and args.lr_wsd_decay_iters is None:
+        raise ArgumentError("--lr-decay-style", "WSD", "needs the length of its last phase", "add --lr-wsd-decay-iters")
+    if args.start_weight_decay is None:
+        args.start_weight_decay = args.weight_decay
+    if args.end_weight_decay is None:
+        args.end_weight_decay = args.weight_decay
+    if not args.mock_data and not args.data_path:
+        raise ArgumentError("--data-path", None, "no data to train on", "name a dataset, or use --mock-data")
+    if args.save_interval and not args.save:
+        raise ArgumentError("--save-interval", args.save_interval, "there is nowhere to save", "add --save FOLDER")

@@ -1,0 +1,209 @@
+"""Default construction of a GPT from megatron-core parts: configuration, layer specs, chunks, DDP."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import fields
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.enums import ModelType
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import set_defaults_if_not_set_tensor_model_parallel_attributes
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.module import Float16Module, MegatronModule
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
+from mindspeed_core.errors import ArgumentError
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.layer_spec import SpecEditor
+from mindspeed_core.plain_norm import PlainNorm
+from mindspeed_core.run import BoundarySchema, TensorSpec
+
+if TYPE_CHECKING:
+    from mindspeed_core.session import Session
+
+_NORM_ROLES = ("input_layernorm", "pre_mlp_layernorm", "q_layernorm", "k_layernorm", "final_layernorm")
+
+
+def same_named_fields(kind: type[Any], args: Namespace) -> dict[str, Any]:
+    """The arguments that a configuration dataclass has a field of the same name for."""
+    return {field.name: getattr(args, field.name) for field in fields(kind) if hasattr(args, field.name)}
+
+
+@hookimpl(trylast=True)
+def build_transformer_config(session: Session, args: Namespace) -> TransformerConfig:
+    """Fill megatron-core's configuration: by name, and the fields that Megatron-LM names otherwise."""
+    values = same_named_fields(TransformerConfig, args)
+    values.update(
+        layernorm_epsilon=args.norm_epsilon,
+        layernorm_zero_centered_gamma=args.apply_layernorm_1p,
+        persist_layer_norm=False,
+        deallocate_pipeline_outputs=True,
+        pipeline_dtype=args.pipeline_dtype,
+        batch_p2p_comm=not args.overlap_p2p_comm,
+        num_query_groups=args.num_query_groups if args.group_query_attention else None,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        apply_rope_fusion=False,
+        bias_activation_fusion=args.bias_gelu_fusion and args.add_bias_linear,
+    )
+    if args.swiglu:
+        values.update(
+            activation_func=torch.nn.functional.silu,
+            gated_linear_unit=True,
+            bias_activation_fusion=args.bias_swiglu_fusion,
+        )
+    elif args.squared_relu:
+        from megatron.core.activations import squared_relu
+
+        values.update(activation_func=squared_relu, bias_activation_fusion=False)
+    if args.init_method_std is not None:
+        values["init_method_std"] = args.init_method_std
+    try:
+        return TransformerConfig(**values)
+    except (AssertionError, ValueError) as error:
+        raise ArgumentError("model flags", None, f"megatron-core refuses them: {error}") from error
+
+
+@hookimpl(trylast=True)
+def build_layer_spec(
+    session: Session, args: Namespace, config: TransformerConfig, vp_stage: int | None
+) -> TransformerBlockSubmodules:
+    """megatron-core's own layers, with a norm that also works under sequence parallelism."""
+    use_te = args.transformer_impl == "transformer_engine"
+    spec = get_gpt_decoder_block_spec(
+        config, use_transformer_engine=use_te, normalization=args.normalization, vp_stage=vp_stage
+    )
+    if use_te:
+        return spec
+    editor = SpecEditor(spec, owner="host standalone")
+    editor.replace(_NORM_ROLES, lambda site: PlainNorm)
+    return editor.spec
+
+
+@hookimpl(trylast=True)
+def build_model_chunk(
+    args: Namespace,
+    config: TransformerConfig,
+    layer_spec: TransformerBlockSubmodules,
+    pre_process: bool,
+    post_process: bool,
+    vp_stage: int | None,
+    pg: ProcessGroupCollection,
+) -> MegatronModule:
+    """One GPTModel."""
+    return GPTModel(
+        config=config,
+        transformer_layer_spec=layer_spec,
+        vocab_size=args.padded_vocab_size,
+        max_sequence_length=args.max_position_embeddings,
+        pre_process=pre_process,
+        post_process=post_process,
+        parallel_output=True,
+        share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+        position_embedding_type=args.position_embedding_type,
+        rotary_percent=args.rotary_percent,
+        rotary_base=args.rotary_base,
+        seq_len_interpolation_factor=args.rotary_seq_len_interpolation_factor,
+        pg_collection=pg,
+        vp_stage=vp_stage,
+    )
+
+
+@hookimpl(trylast=True)
+def build_model(
+    session: Session, args: Namespace, config: TransformerConfig, pg: ProcessGroupCollection
+) -> list[MegatronModule]:
+    """Build this rank's chunks stage by stage, move them to the device, cast them to the training dtype."""
+    pp_size, pp_rank = pg.pp.size(), pg.pp.rank()
+    virtual = args.virtual_pipeline_model_parallel_size
+    total = pp_size * (virtual or 1)
+    chunks: list[MegatronModule] = []
+    for index in range(virtual or 1):
+        vp_stage = index if virtual else None
+        global_stage = index * pp_size + pp_rank
+        chunk = session.call(
+            "build_model_chunk",
+            args=args,
+            config=config,
+            layer_spec=session.call("build_layer_spec", args=args, config=config, vp_stage=vp_stage),
+            pre_process=global_stage == 0,
+            post_process=global_stage == total - 1,
+            vp_stage=vp_stage,
+            global_stage=global_stage,
+            pg=pg,
+        )
+        chunk.model_type = ModelType.encoder_or_decoder
+        chunk.vp_stage = vp_stage
+        for parameter in chunk.parameters():
+            set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+        chunks.append(chunk)
+    device = session.platform.device(args.local_rank)
+    chunks = [chunk.to(device) for chunk in chunks]
+    if config.bf16 or config.fp16:
+        chunks = [Float16Module(config, chunk) for chunk in chunks]
+    return chunks
+
+
+@hookimpl(trylast=True)
+def boundary_schema(args: Namespace, config: TransformerConfig) -> BoundarySchema:
+    """One hidden state ``[s, b, h]`` per micro-batch."""
+    sequence = args.seq_length // config.context_parallel_size
+    if config.sequence_parallel:
+        sequence //= config.tensor_model_parallel_size
+    shape = (sequence, args.micro_batch_size, config.hidden_size)
+    return BoundarySchema((TensorSpec("hidden_states", shape, config.pipeline_dtype),))
+
+
+@hookimpl(trylast=True)
+def build_ddp_config(args: Namespace) -> DistributedDataParallelConfig:
+    """Options of megatron-core's data parallelism, with Megatron-LM's rule for the bucket size."""
+    values = same_named_fields(DistributedDataParallelConfig, args)
+    values.update(
+        grad_reduce_in_fp32=args.accumulate_allreduce_grads_in_fp32,
+        check_for_nan_in_grad=args.check_for_nan_in_loss_and_grad,
+        bucket_size=args.ddp_bucket_size,
+    )
+    known = {field.name for field in fields(DistributedDataParallelConfig)}
+    config = DistributedDataParallelConfig(**{name: v for name, v in values.items() if name in known})
+    if not config.overlap_grad_reduce:
+        config.bucket_size = None
+    elif config.bucket_size is None:
+        config.bucket_size = max(40_000_000, 1_000_000 * args.data_parallel_size * args.context_parallel_size)
+    return config
+
+
+@hookimpl(trylast=True)
+def wrap_ddp(
+    config: TransformerConfig,
+    ddp_config: DistributedDataParallelConfig,
+    model: list[MegatronModule],
+    pg: ProcessGroupCollection,
+) -> list[MegatronModule]:
+    """megatron-core's DistributedDataParallel around every chunk; only the first is cut into buckets."""
+    options: dict[str, Any] = {}
+    if "pg_collection" in signature(DistributedDataParallel.__init__).parameters:
+        options["pg_collection"] = pg
+    return [
+        DistributedDataParallel(
+            config=config,
+            ddp_config=ddp_config,
+            module=chunk,
+            # Overlap of later chunks would launch their reductions in an order that ranks do not share.
+            disable_bucketing=index > 0,
+            **options,
+        )
+        for index, chunk in enumerate(model)
+    ]
+
+
+def unwrap(chunk: Any) -> MegatronModule:
+    """The model inside DistributedDataParallel and Float16Module."""
+    while isinstance(chunk, (DistributedDataParallel, Float16Module)):
+        chunk = chunk.module
+    return chunk

@@ -1,0 +1,118 @@
+"""Default optimizer, schedule, finalisation of gradients and update."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import fields
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import optimizer as mcore_optimizer
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.module import MegatronModule
+
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.hooks import DONE, Done
+from mindspeed_core.hosts.standalone.model import same_named_fields
+from mindspeed_core.run import OptimizerStep
+
+if TYPE_CHECKING:
+    from mindspeed_core.run import Run
+
+
+@hookimpl(trylast=True)
+def build_optimizer_config(args: Namespace) -> OptimizerConfig:
+    """Fill the configuration class that the installed megatron-core has for the chosen optimizer."""
+    # megatron-core 0.16 splits the class by optimizer; 0.15 has one.
+    name = {"adam": "AdamOptimizerConfig", "sgd": "SGDOptimizerConfig"}[args.optimizer]
+    kind = getattr(mcore_optimizer, name, OptimizerConfig)
+    values = same_named_fields(kind, args)
+    known = {field.name for field in fields(kind)}
+    return kind(**{key: value for key, value in values.items() if key in known})
+
+
+@hookimpl(trylast=True)
+def build_optimizer(
+    optimizer_config: OptimizerConfig, model: list[MegatronModule], pg: ProcessGroupCollection
+) -> MegatronOptimizer:
+    """megatron-core's optimizer; norms and biases carry no weight decay (its standard rule)."""
+    options: dict[str, Any] = {}
+    parameters = signature(get_megatron_optimizer).parameters
+    overrides = getattr(mcore_optimizer, "get_standard_config_overrides", None)
+    if overrides is not None and "config_overrides" in parameters:
+        options["config_overrides"] = overrides(config=optimizer_config)
+    return get_megatron_optimizer(config=optimizer_config, model_chunks=model, **options)
+
+
+@hookimpl(trylast=True)
+def build_scheduler(args: Namespace, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
+    """megatron-core's schedule, counted in samples as in Megatron-LM."""
+    batch = args.global_batch_size
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=args.lr_warmup_init,
+        max_lr=args.lr,
+        min_lr=args.min_lr,
+        lr_warmup_steps=args.lr_warmup_steps,
+        lr_decay_steps=args.lr_decay_iters * batch,
+        lr_decay_style=args.lr_decay_style,
+        start_wd=args.start_weight_decay,
+        end_wd=args.end_weight_decay,
+        wd_incr_steps=args.train_iters * batch,
+        wd_incr_style=args.weight_decay_incr_style,
+        use_checkpoint_opt_param_scheduler=args.use_checkpoint_opt_param_scheduler,
+        override_opt_param_scheduler=args.override_opt_param_scheduler,
+        wsd_decay_steps=None if args.lr_wsd_decay_iters is None else args.lr_wsd_decay_iters * batch,
+        lr_wsd_decay_style=args.lr_wsd_decay_style,
+    )
+
+
+@hookimpl(trylast=True)
+def finalize_gradients(
+    model: list[MegatronModule],
+    num_tokens: torch.Tensor | None,
+    pg: ProcessGroupCollection | None,
+    force_all_reduce: bool,
+) -> Done:
+    """megatron-core's reductions over data, sequence and embedding groups."""
+    options: dict[str, Any] = {}
+    parameters = signature(finalize_model_grads).parameters
+    if "pg_collection" in parameters:
+        options["pg_collection"] = pg
+    if "force_all_reduce" in parameters:
+        options["force_all_reduce"] = force_all_reduce
+    finalize_model_grads(model, num_tokens, **options)
+    return DONE
+
+
+@hookimpl(trylast=True)
+def optimizer_step(run: Run) -> OptimizerStep:
+    """Clip and update, and agree with the other model-parallel ranks whether it succeeded."""
+    assert run.optimizer is not None
+    successful, grad_norm, num_zeros = run.optimizer.step()
+    if run.dist.world_size == 1 or run.pg.mp.size() == 1:
+        return OptimizerStep(bool(successful), _number(grad_norm), _count(num_zeros))
+    # A rank whose stage is frozen has no norm; the others' counts for all.
+    norm = -1.0 if grad_norm is None else float(grad_norm)
+    zeros = -1.0 if num_zeros is None else float(num_zeros)
+    facts = torch.tensor(
+        [0.0 if successful else 1.0, norm, zeros], dtype=torch.float64, device=run.dist.device
+    )
+    dist.all_reduce(facts, op=dist.ReduceOp.MAX, group=run.pg.mp)
+    failed, norm, zeros = facts.tolist()
+    return OptimizerStep(
+        failed == 0.0, None if norm < 0 else norm, None if zeros < 0 else int(zeros)
+    )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _count(value: Any) -> int | None:
+    return None if value is None else int(value)

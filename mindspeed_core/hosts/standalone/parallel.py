@@ -1,0 +1,79 @@
+"""Default start of torch.distributed, megatron-core's process groups, and the seeds."""
+
+from __future__ import annotations
+
+import random
+from argparse import Namespace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from mindspeed_core.errors import UserError
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.run import DistInfo, RngInfo
+
+if TYPE_CHECKING:
+    from mindspeed_core.platforms.platform import Platform
+
+
+@hookimpl(trylast=True)
+def init_distributed(args: Namespace, platform: Platform) -> DistInfo:
+    """Start the platform's backend from the environment that torchrun (or Slurm) set."""
+    platform.set_device(args.local_rank)
+    if not dist.is_initialized():
+        timeout = timedelta(minutes=args.distributed_timeout_minutes)
+        if args.world_size == 1:
+            # One process needs no rendezvous and opens no port.
+            dist.init_process_group(
+                platform.backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout
+            )
+        else:
+            try:
+                dist.init_process_group(
+                    platform.backend, rank=args.rank, world_size=args.world_size, timeout=timeout
+                )
+            except (ValueError, dist.DistError) as error:
+                raise UserError(
+                    f"rank {args.rank} of {args.world_size} cannot join the process group: {error}; start the "
+                    "job with torchrun, which sets MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE"
+                ) from error
+    return DistInfo(
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        local_rank=args.local_rank,
+        backend=platform.backend,
+        device=platform.device(args.local_rank),
+    )
+
+
+@hookimpl(trylast=True)
+def build_process_groups(args: Namespace) -> ProcessGroupCollection:
+    """Build megatron-core's groups, in its default order tp-cp-ep-dp-pp."""
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=args.tensor_model_parallel_size,
+            pipeline_model_parallel_size=args.pipeline_model_parallel_size,
+            virtual_pipeline_model_parallel_size=args.virtual_pipeline_model_parallel_size,
+            context_parallel_size=args.context_parallel_size,
+            distributed_timeout_minutes=args.distributed_timeout_minutes,
+            create_gloo_process_groups=True,
+        )
+    return ProcessGroupCollection.use_mpu_process_groups()
+
+
+@hookimpl(trylast=True)
+def seed_everything(args: Namespace, pg: ProcessGroupCollection) -> RngInfo:
+    """Seed by Megatron-LM's rule: pipeline stages differ, data-parallel ranks only where asked."""
+    seed = args.seed + 100 * pg.pp.rank()
+    if args.data_parallel_random_init:
+        seed += 10 * pg.dp.rank()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+    return RngInfo(seed=args.seed, model_parallel_seed=seed)

@@ -1,0 +1,65 @@
+"""Default reporting: the numbers of a step, when a run stops, and what is left behind at its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.hooks import DONE, Done
+
+if TYPE_CHECKING:
+    from mindspeed_core.run import Run, StepResult
+    from mindspeed_core.session import Session
+
+
+@hookimpl(trylast=True)
+def start_run() -> Done:
+    """Nothing to prepare."""
+    return DONE
+
+
+@hookimpl(trylast=True)
+def log_step(session: Session, run: Run, result: StepResult) -> dict[str, Any]:
+    """The step's numbers under the names of ``metrics.jsonl``."""
+    assert run.optimizer is not None
+    losses = dict(result.losses)
+    memory = session.platform.peak_memory()
+    numbers: dict[str, Any] = {
+        "step": run.iteration,
+        "loss": losses.pop("lm loss", None),
+        "learning_rate": max((group["lr"] for group in run.optimizer.param_groups), default=None),
+        "grad_norm": result.grad_norm,
+        "tokens_per_second": result.tokens / result.seconds if result.seconds else None,
+        "step_ms": result.seconds * 1000.0,
+        "peak_memory_bytes": memory.bytes,
+        "memory_source": memory.source,
+    }
+    if result.skipped:
+        numbers["skipped"] = True
+    if result.num_zeros is not None:
+        numbers["num_zeros"] = result.num_zeros
+    numbers.update(losses)
+    # Without features nobody records metrics, and the exchange between ranks is spared.
+    if session.plan.features or run.metrics.names():
+        numbers.update(run.metrics.reduce())
+        run.metrics.clear()
+    return numbers
+
+
+@hookimpl(trylast=True)
+def should_stop(run: Run) -> str:
+    """Stop at ``--exit-interval``."""
+    interval = run.args.exit_interval
+    if interval and run.iteration % interval == 0 and run.iteration < run.args.train_iters:
+        return f"--exit-interval {interval}"
+    return ""
+
+
+@hookimpl(trylast=True)
+def finish_run(run: Run) -> Done:
+    """Draw the loss curve on rank 0."""
+    if run.dist.rank == 0 and run.run_dir is not None and run.history:
+        from mindspeed_core.hosts.standalone.loss_curve import draw_loss_curve
+
+        draw_loss_curve(run.history, run.run_dir / "loss_curve.png")
+    return DONE

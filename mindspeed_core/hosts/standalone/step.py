@@ -1,0 +1,255 @@
+"""Default training step: megatron-core's schedule over micro-batches, and the language-model loss."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from mindspeed_core.errors import UserError
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.standalone.model import unwrap
+from mindspeed_core.run import Batch, Loss, StepResult
+
+if TYPE_CHECKING:
+    from megatron.core.transformer.module import MegatronModule
+
+    from mindspeed_core.run import Run
+    from mindspeed_core.session import Session
+
+
+@hookimpl(trylast=True)
+def get_forward_backward() -> Callable[..., Any]:
+    """megatron-core's schedule for the sizes in use."""
+    return get_forward_backward_func()
+
+
+def run_schedule(
+    run: Run, iterators: Sequence[Iterator[Any]], num_microbatches: int, *, forward_only: bool
+) -> list[dict[str, torch.Tensor]]:
+    """Run the schedule over one batch; the reports of its micro-batches, on the last stage only."""
+    assert run.schedule is not None
+    counters: dict[int | None, int] = {}
+    forward = partial(_forward_for_schedule, run, counters)
+    options: dict[str, Any] = {}
+    if run.boundary is not None and _needs_other_shapes(run):
+        shapes = [spec.shape for spec in run.boundary.tensors]
+        options["adjust_tensor_shapes_fn"] = lambda receive, send: (list(shapes), list(shapes))
+    run.context.training = not forward_only
+    try:
+        reports: list[dict[str, torch.Tensor]] = run.schedule(
+            forward_step_func=forward,
+            data_iterator=list(iterators),
+            model=run.model,
+            num_microbatches=num_microbatches,
+            seq_length=run.args.seq_length,
+            micro_batch_size=run.args.micro_batch_size,
+            decoder_seq_length=run.args.seq_length,
+            forward_only=forward_only,
+            **options,
+        )
+    finally:
+        run.context.microbatch = -1
+        run.context.vp_stage = None
+        run.context.training = True
+    return reports
+
+
+def _needs_other_shapes(run: Run) -> bool:
+    """Whether a feature changed what crosses the boundary: the default needs no adjustment."""
+    if run.pg.pp.size() == 1:
+        return False
+    default = run.session.default("boundary_schema", args=run.args, config=run.config)
+    changed = [t.shape for t in run.boundary.tensors] != [t.shape for t in default.tensors]  # type: ignore[union-attr]
+    if changed and run.args.virtual_pipeline_model_parallel_size is not None:
+        raise UserError(
+            "a feature changes the tensors between pipeline stages, which megatron-core's interleaved schedule "
+            "cannot; drop --num-layers-per-virtual-pipeline-stage or use a feature that brings its own schedule"
+        )
+    return changed
+
+
+def _forward_for_schedule(
+    run: Run,
+    counters: dict[int | None, int],
+    data_iterator: Iterator[Any],
+    model_chunk: MegatronModule,
+    return_schedule_plan: bool = False,
+) -> tuple[torch.Tensor, Callable[..., Any]]:
+    vp_stage = getattr(unwrap(model_chunk), "vp_stage", None)
+    run.context.microbatch = counters.get(vp_stage, 0)
+    run.context.vp_stage = vp_stage
+    counters[vp_stage] = run.context.microbatch + 1
+    result: tuple[torch.Tensor, Callable[..., Any]] = run.session.call(
+        "forward_step",
+        run=run,
+        data_iterator=data_iterator,
+        model_chunk=model_chunk,
+        return_schedule_plan=return_schedule_plan,
+    )
+    return result
+
+
+@hookimpl(trylast=True)
+def forward_step(
+    session: Session,
+    run: Run,
+    data_iterator: Iterator[Any],
+    model_chunk: MegatronModule,
+    return_schedule_plan: bool,
+) -> tuple[torch.Tensor, Callable[..., Any]]:
+    """Fetch the micro-batch and run the chunk on it."""
+    vp_stage, microbatch = run.context.vp_stage, run.context.microbatch
+    batch = session.call(
+        "get_batch", run=run, data_iterator=data_iterator, vp_stage=vp_stage, microbatch=microbatch
+    )
+    entry = model_chunk
+    options: dict[str, Any] = {}
+    if batch.packed_seq_params is not None:
+        options["packed_seq_params"] = batch.packed_seq_params
+    if batch.loss_mask is not None and getattr(run.config, "mtp_num_layers", None):
+        options["loss_mask"] = batch.loss_mask
+    if return_schedule_plan:
+        entry = unwrap(model_chunk).build_schedule_plan
+        options["loss_mask"] = batch.loss_mask
+    output = entry(
+        batch.tokens, batch.position_ids, batch.attention_mask, labels=batch.labels, **options
+    )
+    return output, partial(_loss_for_schedule, run, batch, model_chunk)
+
+
+def _loss_for_schedule(
+    run: Run, batch: Batch, model_chunk: MegatronModule, output_tensor: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    loss: Loss = run.session.call(
+        "compute_loss", run=run, batch=batch, output_tensor=output_tensor, model_chunk=model_chunk
+    )
+    # The schedule divides the loss in place, so what is reported must not share its memory.
+    report = {name: value.detach().clone().float() for name, value in loss.report.items()}
+    return loss.total, loss.num_tokens.to(torch.int), report
+
+
+@hookimpl(trylast=True)
+def compute_loss(run: Run, batch: Batch, output_tensor: torch.Tensor) -> Loss:
+    """Sum of the per-token losses ``[b, s]`` over the tokens whose mask is set."""
+    assert batch.loss_mask is not None
+    mask = batch.loss_mask.reshape(-1).float()
+    total = torch.sum(output_tensor.reshape(-1).float() * mask)
+    num_tokens = mask.sum()
+    if run.args.check_for_nan_in_loss_and_grad and not bool(torch.isfinite(total.detach())):
+        raise UserError(
+            f"the loss of step {run.iteration + 1}, micro-batch {run.context.microbatch} on rank "
+            f"{run.dist.rank} is {float(total)}; lower --lr, check the data, or go on with "
+            "--no-check-for-nan-in-loss-and-grad"
+        )
+    return Loss(total, num_tokens, {"lm loss": torch.stack([total.detach(), num_tokens])})
+
+
+def reduce_reports(run: Run, reports: Sequence[dict[str, torch.Tensor]]) -> dict[str, float]:
+    """Mean of each reported loss over micro-batches and data-parallel ranks, the same on every rank.
+
+    By Megatron-LM's rule: ``[sum, count]`` pairs are summed and then divided.
+    """
+    means: dict[str, float] = {}
+    if reports:
+        names = sorted(reports[0])
+        sums = torch.stack([torch.stack([report[name] for report in reports]).sum(dim=0) for name in names])
+        if run.pg.dp_cp.size() > 1:
+            dist.all_reduce(sums, group=run.pg.dp_cp)
+        means = {
+            name: total / count if count else 0.0 for name, (total, count) in zip(names, sums.tolist())
+        }
+    if run.pg.pp.size() > 1:
+        shared = [means]
+        last = dist.get_process_group_ranks(run.pg.pp)[-1]
+        dist.broadcast_object_list(shared, src=last, group=run.pg.pp, device=run.dist.device)
+        means = shared[0]
+    return means
+
+
+@hookimpl(trylast=True)
+def train_step(session: Session, run: Run) -> StepResult:
+    """Zero the gradients, run the schedule, update, advance the learning rate."""
+    assert run.optimizer is not None
+    assert run.scheduler is not None
+    assert run.data is not None
+    started = time.perf_counter()
+    for chunk in run.model:
+        chunk.zero_grad_buffer()
+    run.optimizer.zero_grad()
+    reports = run_schedule(run, run.data.train, run.args.num_microbatches, forward_only=False)
+    update = session.call("optimizer_step", run=run)
+    if update.successful:
+        run.scheduler.step(increment=run.args.global_batch_size)
+    losses = reduce_reports(run, reports)
+    session.platform.synchronize()
+    return StepResult(
+        losses=losses,
+        skipped=not update.successful,
+        grad_norm=update.grad_norm,
+        num_zeros=update.num_zeros,
+        seconds=time.perf_counter() - started,
+        tokens=run.args.global_batch_size * run.args.seq_length,
+    )
+
+
+def configure_for_training(run: Run) -> None:
+    """Give megatron-core's configuration the callables its schedules use."""
+    args, config, model = run.args, run.config, run.model
+    assert run.optimizer is not None
+    config.grad_scale_func = run.optimizer.scale_loss
+    config.timers = None
+    single = len(model) == 1
+    if args.overlap_grad_reduce:
+        no_sync = [chunk.no_sync for chunk in model]
+        config.no_sync_func = no_sync[0] if single else no_sync
+        if args.align_grad_reduce and not single:
+            config.grad_sync_func = [chunk.start_grad_sync for chunk in model]
+    if args.overlap_param_gather and args.align_param_gather and not single:
+        config.param_sync_func = [chunk.start_param_sync for chunk in model]
+
+    def finalize(
+        chunks: list[MegatronModule],
+        num_tokens: torch.Tensor | None = None,
+        pg_collection: Any = None,
+        force_all_reduce: bool = False,
+    ) -> None:
+        run.session.call(
+            "finalize_gradients",
+            run=run,
+            model=chunks,
+            num_tokens=num_tokens,
+            pg=pg_collection,
+            force_all_reduce=force_all_reduce,
+        )
+
+    config.finalize_model_grads_func = finalize
+
+
+def without_param_gather(run: Run, *, param_sync: bool) -> Any:
+    """A context in which forward passes gather no parameters (evaluation, saving, the first step)."""
+    if not run.args.overlap_param_gather:
+        return nullcontext()
+    return _ParamGatherPaused(run, param_sync)
+
+
+class _ParamGatherPaused:
+    """Takes the forward pre-hooks of the overlapped gather off and puts them back."""
+
+    def __init__(self, run: Run, param_sync: bool) -> None:
+        self.run, self.param_sync = run, param_sync
+
+    def __enter__(self) -> None:
+        for chunk in self.run.model:
+            chunk.disable_forward_pre_hook(param_sync=self.param_sync)
+
+    def __exit__(self, *error: object) -> None:
+        for chunk in self.run.model:
+            chunk.enable_forward_pre_hook()

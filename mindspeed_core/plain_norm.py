@@ -1,0 +1,80 @@
+"""LayerNorm and RMSNorm for megatron-core without TransformerEngine or Apex.
+
+megatron-core's own wrapper of the torch norms asserts that neither sequence parallelism nor zero-centred
+gamma is used. Neither needs a kernel: the first needs one attribute on the weights, the second one addition.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from megatron.core.transformer import TransformerConfig
+
+
+class PlainNorm(Module):
+    """The normalization a configuration names, with parameter names as in every other norm of megatron-core.
+
+    Attributes:
+        weight: ``[h]``; minus one when ``config.layernorm_zero_centered_gamma``.
+        bias: ``[h]`` for LayerNorm, None for RMSNorm.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        hidden_size: int,
+        eps: float = 1e-5,
+        persist_layer_norm: bool = False,
+        zero_centered_gamma: bool = False,
+        normalization: str = "LayerNorm",
+    ) -> None:
+        """Build the norm from ``config``; the last three arguments are what megatron-core's norms accept.
+
+        Args:
+            config: normalization, zero-centred gamma and sequence parallelism are read from here.
+            hidden_size: size ``h`` of the last dimension.
+            eps: added to the variance.
+            persist_layer_norm: without meaning here.
+            zero_centered_gamma: ``config`` decides.
+            normalization: ``config`` decides.
+
+        Raises:
+            ValueError: the configuration names neither LayerNorm nor RMSNorm.
+        """
+        super().__init__()
+        if config.normalization not in ("LayerNorm", "RMSNorm"):
+            raise ValueError(f"normalization {config.normalization!r} is neither 'LayerNorm' nor 'RMSNorm'")
+        self.hidden_size = hidden_size
+        self.eps = eps
+        self.zero_centered = config.layernorm_zero_centered_gamma
+        self.weight = Parameter(torch.empty(hidden_size))
+        self.bias = Parameter(torch.empty(hidden_size)) if config.normalization == "LayerNorm" else None
+        self.reset_parameters()
+        for parameter in self.parameters():
+            # finalize_model_grads sums the gradients of parameters marked so over tensor-parallel ranks,
+            # each of which saw only its part of the sequence.
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def reset_parameters(self) -> None:
+        """Set the scale to one and the bias to zero."""
+        torch.nn.init.constant_(self.weight, 0.0 if self.zero_centered else 1.0)
+        if self.bias is not None:
+            torch.nn.init.zeros_(self.bias)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Normalize ``[..., h]`` over the last dimension, in its dtype."""
+        weight = 1.0 + self.weight if self.zero_centered else self.weight
+        if self.bias is None:
+            return F.rms_norm(hidden_states, (self.hidden_size,), weight, self.eps)
+        return F.layer_norm(hidden_states, (self.hidden_size,), weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        """Size, epsilon and kind for ``repr``."""
+        kind = "RMSNorm" if self.bias is None else "LayerNorm"
+        return f"{self.hidden_size}, eps={self.eps}, {kind}, zero_centered={self.zero_centered}"
