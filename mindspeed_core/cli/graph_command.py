@@ -67,7 +67,7 @@ def command(host: str, platform: str | None, form: str, flags: tuple[str, ...]) 
 
 
 def graph_of(features: Mapping[str, type[Feature]]) -> Graph:
-    """The graph of some features; lines to features outside of them are left out, a conflict is drawn once."""
+    """The graph of some features; lines to others are left out, a conflict is drawn once."""
     families: dict[str, list[str]] = {}
     flags: set[str] = set()
     slots: set[str] = set()

@@ -77,7 +77,7 @@ def _as_json(registry: Registry, records: Sequence[FeatureRecord]) -> dict[str, 
         ],
         "extension_points": [
             {"name": point.name, "group": point.group, "summary": point.summary}
-            for point in registry.extension_points()
+            for point in registry.extension_points().values()
         ],
         "hosts": sorted(registry.host_names()),
         "platforms": sorted(registry.platform_names()),
@@ -109,7 +109,7 @@ def _print_surroundings(registry: Registry) -> None:
     click.echo()
     click.echo(f"hosts: {', '.join(sorted(registry.host_names())) or 'none'}")
     click.echo(f"platforms: {', '.join(sorted(registry.platform_names())) or 'none'}")
-    for point in registry.extension_points():
+    for point in registry.extension_points().values():
         summary = f": {point.summary}" if point.summary else ""
         click.echo(f"extension point {point.name} (entry-point group {point.group}){summary}")
 

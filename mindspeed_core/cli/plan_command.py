@@ -1,4 +1,4 @@
-"""``mindspeed-features plan``: what a training command line would switch on, or everything that is wrong with it.
+"""``mindspeed-features plan``: what training flags would switch on, or everything that is wrong with them.
 
 The same registry, flags and resolver that a training uses, without torch.
 """

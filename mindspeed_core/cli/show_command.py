@@ -1,0 +1,181 @@
+"""``mindspeed-features show NAME``: everything one feature declares, and its documentation page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mindspeed_core.cli.feature_names import complete_features, find_feature
+from mindspeed_core.feature import PROJECT, Conflict, Feature, Flag, Requirement, Scenario
+
+if TYPE_CHECKING:
+    from mindspeed_core.registry import FeatureRecord, Registry
+
+
+@click.command("show", short_help="Show everything one feature declares.")
+@click.argument("name", shell_complete=complete_features)
+def command(name: str) -> None:
+    """Show everything the feature NAME declares: flags, requirements, patches, proofs, its page.
+
+    NAME may also be one of its flags; write -- before it then.
+    """
+    from mindspeed_core.registry import Registry
+
+    registry = Registry.discover()
+    record = find_feature(registry, name)
+    feature = record.cls
+    click.echo(f"{feature.name}: {feature.summary}")
+    click.echo(
+        f"family {feature.family}, level {feature.level}, {feature.stability}, "
+        f"{record.dist} {record.version}, declared in {feature.__module__}"
+    )
+    _print_flags(feature.flags)
+    _section("stages", _stages(feature))
+    _section("slots", _slots(registry, feature))
+    _section("requires", [_requirement(requirement) for requirement in feature.requires])
+    _section("conflicts", [_conflict(conflict) for conflict in _conflicts(registry, record)])
+    _section("comes after", list(feature.after))
+    _section("packages", list(feature.packages))
+    _section("runs on", _platforms(feature))
+    _section(
+        "patches",
+        [
+            f"{patch.kind} {patch.target}{f' ({patch.versions})' if patch.versions else ''}: {patch.reason}"
+            for patch in feature.patches
+        ],
+    )
+    _section("proofs", [_scenario(scenario) for scenario in feature.verify])
+    _section("facts", _facts(feature))
+    _section("formulas", [f"{name} = {formula}" for name, formula in feature.formulas.items()])
+    _section(
+        "worth tuning",
+        [f"{flag}: {', '.join(map(str, values))}" for flag, values in feature.tuning.items()],
+    )
+    _print_page(feature)
+
+
+def _section(title: str, lines: Iterable[str]) -> None:
+    lines = list(lines)
+    if lines:
+        click.echo(f"\n{title}:")
+        for line in lines:
+            click.echo(f"  {line}")
+
+
+def _print_flags(flags: Iterable[Flag]) -> None:
+    from mindspeed_core.cli.tables import print_table
+
+    rows = [
+        (
+            " ".join(flag.options),
+            "switch" if flag.is_switch else getattr(flag.type, "__name__", "value"),
+            "-" if flag.default is None else flag.default,
+            " ".join(map(str, flag.choices)) or "-",
+            flag.help,
+        )
+        for flag in flags
+    ]
+    if rows:
+        click.echo()
+        print_table(("flag", "type", "default", "choices", "meaning"), rows)
+
+
+def _stages(feature: type[Feature]) -> list[str]:
+    lines = []
+    for stage, function in feature.hooks().items():
+        wraps = getattr(function, PROJECT + "_impl")["wrapper"]
+        lines.append(f"{'wraps' if wraps else 'implements'} {stage}")
+    return lines
+
+
+def _slots(registry: Registry, feature: type[Feature]) -> list[str]:
+    lines = []
+    for name in feature.slots:
+        slot = registry.slots.get(name)
+        lines.append(f"{name}: {slot.summary}" if slot is not None and slot.summary else name)
+    return lines
+
+
+def _value(equals: object, one_of: tuple[object, ...]) -> str:
+    if one_of:
+        return f" one of {', '.join(map(str, one_of))}"
+    return "" if equals is None else f" {equals}"
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""
+
+
+def _requirement(requirement: Requirement) -> str:
+    if requirement.any_of:
+        what = " or ".join(requirement.any_of)
+    elif requirement.flag:
+        what = requirement.flag + _value(requirement.equals, requirement.one_of)
+    else:
+        what = requirement.feature + (" (switched on with it)" if requirement.implies else "")
+    return what + _because(requirement.reason)
+
+
+def _conflicts(registry: Registry, record: FeatureRecord) -> list[Conflict]:
+    """Its own conflicts, and those that other features declare with it."""
+    name = record.cls.name
+    found = list(record.cls.conflicts)
+    own = {conflict.feature for conflict in found}
+    for other in registry.features.values():
+        for conflict in other.cls.conflicts:
+            if conflict.feature == name and other.cls.name not in own:
+                found.append(Conflict(feature=other.cls.name, reason=conflict.reason))
+    return found
+
+
+def _conflict(conflict: Conflict) -> str:
+    what = conflict.feature or conflict.flag + _value(conflict.equals, conflict.one_of)
+    return what + _because(conflict.reason)
+
+
+def _platforms(feature: type[Feature]) -> list[str]:
+    lines = [f"{', '.join(feature.platforms)} ({', '.join(feature.modes)})"]
+    if feature.fallback is not None:
+        taken = f"{feature.fallback.feature} takes over" if feature.fallback.feature else "it is left out"
+        lines.append(f"elsewhere {taken}: {feature.fallback.reason}")
+    return lines
+
+
+def _scenario(scenario: Scenario) -> str:
+    exact = "bit for bit" if scenario.tolerance == 0.0 else f"within {scenario.tolerance:g}"
+    gains = "".join(
+        f"; {gain.measure} " + ("reported" if gain.at_most is None else f"at most {gain.at_most:g} x")
+        for gain in scenario.gains
+    )
+    return (
+        f"{scenario.name}: {' '.join(scenario.flags)} against {' '.join(scenario.baseline) or 'the plain model'}, "
+        f"{scenario.world_size} ranks, {scenario.steps} steps, equal {exact}{gains}"
+    )
+
+
+def _facts(feature: type[Feature]) -> list[str]:
+    facts = (
+        ("works on fake tensors", feature.fake_tensors),
+        ("deterministic", feature.deterministic),
+        ("changes what a checkpoint needs to be read", feature.affects_checkpoint),
+    )
+    return [f"{text}: {'yes' if value else 'no'}" for text, value in facts if value is not None]
+
+
+def _print_page(feature: type[Feature]) -> None:
+    if not feature.docs:
+        return
+    package, _, relative = feature.docs.partition(":")
+    spec = find_spec(package)
+    places = list(spec.submodule_search_locations or []) if spec is not None else []
+    for place in places:
+        page = Path(place) / relative
+        if page.is_file():
+            click.echo(f"\ndocumentation ({feature.docs}):\n")
+            click.echo(page.read_text(encoding="utf-8").rstrip())
+            return
+    click.echo(f"\ndocumentation: {feature.docs} is not in the installed package")
