@@ -340,14 +340,17 @@ class StageSpecs:
         module: import path of the module with the ``@hookspec`` functions; imported when a session opens.
         stages: the names it defines, so that declarations can be checked without importing it.
         summary: one line for the listing.
+        collecting: those of the stages that collect every implementation's result (``firstresult=False``).
     """
 
     module: str
     stages: tuple[str, ...]
     summary: str = ""
+    collecting: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stages", tuple(self.stages))
+        object.__setattr__(self, "collecting", tuple(self.collecting))
 
 
 class Feature:
