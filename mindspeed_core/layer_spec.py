@@ -2,8 +2,8 @@
 
 A feature wraps the stage ``build_layer_spec`` and hands the result to a `SpecEditor`. The editor works on an
 unshared copy: megatron-core puts one ``ModuleSpec`` object into many layers, and a change of one layer must
-not change another. Who replaced what travels with the tree, in ``ModuleSpec.metainfo``, so that a second
-feature meeting the same site is told about the first.
+not change another. Who replaced what travels with the tree, as an attribute of each ``ModuleSpec`` that was
+put in, so that a second feature meeting the same site is told about the first.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ROLE_OF_FIELD = {
     "layer_norm": "final_layernorm",
     "activation_func": "activation",
 }
-_HISTORY = "mindspeed_replaced"
+_HISTORY = "mindspeed_history"
 
 
 class LayerSpecError(RuntimeError):
@@ -87,7 +87,7 @@ class Site:
     within: tuple[str, ...] = ()
 
     def carry(self, module: type, **params: Any) -> ModuleSpec:
-        """A specification of ``module`` that keeps this site's submodules, params and metainfo.
+        """A specification of ``module`` that keeps everything else this site specifies.
 
         Args:
             module: the class that takes over.
@@ -95,12 +95,10 @@ class Site:
         """
         if self.spec is None:
             return ModuleSpec(module=module, params=params)
-        return ModuleSpec(
-            module=module,
-            params={**self.spec.params, **params},
-            submodules=self.spec.submodules,
-            metainfo=dict(self.spec.metainfo),
-        )
+        taken_over = copy.copy(self.spec)
+        taken_over.module = module
+        taken_over.params = {**self.spec.params, **params}
+        return taken_over
 
 
 @dataclass
@@ -138,7 +136,8 @@ class SpecEditor:
 
     Attributes:
         spec: the edited tree; nothing of it is shared with the tree that was passed in.
-        owner: the feature on whose behalf replacements are recorded.
+        owner: the feature on whose behalf replacements are recorded; empty for the host, whose own choice of
+            modules is what features start from and is not recorded.
     """
 
     def __init__(
@@ -155,7 +154,7 @@ class SpecEditor:
 
         Args:
             spec: the tree.
-            owner: name of the feature.
+            owner: name of the feature; empty for a host, whose defaults any feature may replace.
             session: counts what is replaced, so that a feature that matches nothing is noticed.
             config: makes layer numbers known; needed to select by layer.
             vp_stage: virtual pipeline stage of the chunk, with ``config``.
@@ -238,11 +237,11 @@ class SpecEditor:
         found: list[Replacement] = []
         for slot in self._walk():
             if slot.site.spec is not None:
-                found += slot.site.spec.metainfo.get(_HISTORY, ())
+                found += _history(slot.site.spec)
         return tuple(found)
 
     def _put(self, slot: _Slot, site: Site, new: ModuleSpec, wrap: bool) -> None:
-        past: tuple[Replacement, ...] = site.spec.metainfo.get(_HISTORY, ()) if site.spec else ()
+        past = _history(site.spec) if site.spec else ()
         others = [replacement for replacement in past if replacement.owner != self.owner]
         if others and not wrap:
             raise LayerSpecError(
@@ -254,7 +253,7 @@ class SpecEditor:
         entry = Replacement(
             self.owner, site.role, site.path, _name(site.spec) if site.spec else None, _name(new)
         )
-        chosen.metainfo[_HISTORY] = (*past, entry)
+        setattr(chosen, _HISTORY, (*past, entry) if self.owner else past)
         slot.write(chosen)
 
     def _slots(self, roles: Sequence[str], layers: Iterable[int] | None, empty: bool) -> list[_Slot]:
@@ -282,12 +281,12 @@ class SpecEditor:
             value = getattr(holder, field.name)
             role = _ROLE_OF_FIELD.get(field.name, field.name.removeprefix("linear_"))
             name = "layers" if field.name == "layer_specs" else field.name
-            if isinstance(value, list) and all(callable(item) for item in value):
+            if isinstance(value, list) and all(_specifies(item) for item in value):
                 numbers = self._layer_numbers(holder, len(value)) if role == "layer" else [layer] * len(value)
                 for index, number in enumerate(numbers):
                     path = f"{prefix}{name}.{index}"
                     yield from self._walk_value(value, index, role, path, within, number)
-            elif value is None or callable(value):
+            elif value is None or _specifies(value):
                 yield from self._walk_value(holder, field.name, role, prefix + name, within, layer)
 
     def _walk_value(
@@ -318,6 +317,11 @@ class SpecEditor:
         return [offset + index + 1 for index in range(count)]
 
 
+def _specifies(value: Any) -> bool:
+    # ModuleSpec itself is callable only from megatron-core 0.16 on.
+    return isinstance(value, ModuleSpec) or callable(value)
+
+
 def _matches(site: Site, role: str) -> bool:
     *around, last = role.split(".")
     if last != site.role:
@@ -333,6 +337,10 @@ def _as_spec(value: Any) -> ModuleSpec | None:
     return ModuleSpec(module=value)
 
 
+def _history(spec: ModuleSpec) -> tuple[Replacement, ...]:
+    return getattr(spec, _HISTORY, ())
+
+
 def _name(spec: ModuleSpec) -> str:
     module = spec.module
     return module[-1] if isinstance(module, tuple) else getattr(module, "__qualname__", repr(module))
@@ -345,7 +353,8 @@ def _unshared(value: Any, path: str) -> Any:
     if isinstance(value, ModuleSpec):
         fresh = copy.copy(value)
         fresh.params = {name: _copied(item, f"{path} param {name!r}") for name, item in value.params.items()}
-        fresh.metainfo = dict(value.metainfo)
+        if hasattr(value, "metainfo"):
+            fresh.metainfo = dict(value.metainfo)
         fresh.submodules = _unshared(value.submodules, path)
         return fresh
     if is_dataclass(value):

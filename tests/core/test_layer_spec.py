@@ -191,6 +191,14 @@ def test_a_second_feature_is_refused_and_told_about_the_first():
         second.replace("input_layernorm", OtherNorm)
 
 
+def test_what_the_host_chose_is_free_to_be_replaced():
+    host = SpecEditor(block(), owner="")
+    host.replace("input_layernorm", Norm)
+    feature = SpecEditor(host.spec, owner="a")
+    assert feature.replace("input_layernorm", OtherNorm) == 4
+    assert {(entry.owner, entry.old) for entry in feature.history} == {("a", "Norm")}
+
+
 def test_the_same_feature_may_replace_again():
     editor = SpecEditor(block(), owner="a")
     editor.replace("input_layernorm", Norm)
