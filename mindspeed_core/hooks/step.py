@@ -64,6 +64,6 @@ def compute_loss(
 
     Returns:
         A `Loss`: the sum over this rank's tokens, the number of tokens, and what is reported. The schedule
-        divides the accumulated gradients by the tokens of the whole step, which makes the loss exact under
-        uneven masks.
+        averages as Megatron-LM does: over the tokens of each micro-batch and then over micro-batches, or,
+        with ``--calculate-per-token-loss``, over the tokens of the whole step.
     """

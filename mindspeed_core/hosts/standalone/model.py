@@ -81,8 +81,8 @@ def build_layer_spec(
     )
     if use_te:
         return spec
-    editor = SpecEditor(spec, owner="host standalone")
-    editor.replace(_NORM_ROLES, lambda site: PlainNorm)
+    editor = SpecEditor(spec, owner="")
+    editor.replace(_NORM_ROLES, PlainNorm)
     return editor.spec
 
 
