@@ -76,7 +76,7 @@ class RankFailure:
 
 
 class WorldError(RuntimeError):
-    """A world failed; the message shows the rank that caused it, ``failures`` holds every rank that failed."""
+    """A world failed; the message shows the rank that caused it, ``failures`` every rank that failed."""
 
     def __init__(self, failures: Sequence[RankFailure], world_size: int) -> None:
         """Put the cause first: the earliest failure that is no consequence of another one."""

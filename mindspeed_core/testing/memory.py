@@ -1,0 +1,184 @@
+"""Exact bytes of tensors: alive, peak, and by kind.
+
+Process memory says little about a device allocator. Here every storage is followed from the operation that
+creates it until it is freed, which gives the same numbers on every machine and lets tests assert formulas.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from mindspeed_core.run import Run
+
+
+class TensorBytes(TorchDispatchMode):
+    """Counts the bytes of storages created inside the context, including by backward.
+
+    What existed before does not count, except that growing or shrinking such a storage
+    (``untyped_storage().resize_``, how swapping and re-gathering features free memory) changes ``alive``.
+    Costs 10 to 20 µs per operation: for measurement, not for training.
+
+    Attributes:
+        alive: bytes alive now, relative to the start.
+        peak: largest value of ``alive`` since the start or the last `reset_peak`.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing alive."""
+        super().__init__()
+        self.alive = 0
+        self.peak = 0
+        self._sizes: dict[int, int] = {}
+        self._foreign: dict[int, weakref.finalize[Any, Any]] = {}
+        self._finalizers: list[weakref.finalize[Any, Any]] = []
+        self._paused = 0
+        self._closed = False
+        self._resize: Any = None
+
+    def reset_peak(self) -> None:
+        """Start a new peak at what is alive now."""
+        self.peak = self.alive
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out what is created inside the context: what the measurement itself allocates."""
+        self._paused += 1
+        try:
+            yield
+        finally:
+            self._paused -= 1
+
+    def __enter__(self) -> TensorBytes:
+        """Begin to follow storages."""
+        super().__enter__()
+        original = torch.UntypedStorage.resize_
+        self._resize = vars(torch.UntypedStorage).get("resize_")
+        tracker = self
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            before = storage.nbytes()
+            result = original(storage, size)
+            tracker._resized(storage, storage.nbytes() - before)
+            return result
+
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop; ``alive`` and ``peak`` keep their last values."""
+        if self._resize is None:
+            del torch.UntypedStorage.resize_
+        else:
+            torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        self._closed = True
+        for finalizer in (*self._finalizers, *self._foreign.values()):
+            finalizer.detach()
+        super().__exit__(kind, error, trace)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operation and follow the storages it created."""
+        kwargs = kwargs or {}
+        if self._paused:
+            return func(*args, **kwargs)
+        for storage in _storages((args, kwargs)):
+            if storage._cdata not in self._sizes:
+                self._ignore(storage)
+        result = func(*args, **kwargs)
+        for storage in _storages(result):
+            key = storage._cdata
+            if key not in self._sizes and key not in self._foreign:
+                self._sizes[key] = storage.nbytes()
+                self._change(storage.nbytes())
+                self._finalizers.append(weakref.finalize(storage, self._freed, key))
+        return result
+
+    def _ignore(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self._foreign:
+            self._foreign[key] = weakref.finalize(storage, self._foreign.pop, key, None)
+
+    def _change(self, amount: int) -> None:
+        self.alive += amount
+        self.peak = max(self.peak, self.alive)
+
+    def _freed(self, key: int) -> None:
+        if not self._closed:
+            self._change(-self._sizes.pop(key))
+
+    def _resized(self, storage: torch.UntypedStorage, amount: int) -> None:
+        if self._paused:
+            return
+        if storage._cdata in self._sizes:
+            self._sizes[storage._cdata] += amount
+        else:
+            self._ignore(storage)
+        self._change(amount)
+
+
+def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the distinct storages behind tensors; views and shared buffers count once."""
+    return sum(_distinct(tensors).values())
+
+
+def state_bytes(run: Run) -> dict[str, int]:
+    """What this rank keeps between steps, in bytes of distinct storages.
+
+    Returns:
+        ``parameter_bytes`` (parameters and buffers of the model), ``gradient_bytes`` (gradients and gradient
+        buffers) and ``optimizer_bytes`` (state and main parameters that are not the model's own).
+    """
+    parameters = [p for chunk in run.model for p in (*chunk.parameters(), *chunk.buffers())]
+    gradients = [
+        gradient
+        for parameter in parameters
+        for gradient in (getattr(parameter, "main_grad", None), parameter.grad)
+        if isinstance(gradient, torch.Tensor)
+    ]
+    own = _distinct(parameters)
+    kept = _distinct(gradients)
+    optimizer: dict[int, int] = {}
+    for inner in _inner_optimizers(run.optimizer):
+        held = [p for group in inner.param_groups for p in group["params"]]
+        state = [v for entry in inner.state.values() for v in tree_iter(entry)]
+        optimizer.update(_distinct(t for t in (*held, *state) if isinstance(t, torch.Tensor)))
+    return {
+        "parameter_bytes": sum(own.values()),
+        "gradient_bytes": sum(size for key, size in kept.items() if key not in own),
+        "optimizer_bytes": sum(s for key, s in optimizer.items() if key not in own and key not in kept),
+    }
+
+
+def _inner_optimizers(optimizer: Any) -> Iterator[Any]:
+    if optimizer is None:
+        return
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        inner = getattr(part, "optimizer", None)
+        if inner is not None and hasattr(inner, "param_groups"):
+            yield inner
+
+
+def _distinct(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    return {storage._cdata: storage.nbytes() for storage in _storages(list(tensors))}
+
+
+def _storages(values: Any) -> Iterator[torch.UntypedStorage]:
+    for value in tree_iter(values):
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            yield value.untyped_storage()
