@@ -1,0 +1,322 @@
+"""Default stages for data: datasets, iterators, and the batch of each pipeline stage.
+
+Datasets are megatron-core's. Every rank reads its samples from the memory-mapped files itself, so that no
+broadcast over tensor parallelism is needed, and a rank that fails to build them stops all ranks with one message.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
+from torch.utils.data import DataLoader
+
+from mindspeed_core.errors import ArgumentError, DataError, UserError
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.standalone.dataset_files import DatasetFiles, check_dataset_files, largest_token
+from mindspeed_core.hosts.standalone.datasets_python import index_builders
+from mindspeed_core.hosts.standalone.sampler import MicroBatchSampler
+from mindspeed_core.hosts.standalone.tokenizer import BpeTokenizer, NullTokenizer, load_tokenizer
+from mindspeed_core.run import Batch, DataIterators, Datasets, Run
+
+if TYPE_CHECKING:
+    from mindspeed_core.session import Session
+
+_SPLITS = ("train", "validation", "test")
+_BATCH_FIELDS = frozenset(field.name for field in dataclasses.fields(Batch)) - {"extra"}
+
+
+@hookimpl(trylast=True)
+def build_datasets(session: Session, args: Namespace, num_samples: tuple[int, int, int]) -> Datasets:
+    """Build megatron-core's GPT datasets: rank 0 first, then the others from its index cache."""
+    return _rank_by_rank(lambda: _build(args, num_samples), args)
+
+
+@hookimpl(trylast=True)
+def build_data_iterators(session: Session, run: Run) -> DataIterators:
+    """Build one lazy iterator per model chunk: a chunk that needs no data starts no loader."""
+    datasets = run.datasets
+    if datasets is None or datasets.train is None:
+        raise DataError("there is no training dataset; build_datasets has to come first")
+    train = _iterators(run, datasets.train, run.consumed_train_samples, _SPLITS[0])
+    assert train is not None
+    return DataIterators(
+        train,
+        _iterators(run, datasets.valid, run.consumed_valid_samples, _SPLITS[1], endless=True),
+        _iterators(run, datasets.test, 0, _SPLITS[2], endless=True),
+    )
+
+
+@hookimpl(trylast=True)
+def batch_fields(args: Namespace, pre_process: bool, post_process: bool) -> frozenset[str]:
+    """Embedding needs tokens and positions, the loss needs labels and its mask."""
+    fields: set[str] = set()
+    # Layers that predict further tokens sit on the last stage and embed tokens themselves.
+    if pre_process or (post_process and getattr(args, "mtp_num_layers", None)):
+        fields |= {"tokens", "position_ids"}
+    if post_process:
+        fields |= {"labels", "loss_mask"}
+    if args.create_attention_mask_in_dataloader:
+        fields.add("attention_mask")
+    return frozenset(fields)
+
+
+@hookimpl(trylast=True)
+def get_batch(session: Session, run: Run, data_iterator: Iterator[Any], vp_stage: int | None) -> Batch:
+    """Take the next sample and move the fields that this stage needs to the device."""
+    chunk: Any = run.model[vp_stage or 0]
+    while not hasattr(chunk, "pre_process"):
+        chunk = chunk.module
+    fields: frozenset[str] = session.call(
+        "batch_fields", args=run.args, pre_process=chunk.pre_process, post_process=chunk.post_process
+    )
+    if not fields:
+        return Batch()
+    sample = next(data_iterator)
+    missing = sorted(fields.difference(sample))
+    if missing:
+        raise DataError(
+            f"the dataset gives no {', '.join(missing)}, which this pipeline stage needs; it gives "
+            f"{', '.join(sorted(sample))}. --create-attention-mask-in-dataloader adds attention_mask"
+        )
+    device = run.dist.device
+    moved = {name: sample[name].to(device, non_blocking=True) for name in fields}
+    extra = {name: moved.pop(name) for name in sorted(fields - _BATCH_FIELDS)}
+    return Batch(**moved, extra=extra)
+
+
+class _RankLocalBuilder(BlendedMegatronDatasetBuilder):
+    """megatron-core's builder without its barriers.
+
+    It waits between rank 0 and the others inside of the construction, where a failure of rank 0 leaves the others
+    waiting; here the caller orders the ranks and hears of failures.
+    """
+
+    def _build_megatron_datasets_parallel(
+        self, prefixes: Sequence[str], split: Any, sizes_per_dataset: Any
+    ) -> list[list[Any]]:
+        built = [
+            self._build_megatron_dataset_splits(prefix, split, sizes, False)
+            for prefix, sizes in zip(prefixes, sizes_per_dataset)
+        ]
+        return [list(datasets) for datasets in zip(*built)]
+
+    @staticmethod
+    def build_generic_dataset(
+        cls: Callable[..., Any], is_built_on_rank: Any, synchronize_ranks: bool, *args: Any
+    ) -> Any:
+        return cls(*args)
+
+
+def _build(args: Namespace, num_samples: tuple[int, int, int]) -> Datasets:
+    tokenizer = build_tokenizer(args)
+    blend = None
+    if not args.mock_data:
+        blend = parse_blend(args.data_path or ())
+        shares = parse_split(args.split)
+        for prefix in blend[0]:
+            files = check_dataset_files(prefix)
+            _check_shares(files, shares, args.split, num_samples)
+            _check_tokens(files, tokenizer)
+    values = {
+        "random_seed": args.seed,
+        "sequence_length": args.seq_length,
+        "blend": blend,
+        "split": args.split,
+        "path_to_cache": args.data_cache_path,
+        "mmap_bin_files": args.mmap_bin_files,
+        "tokenizer": tokenizer,
+        "reset_position_ids": bool(args.reset_position_ids),
+        "reset_attention_mask": bool(args.reset_attention_mask),
+        "eod_mask_loss": bool(args.eod_mask_loss),
+        "create_attention_mask": bool(args.create_attention_mask_in_dataloader),
+    }
+    config = GPTDatasetConfig(**values)
+    # A split without samples is left out: megatron-core never ends counting the epochs of an empty one.
+    matrix: list[Any] = [share if wanted else None for share, wanted in zip(config.split_matrix, num_samples)]
+    config.split_matrix = matrix
+    dataset_class = MockGPTDataset if blend is None else GPTDataset
+    with index_builders():
+        train, valid, test = _RankLocalBuilder(dataset_class, list(num_samples), lambda: True, config).build()
+    if train is not None and len(train) < num_samples[0]:
+        raise DataError(
+            f"--data-path has {len(train)} training samples of --seq-length {args.seq_length}, the run needs "
+            f"{num_samples[0]}; lower --train-iters, or give each dataset a weight so that datasets are repeated"
+        )
+    return Datasets(train, valid, test)
+
+
+def build_tokenizer(args: Namespace) -> BpeTokenizer | NullTokenizer:
+    """The tokenizer of ``--tokenizer-model``, or plain ids up to ``--vocab-size``.
+
+    Raises:
+        DataError: the file cannot be used, or has more ids than the model's vocabulary.
+    """
+    if args.mock_data or not args.tokenizer_model:
+        return NullTokenizer(args.vocab_size)
+    tokenizer = load_tokenizer(args.tokenizer_model)
+    if tokenizer.vocab_size > args.padded_vocab_size:
+        raise DataError(
+            f"--tokenizer-model {args.tokenizer_model!r} has {tokenizer.vocab_size} ids, the model has "
+            f"{args.padded_vocab_size}; leave --vocab-size out, or give {tokenizer.vocab_size}"
+        )
+    return tokenizer
+
+
+def parse_blend(words: Sequence[str]) -> tuple[list[str], list[float] | None]:
+    """Read ``--data-path``: prefixes, or pairs of weight and prefix.
+
+    Returns:
+        Prefixes, and their weights or None.
+
+    Raises:
+        ArgumentError: it is empty, or weights and prefixes do not alternate.
+    """
+    if not words:
+        raise ArgumentError("--data-path", None, "no data to train on", "name a dataset, or use --mock-data")
+    weights = [_number(word) for word in words[::2]]
+    if len(words) == 1 or all(weight is None for weight in weights):
+        return list(words), None
+    if len(words) % 2 or any(weight is None for weight in weights):
+        raise ArgumentError(
+            "--data-path", " ".join(words), "weights and prefixes do not alternate", "give 'weight prefix' pairs"
+        )
+    positive = [weight for weight in weights if weight is not None and weight > 0]
+    if len(positive) < len(weights):
+        raise ArgumentError("--data-path", " ".join(words), "a weight is not above zero", "leave that dataset out")
+    return list(words[1::2]), positive
+
+
+def parse_split(split: str) -> tuple[float, float, float]:
+    """Read ``--split``: shares of train, validation and test that sum to 1.
+
+    Raises:
+        ArgumentError: it is not one to three numbers, or all are zero.
+    """
+    parts = [_number(part) for part in re.split(r"[,/\s]+", split.strip())]
+    numbers = [part for part in parts if part is not None and part >= 0]
+    if len(numbers) != len(parts) or not 1 <= len(numbers) <= 3 or sum(numbers) == 0:
+        raise ArgumentError(
+            "--split", split, "is not the shares of train, validation and test", "write for example 969,30,1"
+        )
+    numbers += [0.0] * (3 - len(numbers))
+    total = sum(numbers)
+    return numbers[0] / total, numbers[1] / total, numbers[2] / total
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def _check_shares(
+    files: DatasetFiles, shares: tuple[float, float, float], split: str, num_samples: tuple[int, int, int]
+) -> None:
+    begin = 0.0
+    for name, share, wanted in zip(_SPLITS, shares, num_samples):
+        first, last = (round(bound * files.sequences) for bound in (begin, begin + share))
+        begin += share
+        tokens = int(files.sequence_lengths[first:last].sum(dtype="int64"))
+        if wanted and tokens < 2:
+            remedy = "" if name == _SPLITS[0] else ", or --eval-iters 0"
+            raise DataError(
+                f"--split {split!r} leaves no text for {name} in {files.prefix} ({files.sequences} documents); give "
+                f"{name} a larger share, or more documents{remedy}"
+            )
+
+
+def _check_tokens(files: DatasetFiles, tokenizer: BpeTokenizer | NullTokenizer) -> None:
+    largest = largest_token(files)
+    if largest >= tokenizer.vocab_size:
+        raise DataError(
+            f"{files.prefix}.bin contains the id {largest}, the tokenizer has {tokenizer.vocab_size} ids; name the "
+            "tokenizer the dataset was made with in --tokenizer-model, or raise --vocab-size"
+        )
+
+
+def _rank_by_rank(build: Callable[[], Datasets], args: Namespace) -> Datasets:
+    """Build on rank 0, then on the others; a failure anywhere is raised on every rank."""
+    together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    rank = dist.get_rank() if together else 0
+    built: Datasets | None = None
+    for first_turn in (True, False) if together else (True,):
+        message = ""
+        cause: Exception | None = None
+        if (rank == 0) == first_turn:
+            try:
+                built = build()
+            except Exception as error:
+                cause, message = error, _explain(error, args)
+        messages: list[Any] = [message]
+        if together:
+            messages = [None] * dist.get_world_size()
+            dist.all_gather_object(messages, message)
+        if isinstance(cause, UserError):
+            raise cause
+        if cause is not None:
+            raise DataError(message) from cause
+        for other, text in enumerate(messages):
+            if text:
+                raise DataError(f"{text} (rank {other})")
+    assert built is not None
+    return built
+
+
+def _explain(error: Exception, args: Namespace) -> str:
+    if isinstance(error, UserError):
+        return str(error)
+    where = " ".join(args.data_path or ()) or "made-up samples"
+    if isinstance(error, OSError):
+        return (
+            f"the datasets of {where} cannot be indexed ({error}); name a folder that every rank can write to and "
+            "read from in --data-cache-path"
+        )
+    cache = args.data_cache_path or "the 'cache' folder beside the dataset"
+    return (
+        f"the datasets of {where} cannot be built ({type(error).__name__}: {error}); if a run was killed while it "
+        f"indexed them, delete {cache} and try again"
+    )
+
+
+def _iterators(
+    run: Run, dataset: Any, consumed: int, name: str, endless: bool = False
+) -> list[Iterator[Any]] | None:
+    if dataset is None:
+        return None
+    return [_micro_batches(run, dataset, consumed, name, endless) for _ in run.model]
+
+
+def _micro_batches(run: Run, dataset: Any, consumed: int, name: str, endless: bool) -> Iterator[Any]:
+    sampler = MicroBatchSampler(
+        len(dataset),
+        consumed_samples=consumed,
+        micro_batch_size=run.args.micro_batch_size,
+        dp_rank=run.pg.dp.rank(),
+        dp_size=run.pg.dp.size(),
+        endless=endless,
+        name=name,
+    )
+    loader: DataLoader[Any] = DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        num_workers=run.args.num_workers,
+        pin_memory=run.dist.device.type not in ("cpu", "meta"),
+        # A loader draws a seed when it starts; from the default generator it would change the model's random state.
+        generator=torch.Generator().manual_seed(run.args.seed),
+    )
+    return _until_used_up(loader, sampler)
+
+
+def _until_used_up(loader: DataLoader[Any], sampler: MicroBatchSampler) -> Iterator[Any]:
+    yield from loader
+    # Raised here and not by the sampler, which workers run ahead of the training.
+    raise sampler.used_up()

@@ -1,0 +1,158 @@
+"""Check of a tokenized dataset (a ``.bin`` / ``.idx`` pair) before a run depends on it.
+
+megatron-core notices a truncated file only when a sample of the missing part is read, hours into a run, and on
+one rank. The checks here read the index and file sizes only, so that they cost nothing at start; importing this
+module loads neither torch nor megatron-core.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mindspeed_core.errors import DataError
+
+__all__ = ["DatasetFiles", "bin_path", "check_dataset_files", "idx_path", "largest_token", "token_counts"]
+
+_MAGIC = b"MMIDIDX\x00\x00"
+_HEADER = struct.Struct("<9sQBQQ")
+_DTYPES: dict[int, type[np.generic]] = {
+    1: np.uint8,
+    2: np.int8,
+    3: np.int16,
+    4: np.int32,
+    5: np.int64,
+    6: np.float64,
+    7: np.float32,
+    8: np.uint16,
+}
+_REMAKE = "copy the pair again, or make it again with prepare-text"
+
+
+@dataclass(frozen=True)
+class DatasetFiles:
+    """What the index of a dataset says.
+
+    Attributes:
+        prefix: path of the pair without suffix.
+        documents: number of documents.
+        sequence_lengths: tokens of each sequence, ``[sequences]`` int32.
+        tokens: tokens of all sequences.
+        dtype: type of one token in the ``.bin`` file.
+    """
+
+    prefix: str
+    documents: int
+    sequence_lengths: np.ndarray
+    tokens: int
+    dtype: np.dtype
+
+    @property
+    def sequences(self) -> int:
+        """Number of sequences; the unit in which ``--split`` divides a dataset."""
+        return len(self.sequence_lengths)
+
+
+def bin_path(prefix: str | Path) -> Path:
+    """Path of the token file."""
+    return Path(f"{prefix}.bin")
+
+
+def idx_path(prefix: str | Path) -> Path:
+    """Path of the index file."""
+    return Path(f"{prefix}.idx")
+
+
+def check_dataset_files(prefix: str | Path) -> DatasetFiles:
+    """Read the index of a dataset and compare it with the sizes of both files.
+
+    Args:
+        prefix: path of the pair without ``.bin`` / ``.idx``.
+
+    Raises:
+        DataError: a file is missing, damaged or does not belong to the other.
+    """
+    index, tokens_file = idx_path(prefix), bin_path(prefix)
+    _check_presence(str(prefix), index, tokens_file)
+    with index.open("rb") as stream:
+        header = stream.read(_HEADER.size)
+        magic = header[: len(_MAGIC)]
+        if magic != _MAGIC:
+            raise DataError(f"{index}: is not a dataset index (starts with {magic!r}); {_REMAKE}")
+        if len(header) < _HEADER.size:
+            raise DataError(f"{index}: is cut off inside its header ({len(header)} bytes); {_REMAKE}")
+        _, version, code, sequences, boundaries = _HEADER.unpack(header)
+        if version != 1:
+            raise DataError(f"{index}: has version {version}, only version 1 is known; {_REMAKE}")
+        if code not in _DTYPES:
+            raise DataError(f"{index}: has the unknown token type {code}; {_REMAKE}")
+        size = index.stat().st_size
+        expected = _HEADER.size + sequences * (4 + 8) + boundaries * 8
+        # A multimodal index has one byte more per sequence.
+        if size not in (expected, expected + sequences):
+            raise DataError(
+                f"{index}: has {size} bytes, but {sequences} sequences and {boundaries - 1} documents need "
+                f"{expected}; {_REMAKE}"
+            )
+        lengths = np.fromfile(stream, dtype=np.int32, count=sequences)
+        stream.seek(sequences * 8, 1)
+        ends = np.fromfile(stream, dtype=np.int64, count=boundaries)
+    if sequences == 0:
+        raise DataError(f"{index}: the dataset is empty; prepare it from files that contain text")
+    if boundaries == 0 or int(ends[-1]) != sequences or int(lengths.min()) < 0:
+        raise DataError(f"{index}: document boundaries do not match its {sequences} sequences; {_REMAKE}")
+    dtype = np.dtype(_DTYPES[code])
+    tokens = int(lengths.sum(dtype=np.int64))
+    actual = tokens_file.stat().st_size
+    if actual != tokens * dtype.itemsize:
+        problem = "is cut off" if actual < tokens * dtype.itemsize else "belongs to another index"
+        raise DataError(
+            f"{tokens_file}: {problem}: it has {actual} bytes, but {index.name} describes {tokens} tokens of "
+            f"{dtype.itemsize} bytes = {tokens * dtype.itemsize}; {_REMAKE}"
+        )
+    return DatasetFiles(str(prefix), boundaries - 1, lengths, tokens, dtype)
+
+
+def token_counts(prefix: str | Path) -> np.ndarray:
+    """How often each id occurs in a dataset: ``[largest id + 1]`` int64.
+
+    Raises:
+        DataError: see `check_dataset_files`.
+    """
+    files = check_dataset_files(prefix)
+    counts = np.zeros(0, dtype=np.int64)
+    if files.tokens == 0:
+        return counts
+    tokens = np.memmap(bin_path(prefix), dtype=files.dtype, mode="r")
+    block = 1 << 22
+    for start in range(0, len(tokens), block):
+        part = np.bincount(tokens[start : start + block].astype(np.int64), minlength=len(counts))
+        part[: len(counts)] += counts
+        counts = part
+    return counts
+
+
+def largest_token(files: DatasetFiles, limit: int = 1 << 20) -> int:
+    """The largest id among the first ``limit`` tokens, -1 for none: enough to notice another tokenizer."""
+    if files.tokens == 0:
+        return -1
+    tokens = np.memmap(bin_path(files.prefix), dtype=files.dtype, mode="r", shape=(min(files.tokens, limit),))
+    return int(tokens.max())
+
+
+def _check_presence(prefix: str, index: Path, tokens_file: Path) -> None:
+    missing = [file for file in (index, tokens_file) if not file.is_file()]
+    if not missing:
+        return
+    stem = prefix[:-4] if prefix.endswith((".bin", ".idx")) else ""
+    if stem and idx_path(stem).is_file():
+        raise DataError(f"--data-path {prefix!r}: give the prefix of the pair, {stem!r}, without its suffix")
+    if len(missing) == 2:
+        raise DataError(
+            f"--data-path {prefix!r}: neither {index} nor {tokens_file} exists; check the path, or make the dataset "
+            "with prepare-text --output-prefix"
+        )
+    raise DataError(f"{missing[0]}: is missing, its partner is there; the dataset is incomplete: {_REMAKE}")

@@ -1,0 +1,214 @@
+"""Tokenizers for text preparation and for megatron-core's datasets.
+
+A byte-level BPE lives in one ``tokenizer.json`` of the `tokenizers` library, so that it is portable and needs no
+model hub. The two classes here offer what megatron-core's datasets ask of a tokenizer and nothing else; importing
+this module loads neither torch nor megatron-core.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mindspeed_core.errors import ArgumentError, DataError
+
+__all__ = ["END_OF_DOCUMENT", "PADDING", "BpeTokenizer", "NullTokenizer", "load_tokenizer", "train_tokenizer"]
+
+END_OF_DOCUMENT = "<|endoftext|>"
+PADDING = "<|pad|>"
+
+_END_NAMES = (END_OF_DOCUMENT, "<|end_of_text|>", "<|im_end|>", "</s>", "<eos>", "<eod>", "[EOS]", "[SEP]")
+_PADDING_NAMES = (PADDING, "<|padding|>", "<pad>", "[PAD]")
+_NO_PADDING = -1
+_SMALLEST_VOCABULARY = 256 + 2
+
+
+class BpeTokenizer:
+    """A trained tokenizer, in the shape that megatron-core's datasets expect.
+
+    Attributes:
+        eod: id of the end-of-document token.
+        pad: id of the padding token, or -1 (megatron-core's "never in the data") when the file has none.
+        unique_identifiers: what the dataset index cache depends on: the content of the file, not its place.
+    """
+
+    def __init__(self, tokenizer: Any, digest: str, source: str) -> None:
+        """Wrap a `tokenizers.Tokenizer`.
+
+        Args:
+            tokenizer: the tokenizer.
+            digest: identifies its content.
+            source: named in errors.
+
+        Raises:
+            DataError: it has no end-of-document token.
+        """
+        self._tokenizer = tokenizer
+        # A document that spells out a special token is text, not a document boundary.
+        tokenizer.encode_special_tokens = True
+        eod = _first_id(tokenizer, _END_NAMES)
+        if eod is None:
+            raise DataError(
+                f"{source}: has no end-of-document token; add one of {', '.join(_END_NAMES)} to the tokenizer, or "
+                "train a new one with prepare-text --vocab-size"
+            )
+        padding = _first_id(tokenizer, _PADDING_NAMES)
+        self.eod: int = eod
+        self.pad: int = _NO_PADDING if padding is None else padding
+        self.unique_identifiers: OrderedDict[str, Any] = OrderedDict(
+            [("class", type(self).__name__), ("sha256", digest)]
+        )
+
+    @property
+    def eos(self) -> int:
+        """The same id as ``eod``."""
+        return self.eod
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id, special tokens included."""
+        return max(self.vocab.values()) + 1
+
+    @property
+    def vocab(self) -> dict[str, int]:
+        """Ids by token."""
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        return vocabulary
+
+    @property
+    def inv_vocab(self) -> dict[int, str]:
+        """Tokens by id."""
+        return {index: token for token, index in self.vocab.items()}
+
+    def tokenize(self, text: str) -> list[int]:
+        """The ids of a text, without an end-of-document token."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def tokenize_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of several texts, in parallel where the library can."""
+        return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
+    def detokenize(self, ids: Iterable[int]) -> str:
+        """The text of a sequence of ids; special tokens are spelled out."""
+        text: str = self._tokenizer.decode([int(index) for index in ids], skip_special_tokens=False)
+        return text
+
+    def save(self, path: str | Path) -> None:
+        """Write ``tokenizer.json``."""
+        self._tokenizer.save(str(path))
+
+
+class NullTokenizer:
+    """Ids without text: for made-up samples and for datasets whose tokenizer is not at hand.
+
+    Attributes:
+        vocab_size: number of ids.
+        eod: the last id.
+        pad: -1, megatron-core's "never in the data".
+        unique_identifiers: what the dataset index cache depends on.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        """Cover the ids 0 to ``vocab_size - 1``.
+
+        Raises:
+            ArgumentError: there would be no id beside the end-of-document token.
+        """
+        if vocab_size < 2:
+            raise ArgumentError("--vocab-size", vocab_size, "is too small", "give at least 2")
+        self.vocab_size = vocab_size
+        self.eod = vocab_size - 1
+        self.pad = _NO_PADDING
+        self.unique_identifiers: OrderedDict[str, Any] = OrderedDict(
+            [("class", type(self).__name__), ("vocab_size", vocab_size)]
+        )
+
+    @property
+    def eos(self) -> int:
+        """The same id as ``eod``."""
+        return self.eod
+
+    def tokenize(self, text: str) -> list[int]:
+        """Read ids that are written as numbers with blanks between them."""
+        return [int(word) for word in text.split()]
+
+    def detokenize(self, ids: Iterable[int]) -> str:
+        """Write ids as numbers with blanks between them."""
+        return " ".join(str(int(index)) for index in ids)
+
+
+def load_tokenizer(path: str | Path) -> BpeTokenizer:
+    """Load a ``tokenizer.json``.
+
+    Args:
+        path: the file, or a folder that contains ``tokenizer.json``.
+
+    Raises:
+        DataError: the file is missing, damaged or has no end-of-document token.
+    """
+    from tokenizers import Tokenizer
+
+    file = Path(path)
+    if file.is_dir():
+        file = file / "tokenizer.json"
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"--tokenizer-model {str(file)!r}: cannot be read ({error.strerror}); make one with prepare-text, or "
+            "name an existing tokenizer.json"
+        ) from error
+    try:
+        tokenizer = Tokenizer.from_buffer(content)
+    except Exception as error:
+        # The library raises a bare Exception for whatever is wrong with the file.
+        raise DataError(
+            f"--tokenizer-model {str(file)!r}: is not a tokenizer.json ({error}); copy it again, or make a new one "
+            "with prepare-text"
+        ) from error
+    return BpeTokenizer(tokenizer, hashlib.sha256(content).hexdigest(), str(file))
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
+    """Train a byte-level BPE (GPT-2's scheme: every byte is in the vocabulary, no unknown token).
+
+    Args:
+        texts: the documents.
+        vocab_size: ids wanted, special tokens included; small corpora may give fewer.
+
+    Raises:
+        ArgumentError: ``vocab_size`` has no room for all bytes and the special tokens.
+    """
+    if vocab_size < _SMALLEST_VOCABULARY:
+        raise ArgumentError(
+            "--vocab-size",
+            vocab_size,
+            "has no room for 256 bytes, the end-of-document token and padding",
+            f"give at least {_SMALLEST_VOCABULARY}",
+        )
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_DOCUMENT, PADDING],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    digest = hashlib.sha256(tokenizer.to_str(pretty=True).encode()).hexdigest()
+    return BpeTokenizer(tokenizer, digest, "the trained tokenizer")
+
+
+def _first_id(tokenizer: Any, names: Sequence[str]) -> int | None:
+    for name in names:
+        index: int | None = tokenizer.token_to_id(name)
+        if index is not None:
+            return index
+    return None
