@@ -1,0 +1,93 @@
+"""The one door: every task of the project is a session here (``nox -l`` lists them)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.4"
+nox.options.sessions = ["tests", "lint", "typecheck"]
+nox.options.reuse_existing_virtualenvs = True
+
+ROOT = Path(__file__).resolve().parent
+PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
+TEST_PLUGINS = sorted(path.parent for path in ROOT.glob("tests/plugins/*/pyproject.toml"))
+COMPAT = ("0.15.3", "0.16.1")
+THREADS = {"OMP_NUM_THREADS": "1"}
+
+
+def install(session: nox.Session, *extra: str, editable: bool = True, constraints: str = "constraints.txt") -> None:
+    """Install torch (pinned), the core and every plugin; what tests need besides as ``extra``."""
+    options = ["-c", str(ROOT / constraints)]
+    session.install(*options, "torch")
+    local: list[str] = []
+    for path in (ROOT, *PLUGINS):
+        local += ["-e", str(path)] if editable else [str(path)]
+    session.install(*options, *local, *extra)
+
+
+def install_for_tests(session: nox.Session, **options: str) -> None:
+    """Install everything that the test suite needs, the test plugins included."""
+    install(session, "pytest>=8", "hypothesis>=6.100", "build>=1.2", "hatchling>=1.21", "editables", **options)
+    # Dependencies are installed above; the test plugins themselves need no network.
+    for path in TEST_PLUGINS:
+        session.install("--no-deps", "--no-build-isolation", "-e", str(path))
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Build a tokenizer and a dataset from real text, train a GPT on two processes, resume it, sample from it."""
+    install(session, editable=False)
+    # From another folder than the checkout, so that what runs is what was installed.
+    session.run("python", str(ROOT / "examples" / "pretrain_gpt" / "demo.py"), *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The whole test suite."""
+    install_for_tests(session)
+    session.run("pytest", *session.posargs, env=THREADS)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff over everything."""
+    session.install("ruff>=0.8")
+    session.run("ruff", "check", ".")
+
+
+@nox.session
+def typecheck(session: nox.Session) -> None:
+    """mypy over the core and every plugin."""
+    install(session, "mypy>=1.13")
+    session.run("mypy")
+    for plugin in PLUGINS:
+        session.run("mypy", "--config-file", str(ROOT / "pyproject.toml"), "-p", plugin.name)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Every benchmark, or those named after ``--``; JSON files go to benchmarks/results/."""
+    install(session)
+    names = session.posargs or sorted(path.stem for path in ROOT.glob("benchmarks/*.py"))
+    for name in names:
+        session.run("python", str(ROOT / "benchmarks" / f"{name}.py"), env=THREADS)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Generate the reference pages and check every link and command of the documentation."""
+    install_for_tests(session)
+    session.run("python", str(ROOT / "docs" / "generate.py"))
+    session.run("pytest", str(ROOT / "tests" / "docs"), *session.posargs, env=THREADS)
+
+
+@nox.session
+@nox.parametrize("megatron_core", COMPAT)
+def compat(session: nox.Session, megatron_core: str) -> None:
+    """The test suite on every supported version of megatron-core."""
+    constraints = Path(session.create_tmp()) / "constraints.txt"
+    constraints.write_text(f"torch==2.13.0\nmegatron-core=={megatron_core}\n")
+    install_for_tests(session, constraints=str(constraints))
+    session.run("pytest", *session.posargs, env=THREADS)
