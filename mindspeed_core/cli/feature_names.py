@@ -40,7 +40,7 @@ def find_feature(registry: Registry, wanted: str) -> FeatureRecord:
     from difflib import get_close_matches
 
     close = get_close_matches(wanted, list(registry.features), n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else "mindspeed-features list shows what is installed"
+    hint = f"did you mean {' or '.join(close)}?" if close else "mindspeed-features list shows what there is"
     raise UserError(f"no feature {wanted!r} is installed; {hint}")
 
 

@@ -151,9 +151,10 @@ def _scenario(scenario: Scenario) -> str:
         f"; {gain.measure} " + ("reported" if gain.at_most is None else f"at most {gain.at_most:g} x")
         for gain in scenario.gains
     )
+    baseline = " ".join(scenario.baseline) or "the plain model"
     return (
-        f"{scenario.name}: {' '.join(scenario.flags)} against {' '.join(scenario.baseline) or 'the plain model'}, "
-        f"{scenario.world_size} ranks, {scenario.steps} steps, equal {exact}{gains}"
+        f"{scenario.name}: {' '.join(scenario.flags)} against {baseline}, {scenario.world_size} ranks, "
+        f"{scenario.steps} steps, equal {exact}{gains}"
     )
 
 

@@ -1,0 +1,170 @@
+"""The doctor: every mistake it knows is found, with a remedy, and a sound machine passes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from mindspeed_core import doctor
+from mindspeed_core.compatibility import TABLE, matches, same_release
+from mindspeed_core.doctor import Facts, examine
+
+SOUND = Facts(
+    python="3.11.7",
+    versions={
+        "torch": "2.13.0+cpu",
+        "megatron-core": "0.16.1",
+        "pluggy": "1.6.0",
+        "numpy": "2.1.0",
+        "transformer-engine": "2.1",
+    },
+    torch={
+        "torch": "2.13.0+cpu",
+        "backends": {"gloo": True},
+        "cuda": [],
+        "npu": [],
+        "megatron": "ok",
+        "helpers_cpp": "ok",
+    },
+    environment={"OMP_NUM_THREADS": "1"},
+    open_files=65536,
+    shared_memory=8 << 30,
+    cpus=8,
+)
+CUDA = {**SOUND.torch, "cuda": ["H"], "backends": {"gloo": True, "nccl": True}}
+
+
+def _severe(facts, severity="error"):
+    return [finding for finding in examine(facts) if finding.severity == severity]
+
+
+def test_a_sound_machine_has_neither_errors_nor_warnings():
+    assert _severe(SOUND) + _severe(SOUND, "warning") == []
+
+
+@pytest.mark.parametrize(
+    ("change", "subject"),
+    [
+        ({"python": "3.9.1"}, "python"),
+        ({"versions": {**SOUND.versions, "megatron-core": "0.14.0"}}, "megatron-core"),
+        ({"versions": {k: v for k, v in SOUND.versions.items() if k != "torch"}}, "torch"),
+        ({"torch": {}, "probe_error": "died with signal 11"}, "torch import"),
+        ({"torch": {"torch": "error: ImportError: libc10.so", "backends": {}}}, "torch import"),
+        ({"torch": {**SOUND.torch, "backends": {}}}, "collective backends"),
+        ({"torch": {**SOUND.torch, "megatron": "ImportError: x"}}, "megatron-core import"),
+        ({"torch": {**SOUND.torch, "helpers_cpp": "ImportError: x"}}, "helpers_cpp"),
+        ({"versions": {**SOUND.versions, "torch_npu": "2.7.1.post1"}}, "torch_npu"),
+        ({"host": "nowhere"}, "host"),
+    ],
+)
+def test_what_prevents_training_is_an_error_with_a_remedy(change, subject):
+    findings = _severe(replace(SOUND, **change))
+
+    assert [finding.subject for finding in findings] == [subject]
+    assert findings[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("change", "subject"),
+    [
+        ({"open_files": 1024}, "open files"),
+        ({"shared_memory": 64 << 20}, "shared memory"),
+        ({"environment": {"OMP_NUM_THREADS": "many"}}, "OMP_NUM_THREADS"),
+        ({"torch": {**CUDA, "backends": {"gloo": True}}}, "NCCL"),
+        ({"torch": CUDA, "versions": {**SOUND.versions, "torch_npu": "2.13.0"}}, "torch_npu"),
+        ({"versions": {**SOUND.versions, "mindspeed": "2.0"}}, "mindspeed"),
+        ({"broken": (("pack 1.0", "ImportError: x", "pip install --upgrade pack"),)}, "plugin pack 1.0"),
+    ],
+)
+def test_what_makes_training_fragile_is_a_warning_with_a_remedy(change, subject):
+    findings = _severe(replace(SOUND, **change), "warning")
+
+    assert [finding.subject for finding in findings] == [subject]
+    assert findings[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("change", "subject"),
+    [
+        ({"environment": {}}, "OMP_NUM_THREADS"),
+        ({"torch": CUDA}, "CUDA_DEVICE_MAX_CONNECTIONS"),
+        (
+            {"versions": {k: v for k, v in SOUND.versions.items() if k != "transformer-engine"}},
+            "transformer-engine",
+        ),
+    ],
+)
+def test_what_is_good_to_know_is_a_note(change, subject):
+    assert subject in [finding.subject for finding in _severe(replace(SOUND, **change), "note")]
+
+
+def test_a_torch_npu_that_cannot_find_cann_is_an_error():
+    versions = {**SOUND.versions, "torch_npu": "2.13.0"}
+    outcome = "ImportError: libhccl.so: cannot open shared object file"
+    findings = _severe(replace(SOUND, versions=versions, torch={**SOUND.torch, "torch_npu": outcome}))
+
+    assert [finding.subject for finding in findings] == ["torch_npu"]
+    assert "set_env.sh" in findings[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("version", "versions", "verdict"),
+    [
+        ("0.15.3", ">=0.15.3,<0.17", True),
+        ("0.16.1+local", ">=0.15.3,<0.17", True),
+        ("0.17.0", ">=0.15.3,<0.17", False),
+        ("0.16.0rc0", ">=0.15.3,<0.17", True),
+        ("not a version", ">=1", False),
+    ],
+)
+def test_versions_are_compared_without_their_local_part(version, versions, verdict):
+    assert matches(version, versions) is verdict
+
+
+def test_a_post_release_of_torch_npu_fits_the_same_torch():
+    assert same_release("2.7.1+cpu", "2.7.1.post2")
+    assert not same_release("2.7.1", "2.8.0")
+
+
+def test_the_dependencies_of_the_package_agree_with_the_table():
+    from importlib.metadata import requires
+
+    from packaging.requirements import Requirement
+
+    declared = {r.name: r.specifier for r in map(Requirement, requires("mindspeed-core") or [])}
+    for row in TABLE:
+        if row.required:
+            assert str(declared[row.distribution]) == str(Requirement(f"x{row.versions}").specifier)
+
+
+def test_doctor_passes_on_this_machine_and_reports_every_check(features, monkeypatch):
+    monkeypatch.setattr(doctor, "_ask_torch", lambda: (dict(SOUND.torch), ""))
+    result = features("doctor", "--json")
+    found = json.loads(result.output)
+
+    assert result.exit_code == 0, result.output
+    assert found["ok"] is True
+    assert {"python", "torch", "megatron-core", "helpers_cpp"} <= {f["subject"] for f in found["findings"]}
+
+
+def test_doctor_fails_and_prints_the_remedy_when_torch_cannot_be_imported(features, monkeypatch):
+    monkeypatch.setattr(doctor, "_ask_torch", lambda: ({}, "the process ended with status -11"))
+    result = features("doctor")
+
+    assert result.exit_code == 1
+    assert "status -11" in result.output
+    assert "->" in result.output
+
+
+def test_a_probe_that_dies_is_reported_with_its_last_words(monkeypatch, tmp_path):
+    (tmp_path / "torch.py").write_text("import sys\nprint('cannot map memory', file=sys.stderr)\nimport os\nos._exit(9)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    answer, problem = doctor._ask_torch()
+
+    assert answer == {}
+    assert "status 9" in problem
+    assert "cannot map memory" in problem

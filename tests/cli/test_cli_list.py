@@ -1,0 +1,89 @@
+"""``list``: what is installed and what is broken, cheaply."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from conftest import feature_source
+
+HEAVY = ("torch", "megatron", "numpy", "rich", "pluggy")
+
+
+def test_an_installed_feature_is_listed_with_its_flag_package_and_platforms(features, install):
+    install("sample-pack", feature_source("sample-thing", 'level = 1\nplatforms = ("cpu", "npu")'))
+
+    line = next(line for line in features("list").output.splitlines() if line.startswith("sample-thing"))
+
+    assert line.split() == [
+        "sample-thing", "samples", "1", "stable", "--sample-thing", "sample-pack", "0.1.0", "cpu", "npu",
+    ]
+
+
+def test_family_restricts_the_list(features, install):
+    install("pack-a", feature_source("thing-a", family="alpha"))
+    install("pack-b", feature_source("thing-b", family="beta"))
+
+    output = features("list", "--family", "alpha").output
+
+    assert "thing-a" in output
+    assert "thing-b" not in output
+
+
+def test_an_unknown_family_is_a_usage_error_that_names_the_families(features, install):
+    install("pack-a", feature_source("thing-a", family="alpha"))
+
+    result = features("list", "--family", "alphx")
+
+    assert result.exit_code == 2
+    assert "alpha" in result.output
+
+
+def test_json_carries_features_broken_plugins_and_extension_points(features, install):
+    install("pack-a", feature_source("thing-a") + 'DECLARATIONS += (ExtensionPoint("a.spot", "pack_a.spots"),)')
+    install("pack-b", "import a_module_that_nobody_has")
+
+    result = features("list", "--json")
+    found = json.loads(result.output)
+
+    assert result.exit_code == 0
+    assert "thing-a" in [feature["name"] for feature in found["features"]]
+    assert {"name": "a.spot", "group": "pack_a.spots", "summary": ""} in found["extension_points"]
+    broken = next(plugin for plugin in found["broken"] if plugin["dist"] == "pack-b")
+    assert "a_module_that_nobody_has" in broken["error"]
+    assert broken["remedy"]
+
+
+def test_broken_lists_only_broken_plugins_and_fails_when_there_are_any(features, install):
+    install("pack-a", feature_source("thing-a"))
+    healthy = features("list", "--broken")
+    install("pack-b", "raise RuntimeError('no such driver')")
+    damaged = features("list", "--broken")
+
+    assert (healthy.exit_code, damaged.exit_code) == (0, 1)
+    assert "no such driver" in damaged.output
+    assert "thing-a" not in damaged.output
+
+
+def test_an_extension_point_is_listed(features, install):
+    source = feature_source("thing-a") + 'DECLARATIONS += (ExtensionPoint("a.spot", "pack_a.spots", "Spots"),)'
+    install("pack-a", source)
+
+    assert "extension point a.spot (entry-point group pack_a.spots): Spots" in features("list").output
+
+
+def test_listing_and_planning_import_nothing_heavy():
+    code = (
+        "import sys\n"
+        "from click.testing import CliRunner\n"
+        "from mindspeed_core.cli.features import program\n"
+        "runs = (['list'], ['list', '--json'], ['plan', '--', '--num-layers', '2'], ['graph'])\n"
+        "results = [CliRunner().invoke(program, arguments) for arguments in runs]\n"
+        "assert all(r.exit_code in (0, 1) for r in results), [r.output for r in results]\n"
+        f"print(*[name for name in {HEAVY!r} if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
