@@ -234,7 +234,8 @@ class Patch:
         new: ``replace``: the new object; ``wrap``: a callable from the current object to the new one. Either
             may be given lazily as ``"module:attribute"``, which keeps the declaration free of imports.
         reason: why no other way exists; ``mindspeed-features patches`` prints it.
-        kind: ``"replace"`` (at most one feature per target) or ``"wrap"`` (stacks in plan order).
+        kind: ``"replace"`` (at most one feature per target), ``"wrap"`` (stacks in plan order) or ``"add"``:
+            a name that the module or class lacks; left alone where it exists.
         versions: a PEP 508 requirement the patch was written for, ``"megatron-core>=0.15,<0.17"``.
         required: a missing target is an error; ``False`` skips the patch where the symbol does not exist.
         also: further holders of the object (default arguments, registries), as ``"module:attribute"``.
@@ -254,8 +255,8 @@ class Patch:
         module, _, name = self.target.partition(":")
         if not module or not name:
             raise DeclarationError(f"patch target {self.target!r}: write 'package.module:Qual.name'")
-        if self.kind not in ("replace", "wrap"):
-            raise DeclarationError(f"patch {self.target}: kind {self.kind!r} is neither 'replace' nor 'wrap'")
+        if self.kind not in ("replace", "wrap", "add"):
+            raise DeclarationError(f"patch {self.target}: kind {self.kind!r} is none of 'replace', 'wrap', 'add'")
         if not self.reason:
             raise DeclarationError(f"patch {self.target}: a patch states its reason")
         object.__setattr__(self, "also", tuple(self.also))
