@@ -338,16 +338,28 @@ def _find_holders(pending: Sequence[_Pending]) -> None:
 
 def _restore_late_holders(records: Sequence[_Record]) -> None:
     """Put originals into modules that were imported while patches were open and copied a patched object."""
-    makers: dict[int, _Record] = {}
+    makers: dict[int, list[_Record]] = {}
     for record in records:
         if record.original is not ABSENT:
-            makers.update((id(value), record) for value in record.made if is_shared_by_name(value))
-    for identity, sites in holders(value for record in makers.values() for value in record.made).items():
-        record = makers[identity]
-        taken = {site.key for site, _ in record.sites}
+            for value in record.made:
+                if is_shared_by_name(value):
+                    makers.setdefault(id(value), []).append(record)
+    made = [value for candidates in makers.values() for record in candidates for value in record.made]
+    for identity, sites in holders(made).items():
         for site in sites:
-            if site.key not in taken and site.package not in record.elsewhere[identity]:
+            record = _maker(makers.get(identity, []), site.name)
+            if record is None or any(site.key == known.key for known, _ in record.sites):
+                continue
+            if site.package not in record.elsewhere[identity]:
                 site.write(record.original)
+
+
+def _maker(candidates: Sequence[_Record], name: str) -> _Record | None:
+    """Whose replacement a late holder has; where one object replaced several, the one of the same name."""
+    for record in candidates:
+        if record.sites[0][0].name == name:
+            return record
+    return candidates[0] if candidates else None
 
 
 @lru_cache(maxsize=256)

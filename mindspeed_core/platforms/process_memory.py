@@ -1,0 +1,64 @@
+"""Memory of this process as the operating system counts it.
+
+Resident set size is not what a device allocator reports: it includes the interpreter and libraries, and freed
+memory may stay resident. That is why every figure carries its source, ``process RSS``.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from pathlib import Path
+
+SOURCE = "process RSS"
+
+
+def resident_bytes() -> int:
+    """Bytes resident now, from ``/proc/self/statm``; the peak so far where there is no ``/proc``."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return _peak_of_rusage()
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_resident_bytes() -> int:
+    """Most bytes resident since `reset_peak` (``VmHWM``), or since the process began where that is unknown."""
+    try:
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmHWM:"):
+                return max(int(line.split()[1]) * 1024, resident_bytes())
+    except OSError:
+        return _peak_of_rusage()
+    return _peak_of_rusage()
+
+
+def reset_peak() -> bool:
+    """Start a new peak by writing 5 to ``/proc/self/clear_refs``; False where that is not permitted."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True
+
+
+def physical_bytes() -> int:
+    """Bytes of memory of the machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def available_bytes() -> int:
+    """Bytes that can be had without swapping (``MemAvailable``); all of it where that is unknown."""
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        return physical_bytes()
+    return physical_bytes()
+
+
+def _peak_of_rusage() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
