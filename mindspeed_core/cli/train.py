@@ -34,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         target, _ = _COMMANDS[arguments[0]]
         module, _, name = target.partition(":")
         command = getattr(import_module(module), name)
-        return guarded(lambda: command.main(arguments[1:], f"mindspeed-train {arguments[0]}", standalone_mode=False))
+        return guarded(
+            lambda: command.main(arguments[1:], f"mindspeed-train {arguments[0]}", standalone_mode=False)
+        )
     if arguments and arguments[0] == "--version":
         from mindspeed_core import __version__
 

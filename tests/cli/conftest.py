@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from mindspeed_core.cli.features import program
 
-FEATURE = '''
+FEATURE = """
 from mindspeed_core.feature import *
 
 class {cls}(Feature):
@@ -22,7 +22,7 @@ class {cls}(Feature):
 {body}
 
 DECLARATIONS = ({cls},)
-'''
+"""
 
 
 def feature_source(name: str, body: str = "", family: str = "samples") -> str:

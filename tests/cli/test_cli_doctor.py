@@ -159,7 +159,9 @@ def test_doctor_fails_and_prints_the_remedy_when_torch_cannot_be_imported(featur
 
 
 def test_a_probe_that_dies_is_reported_with_its_last_words(monkeypatch, tmp_path):
-    (tmp_path / "torch.py").write_text("import sys\nprint('cannot map memory', file=sys.stderr)\nimport os\nos._exit(9)")
+    (tmp_path / "torch.py").write_text(
+        "import sys\nprint('cannot map memory', file=sys.stderr)\nimport os\nos._exit(9)"
+    )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
 

@@ -17,7 +17,15 @@ def test_an_installed_feature_is_listed_with_its_flag_package_and_platforms(feat
     line = next(line for line in features("list").output.splitlines() if line.startswith("sample-thing"))
 
     assert line.split() == [
-        "sample-thing", "samples", "1", "stable", "--sample-thing", "sample-pack", "0.1.0", "cpu", "npu",
+        "sample-thing",
+        "samples",
+        "1",
+        "stable",
+        "--sample-thing",
+        "sample-pack",
+        "0.1.0",
+        "cpu",
+        "npu",
     ]
 
 
@@ -41,7 +49,9 @@ def test_an_unknown_family_is_a_usage_error_that_names_the_families(features, in
 
 
 def test_json_carries_features_broken_plugins_and_extension_points(features, install):
-    install("pack-a", feature_source("thing-a") + 'DECLARATIONS += (ExtensionPoint("a.spot", "pack_a.spots"),)')
+    install(
+        "pack-a", feature_source("thing-a") + 'DECLARATIONS += (ExtensionPoint("a.spot", "pack_a.spots"),)'
+    )
     install("pack-b", "import a_module_that_nobody_has")
 
     result = features("list", "--json")
@@ -67,7 +77,9 @@ def test_broken_lists_only_broken_plugins_and_fails_when_there_are_any(features,
 
 
 def test_an_extension_point_is_listed(features, install):
-    source = feature_source("thing-a") + 'DECLARATIONS += (ExtensionPoint("a.spot", "pack_a.spots", "Spots"),)'
+    source = (
+        feature_source("thing-a") + 'DECLARATIONS += (ExtensionPoint("a.spot", "pack_a.spots", "Spots"),)'
+    )
     install("pack-a", source)
 
     assert "extension point a.spot (entry-point group pack_a.spots): Spots" in features("list").output
@@ -80,7 +92,7 @@ def test_listing_and_planning_import_nothing_heavy():
         "from mindspeed_core.cli.features import program\n"
         "runs = (['list'], ['list', '--json'], ['plan', '--', '--num-layers', '2'], ['graph'])\n"
         "results = [CliRunner().invoke(program, arguments) for arguments in runs]\n"
-        "assert all(r.exit_code in (0, 1) for r in results), [r.output for r in results]\n"
+        "assert [r.exit_code for r in results] == [0, 0, 0, 0], [r.output for r in results]\n"
         f"print(*[name for name in {HEAVY!r} if name in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -66,7 +66,11 @@ def test_help_does_not_import_foreign_sub_commands(features, tmp_path, on_path):
 
 @pytest.mark.parametrize(
     ("source", "complaint"),
-    [("import nowhere_at_all", "nowhere_at_all"), ("tune = 3", "no click command"), ("exit(3)", "SystemExit")],
+    [
+        ("import nowhere_at_all", "nowhere_at_all"),
+        ("tune = 3", "no click command"),
+        ("exit(3)", "SystemExit"),
+    ],
 )
 def test_a_broken_foreign_sub_command_names_its_package_and_leaves_others_alone(
     features, tmp_path, on_path, source, complaint

@@ -1,0 +1,103 @@
+"""``graph``: every declared relation becomes one line, in both formats."""
+
+from __future__ import annotations
+
+import pytest
+
+from mindspeed_core.cli.graph_command import as_dot, as_mermaid, graph_of
+from mindspeed_core.feature import Conflict, Feature, Requirement
+
+
+class Base(Feature):
+    name = "base"
+    family = "one"
+    slots = ("norm",)
+    conflicts = (Conflict(feature="user"), Conflict(flag="--fp16"))
+
+
+class User(Feature):
+    name = "user"
+    family = "two"
+    requires = (
+        Requirement(feature="base"),
+        Requirement(any_of=("base", "absent")),
+        Requirement(flag="--seed"),
+    )
+    after = ("base", "absent")
+    conflicts = (Conflict(feature="base"),)
+
+
+FEATURES = {"base": Base, "user": User}
+
+
+def test_each_relation_is_one_line_and_a_mutual_conflict_is_drawn_once():
+    found = sorted((e.source, e.target, e.kind) for e in graph_of(FEATURES).edges)
+
+    assert found == [
+        ("base", "--fp16", "conflict"),
+        ("base", "norm", "slot"),
+        ("base", "user", "conflict"),
+        ("user", "--seed", "requires"),
+        ("user", "base", "after"),
+        ("user", "base", "any-of"),
+        ("user", "base", "requires"),
+    ]
+
+
+def test_lines_to_features_that_are_not_drawn_are_left_out():
+    assert {e.target for e in graph_of({"user": User}).edges} == {"--seed"}
+
+
+def test_mermaid_text_is_complete():
+    assert as_mermaid(graph_of(FEATURES)).splitlines() == [
+        "graph LR",
+        '  subgraph f0["one"]',
+        '    n0["base"]',
+        "  end",
+        '  subgraph f1["two"]',
+        '    n1["user"]',
+        "  end",
+        '  n2(["slot norm"])',
+        '  n3[/"--fp16"/]',
+        '  n4[/"--seed"/]',
+        "  n0 x--x|conflicts| n1",
+        "  n0 x--x|conflicts| n3",
+        "  n0 --- n2",
+        "  n1 -->|requires| n0",
+        "  n1 -->|one of| n0",
+        "  n1 -->|requires| n4",
+        "  n1 -.->|after| n0",
+    ]
+
+
+def test_dot_text_declares_every_node_and_line():
+    text = as_dot(graph_of(FEATURES))
+
+    assert text.startswith("digraph features {")
+    assert text.endswith("}")
+    assert text.count(" -> ") == 7
+    assert '"user" -> "base" [label="after", style=dashed];' in text
+
+
+@pytest.mark.parametrize(("form", "start"), [("mermaid", "graph LR"), ("dot", "digraph")])
+def test_the_command_draws_what_is_installed(features, install, form, start):
+    from conftest import feature_source
+
+    install("pack-a", feature_source("thing-a"))
+
+    output = features("graph", "--format", form).output
+
+    assert output.startswith(start)
+    assert "thing-a" in output
+
+
+def test_with_flags_only_the_plan_is_drawn(features, install):
+    from conftest import feature_source
+
+    install("pack-a", feature_source("thing-a"))
+    install("pack-b", feature_source("thing-b"))
+
+    output = features("graph", "--platform", "cpu", "--", "--thing-a").output
+
+    assert "thing-a" in output
+    assert "thing-b" not in output

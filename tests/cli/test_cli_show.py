@@ -1,0 +1,95 @@
+"""``show`` prints everything a feature declares, and helps with slips."""
+
+from __future__ import annotations
+
+from conftest import feature_source
+
+BODY = """
+requires = (
+    Requirement(feature="thing-b", reason="needs its buffers", implies=True),
+    Requirement(any_of=("thing-b", "thing-c"), reason="needs one of them"),
+    Requirement(flag="--micro-batch-size", one_of=(1, 2), reason="larger ones do not fit"),
+)
+conflicts = (Conflict(flag="--fp16", reason="overflows"),)
+after = ("thing-b",)
+slots = ("norm",)
+packages = ("torch_npu>=2.6; platform == 'npu'",)
+platforms = ("cpu",)
+fallback = Fallback("has no kernel there", feature="thing-b")
+patches = (Patch("torch:nowhere", "pack_a.x:y", "has no other way", versions="torch>=2.6"),)
+verify = (
+    Scenario("halves", flags=("--thing-a",), world_size=2, tolerance=0.0, gains=(Gain("peak_bytes", 0.5),)),
+)
+docs = "pack_a:page.md"
+deterministic = True
+formulas = {"bytes_sent": "4 * s * h"}
+tuning = {"--thing-a": (0, 1)}
+
+@hookimpl(wrapper=True)
+def train_step(self):
+    return (yield)
+"""
+
+
+def test_everything_that_is_declared_is_shown(features, install):
+    site = install("pack-a", feature_source("thing-a", BODY))
+    (site / "pack_a" / "page.md").write_text("# A page\nHow it works.\n")
+    install(
+        "pack-b",
+        feature_source("thing-b") + 'ThingB.conflicts = (Conflict(feature="thing-a", reason="old"),)',
+    )
+
+    output = features("show", "thing-a").output
+
+    expected = (
+        "thing-a: A feature for tests",
+        "family samples, level 2, stable, pack-a 0.1.0",
+        "--thing-a  switch",
+        "wraps train_step",
+        "norm: the normalization modules",
+        "thing-b (switched on with it): needs its buffers",
+        "thing-b or thing-c: needs one of them",
+        "--micro-batch-size one of 1, 2: larger ones do not fit",
+        "--fp16: overflows",
+        "thing-b: old",
+        "torch_npu>=2.6; platform == 'npu'",
+        "elsewhere thing-b takes over: has no kernel there",
+        "replace torch:nowhere (torch>=2.6): has no other way",
+        "halves: --thing-a against the plain model, 2 ranks, 3 steps, equal bit for bit; peak_bytes at most 0.5 x",
+        "deterministic: yes",
+        "bytes_sent = 4 * s * h",
+        "--thing-a: 0, 1",
+        "How it works.",
+    )
+    assert [text for text in expected if text not in output] == []
+
+
+def test_a_missing_page_is_said(features, install):
+    install("pack-a", feature_source("thing-a", BODY))
+
+    assert "pack_a:page.md is not in the installed package" in features("show", "thing-a").output
+
+
+def test_a_misspelled_name_gets_a_suggestion(features, install):
+    install("pack-a", feature_source("thing-a"))
+
+    result = features("show", "thing-e")
+
+    assert result.exit_code == 1
+    assert "did you mean thing-a" in result.output
+
+
+def test_a_flag_leads_to_its_feature(features, install):
+    install("pack-a", feature_source("thing-a"))
+
+    assert features("show", "--", "--thing-a").output.startswith("thing-a:")
+
+
+def test_a_broken_feature_says_what_is_wrong_with_it(features, install):
+    install("pack-a", feature_source("thing-a", 'slots = ("nrom",)'))
+
+    result = features("show", "thing-a")
+
+    assert result.exit_code == 1
+    assert "'nrom'" in result.output
+    assert "did you mean 'norm'" in result.output
