@@ -226,6 +226,21 @@ class Session:
             )
         return result
 
+    def collect(self, stage: str, **arguments: Any) -> list[Any]:
+        """Run a stage whose every implementation counts; the results in plan order.
+
+        An exception passes through unchanged, with a note that says which feature and stage it came from.
+        """
+        caller = self._callers.get(stage)
+        if caller is None:
+            caller = self._caller(stage)
+        try:
+            results: list[Any] = caller(session=self, **arguments)
+        except Exception as error:
+            self._annotate(error, stage)
+            raise
+        return results
+
     def _caller(self, stage: str) -> Any:
         if self._manager is None:
             raise SessionError(f"stage {stage}: the session is closed")

@@ -1,0 +1,51 @@
+"""Default stages that save and load a run, in megatron-core's distributed format.
+
+The stages are thin: what is saved is in ``checkpoint_content``, how in ``checkpoint_save``, the way back in
+``checkpoint_load``, and what makes a directory a checkpoint in ``publish``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.hooks import DONE, Done
+from mindspeed_core.hosts.standalone import checkpoint_load
+from mindspeed_core.hosts.standalone.checkpoint_save import saver
+from mindspeed_core.run import LoadInfo, Run, SaveInfo
+
+if TYPE_CHECKING:
+    from mindspeed_core.session import Session
+
+
+@hookimpl(trylast=True)
+def load_checkpoint(run: Run) -> LoadInfo:
+    """Load what ``--load`` names, or start from nothing."""
+    return checkpoint_load.load(run)
+
+
+@hookimpl(trylast=True)
+def save_checkpoint(session: Session, run: Run, reason: str) -> SaveInfo:
+    """Save into ``--save``; with ``--async-save`` an interval save is published by a later `poll`."""
+    return saver(session).save(run, reason)
+
+
+@hookimpl(trylast=True)
+def before_save_checkpoint() -> Done:
+    """The host's own state is canonical already."""
+    return DONE
+
+
+@hookimpl(trylast=True)
+def after_load_checkpoint() -> Done:
+    """The host trains with the canonical state."""
+    return DONE
+
+
+def poll(run: Run, blocking: bool = False) -> None:
+    """Publish a background save whose writers are done; every rank calls it, each step and at the end.
+
+    Raises:
+        CheckpointError: a background save failed; the earlier checkpoint is still the latest.
+    """
+    saver(run.session).poll(blocking=blocking)

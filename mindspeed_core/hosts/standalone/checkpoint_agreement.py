@@ -1,0 +1,107 @@
+"""Steps that succeed on all ranks or fail on all, with one message.
+
+An error that only one rank sees leaves the others waiting in the next collective until its timeout; each
+phase of a save or load therefore ends by telling each other how it went.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import torch.distributed as dist
+
+from mindspeed_core.errors import CheckpointError
+from mindspeed_core.hosts.standalone.publish import explain
+
+T = TypeVar("T")
+
+
+def together(what: str, action: Callable[[], T]) -> T:
+    """Run an action on every rank; raise on every rank when it failed on any.
+
+    Args:
+        what: begins the message, for instance ``saving /data/ckpt``.
+        action: what this rank does; collectives inside must not be left early by only some ranks.
+
+    Raises:
+        CheckpointError: with the first failing rank's reason.
+    """
+    error: Exception | None = None
+    result: Any = None
+    try:
+        result = action()
+    except Exception as caught:
+        error = caught
+    reasons = exchange(None if error is None else _reason(error))
+    failed = [(rank, reason) for rank, reason in enumerate(reasons) if reason is not None]
+    if failed:
+        _fail(what, failed, error)
+    return result
+
+
+def on_first_rank(what: str, action: Callable[[], T]) -> T:
+    """Run an action on rank 0 and give its (picklable) result to all; its failure is everybody's failure.
+
+    Raises:
+        CheckpointError: with rank 0's reason.
+    """
+    answer: list[Any] = [None, None]
+    error: Exception | None = None
+    if dist.get_rank() == 0:
+        try:
+            answer[0] = action()
+        except Exception as caught:
+            error = caught
+            answer[1] = _reason(caught)
+    dist.broadcast_object_list(answer, src=0)
+    if answer[1] is not None:
+        _fail(what, [(0, answer[1])], error)
+    return answer[0]
+
+
+def exchange(mine: T) -> list[T]:
+    """Every rank's value, in rank order."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, mine)
+    return values
+
+
+def _fail(what: str, failed: list[tuple[int, str]], error: Exception | None) -> NoReturn:
+    # The root cause is the most specific message: ranks that only noticed another's failure say less.
+    rank, reason = min(failed, key=lambda item: (item[1].startswith("CheckpointException"), item[0]))
+    where = f" (rank {rank})" if dist.get_world_size() > 1 else ""
+    # The action's own message names the file already.
+    text = reason.removeprefix("\0") if reason.startswith("\0") else f"{what}{where}: {reason}"
+    raise CheckpointError(text) from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, CheckpointError):
+        return "\0" + str(error)
+    cause = find_os_error(error)
+    if cause is not None:
+        return explain(cause)
+    return f"{type(error).__name__}: {error}"
+
+
+def find_os_error(error: BaseException | None) -> OSError | None:
+    """The operating-system error behind an exception, also where torch wrapped it into its own."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        current = pending.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        if isinstance(current, OSError) and current.errno is not None:
+            return current
+        pending += [current.__cause__, current.__context__]
+        # torch.distributed.checkpoint keeps each rank's exception with its traceback summary.
+        for wrapped in getattr(current, "failures", {}).values():
+            pending.append(wrapped[0] if isinstance(wrapped, tuple) else wrapped)
+        # A forked writer's error arrives as text.
+        if "No space left on device" in str(current):
+            return OSError(errno.ENOSPC, "No space left on device")
+    return None

@@ -1,0 +1,213 @@
+"""What a checkpoint holds: the sharded state of model, optimizer, features and random generators.
+
+The same function describes what is saved and the template that is loaded, so that both always agree. Keys
+are those of Megatron-LM's checkpoints where it has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from importlib import metadata as distributions
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedObject, ShardedTensorFactory
+
+from mindspeed_core.errors import CheckpointError
+from mindspeed_core.hosts.standalone import optimizer_state, rng_state
+
+if TYPE_CHECKING:
+    from mindspeed_core.run import Run
+
+CHECKPOINT_VERSION = 3.0
+_LIBRARIES = ("torch", "megatron-core", "mindspeed-core")
+_PLAIN = (type(None), bool, int, float, str, torch.Tensor, torch.dtype, torch.Size)
+
+
+def layout_metadata(run: Run, *, sharding: str = "fully_reshardable") -> dict[str, Any]:
+    """How state is laid out in the file, in the words of megatron-core.
+
+    Args:
+        run: the run.
+        sharding: of the distributed optimizer's state; ``fully_reshardable`` can be loaded by any layout.
+    """
+    described: dict[str, Any] = {
+        "singleton_local_shards": False,
+        "chained_optim_avoid_prefix": True,
+        "dp_cp_group": run.pg.dp_cp,
+    }
+    if getattr(run.args, "use_distributed_optimizer", False):
+        described["distrib_optim_sharding_type"] = sharding
+        described["distrib_optim_fully_reshardable_mem_efficient"] = False
+    return described
+
+
+def without_groups(described: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of `layout_metadata` that goes into the file."""
+    return {key: value for key, value in described.items() if key != "dp_cp_group"}
+
+
+def layout(run: Run) -> dict[str, int]:
+    """Sizes of the parallel dimensions."""
+    groups = {
+        "tp": run.pg.tp,
+        "pp": run.pg.pp,
+        "cp": run.pg.cp,
+        "dp": run.pg.dp,
+        "ep": getattr(run.pg, "ep", None),
+    }
+    sizes = {name: 1 if group is None else int(group.size()) for name, group in groups.items()}
+    sizes["vp"] = len(run.model)
+    return sizes
+
+
+def versions(run: Run) -> dict[str, str]:
+    """Versions of the libraries that write or read a checkpoint, and of every plugin in the plan."""
+    found = {}
+    for name in (*_LIBRARIES, *(feature.dist for feature in run.session.plan.features)):
+        try:
+            found[name] = distributions.version(name)
+        except distributions.PackageNotFoundError:
+            continue
+    return found
+
+
+def unwrapped(chunk: Any) -> Any:
+    """A chunk without the wrappers of data parallelism and mixed precision."""
+    while hasattr(chunk, "module"):
+        chunk = chunk.module
+    return chunk
+
+
+def model_keys(run: Run) -> list[str]:
+    """The key of each chunk: ``model``, or ``model0``, ``model1``, … with virtual stages."""
+    if len(run.model) == 1:
+        return ["model"]
+    return [f"model{index}" for index in range(len(run.model))]
+
+
+def sharded_state(
+    run: Run,
+    described: Mapping[str, Any],
+    *,
+    is_loading: bool,
+    with_optimizer: bool,
+    with_rng: bool,
+    features: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Everything sharded, to save or as the template of a load. Collective.
+
+    Args:
+        run: the run.
+        described: see `layout_metadata`.
+        is_loading: build a template.
+        with_optimizer: include the optimizer.
+        with_rng: include the random states.
+        features: parts of features, by name, see `feature_parts`.
+    """
+    state: dict[str, Any] = {}
+    for key, chunk in zip(model_keys(run), run.model):
+        # From the unwrapped chunk: the wrapper's keys would not be found again.
+        state[key] = unwrapped(chunk).sharded_state_dict(metadata=dict(described))
+    if with_optimizer and run.optimizer is not None:
+        state["optimizer"] = optimizer_state.sharded_state(
+            run.optimizer, {key: state[key] for key in model_keys(run)}, described, is_loading=is_loading
+        )
+    if with_rng:
+        state["rng_state"] = _rng_object(run)
+    if features:
+        state["features"] = {name: part for name, part in features.items()}
+    return state
+
+
+def common_state(run: Run) -> dict[str, Any]:
+    """What every rank holds alike: counters and the schedule."""
+    state: dict[str, Any] = {
+        "iteration": run.iteration,
+        "checkpoint_version": CHECKPOINT_VERSION,
+        "consumed_train_samples": run.consumed_train_samples,
+        "consumed_valid_samples": run.consumed_valid_samples,
+        "layout": layout(run),
+    }
+    if run.scheduler is not None:
+        state["opt_param_scheduler"] = run.scheduler.state_dict()
+    return state
+
+
+def _rng_object(run: Run) -> ShardedObject:
+    pg = run.pg
+    state = [rng_state.capture(run.session.platform)]
+    pipeline, tensor = (pg.pp.size(), pg.tp.size()), (pg.pp.rank(), pg.tp.rank())
+    shape, offset, replica = (pipeline, tensor, pg.dp_cp.rank())
+    if layout(run)["ep"] > 1:
+        # Expert-parallel generators differ along the data-parallel ranks.
+        shape, offset, replica = (*shape, pg.dp_cp.size()), (*offset, pg.dp_cp.rank()), 0
+    return ShardedObject("rng_state", state, shape, offset, replica_id=replica)
+
+
+def rng_fits(run: Run, saved: Mapping[str, int], *, dp_cp: int | None = None) -> bool:
+    """Whether the random states of a checkpoint with that layout belong to the ranks of this run."""
+    now = layout(run)
+    names = ["tp", "pp"]
+    if now["ep"] > 1 or saved.get("ep", 1) > 1:
+        names += ["ep", "dp", "cp"]
+    return all(saved.get(name, 1) == now[name] for name in names)
+
+
+def feature_parts(run: Run) -> dict[str, Any]:
+    """Every active feature's own state by feature name, its shards under keys of their own.
+
+    Raises:
+        CheckpointError: two features contribute under one name.
+    """
+    parts: dict[str, Any] = {}
+    for contributed in run.session.collect("checkpoint_state", run=run):
+        for name, part in contributed.items():
+            if name in parts:
+                raise CheckpointError(f"two features contribute checkpoint state under the name {name!r}")
+            prefix = f"features.{name}."
+            parts[name] = _map(part, lambda leaf, prefix=prefix: _prefixed(leaf, prefix))
+    return parts
+
+
+def _prefixed(leaf: Any, prefix: str) -> Any:
+    if isinstance(leaf, (ShardedBase, ShardedTensorFactory)) and hasattr(leaf, "key"):
+        # A copy: the feature may hand out the same description again.
+        return replace(leaf, key=prefix + leaf.key)
+    return leaf
+
+
+def _map(value: Any, function: Callable[[Any], Any]) -> Any:
+    if isinstance(value, dict) or isinstance(value, Mapping):
+        return {key: _map(item, function) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_map(item, function) for item in value]
+    return function(value)
+
+
+def check_plain(value: Any, path: str = "") -> None:
+    """Refuse a value that could not be read back without unpickling classes.
+
+    Raises:
+        CheckpointError: names where it is.
+    """
+    for where, leaf in _leaves(value, path):
+        if not isinstance(leaf, _PLAIN):
+            owner = where.split(".")
+            who = f"feature {owner[1]!r}: " if owner[0] == "features" and len(owner) > 1 else ""
+            raise CheckpointError(
+                f"{who}checkpoint state {where or 'as a whole'} is a {type(leaf).__name__}; only tensors, numbers, "
+                "strings, lists, tuples and dictionaries are saved"
+            )
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if type(value) is dict:
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    elif type(value) in (list, tuple):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{path}[{index}]")
+    else:
+        yield path, value

@@ -1,0 +1,364 @@
+"""Loading: choose, check, compare, then fill a template of the current run and hand each owner its part.
+
+Everything that can be wrong is looked for before the first tensor is overwritten, and said in one message
+that names the file, the key or the flag.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
+from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
+from megatron.core.dist_checkpointing.strategies.common import TorchCommonLoadStrategy
+from megatron.core.dist_checkpointing.utils import extract_sharded_base
+from torch.distributed.checkpoint import FileSystemReader
+
+from mindspeed_core.errors import CheckpointError
+from mindspeed_core.hosts.standalone import (
+    checkpoint_content,
+    checkpoint_security,
+    optimizer_state,
+    publish,
+    rng_state,
+)
+from mindspeed_core.hosts.standalone.checkpoint_agreement import exchange, on_first_rank, together
+from mindspeed_core.hosts.standalone.checkpoint_plan import (
+    compare_models,
+    compare_plans,
+    compare_versions,
+    model_arguments,
+)
+from mindspeed_core.run import LoadInfo
+
+if TYPE_CHECKING:
+    from mindspeed_core.run import Run
+
+logger = logging.getLogger("mindspeed_core")
+
+
+class _AlreadyLoaded(TorchCommonLoadStrategy):
+    """Gives megatron-core the common state that was checked and read here."""
+
+    def __init__(self, common: dict[str, Any]) -> None:
+        self._common = common
+
+    def load_common(self, checkpoint_dir: str | Path) -> dict[str, Any]:
+        return dict(self._common)
+
+
+def load(run: Run) -> LoadInfo:
+    """Load what ``--load`` names, or start from nothing. Collective.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, unsafe, or does not fit this run.
+    """
+    args = run.args
+    if args.save:
+        on_first_rank(f"--save {args.save}", lambda: len(publish.clean_stale(Path(args.save))))
+    if not args.load:
+        return LoadInfo(path=None)
+    unpublished = args.verify_checkpoint == "off"
+    found: publish.Found | None = on_first_rank(
+        f"--load {args.load}",
+        lambda: publish.find(Path(args.load), args.ckpt_step, accept_unpublished=unpublished),
+    )
+    if found is None:
+        if args.exit_on_missing_checkpoint or args.ckpt_step is not None:
+            raise CheckpointError(f"--load {args.load}: holds no checkpoint; check the path")
+        _warn(f"--load {args.load}: holds no checkpoint; starting from scratch")
+        return LoadInfo(path=None)
+    if found.warning:
+        _warn(found.warning)
+    if found.manifest is not None:
+        _compare_plan(run, found.manifest)
+        _verify(found.path, found.manifest, args.verify_checkpoint)
+    return _Load(run, found).run_all()
+
+
+class _Load:
+    """One checkpoint being loaded into one run."""
+
+    def __init__(self, run: Run, found: publish.Found) -> None:
+        self.run = run
+        self.path = found.path
+        self.manifest = found.manifest
+        args = run.args
+        training = run.optimizer is not None and not args.finetune
+        self.with_optimizer = training and not args.no_load_optim
+        self.with_rng = training and not args.no_load_rng
+        self.what = f"loading {found.path}"
+
+    def run_all(self) -> LoadInfo:
+        run = self.run
+        self.common = self._read_common()
+        self.index = self._read_index()
+        self._check_optimizer_kind()
+        features = checkpoint_content.feature_parts(run)
+        saved = self._saved_features()
+        known = {name: part for name, part in features.items() if name in saved}
+        for name in features.keys() - known.keys():
+            _warn(f"feature {name}: {self.path} holds no state of it; it starts anew")
+        self.with_rng = self._decide_rng()
+        try:
+            template = checkpoint_content.sharded_state(
+                run,
+                self._described(),
+                is_loading=True,
+                with_optimizer=self.with_optimizer,
+                with_rng=self.with_rng,
+                features=known,
+            )
+            together(self.what, lambda: self._check_shapes(template))
+            self._tell_unused(template)
+            state = together(self.what, lambda: self._fill(template))
+            together(self.what, lambda: self._apply(state))
+        finally:
+            if run.optimizer is not None:
+                optimizer_state.forget_overrides(run.optimizer)
+        parts = {name: (state.get("features") or {}).get(name, {}) for name in known}
+        run.session.collect("restore_checkpoint_state", run=run, state=parts)
+        return self._info(state)
+
+    def _read_common(self) -> dict[str, Any]:
+        trusted = self.run.args.trust_checkpoint
+        path = self.path / "common.pt"
+
+        def read() -> dict[str, Any]:
+            if not trusted:
+                checkpoint_security.check_common(self.path)
+            try:
+                # Never torch's advice to switch weights_only off: only the user's own word does that.
+                return torch.load(path, map_location="cpu", weights_only=not trusted)  # type: ignore[no-any-return]
+            except OSError as error:
+                raise CheckpointError(f"{path}: {publish.explain(error)}") from error
+            except Exception as error:
+                first = (str(error).splitlines() or [type(error).__name__])[0]
+                if "eights only" in first:
+                    first = "it holds something else than plain values and tensors"
+                raise CheckpointError(
+                    f"{path}: cannot be read ({first}); choose another with --ckpt-step"
+                ) from error
+
+        return together(self.what, read)
+
+    def _read_index(self) -> Any:
+        path = self.path / ".metadata"
+        trusted = self.run.args.trust_checkpoint
+
+        def read() -> Any:
+            if not trusted:
+                checkpoint_security.check_metadata(self.path)
+            try:
+                return FileSystemReader(str(self.path)).read_metadata()
+            except Exception as error:
+                raise CheckpointError(
+                    f"{path}: cannot be read ({type(error).__name__}: {error}); choose another with --ckpt-step"
+                ) from error
+
+        index = together(self.what, read)
+        if not trusted:
+            shards = checkpoint_security.object_shards(index)
+            share = shards[dist.get_rank() :: dist.get_world_size()]
+            together(self.what, lambda: checkpoint_security.check_objects(self.path, share))
+        return index
+
+    def _described(self) -> dict[str, Any]:
+        saved = self.common.get("content_metadata") or {}
+        sharding = saved.get("distrib_optim_sharding_type", "fully_reshardable")
+        return checkpoint_content.layout_metadata(self.run, sharding=sharding)
+
+    def _check_optimizer_kind(self) -> None:
+        if not self.with_optimizer:
+            return
+        if "optimizer" not in self.common:
+            raise CheckpointError(
+                f"{self.path}: holds no optimizer state (it was saved with --no-save-optim); --no-load-optim "
+                "resumes without, --finetune starts at step 0"
+            )
+        saved = "distrib_optim_sharding_type" in (self.common.get("content_metadata") or {})
+        now = bool(getattr(self.run.args, "use_distributed_optimizer", False))
+        if saved != now:
+            raise CheckpointError(
+                f"{self.path}: was written {'with' if saved else 'without'} --use-distributed-optimizer, this run "
+                f"is {'with' if now else 'without'}; use the same, or drop the optimizer state with --no-load-optim"
+            )
+
+    def _saved_features(self) -> set[str]:
+        names = set(self.common.get("features") or {})
+        for key in self.index.state_dict_metadata:
+            if str(key).startswith("features."):
+                names.add(str(key).split(".")[1])
+        if self.manifest is not None:
+            names.update(self.manifest.features)
+        return names
+
+    def _decide_rng(self) -> bool:
+        if not self.with_rng:
+            return False
+        if not any(str(key).startswith("rng_state/") for key in self.index.state_dict_metadata):
+            _warn(f"{self.path}: holds no random states; they continue from the seed")
+            return False
+        saved = self.common.get("layout") or {}
+        if not checkpoint_content.rng_fits(self.run, saved):
+            now = checkpoint_content.layout(self.run)
+            shown = ", ".join(f"{name} {saved.get(name, 1)} -> {now[name]}" for name in ("tp", "pp", "ep"))
+            _warn(f"{self.path}: another layout ({shown}); random states are seeded anew, dropout differs")
+            return False
+        return True
+
+    def _check_shapes(self, template: dict[str, Any]) -> None:
+        """Compare keys and shapes of this rank's template with the index."""
+        held = self.index.state_dict_metadata
+        for shard in _shards(template):
+            if isinstance(shard, ShardedObject):
+                if shard.unique_key not in held:
+                    raise CheckpointError(f"{self.path}: holds no object {shard.unique_key!r}{self._why()}")
+                continue
+            if shard.key not in held:
+                raise CheckpointError(f"{self.path}: holds no tensor {shard.key!r}{self._why()}")
+            saved = tuple(getattr(held[shard.key], "size", ()))
+            if saved != tuple(shard.global_shape) and not shard.allow_shape_mismatch:
+                raise CheckpointError(
+                    f"{self.path}: tensor {shard.key!r} has shape {list(saved)} in the checkpoint and "
+                    f"{list(shard.global_shape)} in this run{self._why()}"
+                )
+
+    def _why(self) -> str:
+        if self.manifest is None:
+            return "; compare the model's flags with those it was written with"
+        differing = compare_models(self.manifest.model, model_arguments(self.run.args))
+        if differing:
+            return "; different flags: " + ", ".join(differing)
+        change = self._plan_change()
+        if change:
+            return "; different features: " + ", ".join(change)
+        return "; the model's flags are the same, so another version or a feature changed the model"
+
+    def _plan_change(self) -> list[str]:
+        assert self.manifest is not None
+        change = compare_plans(self.manifest.plan, self.run.session.plan.as_dict(), _affecting(self.run))
+        return [*change.breaking, *change.harmless]
+
+    def _tell_unused(self, template: dict[str, Any]) -> None:
+        wanted = set().union(
+            *exchange({shard.key for shard in _shards(template) if isinstance(shard, ShardedTensor)})
+        )
+        ignored = ("optimizer.", "features.", "rng_state", "chained_")
+        unused = sorted(
+            key
+            for key in map(str, self.index.state_dict_metadata)
+            if key not in wanted and not key.startswith(ignored) and "_extra_state" not in key
+        )
+        if unused:
+            _warn(
+                f"{self.path}: {len(unused)} tensors are not part of this model, first {unused[0]!r}{self._why()}"
+            )
+
+    def _fill(self, template: dict[str, Any]) -> dict[str, Any]:
+        try:
+            loaded = dist_checkpointing.load(
+                template, str(self.path), common_strategy=_AlreadyLoaded(self.common)
+            )
+        except Exception as error:
+            hint = (
+                ""
+                if self.run.args.verify_checkpoint == "hash"
+                else "; --verify-checkpoint hash names the file"
+            )
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise CheckpointError(f"{self.path}: a shard cannot be read ({first}){hint}") from error
+        return loaded  # type: ignore[no-any-return]
+
+    def _apply(self, state: dict[str, Any]) -> None:
+        run = self.run
+        for key, chunk in zip(checkpoint_content.model_keys(run), run.model):
+            checkpoint_content.unwrapped(chunk).load_state_dict(state[key], strict=True)
+        if run.optimizer is not None:
+            if self.with_optimizer:
+                optimizer_state.load_state(run.optimizer, state["optimizer"])
+            else:
+                # Mixed precision keeps its own copy of the parameters.
+                run.optimizer.reload_model_params()
+        self._apply_schedule(state)
+        if self.with_rng:
+            run.loaded_rng = state["rng_state"][0]
+            rng_state.apply(run.loaded_rng, run.session.platform)
+
+    def _apply_schedule(self, state: dict[str, Any]) -> None:
+        run = self.run
+        if run.scheduler is None or run.args.finetune or run.args.no_load_optim:
+            return
+        saved = state.get("opt_param_scheduler")
+        if saved is None:
+            return
+        try:
+            run.scheduler.load_state_dict(saved)
+        except AssertionError as error:
+            raise CheckpointError(
+                f"{self.path}: the schedule differs from the flags: {error}; --override-opt-param-scheduler takes "
+                "the flags, --use-checkpoint-opt-param-scheduler the checkpoint"
+            ) from error
+
+    def _info(self, state: Mapping[str, Any]) -> LoadInfo:
+        if self.run.args.finetune:
+            return LoadInfo(path=self.path)
+        return LoadInfo(
+            path=self.path,
+            iteration=int(state["iteration"]),
+            consumed_train_samples=int(state.get("consumed_train_samples", 0)),
+            consumed_valid_samples=int(state.get("consumed_valid_samples", 0)),
+        )
+
+
+def _shards(template: dict[str, Any]) -> Iterable[Any]:
+    prepared, _, _ = load_preprocess(template)
+    sharded, _ = extract_sharded_base(prepared)
+    return list(nested_values(sharded))
+
+
+def _verify(path: Path, manifest: publish.Manifest, how: str) -> None:
+    if how == "off":
+        return
+    names = sorted(manifest.files)
+    share = names[dist.get_rank() :: dist.get_world_size()]
+    problems = [
+        publish.check_file(path, name, manifest.files[name], contents=how == "hash") for name in share
+    ]
+    found = [problem for part in exchange(problems) for problem in part if problem]
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise CheckpointError(f"{found[0]}{more}; load an earlier checkpoint with --ckpt-step")
+
+
+def _affecting(run: Run) -> dict[str, bool]:
+    records = run.session.registry.features
+    return {name: bool(record.cls.affects_checkpoint) for name, record in records.items()}
+
+
+def _compare_plan(run: Run, manifest: publish.Manifest) -> None:
+    strictness = run.args.strict_plan_resume
+    if strictness == "off" or run.args.finetune:
+        return
+    change = compare_plans(manifest.plan, run.session.plan.as_dict(), _affecting(run))
+    changed = [*change.harmless, *compare_versions(manifest.versions, checkpoint_content.versions(run))]
+    if change.breaking and strictness == "error":
+        raise CheckpointError(
+            f"{run.args.load}: the checkpoint needs other features: {'; '.join(change.breaking)}. "
+            "--strict-plan-resume warn loads it all the same"
+        )
+    changed = [*change.breaking, *changed]
+    if changed:
+        _warn(f"{run.args.load}: the plan changed since it was written: {'; '.join(changed)}")
+
+
+def _warn(text: str) -> None:
+    if dist.get_rank() == 0:
+        logger.warning("%s", text)

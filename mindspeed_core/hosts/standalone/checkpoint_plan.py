@@ -1,0 +1,121 @@
+"""Whether a checkpoint fits the run that resumes it: its plan, its versions, its model.
+
+Pure comparisons of plain data; the caller prints warnings and raises errors.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MODEL_ARGUMENTS = (
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "kv_channels",
+    "group_query_attention",
+    "num_query_groups",
+    "vocab_size",
+    "make_vocab_size_divisible_by",
+    "padded_vocab_size",
+    "max_position_embeddings",
+    "position_embedding_type",
+    "normalization",
+    "swiglu",
+    "add_bias_linear",
+    "add_qkv_bias",
+    "qk_layernorm",
+    "multi_latent_attention",
+    "untie_embeddings_and_output_weights",
+    "num_experts",
+    "moe_ffn_hidden_size",
+)
+"""Arguments that decide which tensors a model has and their shapes."""
+
+
+@dataclass(frozen=True)
+class PlanChange:
+    """How a run's plan differs from the checkpoint's.
+
+    Attributes:
+        breaking: features added or removed that change what a checkpoint holds, one phrase each.
+        harmless: other differences, one phrase each.
+    """
+
+    breaking: tuple[str, ...] = ()
+    harmless: tuple[str, ...] = ()
+
+
+def model_arguments(args: Namespace) -> dict[str, Any]:
+    """The arguments of the model, for the manifest."""
+    values = {name: getattr(args, name, None) for name in MODEL_ARGUMENTS}
+    return {name: value for name, value in values.items() if isinstance(value, (bool, int, float, str))}
+
+
+def compare_models(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """Which flags differ, ``--name VALUE (checkpoint) / VALUE (this run)`` each."""
+    return [
+        f"--{name.replace('_', '-')} {saved.get(name)} (checkpoint) / {current.get(name)} (this run)"
+        for name in MODEL_ARGUMENTS
+        if saved.get(name) != current.get(name)
+    ]
+
+
+def compare_plans(
+    saved: Mapping[str, Any], current: Mapping[str, Any], affects_checkpoint: Mapping[str, bool]
+) -> PlanChange:
+    """Compare two plans as `Plan.as_dict` gives them.
+
+    Args:
+        saved: the checkpoint's plan.
+        current: this run's plan.
+        affects_checkpoint: features of which it is known whether a checkpoint needs them; a feature that is
+            no longer installed is missing, and taken to affect it.
+    """
+    before = _features(saved)
+    now = _features(current)
+    breaking: list[str] = []
+    harmless: list[str] = []
+    for name in [*before, *now]:
+        if name in before and name in now:
+            continue
+        removed = name in before
+        what = f"{name} was {'active' if removed else 'not active'} when it was written"
+        origin = before[name] if removed else now[name]
+        if affects_checkpoint.get(name, removed):
+            installed = name in affects_checkpoint
+            way = f"{origin.get('why') or 'its flag'}" if installed else f"pip install {origin.get('dist')}"
+            breaking.append(f"{what} ({'add' if removed else 'drop'} {way})")
+        else:
+            harmless.append(what)
+    common_before = [name for name in before if name in now]
+    common_now = [name for name in now if name in before]
+    if common_before != common_now:
+        harmless.append(f"order of features: {' '.join(common_before)} then, {' '.join(common_now)} now")
+    for name in common_now:
+        then, today = before[name].get("version"), now[name].get("version")
+        if then != today:
+            harmless.append(f"{name}: version {then} then, {today} now")
+    old_slots, new_slots = dict(saved.get("slots") or {}), dict(current.get("slots") or {})
+    changed = [
+        slot for slot in sorted(old_slots.keys() & new_slots.keys()) if old_slots[slot] != new_slots[slot]
+    ]
+    harmless += [f"slot {slot}: {old_slots[slot]} then, {new_slots[slot]} now" for slot in changed]
+    return PlanChange(tuple(breaking), tuple(harmless))
+
+
+def compare_versions(saved: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
+    """Libraries whose version differs, one phrase each."""
+    return [
+        f"{name} {saved[name]} then, {current[name]} now"
+        for name in sorted(saved.keys() & current.keys())
+        if saved[name] != current[name]
+    ]
+
+
+def _features(plan: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = plan.get("features") or ()
+    return {str(feature["name"]): feature for feature in found}

@@ -1,0 +1,96 @@
+"""Where the forked writers of a checkpoint leave their results for the training process.
+
+megatron-core uses the queue of a ``multiprocessing`` manager, a spawned interpreter that imports the main
+program again: slow on the first save, fatal for scripts without a ``__main__`` guard, and orphaned when the
+trainer is killed. One small file per result needs no process; a pipe would block on large results.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mindspeed_core.session import Session
+
+
+class FileResults:
+    """A queue of picklable objects between a process and its forked children; one file each.
+
+    The directory is private to this user, so that unpickling reads only what our own children wrote.
+    """
+
+    def __init__(self) -> None:
+        """Make the private directory; it goes with this object."""
+        self._directory = Path(tempfile.mkdtemp(prefix="mindspeed-results-"))
+        self._finalizer = weakref.finalize(self, _remove_in, os.getpid(), self._directory)
+        self._number = 0
+
+    def put(self, item: Any) -> None:
+        """Add a result; it becomes visible complete or not at all."""
+        self._number += 1
+        name = f"{os.getpid()}-{self._number:06d}"
+        unfinished = self._directory / f"{name}.t"
+        unfinished.write_bytes(pickle.dumps(item))
+        os.rename(unfinished, self._directory / name)
+
+    def get_nowait(self) -> Any:
+        """Take a result.
+
+        Raises:
+            queue.Empty: there is none.
+        """
+        names = self._names()
+        if not names:
+            raise queue.Empty
+        path = self._directory / names[0]
+        item = pickle.loads(path.read_bytes())  # noqa: S301 - written by our own child, see the class
+        path.unlink()
+        return item
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """The same as `get_nowait`: results are asked for after their writer has ended."""
+        return self.get_nowait()
+
+    def empty(self) -> bool:
+        """Whether there is no result."""
+        return not self._names()
+
+    def clear(self) -> None:
+        """Drop results that nobody took (of a save that failed)."""
+        for name in self._names():
+            (self._directory / name).unlink()
+
+    def _names(self) -> list[str]:
+        return sorted(name for name in os.listdir(self._directory) if not name.endswith(".t"))
+
+
+def _remove_in(pid: int, directory: Path) -> None:
+    # A forked writer has a copy of the object and must leave the directory to its parent.
+    if os.getpid() == pid:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def use_file_results(session: Session) -> FileResults:
+    """Make megatron-core's writers use files for their results until the session closes."""
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    current = filesystem_async._results_queue
+    if isinstance(current, FileResults):
+        current.clear()
+        return current
+    results = FileResults()
+    session.ledger.set_attribute(
+        filesystem_async,
+        "_results_queue",
+        results,
+        owner="standalone",
+        reason="megatron-core's own queue spawns an interpreter that imports the main program again",
+    )
+    return results

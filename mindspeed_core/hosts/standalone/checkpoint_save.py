@@ -1,0 +1,249 @@
+"""Saving: collect, write on every rank, describe, publish; in the foreground or beside training.
+
+Both ways run the same phases; only who waits for the writers differs. Each phase ends with all ranks knowing
+how it went, so that a full disk on one of them is one message, and the previous checkpoint stays the latest.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue, AsyncRequest
+from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+
+from mindspeed_core.errors import ArgumentError, CheckpointError
+from mindspeed_core.hosts.standalone import checkpoint_content, optimizer_state, publish
+from mindspeed_core.hosts.standalone.checkpoint_agreement import exchange, on_first_rank, together
+from mindspeed_core.hosts.standalone.checkpoint_plan import model_arguments
+from mindspeed_core.hosts.standalone.checkpoint_results import use_file_results
+from mindspeed_core.run import SaveInfo
+
+if TYPE_CHECKING:
+    from mindspeed_core.run import Run
+    from mindspeed_core.session import Session
+
+logger = logging.getLogger("mindspeed_core")
+
+_BACKEND = "torch_dist"
+_COMMON = "common.pt"
+
+
+@dataclass(frozen=True)
+class _Target:
+    """One checkpoint on its way: where it is written, and what will be said about it."""
+
+    temporary: Path
+    manifest: publish.Manifest
+    keep: int | None
+
+    @property
+    def what(self) -> str:
+        final = self.temporary.parent / publish.directory_name(self.manifest.iteration)
+        return f"saving {final}"
+
+
+class Saver:
+    """The checkpoints that one session writes; at most one is on its way."""
+
+    def __init__(self) -> None:
+        """Start with nothing under way."""
+        self._queue = AsyncCallsQueue(persistent=False)
+        self._failure: CheckpointError | None = None
+
+    def save(self, run: Run, reason: str) -> SaveInfo:
+        """Save the run; returns when it is published, or, with ``--async-save``, when the writers run.
+
+        Raises:
+            CheckpointError: nothing was published; an earlier checkpoint is untouched.
+        """
+        args, session = run.args, run.session
+        if not args.save:
+            raise ArgumentError(
+                "--save", None, "a checkpoint was asked for, but no folder is given", "add --save FOLDER"
+            )
+        self.poll(blocking=True)
+        save_dir = Path(args.save)
+        temporary = Path(
+            on_first_rank(f"--save {save_dir}", lambda: str(publish.begin(save_dir, run.iteration)))
+        )
+        try:
+            session.call("before_save_checkpoint", run=run)
+            try:
+                self._write(run, temporary, in_background=bool(args.async_save) and reason == "interval")
+            finally:
+                session.call("after_load_checkpoint", run=run)
+        except BaseException:
+            if dist.get_rank() == 0:
+                publish.abandon(temporary)
+            raise
+        return SaveInfo(path=save_dir / publish.directory_name(run.iteration), iteration=run.iteration)
+
+    def poll(self, *, blocking: bool) -> None:
+        """Publish a checkpoint whose writers have finished. Collective while one is under way.
+
+        Raises:
+            CheckpointError: a background save failed.
+        """
+        if self._queue.get_num_unfinalized_calls():
+            self._queue.maybe_finalize_async_calls(blocking=blocking)
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _write(self, run: Run, temporary: Path, *, in_background: bool) -> None:
+        described = checkpoint_content.layout_metadata(run)
+        features = checkpoint_content.feature_parts(run)
+        target = _Target(temporary, self._manifest(run, tuple(features)), run.args.keep_last_n)
+        try:
+            state = checkpoint_content.sharded_state(
+                run,
+                described,
+                is_loading=False,
+                with_optimizer=not run.args.no_save_optim,
+                with_rng=not run.args.no_save_rng,
+                features=features,
+            )
+        finally:
+            if run.optimizer is not None:
+                optimizer_state.forget_overrides(run.optimizer)
+        state.update(checkpoint_content.common_state(run))
+        state["content_metadata"] = checkpoint_content.without_groups(described)
+        sharded = together(target.what, lambda: _write_common(state, temporary))
+        use_file_results(run.session)
+        request = _strategy(run).async_save(sharded, temporary)
+        write = request.async_fn
+        if write is not None:
+            request = request._replace(async_fn=partial(_write_and_digest, write, temporary, dist.get_rank()))
+        finish = request.finalize_fns
+        if in_background:
+            request = request._replace(finalize_fns=[partial(self._finish_quietly, target, finish)])
+            self._queue.schedule_async_request(request)
+            return
+        together(target.what, lambda: _run_writers(request))
+        _finish(target, finish)
+
+    def _manifest(self, run: Run, features: tuple[str, ...]) -> publish.Manifest:
+        return publish.Manifest(
+            iteration=run.iteration,
+            files={},
+            plan=run.session.plan.as_dict(),
+            versions=checkpoint_content.versions(run),
+            layout=checkpoint_content.layout(run),
+            model=model_arguments(run.args),
+            features=features,
+        )
+
+    def _finish_quietly(self, target: _Target, finish: list[Callable[[], None]]) -> None:
+        # Raising here would leave megatron-core's queue between two collectives; `poll` raises afterwards.
+        try:
+            _finish(target, finish)
+        except CheckpointError as error:
+            self._failure = error
+            if dist.get_rank() == 0:
+                publish.abandon(target.temporary)
+
+
+_savers: weakref.WeakKeyDictionary[Session, Saver] = weakref.WeakKeyDictionary()
+
+
+def saver(session: Session) -> Saver:
+    """The saver of a session."""
+    return _savers.setdefault(session, Saver())
+
+
+def _strategy(run: Run) -> Any:
+    strategy = TorchDistSaveShardedStrategy(_BACKEND, 1)
+    if run.pg.dp_cp.size() == 1:
+        return strategy
+    # Replicas share the writing instead of leaving all of it to the first.
+    return FullyParallelSaveStrategyWrapper(strategy, run.pg.dp_cp)
+
+
+def _write_common(state: dict[str, Any], temporary: Path) -> Any:
+    sharded, common = save_preprocess(state)
+    checkpoint_content.check_plain(common)
+    if dist.get_rank() == 0:
+        # Through memory: torch's own writer hides why the operating system refused.
+        content = io.BytesIO()
+        torch.save(common, content)
+        with (temporary / _COMMON).open("wb") as file:
+            file.write(content.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+    return sharded
+
+
+def _run_writers(request: AsyncRequest) -> None:
+    arguments = list(request.async_fn_args)
+    if request.preload_fn is not None:
+        arguments[1] = request.preload_fn()
+    if request.async_fn is not None:
+        request.async_fn(*arguments, **request.async_fn_kwargs)
+
+
+def _write_and_digest(write: Callable[..., None], temporary: Path, rank: int, *arguments: Any) -> None:
+    """Write this rank's shards and take their digests while the pages are still in memory.
+
+    Runs in a forked process when the save is in the background, hence the file.
+    """
+    write(*arguments)
+    digests = {path.name: publish.digest_file(path) for path in temporary.glob(f"__{rank}_*.distcp")}
+    (temporary / _digest_name(rank)).write_text(json.dumps(digests), encoding="utf-8")
+
+
+def _digest_name(rank: int) -> str:
+    return f".digests-{rank}.json"
+
+
+def _finish(target: _Target, finish: list[Callable[[], None]]) -> None:
+    """Complete the index, describe every file and publish. Collective."""
+    together(target.what, lambda: [function() for function in finish])
+    digests = together(target.what, lambda: _take_digests(target.temporary))
+    everyones = exchange(digests)
+    on_first_rank(target.what, lambda: _publish(target, everyones))
+
+
+def _take_digests(temporary: Path) -> dict[str, tuple[int, str]]:
+    rank = dist.get_rank()
+    path = temporary / _digest_name(rank)
+    written = sorted(file.name for file in temporary.glob(f"__{rank}_*.distcp"))
+    if not path.exists():
+        if written:
+            raise CheckpointError(f"{temporary}: the writer of rank {rank} ended before it was done")
+        return {}
+    digests = {name: (size, digest) for name, (size, digest) in json.loads(path.read_text()).items()}
+    path.unlink()
+    if sorted(digests) != written:
+        raise CheckpointError(f"{temporary}: rank {rank} wrote {written}, but described {sorted(digests)}")
+    return digests
+
+
+def _publish(target: _Target, everyones: list[dict[str, tuple[int, str]]]) -> None:
+    temporary, manifest = target.temporary, target.manifest
+    save_config(CheckpointingConfig(_BACKEND, 1), str(temporary))
+    files = {name: entry for part in everyones for name, entry in part.items()}
+    rest = [path for path in sorted(temporary.iterdir()) if path.name not in files]
+    publish.sync_files(rest)
+    files.update({path.name: publish.digest_file(path) for path in rest})
+    complete = publish.Manifest(**{**vars(manifest), "files": dict(sorted(files.items()))})
+    final = publish.publish(temporary, complete)
+    if target.keep is not None:
+        try:
+            publish.keep_last(final.parent, target.keep, final)
+        except OSError as error:
+            # The new checkpoint is safe; an old one that cannot be deleted is no reason to stop training.
+            logger.warning("--keep-last-n: %s", publish.explain(error))

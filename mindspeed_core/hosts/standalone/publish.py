@@ -1,0 +1,394 @@
+"""How a checkpoint directory becomes visible: all at once, at the very end, whatever interrupts it.
+
+A checkpoint is written into a temporary directory, described by a manifest (sizes, SHA-256 of every file),
+forced to disk and renamed; only then does the tracker name it. This module knows files and directories, not
+tensors, ranks or torch, so that every crash point can be tested in one process.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import time
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mindspeed_core.errors import CheckpointError
+
+TRACKER = "latest_checkpointed_iteration.txt"
+MANIFEST = "manifest.json"
+FORMAT = "mindspeed-checkpoint-1"
+
+_PUBLISHED = re.compile(r"iter_(\d{7,})\Z")
+_TEMPORARY = re.compile(r"\.(?:tmp|del)-iter_\d{7,}-(?P<host>.+)-(?P<pid>\d+)-(?P<start>\d+)\Z")
+_CHUNK = 1 << 22
+_FOREIGN_AGE_SECONDS = 24 * 3600
+_HASH = re.compile(r"[0-9a-f]{64}\Z")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a published checkpoint consists of.
+
+    Attributes:
+        iteration: training steps done.
+        files: ``{name: (bytes, sha256)}`` of every file except the manifest.
+        plan: the plan the checkpoint was written with, as `Plan.as_dict` gives it.
+        versions: versions of the libraries that wrote it.
+        layout: sizes of the parallel dimensions it was written with.
+        model: the arguments that determine the shapes of the model.
+        features: features whose own state is inside.
+        format: the version of this description.
+    """
+
+    iteration: int
+    files: Mapping[str, tuple[int, str]]
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    layout: Mapping[str, int] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
+    format: str = FORMAT
+
+
+@dataclass(frozen=True)
+class Found:
+    """The checkpoint that `find` chose.
+
+    Attributes:
+        path: its directory.
+        manifest: its manifest; None only where a directory without one was asked for.
+        warning: why it is not the one the tracker names, or empty.
+    """
+
+    path: Path
+    manifest: Manifest | None
+    warning: str = ""
+
+
+def directory_name(iteration: int) -> str:
+    """The name of a published checkpoint, as Megatron-LM spells it."""
+    return f"iter_{iteration:07d}"
+
+
+def digest_file(path: Path) -> tuple[int, str]:
+    """Size in bytes and SHA-256 of a file."""
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return size, digest.hexdigest()
+
+
+def begin(save_dir: Path, iteration: int) -> Path:
+    """Make the temporary directory of a new checkpoint, and clear away what dead runs left behind.
+
+    Raises:
+        CheckpointError: the directory cannot be made.
+    """
+    temporary = save_dir / f".tmp-{directory_name(iteration)}-{_run_id()}"
+    try:
+        save_dir.mkdir(parents=True, exist_ok=True)
+        clean_stale(save_dir)
+        if temporary.exists():
+            shutil.rmtree(temporary)
+        temporary.mkdir()
+    except OSError as error:
+        raise CheckpointError(f"--save {save_dir}: {explain(error)}") from error
+    return temporary
+
+
+def abandon(temporary: Path) -> None:
+    """Remove what a failed save has written; nothing that was published is touched."""
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def publish(temporary: Path, manifest: Manifest) -> Path:
+    """Make a completely written checkpoint visible and the latest.
+
+    Args:
+        temporary: the directory from `begin`; its files are written and forced to disk by their writers.
+        manifest: describes every file in it.
+
+    Returns:
+        The final directory.
+    """
+    save_dir = temporary.parent
+    final = save_dir / directory_name(manifest.iteration)
+    write_synced(temporary / MANIFEST, _manifest_text(manifest))
+    sync_directory(temporary)
+    replaced = None
+    if final.exists() or final.is_symlink():
+        replaced = save_dir / f".del-{final.name}-{_run_id()}"
+        os.rename(final, replaced)
+    os.rename(temporary, final)
+    sync_directory(save_dir)
+    _write_tracker(save_dir, manifest.iteration)
+    if replaced is not None:
+        _remove(replaced)
+    return final
+
+
+def _write_tracker(save_dir: Path, iteration: int) -> None:
+    beside = save_dir / f"{TRACKER}.tmp"
+    write_synced(beside, str(iteration))
+    os.replace(beside, save_dir / TRACKER)
+    sync_directory(save_dir)
+
+
+def keep_last(save_dir: Path, count: int, latest: Path) -> list[Path]:
+    """Delete all but the ``count`` most recently written checkpoints, never ``latest``.
+
+    Recency is the time of writing, not the step number: after going back to an older step, checkpoints of the
+    abandoned course have higher numbers. Links and directories without manifest are left alone.
+    """
+    if count < 1:
+        raise CheckpointError(f"--keep-last-n {count}: at least one checkpoint has to stay")
+    candidates = []
+    for path in save_dir.iterdir():
+        if _PUBLISHED.match(path.name) and not path.is_symlink() and path != latest:
+            manifest = path / MANIFEST
+            if manifest.is_file():
+                candidates.append((manifest.stat().st_mtime_ns, path.name, path))
+    candidates.sort(reverse=True)
+    removed = []
+    for _, _, path in candidates[count - 1 :]:
+        # A half-deleted directory must not look like a checkpoint.
+        doomed = save_dir / f".del-{path.name}-{_run_id()}"
+        os.rename(path, doomed)
+        _remove(doomed)
+        removed.append(path)
+    return removed
+
+
+def _remove(directory: Path) -> None:
+    if directory.is_symlink():
+        directory.unlink()
+        return
+    try:
+        shutil.rmtree(directory)
+    except OSError as error:
+        warnings.warn(f"could not delete an old checkpoint: {explain(error)}", stacklevel=3)
+
+
+def clean_stale(save_dir: Path) -> list[Path]:
+    """Remove temporary directories of runs that no longer live.
+
+    A run on another host cannot be asked whether it lives: its directory goes when nothing has touched it for
+    a day.
+    """
+    removed = []
+    if not save_dir.is_dir():
+        return removed
+    for path in save_dir.iterdir():
+        match = _TEMPORARY.match(path.name)
+        if match is None or path.is_symlink():
+            continue
+        if _owner_lives(path, match["host"], int(match["pid"]), int(match["start"])):
+            continue
+        shutil.rmtree(path, ignore_errors=True)
+        removed.append(path)
+    return removed
+
+
+def _owner_lives(path: Path, host: str, pid: int, start: int) -> bool:
+    if host != _host():
+        return time.time() - path.stat().st_mtime < _FOREIGN_AGE_SECONDS
+    return _start_of(pid) == start
+
+
+def _host() -> str:
+    return re.sub(r"[^A-Za-z0-9_.]", "_", socket.gethostname()) or "localhost"
+
+
+def _run_id() -> str:
+    return f"{_host()}-{os.getpid()}-{max(_start_of(os.getpid()), 0)}"
+
+
+def _start_of(pid: int) -> int:
+    """Start time of a process in clock ticks since boot; 0 where the system does not tell, -1 if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        if Path("/proc/self/stat").exists():
+            return -1
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return -1
+        except PermissionError:
+            return 0
+        return 0
+    fields = text.rpartition(")")[2].split()
+    # A zombie has ended; only its parent has not noticed.
+    return -1 if fields[0] in "ZX" else int(fields[19])
+
+
+def find(load_dir: Path, step: int | None = None, *, accept_unpublished: bool = False) -> Found | None:
+    """Choose the checkpoint to load.
+
+    The tracker's word counts where the directory it names was published; otherwise the newest published one
+    is taken, with a warning.
+
+    Args:
+        load_dir: the directory that holds checkpoints.
+        step: this step and no other.
+        accept_unpublished: also take a directory without manifest (written by another program).
+
+    Returns:
+        None when the directory holds no checkpoint at all.
+
+    Raises:
+        CheckpointError: there are checkpoints but none can be used, or the asked step is missing.
+    """
+    if not load_dir.is_dir():
+        return None
+    directories = {
+        int(match[1]): path
+        for path in load_dir.iterdir()
+        if (match := _PUBLISHED.match(path.name)) and path.is_dir()
+    }
+    published = sorted(number for number, path in directories.items() if (path / MANIFEST).is_file())
+    if step is not None:
+        return _found_step(load_dir, step, directories, published, accept_unpublished)
+    named, problem = _read_tracker(load_dir / TRACKER)
+    if named is not None:
+        if named in published:
+            return Found(directories[named], read_manifest(directories[named]))
+        if named in directories and accept_unpublished:
+            return Found(directories[named], None)
+        problem = (
+            f"names step {named}, whose directory was never completed"
+            if named in directories
+            else f"names step {named}, which has no directory"
+        )
+    elif not directories:
+        return None
+    if not published:
+        raise CheckpointError(
+            f"--load {load_dir}: {TRACKER} {problem}, and no other complete checkpoint ({MANIFEST} inside) is "
+            "there; if another program wrote them, --verify-checkpoint off accepts directories without manifest"
+        )
+    newest = published[-1]
+    warning = f"{load_dir / TRACKER} {problem}; loading the newest complete checkpoint, step {newest}"
+    return Found(directories[newest], read_manifest(directories[newest]), warning)
+
+
+def _found_step(
+    load_dir: Path, step: int, directories: Mapping[int, Path], published: list[int], unpublished: bool
+) -> Found:
+    if step in published:
+        return Found(directories[step], read_manifest(directories[step]))
+    if step in directories and unpublished:
+        return Found(directories[step], None)
+    state = "was never completed" if step in directories else "does not exist"
+    there = ", ".join(map(str, published)) or "none"
+    raise CheckpointError(
+        f"--ckpt-step {step}: {load_dir / directory_name(step)} {state}; complete ones in --load: {there}"
+    )
+
+
+def _read_tracker(path: Path) -> tuple[int | None, str]:
+    try:
+        text = path.read_text().strip()
+    except FileNotFoundError:
+        return None, "is missing"
+    except (OSError, UnicodeDecodeError) as error:
+        return None, f"cannot be read ({error})"
+    if not text.isdecimal():
+        return None, f"holds {text[:40]!r} instead of a step number"
+    return int(text), ""
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read the manifest of a checkpoint.
+
+    Raises:
+        CheckpointError: it is damaged, or of an unknown format.
+    """
+    path = directory / MANIFEST
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["format"] != FORMAT:
+            raise CheckpointError(
+                f"{path}: format {data['format']!r}, this version reads {FORMAT!r}; use the version that wrote it"
+            )
+        files = {str(name): (int(size), str(digest)) for name, (size, digest) in data["files"].items()}
+        for name, (_, digest) in files.items():
+            if Path(name).is_absolute() or ".." in Path(name).parts or not _HASH.match(digest):
+                raise ValueError(f"file entry {name!r}")
+        return Manifest(**{**data, "files": files, "features": tuple(data.get("features", ()))})
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path}: damaged ({type(error).__name__}: {error}); choose another checkpoint with --ckpt-step"
+        ) from error
+
+
+def check_file(directory: Path, name: str, expected: tuple[int, str], *, contents: bool) -> str:
+    """Compare one file with the manifest; return what is wrong with it, or an empty string."""
+    path = directory / name
+    try:
+        size = path.stat().st_size
+        if size != expected[0]:
+            return f"{path}: {size} bytes, the manifest says {expected[0]} (truncated or overwritten)"
+        if contents and digest_file(path)[1] != expected[1]:
+            return f"{path}: the contents changed since it was written (SHA-256 differs from the manifest)"
+    except FileNotFoundError:
+        return f"{path}: missing"
+    except OSError as error:
+        return f"{path}: {explain(error)}"
+    return ""
+
+
+def explain(error: BaseException) -> str:
+    """One phrase for an operating-system error, with the way out where there is one."""
+    number = getattr(error, "errno", None)
+    name = getattr(error, "filename", None)
+    where = f" ({name})" if name else ""
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return f"no space left on the device{where}; free some, or lower --keep-last-n"
+    if number == errno.EROFS:
+        return f"the file system is read-only{where}"
+    if number in (errno.EACCES, errno.EPERM):
+        return f"no permission{where}"
+    return str(error) or type(error).__name__
+
+
+def sync_directory(path: Path) -> None:
+    """Force a directory's entries to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_files(paths: Iterable[Path]) -> None:
+    """Force the contents of files to disk."""
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write a text file and force it to disk."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _manifest_text(manifest: Manifest) -> str:
+    return json.dumps(asdict(manifest), indent=1, sort_keys=True, default=str) + "\n"

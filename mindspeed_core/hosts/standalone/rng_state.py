@@ -1,0 +1,79 @@
+"""Random states of a rank as plain tensors and numbers, and putting them back at the right moment.
+
+Building data iterators draws random numbers, on the cpu platform from the very generator that dropout uses:
+restoring at load time is not enough, the loop restores again right before the first step.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from megatron.core import tensor_parallel
+
+if TYPE_CHECKING:
+    from mindspeed_core.platforms.platform import Platform
+    from mindspeed_core.run import Run
+
+
+def capture(platform: Platform) -> dict[str, Any]:
+    """The states of Python's, NumPy's, torch's, the device's and the tensor-parallel generators.
+
+    Only tensors, lists, numbers and strings, so that no class has to be unpickled to read them.
+    """
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
+        "numpy": [
+            str(name),
+            torch.tensor(np.asarray(keys, dtype=np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ],
+        "torch": torch.get_rng_state(),
+        "tracker": {
+            key: _as_tensor(value)
+            for key, value in tensor_parallel.get_cuda_rng_tracker().get_states().items()
+        },
+    }
+    if platform.device_type != "cpu":
+        state["device"] = platform.rng_state().cpu()
+    return state
+
+
+def apply(state: dict[str, Any], platform: Platform) -> None:
+    """Set every generator to a captured state."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    if "device" in state:
+        platform.set_rng_state(state["device"])
+    tracker = tensor_parallel.get_cuda_rng_tracker()
+    current = tracker.get_states()
+    # A tracker of registered generators (CUDA graphs) is set in place, a plain one takes a new dictionary.
+    for key, value in state["tracker"].items():
+        if isinstance(current.get(key), torch.Generator):
+            current[key].set_state(value)
+    tracker.set_states(
+        {
+            key: current[key] if isinstance(current.get(key), torch.Generator) else value.clone()
+            for key, value in state["tracker"].items()
+        }
+    )
+
+
+def restore(run: Run) -> None:
+    """Set the random states that the checkpoint held, if any; the loop calls it right before its first step."""
+    if run.loaded_rng is not None:
+        apply(run.loaded_rng, run.session.platform)
+        run.loaded_rng = None
+
+
+def _as_tensor(state: Any) -> torch.Tensor:
+    return (state.get_state() if isinstance(state, torch.Generator) else state).cpu()
