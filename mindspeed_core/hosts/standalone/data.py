@@ -1,7 +1,7 @@
 """Default stages for data: datasets, iterators, and the batch of each pipeline stage.
 
 Datasets are megatron-core's. Every rank reads its samples from the memory-mapped files itself, so that no
-broadcast over tensor parallelism is needed, and a rank that fails to build them stops all ranks with one message.
+broadcast over tensor parallelism is needed, and a rank that fails to build them stops all with one message.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def get_batch(session: Session, run: Run, data_iterator: Iterator[Any], vp_stage
 class _RankLocalBuilder(BlendedMegatronDatasetBuilder):
     """megatron-core's builder without its barriers.
 
-    It waits between rank 0 and the others inside of the construction, where a failure of rank 0 leaves the others
-    waiting; here the caller orders the ranks and hears of failures.
+    It waits between rank 0 and the others inside of the construction, where a failure of rank 0 leaves the
+    others waiting; here the caller orders the ranks and hears of failures.
     """
 
     def _build_megatron_datasets_parallel(
@@ -148,7 +148,7 @@ def _build(args: Namespace, num_samples: tuple[int, int, int]) -> Datasets:
     if train is not None and len(train) < num_samples[0]:
         raise DataError(
             f"--data-path has {len(train)} training samples of --seq-length {args.seq_length}, the run needs "
-            f"{num_samples[0]}; lower --train-iters, or give each dataset a weight so that datasets are repeated"
+            f"{num_samples[0]}; lower --train-iters, or give each dataset a weight: then datasets repeat"
         )
     return Datasets(train, valid, test)
 
@@ -186,11 +186,16 @@ def parse_blend(words: Sequence[str]) -> tuple[list[str], list[float] | None]:
         return list(words), None
     if len(words) % 2 or any(weight is None for weight in weights):
         raise ArgumentError(
-            "--data-path", " ".join(words), "weights and prefixes do not alternate", "give 'weight prefix' pairs"
+            "--data-path",
+            " ".join(words),
+            "weights and prefixes do not alternate",
+            "give 'weight prefix' pairs",
         )
     positive = [weight for weight in weights if weight is not None and weight > 0]
     if len(positive) < len(weights):
-        raise ArgumentError("--data-path", " ".join(words), "a weight is not above zero", "leave that dataset out")
+        raise ArgumentError(
+            "--data-path", " ".join(words), "a weight is not above zero", "leave that dataset out"
+        )
     return list(words[1::2]), positive
 
 
@@ -229,8 +234,8 @@ def _check_shares(
         if wanted and tokens < 2:
             remedy = "" if name == _SPLITS[0] else ", or --eval-iters 0"
             raise DataError(
-                f"--split {split!r} leaves no text for {name} in {files.prefix} ({files.sequences} documents); give "
-                f"{name} a larger share, or more documents{remedy}"
+                f"--split {split!r} leaves no text for {name} in {files.prefix} ({files.sequences} "
+                f"documents); give {name} a larger share, or more documents{remedy}"
             )
 
 
@@ -238,8 +243,8 @@ def _check_tokens(files: DatasetFiles, tokenizer: BpeTokenizer | NullTokenizer) 
     largest = largest_token(files)
     if largest >= tokenizer.vocab_size:
         raise DataError(
-            f"{files.prefix}.bin contains the id {largest}, the tokenizer has {tokenizer.vocab_size} ids; name the "
-            "tokenizer the dataset was made with in --tokenizer-model, or raise --vocab-size"
+            f"{files.prefix}.bin contains the id {largest}, the tokenizer has {tokenizer.vocab_size} ids; "
+            "name the tokenizer the dataset was made with in --tokenizer-model, or raise --vocab-size"
         )
 
 
@@ -277,13 +282,13 @@ def _explain(error: Exception, args: Namespace) -> str:
     where = " ".join(args.data_path or ()) or "made-up samples"
     if isinstance(error, OSError):
         return (
-            f"the datasets of {where} cannot be indexed ({error}); name a folder that every rank can write to and "
-            "read from in --data-cache-path"
+            f"the datasets of {where} cannot be indexed ({error}); name a folder that every rank can write "
+            "to and read from in --data-cache-path"
         )
     cache = args.data_cache_path or "the 'cache' folder beside the dataset"
     return (
-        f"the datasets of {where} cannot be built ({type(error).__name__}: {error}); if a run was killed while it "
-        f"indexed them, delete {cache} and try again"
+        f"the datasets of {where} cannot be built ({type(error).__name__}: {error}); if a run was killed "
+        f"while it indexed them, delete {cache} and try again"
     )
 
 
@@ -310,7 +315,7 @@ def _micro_batches(run: Run, dataset: Any, consumed: int, name: str, endless: bo
         batch_sampler=sampler,
         num_workers=run.args.num_workers,
         pin_memory=run.dist.device.type not in ("cpu", "meta"),
-        # A loader draws a seed when it starts; from the default generator it would change the model's random state.
+        # A loader draws a seed when it starts; from the default generator it would change the model.
         generator=torch.Generator().manual_seed(run.args.seed),
     )
     return _until_used_up(loader, sampler)

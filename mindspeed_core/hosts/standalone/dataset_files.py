@@ -1,8 +1,8 @@
 """Check of a tokenized dataset (a ``.bin`` / ``.idx`` pair) before a run depends on it.
 
-megatron-core notices a truncated file only when a sample of the missing part is read, hours into a run, and on
-one rank. The checks here read the index and file sizes only, so that they cost nothing at start; importing this
-module loads neither torch nor megatron-core.
+megatron-core notices a truncated file only when a sample of the missing part is read, hours into a run, and
+on one rank. The checks here read the index and file sizes only, so that they cost nothing at start; importing
+this module loads neither torch nor megatron-core.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _check_presence(prefix: str, index: Path, tokens_file: Path) -> None:
         raise DataError(f"--data-path {prefix!r}: give the prefix of the pair, {stem!r}, without its suffix")
     if len(missing) == 2:
         raise DataError(
-            f"--data-path {prefix!r}: neither {index} nor {tokens_file} exists; check the path, or make the dataset "
-            "with prepare-text --output-prefix"
+            f"--data-path {prefix!r}: neither {index} nor {tokens_file} exists; check the path, or make the "
+            "dataset with prepare-text --output-prefix"
         )
     raise DataError(f"{missing[0]}: is missing, its partner is there; the dataset is incomplete: {_REMAKE}")

@@ -1,8 +1,8 @@
 """NumPy versions of the index builders that megatron-core has in C++.
 
 Wheels of megatron-core carry the compiled ``helpers_cpp`` for some platforms only, and a source build on an
-aarch64 host may end without it. The functions here give the same arrays bit by bit; `index_builders` puts them in
-the place of the missing module while datasets are built, and only then.
+aarch64 host may end without it. The functions here give the same arrays bit by bit; `index_builders` puts
+them in the place of the missing module while datasets are built, and only then.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def build_blending_indices(
     size: int,
     verbose: bool = False,
 ) -> None:
-    """Choose for each sample of a blend the dataset that lags most behind its weight; fills both arrays in place.
+    """Choose for each sample of a blend the dataset that lags most behind its weight.
+
+    Fills both arrays in place.
 
     Args:
         dataset_index: ``[size]`` int16, the dataset of each sample.

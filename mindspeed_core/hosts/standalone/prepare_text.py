@@ -1,7 +1,7 @@
 """``prepare-text``: plain text files become a tokenized dataset that megatron-core reads.
 
-Documents are files, or blocks of paragraphs; the tokenizer is trained on them or reused. Everything is written
-under a temporary name first and the index appears last, so that a dataset is complete or not there.
+Documents are files, or blocks of paragraphs; the tokenizer is trained on them or reused. Everything is
+written under a temporary name first and the index appears last, so that a dataset is complete or not there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PreparedText:
         tokens: number of tokens, end-of-document tokens included.
         text_bytes: bytes of UTF-8 text.
         vocab_size: ids of the tokenizer.
-        unigram_entropy: nats per token of a model that knows token frequencies only; a trained model is below it.
+        unigram_entropy: nats per token of a model that knows token frequencies and nothing else.
         skipped: files that were left out because they are not UTF-8.
     """
 
@@ -121,9 +121,9 @@ def read_documents(
 
     Args:
         files: the files.
-        split_documents: None for one document per file, else end a document at the first blank line after this
-            many characters.
-        encoding_errors: what to do with a file that is not UTF-8: ``error``, ``replace`` the bytes, ``skip`` it.
+        split_documents: None for one document per file, else end a document at the first blank line after
+            this many characters.
+        encoding_errors: what to do with a file that is not UTF-8: ``error``, ``replace`` bytes, ``skip`` it.
         skipped: receives the files that were left out.
 
     Raises:
@@ -145,8 +145,8 @@ def read_documents(
                 continue
             line = content.count(b"\n", 0, error.start) + 1
             raise DataError(
-                f"{file}: is not UTF-8: byte 0x{content[error.start]:02x} at offset {error.start} (line {line}); "
-                "convert the file, or use --encoding-errors replace or --encoding-errors skip"
+                f"{file}: is not UTF-8: byte 0x{content[error.start]:02x} at offset {error.start} (line "
+                f"{line}); convert the file, or use --encoding-errors replace or --encoding-errors skip"
             ) from error
         text = text.removeprefix("\ufeff")
         for document in [text] if split_documents is None else _blocks(text, split_documents):
@@ -216,7 +216,7 @@ def prepare_text(
             os.replace(written, path)
     except OSError as error:
         raise DataError(
-            f"--output-prefix {prefix!r}: cannot be written ({error}); name a folder with write access and space"
+            f"--output-prefix {prefix!r}: cannot be written ({error}); name a folder that can be written"
         ) from error
     finally:
         for written in temporary:

@@ -1,8 +1,8 @@
 """Which samples a data-parallel rank reads, and in which order.
 
 Position ``consumed + i*micro*dp + r*micro + j`` of the dataset is sample j of micro-batch i on rank r, as in
-Megatron-LM: the samples of a step do not depend on how many ranks share them, and a resumed run goes on exactly
-where it stopped.
+Megatron-LM: the samples of a step do not depend on how many ranks share them, and a resumed run goes on
+exactly where it stopped.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class MicroBatchSampler:
         self.usable = total_samples // self.stride * self.stride
         if self.usable == 0:
             raise DataError(
-                f"the {name} dataset has {total_samples} samples, fewer than --micro-batch-size {micro_batch_size} "
-                f"on {dp_size} data-parallel ranks need; give more data, a larger share in --split, or a smaller "
-                "--micro-batch-size"
+                f"the {name} dataset has {total_samples} samples, fewer than --micro-batch-size "
+                f"{micro_batch_size} on {dp_size} data-parallel ranks need; give more data, a larger share "
+                "in --split, or a smaller --micro-batch-size"
             )
         self.total_samples = total_samples
         self.consumed_samples = consumed_samples
@@ -76,5 +76,6 @@ class MicroBatchSampler:
         """The error for asking on when a sampler that is not endless has ended."""
         return DataError(
             f"the {self.name} dataset is used up: it has {self.total_samples} samples, the run started at "
-            f"{self.consumed_samples}; lower --train-iters, or give more data (weights in --data-path repeat datasets)"
+            f"{self.consumed_samples}; lower --train-iters, or give more data (weights in --data-path repeat "
+            "datasets)"
         )

@@ -1,7 +1,8 @@
 """Real English text that every Python installation has, for trainings without a download.
 
-The reference manual's topics (`pydoc_data.topics`) and the docstrings and comments of the standard library make a
-few megabytes of prose. Sources are parsed, never imported; order and content depend on the Python version only.
+The reference manual's topics (`pydoc_data.topics`) and the docstrings and comments of the standard library
+make a few megabytes of prose. Sources are parsed, never imported; order and content depend on the Python
+version only.
 """
 
 from __future__ import annotations
@@ -70,12 +71,14 @@ def write_corpus(path: str | Path) -> tuple[int, int]:
             documents += 1
             size += len(content)
     except OSError as error:
-        raise DataError(f"{folder}: the text cannot be written there ({error}); name a folder that can be") from error
+        raise DataError(
+            f"{folder}: the text cannot be written there ({error}); name a folder that can be"
+        ) from error
     return documents, size
 
 
 def _prose(file: Path) -> Iterator[str]:
-    """Docstrings in the order of the source, then longer comments; nothing from what is no valid UTF-8 Python."""
+    """Docstrings in the order of the source, then longer comments; nothing if it is not UTF-8 Python."""
     try:
         source = file.read_text(encoding="utf-8")
         with warnings.catch_warnings():

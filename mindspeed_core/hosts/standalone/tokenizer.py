@@ -1,8 +1,8 @@
 """Tokenizers for text preparation and for megatron-core's datasets.
 
-A byte-level BPE lives in one ``tokenizer.json`` of the `tokenizers` library, so that it is portable and needs no
-model hub. The two classes here offer what megatron-core's datasets ask of a tokenizer and nothing else; importing
-this module loads neither torch nor megatron-core.
+A byte-level BPE lives in one ``tokenizer.json`` of the `tokenizers` library, so that it is portable and needs
+no model hub. The two classes here offer what megatron-core's datasets ask of a tokenizer and nothing else;
+importing this module loads neither torch nor megatron-core.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class BpeTokenizer:
         eod = _first_id(tokenizer, _END_NAMES)
         if eod is None:
             raise DataError(
-                f"{source}: has no end-of-document token; add one of {', '.join(_END_NAMES)} to the tokenizer, or "
-                "train a new one with prepare-text --vocab-size"
+                f"{source}: has no end-of-document token; add one of {', '.join(_END_NAMES)} to the "
+                "tokenizer, or train a new one with prepare-text --vocab-size"
             )
         padding = _first_id(tokenizer, _PADDING_NAMES)
         self.eod: int = eod
@@ -90,7 +90,9 @@ class BpeTokenizer:
 
     def tokenize_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of several texts, in parallel where the library can."""
-        return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+        return [
+            encoding.ids for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        ]
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """The text of a sequence of ids; special tokens are spelled out."""
@@ -159,16 +161,16 @@ def load_tokenizer(path: str | Path) -> BpeTokenizer:
         content = file.read_bytes()
     except OSError as error:
         raise DataError(
-            f"--tokenizer-model {str(file)!r}: cannot be read ({error.strerror}); make one with prepare-text, or "
-            "name an existing tokenizer.json"
+            f"--tokenizer-model {str(file)!r}: cannot be read ({error.strerror}); make one with "
+            "prepare-text, or name an existing tokenizer.json"
         ) from error
     try:
         tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:
         # The library raises a bare Exception for whatever is wrong with the file.
         raise DataError(
-            f"--tokenizer-model {str(file)!r}: is not a tokenizer.json ({error}); copy it again, or make a new one "
-            "with prepare-text"
+            f"--tokenizer-model {str(file)!r}: is not a tokenizer.json ({error}); copy it again, or make a "
+            "new one with prepare-text"
         ) from error
     return BpeTokenizer(tokenizer, hashlib.sha256(content).hexdigest(), str(file))
 
