@@ -1,0 +1,140 @@
+"""Reading entry points: what the installed distributions announce, and loading it without being hurt.
+
+Everything a distribution can get wrong while it is loaded (an import that fails or exits, an object of the
+wrong kind, metadata that cannot be read) becomes one `BrokenPlugin` record here and touches nobody else.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import PurePath
+from typing import Any
+
+FEATURES = "mindspeed.features"
+PLATFORMS = "mindspeed.platforms"
+HOSTS = "mindspeed.hosts"
+COMMANDS = "mindspeed.commands"
+
+_MESSAGE = 300
+
+
+@dataclass(frozen=True)
+class BrokenPlugin:
+    """Something installed that cannot be used; only asking for it is an error.
+
+    Attributes:
+        dist: the distribution that ships it.
+        version: its version.
+        entry_point: name of the entry point.
+        feature: the feature that is broken, or empty: everything behind the entry point.
+        error: one sentence.
+        remedy: what to do.
+        flags: option strings that belong to it, as far as they are known.
+    """
+
+    dist: str
+    version: str
+    entry_point: str
+    feature: str
+    error: str
+    remedy: str
+    flags: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """One sentence naming distribution, feature and error."""
+        feature = f", feature {self.feature}" if self.feature else ""
+        return f"{self.dist} {self.version} (entry point {self.entry_point}{feature}) is broken: {self.error}"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One entry point, not loaded yet.
+
+    Attributes:
+        dist: the distribution that ships it.
+        version: its version.
+        name: name of the entry point.
+        value: ``"module:attribute"``.
+        entry_point: what loads it.
+    """
+
+    dist: str
+    version: str
+    name: str
+    value: str
+    entry_point: EntryPoint
+
+    @property
+    def package(self) -> str:
+        """Top-level import package behind the entry point."""
+        return self.value.partition(":")[0].strip().partition(".")[0]
+
+    def load(self) -> Any:
+        """Import the module and return the object."""
+        module, _, attribute = self.value.partition(":")
+        loaded: Any = import_module(module.strip())
+        for part in filter(None, attribute.partition("[")[0].strip().split(".")):
+            loaded = getattr(loaded, part)
+        return loaded
+
+
+def sources(group: str) -> list[Source]:
+    """The entry points of a group, sorted by name and distribution; each distribution counts once.
+
+    A distribution that is on the path twice (an editable checkout beside an installed wheel) is represented by
+    the one that comes first, which is the one Python imports.
+    """
+    found: dict[tuple[str, str], Source] = {}
+    for entry in entry_points(group=group):
+        dist, version = _distribution(entry)
+        key = (entry.name, dist.lower().replace("_", "-"))
+        found.setdefault(key, Source(dist, version, entry.name, entry.value, entry))
+    return [found[key] for key in sorted(found)]
+
+
+def _distribution(entry: EntryPoint) -> tuple[str, str]:
+    try:
+        assert entry.dist is not None
+        return str(entry.dist.name), str(entry.dist.version)
+    except Exception:
+        # Damaged metadata: the entry point may still load, and is listed under its own name.
+        return entry.value.partition(":")[0].partition(".")[0].replace("_", "-"), "unknown"
+
+
+def broken(source: Source, error: BaseException | str, feature: str = "", remedy: str = "") -> BrokenPlugin:
+    """The record of a failure while loading or checking a source."""
+    text = error if isinstance(error, str) else describe(error, source.package)
+    return BrokenPlugin(
+        dist=source.dist,
+        version=source.version,
+        entry_point=source.name,
+        feature=feature,
+        error=text,
+        remedy=remedy
+        or f"pip install --upgrade {source.dist}, or pip uninstall {source.dist} if you do not need it",
+    )
+
+
+def describe(error: BaseException, package: str = "") -> str:
+    """An exception as one sentence: type, message, and the last line of ``package`` it passed."""
+    try:
+        message = " ".join(str(error).split())
+    except Exception:
+        message = "(its message cannot be printed)"
+    if isinstance(error, SystemExit):
+        message = f"it tried to exit the program ({message})"
+    where = ""
+    for frame in _frames(error):
+        path = PurePath(frame.filename)
+        if package and package in path.parts:
+            inside = path.parts[path.parts.index(package) :]
+            where = f" ({'/'.join(inside)}:{frame.lineno})"
+    return f"{type(error).__name__}: {message[:_MESSAGE]}{where}"
+
+
+def _frames(error: BaseException) -> Iterator[traceback.FrameSummary]:
+    return iter(traceback.extract_tb(error.__traceback__))

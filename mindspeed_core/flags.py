@@ -1,0 +1,707 @@
+"""The command line: flags of the core, of a host and of every installed feature, parsed without argparse's exit.
+
+argparse stops at the first mistake and leaves the program. Here every mistake of a command line is reported at
+once as a `Problem`, values remember where they came from, and a flag that a host already has is adopted by the
+feature that extends it. The accepted syntax is argparse's with ``allow_abbrev=False``, which also formats
+``--help``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_core.discovery import describe
+from mindspeed_core.feature import Feature, Flag
+from mindspeed_core.plan import Problem
+
+if TYPE_CHECKING:
+    from mindspeed_core.registry import Registry
+
+CORE_FLAGS: tuple[Flag, ...] = (
+    Flag(
+        "--platform",
+        type=str,
+        default="auto",
+        choices=("auto",),
+        help="device to run on; auto takes the best one that is available",
+    ),
+    Flag(
+        "--optimization-level",
+        type=int,
+        default=2,
+        choices=(0, 1, 2),
+        help="0: only features every run needs, 1: also those that change no numbers, 2: everything asked for",
+    ),
+    Flag("--plan-only", help="print what would be active and stop"),
+    Flag(
+        "--no-cross-rank-check",
+        help="do not compare versions, sources and arguments of all ranks when a run starts",
+    ),
+    Flag(
+        "--strict-plan-resume",
+        type=str,
+        default="error",
+        choices=("error", "warn", "off"),
+        help="what to do when a checkpoint was written with other features than are active now",
+    ),
+)
+
+CORE_OWNER = "mindspeed-core"
+DEFAULT = "default"
+
+_SHOWN = 200
+_LARGEST = 2**63
+_NEGATIVE = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
+_TRUE = frozenset({"true", "yes", "on", "1"})
+_FALSE = frozenset({"false", "no", "off", "0"})
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """A feature's use of a flag that somebody else defines.
+
+    Attributes:
+        owner: the feature.
+        flag: its declaration.
+    """
+
+    owner: str
+    flag: Flag
+
+
+@dataclass
+class FlagEntry:
+    """One flag of a `FlagSet`.
+
+    Attributes:
+        flag: the declaration; its choices grow when features adopt it.
+        owner: who defines it: the core, a host or a feature.
+        heading: the group in ``--help``.
+        notes: appended to the help.
+        adoptions: features that use it too.
+    """
+
+    flag: Flag
+    owner: str
+    heading: str
+    notes: tuple[str, ...] = ()
+    adoptions: list[Adoption] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ParsedArguments:
+    """The outcome of parsing.
+
+    Attributes:
+        args: every known destination with its value.
+        provenance: where each value came from: ``"flag --x"``, ``"preset NAME"`` or ``"default"``.
+        problems: what is wrong with the command line; the values concerned keep their defaults.
+        wants_help: ``--help`` or ``-h`` was given.
+    """
+
+    args: Namespace
+    provenance: Mapping[str, str]
+    problems: tuple[Problem, ...]
+    wants_help: bool = False
+
+
+class FlagSet:
+    """Flags with owners, in the order in which they were added."""
+
+    def __init__(self, registry: Registry | None = None) -> None:
+        """Begin without flags.
+
+        Args:
+            registry: used to name the owner of a flag that is not there, and for the features' presets.
+        """
+        self._registry = registry
+        self._entries: list[FlagEntry] = []
+        self._by_option: dict[str, FlagEntry] = {}
+        self._defaults: dict[str, Any] = {}
+        self._clashes: list[tuple[Problem, frozenset[str]]] = []
+        self._features: list[type[Feature]] = []
+
+    @property
+    def entries(self) -> tuple[FlagEntry, ...]:
+        """Every flag with its owner."""
+        return tuple(self._entries)
+
+    @property
+    def clashes(self) -> tuple[Problem, ...]:
+        """Flags with two incompatible owners; a problem of a command line that uses one of them."""
+        return tuple(problem for problem, _ in self._clashes)
+
+    def __contains__(self, option: object) -> bool:
+        """Whether an option string is known."""
+        return option in self._by_option
+
+    def __getitem__(self, option: str) -> FlagEntry:
+        """The flag with an option string.
+
+        Raises:
+            KeyError: no flag has it.
+        """
+        return self._by_option[option]
+
+    def per_rank(self) -> frozenset[str]:
+        """Destinations whose values may differ between ranks."""
+        return frozenset(entry.flag.dest for entry in self._entries if entry.flag.per_rank)
+
+    def add(
+        self, flag: Flag, owner: str, heading: str, *, note: str = "", related: Iterable[str] = ()
+    ) -> FlagEntry | None:
+        """Add a flag, or let ``owner`` adopt the one that is there.
+
+        Adoption extends the choices, says so in the help, and remembers a changed default.
+
+        Args:
+            flag: the declaration.
+            owner: the core, a host or a feature.
+            heading: the group in ``--help``; ``flag.group`` wins.
+            note: appended to the help.
+            related: further option strings of the owner; giving one of them makes a clash a problem.
+
+        Returns:
+            The entry, or ``None`` when the flag there means something else (see `clashes`).
+        """
+        present = next((self._by_option[o] for o in flag.options if o in self._by_option), None)
+        if present is None:
+            entry = FlagEntry(flag, owner, flag.group or heading, (note,) if note else ())
+            self._entries.append(entry)
+            for option in flag.options:
+                self._by_option[option] = entry
+            self._defaults.setdefault(flag.dest, flag.default)
+            return entry
+        if present.flag.meaning() != flag.meaning():
+            self._clash(present, flag, owner, related)
+            return None
+        self._adopt(present, flag, owner)
+        return present
+
+    def _clash(self, present: FlagEntry, flag: Flag, owner: str, related: Iterable[str]) -> None:
+        problem = Problem(
+            "E-FLAG-CLASH",
+            f"{present.owner} defines it as {_kind(present.flag)}, {owner} as {_kind(flag)}",
+            f"uninstall or upgrade the package of one of them; until then {present.owner}'s meaning holds",
+            feature=owner,
+            flag=flag.name,
+        )
+        self._clashes.append((problem, frozenset((*flag.options, *related))))
+
+    def _adopt(self, present: FlagEntry, flag: Flag, owner: str) -> None:
+        known = present.flag
+        added = tuple(c for c in flag.choices if c not in known.choices) if known.choices else ()
+        options = tuple(o for o in flag.options if o not in known.options)
+        free = tuple(o for o in options if o not in self._by_option)
+        present.flag = replace(
+            known,
+            choices=known.choices + added,
+            aliases=known.aliases + free,
+            per_rank=known.per_rank or flag.per_rank,
+        )
+        for option in free:
+            self._by_option[option] = present
+        present.adoptions.append(Adoption(owner, flag))
+        if added:
+            present.notes += (f"{', '.join(map(str, added))}: {owner}",)
+
+    def add_features(self, registry: Registry) -> None:
+        """Add the flags of every sound feature, grouped by distribution and family."""
+        for record in registry.features.values():
+            cls = record.cls
+            heading = f"{record.dist} {record.version}: {cls.family}"
+            related = {option for flag in cls.flags for option in flag.options}
+            for flag in cls.flags:
+                self.add(
+                    flag, cls.name, heading, note=f"[level {cls.level}, {cls.stability}]", related=related
+                )
+            self._features.append(cls)
+
+    def parse(self, argv: Sequence[str]) -> ParsedArguments:
+        """Parse a command line; never exits and never raises.
+
+        Args:
+            argv: the arguments, without the program's name.
+        """
+        problems: list[Problem] = []
+        given: dict[str, tuple[Any, str]] = {}
+        wants_help = False
+        tokens = [str(token) for token in argv]
+        position = 0
+        stray: list[str] = []
+        while position < len(tokens):
+            token = tokens[position]
+            position += 1
+            if token in ("--help", "-h"):
+                wants_help = True
+                continue
+            if not _is_option(token):
+                stray.append(token)
+                continue
+            option, equals, inline = token.partition("=")
+            entry = self._by_option.get(option)
+            values: list[str] = []
+            limit = _most(entry.flag) if entry is not None and not equals else None
+            if equals:
+                values.append(inline)
+            else:
+                while position < len(tokens) and not _is_option(tokens[position]):
+                    if limit is not None and len(values) >= limit:
+                        break
+                    values.append(tokens[position])
+                    position += 1
+            if entry is None:
+                problems.append(self.unknown(option))
+                continue
+            self._take(entry, option, values, bool(equals), given, problems)
+        if stray:
+            shown = ", ".join(_shown(token) for token in stray[:5])
+            problems.append(
+                Problem("E-FLAG-VALUE", f"{shown}: belongs to no flag", "write the flag before its value")
+            )
+        return self._finish(given, problems, wants_help)
+
+    def parse_mapping(self, values: Mapping[str, Any]) -> ParsedArguments:
+        """Take arguments from a dictionary.
+
+        Keys are option strings with or without dashes, or destinations; values have the flag's type or are the
+        text one would type. ``None`` means not given, ``True`` for a switch means given.
+        """
+        problems: list[Problem] = []
+        given: dict[str, tuple[Any, str]] = {}
+        by_dest = {entry.flag.dest: entry for entry in reversed(self._entries)}
+        for key, value in values.items():
+            text = str(key)
+            bare = text.lstrip("-")
+            option = next(
+                (o for o in (text, "--" + bare, "--" + bare.replace("_", "-")) if o in self._by_option), ""
+            )
+            entry = self._by_option[option] if option else by_dest.get(bare.replace("-", "_"))
+            if entry is None:
+                problems.append(self.unknown("--" + bare.replace("_", "-")))
+                continue
+            if value is not None:
+                named = option or entry.flag.name
+                self._take_value(entry, named, value, bool(option), given, problems)
+        return self._finish(given, problems, False)
+
+    def parse_namespace(self, namespace: Namespace) -> ParsedArguments:
+        """Take arguments from somebody else's namespace: its foreign attributes are ignored.
+
+        A value that equals the default counts as not given.
+        """
+        problems: list[Problem] = []
+        given: dict[str, tuple[Any, str]] = {}
+        done: set[str] = set()
+        for entry in self._entries:
+            dest = entry.flag.dest
+            if dest in done:
+                continue
+            done.add(dest)
+            value = getattr(namespace, dest, None)
+            if value is not None and value != self._defaults[dest]:
+                self._take_value(entry, entry.flag.name, value, False, given, problems)
+        return self._finish(given, problems, False)
+
+    def _take(
+        self,
+        entry: FlagEntry,
+        option: str,
+        values: list[str],
+        inline: bool,
+        given: dict[str, tuple[Any, str]],
+        problems: list[Problem],
+    ) -> None:
+        """Record the values typed after an option, or what is wrong with them."""
+        flag = entry.flag
+        if flag.is_switch:
+            if inline:
+                problems.append(_bad(option, values[0], "the flag is a switch and takes no value"))
+            else:
+                given[flag.dest] = (not flag.inverts, f"flag {option}")
+            return
+        least, most = _least(flag), _most(flag)
+        if len(values) < least or (most is not None and len(values) > most):
+            wanted = _arity(flag)
+            shown = f"got {len(values)}" if values else "got none"
+            remedy = f"write {option} {_placeholder(flag)}; a value that begins with -- needs {option}=VALUE"
+            problems.append(Problem("E-FLAG-VALUE", f"takes {wanted}, {shown}", remedy, flag=option))
+            return
+        self._convert(entry, option, values, given, problems)
+
+    def _take_value(
+        self,
+        entry: FlagEntry,
+        option: str,
+        value: Any,
+        as_switch: bool,
+        given: dict[str, tuple[Any, str]],
+        problems: list[Problem],
+    ) -> None:
+        """Record a Python value given for a flag, or what is wrong with it."""
+        flag = entry.flag
+        if flag.is_switch:
+            truth = _truth(value)
+            if truth is None:
+                problems.append(_bad(option, value, "the flag is a switch: True or False"))
+            else:
+                given[flag.dest] = (truth != (bool(flag.inverts) and as_switch), f"flag {option}")
+            return
+        if flag.nargs is None or flag.nargs == "?":
+            values = [value]
+        elif isinstance(value, str):
+            values = value.split()
+        elif isinstance(value, Iterable):
+            values = list(value)
+        else:
+            values = [value]
+        most = _most(flag)
+        if len(values) < _least(flag) or (most is not None and len(values) > most):
+            problems.append(_bad(option, value, f"takes {_arity(flag)}"))
+            return
+        self._convert(entry, option, values, given, problems)
+
+    def _convert(
+        self,
+        entry: FlagEntry,
+        option: str,
+        values: Sequence[Any],
+        given: dict[str, tuple[Any, str]],
+        problems: list[Problem],
+    ) -> None:
+        flag = entry.flag
+        converted: list[Any] = []
+        for value in values:
+            try:
+                result = _typed(flag, value)
+            except Exception as error:
+                problems.append(_bad(option, value, str(error) if isinstance(error, _Refused) else ""))
+                if not isinstance(error, _Refused):
+                    problems[-1] = _bad(option, value, f"not a {_type_name(flag)} ({describe(error)[:_SHOWN]})")
+                return
+            if flag.choices and result not in flag.choices:
+                problems.append(self._bad_choice(entry, option, value, result))
+                return
+            converted.append(result)
+        scalar = flag.nargs is None or flag.nargs == "?"
+        final: Any = converted if not scalar else (converted[0] if converted else None)
+        given[flag.dest] = (final, f"flag {option}")
+
+    def _bad_choice(self, entry: FlagEntry, option: str, value: Any, result: Any) -> Problem:
+        broken = self._registry.broken_flags.get(option) if self._registry is not None else None
+        choices = [str(choice) for choice in entry.flag.choices]
+        close = get_close_matches(str(result)[:_SHOWN], choices, n=1)
+        reason = f"not one of {', '.join(choices)}"
+        remedy = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(choices)}"
+        if broken is not None:
+            remedy += f"; if the value belongs to {broken.feature}: {broken}"
+        return _bad(option, value, reason, remedy)
+
+    def _finish(
+        self, given: dict[str, tuple[Any, str]], problems: list[Problem], wants_help: bool
+    ) -> ParsedArguments:
+        values: dict[str, Any] = {
+            dest: list(default) if isinstance(default, list) else default
+            for dest, default in self._defaults.items()
+        }
+        provenance = dict.fromkeys(values, DEFAULT)
+        for dest, (value, source) in given.items():
+            values[dest] = value
+            provenance[dest] = source
+        args = Namespace(**values)
+        used = {source.removeprefix("flag ") for _, source in given.values()}
+        problems += [problem for problem, options in self._clashes if options & used]
+        self._apply_presets(args, provenance, problems)
+        self._apply_adopted_defaults(args, provenance)
+        return ParsedArguments(args, provenance, tuple(problems), wants_help)
+
+    def _apply_presets(self, args: Namespace, provenance: dict[str, str], problems: list[Problem]) -> None:
+        level = getattr(args, "optimization_level", 2)
+        for feature in self._features:
+            if feature.presets.__func__ is Feature.presets.__func__ or feature.level > level:  # type: ignore[attr-defined]
+                continue
+            try:
+                preset = dict(feature.presets(args))
+            except Exception as error:
+                problems.append(
+                    Problem(
+                        "E-PRESET",
+                        f"its presets cannot be computed: {describe(error)}",
+                        "check the values of its flags, or report it to its authors",
+                        feature=feature.name,
+                        flag=feature.flags[0].name if feature.flags else "",
+                    )
+                )
+                continue
+            for dest, value in preset.items():
+                source = provenance.get(dest)
+                if source is None:
+                    problems.append(
+                        Problem(
+                            "E-PRESET", f"it presets {dest!r}, which no flag defines", feature=feature.name
+                        )
+                    )
+                elif source == DEFAULT:
+                    setattr(args, dest, value)
+                    provenance[dest] = f"preset {feature.name}"
+                elif source.startswith("preset ") and getattr(args, dest) != value:
+                    other = source.removeprefix("preset ")
+                    problems.append(
+                        Problem(
+                            "E-PRESET",
+                            f"{other} presets {dest} to {getattr(args, dest)!r}, this feature to {value!r}",
+                            "give the flag yourself",
+                            feature=feature.name,
+                        )
+                    )
+
+    def _apply_adopted_defaults(self, args: Namespace, provenance: dict[str, str]) -> None:
+        """A feature's other default for a flag it adopted holds while the feature is asked for."""
+        wanted: dict[str, list[tuple[str, Any]]] = {}
+        for entry in self._entries:
+            for adoption in entry.adoptions:
+                flag = adoption.flag
+                if flag.default is None or flag.is_switch or flag.default == entry.flag.default:
+                    continue
+                if provenance[entry.flag.dest] == DEFAULT:
+                    wanted.setdefault(adoption.owner, []).append((entry.flag.dest, flag.default))
+        level = getattr(args, "optimization_level", 2)
+        for feature in self._features:
+            if feature.name not in wanted or feature.level > level:
+                continue
+            try:
+                asked = feature.enabled(args)
+            except Exception:
+                # The resolver asks again and reports it; a feature that cannot say so is not asked for here.
+                asked = False
+            for dest, value in wanted[feature.name] if asked else ():
+                if provenance[dest] == DEFAULT:
+                    setattr(args, dest, value)
+                    provenance[dest] = f"preset {feature.name}"
+
+    def unknown(self, option: str) -> Problem:
+        """The problem of an option string nobody here defines: who owns it, or what was meant."""
+        from mindspeed_core.known_flags import flag_owners
+
+        shown = option[:_SHOWN]
+        owner = flag_owners().get(option, "")
+        registry = self._registry
+        if registry is not None:
+            record = registry.broken_flags.get(option)
+            if record is None and owner:
+                record = next((b for b in registry.broken if _same(b.dist, owner)), None)
+            if record is not None:
+                return Problem(
+                    "E-BROKEN-PLUGIN", str(record), record.remedy, feature=record.feature, flag=shown
+                )
+            version = next((v for d, v in registry.distributions().items() if _same(d, owner)), "")
+            if owner and version:
+                return Problem(
+                    "E-UNKNOWN-FLAG",
+                    f"the installed {owner} {version} does not have this flag",
+                    f"pip install --upgrade {owner}",
+                    flag=shown,
+                )
+        if owner:
+            return Problem(
+                "E-UNKNOWN-FLAG",
+                f"belongs to {owner}, which is not installed",
+                f"pip install {owner}",
+                flag=shown,
+            )
+        known = {**dict.fromkeys(self._by_option), **flag_owners()}
+        close = get_close_matches(option[:80], known, n=3, cutoff=0.6)
+        remedies = [f"did you mean {' or '.join(close)}?"] if close else ["see --help"]
+        if registry is not None:
+            whole = [record for record in registry.broken if not record.feature]
+            remedies += [f"it may belong to a package that cannot be loaded: {record}" for record in whole[:3]]
+        return Problem("E-UNKNOWN-FLAG", "no such flag", "; ".join(remedies), flag=shown)
+
+    def format_help(self, prog: str = "mindspeed-train") -> str:
+        """The text of ``--help``, flags grouped by owner."""
+        from argparse import ArgumentParser
+
+        parser = ArgumentParser(prog=prog, allow_abbrev=False, usage=f"{prog} [flags]")
+        groups: dict[str, Any] = {}
+        for entry in self._entries:
+            if entry.heading not in groups:
+                groups[entry.heading] = parser.add_argument_group(_escape(entry.heading))
+            flag = entry.flag
+            options: dict[str, Any] = {"dest": f"flag_{len(groups)}_{flag.dest}", "help": _help(entry)}
+            if flag.is_switch:
+                options["action"] = "store_true"
+            else:
+                options["nargs"] = flag.nargs
+                options["metavar"] = _placeholder(flag)
+            groups[entry.heading].add_argument(*flag.options, **options)
+        return parser.format_help()
+
+
+class _Refused(ValueError):
+    """A value the flag's type can read but that it does not accept."""
+
+
+def flag_set(registry: Registry, host: str = "standalone") -> FlagSet:
+    """The flags of the core, of a host and of every installed feature.
+
+    Args:
+        registry: what is installed.
+        host: name of the host; an empty name leaves its flags out.
+
+    Raises:
+        mindspeed_core.registry.RegistryError: the host is not installed or its flags cannot be loaded.
+    """
+    flags = FlagSet(registry)
+    for flag in CORE_FLAGS:
+        if flag.name == "--platform":
+            flag = replace(flag, choices=("auto", *registry.platform_names()))
+        flags.add(flag, CORE_OWNER, CORE_OWNER)
+    for flag in registry.host_flags(host) if host else ():
+        flags.add(flag, f"host {host}", f"host {host}")
+    flags.add_features(registry)
+    return flags
+
+
+def _is_option(token: str) -> bool:
+    return len(token) > 1 and token[0] == "-" and not _NEGATIVE.match(token) and " " not in token.split("=")[0]
+
+
+def _least(flag: Flag) -> int:
+    if flag.is_switch:
+        return 0
+    if isinstance(flag.nargs, int):
+        return flag.nargs
+    return {None: 1, "?": 0, "*": 0, "+": 1}[flag.nargs]
+
+
+def _most(flag: Flag) -> int | None:
+    if flag.is_switch:
+        return 0
+    if isinstance(flag.nargs, int):
+        return flag.nargs
+    return {None: 1, "?": 1, "*": None, "+": None}[flag.nargs]
+
+
+def _arity(flag: Flag) -> str:
+    least, most = _least(flag), _most(flag)
+    if least == most:
+        return "one value" if least == 1 else f"{least} values"
+    return "at least one value" if least else ("at most one value" if most == 1 else "any number of values")
+
+
+def _typed(flag: Flag, value: Any) -> Any:
+    """A value in the flag's type, from text or from a value that has it already."""
+    kind = flag.type
+    if kind is bool:
+        truth = _truth(value)
+        if truth is None:
+            raise _Refused("neither true nor false")
+        return truth
+    if not isinstance(value, str):
+        return _typed_value(flag, value)
+    if kind is int:
+        if len(value) > 40:
+            raise _Refused("not an integer of 64 bits")
+        return _checked_int(int(value), value)
+    if kind is float:
+        return _checked_float(flag, float(value))
+    return kind(value)
+
+
+def _typed_value(flag: Flag, value: Any) -> Any:
+    kind = flag.type
+    if kind is int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise _Refused(f"a {type(value).__name__}, not an integer")
+        return _checked_int(value, value)
+    if kind is float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise _Refused(f"a {type(value).__name__}, not a number")
+        return _checked_float(flag, float(value))
+    if kind is str:
+        if not hasattr(value, "__fspath__"):
+            raise _Refused(f"a {type(value).__name__}, not text")
+        return str(value)
+    return value
+
+
+def _checked_int(number: int, value: Any) -> int:
+    if not -_LARGEST <= number < _LARGEST:
+        raise _Refused("does not fit into 64 bits")
+    return number
+
+
+def _checked_float(flag: Flag, number: float) -> float:
+    if not flag.allow_nonfinite and not math.isfinite(number):
+        raise _Refused("not a finite number")
+    return number
+
+
+def _truth(value: Any) -> bool | None:
+    if isinstance(value, bool):
+        return value
+    text = str(value).lower() if isinstance(value, (str, int)) else ""
+    return True if text in _TRUE else False if text in _FALSE else None
+
+
+def _bad(option: str, value: Any, reason: str, remedy: str = "") -> Problem:
+    return Problem("E-FLAG-VALUE", f"{_shown(value)}: {reason}", remedy, flag=option)
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"<{type(value).__name__}>"
+    # Lone surrogates, which undecodable bytes of a command line turn into, cannot be printed.
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+def _type_name(flag: Flag) -> str:
+    names: dict[Callable[..., Any], str] = {int: "whole number", float: "number", str: "text", bool: "switch"}
+    return names.get(flag.type) or f"value {getattr(flag.type, '__name__', 'this flag accepts')!s} accepts"
+
+
+def _kind(flag: Flag) -> str:
+    kind = "a switch" if flag.is_switch else f"a {_type_name(flag)}"
+    nargs = f" with {_arity(flag)}" if flag.nargs is not None else ""
+    inverts = f" that turns off {flag.inverts}" if flag.inverts else ""
+    return f"{kind}{nargs}{inverts} stored in {flag.dest}"
+
+
+def _same(dist: str, other: str) -> bool:
+    return bool(dist) and dist.lower().replace("_", "-") == other.lower().replace("_", "-")
+
+
+def _escape(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+def _placeholder(flag: Flag) -> str:
+    if flag.metavar:
+        return flag.metavar
+    if flag.choices:
+        joined = ",".join(str(choice) for choice in flag.choices)
+        return "{" + joined + "}" if len(joined) <= 60 else "CHOICE"
+    return {int: "N", float: "X", str: "TEXT"}.get(flag.type, "VALUE")
+
+
+def _help(entry: FlagEntry) -> str:
+    flag = entry.flag
+    parts = [flag.help or "-"]
+    if not flag.is_switch and flag.default not in (None, ""):
+        parts.append(f"(default: {flag.default})")
+    if flag.choices and _placeholder(flag) == "CHOICE":
+        parts.append(f"(one of: {', '.join(str(choice) for choice in flag.choices)})")
+    parts += entry.notes
+    used = [adoption.owner for adoption in entry.adoptions]
+    if used:
+        parts.append(f"(also used by {', '.join(used)})")
+    return _escape(" ".join(parts))

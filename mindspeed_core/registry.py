@@ -1,0 +1,572 @@
+"""What is installed: features, slots, stages, hosts, platforms and extension points, through entry points.
+
+One broken plugin never takes others down: what cannot be loaded or is declared wrongly becomes a
+`BrokenPlugin` record, and only asking for it is an error. Declarations are imported here, implementations are
+not, so that neither torch nor megatron is loaded.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_core.discovery import (
+    COMMANDS,
+    FEATURES,
+    HOSTS,
+    PLATFORMS,
+    BrokenPlugin,
+    Source,
+    broken,
+    describe,
+    sources,
+)
+from mindspeed_core.errors import UserError
+from mindspeed_core.feature import (
+    PROJECT,
+    ExtensionPoint,
+    Feature,
+    Flag,
+    HostDeclaration,
+    Slot,
+    StageSpecs,
+    check_feature,
+)
+from mindspeed_core.slots import CORE_SLOTS
+
+if TYPE_CHECKING:
+    from mindspeed_core.platforms.platform import Platform
+
+__all__ = ["BrokenPlugin", "FeatureRecord", "Registry", "RegistryError", "Stage", "core_stages"]
+
+HELP_OPTIONS = ("--help",)
+
+
+class RegistryError(UserError):
+    """A host, platform or extension point that is asked for is not installed or cannot be loaded."""
+
+
+@dataclass(frozen=True)
+class FeatureRecord:
+    """A sound feature and where it comes from.
+
+    Attributes:
+        cls: the declaration.
+        dist: the distribution that ships it.
+        version: its version.
+        entry_point: name of the entry point.
+    """
+
+    cls: type[Feature]
+    dist: str
+    version: str
+    entry_point: str
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage that implementations can be checked against without importing what it is made of.
+
+    Attributes:
+        name: the hook's name.
+        arguments: what it offers, or ``None`` where that is known only when a session opens.
+        firstresult: the first result ends it; ``False`` collects every implementation's result.
+    """
+
+    name: str
+    arguments: frozenset[str] | None
+    firstresult: bool
+
+
+_CORE_STAGES: dict[str, Stage] = {}
+
+
+def core_stages() -> Mapping[str, Stage]:
+    """The stages of `mindspeed_core.hooks` by name."""
+    if not _CORE_STAGES:
+        from mindspeed_core.hooks import STAGE_MODULES
+
+        for name in STAGE_MODULES:
+            for stage, function in vars(import_module(name)).items():
+                options = getattr(function, PROJECT + "_spec", None)
+                if options is not None:
+                    offered = frozenset(inspect.signature(function).parameters)
+                    _CORE_STAGES[stage] = Stage(stage, offered, bool(options["firstresult"]))
+    return _CORE_STAGES
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    cls: type[Feature]
+    source: Source
+
+
+class Registry:
+    """What is installed; immutable apart from hosts, platforms and extensions, which load on first use."""
+
+    def __init__(
+        self,
+        declared: Sequence[tuple[Source, Sequence[Any]]] = (),
+        *,
+        broken_sources: Sequence[BrokenPlugin] = (),
+        platforms: Sequence[Source] = (),
+        hosts: Sequence[Source] = (),
+        commands: Sequence[Source] = (),
+    ) -> None:
+        """Check declarations against each other; use `discover` or `of`.
+
+        Args:
+            declared: per entry point what it declares.
+            broken_sources: entry points that could not be loaded.
+            platforms: entry points of platforms.
+            hosts: entry points of hosts.
+            commands: entry points of sub-commands, only counted among the distributions.
+        """
+        self._broken: list[BrokenPlugin] = list(broken_sources)
+        self._slots: dict[str, Slot] = {slot.name: slot for slot in CORE_SLOTS}
+        self._stage_specs: list[StageSpecs] = []
+        self._stages: dict[str, Stage] = dict(core_stages())
+        self._points: dict[str, ExtensionPoint] = {}
+        self._extensions: dict[str, dict[str, Any]] = {}
+        self._platforms = _by_name(platforms)
+        self._platform_classes: dict[str, type[Platform]] = {}
+        self._hosts = _by_name(hosts)
+        self._host_declarations: dict[str, HostDeclaration] = {}
+        self._broken_flags: dict[str, BrokenPlugin] = {}
+        self._packages: dict[str, tuple[str, set[str]]] = {}
+        for source in (*(s for s, _ in declared), *platforms, *hosts, *commands):
+            self._packages.setdefault(source.dist, (source.version, set()))[1].add(source.package)
+        for record in broken_sources:
+            self._packages.setdefault(record.dist, (record.version, set()))
+        self._features = self._check(self._collect(declared))
+
+    @classmethod
+    def discover(cls) -> Registry:
+        """Read the entry points of everything that is installed, and load declarations."""
+        declared: list[tuple[Source, list[Any]]] = []
+        failed: list[BrokenPlugin] = []
+        for source in sources(FEATURES):
+            try:
+                declared.append((source, _iterate(source.load())))
+            except (Exception, SystemExit) as error:
+                failed.append(broken(source, error))
+        return cls(
+            declared,
+            broken_sources=failed,
+            platforms=sources(PLATFORMS),
+            hosts=sources(HOSTS),
+            commands=sources(COMMANDS),
+        )
+
+    @classmethod
+    def of(cls, declarations: Iterable[Any], dist: str = "test", version: str = "0") -> Registry:
+        """A registry of the given declarations instead of the installed features.
+
+        Hosts and platforms are the installed ones, plus every `HostDeclaration` among the declarations.
+
+        Args:
+            declarations: what an entry point would name.
+            dist: the distribution that is said to ship them.
+            version: its version.
+        """
+        return cls.of_distributions({dist: (version, declarations)})
+
+    @classmethod
+    def of_distributions(cls, shipped: Mapping[str, tuple[str, Iterable[Any]]]) -> Registry:
+        """A registry of several made-up distributions, ``{dist: (version, declarations)}``."""
+        declared: list[tuple[Source, list[Any]]] = []
+        failed: list[BrokenPlugin] = []
+        for dist, (version, declarations) in shipped.items():
+            entry = EntryPoint(name=dist, value=dist.replace("-", "_"), group=FEATURES)
+            source = Source(dist, version, dist, entry.value, entry)
+            try:
+                declared.append((source, _iterate(declarations)))
+            except (Exception, SystemExit) as error:
+                failed.append(broken(source, error))
+        return cls(declared, broken_sources=failed, platforms=sources(PLATFORMS), hosts=sources(HOSTS))
+
+    @property
+    def features(self) -> Mapping[str, FeatureRecord]:
+        """Every sound feature by name, sorted by family and name."""
+        return self._features
+
+    @property
+    def slots(self) -> Mapping[str, Slot]:
+        """Every slot of the core and of plugins by name."""
+        return self._slots
+
+    @property
+    def broken(self) -> tuple[BrokenPlugin, ...]:
+        """What is installed but cannot be used."""
+        return tuple(self._broken)
+
+    @property
+    def broken_flags(self) -> Mapping[str, BrokenPlugin]:
+        """Option strings of broken features, as far as they are known."""
+        return self._broken_flags
+
+    @property
+    def stages(self) -> Mapping[str, Stage]:
+        """Every stage of the core and of plugins by name."""
+        return self._stages
+
+    def stage_specs(self) -> tuple[StageSpecs, ...]:
+        """Hook specifications that plugins publish."""
+        return tuple(self._stage_specs)
+
+    def extension_points(self) -> Mapping[str, ExtensionPoint]:
+        """The extension points of plugins by name."""
+        return self._points
+
+    def extensions(self, name: str) -> Mapping[str, Any]:
+        """The objects that packages contribute to an extension point, by entry point name; loaded once.
+
+        What cannot be loaded or is refused by the point's check is recorded in `broken` and left out.
+
+        Raises:
+            RegistryError: no installed plugin has such an extension point.
+        """
+        if name not in self._extensions:
+            point = self._points.get(name)
+            if point is None:
+                known = ", ".join(sorted(self._points)) or "none"
+                raise RegistryError(f"no extension point {name!r} is installed (installed: {known})")
+            self._extensions[name] = self._load_extensions(point)
+        return self._extensions[name]
+
+    def _load_extensions(self, point: ExtensionPoint) -> dict[str, Any]:
+        loaded: dict[str, Any] = {}
+        owners: dict[str, list[Source]] = {}
+        for source in sources(point.group):
+            owners.setdefault(source.name, []).append(source)
+        for key, claimed in owners.items():
+            if len(claimed) > 1:
+                names = " and ".join(f"{s.dist} {s.version}" for s in claimed)
+                self._broken += [broken(s, f"{point.name} {key!r} is contributed by {names}") for s in claimed]
+                continue
+            try:
+                extension = claimed[0].load()
+                if point.check:
+                    _attribute(point.check)(extension)
+            except (Exception, SystemExit) as error:
+                self._broken.append(broken(claimed[0], error))
+                continue
+            loaded[key] = extension
+        return loaded
+
+    def platform_names(self) -> tuple[str, ...]:
+        """Names of installed platforms; none is loaded for this."""
+        return tuple(sorted(self._platforms))
+
+    def platform(self, name: str) -> type[Platform]:
+        """The class of an installed platform.
+
+        Raises:
+            RegistryError: it is not installed, or cannot be loaded.
+        """
+        if name not in self._platform_classes:
+            from mindspeed_core.platforms.platform import Platform
+
+            loaded = self._load_one("platform", name, self._platforms)
+            if not (isinstance(loaded, type) and issubclass(loaded, Platform)):
+                raise RegistryError(f"platform {name!r}: {loaded!r} is not a subclass of Platform")
+            self._platform_classes[name] = loaded
+        return self._platform_classes[name]
+
+    def host_names(self) -> tuple[str, ...]:
+        """Names of installed hosts; none is loaded for this."""
+        return tuple(sorted({*self._hosts, *self._host_declarations}))
+
+    def host(self, name: str) -> HostDeclaration:
+        """The declaration of an installed host.
+
+        Raises:
+            RegistryError: it is not installed, or cannot be loaded.
+        """
+        if name not in self._host_declarations:
+            loaded = self._load_one("host", name, self._hosts)
+            if not isinstance(loaded, HostDeclaration):
+                raise RegistryError(f"host {name!r}: {loaded!r} is not a HostDeclaration")
+            self._host_declarations[name] = loaded
+        return self._host_declarations[name]
+
+    def host_flags(self, name: str) -> tuple[Flag, ...]:
+        """The flags of an installed host.
+
+        Raises:
+            RegistryError: the host is not installed, or its flags cannot be loaded.
+        """
+        host = self.host(name)
+        try:
+            return tuple(_attribute(host.flags)()) if host.flags else ()
+        except (Exception, SystemExit) as error:
+            raise RegistryError(f"host {name!r}: its flags cannot be loaded: {describe(error)}") from error
+
+    def _load_one(self, kind: str, name: str, found: Mapping[str, list[Source]]) -> Any:
+        claimed = found.get(name)
+        if not claimed:
+            known = ", ".join(sorted(found)) or "none"
+            raise RegistryError(f"{kind} {name!r} is not installed (installed: {known}){_guess(name, found)}")
+        if len(claimed) > 1:
+            owners = " and ".join(f"{s.dist} {s.version}" for s in claimed)
+            raise RegistryError(f"{kind} {name!r} is shipped by {owners}; pip uninstall one of them")
+        try:
+            return claimed[0].load()
+        except (Exception, SystemExit) as error:
+            record = broken(claimed[0], error)
+            if record not in self._broken:
+                self._broken.append(record)
+            raise RegistryError(f"{kind} {name!r}: {record}; {record.remedy}") from error
+
+    def distributions(self) -> Mapping[str, str]:
+        """Version of every distribution that has an entry point of ours."""
+        return {dist: version for dist, (version, _) in sorted(self._packages.items())}
+
+    def packages(self) -> Mapping[str, tuple[str, ...]]:
+        """Top-level import packages of every distribution that has an entry point of ours."""
+        return {dist: tuple(sorted(names)) for dist, (_, names) in sorted(self._packages.items())}
+
+    def _collect(self, declared: Sequence[tuple[Source, Sequence[Any]]]) -> list[_Candidate]:
+        """Sort declarations by kind; features that are unsound by themselves are out already."""
+        candidates: list[_Candidate] = []
+        for source, declarations in declared:
+            for item in declarations:
+                if isinstance(item, Slot):
+                    self._slots.setdefault(item.name, item)
+                elif isinstance(item, StageSpecs):
+                    self._stage_specs.append(item)
+                    for stage in item.stages:
+                        self._stages.setdefault(stage, Stage(stage, None, stage not in item.collecting))
+                elif isinstance(item, ExtensionPoint):
+                    self._add_point(source, item)
+                elif isinstance(item, HostDeclaration):
+                    self._host_declarations.setdefault(item.name, item)
+                else:
+                    problems = _check_alone(item)
+                    if problems:
+                        self._break(source, item, "; ".join(problems))
+                    else:
+                        candidates.append(_Candidate(item, source))
+        return candidates
+
+    def _add_point(self, source: Source, point: ExtensionPoint) -> None:
+        other = self._points.get(point.name)
+        if other is not None and other != point:
+            self._broken.append(broken(source, f"extension point {point.name!r} is already declared elsewhere"))
+            return
+        self._points[point.name] = point
+
+    def _break(self, source: Source, item: Any, error: str) -> None:
+        name, flags = _identity(item)
+        remedy = (
+            f"pip install --upgrade {source.dist}, or report it to its authors; "
+            "the other features of this installation work"
+        )
+        record = broken(source, error, feature=name, remedy=remedy)
+        options = tuple(option for flag in flags for option in flag.options)
+        record = BrokenPlugin(**{**vars(record), "flags": options})
+        self._broken.append(record)
+        for option in options:
+            self._broken_flags.setdefault(option, record)
+
+    def _check(self, candidates: list[_Candidate]) -> dict[str, FeatureRecord]:
+        """Check features against slots, stages and each other; keep the sound ones."""
+        faults: dict[int, list[str]] = {id(c): [] for c in candidates}
+        self._check_names(candidates, faults)
+        self._check_flags(candidates, faults)
+        for candidate in candidates:
+            faults[id(candidate)] += self._check_slots(candidate.cls)
+            faults[id(candidate)] += self._check_stages(candidate.cls)
+        _check_cycles([c for c in candidates if not faults[id(c)]], faults)
+        sound: dict[str, FeatureRecord] = {}
+        for candidate in sorted(candidates, key=lambda c: (c.cls.family, c.cls.name, c.source.dist)):
+            errors = faults[id(candidate)]
+            if errors:
+                self._break(candidate.source, candidate.cls, "; ".join(errors))
+            else:
+                source = candidate.source
+                sound[candidate.cls.name] = FeatureRecord(
+                    candidate.cls, source.dist, source.version, source.name
+                )
+        taken = {option for record in sound.values() for f in record.cls.flags for option in f.options}
+        for option in taken & set(self._broken_flags):
+            del self._broken_flags[option]
+        return sound
+
+    def _check_names(self, candidates: list[_Candidate], faults: dict[int, list[str]]) -> None:
+        named: dict[str, list[_Candidate]] = {}
+        for candidate in candidates:
+            named.setdefault(candidate.cls.name, []).append(candidate)
+        for name, claimed in named.items():
+            if len(claimed) > 1:
+                owners = " and by ".join(sorted(f"{c.source.dist} {c.source.version}" for c in claimed))
+                for candidate in claimed:
+                    faults[id(candidate)].append(f"feature name {name!r} is declared by {owners}")
+
+    def _check_flags(self, candidates: list[_Candidate], faults: dict[int, list[str]]) -> None:
+        from mindspeed_core.flags import CORE_FLAGS
+
+        reserved = {option for flag in CORE_FLAGS for option in flag.options} | set(HELP_OPTIONS)
+        declared: dict[str, list[tuple[_Candidate, Flag]]] = {}
+        for candidate in candidates:
+            seen: set[str] = set()
+            for flag in candidate.cls.flags:
+                for option in flag.options:
+                    if option in reserved:
+                        faults[id(candidate)].append(f"flag {option} is reserved by mindspeed-core")
+                    if option in seen:
+                        faults[id(candidate)].append(f"flag {option} is declared twice")
+                    seen.add(option)
+                    declared.setdefault(option, []).append((candidate, flag))
+        for option, claims in declared.items():
+            if len({flag.meaning() for _, flag in claims}) < 2:
+                continue
+            owners = sorted({f"{c.cls.name} ({c.source.dist} {c.source.version})" for c, _ in claims})
+            for candidate, _ in claims:
+                faults[id(candidate)].append(
+                    f"flag {option} means different things in {' and in '.join(owners)}"
+                )
+
+    def _check_slots(self, feature: type[Feature]) -> list[str]:
+        return [
+            f"slot {slot!r} is declared by nobody{_guess(slot, self._slots)}; a plugin declares its own with "
+            "Slot(...)"
+            for slot in feature.slots
+            if slot not in self._slots
+        ]
+
+    def _check_stages(self, feature: type[Feature]) -> list[str]:
+        problems = []
+        for name, function in feature.hooks().items():
+            stage = self._stages.get(name)
+            if stage is None:
+                problems.append(f"stage {name!r} does not exist{_guess(name, self._stages)}")
+                continue
+            if stage.arguments is None:
+                continue
+            try:
+                parameters = list(inspect.signature(function).parameters.values())[1:]
+            except (TypeError, ValueError) as error:
+                problems.append(f"stage {name!r}: its implementation has no signature ({error})")
+                continue
+            wanted = [p.name for p in parameters if p.default is p.empty]
+            unknown = [repr(p) for p in wanted if p not in stage.arguments]
+            if unknown:
+                problems.append(
+                    f"stage {name!r}: unknown argument {', '.join(unknown)}; the stage offers "
+                    f"{', '.join(sorted(stage.arguments))}"
+                )
+        return problems
+
+
+def _by_name(found: Sequence[Source]) -> dict[str, list[Source]]:
+    named: dict[str, list[Source]] = {}
+    for source in found:
+        named.setdefault(source.name, []).append(source)
+    return named
+
+
+def _iterate(loaded: Any) -> list[Any]:
+    if isinstance(loaded, (str, bytes, type)) or not isinstance(loaded, Iterable):
+        raise TypeError(
+            f"the entry point names {loaded!r}, not an iterable of declarations such as a tuple of Feature classes"
+        )
+    return list(loaded)
+
+
+def _check_alone(item: Any) -> list[str]:
+    try:
+        return check_feature(item)
+    except Exception as error:
+        return [f"its declaration cannot be read: {describe(error)}"]
+
+
+def _identity(item: Any) -> tuple[str, tuple[Flag, ...]]:
+    """Name and flags of something that need not be a sound feature."""
+    try:
+        name = item.name if isinstance(item.name, str) and item.name else ""
+    except Exception:
+        name = ""
+    try:
+        flags = tuple(flag for flag in item.flags if isinstance(flag, Flag))
+    except Exception:
+        flags = ()
+    return name or str(getattr(item, "__name__", "") or type(item).__name__), flags
+
+
+def _attribute(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+def _guess(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _check_cycles(candidates: list[_Candidate], faults: dict[int, list[str]]) -> None:
+    """Features that come before themselves through ``requires`` and ``after`` are broken."""
+    by_name = {c.cls.name: c for c in candidates}
+    before = {
+        c.cls.name: sorted(
+            {r.feature for r in c.cls.requires if r.feature in by_name}
+            | {name for name in c.cls.after if name in by_name}
+        )
+        for c in candidates
+    }
+    for cycle in cycles(before):
+        text = " -> ".join((*cycle, cycle[0]))
+        for name in cycle:
+            faults[id(by_name[name])].append(f"its requires and after form a cycle: {text}")
+
+
+def cycles(before: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
+    """A shortest cycle through each node of a directed graph that lies on one, without duplicates.
+
+    Args:
+        before: the nodes that come before each node.
+
+    Returns:
+        Each cycle begins with its smallest name.
+    """
+    # What remains after peeling off nodes without predecessors and nodes without successors is small.
+    alive = {name: [b for b in befores if b in before] for name, befores in before.items()}
+    while True:
+        pointed = {b for befores in alive.values() for b in befores}
+        dead = [name for name, befores in alive.items() if not befores or name not in pointed]
+        if not dead:
+            break
+        for name in dead:
+            del alive[name]
+        alive = {name: [b for b in befores if b in alive] for name, befores in alive.items()}
+    found: dict[tuple[str, ...], None] = {}
+    for start in sorted(alive):
+        cycle = _shortest_cycle(alive, start)
+        if cycle:
+            first = cycle.index(min(cycle))
+            found[(*cycle[first:], *cycle[:first])] = None
+    return list(found)
+
+
+def _shortest_cycle(before: Mapping[str, Sequence[str]], start: str) -> tuple[str, ...]:
+    came: dict[str, str] = {}
+    frontier = [start]
+    while frontier:
+        following = []
+        for name in frontier:
+            for other in before[name]:
+                if other == start:
+                    path = [name]
+                    while path[-1] != start:
+                        path.append(came[path[-1]])
+                    return tuple(reversed(path))
+                if other not in came and other != start:
+                    came[other] = name
+                    following.append(other)
+        frontier = following
+    return ()
