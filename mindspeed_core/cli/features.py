@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 import mindspeed_core
-from mindspeed_core.cli.errors import EXPLAINED, describe
+from mindspeed_core.cli.errors import EXIT_OK, EXPLAINED, describe, guarded
 
 PROGRAM = "mindspeed-features"
 COMMANDS_GROUP = "mindspeed.commands"
@@ -141,10 +141,17 @@ def program() -> None:
     """
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the program.
 
     Args:
         argv: the arguments after the program's name; by default those of the process.
+
+    Returns:
+        The exit status.
     """
-    program.main(args=list(sys.argv[1:] if argv is None else argv), prog_name=PROGRAM)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return guarded(lambda: program.main(args=arguments, prog_name=PROGRAM))
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else EXIT_OK

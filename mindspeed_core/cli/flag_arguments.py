@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from mindspeed_core.plan import Plan, PlanError, Problem
+from mindspeed_core.plan import Plan
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import Registry
@@ -49,7 +49,7 @@ def host_option(function: F) -> F:
 
 
 def platform_option(function: F) -> F:
-    """Add ``--platform``; the flag of the same name after ``--`` wins."""
+    """Add ``--platform``; it wins over the flag of the same name after ``--``."""
     return click.option("--platform", default=None, help="cpu, cuda, npu, or auto (the default).")(function)
 
 
@@ -71,22 +71,11 @@ def make_plan(registry: Registry, flags: Sequence[str], *, host: str, platform: 
         PlanError: with every problem of parsing and of resolving.
         UserError: host or platform cannot be used.
     """
+    from mindspeed_core.activation import parse_flags, plan_for
     from mindspeed_core.flags import flag_set
     from mindspeed_core.platforms.selection import choose_platform
-    from mindspeed_core.resolver import resolve
 
-    parsed = flag_set(registry, host).parse(list(flags))
-    requested = getattr(parsed.args, "platform", "auto")
-    if platform is not None and requested == "auto":
-        requested = parsed.args.platform = platform
-    chosen, why = choose_platform(requested, registry)
-    problems: list[Problem] = list(parsed.problems)
-    try:
-        plan = resolve(
-            registry, parsed.args, provenance=parsed.provenance, platform=chosen, host=host, mode="train"
-        )
-    except PlanError as error:
-        raise PlanError([*problems, *(p for p in error.problems if p not in problems)]) from error
-    if problems:
-        raise PlanError(problems)
-    return Planned(plan, parsed.args, parsed.provenance, why)
+    plan, parsed = plan_for(list(flags), host=host, platform=platform, registry=registry)
+    # The plan's arguments carry the platform's name already; "auto" is what has a reason worth reading.
+    requested = platform or parse_flags(list(flags), flag_set(registry, host)).args.platform
+    return Planned(plan, parsed.args, parsed.provenance, choose_platform(requested, registry)[1])

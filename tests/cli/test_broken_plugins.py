@@ -172,8 +172,8 @@ def test_a_hook_of_a_stage_that_does_not_exist(damage):
 
 def test_a_patch_whose_target_is_gone(damage):
     patch = (
-        '\n    patches = (Patch("megatron.core.utils:no_longer_there", "bad_patch.loss_average:MovingAverage", '
-        '"tests it"),)'
+        '\n    patches = (Patch("megatron.core.utils:no_longer_there", '
+        '"bad_patch.loss_average:MovingAverage", "tests it"),)'
     )
     plugin = damage("bad-patch", (FLAG_END, FLAG_END + patch), ("import Feature,", "import Feature, Patch,"))
     assert plugin.plan().exit_code == 0

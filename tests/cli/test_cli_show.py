@@ -55,7 +55,7 @@ def test_everything_that_is_declared_is_shown(features, install):
         "torch_npu>=2.6; platform == 'npu'",
         "elsewhere thing-b takes over: has no kernel there",
         "replace torch:nowhere (torch>=2.6): has no other way",
-        "halves: --thing-a against the plain model, 2 ranks, 3 steps, equal bit for bit; peak_bytes at most 0.5 x",
+        "halves: --thing-a against the plain model, 2 ranks, 3 steps, equal bit for bit; peak_bytes at most 0.5",
         "deterministic: yes",
         "bytes_sent = 4 * s * h",
         "--thing-a: 0, 1",

@@ -37,7 +37,7 @@ def test_a_name_that_cannot_be_a_distribution_and_a_package_is_refused(name):
 
 @pytest.mark.parametrize("name", ["class", "json", "match", "torch", "mindspeed-core"])
 def test_a_name_that_is_taken_is_refused(name):
-    with pytest.raises(ScaffoldError, match="another name|prefix of yours"):
+    with pytest.raises(ScaffoldError, match=r"another name|prefix of yours"):
         plugin_names(name)
 
 
@@ -153,7 +153,7 @@ from mindspeed_core.activation import activate
 from mindspeed_core.hosts.standalone import loop
 from mindspeed_core.testing.model_flags import SMALL_GPT
 
-with activate([*SMALL_GPT, "--acme-losses-loss-average", "0.5", "--train-iters", "2"], platform="cpu") as session:
+with activate([*SMALL_GPT, "--acme-losses-loss-average", "0.5"], platform="cpu") as session:
     run = loop.setup(session)
     first = session.call("train_step", run=run).losses["lm loss"]
     assert "acme-losses loss average: lm loss" in run.metrics.names(), run.metrics.names()
