@@ -1,0 +1,1 @@
+"""megatron-core modules that call the operators, and the functions that put them into a specification tree."""

@@ -1,0 +1,294 @@
+"""Operators against their references: values, gradients, precision, what is kept for backward, refusals."""
+
+import sys
+import types
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mindspeed_kernels.ops import OPERATORS, attention, rms_norm, swiglu
+
+FAST = settings(max_examples=25, deadline=None)
+
+
+def kept_bytes(function, *inputs):
+    """Bytes of the distinct storages that autograd keeps for backward, weights of at most 1 KiB left out."""
+    storages = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = function(*inputs)
+    del result
+    return sum(size for size in storages.values() if size > 1024)
+
+
+def gradients(function, tensors, seed=0):
+    tensors = [tensor.detach().clone().requires_grad_() for tensor in tensors]
+    result = function(*tensors)
+    weight = torch.randn(result.shape, generator=torch.Generator().manual_seed(seed)).to(result.dtype)
+    (result * weight).sum().backward()
+    return result.detach(), [tensor.grad for tensor in tensors]
+
+
+def error(value, truth):
+    return float((value.double() - truth).abs().max() / truth.abs().max().clamp_min(1e-30))
+
+
+@FAST
+@given(
+    shape=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    width=st.sampled_from([1, 7, 64, 129]),
+    zero_centered=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_rms_norm_equals_its_reference(shape, width, zero_centered, seed):
+    torch.manual_seed(seed)
+    x, weight = torch.randn(*shape, width), torch.randn(width)
+    fast, fast_grads = gradients(lambda x, w: rms_norm(x, w, 1e-5, zero_centered=zero_centered), [x, weight])
+    slow, slow_grads = gradients(lambda x, w: rms_norm.reference(x, w, 1e-5, zero_centered), [x, weight])
+    torch.testing.assert_close(fast, slow, rtol=2e-5, atol=2e-5)
+    for got, expected in zip(fast_grads, slow_grads):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("zero_centered", [False, True])
+def test_rms_norm_gradients_are_exact_in_float64(zero_centered):
+    x = torch.randn(3, 2, 6, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda x, w: rms_norm(x, w, 1e-5, zero_centered=zero_centered), (x, weight)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rms_norm_is_no_less_precise_than_torch(dtype):
+    torch.manual_seed(0)
+    x, weight = torch.randn(64, 2, 256).to(dtype), torch.randn(256).to(dtype)
+    truth, truth_grads = gradients(
+        lambda x, w: torch.nn.functional.rms_norm(x, (256,), w, 1e-5), [x.double(), weight.double()]
+    )
+    ours, our_grads = gradients(lambda x, w: rms_norm(x, w, 1e-5), [x, weight])
+    theirs, their_grads = gradients(
+        lambda x, w: torch.nn.functional.rms_norm(x, (256,), w, 1e-5), [x, weight]
+    )
+    assert error(ours, truth) <= 1.1 * error(theirs, truth)
+    # The output gradient that reaches both is rounded alike, so the gradients compare as well.
+    for got, other, expected in zip(our_grads, their_grads, truth_grads):
+        assert error(got, expected) <= max(1.1 * error(other, expected), 2 * torch.finfo(dtype).eps)
+
+
+def test_rms_norm_of_zero_rows_is_zero():
+    x = torch.zeros(2, 8, requires_grad=True)
+    y = rms_norm(x, torch.ones(8), 1e-5)
+    y.sum().backward()
+    assert torch.equal(y, torch.zeros(2, 8))
+    assert torch.isfinite(x.grad).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rms_norm_keeps_its_input_and_one_number_per_row(dtype):
+    x = torch.randn(128, 2, 512).to(dtype).requires_grad_()
+    weight = torch.ones(512, dtype=dtype, requires_grad=True)
+    kept = kept_bytes(lambda x, w: rms_norm(x, w, 1e-5), x, weight)
+    assert kept <= 1.05 * x.untyped_storage().nbytes() + weight.untyped_storage().nbytes()
+
+
+@FAST
+@given(
+    shape=st.lists(st.integers(0, 5), min_size=1, max_size=3),
+    half=st.integers(1, 40),
+    seed=st.integers(0, 99),
+)
+def test_swiglu_equals_its_reference(shape, half, seed):
+    torch.manual_seed(seed)
+    x = torch.randn(*shape, 2 * half)
+    fast, fast_grads = gradients(swiglu, [x])
+    slow, slow_grads = gradients(swiglu.reference, [x])
+    torch.testing.assert_close(fast, slow)
+    torch.testing.assert_close(fast_grads[0], slow_grads[0])
+
+
+def test_swiglu_gradients_are_exact_in_float64():
+    x = torch.randn(3, 2, 8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(swiglu, (x,))
+
+
+def test_swiglu_rounds_once_in_bfloat16():
+    torch.manual_seed(0)
+    x = torch.randn(64, 256).bfloat16()
+    expected = swiglu.reference(x.double()).bfloat16()
+    assert error(swiglu(x), expected.double()) <= torch.finfo(torch.bfloat16).eps
+
+
+def test_swiglu_keeps_its_input_only():
+    x = torch.randn(256, 512, requires_grad=True)
+    assert kept_bytes(swiglu, x) == x.untyped_storage().nbytes()
+
+
+def test_swiglu_refuses_an_odd_width():
+    with pytest.raises(ValueError, match="must be even, got 7"):
+        swiglu(torch.randn(2, 7))
+
+
+def heads(sq, sk, batch, groups, ratio, width, value_width=None, dtype=torch.float32):
+    return (
+        torch.randn(sq, batch, groups * ratio, width, dtype=dtype),
+        torch.randn(sk, batch, groups, width, dtype=dtype),
+        torch.randn(sk, batch, groups, value_width or width, dtype=dtype),
+    )
+
+
+@FAST
+@given(
+    sq=st.integers(1, 40),
+    more=st.integers(0, 20),
+    batch=st.integers(1, 2),
+    groups=st.sampled_from([1, 2]),
+    ratio=st.sampled_from([1, 2, 4]),
+    width=st.sampled_from([4, 8]),
+    causal=st.booleans(),
+    window=st.sampled_from([None, (3, 0), (5, 2), (-1, 4), (0, 0)]),
+    seed=st.integers(0, 99),
+)
+def test_attention_equals_its_reference(sq, more, batch, groups, ratio, width, causal, window, seed):
+    torch.manual_seed(seed)
+    tensors = heads(sq, sq + more, batch, groups, ratio, width)
+    fast, fast_grads = gradients(lambda q, k, v: attention(q, k, v, causal=causal, window=window), tensors)
+    slow, slow_grads = gradients(
+        lambda q, k, v: attention.reference(q, k, v, causal=causal, window=window), tensors
+    )
+    torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-5)
+    for got, expected in zip(fast_grads, slow_grads):
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_attention_windows_span_several_blocks_of_queries():
+    torch.manual_seed(0)
+    tensors = heads(300, 300, 1, 1, 2, 4)
+    torch.testing.assert_close(
+        attention(*tensors, window=(7, 0)), attention.reference(*tensors, window=(7, 0)), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_attention_takes_narrower_values_and_its_own_scale():
+    torch.manual_seed(0)
+    tensors = heads(9, 9, 2, 2, 1, 8, value_width=4)
+    got = attention(*tensors, scale=0.3)
+    assert got.shape == (9, 2, 2, 4)
+    torch.testing.assert_close(got, attention.reference(*tensors, scale=0.3), rtol=1e-4, atol=1e-5)
+
+
+def test_attention_reference_gradients_are_exact_in_float64():
+    tensors = tuple(t.requires_grad_() for t in heads(4, 5, 1, 1, 2, 3, dtype=torch.float64))
+    assert torch.autograd.gradcheck(attention.reference, tensors)
+
+
+def test_attention_in_bfloat16_stays_near_the_truth():
+    torch.manual_seed(0)
+    tensors = [tensor.bfloat16() for tensor in heads(64, 64, 1, 2, 2, 16)]
+    truth = attention.reference(*[tensor.double() for tensor in tensors])
+    assert error(attention(*tensors), truth) < 2 * torch.finfo(torch.bfloat16).eps
+
+
+def test_attention_keeps_no_score_matrix():
+    tensors = [tensor.requires_grad_() for tensor in heads(512, 512, 1, 1, 2, 8)]
+    scores = 512 * 512 * 2 * 4
+    assert kept_bytes(attention, *tensors) < scores / 8
+
+
+def test_attention_dropout_keeps_the_mean():
+    torch.manual_seed(0)
+    query, key, _ = heads(16, 16, 1, 1, 1, 4)
+    value = torch.ones(16, 1, 1, 4)
+    mean = torch.stack([attention(query, key, value, dropout=0.5) for _ in range(400)]).mean()
+    assert abs(float(mean) - 1.0) < 0.05
+
+
+def test_attention_refuses_heads_that_do_not_divide():
+    query, key, value = torch.randn(4, 1, 3, 8), torch.randn(4, 1, 2, 8), torch.randn(4, 1, 2, 8)
+    with pytest.raises(ValueError, match="heads of key divide"):
+        attention(query, key, value)
+
+
+def test_a_forced_reference_is_used_only_inside_its_context():
+    x = torch.randn(4, 8, requires_grad=True)
+    with swiglu.forced("reference"):
+        inside = type(swiglu(x).grad_fn).__name__
+    assert "SwiGLUFunction" not in inside
+    assert "SwiGLUFunction" in type(swiglu(x).grad_fn).__name__
+
+
+def test_forcing_an_unknown_path_names_those_that_exist():
+    with pytest.raises(ValueError, match=r"no path 'tpu'.*cpu, cuda, npu"):
+        with swiglu.forced("tpu"):
+            pass
+
+
+def test_every_operator_has_a_path_for_every_platform():
+    assert {name: set(op.paths) for name, op in OPERATORS.items()} == dict.fromkeys(
+        ("attention", "rms_norm", "swiglu"), {"cpu", "cuda", "npu"}
+    )
+
+
+class RecordingNpu(types.ModuleType):
+    """Stands for torch_npu: records the calls and computes on the CPU."""
+
+    def __init__(self):
+        super().__init__("torch_npu")
+        self.calls = []
+
+    def npu_rms_norm(self, x, gamma, epsilon=1e-6):
+        self.calls.append(("npu_rms_norm", x.dtype, gamma.dtype, epsilon))
+        return rms_norm.reference(x, gamma, epsilon), None
+
+    def npu_swiglu(self, x, dim=-1):
+        self.calls.append(("npu_swiglu", dim))
+        return swiglu.reference(x)
+
+    def npu_fusion_attention(self, q, k, v, head_num, layout, **options):
+        self.calls.append(("npu_fusion_attention", head_num, layout, options))
+        q, k, v = (tensor.permute(2, 0, 1, 3) for tensor in (q, k, v))
+        mode = options["sparse_mode"]
+        window = (options["pre_tockens"], options["next_tockens"]) if mode == 4 else None
+        result = attention.reference(q, k, v, scale=options["scale"], causal=mode == 3, window=window)
+        return (result.permute(1, 2, 0, 3),)
+
+
+@pytest.fixture
+def npu(monkeypatch):
+    module = RecordingNpu()
+    monkeypatch.setitem(sys.modules, "torch_npu", module)
+    return module
+
+
+def test_the_npu_path_scales_in_the_dtype_of_the_input(npu):
+    x, weight = torch.randn(2, 8).bfloat16(), torch.randn(8)
+    with rms_norm.forced("npu"):
+        rms_norm(x, weight, 1e-6, zero_centered=True)
+    assert npu.calls == [("npu_rms_norm", torch.bfloat16, torch.bfloat16, 1e-6)]
+
+
+def test_the_npu_path_of_swiglu_splits_the_last_dimension(npu):
+    x = torch.randn(2, 8)
+    with swiglu.forced("npu"):
+        torch.testing.assert_close(swiglu(x), swiglu.reference(x))
+    assert npu.calls == [("npu_swiglu", -1)]
+
+
+@pytest.mark.parametrize(
+    ("options", "mode"),
+    [({}, 3), ({"causal": False}, 0), ({"window": (3, 0)}, 4), ({"causal": False, "window": (2, 2)}, 4)],
+)
+def test_the_npu_path_chooses_the_sparse_mode_of_its_mask(npu, options, mode):
+    tensors = heads(12, 12, 1, 2, 2, 8)
+    with attention.forced("npu"):
+        got = attention(*tensors, **options, dropout=0.0)
+    torch.testing.assert_close(got, attention.reference(*tensors, **options), rtol=1e-4, atol=1e-5)
+    _, count, layout, seen = npu.calls[0]
+    assert (count, layout, seen["sparse_mode"], seen["keep_prob"]) == (4, "BNSD", mode, 1.0)
+    assert (seen["atten_mask"] is None) == (mode == 0)
