@@ -1,7 +1,8 @@
 """Counting communication: calls and bytes per operation and process group.
 
 The functions of ``torch.distributed`` are wrapped where they are defined and wherever megatron-core and
-plugins hold them by name; a dispatcher-level mode would miss calls from autograd's threads and coalesced ones.
+plugins hold them by name; a dispatcher-level mode would miss calls from autograd's threads and coalesced
+ones.
 """
 
 from __future__ import annotations
@@ -320,3 +321,6 @@ _MEASURES: dict[str, Callable[..., _Sizes]] = {
     "barrier": _barrier,
 }
 """Every wrapped function with the reading of its arguments; parameter names are torch's."""
+
+COLLECTIVES = frozenset(_MEASURES) - {"send", "isend", "recv", "irecv", "barrier"}
+"""Operations in which a whole group takes part and data moves."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def world() -> Callable[..., list[Any]]:
-    """`mindspeed_core.testing.run_world`: ``world(function, world_size, *args)`` gives one result per rank."""
+    """`mindspeed_core.testing.run_world`: ``world(function, size, *args)`` gives one result per rank."""
     from mindspeed_core.testing.worlds import run_world
 
     return run_world

@@ -1,0 +1,33 @@
+"""The small GPT on which proofs train, as flags: large enough for every parallelism up to four ranks each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+SMALL_GPT = (
+    *("--num-layers", "4"),
+    *("--hidden-size", "64"),
+    *("--num-attention-heads", "4"),
+    *("--seq-length", "32"),
+    *("--vocab-size", "128"),
+    # The vocabulary needs no padding at any tensor-parallel size: padded logits would take part in the loss.
+    *("--make-vocab-size-divisible-by", "16"),
+    *("--micro-batch-size", "1"),
+    *("--global-batch-size", "4"),
+    *("--attention-dropout", "0"),
+    *("--hidden-dropout", "0"),
+    *("--seed", "1234"),
+    "--use-cpu-initialization",
+    *("--optimizer", "adam"),
+    *("--lr", "1e-2"),
+    *("--lr-decay-style", "constant"),
+    "--mock-data",
+    *("--num-workers", "0"),
+    *("--eval-iters", "0"),
+)
+"""4 layers of width 64, 32 tokens, 4 samples a step, no dropout, float32, Adam."""
+
+
+def training_flags(flags: Sequence[str], train_iters: int) -> list[str]:
+    """The command line of one side: the small GPT, then ``flags`` (which win), then the number of steps."""
+    return [*SMALL_GPT, *flags, "--train-iters", str(train_iters)]

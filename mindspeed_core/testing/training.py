@@ -1,0 +1,328 @@
+"""One side of a proof: a short training in a world, with everything worth comparing recorded.
+
+The steps that are compared run undisturbed; memory and communication are measured on a further step, and time
+on further ones still, so that no measurement shows in another.
+"""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_core.testing.worlds import run_world
+
+if TYPE_CHECKING:
+    from mindspeed_core.registry import Registry
+    from mindspeed_core.run import OptimizerStep, Run
+    from mindspeed_core.testing.canonical import CanonicalState
+    from mindspeed_core.testing.communication import Total
+    from mindspeed_core.testing.memory import TensorBytes
+
+
+@dataclass(frozen=True)
+class SideRequest:
+    """What every rank of a side is told.
+
+    Attributes:
+        flags: the whole command line.
+        steps: compared steps.
+        initial: parameters to start from; None keeps those the model is built with.
+        gradients: record the gradients of every compared step.
+        measure: measure memory and communication on one more step.
+        timed_steps: further steps whose wall time is taken.
+        declarations: ``"module:Name"`` of declarations to use; empty for what is installed.
+        probes: ``"module:Class"`` of further plugins, instantiated on every rank and registered outermost.
+        platform: the platform, None to let the flags decide.
+    """
+
+    flags: tuple[str, ...]
+    steps: int
+    initial: CanonicalState | None = None
+    gradients: bool = True
+    measure: bool = False
+    timed_steps: int = 0
+    declarations: tuple[str, ...] = ()
+    probes: tuple[str, ...] = ()
+    platform: str | None = None
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """What one rank brings home; states exist on rank 0 only."""
+
+    features: tuple[str, ...] = ()
+    losses: tuple[Mapping[str, float], ...] = ()
+    grad_norms: tuple[float | None, ...] = ()
+    initial: CanonicalState | None = None
+    parameters: CanonicalState | None = None
+    gradients: tuple[CanonicalState, ...] = ()
+    measures: Mapping[str, float] = field(default_factory=dict)
+    communication: Mapping[tuple[str, str], Total] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    step_seconds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class SideResult:
+    """What a side did, all ranks together.
+
+    Attributes:
+        features: the active features.
+        losses: series of each reported loss, one number per compared step.
+        grad_norms: norm of each compared step's gradient.
+        initial: the parameters it started from.
+        parameters: the parameters after the last compared step.
+        gradients: the gradients of each compared step, after reduction and before clipping.
+        measures: ``peak_bytes`` (forward and backward), ``step_peak_bytes`` (with the update),
+            ``parameter_bytes``, ``gradient_bytes``, ``optimizer_bytes`` and ``collective_calls`` (largest of
+            all ranks), ``sent_bytes`` (sum over ranks), ``step_seconds`` (median).
+        communication: per rank, totals by operation and group.
+        metrics: what features recorded with ``run.metrics`` in the measured step, reduced.
+    """
+
+    features: tuple[str, ...]
+    losses: Mapping[str, tuple[float, ...]]
+    grad_norms: tuple[float | None, ...]
+    initial: CanonicalState
+    parameters: CanonicalState
+    gradients: tuple[CanonicalState, ...]
+    measures: Mapping[str, float]
+    communication: tuple[Mapping[tuple[str, str], Total], ...]
+    metrics: Mapping[str, float]
+
+
+def train_side(
+    flags: Sequence[str] = (),
+    world_size: int = 1,
+    steps: int = 3,
+    *,
+    initial: CanonicalState | None = None,
+    gradients: bool = True,
+    measure: bool = False,
+    timed_steps: int = 0,
+    declarations: Sequence[str] = (),
+    probes: Sequence[str] = (),
+    platform: str | None = None,
+    timeout: float = 300.0,
+) -> SideResult:
+    """Train the small GPT with ``flags`` added, in a world of its own.
+
+    Args:
+        flags: appended to `mindspeed_core.testing.model_flags.SMALL_GPT`.
+        world_size: ranks.
+        steps: compared steps.
+        initial: parameters to start from, another side's ``initial``.
+        gradients: record the gradients of every compared step.
+        measure: measure memory and communication on one more step.
+        timed_steps: further steps whose wall time is taken.
+        declarations: ``"module:Name"`` of features that are not installed; replaces the installed ones.
+        probes: ``"module:Class"`` of objects with hook implementations, registered outermost.
+        platform: the platform, None to let the flags decide.
+        timeout: seconds for the whole side.
+
+    Raises:
+        WorldError: a rank failed; the message shows its error.
+    """
+    # The same on every side, whatever it measures: schedules depend on the length of a run.
+    command = training_flags(flags, steps + 1 + _TIMED_STEPS_AT_MOST)
+    if timed_steps > _TIMED_STEPS_AT_MOST:
+        raise ValueError(f"timed_steps {timed_steps}: at most {_TIMED_STEPS_AT_MOST}")
+    request = SideRequest(
+        flags=tuple(command),
+        steps=steps,
+        initial=initial,
+        gradients=gradients,
+        measure=measure,
+        timed_steps=timed_steps,
+        declarations=tuple(declarations),
+        probes=tuple(probes),
+        platform=platform,
+    )
+    ranks: list[RankRecord] = run_world(f"{__name__}:train_rank", world_size, request, timeout=timeout)
+    return _together(ranks)
+
+
+_TIMED_STEPS_AT_MOST = 20
+
+
+def train_rank(request: SideRequest) -> RankRecord:
+    """The life of one rank of a side."""
+    from mindspeed_core.activation import activate
+    from mindspeed_core.hosts.standalone import loop
+    from mindspeed_core.testing.canonical import canonical_parameters, load_canonical
+
+    probe = GradientProbe()
+    session = activate(
+        list(request.flags),
+        platform=request.platform,
+        registry=_registry(request.declarations),
+        extra_plugins=(probe, *(_named(path)() for path in request.probes)),
+    )
+    try:
+        run = loop.setup(session)
+        if request.initial is not None:
+            load_canonical(run, request.initial)
+        steps = _Steps(run)
+        initial = request.initial or canonical_parameters(run)
+        probe.record = request.gradients
+        results = [steps.once() for _ in range(request.steps)]
+        probe.record = False
+        with steps.complete_parameters():
+            parameters = canonical_parameters(run)
+        measured = _Measured()
+        if request.measure:
+            measured = _measure(run, steps, probe)
+        seconds = tuple(steps.once().seconds for _ in range(request.timed_steps))
+        record = RankRecord(
+            features=session.plan.names,
+            losses=tuple(result.losses for result in results),
+            grad_norms=tuple(result.grad_norm for result in results),
+            initial=initial if run.dist.rank == 0 else None,
+            parameters=parameters,
+            gradients=tuple(probe.gradients),
+            measures=measured.measures,
+            communication=measured.communication,
+            metrics=measured.metrics,
+            step_seconds=seconds,
+        )
+        loop.teardown(session)
+        return record
+    finally:
+        session.close()
+
+
+class GradientProbe:
+    """Takes the finished gradients of a step right before the update, and the memory peak up to there."""
+
+    def __init__(self) -> None:
+        """Record nothing until told to."""
+        self.record = False
+        self.gradients: list[CanonicalState] = []
+        self.tracker: TensorBytes | None = None
+        self.peak = 0
+
+    @hookimpl(wrapper=True)
+    def optimizer_step(self, run: Run) -> Iterator[None]:
+        """Read before the update."""
+        if self.tracker is not None:
+            self.peak = self.tracker.peak
+        if self.record:
+            from mindspeed_core.testing.canonical import canonical_gradients
+
+            state = canonical_gradients(run)
+            if state is not None:
+                self.gradients.append(state)
+        result: OptimizerStep = yield  # type: ignore[assignment]
+        return result  # type: ignore[return-value]
+
+
+class _Steps:
+    """Steps a run as the host's own loop does."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.gathering = not run.args.overlap_param_gather
+        if not self.gathering:
+            for chunk in run.model:
+                chunk.disable_forward_pre_hook(param_sync=False)
+
+    def once(self) -> Any:
+        run = self.run
+        started = time.perf_counter()
+        result = run.session.call("train_step", run=run)
+        seconds = time.perf_counter() - started
+        if not self.gathering and not result.skipped:
+            for chunk in run.model:
+                chunk.enable_forward_pre_hook()
+            self.gathering = True
+        run.iteration += 1
+        run.consumed_train_samples += run.args.global_batch_size
+        return _Timed(dict(result.losses), result.grad_norm, seconds)
+
+    def complete_parameters(self) -> Any:
+        """A context in which every rank holds all updated parameters, also those gathered only in forward."""
+        from mindspeed_core.hosts.standalone.step import without_param_gather
+
+        return without_param_gather(self.run, param_sync=True)
+
+
+@dataclass(frozen=True)
+class _Timed:
+    losses: Mapping[str, float]
+    grad_norm: float | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Measured:
+    measures: Mapping[str, float] = field(default_factory=dict)
+    communication: Mapping[tuple[str, str], Total] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def _measure(run: Run, steps: _Steps, probe: GradientProbe) -> _Measured:
+    from mindspeed_core.testing.communication import COLLECTIVES, count_communication
+    from mindspeed_core.testing.memory import TensorBytes, state_bytes
+
+    run.metrics.clear()
+    with ExitStack() as stack:
+        log = stack.enter_context(count_communication())
+        tracker = stack.enter_context(TensorBytes())
+        probe.tracker = tracker
+        steps.once()
+        probe.tracker = None
+    measures: dict[str, float] = {
+        "peak_bytes": probe.peak,
+        "step_peak_bytes": tracker.peak,
+        "sent_bytes": log.sent_bytes(),
+        "collective_calls": sum(call.operation in COLLECTIVES for call in log.calls),
+        **state_bytes(run),
+    }
+    return _Measured(measures, log.table(), run.metrics.reduce())
+
+
+def _together(ranks: Sequence[RankRecord]) -> SideResult:
+    first = ranks[0]
+    assert first.initial is not None
+    assert first.parameters is not None
+    measures: dict[str, float] = {}
+    for name in first.measures:
+        values = [rank.measures[name] for rank in ranks]
+        measures[name] = sum(values) if name == "sent_bytes" else max(values)
+    if first.step_seconds:
+        measures["step_seconds"] = statistics.median(first.step_seconds)
+    names = sorted({name for step in first.losses for name in step})
+    return SideResult(
+        features=first.features,
+        losses={name: tuple(step[name] for step in first.losses if name in step) for name in names},
+        grad_norms=first.grad_norms,
+        initial=first.initial,
+        parameters=first.parameters,
+        gradients=first.gradients,
+        measures=measures,
+        communication=tuple(rank.communication for rank in ranks),
+        metrics=first.metrics,
+    )
+
+
+def _registry(declarations: Sequence[str]) -> Registry | None:
+    if not declarations:
+        return None
+    from mindspeed_core.registry import Registry
+
+    return Registry.of([_named(path) for path in declarations])
+
+
+def _named(path: str) -> Any:
+    module, _, name = path.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
