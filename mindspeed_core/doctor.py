@@ -12,6 +12,7 @@ import platform as machine
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.compatibility import PYTHON, TABLE, matches, same_release
 from mindspeed_core.doctor_probe import MARK
+from mindspeed_core.errors import UserError
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import Registry
@@ -63,6 +65,7 @@ class Facts:
         cpus: processors this process may use.
         host: the host whose training is meant.
         hosts: hosts that are installed.
+        platforms: installed platforms that load: whether each can be used here, and why (not).
         broken: broken plugins: (distribution and version, error, remedy).
     """
 
@@ -76,6 +79,7 @@ class Facts:
     cpus: int = 1
     host: str = "standalone"
     hosts: tuple[str, ...] = ("standalone",)
+    platforms: Mapping[str, tuple[bool, str]] = field(default_factory=dict)
     broken: tuple[tuple[str, str, str], ...] = ()
 
 
@@ -89,6 +93,7 @@ def collect(registry: Registry, host: str = "standalone") -> Facts:
     names = {row.distribution for row in TABLE} | set(FURTHER_DISTRIBUTIONS)
     versions = {name: found for name in sorted(names) if (found := _version(name))}
     answer, problem = _ask_torch()
+    platforms = _platforms(registry)
     return Facts(
         versions=versions,
         torch=answer,
@@ -99,6 +104,7 @@ def collect(registry: Registry, host: str = "standalone") -> Facts:
         cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         host=host,
         hosts=tuple(registry.host_names()),
+        platforms=platforms,
         broken=tuple((f"{b.dist} {b.version}".strip(), b.error, b.remedy) for b in registry.broken),
     )
 
@@ -113,6 +119,16 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return ""
+
+
+def _platforms(registry: Registry) -> dict[str, tuple[bool, str]]:
+    """Ask each platform; one that cannot be loaded is among the registry's broken plugins afterwards."""
+    answers = {}
+    for name in registry.platform_names():
+        with suppress(UserError):
+            verdict = registry.platform(name).probe()
+            answers[name] = (verdict.available, verdict.reason)
+    return answers
 
 
 def _ask_torch() -> tuple[dict[str, Any], str]:
@@ -321,6 +337,14 @@ def check_older_package(facts: Facts) -> list[Finding]:
     ]
 
 
+def check_platforms(facts: Facts) -> list[Finding]:
+    """What each installed platform says about this machine."""
+    return [
+        Finding(OK if available else NOTE, f"platform {name}", reason)
+        for name, (available, reason) in sorted(facts.platforms.items())
+    ]
+
+
 def check_plugins(facts: Facts) -> list[Finding]:
     """Plugins that cannot be loaded, and the host that is asked for."""
     findings = [Finding(WARNING, f"plugin {who}", error, remedy) for who, error, remedy in facts.broken]
@@ -344,5 +368,6 @@ CHECKS: tuple[Callable[[Facts], list[Finding]], ...] = (
     check_limits,
     check_transformer_engine,
     check_older_package,
+    check_platforms,
     check_plugins,
 )

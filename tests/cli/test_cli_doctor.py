@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from conftest import write_metadata
 
 from mindspeed_core import doctor
 from mindspeed_core.compatibility import TABLE, matches, same_release
@@ -156,6 +157,19 @@ def test_doctor_fails_and_prints_the_remedy_when_torch_cannot_be_imported(featur
     assert result.exit_code == 1
     assert "status -11" in result.output
     assert "->" in result.output
+
+
+def test_a_platform_that_cannot_be_loaded_is_among_the_findings(features, tmp_path, on_path, monkeypatch):
+    write_metadata(tmp_path, "odd-device", {"mindspeed.platforms odd": "a_module_that_nobody_has:Odd"})
+    on_path(tmp_path)
+    monkeypatch.setattr(doctor, "_ask_torch", lambda: (dict(SOUND.torch), ""))
+
+    findings = json.loads(features("doctor", "--json").output)["findings"]
+
+    found = [f for f in findings if f["subject"].startswith("plugin odd-device")]
+    assert len(found) == 1
+    assert "a_module_that_nobody_has" in found[0]["found"]
+    assert "platform cpu" in [f["subject"] for f in findings]
 
 
 def test_a_probe_that_dies_is_reported_with_its_last_words(monkeypatch, tmp_path):
