@@ -6,40 +6,101 @@ Each scenario trains a small model twice, with and without the feature, and comp
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, is_dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
 from mindspeed_core.cli.errors import EXIT_PROBLEMS
 from mindspeed_core.cli.feature_names import complete_features, find_feature
+from mindspeed_core.cli.flag_arguments import platform_option
 
 if TYPE_CHECKING:
-    from mindspeed_core.registry import FeatureRecord
+    from mindspeed_core.feature import Feature
+    from mindspeed_core.testing.verify import Verdict
 
 
 @click.command("verify", short_help="Prove features on this machine.")
 @click.argument("names", nargs=-1, shell_complete=complete_features)
 @click.option("--all", "everything", is_flag=True, help="Every installed feature.")
+@platform_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
-def command(context: click.Context, names: tuple[str, ...], everything: bool, as_json: bool) -> None:
+def command(
+    context: click.Context, names: tuple[str, ...], everything: bool, platform: str | None, as_json: bool
+) -> None:
     """Run the proofs of the features NAMES: a short training with and without each, compared.
 
-    Exit status 1 when a proof fails, and when a feature has none.
+    Proofs that do not apply to the platform are counted and left out. Exit status 1 when a proof fails, when a
+    feature carries none, and when nothing was proved.
     """
+    from mindspeed_core.platforms.selection import choose_platform
     from mindspeed_core.registry import Registry
 
     if everything == bool(names):
         raise click.UsageError("name features, or give --all")
     registry = Registry.discover()
-    records = (
-        list(registry.features.values()) if everything else [find_feature(registry, name) for name in names]
-    )
-    results = [result for record in records for result in _prove(record, quiet=as_json)]
-    failed = any(not result["passed"] for result in results)
+    found = list(registry.features.values()) if everything else [find_feature(registry, n) for n in names]
+    chosen, _ = choose_platform(platform or "auto", registry)
+    left_out: list[str] = []
+    verdicts: list[Verdict] = []
+    # The same feature may be named twice, by name and by flag.
+    for verdict in _prove(list(dict.fromkeys(record.cls for record in found)), chosen, left_out):
+        verdicts.append(verdict)
+        if not as_json:
+            click.echo(f"{'passed' if verdict.passed else 'FAILED'}  {verdict.feature} / {verdict.scenario}")
+    ok = bool(verdicts) and all(verdict.passed for verdict in verdicts)
     if as_json:
-        click.echo(json.dumps({"ok": not failed, "results": results}, indent=2, default=str))
+        report = {
+            "ok": ok,
+            "platform": chosen,
+            "verdicts": [asdict(verdict) for verdict in verdicts],
+            "left_out": left_out,
+        }
+        click.echo(json.dumps(report, indent=2))
     else:
-        _print(results)
-    context.exit(EXIT_PROBLEMS if failed else 0)
+        _print(verdicts, left_out, chosen)
+    context.exit(0 if ok else EXIT_PROBLEMS)
+
+
+def _prove(features: list[type[Feature]], platform: str, left_out: list[str]) -> Iterator[Verdict]:
+    from mindspeed_core.testing.verify import Verdict, verify
+
+    for feature in features:
+        if not feature.verify:
+            reason = (
+                "carries no scenario; a feature without a proof is not trusted. Add Scenario(...) to verify"
+            )
+            yield Verdict(feature.name, "-", passed=False, tolerance=0.0, error=reason)
+        for scenario in feature.verify:
+            if platform in (scenario.platforms or feature.platforms):
+                yield verify(feature, scenario, platform=platform)
+            else:
+                left_out.append(f"{feature.name} / {scenario.name}")
+
+
+def _print(verdicts: list[Verdict], left_out: list[str], platform: str) -> None:
+    from mindspeed_core.cli.tables import print_table
+
+    rows = [
+        (
+            verdict.feature,
+            verdict.scenario,
+            "passed" if verdict.passed else "FAILED",
+            "-" if verdict.largest_error is None else f"{verdict.largest_error:.1e}",
+            f"{verdict.tolerance:g}",
+            "; ".join(str(gain) for gain in verdict.gains) or "-",
+        )
+        for verdict in verdicts
+    ]
+    if rows:
+        click.echo()
+        print_table(("feature", "proof", "verdict", "largest error", "allowed", "gains"), rows)
+    for verdict in verdicts:
+        if not verdict.passed:
+            click.echo(f"\n{verdict}")
+    if left_out:
+        click.echo(f"\nnot for platform {platform}: {', '.join(left_out)}")
+    if not verdicts:
+        click.echo("nothing was proved")

@@ -1,0 +1,106 @@
+"""``verify``: runs the proofs that apply, and never mistakes their absence for success."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import feature_source
+
+from mindspeed_core.testing import verify as harness
+from mindspeed_core.testing.verify import Verdict
+
+PROOF = 'verify = (Scenario("same", flags=("--{name}",)), Scenario("npu-only", flags=("--{name}",), platforms=("npu",)))'
+
+
+@pytest.fixture
+def proofs(monkeypatch):
+    """Stands in for real trainings: ``failing`` names features whose proofs fail; ``run`` lists what ran."""
+
+    class Proofs:
+        failing: tuple[str, ...] = ()
+        run: list[tuple[str, str, str]] = []
+
+    recorded = Proofs()
+    recorded.run = []
+
+    def verify(feature, scenario, *, platform=None):
+        recorded.run.append((feature.name, scenario.name, platform))
+        good = feature.name not in recorded.failing
+        differences = () if good else ("parameters: embedding differs by 0.3",)
+        return Verdict(
+            feature.name, scenario.name, good, 1e-5, 1e-7 if good else 0.3, 4, differences=differences
+        )
+
+    monkeypatch.setattr(harness, "verify", verify)
+    return recorded
+
+
+@pytest.fixture
+def things(install):
+    install("pack-a", feature_source("thing-a", PROOF.format(name="thing-a")))
+    install("pack-b", feature_source("thing-b", PROOF.format(name="thing-b")))
+
+
+@pytest.mark.usefixtures("things")
+def test_named_features_are_proved_on_the_chosen_platform(features, proofs):
+    result = features("verify", "thing-a", "--platform", "cpu")
+
+    assert result.exit_code == 0, result.output
+    assert proofs.run == [("thing-a", "same", "cpu")]
+    assert "not for platform cpu: thing-a / npu-only" in result.output
+
+
+@pytest.mark.usefixtures("things")
+def test_a_failed_proof_fails_the_command_and_says_what_differs(features, proofs):
+    proofs.failing = ("thing-b",)
+
+    result = features("verify", "thing-a", "thing-b", "--platform", "cpu")
+
+    assert result.exit_code == 1
+    assert "passed  thing-a / same" in result.output
+    assert "FAILED  thing-b / same" in result.output
+    assert "embedding differs by 0.3" in result.output
+
+
+@pytest.mark.usefixtures("things")
+def test_all_proves_every_installed_feature(features, proofs):
+    features("verify", "--all", "--platform", "cpu")
+
+    assert {("thing-a", "same", "cpu"), ("thing-b", "same", "cpu")} <= set(proofs.run)
+
+
+@pytest.mark.usefixtures("proofs")
+def test_a_feature_without_a_proof_is_a_failure(features, install):
+    install("pack-a", feature_source("thing-a"))
+
+    result = features("verify", "thing-a", "--platform", "cpu")
+
+    assert result.exit_code == 1
+    assert "carries no scenario" in result.output
+
+
+@pytest.mark.usefixtures("proofs")
+def test_proving_nothing_is_no_success(features, install):
+    install("pack-a", feature_source("thing-a", 'verify = (Scenario("x", flags=(), platforms=("npu",)),)'))
+
+    result = features("verify", "thing-a", "--platform", "cpu")
+
+    assert result.exit_code == 1
+    assert "nothing was proved" in result.output
+
+
+@pytest.mark.usefixtures("things")
+def test_json_carries_every_verdict(features, proofs):
+    proofs.failing = ("thing-b",)
+
+    found = json.loads(features("verify", "thing-a", "thing-b", "--platform", "cpu", "--json").output)
+
+    assert found["ok"] is False
+    assert [(v["feature"], v["passed"]) for v in found["verdicts"]] == [("thing-a", True), ("thing-b", False)]
+    assert found["left_out"] == ["thing-a / npu-only", "thing-b / npu-only"]
+
+
+@pytest.mark.parametrize("arguments", [(), ("thing-a", "--all")])
+def test_names_and_all_exclude_each_other_and_one_is_needed(features, arguments):
+    assert features("verify", *arguments).exit_code == 2
