@@ -67,8 +67,9 @@ def _help() -> int:
 
 def _train(arguments: Sequence[str]) -> int:
     from mindspeed_core.cli.failure import report
+    from mindspeed_core.cli.quiet import quieten
 
-    session = None
+    quieten()
     try:
         from mindspeed_core.activation import prepare
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from argparse import Namespace
 from datetime import timedelta
@@ -19,11 +20,16 @@ from mindspeed_core.run import DistInfo, RngInfo
 
 if TYPE_CHECKING:
     from mindspeed_core.platforms.platform import Platform
+    from mindspeed_core.session import Session
 
 
 @hookimpl(trylast=True)
-def init_distributed(args: Namespace, platform: Platform) -> DistInfo:
+def init_distributed(session: Session, args: Namespace, platform: Platform) -> DistInfo:
     """Start the platform's backend from the environment that torchrun (or Slurm) set."""
+    if args.tensor_model_parallel_size > 1 and "CUDA_DEVICE_MAX_CONNECTIONS" not in os.environ:
+        # One hardware queue keeps a layer's collectives ahead of the matmuls they overlap with; read when the
+        # device runtime starts.
+        session.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     platform.set_device(args.local_rank)
     if not dist.is_initialized():
         timeout = timedelta(minutes=args.distributed_timeout_minutes)

@@ -1,0 +1,38 @@
+"""Where a benchmark ran, and where its JSON goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, memory and the versions that matter."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+    return {
+        "processor": model,
+        "cores": os.cpu_count(),
+        "memory_gib": round(pages / 2**30, 1),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "megatron-core", "mindspeed-core")},
+    }
+
+
+def write(name: str, results: Mapping[str, Any]) -> Path:
+    """Write a benchmark's results beside the machine they were measured on."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({"machine": machine(), **results}, indent=2) + "\n", encoding="utf-8")
+    return path

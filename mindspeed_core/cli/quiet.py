@@ -1,0 +1,25 @@
+"""What the training program keeps from the terminal: words of megatron-core and torch that nobody can act on.
+
+Only programs do this; a library session leaves warnings and logging as its host process set them.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+_REPETITIVE = (
+    # Said at every import where neither is installed, which `mindspeed-features doctor` explains once.
+    (UserWarning, r".*(Transformer Engine and Apex are|Apex is) not installed"),
+    (UserWarning, r"full scope is deprecated"),
+    # megatron-core looks at .grad of its own non-leaf main parameters.
+    (UserWarning, r"The \.grad attribute of a Tensor that is not a leaf"),
+    (FutureWarning, r".*torch\.distributed\.\w+` is deprecated"),
+)
+
+
+def quieten() -> None:
+    """Ignore known warnings and let megatron-core's loggers speak from ERROR on."""
+    for category, pattern in _REPETITIVE:
+        warnings.filterwarnings("ignore", pattern, category)
+    logging.getLogger("megatron").setLevel(logging.ERROR)
