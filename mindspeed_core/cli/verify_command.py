@@ -32,7 +32,7 @@ def command(
 ) -> None:
     """Run the proofs of the features NAMES: a short training with and without each, compared.
 
-    Proofs that do not apply to the platform are counted and left out. Exit status 1 when a proof fails, when a
+    Proofs that do not apply to the platform are left out and named. Exit status 1 when a proof fails, when a
     feature carries none, and when nothing was proved.
     """
     from mindspeed_core.platforms.selection import choose_platform

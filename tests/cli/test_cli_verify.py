@@ -10,7 +10,10 @@ from conftest import feature_source
 from mindspeed_core.testing import verify as harness
 from mindspeed_core.testing.verify import Verdict
 
-PROOF = 'verify = (Scenario("same", flags=("--{name}",)), Scenario("npu-only", flags=("--{name}",), platforms=("npu",)))'
+PROOF = """verify = (
+    Scenario("same", flags=("--{name}",)),
+    Scenario("npu-only", flags=("--{name}",), platforms=("npu",)),
+)"""
 
 
 @pytest.fixture
