@@ -1,6 +1,6 @@
 """Where a symbol lives and how it is read and written exactly.
 
-A symbol of somebody else's module is held by a namespace (a module's or a class's dictionary) as a raw object:
+A symbol of somebody else's module is held by a namespace (a module's or class's dictionary) as a raw object:
 a function, a ``staticmethod``, a property. Reading it with ``getattr`` would hand out something bound, and
 writing that back would break subclasses; so everything here goes through ``vars``. Apart from `patching`,
 which decides what changes, because finding and refusing targets is a subject of its own.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import functools
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
@@ -25,7 +25,7 @@ ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "<absent>"})()
 _IMMUTABLE_TYPE = 1 << 8
 _HEAP_TYPE = 1 << 9
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, type(Ellipsis), ModuleType)
-_module_namespace = ModuleType.__dict__["__dict__"].__get__
+_module_namespace: Callable[[ModuleType], dict[str, Any]] = vars(ModuleType).__getitem__("__dict__").__get__
 
 
 class MissingTarget(PatchError):
@@ -147,14 +147,12 @@ def check_patchable(site: Site, owner: str, *, adding: bool = False) -> None:
     if adding:
         return
     if raw is ABSENT:
-        if isinstance(container, ModuleType) and "__getattr__" in namespace_of(container):
-            if getattr(container, name, ABSENT) is not ABSENT:
-                refuse(
-                    "the module makes it up in __getattr__ and does not hold it; patch where it is defined"
-                )
+        if isinstance(container, ModuleType) and getattr(container, name, ABSENT) is not ABSENT:
+            refuse("the module makes it up in __getattr__ and does not hold it; patch where it is defined")
         raise MissingTarget(_missing(site.label, owner, f"there is no {name!r}"))
     if isinstance(raw, type):
-        children = [f"{child.__module__}.{child.__qualname__}" for child in type.__subclasses__(raw)]
+        loaded: list[type] = type.__subclasses__(raw)
+        children = [f"{child.__module__}.{child.__qualname__}" for child in loaded]
         if children:
             refuse(
                 f"the class has loaded subclasses, which would keep the old one ({', '.join(children[:3])}); "
@@ -197,7 +195,7 @@ def like(raw: Any, new: Any, container: Any, name: str) -> Any:
 
 
 def is_shared_by_name(raw: Any) -> bool:
-    """Whether other modules can hold this very object under a name; constants are equal everywhere instead."""
+    """Whether other modules can hold this very object under a name; equal constants are one object."""
     return not isinstance(raw, _CONSTANTS)
 
 

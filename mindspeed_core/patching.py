@@ -117,7 +117,7 @@ class PatchLedger:
     def apply(self, patches: Iterable[Patch], owner: str = "") -> None:
         """Apply patches together.
 
-        A ``replace`` comes before every ``wrap`` of its target, whatever the order of declaration or of calls.
+        A ``replace`` comes before every ``wrap`` of its target, whatever the order of declaration or calls.
         Of several wraps the first in the sequence is the outermost; those of a later call go around them.
 
         Args:
@@ -195,7 +195,7 @@ class PatchLedger:
         """Take everything back, last first, and verify it.
 
         Raises:
-            PatchError: lists every place that was changed by somebody else in between. All others are restored.
+            PatchError: lists every place that somebody else changed in between. All others are restored.
         """
         with _process_lock:
             differences: list[str] = []
@@ -347,11 +347,11 @@ def _restore_late_holders(records: Sequence[_Record]) -> None:
     made = [value for candidates in makers.values() for record in candidates for value in record.made]
     for identity, sites in holders(made).items():
         for site in sites:
-            record = _maker(makers.get(identity, []), site.name)
-            if record is None or any(site.key == known.key for known, _ in record.sites):
+            maker = _maker(makers.get(identity, []), site.name)
+            if maker is None or any(site.key == known.key for known, _ in maker.sites):
                 continue
-            if site.package not in record.elsewhere[identity]:
-                site.write(record.original)
+            if site.package not in maker.elsewhere[identity]:
+                site.write(maker.original)
 
 
 def _maker(candidates: Sequence[_Record], name: str) -> _Record | None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 from mindspeed_core.errors import ArgumentError, SessionError
 from mindspeed_core.feature import Patch
 from mindspeed_core.platforms import process_memory
+from mindspeed_core.platforms.eager import hold_eager
 from mindspeed_core.platforms.platform import Availability, MemoryFigure, Platform
 from mindspeed_core.platforms.without_te import PATCHES as WITHOUT_TE
 
@@ -26,8 +27,8 @@ _FACTORIES = (
     "empty zeros ones full tensor as_tensor asarray arange range linspace logspace eye rand randn randint "
     "randperm normal empty_strided empty_permuted scalar_tensor tril_indices triu_indices empty_like "
     "zeros_like ones_like full_like rand_like randn_like randint_like"
-).split()
-_TENSOR_FACTORIES = "new_empty new_zeros new_ones new_full new_tensor new_empty_strided".split()
+)
+_TENSOR_FACTORIES = "new_empty new_zeros new_ones new_full new_tensor new_empty_strided"
 _CALLS = {
     "torch.cuda": (
         "is_available device_count current_device set_device synchronize _lazy_init _lazy_call current_stream "
@@ -36,7 +37,8 @@ _CALLS = {
     "torch.cuda.graphs": "is_current_stream_capturing",
     "torch.cuda.nvtx": "range_push range_pop mark",
     "torch.cuda.random": (
-        "get_rng_state get_rng_state_all set_rng_state set_rng_state_all manual_seed manual_seed_all initial_seed"
+        "get_rng_state get_rng_state_all set_rng_state set_rng_state_all manual_seed manual_seed_all "
+        "initial_seed"
     ),
     "torch.cuda.memory": (
         "memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_stats mem_get_info "
@@ -118,13 +120,8 @@ class CpuPlatform(Platform):
                 raise ArgumentError(
                     "--" + name.replace("_", "-"), value, reason, f"{remedy} with --platform cpu"
                 )
-        import torch
-
-        stances: list[torch.compiler.set_stance] = []
-        session.ledger.setting(
-            "torch.compiler:set_stance",
-            lambda: stances.append(torch.compiler.set_stance("force_eager")),
-            lambda: stances.pop().__exit__(None, None, None),
+        hold_eager(
+            session,
             owner=self.name,
             reason="compiling for a processor takes minutes and is not bit-identical to eager execution",
         )
@@ -134,7 +131,7 @@ class CpuPlatform(Platform):
                 lambda logger=logger: logger.addFilter(_says_something),  # type: ignore[misc]
                 lambda logger=logger: logger.removeFilter(_says_something),  # type: ignore[misc]
                 owner=self.name,
-                reason="device and host share one generator, so a fork of it always looks like a change of both",
+                reason="device and host share one generator, a fork always looks like a change of both",
             )
 
     def memory_allocated(self) -> MemoryFigure:
@@ -190,8 +187,8 @@ def _cpu_patches() -> tuple[Patch, ...]:
         Patch(target=target, new=calls + name, reason="megatron calls it for its device", required=False)
         for target, name in (emulated | _OTHER_CALLS).items()
     ]
-    wrapped = {f"torch:{name}": "factory" for name in _FACTORIES}
-    wrapped |= {f"torch:Tensor.{name}": "factory" for name in _TENSOR_FACTORIES}
+    wrapped = {f"torch:{name}": "factory" for name in _FACTORIES.split()}
+    wrapped |= {f"torch:Tensor.{name}": "factory" for name in _TENSOR_FACTORIES.split()}
     found += [
         Patch(
             target=target,

@@ -121,7 +121,7 @@ def mark(msg: str, *args: Any, **kwargs: Any) -> None:
 
 
 class Generators:
-    """``torch.cuda.default_generators``: every index is the processor's generator, from which dropout draws."""
+    """``torch.cuda.default_generators``: each one is the processor's generator, from which dropout draws."""
 
     def __getitem__(self, index: int) -> torch.Generator:
         """The one generator."""

@@ -18,7 +18,7 @@ Function = Callable[..., Any]
 
 
 def host_device(device: Any) -> Any:
-    """The device to use instead: cuda in any spelling (text, index, ``torch.device``) becomes the processor."""
+    """The device to use: cuda in any spelling (text, index, ``torch.device``) becomes the processor."""
     if isinstance(device, torch.device):
         return _CPU if device.type == "cuda" else device
     if isinstance(device, str):
@@ -66,7 +66,7 @@ def tensor_type(original: Function) -> Function:
             if not name.startswith("torch.cuda."):
                 caller = sys._getframe(1).f_globals.get("__name__", "")
                 if caller.startswith("megatron."):
-                    return name.replace("torch.", "torch.cuda.", 1)
+                    return "torch.cuda." + name.rpartition(".")[2]
             return name
         if isinstance(dtype, str) and dtype.startswith("torch.cuda."):
             dtype = dtype.replace("torch.cuda.", "torch.", 1)
@@ -108,7 +108,7 @@ def autocast_init(original: Function) -> Function:
 
 
 def autocast_query(original: Function) -> Function:
-    """``torch.is_autocast_enabled("cuda")`` and ``torch.get_autocast_dtype("cuda")``: what cpu autocast says."""
+    """``torch.is_autocast_enabled("cuda")``, ``torch.get_autocast_dtype("cuda")``: what cpu autocast says."""
 
     @functools.wraps(original)
     def query(*args: Any) -> Any:

@@ -24,7 +24,7 @@ def resident_bytes() -> int:
 
 
 def peak_resident_bytes() -> int:
-    """Most bytes resident since `reset_peak` (``VmHWM``), or since the process began where that is unknown."""
+    """Most bytes resident since `reset_peak` (``VmHWM``), or since the process began."""
     try:
         for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):

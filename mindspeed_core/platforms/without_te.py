@@ -14,6 +14,6 @@ PATCHES = (
         new=None,
         kind="add",
         required=False,
-        reason="the router's gating linear reads the name, which only a successful TransformerEngine import binds",
+        reason="the router's gating linear reads a name that only importing TransformerEngine binds",
     ),
 )

@@ -1,0 +1,97 @@
+"""NVIDIA devices through ``torch.cuda``, with NCCL. megatron-core runs on them unchanged."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mindspeed_core.errors import SessionError
+from mindspeed_core.feature import Patch
+from mindspeed_core.platforms.accelerator import AcceleratorPlatform
+from mindspeed_core.platforms.platform import Availability
+from mindspeed_core.platforms.without_te import PATCHES as WITHOUT_TE
+
+if TYPE_CHECKING:
+    from mindspeed_core.session import Session
+
+_BUILT_FOR = re.compile(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
+
+
+class CudaPlatform(AcceleratorPlatform):
+    """An NVIDIA device."""
+
+    name: ClassVar[str] = "cuda"
+    device_type: ClassVar[str] = "cuda"
+    backend: ClassVar[str] = "nccl"
+    preference: ClassVar[int] = 10
+    visible_devices: ClassVar[str] = "CUDA_VISIBLE_DEVICES"
+
+    @classmethod
+    def probe(cls) -> Availability:
+        """Look for device files and a torch that was built for CUDA; imports nothing."""
+        if os.environ.get(cls.visible_devices, "0").strip() in ("", "-1"):
+            return Availability(False, f"{cls.visible_devices} hides every device")
+        count = _device_files(Path("/dev"))
+        if not count:
+            return Availability(False, "no NVIDIA device file in /dev")
+        built_for = _torch_built_for()
+        if not built_for:
+            return Availability(False, "the installed torch is not built for CUDA")
+        return Availability(True, f"{count} NVIDIA device(s), torch built for CUDA {built_for}")
+
+    def runtime(self) -> Any:
+        """``torch.cuda``."""
+        import torch
+
+        return torch.cuda
+
+    def patches(self) -> Sequence[Patch]:
+        """Only names that megatron-core lacks without TransformerEngine."""
+        return WITHOUT_TE
+
+    def open(self, session: Session) -> None:
+        """Verify that the driver answers.
+
+        Raises:
+            SessionError: it does not.
+        """
+        import torch
+
+        if not torch.cuda.is_available():
+            raise SessionError(
+                "platform cuda: torch.cuda.is_available() is False with this driver and torch "
+                f"{torch.__version__} (CUDA {torch.version.cuda}); mindspeed-features doctor says more, "
+                "or choose --platform cpu"
+            )
+
+    def allocator_settings(self, settings: str) -> None:
+        """Set options of the caching allocator, in the syntax of ``PYTORCH_CUDA_ALLOC_CONF``."""
+        import torch
+
+        change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+        if change is None:
+            change = torch.cuda.memory._set_allocator_settings
+        change(settings)
+
+
+def _device_files(directory: Path) -> int:
+    """How many devices the driver, or WSL's adapter, shows."""
+    numbered = [path for path in directory.glob("nvidia[0-9]*") if path.name[6:].isdigit()]
+    return len(numbered) or int((directory / "dxg").exists())
+
+
+def _torch_built_for() -> str:
+    """The CUDA version in torch's version file, or an empty string."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ""
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    found = _BUILT_FOR.search(text)
+    return found.group(1) if found else ""

@@ -1,0 +1,28 @@
+"""Holding ``torch.compile`` in eager mode: works for functions that were decorated long before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mindspeed_core.session import Session
+
+
+def hold_eager(session: Session, *, owner: str, reason: str) -> None:
+    """Run compiled functions eagerly until the session closes.
+
+    Args:
+        session: takes the stance back when it closes.
+        owner: the platform.
+        reason: shown in the listing of patches.
+    """
+    import torch
+
+    stances: list[Any] = []
+    session.ledger.setting(
+        "torch.compiler:set_stance",
+        lambda: stances.append(torch.compiler.set_stance("force_eager")),
+        lambda: stances.pop().__exit__(None, None, None),
+        owner=owner,
+        reason=reason,
+    )

@@ -1,0 +1,139 @@
+"""Ascend devices through torch_npu, with HCCL.
+
+megatron-core names cuda in its source; torch_npu's own ``contrib.transfer_to_npu`` makes those names mean the
+NPU. It cannot be taken back: a process that opened a session on this platform stays one for NPUs. What the
+transfer leaves out is patched here. Names and signatures were checked against the Python sources of torch_npu
+2.13.0; nothing in this file was run on a device.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mindspeed_core.errors import SessionError, UserError
+from mindspeed_core.feature import Patch
+from mindspeed_core.platforms.accelerator import AcceleratorPlatform
+from mindspeed_core.platforms.eager import hold_eager
+from mindspeed_core.platforms.platform import Availability
+from mindspeed_core.platforms.without_te import PATCHES as WITHOUT_TE
+
+if TYPE_CHECKING:
+    from mindspeed_core.session import Session
+
+_CALLS = "mindspeed_core.platforms.cuda_calls:"
+_LEFT_OUT = (
+    Patch(
+        target="torch.cuda:_lazy_call",
+        new="torch_npu.npu:_lazy_call",
+        reason="torch's own queues until CUDA starts, which never happens: RNG states would not be set",
+    ),
+    Patch(
+        target="torch.cuda:_lazy_init",
+        new="torch_npu.npu:_lazy_init",
+        reason="torch's own raises on a build without CUDA",
+    ),
+    Patch(
+        target="torch.cuda.nvtx:range_push",
+        new=_CALLS + "range_push",
+        reason="torch's own raises on a build without CUDA",
+    ),
+    Patch(
+        target="torch.cuda.nvtx:range_pop",
+        new=_CALLS + "range_pop",
+        reason="torch's own raises on a build without CUDA",
+    ),
+    Patch(
+        target="torch:Tensor.type",
+        new="mindspeed_core.platforms.device_arguments:tensor_type",
+        kind="wrap",
+        reason="megatron's optimizer compares type names with torch.cuda.FloatTensor",
+    ),
+)
+
+
+class NpuPlatform(AcceleratorPlatform):
+    """An Ascend NPU."""
+
+    name: ClassVar[str] = "npu"
+    device_type: ClassVar[str] = "npu"
+    backend: ClassVar[str] = "hccl"
+    preference: ClassVar[int] = 20
+    visible_devices: ClassVar[str] = "ASCEND_RT_VISIBLE_DEVICES"
+    distributions: ClassVar[Sequence[str]] = ("torch_npu",)
+
+    @classmethod
+    def probe(cls) -> Availability:
+        """Look for torch_npu and for device files; imports nothing."""
+        try:
+            installed = version("torch_npu")
+        except PackageNotFoundError:
+            return Availability(False, "torch_npu is not installed")
+        count = _device_files(Path("/dev"))
+        if not count:
+            return Availability(False, "no Ascend device file (/dev/davinci0) on this machine")
+        return Availability(True, f"{count} Ascend device(s), torch_npu {installed}")
+
+    def runtime(self) -> Any:
+        """``torch.npu``, which importing torch_npu defines."""
+        import torch
+
+        return torch.npu  # type: ignore[attr-defined]
+
+    def patches(self) -> Sequence[Patch]:
+        """Transfer cuda names to the NPU, then patch what the transfer leaves out.
+
+        Raises:
+            SessionError: torch_npu cannot be imported, or sees no device.
+        """
+        _import("torch_npu", "install the torch_npu whose version equals torch's, and run CANN's set_env.sh")
+        if not self.runtime().is_available():
+            raise SessionError(
+                "platform npu: torch.npu.is_available() is False; run CANN's set_env.sh, check the driver "
+                f"with npu-smi info and the variable {self.visible_devices}, or choose --platform cpu"
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _import(
+                "torch_npu.contrib.transfer_to_npu", "the installed torch_npu is incomplete, reinstall it"
+            )
+        return (*_LEFT_OUT, *WITHOUT_TE)
+
+    def open(self, session: Session) -> None:
+        """Hold ``torch.compile`` in eager mode: its device code generator needs a separate compiler."""
+        hold_eager(
+            session, owner=self.name, reason="generating device code needs a compiler that torch_npu lacks"
+        )
+
+    def allocator_settings(self, settings: str) -> None:
+        """Set options of the caching allocator, in the syntax of ``PYTORCH_NPU_ALLOC_CONF``.
+
+        Raises:
+            UserError: at run time only ``expandable_segments`` can be changed.
+        """
+        if os.environ.get("PYTORCH_NPU_ALLOC_CONF") == settings:
+            return
+        names = {option.partition(":")[0].strip() for option in settings.split(",")}
+        if names != {"expandable_segments"}:
+            raise UserError(
+                f"allocator settings {settings!r}: torch_npu reads them only at start; set "
+                f"PYTORCH_NPU_ALLOC_CONF={settings} in the environment"
+            )
+        self.runtime().memory._set_allocator_settings(settings)
+
+
+def _import(name: str, remedy: str) -> None:
+    try:
+        import_module(name)
+    except (ImportError, OSError, RuntimeError) as error:
+        raise SessionError(f"platform npu: {name} cannot be imported ({error}); {remedy}") from error
+
+
+def _device_files(directory: Path) -> int:
+    """How many devices the driver shows; ``davinci_manager`` is not one."""
+    return sum(path.name[7:].isdigit() for path in directory.glob("davinci[0-9]*"))

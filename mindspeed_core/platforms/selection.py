@@ -1,0 +1,70 @@
+"""Which platform a run uses: what was asked for, or the best one that is available here.
+
+Torch-free, so that a plan can be printed on any machine; opening a session verifies the choice for real.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mindspeed_core.errors import UserError
+from mindspeed_core.platforms.platform import Availability, Platform
+
+if TYPE_CHECKING:
+    from mindspeed_core.registry import Registry
+
+AUTO = "auto"
+
+
+def choose_platform(requested: str, registry: Registry) -> tuple[str, str]:
+    """Choose a platform.
+
+    Args:
+        requested: a platform's name, or ``auto``: the available one with the highest preference.
+        registry: what is installed.
+
+    Returns:
+        Its name, and one sentence that says why.
+
+    Raises:
+        UserError: the requested platform is unknown or not available, or none is.
+    """
+    if requested != AUTO:
+        found = registry.platform(requested).probe()
+        if not found.available:
+            raise UserError(
+                f"--platform {requested}: {found.reason}; use --platform auto, or one of these: "
+                + _others(requested, registry)
+            )
+        return requested, f"platform {requested}: asked for ({found.reason})"
+    refused: list[str] = []
+    candidates: list[tuple[int, str, type[Platform]]] = []
+    for name in registry.platform_names():
+        try:
+            platform = registry.platform(name)
+        except UserError as error:
+            refused.append(f"{name} cannot be loaded: {error}")
+            continue
+        candidates.append((-platform.preference, name, platform))
+    for _, name, platform in sorted(candidates, key=lambda candidate: candidate[:2]):
+        found = platform.probe()
+        if found.available:
+            passed_over = f"; {', '.join(refused)}" if refused else ""
+            return name, f"platform {name}: {found.reason}{passed_over}"
+        refused.append(f"not {name}: {found.reason}")
+    raise UserError("--platform auto: no platform is available (" + "; ".join(refused) + ")")
+
+
+def _others(requested: str, registry: Registry) -> str:
+    """The platforms that could be used instead."""
+    usable = []
+    for name in registry.platform_names():
+        if name == requested:
+            continue
+        try:
+            found: Availability = registry.platform(name).probe()
+        except UserError:
+            continue
+        if found.available:
+            usable.append(name)
+    return ", ".join(usable) or "none is available here"
