@@ -1,0 +1,86 @@
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from mindspeed_core.testing import run_world
+from mindspeed_core.testing.communication import count_communication
+
+
+def communicate():
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    pair = dist.new_group(list(range(size)), group_desc="everybody")
+    x = torch.ones(8)
+    mappings = sys.modules["megatron.core.tensor_parallel.mappings"]
+    before = mappings.dist_all_gather_func
+    with count_communication() as log:
+        dist.all_reduce(x)
+        dist.all_reduce(tensor=x, group=pair, async_op=True).wait()
+        mappings.dist_all_gather_func(torch.empty(8 * size), x, group=pair)
+        dist.reduce_scatter_tensor(torch.empty(8 // size), x)
+        splits = [1] * (size - 1) + [9 - size]
+        received = [splits[rank]] * size
+        dist.all_to_all_single(torch.empty(sum(received)), x, received, splits)
+        dist.barrier()
+        if rank == 0:
+            dist.send(x, 1)
+        elif rank == 1:
+            dist.recv(x, 0)
+        operations = []
+        if rank < 2:
+            operations = [
+                dist.P2POp(dist.isend, x, 1 - rank),
+                dist.P2POp(dist.irecv, torch.empty(8), 1 - rank),
+            ]
+        for work in dist.batch_isend_irecv(operations) if operations else []:
+            work.wait()
+        with log.paused():
+            dist.all_reduce(x)
+        with pytest.raises((ValueError, RuntimeError)):
+            dist.reduce_scatter_tensor(torch.empty(3), torch.empty(size * 5))
+        dist.barrier()
+    assert mappings.dist_all_gather_func is before
+    dist.all_reduce(x)
+    return rank, log
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_calls_and_bytes_follow_closed_formulas(size):
+    for rank, log in run_world(communicate, size):
+        assert log.count("all_reduce") == 2
+        assert log.count("all_reduce", "everybody") == 1
+        assert [call.asynchronous for call in log.select("all_reduce")] == [False, True]
+        assert log.sent_bytes("all_reduce") == pytest.approx(2 * 2 * (size - 1) / size * 32)
+        assert log.input_bytes("all_gather_into_tensor") == 32
+        assert log.sent_bytes("all_gather_into_tensor", "everybody") == (size - 1) * 32
+        scatter = log.select("reduce_scatter_tensor")[0]
+        assert (scatter.input_bytes, scatter.sent_bytes) == (32, pytest.approx((size - 1) / size * 32))
+        own = 4 * (9 - size if rank == size - 1 else 1)
+        assert log.sent_bytes("all_to_all_single") == 32 - own
+        assert log.count("send") == (rank == 0)
+        assert log.count("isend") == log.count("irecv") == (rank < 2)
+        assert log.sent_bytes("isend") == (32 if rank < 2 else 0)
+        assert log.input_bytes("irecv") == log.input_bytes("recv") == 0
+        assert log.count("barrier") == 2
+
+
+def test_the_table_adds_up_by_operation_and_group():
+    _, log = run_world(communicate, 2)[0]
+    total = log.table()["all_reduce", "everybody"]
+    assert (total.calls, total.input_bytes, total.sent_bytes) == (1, 32, 32.0)
+
+
+def objects():
+    dist.init_process_group("gloo")
+    with count_communication() as log:
+        dist.all_gather_object([None, None], "x")
+    return log
+
+
+def test_calls_inside_other_calls_are_not_counted_twice():
+    log = run_world(objects, 2)[0]
+    # torch sends sizes, then contents.
+    assert {call.operation for call in log.calls} == {"all_gather"}
+    assert log.count() == 2

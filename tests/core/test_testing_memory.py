@@ -1,0 +1,73 @@
+import torch
+
+from mindspeed_core.testing.memory import TensorBytes, tensor_bytes
+
+
+def test_peak_of_a_chain_is_two_neighbours():
+    # y = x + 1, thrice, keeping only the last: two tensors of 4 kB at any time.
+    x = torch.zeros(1000)
+    with TensorBytes() as tracked:
+        for _ in range(3):
+            x = x + 1
+    assert (tracked.alive, tracked.peak) == (4000, 8000)
+
+
+def test_views_and_changes_in_place_allocate_nothing():
+    x = torch.zeros(10, 10)
+    with TensorBytes() as tracked:
+        y = x.t()[2:]
+        y.mul_(2)
+        x.view(-1)
+    assert tracked.peak == 0
+
+
+def test_saved_activations_live_until_backward_has_used_them():
+    weight = torch.ones(100, 100, requires_grad=True)
+    x = torch.ones(50, 100)
+    with TensorBytes() as tracked:
+        hidden = (x @ weight).sigmoid()
+        # The product is not saved, the sigmoid is: 50*100*4 bytes.
+        loss = hidden.sum()
+        del hidden
+        assert tracked.alive == 50 * 100 * 4 + 4
+        loss.backward()
+        del loss
+        assert tracked.alive == 100 * 100 * 4
+    assert weight.grad is not None
+
+
+def test_resizing_a_storage_counts_for_new_and_existing_ones():
+    old = torch.zeros(100)
+    with TensorBytes() as tracked:
+        new = torch.zeros(25)
+        assert tracked.alive == 100
+        new.untyped_storage().resize_(0)
+        assert tracked.alive == 0
+        old.untyped_storage().resize_(0)
+        assert tracked.alive == -400
+    assert "resize_" not in vars(torch.UntypedStorage)
+
+
+def test_paused_measurements_do_not_count_then_or_later():
+    with TensorBytes() as tracked:
+        with tracked.paused():
+            mine = torch.zeros(1000)
+        kept = mine + 1
+        del mine
+        assert tracked.alive == 4000
+        del kept
+    assert tracked.alive == 0
+
+
+def test_peak_starts_anew_at_what_is_alive():
+    with TensorBytes() as tracked:
+        kept = torch.zeros(10)
+        torch.zeros(1000)
+        tracked.reset_peak()
+        assert tracked.peak == 40
+    del kept
+
+
+def test_shared_storage_counts_once():
+    buffer = torch.zeros(100)
+    assert tensor_bytes([buffer, buffer[:10], buffer.view(10, 10), torch.zeros(5)]) == 420
