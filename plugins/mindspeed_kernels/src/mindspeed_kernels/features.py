@@ -58,9 +58,7 @@ class FusedRMSNormFeature(Feature):
     level = 1
     flags = (Flag("--use-fused-rmsnorm", help="Fused RMSNorm at every norm of the model."),)
     requires = (
-        Requirement(
-            flag="--normalization", equals="RMSNorm", reason="the fused operator computes RMSNorm only"
-        ),
+        Requirement(flag="--normalization", equals="RMSNorm", reason="the operator computes RMSNorm only"),
     )
     slots = ("norm",)
     packages = ("torch_npu>=2.6; platform == 'npu'",)
@@ -150,9 +148,7 @@ class FlashAttention(Feature):
 
     name = "flash-attn"
     family = "kernels"
-    summary = (
-        "Attention without score matrix and mask tensor: causal, full or sliding window, grouped queries"
-    )
+    summary = "Attention without score matrix and mask tensor: causal, full or windowed, grouped queries"
     level = 1
     flags = (Flag("--use-flash-attn", help="Flash attention as the core of every attention."),)
     conflicts = (

@@ -1,1 +1,1 @@
-"""megatron-core modules that call the operators, and the functions that put them into a specification tree."""
+"""megatron-core modules that call the operators, and the functions that put them into a model's tree."""

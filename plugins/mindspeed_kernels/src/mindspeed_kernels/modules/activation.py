@@ -1,7 +1,7 @@
 """SwiGLU as the activation module of megatron-core's MLP, and its placement.
 
-megatron-core builds ``MLPSubmodules.activation_func`` only when ``use_te_activation_func`` is set; despite its
-name the switch concerns any class built as ``cls(config=...)`` that takes the whole output of fc1.
+megatron-core builds ``MLPSubmodules.activation_func`` only when ``use_te_activation_func`` is set; despite
+its name the switch concerns any class built as ``cls(config=...)`` that takes the whole output of fc1.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class FlashCoreAttention(MegatronModule):
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         skip = getattr(config, "window_attn_skip_freq", None)
         windowed = is_layer_window_attention(config.window_size, skip, layer_number)
-        self.window: tuple[int, int] | None = tuple(config.window_size) if windowed else None  # type: ignore[assignment]
+        self.window: tuple[int, int] | None = tuple(config.window_size) if windowed else None
 
     def forward(
         self,
@@ -114,9 +114,7 @@ class FlashCoreAttention(MegatronModule):
         """
         kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
         if packed_seq_params is not None:
-            raise ValueError(
-                "--use-flash-attn does not attend within packed sequences; drop it for packed data"
-            )
+            raise ValueError("--use-flash-attn does not know packed sequences; drop it for packed data")
         if attention_bias is not None:
             raise ValueError("--use-flash-attn adds no attention bias; drop it for a model with one")
         if attention_mask is not None or kind not in _CAUSAL:
@@ -143,7 +141,7 @@ class FlashCoreAttention(MegatronModule):
         # parallelism the surrounding code runs in the ranks' own state already.
         if dropout == 0.0 or self.config.sequence_parallel:
             return nullcontext()
-        return tensor_parallel.get_cuda_rng_tracker().fork()  # type: ignore[no-any-return]
+        return tensor_parallel.get_cuda_rng_tracker().fork()
 
 
 def place_attention(session: Session, spec: Any) -> Any:

@@ -73,7 +73,7 @@ class FusedRMSNorm(Module):
 
 
 def place_rms_norm(session: Session, spec: Any) -> Any:
-    """The tree with `FusedRMSNorm` at every norm: of layers, of query and key, of latents, and the final one."""
+    """The tree with `FusedRMSNorm` at every norm: layers, query and key, latents, and the final one."""
     editor = SpecEditor(spec, owner="fused-rmsnorm", session=session)
     editor.replace(NORM_ROLES, FusedRMSNorm)
     return editor.spec

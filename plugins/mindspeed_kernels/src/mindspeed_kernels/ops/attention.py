@@ -183,9 +183,9 @@ def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
         raise ValueError(f"attention: query, key and value are [s, b, n, d], got {shapes}")
     if key.shape[:3] != value.shape[:3] or query.shape[2] % key.shape[2] or query.shape[3] != key.shape[3]:
         raise ValueError(
-            f"attention: query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} do "
-            "not fit: key and value share s, b and heads, query and key the width, and the heads of key divide "
-            "those of query"
+            f"attention: query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} "
+            "do not fit: key and value share s, b and heads, query and key the width, and the heads of key "
+            "divide those of query"
         )
 
 

@@ -49,7 +49,7 @@ class RMSNormFunction(torch.autograd.Function):
         return (x * rstd).mul_(_scale(weight, wide, zero_centered)).to(x.dtype)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         """Gradients of input and weight; the weight's is accumulated in the wide dtype."""
         x, weight, rstd = ctx.saved_tensors

@@ -45,7 +45,7 @@ class SwiGLUFunction(torch.autograd.Function):
         return torch.nn.functional.silu(gate.to(_wide(x.dtype))).mul_(value).to(x.dtype)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         """Gradient of the input ``[..., 2 f]``."""
         (x,) = ctx.saved_tensors
@@ -76,9 +76,7 @@ def _npu(x: Tensor) -> Tensor:
 
 def _check(x: Tensor) -> None:
     if x.shape[-1] % 2:
-        raise ValueError(
-            f"swiglu: the last dimension holds gate and value, it must be even, got {x.shape[-1]}"
-        )
+        raise ValueError(f"swiglu: the last dimension holds gate and value, must be even, got {x.shape[-1]}")
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -1,0 +1,69 @@
+"""The declarations: sound, free of heavy imports, refused with a clear message, proved by their scenarios."""
+
+import subprocess
+import sys
+from importlib.resources import files
+
+import pytest
+from mindspeed_kernels.features import DECLARATIONS
+
+from mindspeed_core.activation import prepare
+from mindspeed_core.feature import check_feature
+from mindspeed_core.plan import PlanError
+from mindspeed_core.registry import Registry
+from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_core.testing.scenarios import scenario_parameters
+from mindspeed_core.testing.verify import verify
+
+
+@pytest.mark.parametrize("feature", DECLARATIONS, ids=lambda feature: feature.name)
+def test_declarations_are_sound(feature):
+    assert check_feature(feature) == []
+
+
+@pytest.mark.parametrize("feature", DECLARATIONS, ids=lambda feature: feature.name)
+def test_every_feature_has_its_page(feature):
+    package, _, path = feature.docs.partition(":")
+    page = files(package).joinpath(path).read_text(encoding="utf-8")
+    assert all(flag.name in page for flag in feature.flags)
+
+
+def test_declarations_import_neither_torch_nor_megatron():
+    code = "import sys, mindspeed_kernels.features; print({'torch', 'megatron', 'numpy'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+def plan(*flags):
+    return prepare(
+        training_flags(flags, 1), platform="cpu", registry=Registry.of(DECLARATIONS, "mindspeed-kernels")
+    ).plan
+
+
+def test_all_three_are_active_together():
+    active = plan(
+        "--swiglu",
+        *("--normalization", "RMSNorm"),
+        *("--use-fused-rmsnorm", "--use-fused-swiglu", "--use-flash-attn"),
+    )
+    assert set(active.names) == {"fused-rmsnorm", "fused-swiglu", "flash-attn"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--use-fused-rmsnorm"], "--normalization"),
+        (["--use-fused-swiglu"], "--swiglu"),
+        (["--use-flash-attn", "--create-attention-mask-in-dataloader"], "makes its own causal mask"),
+        (["--use-flash-attn", "--reset-attention-mask"], "--reset-attention-mask"),
+        (["--use-flash-attn", "--context-parallel-size", "2"], "--context-parallel-size is 2"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(flags, message):
+    with pytest.raises(PlanError, match=message):
+        plan(*flags)
+
+
+@pytest.mark.parametrize(("feature", "scenario"), scenario_parameters(DECLARATIONS, platform="cpu"))
+def test_scenarios(feature, scenario):
+    verdict = verify(feature, scenario, platform="cpu")
+    assert verdict.passed, str(verdict)
