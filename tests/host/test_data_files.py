@@ -45,7 +45,7 @@ def test_token_counts_and_largest_token(prefix):
 
 
 def test_both_files_missing(tmp_path):
-    with pytest.raises(DataError, match="neither .*gone.idx nor .*gone.bin"):
+    with pytest.raises(DataError, match=r"neither .*gone\.idx nor .*gone\.bin"):
         check_dataset_files(tmp_path / "gone")
 
 

@@ -54,5 +54,5 @@ def test_an_endless_sampler_survives_a_position_inside_a_slice():
 
 
 def test_too_small_a_dataset_is_refused():
-    with pytest.raises(DataError, match="5 samples.*--micro-batch-size 2"):
+    with pytest.raises(DataError, match=r"5 samples.*--micro-batch-size 2"):
         sampler(5)

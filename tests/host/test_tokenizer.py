@@ -49,7 +49,7 @@ def test_identity_follows_content_not_place(trained, tmp_path):
     trained.save(tmp_path / "b.json")
     a, b = load_tokenizer(tmp_path / "a.json"), load_tokenizer(tmp_path / "b.json")
     other = train_tokenizer([TEXT], 280)
-    assert a.unique_identifiers == b.unique_identifiers
+    assert a.unique_identifiers == b.unique_identifiers == trained.unique_identifiers
     assert a.unique_identifiers != other.unique_identifiers
 
 

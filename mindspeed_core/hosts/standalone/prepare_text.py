@@ -10,7 +10,9 @@ import math
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -220,7 +222,8 @@ def prepare_text(
         ) from error
     finally:
         for written in temporary:
-            written.unlink(missing_ok=True)
+            with suppress(OSError):
+                written.unlink()
     from mindspeed_core.hosts.standalone.dataset_files import token_counts
 
     counts = token_counts(prefix)
@@ -239,7 +242,10 @@ def prepare_text(
 def _write(
     documents: Iterator[str], tokenizer: BpeTokenizer, bin_file: Path, idx_file: Path, append_eod: bool
 ) -> tuple[int, int]:
-    from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
+    with warnings.catch_warnings():
+        # What megatron-core says about missing accelerator libraries has nothing to do with text.
+        warnings.simplefilter("ignore")
+        from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
     builder = IndexedDatasetBuilder(str(bin_file), dtype=DType.optimal_dtype(tokenizer.vocab_size))
     count = text_bytes = 0

@@ -101,7 +101,7 @@ class BpeTokenizer:
 
     def save(self, path: str | Path) -> None:
         """Write ``tokenizer.json``."""
-        self._tokenizer.save(str(path))
+        Path(path).write_bytes(_content(self._tokenizer))
 
 
 class NullTokenizer:
@@ -204,8 +204,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    digest = hashlib.sha256(tokenizer.to_str(pretty=True).encode()).hexdigest()
+    digest = hashlib.sha256(_content(tokenizer)).hexdigest()
     return BpeTokenizer(tokenizer, digest, "the trained tokenizer")
+
+
+def _content(tokenizer: Any) -> bytes:
+    text: str = tokenizer.to_str(pretty=True)
+    return text.encode()
 
 
 def _first_id(tokenizer: Any, names: Sequence[str]) -> int | None:

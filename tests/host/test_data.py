@@ -1,0 +1,418 @@
+"""The data stages of the standalone host: datasets, iterators, batches."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from itertools import islice
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+from mindspeed_core.errors import ArgumentError, DataError
+from mindspeed_core.hosts.standalone import data
+from mindspeed_core.hosts.standalone.prepare_text import prepare_text
+from mindspeed_core.run import Datasets
+
+SEQ = 16
+
+
+def arguments(**changes):
+    values = {
+        "seed": 1234,
+        "seq_length": SEQ,
+        "micro_batch_size": 2,
+        "num_workers": 0,
+        "data_path": None,
+        "mock_data": False,
+        "split": "80,10,10",
+        "data_cache_path": None,
+        "tokenizer_model": None,
+        "vocab_size": 64,
+        "padded_vocab_size": 64,
+        "mmap_bin_files": True,
+        "reset_position_ids": False,
+        "reset_attention_mask": False,
+        "eod_mask_loss": False,
+        "create_attention_mask_in_dataloader": False,
+        "mtp_num_layers": None,
+    }
+    return Namespace(**{**values, **changes})
+
+
+class FakeSession:
+    """Runs ``batch_fields`` as a session would; ``added`` is what a feature adds on every stage."""
+
+    def __init__(self, added=()):
+        self.added = frozenset(added)
+
+    def call(self, stage, **given):
+        assert stage == "batch_fields"
+        return data.batch_fields(**given) | self.added
+
+
+class FakeGroup:
+    def __init__(self, rank, size):
+        self._rank, self._size = rank, size
+
+    def rank(self):
+        return self._rank
+
+    def size(self):
+        return self._size
+
+
+def chunk(pre=True, post=True):
+    return SimpleNamespace(module=SimpleNamespace(module=SimpleNamespace(pre_process=pre, post_process=post)))
+
+
+def run_with(datasets=None, args=None, *, rank=0, size=1, chunks=None, consumed=(0, 0)):
+    return SimpleNamespace(
+        args=args or arguments(),
+        datasets=datasets,
+        pg=SimpleNamespace(dp=FakeGroup(rank, size)),
+        dist=SimpleNamespace(device=torch.device("cpu")),
+        model=chunks or [chunk()],
+        consumed_train_samples=consumed[0],
+        consumed_valid_samples=consumed[1],
+    )
+
+
+def build(args, sizes=(20, 4, 4)):
+    return data.build_datasets(FakeSession(), args, sizes)
+
+
+def write(prefix, documents):
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
+    for document in documents:
+        builder.add_document(document, [len(document)])
+    builder.finalize(f"{prefix}.idx")
+    return str(prefix)
+
+
+@pytest.fixture(scope="module")
+def mock():
+    return build(arguments(mock_data=True), (40, 8, 8))
+
+
+@pytest.fixture
+def numbers(tmp_path):
+    return write(tmp_path / "numbers", [[d + 1] * 30 for d in range(20)])
+
+
+def test_made_up_samples_are_the_same_every_time(mock):
+    again = build(arguments(mock_data=True), (40, 8, 8))
+    for index in (0, 7, 39):
+        for name, value in mock.train[index].items():
+            assert torch.equal(value, again.train[index][name])
+
+
+def test_made_up_samples_fit_the_vocabulary(mock):
+    tokens = torch.stack([mock.train[index]["tokens"] for index in range(40)])
+    assert tokens.shape == (40, SEQ)
+    assert tokens.min() >= 0
+    assert tokens.max() < 64
+    assert len(tokens.unique()) > 10
+
+
+def test_labels_are_the_next_tokens(tmp_path):
+    path = write(tmp_path / "count", [list(range(1, 60))] * 10)
+    sample = build(arguments(data_path=[path])).train[0]
+    assert torch.equal(sample["tokens"][1:], sample["labels"][:-1])
+
+
+def test_text_comes_back_out_of_the_dataset(tmp_path):
+    for index in range(10):
+        (tmp_path / f"{index}.txt").write_text(f"document number {index} speaks. " * 8)
+    made = prepare_text([tmp_path], tmp_path / "text", vocab_size=300)
+    args = arguments(data_path=[made.prefix], tokenizer_model=str(made.tokenizer), padded_vocab_size=384)
+    tokenizer = data.build_tokenizer(args)
+    assert "speaks" in tokenizer.detokenize(build(args).train[0]["tokens"])
+
+
+def test_splits_do_not_share_documents(numbers):
+    built = build(arguments(data_path=[numbers]), (25, 4, 4))
+    seen = [
+        {int(token) for index in range(len(part)) for token in part[index]["tokens"]}
+        for part in (built.train, built.valid, built.test)
+    ]
+    assert not seen[0] & seen[1]
+    assert not seen[1] & seen[2]
+    assert max(seen[0]) == 16
+
+
+def test_weights_decide_the_blend(tmp_path):
+    one = write(tmp_path / "one", [[1] * 200] * 10)
+    two = write(tmp_path / "two", [[2] * 200] * 10)
+    train = build(arguments(data_path=["3", one, "1", two]), (80, 4, 4)).train
+    first = [int(train[index]["tokens"][0]) for index in range(80)]
+    assert first.count(1) == 60
+
+
+def test_weights_repeat_datasets_and_without_them_a_short_blend_is_refused(tmp_path):
+    one = write(tmp_path / "one", [[1] * 20] * 10)
+    two = write(tmp_path / "two", [[2] * 20] * 10)
+    assert len(build(arguments(data_path=["1", one, "1", two]), (500, 0, 0)).train) >= 500
+    with pytest.raises(DataError, match="needs 500"):
+        build(arguments(data_path=[one, two]), (500, 0, 0))
+
+
+def test_a_split_without_samples_is_left_out(numbers):
+    built = build(arguments(data_path=[numbers], split="100,0,0"), (25, 0, 0))
+    assert (built.valid, built.test) == (None, None)
+
+
+def test_an_empty_split_is_refused_instead_of_counting_epochs_forever(numbers):
+    with pytest.raises(DataError, match=r"no text for validation.*--eval-iters"):
+        build(arguments(data_path=[numbers], split="99,1,0"), (25, 4, 0))
+
+
+def test_another_tokenizer_is_noticed(numbers):
+    with pytest.raises(DataError, match="contains the id 20, the tokenizer has 16"):
+        build(arguments(data_path=[numbers], vocab_size=16))
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("some text")
+    made = prepare_text([tmp_path], tmp_path / "text", vocab_size=300)
+    with pytest.raises(DataError, match="the model has 64"):
+        build(arguments(data_path=[made.prefix], tokenizer_model=str(made.tokenizer)))
+
+
+def test_missing_data_is_named(tmp_path):
+    with pytest.raises(DataError, match="gone"):
+        build(arguments(data_path=[str(tmp_path / "gone")]))
+
+
+def test_a_cache_that_cannot_be_written_names_the_flag(numbers, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="--data-cache-path"):
+        build(arguments(data_path=[numbers], data_cache_path=str(tmp_path / "file" / "cache")))
+
+
+def test_a_damaged_cache_names_the_way_out(numbers, tmp_path):
+    args = arguments(data_path=[numbers], data_cache_path=str(tmp_path / "cache"))
+    build(args)
+    for file in (tmp_path / "cache").glob("*sample_index.npy"):
+        file.write_bytes(file.read_bytes()[:40])
+    with pytest.raises(DataError, match=r"delete .*cache"):
+        build(args)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["a"], (["a"], None)),
+        (["a", "b"], (["a", "b"], None)),
+        (["2", "a"], (["a"], [2.0])),
+        (["0.3", "a", "0.7", "b"], (["a", "b"], [0.3, 0.7])),
+    ],
+)
+def test_data_path_is_prefixes_or_weighted_prefixes(words, expected):
+    assert data.parse_blend(words) == expected
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["0.3", "a", "b"], ["0.3", "a", "b", "c"], ["0", "a"], ["-1", "a", "1", "b"]]
+)
+def test_a_data_path_that_makes_no_sense_is_refused(words):
+    with pytest.raises(ArgumentError, match="--data-path"):
+        data.parse_blend(words)
+
+
+@pytest.mark.parametrize("split", ["969,30,1", "969, 30, 1", "969/30/1"])
+def test_split_accepts_the_usual_spellings(split):
+    assert data.parse_split(split) == pytest.approx((0.969, 0.03, 0.001))
+
+
+@pytest.mark.parametrize("split", ["", "0,0,0", "a,b", "1,2,3,4", "9,-1"])
+def test_a_split_that_makes_no_sense_is_refused(split):
+    with pytest.raises(ArgumentError, match="--split"):
+        data.parse_split(split)
+
+
+def tokens_of(dataset, positions):
+    return torch.stack([dataset[position]["tokens"] for position in positions])
+
+
+def test_ranks_together_read_the_samples_of_one_rank(mock):
+    ranks = [
+        data.build_data_iterators(FakeSession(), run_with(mock, rank=r, size=2)).train[0] for r in (0, 1)
+    ]
+    for step in range(3):
+        read = torch.cat([next(iterator)["tokens"] for iterator in ranks])
+        assert torch.equal(read, tokens_of(mock.train, range(step * 4, step * 4 + 4)))
+
+
+def test_iterators_go_on_where_the_run_stands(mock):
+    iterators = data.build_data_iterators(FakeSession(), run_with(mock, consumed=(10, 4)))
+    assert torch.equal(next(iterators.train[0])["tokens"], tokens_of(mock.train, (10, 11)))
+    assert torch.equal(next(iterators.valid[0])["tokens"], tokens_of(mock.valid, (4, 5)))
+    assert torch.equal(next(iterators.test[0])["tokens"], tokens_of(mock.test, (0, 1)))
+
+
+def test_every_model_chunk_reads_the_same_samples(mock):
+    iterators = data.build_data_iterators(FakeSession(), run_with(mock, chunks=[chunk(), chunk()])).train
+    first = [next(iterators[0])["tokens"] for _ in range(3)]
+    second = [next(iterators[1])["tokens"] for _ in range(3)]
+    assert all(map(torch.equal, first, second))
+
+
+def test_validation_never_ends(mock):
+    run = run_with(Datasets(mock.train, [mock.valid[i] for i in range(4)]))
+    iterator = data.build_data_iterators(FakeSession(), run).valid[0]
+    batches = [batch["tokens"] for batch in islice(iterator, 5)]
+    assert torch.equal(batches[0], batches[2])
+    assert torch.equal(batches[1], batches[3])
+
+
+def test_reading_data_leaves_the_random_state_of_the_model_alone(mock):
+    before = torch.get_rng_state()
+    next(data.build_data_iterators(FakeSession(), run_with(mock)).train[0])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_all_samples_arrive_before_the_end_is_reported(mock, workers):
+    run = run_with(Datasets([mock.train[i] for i in range(6)]), arguments(num_workers=workers))
+    iterator = data.build_data_iterators(FakeSession(), run).train[0]
+    assert len(list(islice(iterator, 3))) == 3
+    with pytest.raises(DataError, match=r"used up.*--train-iters"):
+        next(iterator)
+
+
+def test_splits_without_dataset_have_no_iterator(mock):
+    iterators = data.build_data_iterators(FakeSession(), run_with(Datasets(mock.train)))
+    assert (iterators.valid, iterators.test) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("pre", "post", "mask", "mtp", "expected"),
+    [
+        (True, False, False, None, {"tokens", "position_ids"}),
+        (False, True, False, None, {"labels", "loss_mask"}),
+        (False, False, False, None, set()),
+        (False, False, True, None, {"attention_mask"}),
+        (True, True, False, None, {"tokens", "position_ids", "labels", "loss_mask"}),
+        (False, True, False, 1, {"tokens", "position_ids", "labels", "loss_mask"}),
+        (False, False, False, 1, set()),
+    ],
+)
+def test_each_stage_names_what_it_needs(pre, post, mask, mtp, expected):
+    args = arguments(create_attention_mask_in_dataloader=mask, mtp_num_layers=mtp)
+    assert data.batch_fields(args, pre, post) == expected
+
+
+def batch(run, session=None, vp_stage=None, iterator=None):
+    session = session or FakeSession()
+    iterator = iterator or data.build_data_iterators(session, run).train[0]
+    return data.get_batch(session, run, iterator, vp_stage)
+
+
+def test_a_batch_has_the_fields_of_its_stage_and_no_others(mock):
+    first = batch(run_with(mock, chunks=[chunk(True, False)]))
+    last = batch(run_with(mock, chunks=[chunk(False, True)]))
+    assert (first.labels, first.loss_mask, last.tokens, last.position_ids) == (None,) * 4
+    assert first.attention_mask is None
+    assert first.tokens.shape == first.position_ids.shape == last.labels.shape == (2, SEQ)
+    assert (first.tokens.dtype, last.loss_mask.dtype) == (torch.int64, torch.float32)
+
+
+def test_the_chunk_of_the_virtual_stage_decides(mock):
+    run = run_with(mock, chunks=[chunk(True, False), chunk(False, True)])
+    assert batch(run, vp_stage=1).labels is not None
+    assert batch(run, vp_stage=1).tokens is None
+
+
+def test_a_middle_stage_does_not_touch_the_iterator():
+    found = batch(run_with(chunks=[chunk(False, False)]), iterator=iter(()))
+    assert found.tokens is None
+    assert dict(found.extra) == {}
+
+
+def test_a_feature_can_ask_for_a_field_on_a_middle_stage(mock):
+    found = batch(run_with(mock, chunks=[chunk(False, False)]), FakeSession({"position_ids"}))
+    assert found.position_ids.shape == (2, SEQ)
+    assert found.tokens is None
+
+
+def test_fields_beyond_the_batch_go_to_extra(tmp_path):
+    one = write(tmp_path / "one", [[1] * 200] * 10)
+    two = write(tmp_path / "two", [[2] * 200] * 10)
+    built = build(arguments(data_path=["1", one, "1", two]), (20, 0, 0))
+    found = batch(run_with(built), FakeSession({"dataset_id"}))
+    assert torch.equal(found.extra["dataset_id"], found.tokens[:, 0] - 1)
+
+
+def test_a_field_that_the_dataset_does_not_have_is_named(mock):
+    with pytest.raises(DataError, match="gives no attention_mask"):
+        batch(run_with(mock), FakeSession({"attention_mask"}))
+
+
+def test_masks_end_at_documents_on_request(tmp_path):
+    documents = [[5, 6, 7, 63]] * 200
+    args = arguments(
+        data_path=[write(tmp_path / "short", documents)],
+        reset_position_ids=True,
+        reset_attention_mask=True,
+        eod_mask_loss=True,
+        create_attention_mask_in_dataloader=True,
+    )
+    found = batch(run_with(build(args), args))
+    assert found.attention_mask.shape == (2, 1, SEQ, SEQ)
+    assert found.attention_mask.dtype == torch.bool
+    ends = (found.tokens[0] == 63).nonzero().flatten()
+    after = int(ends[0]) + 1
+    assert found.position_ids[0, after] == 0
+    assert bool(found.attention_mask[0, 0, after, after - 1])
+    assert not bool(found.attention_mask[0, 0, after, after])
+    assert found.loss_mask[0, ends].sum() == 0
+    assert found.loss_mask[0].sum() == SEQ - len(ends)
+
+
+class FakeWorld:
+    """The view of one rank: what it says and what the others say in each turn."""
+
+    def __init__(self, rank, others):
+        self.rank, self.others, self.said = rank, list(others), []
+
+    def is_available(self):
+        return True
+
+    is_initialized = is_available
+
+    def get_world_size(self):
+        return 2
+
+    def get_rank(self):
+        return self.rank
+
+    def all_gather_object(self, target, mine):
+        self.said.append(mine)
+        target[self.rank] = mine
+        target[1 - self.rank] = self.others.pop(0)
+
+
+def test_a_failure_of_rank_0_is_raised_on_the_others_before_they_build(monkeypatch):
+    world = FakeWorld(1, ["disk full"])
+    monkeypatch.setattr(data, "dist", world)
+    built = []
+    with pytest.raises(DataError, match=r"disk full \(rank 0\)"):
+        data._rank_by_rank(lambda: built.append(1), arguments())
+    assert not built
+
+
+def test_a_failure_of_rank_0_is_told_to_the_others(monkeypatch, tmp_path):
+    world = FakeWorld(0, [""])
+    monkeypatch.setattr(data, "dist", world)
+    with pytest.raises(DataError, match="gone"):
+        build(arguments(data_path=[str(tmp_path / "gone")]))
+    assert "gone" in world.said[0]
+
+
+def test_a_failure_of_another_rank_is_raised_on_rank_0(monkeypatch):
+    monkeypatch.setattr(data, "dist", FakeWorld(0, ["", "no such file"]))
+    with pytest.raises(DataError, match=r"no such file \(rank 1\)"):
+        data._rank_by_rank(lambda: Datasets([1]), arguments())
