@@ -66,8 +66,10 @@ class LazyProgram(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the sub-command, or suggest the ones with a similar name."""
         name = str(args[0])
+        if name in COMMANDS or name.startswith("-"):
+            return super().resolve_command(ctx, args)
         known = self.list_commands(ctx)
-        if name not in known and not name.startswith("-"):
+        if name not in known:
             from difflib import get_close_matches
 
             close = get_close_matches(name, known, n=3)

@@ -151,9 +151,9 @@ def test_a_training_with_the_generated_feature_logs_the_average(installed):
     code = """
 from mindspeed_core.activation import activate
 from mindspeed_core.hosts.standalone import loop
-from mindspeed_core.testing.model_flags import SMALL_GPT
+from mindspeed_core.testing.model_flags import training_flags
 
-with activate([*SMALL_GPT, "--acme-losses-loss-average", "0.5"], platform="cpu") as session:
+with activate(training_flags(["--acme-losses-loss-average", "0.5"], 2), platform="cpu") as session:
     run = loop.setup(session)
     first = session.call("train_step", run=run).losses["lm loss"]
     assert "acme-losses loss average: lm loss" in run.metrics.names(), run.metrics.names()
