@@ -85,8 +85,8 @@ class Source:
 def sources(group: str) -> list[Source]:
     """The entry points of a group, sorted by name and distribution; each distribution counts once.
 
-    A distribution that is on the path twice (an editable checkout beside an installed wheel) is represented by
-    the one that comes first, which is the one Python imports.
+    A distribution that is on the path twice (an editable checkout beside an installed wheel) is represented
+    by the copy that comes first, which is the one Python imports.
     """
     found: dict[tuple[str, str], Source] = {}
     for entry in entry_points(group=group):
@@ -130,8 +130,9 @@ def describe(error: BaseException, package: str = "") -> str:
     where = ""
     for frame in _frames(error):
         path = PurePath(frame.filename)
-        if package and package in path.parts:
-            inside = path.parts[path.parts.index(package) :]
+        found = next((part for part in (package, f"{package}.py") if package and part in path.parts), "")
+        if found:
+            inside = path.parts[path.parts.index(found) :]
             where = f" ({'/'.join(inside)}:{frame.lineno})"
     return f"{type(error).__name__}: {message[:_MESSAGE]}{where}"
 

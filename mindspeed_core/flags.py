@@ -1,9 +1,9 @@
-"""The command line: flags of the core, of a host and of every installed feature, parsed without argparse's exit.
+"""The command line: flags of the core, of a host and of every installed feature.
 
-argparse stops at the first mistake and leaves the program. Here every mistake of a command line is reported at
-once as a `Problem`, values remember where they came from, and a flag that a host already has is adopted by the
-feature that extends it. The accepted syntax is argparse's with ``allow_abbrev=False``, which also formats
-``--help``.
+argparse stops at the first mistake and leaves the program. Here every mistake of a command line is reported
+at once as a `Problem`, values remember where they came from, and a flag that a host already has is adopted by
+the feature that extends it. The accepted syntax is argparse's with ``allow_abbrev=False``; argparse itself
+formats ``--help``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CORE_FLAGS: tuple[Flag, ...] = (
         type=int,
         default=2,
         choices=(0, 1, 2),
-        help="0: only features every run needs, 1: also those that change no numbers, 2: everything asked for",
+        help="0: features that change nothing else, 1: also affinity features, 2: all that are asked for",
     ),
     Flag("--plan-only", help="print what would be active and stop"),
     Flag(
@@ -270,8 +270,8 @@ class FlagSet:
     def parse_mapping(self, values: Mapping[str, Any]) -> ParsedArguments:
         """Take arguments from a dictionary.
 
-        Keys are option strings with or without dashes, or destinations; values have the flag's type or are the
-        text one would type. ``None`` means not given, ``True`` for a switch means given.
+        Keys are option strings with or without dashes, or destinations; values have the flag's type or are
+        the text one would type. ``None`` means not given, ``True`` for a switch means given.
         """
         problems: list[Problem] = []
         given: dict[str, tuple[Any, str]] = {}
@@ -380,10 +380,13 @@ class FlagSet:
         for value in values:
             try:
                 result = _typed(flag, value)
+            except _Refused as error:
+                problems.append(_bad(option, value, str(error)))
+                return
             except Exception as error:
-                problems.append(_bad(option, value, str(error) if isinstance(error, _Refused) else ""))
-                if not isinstance(error, _Refused):
-                    problems[-1] = _bad(option, value, f"not a {_type_name(flag)} ({describe(error)[:_SHOWN]})")
+                known = flag.type in (int, float)
+                detail = "" if known else f" ({describe(error)[:_SHOWN]})"
+                problems.append(_bad(option, value, f"not a {_type_name(flag)}{detail}"))
                 return
             if flag.choices and result not in flag.choices:
                 problems.append(self._bad_choice(entry, option, value, result))
@@ -396,7 +399,7 @@ class FlagSet:
     def _bad_choice(self, entry: FlagEntry, option: str, value: Any, result: Any) -> Problem:
         broken = self._registry.broken_flags.get(option) if self._registry is not None else None
         choices = [str(choice) for choice in entry.flag.choices]
-        close = get_close_matches(str(result)[:_SHOWN], choices, n=1)
+        close = get_close_matches(str(result)[:_SHOWN], choices, n=1, cutoff=0.7)
         reason = f"not one of {', '.join(choices)}"
         remedy = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(choices)}"
         if broken is not None:
@@ -520,7 +523,7 @@ class FlagSet:
         remedies = [f"did you mean {' or '.join(close)}?"] if close else ["see --help"]
         if registry is not None:
             whole = [record for record in registry.broken if not record.feature]
-            remedies += [f"it may belong to a package that cannot be loaded: {record}" for record in whole[:3]]
+            remedies += [f"it may belong to what cannot be loaded: {record}" for record in whole[:3]]
         return Problem("E-UNKNOWN-FLAG", "no such flag", "; ".join(remedies), flag=shown)
 
     def format_help(self, prog: str = "mindspeed-train") -> str:
@@ -569,7 +572,9 @@ def flag_set(registry: Registry, host: str = "standalone") -> FlagSet:
 
 
 def _is_option(token: str) -> bool:
-    return len(token) > 1 and token[0] == "-" and not _NEGATIVE.match(token) and " " not in token.split("=")[0]
+    if len(token) < 2 or token[0] != "-" or _NEGATIVE.match(token):
+        return False
+    return " " not in token.partition("=")[0]
 
 
 def _least(flag: Flag) -> int:
@@ -690,7 +695,8 @@ def _placeholder(flag: Flag) -> str:
     if flag.choices:
         joined = ",".join(str(choice) for choice in flag.choices)
         return "{" + joined + "}" if len(joined) <= 60 else "CHOICE"
-    return {int: "N", float: "X", str: "TEXT"}.get(flag.type, "VALUE")
+    letters: dict[Callable[..., Any], str] = {int: "N", float: "X", str: "TEXT"}
+    return letters.get(flag.type, "VALUE")
 
 
 def _help(entry: FlagEntry) -> str:

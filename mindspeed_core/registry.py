@@ -247,14 +247,15 @@ class Registry:
         for key, claimed in owners.items():
             if len(claimed) > 1:
                 names = " and ".join(f"{s.dist} {s.version}" for s in claimed)
-                self._broken += [broken(s, f"{point.name} {key!r} is contributed by {names}") for s in claimed]
+                error = f"{point.name} {key!r} is contributed by {names}"
+                self._broken += [broken(source, error) for source in claimed]
                 continue
             try:
                 extension = claimed[0].load()
                 if point.check:
                     _attribute(point.check)(extension)
-            except (Exception, SystemExit) as error:
-                self._broken.append(broken(claimed[0], error))
+            except (Exception, SystemExit) as failure:
+                self._broken.append(broken(claimed[0], failure))
                 continue
             loaded[key] = extension
         return loaded
@@ -357,7 +358,8 @@ class Registry:
     def _add_point(self, source: Source, point: ExtensionPoint) -> None:
         other = self._points.get(point.name)
         if other is not None and other != point:
-            self._broken.append(broken(source, f"extension point {point.name!r} is already declared elsewhere"))
+            error = f"extension point {point.name!r} is already declared elsewhere"
+            self._broken.append(broken(source, error))
             return
         self._points[point.name] = point
 
@@ -474,7 +476,7 @@ def _by_name(found: Sequence[Source]) -> dict[str, list[Source]]:
 def _iterate(loaded: Any) -> list[Any]:
     if isinstance(loaded, (str, bytes, type)) or not isinstance(loaded, Iterable):
         raise TypeError(
-            f"the entry point names {loaded!r}, not an iterable of declarations such as a tuple of Feature classes"
+            f"the entry point names {loaded!r}, not an iterable of declarations (a tuple of Feature classes)"
         )
     return list(loaded)
 
@@ -549,7 +551,7 @@ def cycles(before: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
         cycle = _shortest_cycle(alive, start)
         if cycle:
             first = cycle.index(min(cycle))
-            found[(*cycle[first:], *cycle[:first])] = None
+            found[cycle[first:] + cycle[:first]] = None
     return list(found)
 
 

@@ -1,8 +1,8 @@
 """Requested flags to a plan: which features are active, in which order and why, or every reason against it.
 
-A pure function over declarations and arguments: it imports no implementation, reads no file and gives the same
-plan on every rank and every machine. What depends on the registry alone is computed once per registry, so that
-a search may call `resolve` thousands of times a second.
+A pure function over declarations and arguments: it imports no implementation, reads no file and gives the
+same plan on every rank and every machine. What depends on the registry alone is computed once per registry,
+so that a search may call `resolve` thousands of times a second.
 """
 
 from __future__ import annotations
@@ -257,7 +257,8 @@ class _Resolution:
             self._problem("E-BROKEN-PLUGIN", name, f"needs {wanted}{because}: {record}", record.remedy)
         else:
             remedy = f"pip install {dist}" if dist else f"install the package that ships {wanted}"
-            self._problem("E-MISSING-PLUGIN", name, f"needs {wanted}, which is not installed{because}", remedy)
+            reason = f"needs {wanted}, which is not installed{because}"
+            self._problem("E-MISSING-PLUGIN", name, reason, remedy)
         self.failed.add(name)
 
     def _close(self) -> None:
@@ -312,7 +313,8 @@ class _Resolution:
             self._problem(
                 "E-REQUIRES-LEVEL",
                 name,
-                f"needs {wanted}{because}, which belongs to optimization level {level}; the run has {self.level}",
+                f"needs {wanted}{because}, which belongs to optimization level {level}; "
+                f"the run has {self.level}",
                 f"--optimization-level {level}, or drop {self._flag_of(name) or name}",
             )
         elif held is not None:
@@ -335,10 +337,8 @@ class _Resolution:
             self._missing(name, choices[0], requirement.reason)
             return
         ways = ", or ".join(self._how_to_ask(choice) for choice in installed)
-        listed = ", ".join(choices)
-        self._problem(
-            "E-REQUIRES", name, f"needs one of {listed}{_because(requirement.reason)}", ways.replace("\n", " ")
-        )
+        reason = f"needs one of {', '.join(choices)}{_because(requirement.reason)}"
+        self._problem("E-REQUIRES", name, reason, ways)
         self.failed.add(name)
 
     def _how_to_ask(self, name: str) -> str:

@@ -1,21 +1,15 @@
 """Write ``mindspeed_core/known_flags.json``: which distribution ships which flag and feature.
 
-The core knows no feature by name, yet a user who types a flag of a package that is not installed should be told
-its name. The table is therefore generated: from the declarations of the plugins in this repository, and from the
-flags that the plugin families have announced. Usage: ``python tools/known_flags.py [--check]``.
+The core knows no feature by name, yet a user who types a flag of a package that is not installed should be
+told its name. The table is therefore generated: from the declarations of the plugins in this repository, and
+from the flags that the plugin families have announced. Usage: ``python tools/known_flags.py [--check]``.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from importlib import import_module
 from pathlib import Path
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "mindspeed_core" / "known_flags.json"
@@ -113,20 +107,15 @@ ANNOUNCED_FEATURES = {
 
 
 def plugins_in_the_tree() -> dict[str, tuple[set[str], set[str]]]:
-    """Flags and feature names that the plugins of this repository declare, by distribution."""
-    from mindspeed_core.feature import Feature
+    """Flags and feature names that the installed plugins of this repository declare, by distribution."""
+    from mindspeed_core.registry import Registry
 
     found: dict[str, tuple[set[str], set[str]]] = {}
-    for project in sorted(ROOT.glob("plugins/*/pyproject.toml")):
-        data = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
-        sys.path.insert(0, str(project.parent / "src"))
-        for path in data.get("entry-points", {}).get("mindspeed.features", {}).values():
-            module, _, attribute = path.partition(":")
-            flags, names = found.setdefault(data["name"], (set(), set()))
-            for item in getattr(import_module(module), attribute):
-                if isinstance(item, type) and issubclass(item, Feature):
-                    names.add(item.name)
-                    flags.update(option for flag in item.flags for option in flag.options)
+    for record in Registry.discover().features.values():
+        if (ROOT / "plugins" / record.dist.replace("-", "_")).is_dir():
+            flags, names = found.setdefault(record.dist, (set(), set()))
+            names.add(record.cls.name)
+            flags.update(option for flag in record.cls.flags for option in flag.options)
     return found
 
 
@@ -164,7 +153,7 @@ def main(argv: list[str]) -> int:
     if "--check" in argv:
         current = TABLE.is_file() and TABLE.read_text(encoding="utf-8") == text
         if not current:
-            print(f"{TABLE.relative_to(ROOT)} is out of date: run python tools/known_flags.py", file=sys.stderr)
+            print(f"{TABLE.name} is out of date: run python tools/known_flags.py", file=sys.stderr)
         return 0 if current else 1
     TABLE.write_text(text, encoding="utf-8")
     return 0

@@ -1,0 +1,320 @@
+"""What is installed, and that one broken plugin never takes others down."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from mindspeed_core.feature import (
+    ExtensionPoint,
+    Feature,
+    Flag,
+    HostDeclaration,
+    Requirement,
+    Slot,
+    StageSpecs,
+    hookimpl,
+)
+from mindspeed_core.registry import Registry, RegistryError, cycles
+
+
+def feature(name, **attributes):
+    """A sound feature with one switch, changed by ``attributes``."""
+    values = {
+        "name": name,
+        "family": "demo",
+        "summary": "a demonstration",
+        "flags": (Flag(f"--{name}"),),
+        **attributes,
+    }
+    return type(name.replace("-", "_"), (Feature,), values)
+
+
+def only_broken(registry):
+    (record,) = registry.broken
+    return record
+
+
+def test_a_sound_feature_is_listed_with_its_distribution():
+    record = Registry.of((feature("ring"),), dist="demo-dist", version="1.2").features["ring"]
+    assert (record.dist, record.version, record.cls.name) == ("demo-dist", "1.2", "ring")
+
+
+def test_features_are_sorted_by_family_and_name():
+    declared = (feature("b", family="y"), feature("c", family="x"), feature("a", family="y"))
+    assert list(Registry.of(declared).features) == ["c", "a", "b"]
+
+
+def test_a_misspelled_fact_breaks_only_its_feature():
+    registry = Registry.of((feature("good"), feature("bad", deterministc=True)))
+    assert list(registry.features) == ["good"]
+    assert "deterministc" in only_broken(registry).error
+
+
+def test_something_that_is_no_declaration_is_reported_by_its_type():
+    registry = Registry.of((feature("good"), 42))
+    assert list(registry.features) == ["good"]
+    assert "42" in only_broken(registry).error
+
+
+@pytest.mark.parametrize("declarations", ["a string", 7, Feature])
+def test_an_entry_point_that_is_no_iterable_of_declarations_is_broken(declarations):
+    assert "iterable of declarations" in only_broken(Registry.of(declarations)).error
+
+
+def test_a_generator_that_fails_is_broken_and_keeps_nothing_back_from_others():
+    def declarations():
+        yield feature("one")
+        raise ImportError("no such library")
+
+    registry = Registry.of_distributions({"bad": ("1", declarations()), "good": ("1", (feature("two"),))})
+    assert list(registry.features) == ["two"]
+    assert only_broken(registry).error == "ImportError: no such library"
+
+
+def test_two_features_with_one_name_are_both_broken_and_name_both_distributions():
+    registry = Registry.of_distributions(
+        {"one": ("1.0", (feature("same", flags=()),)), "two": ("2.1", (feature("same", flags=()),))}
+    )
+    assert not registry.features
+    assert len(registry.broken) == 2
+    assert all("one 1.0" in b.error and "two 2.1" in b.error for b in registry.broken)
+
+
+def test_one_flag_with_two_meanings_breaks_both_features_and_names_both():
+    registry = Registry.of_distributions(
+        {
+            "one": ("1", (feature("a", flags=(Flag("--depth", type=int),)),)),
+            "two": ("1", (feature("b", flags=(Flag("--depth", type=str),)), feature("c"))),
+        }
+    )
+    assert list(registry.features) == ["c"]
+    assert all("a (one 1)" in b.error and "b (two 1)" in b.error for b in registry.broken)
+
+
+def test_one_flag_with_one_meaning_may_be_declared_twice():
+    both = [feature(n, flags=(Flag("--depth", type=int),)) for n in ("a", "b")]
+    assert set(Registry.of(both).features) == {"a", "b"}
+
+
+def test_a_flag_of_the_core_is_reserved():
+    assert (
+        "reserved" in only_broken(Registry.of((feature("x", flags=(Flag("--platform", type=str),)),))).error
+    )
+
+
+def test_help_is_reserved():
+    assert "--help is reserved" in only_broken(Registry.of((feature("x", flags=(Flag("--help"),)),))).error
+
+
+def test_an_unknown_slot_is_refused_with_a_suggestion():
+    error = only_broken(Registry.of((feature("x", slots=("core-atention",)),))).error
+    assert "did you mean 'core-attention'" in error
+
+
+def test_a_slot_that_a_plugin_declares_can_be_filled():
+    registry = Registry.of((Slot("my-role"), feature("x", slots=("my-role",))))
+    assert "x" in registry.features
+    assert "my-role" in registry.slots
+
+
+def test_a_stage_that_does_not_exist_is_refused_with_a_suggestion():
+    @hookimpl(wrapper=True)
+    def build_modle(self, session):
+        return (yield)
+
+    assert (
+        "did you mean 'build_model'"
+        in only_broken(Registry.of((feature("x", build_modle=build_modle),))).error
+    )
+
+
+def test_an_argument_the_stage_does_not_offer_is_refused_and_the_offer_listed():
+    @hookimpl(wrapper=True)
+    def build_model(self, session, modl_config):
+        return (yield)
+
+    error = only_broken(Registry.of((feature("x", build_model=build_model),))).error
+    assert "'modl_config'" in error
+    assert "args, config, pg, session" in error
+
+
+def test_a_stage_that_a_plugin_publishes_can_be_implemented_without_importing_it():
+    @hookimpl(wrapper=True)
+    def plan_ring(self, anything):
+        return (yield)
+
+    specs = StageSpecs("no_such_module.hooks", ("plan_ring",))
+    registry = Registry.of((specs, feature("x", plan_ring=plan_ring)))
+    assert "x" in registry.features
+    assert registry.stage_specs() == (specs,)
+
+
+def test_a_cycle_over_requires_and_after_breaks_the_features_on_it_and_prints_it():
+    a = feature("a", requires=(Requirement(feature="b"),))
+    b = feature("b", after=("c",))
+    c = feature("c", requires=(Requirement(feature="a"),))
+    registry = Registry.of((a, b, c, feature("d", requires=(Requirement(feature="a"),))))
+    assert list(registry.features) == ["d"]
+    assert {b.feature for b in registry.broken} == {"a", "b", "c"}
+    assert all("a -> b -> c -> a" in b.error or "a -> c -> b -> a" in b.error for b in registry.broken)
+
+
+def test_cycles_finds_a_feature_that_comes_before_itself():
+    assert cycles({"a": ["a"], "b": []}) == [("a",)]
+
+
+def test_a_broken_feature_owns_its_flag_so_that_asking_for_it_can_be_answered():
+    registry = Registry.of((feature("x", stability="shaky"),), dist="demo")
+    assert registry.broken_flags["--x"].dist == "demo"
+
+
+def test_a_host_among_the_declarations_can_be_asked_for():
+    host = HostDeclaration("mine", "a host", flags="", stages=())
+    assert Registry.of((host,)).host("mine") is host
+
+
+def test_an_unknown_host_is_refused_with_what_is_installed():
+    with pytest.raises(RegistryError, match="standalone"):
+        Registry.of(()).host("standalon")
+
+
+def test_an_unknown_platform_is_refused_with_what_is_installed():
+    with pytest.raises(RegistryError, match="cpu, cuda, npu"):
+        Registry.of(()).platform("tpu")
+
+
+PLUGINS = {
+    "good": "from mindspeed_core.feature import Feature, Flag\n"
+    "class Good(Feature):\n"
+    "    name, family, summary, flags = 'good', 'demo', 'works', (Flag('--good'),)\n"
+    "DECLARATIONS = (Good,)\n",
+    "importing": "import a_module_that_is_not_there\n",
+    "exiting": "import sys\nsys.exit(3)\n",
+    "failing": "raise RuntimeError('100% \\n broken')\n",
+    "syntax": "def (\n",
+    "nameless": "OTHER = ()\n",
+    "recursive": "def f():\n    f()\nf()\n",
+    "number": "DECLARATIONS = 3\n",
+}
+
+
+def install(folder, name, source, version="1.0", group="mindspeed.features", attribute="DECLARATIONS"):
+    module = f"plugin_{name}"
+    (folder / f"{module}.py").write_text(source)
+    info = folder / f"demo_{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: demo-{name}\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}:{attribute}\n")
+
+
+def python(code, *paths, arguments=()):
+    lines = [f"import sys; sys.path[:0] = {[str(p) for p in paths]!r}", textwrap.dedent(code)]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines), *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def broken_installation(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    for name, source in PLUGINS.items():
+        install(folder, name, source)
+    code = """
+        from mindspeed_core.registry import Registry
+        registry = Registry.discover()
+        print("features", *[n for n, r in registry.features.items() if r.dist.startswith("demo-")])
+        for record in registry.broken:
+            if record.dist.startswith("demo-"):
+                print("broken", record.dist, record.version, record.error)
+    """
+    return python(code, folder).splitlines()
+
+
+def test_every_way_of_failing_to_load_leaves_the_good_plugin_alone(broken_installation):
+    assert broken_installation[0] == "features good"
+
+
+def test_each_broken_plugin_is_one_line_with_distribution_and_version(broken_installation):
+    lines = [line for line in broken_installation if line.startswith("broken ")]
+    assert sorted(line.split()[1] for line in lines) == sorted(f"demo-{n}" for n in PLUGINS if n != "good")
+    assert all(line.split()[2] == "1.0" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "words"),
+    [
+        ("importing", "ModuleNotFoundError: No module named 'a_module_that_is_not_there'"),
+        ("exiting", "it tried to exit the program (3)"),
+        ("failing", "RuntimeError: 100% broken"),
+        ("nameless", "DECLARATIONS"),
+        ("recursive", "RecursionError"),
+    ],
+)
+def test_the_line_of_a_broken_plugin_says_what_happened(broken_installation, plugin, words):
+    (line,) = [line for line in broken_installation if line.startswith(f"broken demo-{plugin} ")]
+    assert words in line
+
+
+def test_two_copies_on_the_path_count_once_and_the_first_wins(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder, version in ((first, "2.0"), (second, "1.0")):
+        folder.mkdir()
+        install(folder, "good", PLUGINS["good"], version)
+    code = """
+        from mindspeed_core.registry import Registry
+        registry = Registry.discover()
+        print(registry.features["good"].version, [b for b in registry.broken if "demo" in b.dist])
+    """
+    assert python(code, first, second).strip() == "2.0 []"
+
+
+def test_extensions_load_on_demand_and_a_broken_one_is_left_out(tmp_path):
+    install(tmp_path, "planner", "PLANNER = 'zigzag'\n", group="demo.planners", attribute="PLANNER")
+    install(tmp_path, "rotten", "raise ValueError('rotten')\n", group="demo.planners", attribute="PLANNER")
+    code = """
+        from mindspeed_core.feature import ExtensionPoint
+        from mindspeed_core.registry import Registry
+        registry = Registry.of((ExtensionPoint("demo.planners", "demo.planners"),))
+        assert "plugin_planner" not in sys.modules
+        print(dict(registry.extensions("demo.planners")), [b.error for b in registry.broken])
+    """
+    out = python(code, tmp_path)
+    assert "{'planner': 'zigzag'}" in out
+    assert "ValueError: rotten (plugin_rotten.py:1)" in out
+
+
+def test_an_extension_that_the_points_check_refuses_is_left_out(tmp_path):
+    install(tmp_path, "planner", "PLANNER = 'zigzag'\n", group="demo.planners", attribute="PLANNER")
+    (tmp_path / "demo_checks.py").write_text("def check(item):\n    raise ValueError(f'{item} is text')\n")
+    code = """
+        from mindspeed_core.feature import ExtensionPoint
+        from mindspeed_core.registry import Registry
+        registry = Registry.of((ExtensionPoint("p", "demo.planners", check="demo_checks:check"),))
+        print(dict(registry.extensions("p")), [b.error for b in registry.broken])
+    """
+    out = python(code, tmp_path)
+    assert out.startswith("{}")
+    assert "zigzag is text" in out
+
+
+def test_an_unknown_extension_point_is_refused():
+    registry = Registry.of((ExtensionPoint("a.b", "g"),))
+    with pytest.raises(RegistryError, match=r"a\.b"):
+        registry.extensions("a.c")
+
+
+def test_discovering_parsing_and_resolving_load_nothing_heavy():
+    code = """
+        from mindspeed_core.flags import flag_set
+        from mindspeed_core.registry import Registry
+        from mindspeed_core.resolver import resolve
+        registry = Registry.discover()
+        parsed = flag_set(registry).parse(["--no-such-flag"])
+        resolve(registry, parsed.args, provenance=parsed.provenance, platform="cpu")
+        print(sorted({"torch", "megatron", "numpy", "pluggy"} & set(sys.modules)))
+    """
+    assert python(code).strip() == "[]"
