@@ -157,3 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return guarded(lambda: program.main(args=arguments, prog_name=PROGRAM))
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -48,7 +48,7 @@ def command(name: str) -> None:
             for patch in feature.patches
         ],
     )
-    _section("proofs", [_scenario(scenario) for scenario in feature.verify])
+    _section("proofs", [line for scenario in feature.verify for line in _scenario(scenario)])
     _section("facts", _facts(feature))
     _section("formulas", [f"{name} = {formula}" for name, formula in feature.formulas.items()])
     _section(
@@ -145,17 +145,20 @@ def _platforms(feature: type[Feature]) -> list[str]:
     return lines
 
 
-def _scenario(scenario: Scenario) -> str:
+def _scenario(scenario: Scenario) -> list[str]:
+    ranks = f"{scenario.world_size} rank{'s' if scenario.world_size > 1 else ''}"
+    if scenario.baseline_world_size not in (0, scenario.world_size):
+        ranks += f" against {scenario.baseline_world_size}"
     exact = "bit for bit" if scenario.tolerance == 0.0 else f"within {scenario.tolerance:g}"
     gains = "".join(
         f"; {gain.measure} " + ("reported" if gain.at_most is None else f"at most {gain.at_most:g} x")
         for gain in scenario.gains
     )
-    baseline = " ".join(scenario.baseline) or "the plain model"
-    return (
-        f"{scenario.name}: {' '.join(scenario.flags)} against {baseline}, {scenario.world_size} ranks, "
-        f"{scenario.steps} steps, equal {exact}{gains}"
-    )
+    return [
+        f"{scenario.name}: {ranks}, {scenario.steps} steps, equal {exact}{gains}",
+        f"    with     {' '.join(scenario.flags)}",
+        f"    without  {' '.join(scenario.baseline) or '(the plain model)'}",
+    ]
 
 
 def _facts(feature: type[Feature]) -> list[str]:

@@ -19,8 +19,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], title:
         title: printed above.
     """
     cells = [[str(cell) for cell in row] for row in rows]
-    if sys.stdout.isatty():
-        _print_rich(headers, cells, title)
+    if sys.stdout.isatty() and _print_rich(headers, cells, title):
         return
     if title:
         print(title)
@@ -30,16 +29,24 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], title:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
 
 
-def _print_rich(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:
+def _print_rich(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> bool:
+    """Draw the table, unless the terminal is so narrow that words would be cut in pieces."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    console = Console()
+    needed = [
+        max(len(word) for cell in column for word in cell.split() or [""]) for column in zip(headers, *rows)
+    ]
+    if sum(needed) + 3 * len(needed) > console.width:
+        return False
     table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for index, header in enumerate(headers):
-        table.add_column(header, no_wrap=index == 0, overflow="fold")
+    for header, width in zip(headers, needed):
+        table.add_column(header, min_width=width)
     for row in rows:
         # Text keeps square brackets in flags and versions from being read as markup.
         table.add_row(*(Text(cell) for cell in row))
-    Console().print(table)
+    console.print(table)
+    return True

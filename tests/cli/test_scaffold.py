@@ -112,7 +112,7 @@ def _run(installed, *command: str, cwd: Path | None = None) -> subprocess.Comple
 
 
 def _features(installed, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return _run(installed, "-c", "from mindspeed_core.cli.features import main; main()", *arguments)
+    return _run(installed, "-m", "mindspeed_core.cli.features", *arguments)
 
 
 def test_the_generated_plugin_is_listed_without_a_complaint(installed):
