@@ -15,6 +15,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from mindspeed_core.testing.canonical import bare_module
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -144,7 +146,9 @@ def state_bytes(run: Run) -> dict[str, int]:
         ``parameter_bytes`` (parameters and buffers of the model), ``gradient_bytes`` (gradients and gradient
         buffers) and ``optimizer_bytes`` (state and main parameters that are not the model's own).
     """
-    parameters = [p for chunk in run.model for p in (*chunk.parameters(), *chunk.buffers())]
+    # megatron-core's data-parallel wrapper hides Module.buffers behind an attribute of that name.
+    chunks = [bare_module(chunk) for chunk in run.model]
+    parameters = [p for chunk in chunks for p in (*chunk.parameters(), *chunk.buffers())]
     gradients = [
         gradient
         for parameter in parameters
