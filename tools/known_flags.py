@@ -126,7 +126,9 @@ def table() -> dict[str, dict[str, list[str]]]:
     for dist, (declared, names) in plugins_in_the_tree().items():
         flags.update(dict.fromkeys(declared, dist))
         features.update(dict.fromkeys(names, dist))
-    flags = {flag: dist for flag, dist in flags.items() if flag not in _host_flags()}
+    # What the host defines is there without any plugin.
+    always = _host_flags()
+    flags = {flag: dist for flag, dist in flags.items() if flag not in always}
     return {"features": _by_dist(features), "flags": _by_dist(flags)}
 
 

@@ -1,0 +1,450 @@
+"""What is active, in which order and why, or every reason against it."""
+
+import random
+import subprocess
+import sys
+import time
+from argparse import Namespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mindspeed_core.feature import (
+    Conflict,
+    Fallback,
+    Feature,
+    Flag,
+    Patch,
+    Requirement,
+    Slot,
+    StageSpecs,
+    hookimpl,
+)
+from mindspeed_core.flags import flag_set
+from mindspeed_core.plan import PlanError
+from mindspeed_core.registry import Registry
+from mindspeed_core.resolver import resolve
+
+VERSIONS = {"megatron-core": "0.16.1", "torch": "2.13.0+cpu", "torch_npu": "2.7.1"}
+
+
+def feature(name, **attributes):
+    values = {"name": name, "family": "demo", "summary": "shows", "flags": (Flag(f"--{name}"),), **attributes}
+    return type(name.replace("-", "_"), (Feature,), values)
+
+
+def plan(line, *declared, platform="cpu", **options):
+    registry = Registry.of(declared)
+    parsed = flag_set(registry, "").parse(line.split())
+    assert parsed.problems == ()
+    return resolve(
+        registry,
+        parsed.args,
+        provenance=parsed.provenance,
+        platform=platform,
+        host="",
+        versions=VERSIONS,
+        **options,
+    )
+
+
+def problems(line, *declared, **options):
+    with pytest.raises(PlanError) as caught:
+        plan(line, *declared, **options)
+    return caught.value.problems
+
+
+def only(line, *declared, **options):
+    (problem,) = problems(line, *declared, **options)
+    return problem
+
+
+def test_nothing_asked_for_is_nothing_active():
+    assert plan("", feature("a")).names == ()
+
+
+def test_a_feature_is_active_because_of_its_flag():
+    (active,) = plan("--a", feature("a")).features
+    assert (active.name, active.why, active.dist) == ("a", "--a", "test")
+
+
+def test_a_dependency_comes_first_and_ties_are_broken_by_family_and_name():
+    a = feature("a", requires=(Requirement(feature="z"),))
+    declared = (feature("y", family="b"), a, feature("z", family="c"), feature("x", family="b"))
+    assert plan("--a --z --y --x", *declared).names == ("x", "y", "z", "a")
+
+
+def test_after_orders_only_features_that_are_active():
+    a, b = feature("a", after=("b", "absent")), feature("b")
+    assert plan("--a --b", a, b).names == ("b", "a")
+    assert plan("--a", a, b).names == ("a",)
+
+
+def test_a_requirement_that_implies_switches_the_feature_on():
+    a = feature("a", requires=(Requirement(feature="b", implies=True),))
+    b = feature("b", requires=(Requirement(feature="c", implies=True),))
+    active = plan("--a", a, b, feature("c")).features
+    assert [(f.name, f.why) for f in active] == [("c", "implied by b"), ("b", "implied by a"), ("a", "--a")]
+
+
+def test_a_requirement_that_needs_a_decision_is_a_problem_with_the_flag_to_add():
+    problem = only("--a", feature("a", requires=(Requirement(feature="b", reason="why"),)), feature("b"))
+    assert (problem.code, problem.feature, problem.flag) == ("E-REQUIRES", "a", "--a")
+    assert problem.remedy == "add --b"
+    assert "(why)" in problem.reason
+
+
+def test_a_requirement_on_any_of_several_is_satisfied_by_one_and_orders_it_first():
+    a = feature("a", requires=(Requirement(any_of=("x", "y")),))
+    assert plan("--a --y", a, feature("x"), feature("y")).names == ("y", "a")
+    problem = only("--a", a, feature("x"), feature("y"))
+    assert (problem.code, problem.remedy) == ("E-REQUIRES", "add --x, or add --y")
+
+
+@pytest.mark.parametrize(
+    ("requirement", "good", "bad"),
+    [
+        (Requirement(flag="--depth"), "--depth 3", ""),
+        (Requirement(flag="--depth", equals=3), "--depth 3", "--depth 4"),
+        (Requirement(flag="--depth", one_of=(3, 5)), "--depth 5", "--depth 4"),
+        (Requirement(flag="--no-bias"), "--no-bias", ""),
+    ],
+)
+def test_a_requirement_on_a_flag_looks_at_its_value(requirement, good, bad):
+    sizes = feature("sizes", flags=(Flag("--sizes"), Flag("--depth", type=int), Flag("--no-bias", inverts="bias")))
+    a = feature("a", requires=(requirement,))
+    assert "a" in plan(f"--a {good}", a, sizes)
+    problem = only(f"--a {bad}", a, sizes)
+    assert problem.code == "E-REQUIRES"
+    assert requirement.flag in problem.remedy
+
+
+def test_a_missing_plugin_is_named_with_its_pip_line():
+    problem = only("--a", feature("a", requires=(Requirement(feature="cp-ring"),)))
+    assert (problem.code, problem.remedy) == ("E-MISSING-PLUGIN", "pip install mindspeed-cp")
+
+
+def test_a_requirement_on_a_broken_feature_says_what_is_wrong_with_it():
+    problem = only("--a", feature("a", requires=(Requirement(feature="b"),)), feature("b", level=7))
+    assert problem.code == "E-BROKEN-PLUGIN"
+    assert "level 7" in problem.reason
+
+
+def test_a_feature_above_the_level_is_held_back_with_the_remedy():
+    made = plan("--a --optimization-level 1", feature("a", level=2))
+    (held,) = made.held_back
+    assert made.names == ()
+    assert (held.name, held.flag, held.remedy) == ("a", "--a", "--optimization-level 2")
+
+
+def test_what_nobody_asked_for_is_not_listed_as_held_back():
+    always = feature("a", enabled=classmethod(lambda cls, args: True))
+    assert plan("--optimization-level 0", always).held_back == ()
+
+
+def test_a_requirement_above_the_level_is_a_problem_of_its_own():
+    a = feature("a", level=0, requires=(Requirement(feature="b", implies=True),))
+    problem = only("--a --optimization-level 1", a, feature("b", level=2))
+    assert problem.code == "E-REQUIRES-LEVEL"
+    assert "--optimization-level 2" in problem.remedy
+
+
+def test_a_feature_that_does_not_run_on_the_platform_is_a_problem():
+    problem = only("--a", feature("a", platforms=("npu",)))
+    assert problem.code == "E-PLATFORM"
+    assert "runs on: npu" in problem.reason
+
+
+def test_a_fallback_takes_over_where_the_feature_does_not_run():
+    a = feature("a", platforms=("npu",), fallback=Fallback("needs HCCL", feature="b"))
+    made = plan("--a", a, feature("b"))
+    assert [(f.name, f.why) for f in made.features] == [("b", "fallback of a")]
+    assert made.held_back[0].reason == "needs HCCL"
+    assert plan("--a", a, feature("b"), platform="npu").names == ("a",)
+
+
+def test_a_fallback_without_a_feature_leaves_it_out():
+    made = plan("--a", feature("a", platforms=("npu",), fallback=Fallback("not needed here")))
+    assert (made.names, made.held_back[0].name) == ((), "a")
+
+
+def test_a_feature_of_another_mode_is_held_back():
+    made = plan("--a", feature("a", modes=("train",)), mode="inference")
+    assert (made.names, made.held_back[0].flag) == ((), "--a")
+
+
+@pytest.mark.parametrize(
+    ("package", "platform", "found"),
+    [
+        ("megatron-core>=0.17", "cpu", "0.16.1"),
+        ("torch_npu>=2.9; platform == 'npu'", "npu", "2.7.1"),
+        ("no-such-thing>=1", "cpu", "not installed"),
+        ("torch-npu>=2.9; platform in 'npu, cuda'", "cuda", "2.7.1"),
+        ("torch>=3; platform != 'npu' and python_version >= '3'", "cpu", "2.13.0"),
+        ("not a requirement", "cpu", "cannot be read"),
+    ],
+)
+def test_a_package_that_does_not_fit_is_a_problem(package, platform, found):
+    problem = only("--a", feature("a", packages=(package,)), platform=platform)
+    assert problem.code == "E-PACKAGE"
+    assert found in problem.reason
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        "megatron-core>=0.15,<0.17",
+        "torch_npu>=2.9; platform == 'npu'",
+        "Torch.NPU>=2.6",
+        "no-such-thing; python_version < '3'",
+        "no-such-thing; platform == 'npu' or platform == 'cuda'",
+    ],
+)
+def test_a_package_that_fits_or_does_not_apply_is_no_problem(package):
+    assert "a" in plan("--a", feature("a", packages=(package,)))
+
+
+def test_installed_versions_are_asked_of_the_environment_by_default():
+    registry = Registry.of((feature("a", packages=("pluggy>=1", "no-such-dist-anywhere")),))
+    with pytest.raises(PlanError) as caught:
+        resolve(registry, Namespace(a=True), platform="cpu", host="")
+    assert [p.reason for p in caught.value.problems] == ["needs no-such-dist-anywhere, which is not installed"]
+
+
+def test_two_features_on_one_slot_are_one_problem_naming_all():
+    declared = [feature(name, slots=("norm",)) for name in ("a", "b", "c")]
+    problem = only("--a --b --c", *declared)
+    assert problem.code == "E-SLOT"
+    assert "a, b and c" in problem.reason
+    assert plan("--a", *declared).slots == {"norm": "a"}
+
+
+def test_a_slot_that_only_groups_takes_several():
+    group = Slot("reports", exclusive=False)
+    made = plan("--a --b", group, feature("a", slots=("reports",)), feature("b", slots=("reports",)))
+    assert made.names == ("a", "b")
+
+
+@pytest.mark.parametrize("owner", ["a", "b"])
+def test_a_conflict_is_symmetric_and_reported_once(owner):
+    other = {"a": "b", "b": "a"}[owner]
+    declared = (feature(owner, conflicts=(Conflict(feature=other, reason="both cut q"),)), feature(other))
+    problem = only("--a --b", *declared)
+    assert problem.code == "E-CONFLICT"
+    assert "both cut q" in problem.reason
+    assert "--a or --b" in problem.remedy
+
+
+def test_a_conflict_with_a_value_of_a_flag():
+    kind = feature("kind", flags=(Flag("--kind"), Flag("--norm-kind", type=str)))
+    a = feature("a", conflicts=(Conflict(flag="--norm-kind", equals="layer"),))
+    assert "a" in plan("--a --norm-kind rms", a, kind)
+    assert only("--a --norm-kind layer", a, kind).code == "E-CONFLICT"
+
+
+def replacing(stage="train_step"):
+    @hookimpl
+    def implementation(self, session):
+        return session
+
+    return {stage: implementation}
+
+
+def wrapping(stage="train_step"):
+    @hookimpl(wrapper=True)
+    def implementation(self, session):
+        return (yield)
+
+    return {stage: implementation}
+
+
+def test_two_features_that_replace_one_stage_are_a_problem():
+    problem = only("--a --b", feature("a", **replacing()), feature("b", **replacing()))
+    assert problem.code == "E-STAGE"
+    assert "train_step" in problem.reason
+
+
+def test_any_number_of_features_may_wrap_a_stage_that_one_replaces():
+    made = plan("--a --b --c", feature("a", **replacing()), feature("b", **wrapping()), feature("c", **wrapping()))
+    assert len(made.names) == 3
+
+
+def test_a_stage_that_collects_results_may_be_implemented_by_many():
+    specs = StageSpecs("nowhere.hooks", ("gather_things",), collecting=("gather_things",))
+    declared = (specs, feature("a", **replacing("gather_things")), feature("b", **replacing("gather_things")))
+    assert plan("--a --b", *declared).names == ("a", "b")
+    core = (feature("a", **replacing("checkpoint_state")), feature("b", **replacing("checkpoint_state")))
+    assert plan("--a --b", *core).names == ("a", "b")
+
+
+def patched(name, kind="replace", versions=""):
+    return feature(name, patches=(Patch("m:f", "m:g", "no other way", kind=kind, versions=versions),))
+
+
+def test_two_features_that_replace_one_symbol_are_a_problem_and_wrapping_it_is_not():
+    problem = only("--a --b", patched("a"), patched("b"))
+    assert (problem.code, "m:f" in problem.reason) == ("E-PATCH", True)
+    made = plan("--a --b", patched("a"), patched("b", kind="wrap"))
+    assert [patch.owner for patch in made.patches] == ["a", "b"]
+
+
+def test_a_patch_written_for_another_version_is_a_problem():
+    problem = only("--a", patched("a", versions="megatron-core<0.16"))
+    assert problem.code == "E-PATCH-VERSION"
+    assert "0.16.1" in problem.reason
+
+
+def test_a_features_own_check_reports_every_complaint():
+    a = feature("a", validate=classmethod(lambda cls, args: ["one", "two"]))
+    assert [(p.code, p.reason) for p in problems("--a", a)] == [("E-VALIDATE", "one"), ("E-VALIDATE", "two")]
+
+
+def test_a_check_that_fails_is_a_problem_and_no_traceback():
+    a = feature("a", validate=classmethod(lambda cls, args: 1 // 0))
+    assert "ZeroDivisionError" in only("--a", a).reason
+
+
+def test_a_feature_that_cannot_say_whether_it_is_on_is_a_problem():
+    a = feature("a", enabled=classmethod(lambda cls, args: args.nothing))
+    assert only("", a).code == "E-ENABLED"
+
+
+def test_all_problems_are_reported_at_once():
+    declared = (
+        feature("a", slots=("norm",), requires=(Requirement(feature="gone"),)),
+        feature("b", slots=("mlp",)),
+        feature("c", slots=("mlp",)),
+        feature("d", platforms=("npu",)),
+    )
+    assert [p.code for p in problems("--a --b --c --d", *declared)] == ["E-PLATFORM", "E-MISSING-PLUGIN", "E-SLOT"]
+
+
+def test_a_feature_that_cannot_be_active_causes_no_further_problems():
+    a = feature("a", slots=("norm",), requires=(Requirement(feature="gone"),))
+    c = feature("c", requires=(Requirement(feature="a"),), conflicts=(Conflict(feature="b"),))
+    assert only("--a --b --c", a, feature("b", slots=("norm",)), c).code == "E-MISSING-PLUGIN"
+
+
+def test_a_cycle_through_alternatives_is_printed():
+    a = feature("a", requires=(Requirement(any_of=("b", "x")),))
+    problem = only("--a --b", a, feature("b", after=("a",)))
+    assert problem.code == "E-CYCLE"
+    assert "a -> b -> a" in problem.reason
+
+
+def test_a_plan_holds_the_arguments_of_active_features_only():
+    made = plan("--a --size 3", feature("a", flags=(Flag("--a"), Flag("--size", type=int))), feature("b"))
+    assert made.arguments == {"a": True, "size": 3}
+
+
+def test_the_digest_changes_with_a_value_and_not_with_a_value_of_one_rank():
+    a = feature(
+        "a", flags=(Flag("--a"), Flag("--size", type=int), Flag("--cache", type=str, per_rank=True))
+    )
+    assert plan("--a --size 1", a).digest != plan("--a --size 2", a).digest
+    assert plan("--a --cache /x", a).digest == plan("--a --cache /y", a).digest
+
+
+def test_the_digest_is_the_same_in_every_process():
+    code = (
+        "from argparse import Namespace\n"
+        "from mindspeed_core.feature import Feature, Flag\n"
+        "from mindspeed_core.registry import Registry\n"
+        "from mindspeed_core.resolver import resolve\n"
+        "class A(Feature):\n"
+        "    name, family, summary, flags = 'a', 'f', 's', (Flag('--a', type=str),)\n"
+        "args = Namespace(a=frozenset(map(str, range(50))))\n"
+        "print(resolve(Registry.of((A,)), args, platform='cpu', host='').digest)\n"
+    )
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONHASHSEED": seed}, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(seen) == 1
+
+
+@st.composite
+def graphs(draw):
+    """Random features without cycles, and which of them are asked for."""
+    count = draw(st.integers(1, 12))
+    names = [f"f{i}" for i in range(count)]
+    shuffled = draw(st.permutations(names))
+    declared = []
+    for position, name in enumerate(shuffled):
+        earlier = shuffled[:position]
+        picks = st.lists(st.sampled_from(earlier), max_size=3, unique=True) if earlier else st.just([])
+        requires = tuple(Requirement(feature=n, implies=draw(st.booleans())) for n in draw(picks))
+        others = [n for n in names if n != name]
+        conflicts = ()
+        if others and draw(st.integers(0, 9)) == 0:
+            conflicts = (Conflict(feature=draw(st.sampled_from(others))),)
+        declared.append(
+            feature(
+                name,
+                family=draw(st.sampled_from("xyz")),
+                level=draw(st.sampled_from((0, 1, 2))),
+                requires=requires,
+                after=tuple(draw(picks)),
+                conflicts=conflicts,
+            )
+        )
+    asked = draw(st.lists(st.sampled_from(names), unique=True))
+    return declared, asked, draw(st.integers(0, 2)), draw(st.randoms(use_true_random=False))
+
+
+def outcome(declared, asked, level):
+    args = Namespace(optimization_level=level, **{name: True for name in asked})
+    try:
+        return resolve(Registry.of(declared), args, platform="cpu", host="", versions={})
+    except PlanError as error:
+        return error.problems
+
+
+@settings(max_examples=300, deadline=None)
+@given(graphs())
+def test_every_plan_keeps_its_promises(graph):
+    declared, asked, level, shuffler = graph
+    made = outcome(declared, asked, level)
+    again = outcome(declared, asked, level)
+    mixed = list(declared)
+    shuffler.shuffle(mixed)
+    assert made == again == outcome(mixed, asked, level)
+    if isinstance(made, tuple):
+        assert made
+        return
+    position = {name: index for index, name in enumerate(made.names)}
+    by_name = {cls.name: cls for cls in declared}
+    for name in made.names:
+        cls = by_name[name]
+        assert cls.level <= level
+        assert all(position[r.feature] < position[name] for r in cls.requires)
+        assert all(position[other] < position[name] for other in cls.after if other in position)
+        assert not any(conflict.feature in position for conflict in cls.conflicts)
+
+
+def crowd(count, rng):
+    names = [f"f{i}" for i in range(count)]
+    declared = []
+    for index, name in enumerate(names):
+        earlier = names[max(0, index - 20) : index]
+        requires = tuple(Requirement(feature=n) for n in rng.sample(earlier, min(2, len(earlier))))
+        patches = (Patch(f"m:{name}", "m:g", "no other way", versions="megatron-core>=0.15,<0.17"),)
+        flags = (Flag(f"--{name}"), Flag(f"--{name}-size", type=int))
+        declared.append(feature(name, requires=requires, patches=patches, flags=flags))
+    return declared, Namespace(**{name: True for name in names})
+
+
+@pytest.mark.parametrize(("count", "limit"), [(500, 0.05), (60, 0.004)])
+def test_resolving_is_fast_enough_for_a_search(count, limit):
+    declared, args = crowd(count, random.Random(0))
+    registry = Registry.of(declared)
+    resolve(registry, args, platform="cpu", host="", versions=VERSIONS)
+    best = 1e9
+    for _ in range(5):
+        begin = time.process_time()
+        resolve(registry, args, platform="cpu", host="")
+        best = min(best, time.process_time() - begin)
+    assert best < limit
