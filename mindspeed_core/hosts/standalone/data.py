@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
+from megatron.core.datasets.gpt_dataset import (
+    GPTDataset,
+    GPTDatasetConfig,
+    MockGPTDataset,
+    MockGPTLowLevelDataset,
+)
 from torch.utils.data import DataLoader
 
 from mindspeed_core.errors import ArgumentError, DataError, UserError
@@ -92,6 +97,26 @@ def get_batch(session: Session, run: Run, data_iterator: Iterator[Any], vp_stage
     return Batch(**moved, extra=extra)
 
 
+class _MadeUpTokens(MockGPTLowLevelDataset):
+    """megatron-core's counting sequences, within the vocabulary: 0.15 counts to 4,096 whatever its size."""
+
+    def __init__(self, tokenizer: NullTokenizer) -> None:
+        super().__init__(tokenizer)
+        self._vocab_size = tokenizer.vocab_size
+
+    def __getitem__(self, idx: int) -> Any:
+        return super().__getitem__(idx) % self._vocab_size
+
+
+class MadeUpDataset(MockGPTDataset):
+    """Samples of ``--mock-data``: a function of their index and the vocabulary size."""
+
+    @staticmethod
+    def build_low_level_dataset(dataset_path: str | None, config: GPTDatasetConfig) -> Any:
+        """The sequences that samples are cut from."""
+        return _MadeUpTokens(config.tokenizer)
+
+
 class _RankLocalBuilder(BlendedMegatronDatasetBuilder):
     """megatron-core's builder without its barriers.
 
@@ -142,7 +167,7 @@ def _build(args: Namespace, num_samples: tuple[int, int, int]) -> Datasets:
     # A split without samples is left out: megatron-core never ends counting the epochs of an empty one.
     matrix: list[Any] = [share if wanted else None for share, wanted in zip(config.split_matrix, num_samples)]
     config.split_matrix = matrix
-    dataset_class = MockGPTDataset if blend is None else GPTDataset
+    dataset_class = MadeUpDataset if blend is None else GPTDataset
     with index_builders():
         train, valid, test = _RankLocalBuilder(dataset_class, list(num_samples), lambda: True, config).build()
     if train is not None and len(train) < num_samples[0]:
