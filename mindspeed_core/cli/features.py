@@ -9,16 +9,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import click
 
 import mindspeed_core
 from mindspeed_core.cli.errors import EXIT_OK, EXPLAINED, describe, guarded
+from mindspeed_core.discovery import COMMANDS as COMMANDS_GROUP
+from mindspeed_core.discovery import Source, broken, sources
 
 PROGRAM = "mindspeed-features"
-COMMANDS_GROUP = "mindspeed.commands"
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "list": ("mindspeed_core.cli.list_command", "List features, broken plugins, extension points."),
@@ -94,39 +94,35 @@ class LazyProgram(click.Group):
             raise ExplainedError(describe(error)) from error
 
 
-def _foreign_commands() -> dict[str, list[EntryPoint]]:
-    found: dict[str, list[EntryPoint]] = {}
-    for entry in entry_points(group=COMMANDS_GROUP):
-        if entry.name not in COMMANDS:
-            found.setdefault(entry.name, []).append(entry)
+def _foreign_commands() -> dict[str, list[Source]]:
+    found: dict[str, list[Source]] = {}
+    for source in sources(COMMANDS_GROUP):
+        if source.name not in COMMANDS:
+            found.setdefault(source.name, []).append(source)
     return found
 
 
-def _origin(entry: EntryPoint) -> str:
-    dist = entry.dist
-    return f"{dist.name} {dist.version}" if dist is not None else entry.value
+def _origin(source: Source) -> str:
+    return f"{source.dist} {source.version}"
 
 
-def _load_foreign(name: str, claims: list[EntryPoint]) -> click.Command:
-    if len({_origin(entry) for entry in claims}) > 1:
+def _load_foreign(name: str, claims: list[Source]) -> click.Command:
+    if len(claims) > 1:
         raise ExplainedError(
-            f"sub-command {name!r} is claimed by {' and by '.join(_origin(entry) for entry in claims)}; "
+            f"sub-command {name!r} is claimed by {' and by '.join(_origin(source) for source in claims)}; "
             "uninstall one of them"
         )
-    entry = claims[0]
-    dist = entry.dist.name if entry.dist is not None else entry.value
-    remedy = f"pip install --upgrade {dist}, or pip uninstall {dist}"
+    source = claims[0]
     try:
-        found = entry.load()
+        found = source.load()
+        if not isinstance(found, click.Command):
+            raise TypeError(f"{source.value} is no click command")
     except (Exception, SystemExit) as error:
+        record = broken(source, error)
         raise ExplainedError(
-            f"sub-command {name!r} of {_origin(entry)} cannot be loaded: {type(error).__name__}: {error}\n"
-            f"    -> {remedy}"
+            f"sub-command {name!r} of {_origin(source)} cannot be loaded: {record.error}\n"
+            f"    -> {record.remedy}"
         ) from error
-    if not isinstance(found, click.Command):
-        raise ExplainedError(
-            f"sub-command {name!r} of {_origin(entry)}: {entry.value} is no click command\n    -> {remedy}"
-        )
     return found
 
 

@@ -89,7 +89,8 @@ def _print(planned: Planned) -> None:
     from mindspeed_core.cli.tables import print_table
 
     plan = planned.plan
-    click.echo(f"host {plan.host}, platform {plan.platform} ({planned.platform_reason}), level {plan.level}")
+    click.echo(f"host {plan.host}, optimization level {plan.level}")
+    click.echo(planned.platform_reason)
     if plan.features:
         rows = [
             (

@@ -15,7 +15,7 @@ ROWS = [("flash-attn", "--use-flash-attn", "[npu] 0.1"), ("x", "--y", "")]
 def terminal(monkeypatch):
     def of_width(columns: int) -> None:
         monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.setenv("TERM", "dumb")
+        monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
 
     return of_width
