@@ -43,7 +43,8 @@ def build_transformer_config(session: Session, args: Namespace) -> TransformerCo
         layernorm_epsilon=args.norm_epsilon,
         layernorm_zero_centered_gamma=args.apply_layernorm_1p,
         persist_layer_norm=False,
-        deallocate_pipeline_outputs=True,
+        # gloo reads the memory of a send in flight; only a device runtime orders its release after the send.
+        deallocate_pipeline_outputs=session.platform.device_type != "cpu" or not args.overlap_p2p_comm,
         pipeline_dtype=args.pipeline_dtype,
         batch_p2p_comm=not args.overlap_p2p_comm,
         num_query_groups=args.num_query_groups if args.group_query_attention else None,
