@@ -1,0 +1,1 @@
+"""Extensions of another plugin's feature."""

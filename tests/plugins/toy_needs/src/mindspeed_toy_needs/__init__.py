@@ -1,0 +1,1 @@
+"""One small feature per thing that feature families ask of the core."""

@@ -1,0 +1,615 @@
+"""Declarations of the toy features; importing this module imports no torch.
+
+Each class says what a feature is and which stages it takes part in; what it does there is in the module named
+after it, imported when the stage runs.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_core.feature import (
+    ExtensionPoint,
+    Feature,
+    Flag,
+    Requirement,
+    StageSpecs,
+    hookimpl,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from mindspeed_core.hooks import Done
+    from mindspeed_core.platforms.platform import Platform
+    from mindspeed_core.run import Batch, BoundarySchema, DistInfo, LoadInfo, Loss, OptimizerStep, Run, SaveInfo, StepResult
+    from mindspeed_core.session import Session
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import MegatronOptimizer
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.module import MegatronModule
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
+    from mindspeed_toy_needs.lion import Lion
+    from mindspeed_toy_needs.snapshot import Snapshot
+
+FAMILY = "toys"
+
+
+class Environment(Feature):
+    """Before megatron is imported and the process group starts."""
+
+    name = "toy-environment"
+    family = FAMILY
+    summary = "sets MINDSPEED_TOY until the session closes"
+    flags = (Flag("--toy-environment", type=str, help="Value of the environment variable MINDSPEED_TOY."),)
+
+    @hookimpl(wrapper=True)
+    def prepare_process(self, session: Session, args: Namespace) -> Generator[None, Done, Done]:
+        session.setenv("MINDSPEED_TOY", args.toy_environment)
+        return (yield)
+
+
+class NamedGroups(Feature):
+    """Process groups of its own."""
+
+    name = "toy-groups"
+    family = FAMILY
+    summary = "creates directed pairs of neighbours and halves of the data-parallel group"
+    flags = (Flag("--toy-groups", help="Create the groups toy.forward, toy.backward and toy.halves."),)
+
+    @hookimpl(wrapper=True)
+    def build_process_groups(
+        self, session: Session, dist_info: DistInfo
+    ) -> Generator[None, ProcessGroupCollection, ProcessGroupCollection]:
+        pg = yield
+        from mindspeed_toy_needs.named_groups import create_groups
+
+        create_groups(session, dist_info.world_size, pg)
+        return pg
+
+
+class InitDepth(Feature):
+    """A configuration built with other values than the final ones; the generators seeded again."""
+
+    name = "toy-init-depth"
+    family = FAMILY
+    summary = "initializes output projections as in a deeper model"
+    flags = (Flag("--toy-init-depth", type=int, help="Layers of the model whose initialization is used."),)
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        if args.num_layers and args.toy_init_depth < args.num_layers:
+            return [f"--toy-init-depth {args.toy_init_depth} is below --num-layers {args.num_layers}"]
+        return ()
+
+    @hookimpl
+    def build_transformer_config(self, session: Session, args: Namespace) -> TransformerConfig:
+        deeper = Namespace(**{**vars(args), "num_layers": args.toy_init_depth})
+        config: TransformerConfig = session.default("build_transformer_config", args=deeper)
+        config.num_layers = args.num_layers
+        return config
+
+    @hookimpl(wrapper=True)
+    def build_model(
+        self, session: Session, args: Namespace, pg: ProcessGroupCollection
+    ) -> Generator[None, list[MegatronModule], list[MegatronModule]]:
+        model = yield
+        session.call("seed_everything", args=args, pg=pg)
+        return model
+
+
+class AttentionScale(Feature):
+    """Modules replaced by role, in layers counted over the whole model, with options and a group."""
+
+    name = "toy-attention-scale"
+    family = FAMILY
+    summary = "scales the attention output of even layers, and the output of the final norm"
+    flags = (Flag("--toy-attention-scale", type=float, help="The factor."),)
+    slots = ("core-attention",)
+    places_modules = True
+    fake_tensors = True
+    deterministic = True
+    affects_checkpoint = False
+    formulas = {"flop": "num_layers // 2 * seq_length * hidden_size"}
+    tuning = {"--toy-attention-scale": (0.5, 1.0, 2.0)}
+
+    @hookimpl(wrapper=True)
+    def build_layer_spec(
+        self, session: Session, args: Namespace, config: TransformerConfig, vp_stage: int | None
+    ) -> Generator[None, TransformerBlockSubmodules, TransformerBlockSubmodules]:
+        spec = yield
+        from mindspeed_toy_needs.attention_scale import replace_modules
+
+        return replace_modules(spec, session, config, vp_stage, args.toy_attention_scale, owner=self.name)
+
+
+class SequentialSchedule(Feature):
+    """A pipeline schedule of its own, and a stage that other features may fill."""
+
+    name = "toy-sequential-schedule"
+    family = FAMILY
+    summary = "runs all forward passes, then all backward passes, one pipeline stage at a time"
+    flags = (Flag("--toy-sequential-schedule", help="Use the sequential schedule."),)
+    slots = ("pipeline-schedule",)
+
+    @hookimpl
+    def get_forward_backward(self, session: Session, args: Namespace, config: TransformerConfig) -> Callable[..., Any]:
+        from mindspeed_toy_needs.sequential_schedule import schedule
+
+        return schedule(session, args, config)
+
+    @hookimpl(trylast=True)
+    def toy_route(self, pp_size: int, chunks: int) -> tuple[tuple[int, int], ...]:
+        return tuple((stage % pp_size, stage // pp_size) for stage in range(pp_size * chunks))
+
+
+class VShape(Feature):
+    """Chunks built for other places in the model than the host's order gives them."""
+
+    name = "toy-v-shape"
+    family = FAMILY
+    summary = "lets the stages of the model run down the ranks and up again"
+    flags = (Flag("--toy-v-shape", help="Put the first and the last stage on rank 0."),)
+    requires = (
+        Requirement(feature="toy-sequential-schedule", reason="other schedules send to the next rank", implies=True),
+        Requirement(flag="--untie-embeddings-and-output-weights", reason="embedding and output share a rank"),
+    )
+    slots = ("layer-partition",)
+
+    @hookimpl
+    def build_model_chunk(
+        self,
+        session: Session,
+        args: Namespace,
+        config: TransformerConfig,
+        layer_spec: TransformerBlockSubmodules,
+        vp_stage: int | None,
+        pg: ProcessGroupCollection,
+    ) -> MegatronModule | None:
+        from mindspeed_toy_needs.v_shape import build_chunk
+
+        return build_chunk(session, args, config, layer_spec, vp_stage, pg)
+
+    @hookimpl
+    def toy_route(self, pp_size: int, chunks: int) -> tuple[tuple[int, int], ...]:
+        from mindspeed_toy_needs.v_shape import route
+
+        return route(pp_size, chunks)
+
+
+class EmbeddingScale(Feature):
+    """A change of a built instance."""
+
+    name = "toy-embedding-scale"
+    family = FAMILY
+    summary = "multiplies word embeddings by a factor"
+    flags = (Flag("--toy-embedding-scale", type=float, help="The factor."),)
+    places_modules = True
+
+    @hookimpl(wrapper=True)
+    def build_model(
+        self, session: Session, args: Namespace
+    ) -> Generator[None, list[MegatronModule], list[MegatronModule]]:
+        model = yield
+        from mindspeed_toy_needs.embedding_scale import scale_embeddings
+
+        scale_embeddings(session, model, args.toy_embedding_scale, owner=self.name)
+        return model
+
+
+class NoisyRouter(Feature):
+    """A feature for modules that this model may not have."""
+
+    name = "toy-noisy-router"
+    family = FAMILY
+    summary = "leaves routers as they are, but insists that there are some"
+    flags = (Flag("--toy-noisy-router", help="Look for routers."),)
+    places_modules = True
+
+    @hookimpl(wrapper=True)
+    def build_layer_spec(
+        self, session: Session
+    ) -> Generator[None, TransformerBlockSubmodules, TransformerBlockSubmodules]:
+        spec = yield
+        from mindspeed_core.layer_spec import SpecEditor
+
+        editor = SpecEditor(spec, owner=self.name, session=session)
+        editor.replace("router", lambda site: site.spec)
+        return editor.spec
+
+
+class BucketSize(Feature):
+    """Options of data parallelism."""
+
+    name = "toy-bucket-size"
+    family = FAMILY
+    summary = "cuts gradients into small buckets that are averaged by the collective"
+    flags = (Flag("--toy-bucket-size", type=int, help="Parameters per bucket."),)
+    requires = (Requirement(flag="--overlap-grad-reduce", reason="without overlap there is one bucket"),)
+
+    @hookimpl(wrapper=True)
+    def build_ddp_config(
+        self, args: Namespace
+    ) -> Generator[None, DistributedDataParallelConfig, DistributedDataParallelConfig]:
+        config = yield
+        from dataclasses import replace
+
+        return replace(config, bucket_size=args.toy_bucket_size)
+
+
+class LionOptimizer(Feature):
+    """Another update rule inside megatron-core's optimizer, with a state layout of its own."""
+
+    name = "toy-lion"
+    family = FAMILY
+    summary = "updates parameters by the sign of their momentum (Lion)"
+    flags = (Flag("--toy-lion", help="Use Lion instead of Adam."),)
+    slots = ("optimizer",)
+    requires = (
+        Requirement(flag="--optimizer", equals="adam", reason="Lion takes Adam's place"),
+    )
+    affects_checkpoint = True
+
+    def __init__(self) -> None:
+        self._inner: list[Lion] = []
+
+    @hookimpl(wrapper=True)
+    def build_optimizer(self) -> Generator[None, MegatronOptimizer, MegatronOptimizer]:
+        optimizer = yield
+        from mindspeed_toy_needs.lion import put_into
+
+        self._inner = put_into(optimizer)
+        return optimizer
+
+    @hookimpl(wrapper=True)
+    def before_save_checkpoint(self) -> Generator[None, Done, Done]:
+        for lion in self._inner:
+            lion.to_canonical()
+        return (yield)
+
+    @hookimpl(wrapper=True)
+    def after_load_checkpoint(self) -> Generator[None, Done, Done]:
+        for lion in self._inner:
+            lion.to_training()
+        return (yield)
+
+
+class Documents(Feature):
+    """A description of the batch that attention needs on every pipeline stage."""
+
+    name = "toy-documents"
+    family = FAMILY
+    summary = "keeps attention within documents, which end with a separator token"
+    flags = (Flag("--toy-documents", type=int, help="The separator token."),)
+    slots = ("core-attention", "attention-mask")
+    requires = (Requirement(flag="--micro-batch-size", equals=1, reason="documents are packed into one sequence"),)
+    places_modules = True
+
+    @hookimpl(wrapper=True)
+    def build_layer_spec(
+        self, session: Session
+    ) -> Generator[None, TransformerBlockSubmodules, TransformerBlockSubmodules]:
+        spec = yield
+        from mindspeed_toy_needs.documents import replace_attention
+
+        return replace_attention(spec, session, owner=self.name)
+
+    @hookimpl(wrapper=True)
+    def batch_fields(self) -> Generator[None, frozenset[str], frozenset[str]]:
+        return (yield) | {"tokens"}
+
+    @hookimpl(wrapper=True)
+    def get_batch(self, run: Run) -> Generator[None, Batch, Batch]:
+        batch = yield
+        from mindspeed_toy_needs.documents import describe
+
+        return batch.with_(packed_seq_params=describe(batch.tokens, run.args.toy_documents))
+
+
+class TokenWeights(Feature):
+    """A loss of its own, and a place where other packages extend it."""
+
+    name = "toy-token-weights"
+    family = FAMILY
+    summary = "weights the loss of each token by a rule that packages contribute"
+    flags = (Flag("--toy-token-weights", type=str, help="Name of the rule."),)
+    slots = ("lm-loss",)
+
+    @hookimpl
+    def compute_loss(self, session: Session, run: Run, batch: Batch, output_tensor: torch.Tensor) -> Loss:
+        from mindspeed_toy_needs.token_weights import weighted_loss
+
+        weights = session.call("toy_token_weights", run=run, batch=batch)
+        return weighted_loss(output_tensor, batch, weights)
+
+    @hookimpl(trylast=True)
+    def toy_token_weights(self, session: Session, run: Run, batch: Batch) -> torch.Tensor:
+        from mindspeed_toy_needs.token_weights import rule
+
+        return rule(session, run.args.toy_token_weights)(batch.labels)
+
+
+class DoubleBoundary(Feature):
+    """Another shape between pipeline stages."""
+
+    name = "toy-double-boundary"
+    family = FAMILY
+    summary = "sends the hidden state as two halves that the next stage adds"
+    flags = (Flag("--toy-double-boundary", help="Send two times the width."),)
+    slots = ("pp-transport",)
+    places_modules = True
+
+    @hookimpl(wrapper=True)
+    def boundary_schema(self) -> Generator[None, BoundarySchema, BoundarySchema]:
+        schema = yield
+        from mindspeed_toy_needs.double_boundary import doubled
+
+        return doubled(schema)
+
+    @hookimpl(wrapper=True)
+    def build_model(self, session: Session) -> Generator[None, list[MegatronModule], list[MegatronModule]]:
+        model = yield
+        from mindspeed_toy_needs.double_boundary import split_and_join
+
+        split_and_join(session, model, owner=self.name)
+        return model
+
+
+class NormGradients(Feature):
+    """Gradients reduced over another group."""
+
+    name = "toy-norm-gradients"
+    family = FAMILY
+    summary = "adds up the gradient of the final norm over a group of its own"
+    flags = (Flag("--toy-norm-gradients", help="Add up the gradient of the final norm over all ranks."),)
+
+    @hookimpl(wrapper=True)
+    def build_process_groups(
+        self, session: Session, dist_info: DistInfo
+    ) -> Generator[None, ProcessGroupCollection, ProcessGroupCollection]:
+        pg = yield
+        session.groups.create("toy.norms", [list(range(dist_info.world_size))])
+        return pg
+
+    @hookimpl(wrapper=True)
+    def finalize_gradients(self, session: Session, model: list[MegatronModule]) -> Generator[None, Done, Done]:
+        done = yield
+        from mindspeed_toy_needs.norm_gradients import add_up
+
+        add_up(model, session.groups["toy.norms"])
+        return done
+
+
+class ExchangeMlp(Feature):
+    """Parameters and optimizer state moved between ranks after a step."""
+
+    name = "toy-exchange-mlp"
+    family = FAMILY
+    summary = "swaps the tensor-parallel shards of every MLP after each update"
+    flags = (Flag("--toy-exchange-mlp", help="Swap MLP shards with the mirrored tensor-parallel rank."),)
+
+    def __init__(self) -> None:
+        self._exchanged = False
+        self._before_save = False
+
+    @hookimpl(wrapper=True)
+    def optimizer_step(self, run: Run) -> Generator[None, OptimizerStep, OptimizerStep]:
+        result = yield
+        self._exchange(run)
+        return result
+
+    @hookimpl(wrapper=True)
+    def before_save_checkpoint(self, run: Run) -> Generator[None, Done, Done]:
+        self._before_save = self._exchanged
+        if self._exchanged:
+            self._exchange(run)
+        return (yield)
+
+    @hookimpl(wrapper=True)
+    def after_load_checkpoint(self, run: Run) -> Generator[None, Done, Done]:
+        if self._before_save:
+            self._exchange(run)
+        self._before_save = False
+        return (yield)
+
+    def _exchange(self, run: Run) -> None:
+        from mindspeed_toy_needs.exchange_mlp import exchange
+
+        exchange(run)
+        self._exchanged = not self._exchanged
+
+
+class Numbers(Feature):
+    """Numbers per micro-batch and per step, from the ranks that know them."""
+
+    name = "toy-numbers"
+    family = FAMILY
+    summary = "logs the largest token loss, the micro-batches and the chunk they went through"
+    flags = (Flag("--toy-numbers", help="Log the toy numbers."),)
+
+    @hookimpl(wrapper=True)
+    def compute_loss(self, run: Run, output_tensor: torch.Tensor) -> Generator[None, Loss, Loss]:
+        loss = yield
+        run.metrics.add("toy largest token loss", output_tensor.max(), "max")
+        run.metrics.add("toy last microbatch", run.context.microbatch, "max")
+        return loss
+
+    @hookimpl(wrapper=True)
+    def train_step(self, run: Run) -> Generator[None, StepResult, StepResult]:
+        result = yield
+        run.metrics.add("toy steps", 1.0, "mean")
+        return result
+
+    @hookimpl(wrapper=True)
+    def log_step(self) -> Generator[None, dict[str, Any], dict[str, Any]]:
+        numbers = yield
+        return {**numbers, "toy perplexity": 2.0 ** numbers["loss"]}
+
+
+class ParameterAverage(Feature):
+    """State of its own in the checkpoint, which any layout can load."""
+
+    name = "toy-average"
+    family = FAMILY
+    summary = "keeps a moving average of the parameters"
+    flags = (Flag("--toy-average", type=float, help="Decay of the average."),)
+
+    def __init__(self) -> None:
+        self._average: list[dict[str, torch.Tensor]] = []
+
+    @hookimpl(wrapper=True)
+    def build_optimizer(self, model: list[MegatronModule]) -> Generator[None, MegatronOptimizer, MegatronOptimizer]:
+        optimizer = yield
+        from mindspeed_toy_needs.parameter_average import copies
+
+        self._average = copies(model)
+        return optimizer
+
+    @hookimpl(wrapper=True)
+    def optimizer_step(self, run: Run) -> Generator[None, OptimizerStep, OptimizerStep]:
+        result = yield
+        from mindspeed_toy_needs.parameter_average import update
+
+        update(self._average, run.model, run.args.toy_average)
+        return result
+
+    @hookimpl
+    def checkpoint_state(self, run: Run) -> Mapping[str, Any]:
+        from mindspeed_toy_needs.parameter_average import sharded
+
+        return {self.name: sharded(self._average, run.model)}
+
+    @hookimpl
+    def restore_checkpoint_state(self, state: Mapping[str, Any]) -> None:
+        from mindspeed_toy_needs.parameter_average import restore
+
+        restore(self._average, state.get(self.name, {}))
+
+
+class GradientSnapshot(Feature):
+    """The platform's streams, events, pinned buffers and generators."""
+
+    name = "toy-snapshot"
+    family = FAMILY
+    summary = "copies a gradient to the host beside the update"
+    flags = (Flag("--toy-snapshot", help="Copy the first gradient to the host each step."),)
+
+    def __init__(self) -> None:
+        self._snapshot: Snapshot | None = None
+
+    @hookimpl(wrapper=True)
+    def init_distributed(self, platform: Platform) -> Generator[None, DistInfo, DistInfo]:
+        platform.set_memory_limit(1.0)
+        platform.allocator_settings("")
+        return (yield)
+
+    @hookimpl(wrapper=True)
+    def optimizer_step(self, session: Session, run: Run) -> Generator[None, OptimizerStep, OptimizerStep]:
+        from mindspeed_toy_needs.snapshot import Snapshot
+
+        if self._snapshot is None:
+            self._snapshot = Snapshot(session.platform, run)
+        self._snapshot.start()
+        result = yield
+        self._snapshot.finish()
+        return result
+
+
+class WeightsFile(Feature):
+    """Weights from another source than a checkpoint."""
+
+    name = "toy-weights-file"
+    family = FAMILY
+    summary = "starts from the weights in a NumPy archive"
+    flags = (Flag("--toy-weights-file", type=str, per_rank=True, help="An .npz of full tensors by logical name."),)
+
+    @hookimpl
+    def load_checkpoint(self, run: Run) -> LoadInfo:
+        from mindspeed_toy_needs.weights_file import load
+
+        return load(run, run.args.toy_weights_file)
+
+
+class ExportWeights(Feature):
+    """A file beside the checkpoint, and state left out of it."""
+
+    name = "toy-export-weights"
+    family = FAMILY
+    summary = "writes the final norm beside each checkpoint and saves no optimizer"
+    flags = (Flag("--toy-export-weights", help="Write final_norm.npz into the folder of --save."),)
+
+    @classmethod
+    def presets(cls, args: Any) -> Mapping[str, Any]:
+        return {"no_save_optim": True} if args.toy_export_weights else {}
+
+    @hookimpl(wrapper=True)
+    def save_checkpoint(self, run: Run) -> Generator[None, SaveInfo, SaveInfo]:
+        info = yield
+        from mindspeed_toy_needs.weights_file import export_final_norm
+
+        export_final_norm(run, info.path.parent / "final_norm.npz")
+        return info
+
+
+class Calm(Feature):
+    """Aliases, inverted flags and presets."""
+
+    name = "toy-calm"
+    family = FAMILY
+    summary = "stands for a set of careful values"
+    flags = (
+        Flag(
+            "--toy-calm",
+            type=str,
+            choices=("mild", "strict"),
+            aliases=("--toy-careful",),
+            help="Preset of learning rate and clipping.",
+        ),
+        Flag("--no-toy-advice", inverts="toy_advice", help="Give no advice."),
+    )
+
+    @classmethod
+    def presets(cls, args: Any) -> Mapping[str, Any]:
+        if args.toy_calm is None:
+            return {}
+        strict = args.toy_calm == "strict"
+        return {"clip_grad": 0.1 if strict else 0.5, "lr": 1e-5 if strict else 1e-4}
+
+
+DECLARATIONS = (
+    StageSpecs(
+        module="mindspeed_toy_needs.stages",
+        stages=("toy_route", "toy_token_weights"),
+        summary="where pipeline stages live, and what a token's loss counts",
+    ),
+    ExtensionPoint(
+        name="toy.weight-rules",
+        group="mindspeed_toy_needs.weight_rules",
+        summary="functions from labels to the weight of each token",
+        check="mindspeed_toy_needs.token_weights:check_rule",
+    ),
+    Environment,
+    NamedGroups,
+    InitDepth,
+    AttentionScale,
+    SequentialSchedule,
+    VShape,
+    EmbeddingScale,
+    NoisyRouter,
+    BucketSize,
+    LionOptimizer,
+    Documents,
+    TokenWeights,
+    DoubleBoundary,
+    NormGradients,
+    ExchangeMlp,
+    Numbers,
+    ParameterAverage,
+    GradientSnapshot,
+    WeightsFile,
+    ExportWeights,
+    Calm,
+)
