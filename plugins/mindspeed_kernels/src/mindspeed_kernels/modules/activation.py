@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
-from torch.nn import Module
 
 from mindspeed_core.layer_spec import SpecEditor
 from mindspeed_kernels.ops import swiglu
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mindspeed_core.session import Session
 
 
-class FusedSwiGLU(Module):
+class FusedSwiGLU(MegatronModule):
     """``silu(a) * b`` with the halves ``[a | b]`` of the output of fc1, bias included.
 
     Every tensor-parallel rank holds matching parts of both halves, so nothing is communicated.
@@ -35,7 +35,7 @@ class FusedSwiGLU(Module):
         Raises:
             ValueError: the gate is clamped or offset, or its input is to be kept in FP8.
         """
-        super().__init__()
+        super().__init__(config=config)
         options = {
             "activation_func_clamp_value": None,
             "glu_linear_offset": 0.0,
