@@ -219,3 +219,22 @@ MODEL = (
     "--num-layers", "2", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "8",
     "--max-position-embeddings", "8", "--micro-batch-size", "1", "--global-batch-size", "1",
 )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "signature"), [("enabled", "cls, args"), ("presets", "cls, args"), ("validate", "cls, args")]
+)
+def test_an_exception_in_a_declaration_method_is_one_problem(damage, method, signature):
+    body = f"\n\n    @classmethod\n    def {method}({signature}):\n        raise KeyError('gone astray')"
+    plugin = damage(
+        f"bad-{method}",
+        (FLAG_END, FLAG_END + body),
+        ("    def validate(cls, args: Any)", "    def _check(cls, args)"),
+    )
+
+    result = plugin.features("plan", "--platform", "cpu", "--", plugin.flag, "0.5")
+
+    assert result.exit_code == 1
+    assert plugin.feature in result.output
+    assert "gone astray" in result.output
+    assert result.output.count("E-") == 1

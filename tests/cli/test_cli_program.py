@@ -10,7 +10,7 @@ from conftest import feature_source, write_metadata
 
 import mindspeed_core
 from mindspeed_core.cli.errors import describe, guarded
-from mindspeed_core.cli.features import COMMANDS
+from mindspeed_core.cli.features import COMMANDS, main
 from mindspeed_core.errors import SessionError, UserError
 
 
@@ -127,6 +127,20 @@ def test_feature_names_are_completed(install, features, monkeypatch):
     found = complete_features(click.Context(click.Command("show")), parameter, "thing")
 
     assert [item.value for item in found] == ["thing-a"]
+
+
+def test_bash_gets_completions_from_the_program_itself(monkeypatch, capsys):
+    monkeypatch.setenv("_MINDSPEED_FEATURES_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", "mindspeed-features do")
+    monkeypatch.setenv("COMP_CWORD", "1")
+
+    assert main([]) == 0
+    assert capsys.readouterr().out.split() == ["plain,doctor"]
+
+
+def test_main_returns_the_exit_status(capsys):
+    assert [main(["list"]), main(["show", "no-such-feature"]), main(["lst"])] == [0, 1, 2]
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_notes_are_part_of_the_message():
