@@ -87,7 +87,9 @@ def check_ranks(session: Session, dist_info: DistInfo) -> None:
     import torch.distributed as dist
 
     # Sessions that follow each other share the default store: each check gets keys of its own.
-    store: Any = dist.PrefixStore(f"mindspeed/ranks/{next(_round)}", dist.distributed_c10d._get_default_store())
+    store: Any = dist.PrefixStore(
+        f"mindspeed/ranks/{next(_round)}", dist.distributed_c10d._get_default_store()
+    )
     agree = agreed(store, dist_info.rank, dist_info.world_size, rank_facts(session))
     if not agree:
         dist.destroy_process_group()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import EntryPoint
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mindspeed_core.discovery import (
     COMMANDS,
@@ -37,10 +37,8 @@ from mindspeed_core.feature import (
     StageSpecs,
     check_feature,
 )
+from mindspeed_core.platforms.platform import Platform
 from mindspeed_core.slots import CORE_SLOTS
-
-if TYPE_CHECKING:
-    from mindspeed_core.platforms.platform import Platform
 
 __all__ = ["BrokenPlugin", "FeatureRecord", "Registry", "RegistryError", "Stage", "core_stages"]
 
@@ -167,7 +165,8 @@ class Registry:
     def of(cls, declarations: Iterable[Any], dist: str = "test", version: str = "0") -> Registry:
         """A registry of the given declarations instead of the installed features.
 
-        Hosts and platforms are the installed ones, plus every `HostDeclaration` among the declarations.
+        Hosts and platforms are the installed ones, plus those among the declarations (every `HostDeclaration`
+        and subclass of `Platform`), which win.
 
         Args:
             declarations: what an entry point would name.
@@ -262,7 +261,7 @@ class Registry:
 
     def platform_names(self) -> tuple[str, ...]:
         """Names of installed platforms; none is loaded for this."""
-        return tuple(sorted(self._platforms))
+        return tuple(sorted({*self._platforms, *self._platform_classes}))
 
     def platform(self, name: str) -> type[Platform]:
         """The class of an installed platform.
@@ -271,8 +270,6 @@ class Registry:
             RegistryError: it is not installed, or cannot be loaded.
         """
         if name not in self._platform_classes:
-            from mindspeed_core.platforms.platform import Platform
-
             loaded = self._load_one("platform", name, self._platforms)
             if not (isinstance(loaded, type) and issubclass(loaded, Platform)):
                 raise RegistryError(f"platform {name!r}: {loaded!r} is not a subclass of Platform")
@@ -347,6 +344,8 @@ class Registry:
                     self._add_point(source, item)
                 elif isinstance(item, HostDeclaration):
                     self._host_declarations.setdefault(item.name, item)
+                elif isinstance(item, type) and issubclass(item, Platform):
+                    self._platform_classes.setdefault(item.name, item)
                 else:
                     problems = _check_alone(item)
                     if problems:

@@ -44,9 +44,14 @@ class _Index:
                 self.per_rank.add(flag.dest)
             for option in flag.options:
                 self.dests.setdefault(option, (flag.dest, bool(flag.inverts)))
+        self.patches: dict[str, tuple[Patch, ...]] = {}
+        self.before: dict[str, frozenset[str]] = {}
         self.conflicts: dict[str, dict[str, str]] = {name: {} for name in self.classes}
         self.replaces: dict[str, tuple[str, ...]] = {}
         for name, cls in self.classes.items():
+            self.patches[name] = tuple(replace(patch, owner=name) for patch in cls.patches)
+            wanted = {*cls.after}.union(*((r.feature, *r.any_of) for r in cls.requires))
+            self.before[name] = frozenset(wanted & self.classes.keys() - {name})
             for conflict in cls.conflicts:
                 other = conflict.feature
                 if other in self.classes and other != name:
@@ -441,9 +446,8 @@ class _Resolution:
         owned: dict[str, tuple[Patch, ...]] = {}
         replaced: dict[str, list[str]] = {}
         for name in active:
-            patches = self.index.classes[name].patches
-            owned[name] = tuple(replace(patch, owner=name) for patch in patches)
-            for patch in patches:
+            owned[name] = self.index.patches[name]
+            for patch in owned[name]:
                 if patch.kind == "replace":
                     replaced.setdefault(patch.target, []).append(name)
                 bad = unmet(patch.versions, self.platform, self.versions) if patch.versions else None
@@ -475,13 +479,7 @@ class _Resolution:
     def _order(self, active: Sequence[str]) -> list[str]:
         """Dependencies first; among what is free to go next, by family and name."""
         present = set(active)
-        before: dict[str, list[str]] = {}
-        for name in active:
-            cls = self.index.classes[name]
-            wanted: set[str] = set(cls.after)
-            for requirement in cls.requires:
-                wanted.update((requirement.feature, *requirement.any_of))
-            before[name] = sorted((wanted & present) - {name})
+        before = {name: sorted(self.index.before[name] & present) for name in active}
         missing = {name: len(befores) for name, befores in before.items()}
         followers: dict[str, list[str]] = {}
         for name, befores in before.items():

@@ -112,7 +112,9 @@ def test_a_requirement_on_any_of_several_is_satisfied_by_one_and_orders_it_first
     ],
 )
 def test_a_requirement_on_a_flag_looks_at_its_value(requirement, good, bad):
-    sizes = feature("sizes", flags=(Flag("--sizes"), Flag("--depth", type=int), Flag("--no-bias", inverts="bias")))
+    sizes = feature(
+        "sizes", flags=(Flag("--sizes"), Flag("--depth", type=int), Flag("--no-bias", inverts="bias"))
+    )
     a = feature("a", requires=(requirement,))
     assert "a" in plan(f"--a {good}", a, sizes)
     problem = only(f"--a {bad}", a, sizes)
@@ -209,7 +211,9 @@ def test_installed_versions_are_asked_of_the_environment_by_default():
     registry = Registry.of((feature("a", packages=("pluggy>=1", "no-such-dist-anywhere")),))
     with pytest.raises(PlanError) as caught:
         resolve(registry, Namespace(a=True), platform="cpu", host="")
-    assert [p.reason for p in caught.value.problems] == ["needs no-such-dist-anywhere, which is not installed"]
+    assert [p.reason for p in caught.value.problems] == [
+        "needs no-such-dist-anywhere, which is not installed"
+    ]
 
 
 def test_two_features_on_one_slot_are_one_problem_naming_all():
@@ -266,7 +270,9 @@ def test_two_features_that_replace_one_stage_are_a_problem():
 
 
 def test_any_number_of_features_may_wrap_a_stage_that_one_replaces():
-    made = plan("--a --b --c", feature("a", **replacing()), feature("b", **wrapping()), feature("c", **wrapping()))
+    made = plan(
+        "--a --b --c", feature("a", **replacing()), feature("b", **wrapping()), feature("c", **wrapping())
+    )
     assert len(made.names) == 3
 
 
@@ -317,7 +323,11 @@ def test_all_problems_are_reported_at_once():
         feature("c", slots=("mlp",)),
         feature("d", platforms=("npu",)),
     )
-    assert [p.code for p in problems("--a --b --c --d", *declared)] == ["E-PLATFORM", "E-MISSING-PLUGIN", "E-SLOT"]
+    assert [p.code for p in problems("--a --b --c --d", *declared)] == [
+        "E-PLATFORM",
+        "E-MISSING-PLUGIN",
+        "E-SLOT",
+    ]
 
 
 def test_a_feature_that_cannot_be_active_causes_no_further_problems():
@@ -339,9 +349,7 @@ def test_a_plan_holds_the_arguments_of_active_features_only():
 
 
 def test_the_digest_changes_with_a_value_and_not_with_a_value_of_one_rank():
-    a = feature(
-        "a", flags=(Flag("--a"), Flag("--size", type=int), Flag("--cache", type=str, per_rank=True))
-    )
+    a = feature("a", flags=(Flag("--a"), Flag("--size", type=int), Flag("--cache", type=str, per_rank=True)))
     assert plan("--a --size 1", a).digest != plan("--a --size 2", a).digest
     assert plan("--a --cache /x", a).digest == plan("--a --cache /y", a).digest
 
@@ -359,7 +367,11 @@ def test_the_digest_is_the_same_in_every_process():
     )
     seen = {
         subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONHASHSEED": seed}, check=True
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            env={"PYTHONHASHSEED": seed},
+            check=True,
         ).stdout
         for seed in ("1", "2")
     }
@@ -437,7 +449,7 @@ def crowd(count, rng):
     return declared, Namespace(**{name: True for name in names})
 
 
-@pytest.mark.parametrize(("count", "limit"), [(500, 0.05), (60, 0.004)])
+@pytest.mark.parametrize(("count", "limit"), [(500, 0.05), (60, 0.002)])
 def test_resolving_is_fast_enough_for_a_search(count, limit):
     declared, args = crowd(count, random.Random(0))
     registry = Registry.of(declared)

@@ -1,0 +1,131 @@
+"""Four processes that compare themselves over a store; run as a program by the tests of the cross-rank check.
+
+torch is imported once and the ranks are forked, so that a world costs a fraction of a second. Prints one JSON
+object: per scenario the exit status of each rank and what was printed.
+"""
+
+import json
+import os
+import socket
+import sys
+import tempfile
+from datetime import timedelta
+from types import SimpleNamespace
+
+import torch.distributed as dist
+
+from mindspeed_core.feature import Feature, Flag, HostDeclaration
+from mindspeed_core.ranks import agreed, check_ranks, rank_facts
+from mindspeed_core.registry import Registry
+from mindspeed_core.resolver import resolve
+
+WORLD = 4
+
+
+class Ring(Feature):
+    name, family, summary = "ring", "demo", "a demonstration"
+    flags = (Flag("--ring"), Flag("--cache", type=str, per_rank=True))
+
+
+def no_flags():
+    return ()
+
+
+HOST = HostDeclaration("empty", "a host", flags=f"{__name__}:no_flags", stages=())
+
+
+def session(version="1.0", **arguments):
+    registry = Registry.of_distributions({"demo-plugin": (version, (Ring,)), "demo-host": ("1", (HOST,))})
+    args = SimpleNamespace(**{"ring": True, "cache": None, "rank": 0, "lr": 0.1, **arguments})
+    return SimpleNamespace(
+        args=args,
+        registry=registry,
+        plan=resolve(registry, args, platform="cpu", host="empty"),
+        platform=SimpleNamespace(distributions=("torch_npu",)),
+        host=HOST,
+    )
+
+
+def equal(rank):
+    return session(rank=rank, cache=f"/node{rank}")
+
+
+def other_version(rank):
+    return session("1.1" if rank == 2 else "1.0")
+
+
+def other_version_on_rank_zero(rank):
+    return session("1.1" if rank == 0 else "1.0")
+
+
+def other_arguments(rank):
+    return session(lr=0.2 if rank in (1, 3) else 0.1, ring=rank != 3)
+
+
+SESSIONS = {f.__name__: f for f in (equal, other_version, other_version_on_rank_zero, other_arguments)}
+
+
+def compare(store, rank, scenario):
+    facts = rank_facts(SESSIONS[scenario](rank))
+    before = store.timeout
+    same = agreed(dist.PrefixStore(scenario, store), rank, WORLD, facts, timedelta(seconds=20))
+    assert store.timeout == before
+    return 0 if same else 1
+
+
+def silent(store, rank, scenario):
+    if rank == 3:
+        return 7
+    facts = {"plan": "one"}
+    same = agreed(dist.PrefixStore(scenario, store), rank, WORLD, facts, timedelta(seconds=1))
+    return 0 if same else 1
+
+
+def whole(store, rank, scenario):
+    """The check as a host calls it, twice, over the default store of an initialised process group."""
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
+    info = SimpleNamespace(rank=rank, world_size=WORLD)
+    check_ranks(session(), info)
+    skipped = other_version(rank)
+    skipped.args.no_cross_rank_check = True
+    check_ranks(skipped, info)
+    check_ranks(other_version(rank), info)
+    return 0
+
+
+def run(scenario, function):
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    with tempfile.TemporaryFile() as printed:
+        children = [fork(scenario, function, rank, port, listener, printed) for rank in range(WORLD)]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        listener.close()
+        printed.seek(0)
+        return {"codes": codes, "printed": printed.read().decode()}
+
+
+def fork(scenario, function, rank, port, listener, printed):
+    child = os.fork()
+    if child:
+        return child
+    code = 99
+    try:
+        os.dup2(printed.fileno(), 2)
+        master = {"is_master": True, "master_listen_fd": listener.detach()} if rank == 0 else {}
+        store = dist.TCPStore(
+            "127.0.0.1", port, WORLD, timeout=timedelta(seconds=30), wait_for_workers=False, **master
+        )
+        code = function(store, rank, scenario)
+    except SystemExit as stop:
+        code = stop.code
+    except BaseException as error:
+        print(f"rank {rank}: {error!r}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    results = {name: run(name, compare) for name in SESSIONS}
+    results["silent"] = run("silent", silent)
+    results["whole"] = run("whole", whole)
+    print(json.dumps(results))
