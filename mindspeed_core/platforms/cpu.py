@@ -31,8 +31,8 @@ _FACTORIES = (
 _TENSOR_FACTORIES = "new_empty new_zeros new_ones new_full new_tensor new_empty_strided"
 _CALLS = {
     "torch.cuda": (
-        "is_available device_count current_device set_device synchronize _lazy_init _lazy_call current_stream "
-        "default_stream stream set_stream utilization temperature power_draw clock_rate"
+        "is_available device_count current_device set_device synchronize _lazy_init _lazy_call "
+        "current_stream default_stream stream set_stream utilization temperature power_draw clock_rate"
     ),
     "torch.cuda.graphs": "is_current_stream_capturing",
     "torch.cuda.nvtx": "range_push range_pop mark",
@@ -83,7 +83,7 @@ class CpuPlatform(Platform):
     """The processor, with gloo.
 
     The device's random generator is the processor's default one: what is seeded, forked and restored as "cuda
-    state" is what dropout draws from. ``torch.compile`` is held in eager mode while the session is open, since
+    state" is what dropout draws from. ``torch.compile`` is held in eager mode while the session is open:
     compiling for a processor takes minutes and changes bits.
     """
 

@@ -1,7 +1,7 @@
 """Streams and events of a machine that executes in program order: nothing to order, every wait is over.
 
-The classes answer every method that code written for device streams calls. Shared by the base platform and the
-emulation of ``torch.cuda`` on the cpu platform.
+The classes answer every method that code written for device streams calls. Shared by the base platform and
+the emulation of ``torch.cuda`` on the cpu platform.
 """
 
 from __future__ import annotations
