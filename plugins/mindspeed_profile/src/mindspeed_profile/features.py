@@ -1,0 +1,210 @@
+"""Declaration of the profiler: its flags, what they need, its proof. No torch."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mindspeed_core.errors import ArgumentError
+from mindspeed_core.feature import Feature, Flag, Scenario, Slot, hookimpl
+from mindspeed_profile.options import LEVELS, ProfileOptions, problems
+from mindspeed_profile.recorder import StepRecorder
+
+logger = logging.getLogger(__name__)
+
+_PROOF = (
+    "--profile",
+    *("--profile-step-start", "1"),
+    *("--profile-step-end", "2"),
+    *("--profile-ranks", "-1"),
+    *("--profile-level", "level1"),
+    "--profile-with-cpu",
+    "--profile-with-memory",
+    "--profile-record-shapes",
+    *("--profile-save-path", str(Path(tempfile.gettempdir()) / "mindspeed-profile-proof")),
+)
+
+
+class Profile(Feature):
+    """Records chosen steps on chosen ranks."""
+
+    name = "profile"
+    family = "profile"
+    summary = "Trace of chosen steps on chosen ranks, with torch's profiler or torch_npu's"
+    level = 2
+    flags = (
+        Flag("--profile", help="Record a trace of some steps."),
+        Flag("--profile-step-start", type=int, default=10, help="First recorded step, counted from 0."),
+        Flag("--profile-step-end", type=int, default=12, help="First step that is no longer recorded."),
+        Flag(
+            "--profile-level",
+            type=str,
+            default="level0",
+            choices=LEVELS,
+            help="level0: operators and kernels; level1: also the stages of a step; level2: also modules.",
+        ),
+        Flag("--profile-with-cpu", help="Record host operators too."),
+        Flag("--profile-with-stack", help="Record Python stacks; needs --profile-with-cpu."),
+        Flag("--profile-with-memory", help="Record allocations; needs --profile-with-cpu."),
+        Flag("--profile-record-shapes", help="Record the shapes of operator inputs."),
+        Flag(
+            "--profile-save-path",
+            type=str,
+            default="./profile_dir",
+            per_rank=True,
+            help="Folder that receives one trace per recorded rank.",
+        ),
+        Flag(
+            "--profile-ranks",
+            type=int,
+            nargs="+",
+            default=(0,),
+            metavar="RANK",
+            help="Recorded ranks; -1 for all.",
+        ),
+    )
+    slots = ("profiler",)
+    packages = ("torch_npu>=2.6; platform == 'npu'",)
+    docs = "mindspeed_profile:docs/profile.md"
+    affects_checkpoint = False
+    deterministic = True
+    verify = (
+        Scenario("single", flags=_PROOF, tolerance=0.0),
+        Scenario(
+            "tp2-sp",
+            flags=("--tensor-model-parallel-size", "2", "--sequence-parallel", *_PROOF),
+            baseline=("--tensor-model-parallel-size", "2", "--sequence-parallel"),
+            world_size=2,
+            tolerance=0.0,
+        ),
+        Scenario(
+            "pp2",
+            flags=("--pipeline-model-parallel-size", "2", *_PROOF),
+            baseline=("--pipeline-model-parallel-size", "2"),
+            world_size=2,
+            tolerance=0.0,
+        ),
+    )
+
+    _recorder: StepRecorder | None = None
+    _rank_is_recorded = True
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Check the flags against each other."""
+        return problems(ProfileOptions.of(args))
+
+    @hookimpl(wrapper=True)
+    def validate_arguments(self) -> Generator[None, Any, Any]:
+        """Check the ranks against the world, and the steps against the run."""
+        args = yield
+        options = ProfileOptions.of(args)
+        outside = options.outside(args.world_size)
+        if outside:
+            raise ArgumentError(
+                "--profile-ranks",
+                " ".join(map(str, options.ranks)),
+                f"rank {outside[0]} is outside the world of {args.world_size}",
+                f"name ranks from 0 to {args.world_size - 1}, or -1 for all",
+            )
+        iterations = getattr(args, "train_iters", None)
+        if iterations is not None and options.end > iterations:
+            logger.warning(
+                "--profile-step-end %d lies behind the last step: the trace ends with --train-iters %d",
+                options.end,
+                iterations,
+            )
+        return args
+
+    @hookimpl(wrapper=True)
+    def start_run(self, run: Any) -> Generator[None, Any, Any]:
+        """Say so when a resumed run begins behind the steps to record."""
+        end = run.args.profile_step_end
+        if run.iteration >= end:
+            logger.warning(
+                "--profile-step-end %d: the run starts at step %d, nothing will be recorded",
+                end,
+                run.iteration,
+            )
+        return (yield)
+
+    @hookimpl(wrapper=True)
+    def train_step(self, session: Any, run: Any) -> Generator[None, Any, Any]:
+        """Record the step when it is one of the chosen."""
+        if self._recorder is None:
+            if not self._rank_is_recorded:
+                return (yield)
+            self._recorder = self._prepare(session, run)
+            if self._recorder is None:
+                return (yield)
+        recorder, iteration = self._recorder, run.iteration
+        recorder.before_step(iteration)
+        try:
+            with self._range("step", iteration):
+                result = yield
+        except BaseException:
+            recorder.close()
+            raise
+        recorder.after_step(iteration)
+        return result
+
+    @hookimpl(wrapper=True)
+    def forward_step(self, run: Any) -> Generator[None, Any, Any]:
+        """Name the forward pass of each micro-batch in the trace."""
+        with self._stage_range(f"mb{run.context.microbatch}.fwd", run):
+            return (yield)
+
+    @hookimpl(wrapper=True)
+    def finalize_gradients(self, run: Any) -> Generator[None, Any, Any]:
+        """Name the end of the gradients in the trace."""
+        with self._stage_range("finalize_gradients", run):
+            return (yield)
+
+    @hookimpl(wrapper=True)
+    def optimizer_step(self, run: Any) -> Generator[None, Any, Any]:
+        """Name the update in the trace."""
+        with self._stage_range("optimizer_step", run):
+            return (yield)
+
+    @hookimpl(wrapper=True)
+    def finish_run(self) -> Generator[None, Any, Any]:
+        """Write what was recorded when the run ends within the chosen steps."""
+        try:
+            if self._recorder is not None:
+                self._recorder.close()
+        finally:
+            result = yield
+        return result
+
+    def _prepare(self, session: Any, run: Any) -> StepRecorder | None:
+        options = ProfileOptions.of(run.args)
+        self._rank_is_recorded = options.records(run.dist.rank)
+        if not self._rank_is_recorded:
+            return None
+        from mindspeed_profile.backends import make_profiler
+
+        make = partial(make_profiler, options, session.platform.device_type, run.dist.rank)
+        return StepRecorder(options, make)
+
+    def _stage_range(self, name: str, run: Any) -> AbstractContextManager[Any]:
+        if self._recorder is None or self._recorder.options.level < 1:
+            return nullcontext()
+        return self._range(name, run.iteration)
+
+    def _range(self, name: str, iteration: int) -> AbstractContextManager[Any]:
+        if self._recorder is None or not self._recorder.recording(iteration):
+            return nullcontext()
+        from torch.profiler import record_function
+
+        return record_function(name)
+
+
+DECLARATIONS = (
+    Slot("profiler", "who records a trace of the run"),
+    Profile,
+)

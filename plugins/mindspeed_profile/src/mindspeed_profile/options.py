@@ -1,0 +1,89 @@
+"""What the profiling flags mean, as data, and what is wrong with them. No torch: planning reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LEVELS = ("level0", "level1", "level2")
+ALL_RANKS = -1
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """The flags of one run.
+
+    Attributes:
+        start: first recorded step, counted from 0 over the whole training, resumed runs included.
+        end: first step that is no longer recorded.
+        level: 0 device work, 1 also the stages of a step, 2 also the modules.
+        cpu: record host operators.
+        stack: record the Python stack of each operator.
+        memory: record allocations.
+        shapes: record the shapes of each operator's inputs.
+        path: folder of the traces.
+        ranks: recorded ranks; -1 among them stands for all.
+    """
+
+    start: int
+    end: int
+    level: int
+    cpu: bool
+    stack: bool
+    memory: bool
+    shapes: bool
+    path: Path
+    ranks: tuple[int, ...]
+
+    @classmethod
+    def of(cls, args: Any) -> ProfileOptions:
+        """Read the parsed arguments."""
+        return cls(
+            start=args.profile_step_start,
+            end=args.profile_step_end,
+            level=LEVELS.index(args.profile_level),
+            cpu=args.profile_with_cpu,
+            stack=args.profile_with_stack,
+            memory=args.profile_with_memory,
+            shapes=args.profile_record_shapes,
+            path=Path(args.profile_save_path),
+            ranks=tuple(args.profile_ranks),
+        )
+
+    def records(self, rank: int) -> bool:
+        """Whether a rank is recorded."""
+        return ALL_RANKS in self.ranks or rank in self.ranks
+
+    def outside(self, world_size: int) -> tuple[int, ...]:
+        """The ranks that do not exist in a world of this size."""
+        return tuple(rank for rank in self.ranks if rank >= world_size)
+
+
+def problems(options: ProfileOptions) -> Sequence[str]:
+    """What is wrong with the flags, one sentence each."""
+    found = []
+    if options.start < 0:
+        found.append(f"--profile-step-start {options.start}: steps are counted from 0")
+    if options.end <= options.start:
+        found.append(
+            f"--profile-step-end {options.end} must be above --profile-step-start {options.start}: the steps "
+            "from start up to, but not including, end are recorded"
+        )
+    if options.memory and not options.cpu:
+        found.append(
+            "--profile-with-memory needs --profile-with-cpu: allocations belong to host operators; add "
+            "--profile-with-cpu or drop --profile-with-memory"
+        )
+    if options.stack and not options.cpu:
+        found.append(
+            "--profile-with-stack needs --profile-with-cpu: stacks belong to host operators; add "
+            "--profile-with-cpu or drop --profile-with-stack"
+        )
+    if not options.ranks:
+        found.append("--profile-ranks names no rank; name some, or -1 for all")
+    negative = [rank for rank in options.ranks if rank < ALL_RANKS]
+    if negative:
+        found.append(f"--profile-ranks {negative[0]}: a rank is 0 or above, or -1 for all")
+    return found

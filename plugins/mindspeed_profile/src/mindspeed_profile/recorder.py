@@ -1,0 +1,82 @@
+"""Follows the steps of a run and turns the profiler on and off at the right ones.
+
+A profiler is stopped exactly once whatever happens: a trace that was begun is written even when the run ends
+or fails within the recorded steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from mindspeed_profile.options import ProfileOptions
+
+
+class Profiler(Protocol):
+    """What `torch.profiler.profile` and its NPU counterpart have in common."""
+
+    def start(self) -> Any:
+        """Begin."""
+
+    def step(self) -> Any:
+        """A step has ended."""
+
+    def stop(self) -> Any:
+        """End; a recorded trace is written."""
+
+
+class StepRecorder:
+    """Records steps ``[start, end)``, with one step before them to warm the profiler up where there is one.
+
+    Attributes:
+        options: the flags.
+    """
+
+    def __init__(self, options: ProfileOptions, make: Callable[[int, int, int], Profiler]) -> None:
+        """Nothing starts before `before_step`.
+
+        Args:
+            options: the flags.
+            make: builds the profiler from the number of warm-up steps, and the first step that is recorded
+                and the first that no longer is.
+        """
+        self.options = options
+        self._make = make
+        self._profiler: Profiler | None = None
+        self._recorded_from = -1
+
+    @property
+    def profiler(self) -> Profiler | None:
+        """The running profiler, None while none runs."""
+        return self._profiler
+
+    def recording(self, iteration: int) -> bool:
+        """Whether the step is being recorded, rather than warmed up for or passed over."""
+        return self._profiler is not None and iteration >= self._recorded_from
+
+    def before_step(self, iteration: int) -> None:
+        """Start the profiler when the step is the first that concerns it.
+
+        Args:
+            iteration: the step that is about to run, counted from 0 over the whole training.
+        """
+        start, end = self.options.start, self.options.end
+        if self._profiler is not None or not start - 1 <= iteration < end:
+            return
+        self._recorded_from = max(start, iteration)
+        self._profiler = self._make(self._recorded_from - iteration, self._recorded_from, end)
+        self._profiler.start()
+
+    def after_step(self, iteration: int) -> None:
+        """Tell the profiler that a step has ended, and stop it after the last one."""
+        if self._profiler is None:
+            return
+        self._profiler.step()
+        if iteration + 1 >= self.options.end:
+            self.close()
+
+    def close(self) -> None:
+        """Stop the profiler if it runs; what was recorded so far is written."""
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None:
+            profiler.stop()

@@ -1,0 +1,142 @@
+"""The declaration, the refusals, and the traces of real trainings."""
+
+import gzip
+import json
+import subprocess
+import sys
+from importlib.resources import files
+
+import pytest
+from mindspeed_profile.features import DECLARATIONS, Profile
+from mindspeed_profile.recorder import StepRecorder
+
+from mindspeed_core.activation import prepare
+from mindspeed_core.feature import check_feature
+from mindspeed_core.plan import PlanError
+from mindspeed_core.registry import Registry
+from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_core.testing.scenarios import scenario_parameters
+from mindspeed_core.testing.training import train_side
+from mindspeed_core.testing.verify import verify
+from mindspeed_core.testing.worlds import WorldError
+
+
+def test_the_declaration_is_sound():
+    assert check_feature(Profile) == []
+
+
+def test_every_flag_is_on_the_page():
+    package, _, path = Profile.docs.partition(":")
+    page = files(package).joinpath(path).read_text(encoding="utf-8")
+    assert [flag.name for flag in Profile.flags if f"`{flag.name}`" not in page] == []
+
+
+def test_the_declaration_imports_neither_torch_nor_megatron():
+    code = "import sys, mindspeed_profile.features; print({'torch', 'megatron', 'numpy'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+def plan(*flags):
+    registry = Registry.of(DECLARATIONS, "mindspeed-profile")
+    return prepare(training_flags(flags, 1), platform="cpu", registry=registry).plan
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--profile-step-start", "5", "--profile-step-end", "5"], "must be above --profile-step-start 5"),
+        (["--profile-step-start", "-1"], "counted from 0"),
+        (["--profile-with-memory"], "--profile-with-memory needs --profile-with-cpu"),
+        (["--profile-with-stack"], "--profile-with-stack needs --profile-with-cpu"),
+        (["--profile-ranks", "-2"], "a rank is 0 or above"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused(flags, message):
+    with pytest.raises(PlanError, match=message):
+        plan("--profile", *flags)
+
+
+def test_nothing_is_active_without_the_flag():
+    assert plan("--profile-step-start", "3").names == ()
+
+
+def trace(path):
+    with gzip.open(path) as file:
+        return json.load(file)
+
+
+def test_only_the_chosen_rank_writes_a_trace_of_exactly_the_chosen_steps(tmp_path):
+    flags = ("--profile", *("--profile-step-start", "2"), *("--profile-step-end", "4"))
+    level = ("--profile-level", "level1", "--profile-with-cpu")
+    where = ("--profile-ranks", "1", "--profile-save-path", str(tmp_path))
+    train_side((*flags, *level, *where), 2, 5)
+    (path,) = tmp_path.iterdir()
+    assert path.name == "rank00001_steps2-4.pt.trace.json.gz"
+    content = trace(path)
+    assert content["distributedInfo"]["rank"] == 1
+    names = [event["name"] for event in content["traceEvents"] if event.get("cat") == "user_annotation"]
+    assert names.count("step") == 2
+    assert names.count("mb0.fwd") == names.count("optimizer_step") == names.count("finalize_gradients") == 2
+
+
+def test_a_rank_outside_the_world_is_refused():
+    with pytest.raises(WorldError, match=r"--profile-ranks '0 3': rank 3 is outside the world of 1"):
+        train_side(("--profile", "--profile-ranks", "0", "3"), 1, 1)
+
+
+class StoppedProfiler:
+    def __init__(self):
+        self.stops = 0
+
+    def start(self):
+        pass
+
+    def step(self):
+        pass
+
+    def stop(self):
+        self.stops += 1
+
+
+class Platform:
+    device_type = "cpu"
+
+
+class Bare:
+    """An object with the attributes it is given."""
+
+    def __init__(self, **values):
+        vars(self).update(values)
+
+
+@pytest.fixture
+def recording(monkeypatch):
+    """A feature in the middle of its recorded steps, and its profiler."""
+    profiler = StoppedProfiler()
+    feature = Profile()
+    options = Bare(start=0, end=9, level=0)
+    feature._recorder = StepRecorder(options, lambda *asked: profiler)
+    feature._recorder.before_step(0)
+    return feature, profiler
+
+
+def test_a_run_that_ends_within_the_steps_stops_the_profiler(recording):
+    feature, profiler = recording
+    ending = feature.finish_run()
+    next(ending)
+    assert profiler.stops == 1
+
+
+def test_a_step_that_fails_stops_the_profiler(recording):
+    feature, profiler = recording
+    step = feature.train_step(session=Bare(platform=Platform()), run=Bare(iteration=1))
+    next(step)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        step.throw(RuntimeError("out of memory"))
+    assert profiler.stops == 1
+
+
+@pytest.mark.parametrize(("feature", "scenario"), scenario_parameters(DECLARATIONS, platform="cpu"))
+def test_scenarios(feature, scenario):
+    verdict = verify(feature, scenario, platform="cpu")
+    assert verdict.passed, str(verdict)
