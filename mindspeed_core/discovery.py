@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
 from pathlib import PurePath
 from typing import Any
 
@@ -89,11 +89,57 @@ def sources(group: str) -> list[Source]:
     by the copy that comes first, which is the one Python imports.
     """
     found: dict[tuple[str, str], Source] = {}
-    for entry in entry_points(group=group):
+    for entry in _entries(group)[0]:
         dist, version = _distribution(entry)
         key = (entry.name, dist.lower().replace("_", "-"))
         found.setdefault(key, Source(dist, version, entry.name, entry.value, entry))
     return [found[key] for key in sorted(found)]
+
+
+def damaged() -> list[BrokenPlugin]:
+    """Distributions whose list of entry points cannot be read; usually none."""
+    return _entries(FEATURES)[1]
+
+
+def _entries(group: str) -> tuple[list[EntryPoint], list[BrokenPlugin]]:
+    """The entry points of a group, and the distributions that keep theirs from being read."""
+    try:
+        return list(entry_points(group=group)), []
+    except Exception:
+        # One unreadable file fails the whole query: ask distribution by distribution to find whose it is.
+        return _entries_one_by_one(group)
+
+
+def _entries_one_by_one(group: str) -> tuple[list[EntryPoint], list[BrokenPlugin]]:
+    found: list[EntryPoint] = []
+    failed: list[BrokenPlugin] = []
+    seen: set[str] = set()
+    for distribution in distributions():
+        name = _name(distribution)
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            found += [entry for entry in distribution.entry_points if entry.group == group]
+        except Exception as error:
+            failed.append(
+                BrokenPlugin(
+                    dist=name,
+                    version="unknown",
+                    entry_point="entry_points.txt",
+                    feature="",
+                    error=f"its entry points cannot be read: {describe(error)}",
+                    remedy=f"pip install --force-reinstall {name}",
+                )
+            )
+    return found, failed
+
+
+def _name(distribution: Distribution) -> str:
+    try:
+        return str(distribution.metadata["Name"]).lower().replace("_", "-")
+    except Exception:
+        return f"unreadable distribution {id(distribution)}"
 
 
 def _distribution(entry: EntryPoint) -> tuple[str, str]:

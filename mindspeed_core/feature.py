@@ -406,6 +406,9 @@ class Feature:
             return False
         first = cls.flags[0]
         value = getattr(args, first.dest, first.default)
+        # The host's own choices of a flag that a feature extends do not ask for the feature.
+        if first.choices and first.nargs is None and value not in first.choices:
+            return False
         return bool(value) != bool(first.default) if first.is_switch else bool(value) and value != first.default
 
     @classmethod

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -305,7 +306,7 @@ class FlagSet:
                 continue
             done.add(dest)
             value = getattr(namespace, dest, None)
-            if value is not None and value != self._defaults[dest]:
+            if value is not None and _differ(value, self._defaults[dest]):
                 self._take_value(entry, entry.flag.name, value, False, given, problems)
         return self._finish(given, problems, False)
 
@@ -356,7 +357,11 @@ class FlagSet:
         if flag.nargs is None or flag.nargs == "?":
             values = [value]
         elif isinstance(value, str):
-            values = value.split()
+            try:
+                values = shlex.split(value)
+            except ValueError as error:
+                problems.append(_bad(option, value, str(error)))
+                return
         elif isinstance(value, Iterable):
             values = list(value)
         else:
@@ -399,9 +404,14 @@ class FlagSet:
     def _bad_choice(self, entry: FlagEntry, option: str, value: Any, result: Any) -> Problem:
         broken = self._registry.broken_flags.get(option) if self._registry is not None else None
         choices = [str(choice) for choice in entry.flag.choices]
+        from mindspeed_core.known_flags import choice_owners
+
         close = get_close_matches(str(result)[:_SHOWN], choices, n=1, cutoff=0.7)
         reason = f"not one of {', '.join(choices)}"
         remedy = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(choices)}"
+        owner = choice_owners().get(f"{entry.flag.name} {result}") if isinstance(result, str) else None
+        if owner is not None:
+            remedy = f"pip install {owner}, which adds it"
         if broken is not None:
             remedy += f"; if the value belongs to {broken.feature}: {broken}"
         return _bad(option, value, reason, remedy)
@@ -571,6 +581,14 @@ def flag_set(registry: Registry, host: str = "standalone") -> FlagSet:
     return flags
 
 
+def _differ(value: Any, default: Any) -> bool:
+    try:
+        return bool(value != default)
+    except Exception:
+        # Arrays have no single truth value; whatever cannot be compared was not left at its default.
+        return True
+
+
 def _is_option(token: str) -> bool:
     if len(token) < 2 or token[0] != "-" or _NEGATIVE.match(token):
         return False
@@ -703,7 +721,9 @@ def _help(entry: FlagEntry) -> str:
     flag = entry.flag
     parts = [flag.help or "-"]
     if not flag.is_switch and flag.default not in (None, ""):
-        parts.append(f"(default: {flag.default})")
+        several = isinstance(flag.default, (list, tuple))
+        shown = " ".join(map(str, flag.default)) if several else flag.default
+        parts.append(f"(default: {shown})")
     if flag.choices and _placeholder(flag) == "CHOICE":
         parts.append(f"(one of: {', '.join(str(choice) for choice in flag.choices)})")
     parts += entry.notes

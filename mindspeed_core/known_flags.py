@@ -17,13 +17,18 @@ def _table() -> Mapping[str, Mapping[str, str]]:
     table = json.loads(Path(__file__).with_name("known_flags.json").read_text(encoding="utf-8"))
     return {
         kind: {name: dist for dist, names in table[kind].items() for name in names}
-        for kind in ("flags", "features")
+        for kind in ("flags", "features", "choices")
     }
 
 
 def flag_owners() -> Mapping[str, str]:
     """The distribution that ships each announced flag, by option string."""
     return _table()["flags"]
+
+
+def choice_owners() -> Mapping[str, str]:
+    """The distribution that adds a value to another owner's flag, by ``"--flag value"``."""
+    return _table()["choices"]
 
 
 def feature_owners() -> Mapping[str, str]:

@@ -23,6 +23,7 @@ from mindspeed_core.discovery import (
     BrokenPlugin,
     Source,
     broken,
+    damaged,
     describe,
     sources,
 )
@@ -147,7 +148,7 @@ class Registry:
     def discover(cls) -> Registry:
         """Read the entry points of everything that is installed, and load declarations."""
         declared: list[tuple[Source, list[Any]]] = []
-        failed: list[BrokenPlugin] = []
+        failed = damaged()
         for source in sources(FEATURES):
             try:
                 declared.append((source, _iterate(source.load())))

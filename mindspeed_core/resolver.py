@@ -136,7 +136,8 @@ class _Resolution:
         self.host = host
         self.mode = mode
         self.versions = versions
-        self.level = int(getattr(args, "optimization_level", 2))
+        level = getattr(args, "optimization_level", None)
+        self.level = 2 if level is None else int(level)
         self.why: dict[str, str] = {}
         self.held: dict[str, HeldBack] = {}
         self.failed: set[str] = set()

@@ -87,6 +87,11 @@ ANNOUNCED_FLAGS = {
         --max-new-tokens --ds-inference --variable-seq-lengths""",
 }
 
+ANNOUNCED_CHOICES = {
+    "mindspeed-kernels": ("--position-embedding-type alibi",),
+    "mindspeed-optim": ("--optimizer cadam", "--optimizer muon", "--optimizer dist_muon"),
+}
+
 ANNOUNCED_FEATURES = {
     "mindspeed-cp": """cp-core cp-ulysses cp-ring cp-double-ring cp-hybrid cp-kvallgather cp-kv-cache
         cp-adaptive cp-hybrid-adaptive cp-eod-reset cp-alibi cp-mask""",
@@ -129,7 +134,8 @@ def table() -> dict[str, dict[str, list[str]]]:
     # What the host defines is there without any plugin.
     always = _host_flags()
     flags = {flag: dist for flag, dist in flags.items() if flag not in always}
-    return {"features": _by_dist(features), "flags": _by_dist(flags)}
+    choices = {dist: sorted(values) for dist, values in ANNOUNCED_CHOICES.items()}
+    return {"choices": choices, "features": _by_dist(features), "flags": _by_dist(flags)}
 
 
 def _host_flags() -> set[str]:

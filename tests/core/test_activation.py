@@ -2,6 +2,7 @@
 
 import sys
 from argparse import Namespace
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -129,9 +130,6 @@ TOKEN = st.one_of(
 @settings(max_examples=1000, deadline=None)
 @given(st.lists(TOKEN, max_size=6))
 def test_a_command_line_gives_a_plan_or_a_plan_error(tokens):
-    try:
+    with suppress(PlanError):
         plan, _ = plan_for(tokens, **HERE)
-    except PlanError as error:
-        assert error.problems
-    else:
         assert len(plan.digest) == 64

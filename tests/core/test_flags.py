@@ -184,6 +184,10 @@ def test_a_type_of_the_features_own_says_why_it_refuses():
     assert "3 is odd" in problem.reason
 
 
+def test_a_choice_of_an_announced_package_names_the_package():
+    assert only(parse("--optimizer cadam")).remedy == "pip install mindspeed-optim, which adds it"
+
+
 def test_a_misspelled_choice_gets_a_suggestion():
     assert "did you mean adam?" in only(parse("--optimizer adan")).remedy
 
@@ -269,6 +273,11 @@ def test_a_dictionary_takes_names_with_and_without_dashes(key):
 def test_a_dictionary_takes_values_and_their_text():
     args = flags_with().parse_mapping({"lr": "1e-4", "bf16": True, "ranks": [1, 2], "pair": "3 4"}).args
     assert (args.lr, args.bf16, args.ranks, args.pair) == (1e-4, True, [1, 2], [3, 4])
+
+
+def test_text_for_several_values_is_split_as_a_shell_does():
+    assert flags_with().parse_mapping({"data_path": "'a b' c"}).args.data_path == ["a b", "c"]
+    assert only(flags_with().parse_mapping({"data_path": "it's"})).code == "E-FLAG-VALUE"
 
 
 def test_a_dictionary_says_off_with_false_and_nothing_with_none():

@@ -272,6 +272,19 @@ def test_two_copies_on_the_path_count_once_and_the_first_wins(tmp_path):
     assert python(code, first, second).strip() == "2.0 []"
 
 
+def test_unreadable_metadata_of_one_distribution_is_its_own_problem(tmp_path):
+    install(tmp_path, "good", PLUGINS["good"])
+    install(tmp_path, "damaged", PLUGINS["good"])
+    entries = tmp_path / "demo_damaged-1.0.dist-info" / "entry_points.txt"
+    entries.write_bytes(b"[mindspeed.features]\nno value\n\xff\xfe")
+    code = """
+        from mindspeed_core.registry import Registry
+        registry = Registry.discover()
+        print("good" in registry.features, *[b.dist for b in registry.broken])
+    """
+    assert python(code, tmp_path).strip() == "True demo-damaged"
+
+
 def test_extensions_load_on_demand_and_a_broken_one_is_left_out(tmp_path):
     install(tmp_path, "planner", "PLANNER = 'zigzag'\n", group="demo.planners", attribute="PLANNER")
     install(tmp_path, "rotten", "raise ValueError('rotten')\n", group="demo.planners", attribute="PLANNER")

@@ -75,6 +75,13 @@ def test_a_dependency_comes_first_and_ties_are_broken_by_family_and_name():
     assert plan("--a --z --y --x", *declared).names == ("x", "y", "z", "a")
 
 
+def test_extending_the_choices_of_a_flag_asks_for_the_feature_with_its_own_values_only():
+    host = feature("host", flags=(Flag("--optimizer", type=str, default="adam", choices=("adam", "sgd")),))
+    lion = feature("lion", flags=(Flag("--optimizer", type=str, choices=("lion",)),))
+    assert "lion" not in plan("--optimizer sgd", host, lion)
+    assert "lion" in plan("--optimizer lion", host, lion)
+
+
 def test_after_orders_only_features_that_are_active():
     a, b = feature("a", after=("b", "absent")), feature("b")
     assert plan("--a --b", a, b).names == ("b", "a")
@@ -408,14 +415,14 @@ def graphs(draw):
 
 
 def outcome(declared, asked, level):
-    args = Namespace(optimization_level=level, **{name: True for name in asked})
+    args = Namespace(optimization_level=level, **dict.fromkeys(asked, True))
     try:
         return resolve(Registry.of(declared), args, platform="cpu", host="", versions={})
     except PlanError as error:
         return error.problems
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(graphs())
 def test_every_plan_keeps_its_promises(graph):
     declared, asked, level, shuffler = graph
@@ -446,7 +453,7 @@ def crowd(count, rng):
         patches = (Patch(f"m:{name}", "m:g", "no other way", versions="megatron-core>=0.15,<0.17"),)
         flags = (Flag(f"--{name}"), Flag(f"--{name}-size", type=int))
         declared.append(feature(name, requires=requires, patches=patches, flags=flags))
-    return declared, Namespace(**{name: True for name in names})
+    return declared, Namespace(**dict.fromkeys(names, True))
 
 
 @pytest.mark.parametrize(("count", "limit"), [(500, 0.05), (60, 0.002)])
