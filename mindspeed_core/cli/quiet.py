@@ -14,6 +14,7 @@ _REPETITIVE = (
     (UserWarning, r"full scope is deprecated"),
     # megatron-core looks at .grad of its own non-leaf main parameters.
     (UserWarning, r"The \.grad attribute of a Tensor that is not a leaf"),
+    (FutureWarning, r"Please use DTensor instead"),
     (FutureWarning, r".*torch\.distributed\.\w+` is deprecated"),
 )
 
