@@ -256,7 +256,9 @@ class Patch:
         if not module or not name:
             raise DeclarationError(f"patch target {self.target!r}: write 'package.module:Qual.name'")
         if self.kind not in ("replace", "wrap", "add"):
-            raise DeclarationError(f"patch {self.target}: kind {self.kind!r} is none of 'replace', 'wrap', 'add'")
+            raise DeclarationError(
+                f"patch {self.target}: kind {self.kind!r} is none of 'replace', 'wrap', 'add'"
+            )
         if not self.reason:
             raise DeclarationError(f"patch {self.target}: a patch states its reason")
         object.__setattr__(self, "also", tuple(self.also))
@@ -409,7 +411,9 @@ class Feature:
         # The host's own choices of a flag that a feature extends do not ask for the feature.
         if first.choices and first.nargs is None and value not in first.choices:
             return False
-        return bool(value) != bool(first.default) if first.is_switch else bool(value) and value != first.default
+        return (
+            bool(value) != bool(first.default) if first.is_switch else bool(value) and value != first.default
+        )
 
     @classmethod
     def presets(cls, args: Any) -> Mapping[str, Any]:
