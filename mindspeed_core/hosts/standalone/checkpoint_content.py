@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib import metadata as distributions
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +118,7 @@ def sharded_state(
     if with_rng:
         state["rng_state"] = _rng_object(run)
     if features:
-        state["features"] = {name: part for name, part in features.items()}
+        state["features"] = dict(features)
     return state
 
 
@@ -138,15 +139,16 @@ def common_state(run: Run) -> dict[str, Any]:
 def _rng_object(run: Run) -> ShardedObject:
     pg = run.pg
     state = [rng_state.capture(run.session.platform)]
-    pipeline, tensor = (pg.pp.size(), pg.tp.size()), (pg.pp.rank(), pg.tp.rank())
-    shape, offset, replica = (pipeline, tensor, pg.dp_cp.rank())
+    groups, replica = [pg.pp, pg.tp], pg.dp_cp.rank()
     if layout(run)["ep"] > 1:
         # Expert-parallel generators differ along the data-parallel ranks.
-        shape, offset, replica = (*shape, pg.dp_cp.size()), (*offset, pg.dp_cp.rank()), 0
+        groups, replica = [*groups, pg.dp_cp], 0
+    shape = tuple(group.size() for group in groups)
+    offset = tuple(group.rank() for group in groups)
     return ShardedObject("rng_state", state, shape, offset, replica_id=replica)
 
 
-def rng_fits(run: Run, saved: Mapping[str, int], *, dp_cp: int | None = None) -> bool:
+def rng_fits(run: Run, saved: Mapping[str, int]) -> bool:
     """Whether the random states of a checkpoint with that layout belong to the ranks of this run."""
     now = layout(run)
     names = ["tp", "pp"]
@@ -166,12 +168,11 @@ def feature_parts(run: Run) -> dict[str, Any]:
         for name, part in contributed.items():
             if name in parts:
                 raise CheckpointError(f"two features contribute checkpoint state under the name {name!r}")
-            prefix = f"features.{name}."
-            parts[name] = _map(part, lambda leaf, prefix=prefix: _prefixed(leaf, prefix))
+            parts[name] = _map(part, partial(_prefixed, f"features.{name}."))
     return parts
 
 
-def _prefixed(leaf: Any, prefix: str) -> Any:
+def _prefixed(prefix: str, leaf: Any) -> Any:
     if isinstance(leaf, (ShardedBase, ShardedTensorFactory)) and hasattr(leaf, "key"):
         # A copy: the feature may hand out the same description again.
         return replace(leaf, key=prefix + leaf.key)
@@ -179,7 +180,7 @@ def _prefixed(leaf: Any, prefix: str) -> Any:
 
 
 def _map(value: Any, function: Callable[[Any], Any]) -> Any:
-    if isinstance(value, dict) or isinstance(value, Mapping):
+    if isinstance(value, Mapping):
         return {key: _map(item, function) for key, item in value.items()}
     if isinstance(value, list):
         return [_map(item, function) for item in value]
@@ -197,8 +198,8 @@ def check_plain(value: Any, path: str = "") -> None:
             owner = where.split(".")
             who = f"feature {owner[1]!r}: " if owner[0] == "features" and len(owner) > 1 else ""
             raise CheckpointError(
-                f"{who}checkpoint state {where or 'as a whole'} is a {type(leaf).__name__}; only tensors, numbers, "
-                "strings, lists, tuples and dictionaries are saved"
+                f"{who}checkpoint state {where or 'as a whole'} is a {type(leaf).__name__}; only tensors, "
+                "numbers, strings, lists, tuples and dictionaries are saved"
             )
 
 

@@ -136,7 +136,7 @@ class _Load:
                 checkpoint_security.check_common(self.path)
             try:
                 # Never torch's advice to switch weights_only off: only the user's own word does that.
-                return torch.load(path, map_location="cpu", weights_only=not trusted)  # type: ignore[no-any-return]
+                return torch.load(path, map_location="cpu", weights_only=not trusted)
             except OSError as error:
                 raise CheckpointError(f"{path}: {publish.explain(error)}") from error
             except Exception as error:
@@ -160,7 +160,8 @@ class _Load:
                 return FileSystemReader(str(self.path)).read_metadata()
             except Exception as error:
                 raise CheckpointError(
-                    f"{path}: cannot be read ({type(error).__name__}: {error}); choose another with --ckpt-step"
+                    f"{path}: cannot be read ({type(error).__name__}: {error}); choose another with "
+                    "--ckpt-step"
                 ) from error
 
         index = together(self.what, read)
@@ -187,8 +188,9 @@ class _Load:
         now = bool(getattr(self.run.args, "use_distributed_optimizer", False))
         if saved != now:
             raise CheckpointError(
-                f"{self.path}: was written {'with' if saved else 'without'} --use-distributed-optimizer, this run "
-                f"is {'with' if now else 'without'}; use the same, or drop the optimizer state with --no-load-optim"
+                f"{self.path}: was written {'with' if saved else 'without'} --use-distributed-optimizer, "
+                f"this run is {'with' if now else 'without'}; use the same, or leave its state with "
+                "--no-load-optim"
             )
 
     def _saved_features(self) -> set[str]:
@@ -259,7 +261,8 @@ class _Load:
         )
         if unused:
             _warn(
-                f"{self.path}: {len(unused)} tensors are not part of this model, first {unused[0]!r}{self._why()}"
+                f"{self.path}: {len(unused)} tensors are not part of this model, first {unused[0]!r}"
+                f"{self._why()}"
             )
 
     def _fill(self, template: dict[str, Any]) -> dict[str, Any]:
@@ -275,7 +278,7 @@ class _Load:
             )
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise CheckpointError(f"{self.path}: a shard cannot be read ({first}){hint}") from error
-        return loaded  # type: ignore[no-any-return]
+        return loaded
 
     def _apply(self, state: dict[str, Any]) -> None:
         run = self.run
@@ -303,8 +306,8 @@ class _Load:
             run.scheduler.load_state_dict(saved)
         except AssertionError as error:
             raise CheckpointError(
-                f"{self.path}: the schedule differs from the flags: {error}; --override-opt-param-scheduler takes "
-                "the flags, --use-checkpoint-opt-param-scheduler the checkpoint"
+                f"{self.path}: the schedule differs from the flags: {error}; --override-opt-param-scheduler "
+                "takes the flags, --use-checkpoint-opt-param-scheduler the checkpoint"
             ) from error
 
     def _info(self, state: Mapping[str, Any]) -> LoadInfo:

@@ -16,11 +16,53 @@ from typing import IO, Any
 
 from mindspeed_core.errors import CheckpointError
 
-_DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64", "bool", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"]
-_STORAGES = (
-    ["Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool", "ComplexFloat", "ComplexDouble", "Untyped"]
-)
-_METADATA = ["Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"]
+_DTYPES = [
+    "float64",
+    "float32",
+    "float16",
+    "bfloat16",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+    "complex64",
+    "complex128",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+]
+_STORAGES = [
+    "Double",
+    "Float",
+    "Half",
+    "BFloat16",
+    "Long",
+    "Int",
+    "Short",
+    "Char",
+    "Byte",
+    "Bool",
+    "ComplexFloat",
+    "ComplexDouble",
+    "Untyped",
+]
+_METADATA = [
+    "Metadata",
+    "TensorStorageMetadata",
+    "BytesStorageMetadata",
+    "ChunkStorageMetadata",
+    "TensorProperties",
+    "MetadataIndex",
+    "StorageMeta",
+    "_MEM_FORMAT_ENCODING",
+]
 
 ALLOWED: frozenset[str] = frozenset(
     {
@@ -90,11 +132,11 @@ def pickle_globals(stream: bytes | IO[bytes]) -> Iterator[str]:
         if name in _STRING:
             recent.append(argument)
         elif name in _FETCH:
-            recent.append(memo.get(int(argument)))
+            recent.append(memo.get(int(argument or 0)))
         elif name == "MEMOIZE":
             memo[len(memo)] = recent[-1] if recent else None
         elif name in _STORE:
-            memo[int(argument)] = recent[-1] if recent else None
+            memo[int(argument or 0)] = recent[-1] if recent else None
         elif name in ("GLOBAL", "INST"):
             module, _, attribute = str(argument).partition(" ")
             yield f"{module}.{attribute}"
@@ -131,8 +173,8 @@ def check_pickle(stream: bytes | IO[bytes], where: str) -> None:
         ) from error
     if unknown is not None:
         raise CheckpointError(
-            f"{where}: refers to {unknown}, which no checkpoint needs; loading it could run foreign code. If you "
-            "trust where it comes from, --trust-checkpoint loads it"
+            f"{where}: refers to {unknown}, which no checkpoint needs; loading it could run foreign code. If "
+            "you trust where it comes from, --trust-checkpoint loads it"
         )
 
 
@@ -140,7 +182,7 @@ def check_archive(stream: IO[bytes], where: str) -> None:
     """Refuse a ``torch.save`` archive whose pickle names a global outside `ALLOWED`.
 
     Raises:
-        CheckpointError: names the file and the symbol; also for archives that are built to be read in two ways.
+        CheckpointError: names the file and the symbol; also for archives that can be read in two ways.
     """
     try:
         archive = zipfile.ZipFile(stream)
@@ -153,7 +195,8 @@ def check_archive(stream: IO[bytes], where: str) -> None:
         raise
     except Exception as error:
         raise CheckpointError(
-            f"{where}: not an archive written by torch.save ({type(error).__name__}: {error}); the file is damaged"
+            f"{where}: not an archive written by torch.save ({type(error).__name__}: {error}); the file is "
+            "damaged"
         ) from error
     check_pickle(content, where)
 

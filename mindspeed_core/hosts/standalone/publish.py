@@ -187,7 +187,7 @@ def clean_stale(save_dir: Path) -> list[Path]:
     A run on another host cannot be asked whether it lives: its directory goes when nothing has touched it for
     a day.
     """
-    removed = []
+    removed: list[Path] = []
     if not save_dir.is_dir():
         return removed
     for path in save_dir.iterdir():
@@ -216,7 +216,7 @@ def _run_id() -> str:
 
 
 def _start_of(pid: int) -> int:
-    """Start time of a process in clock ticks since boot; 0 where the system does not tell, -1 if it is gone."""
+    """Start of a process in clock ticks since boot; 0 where the system does not tell, -1 if gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
@@ -276,8 +276,8 @@ def find(load_dir: Path, step: int | None = None, *, accept_unpublished: bool = 
         return None
     if not published:
         raise CheckpointError(
-            f"--load {load_dir}: {TRACKER} {problem}, and no other complete checkpoint ({MANIFEST} inside) is "
-            "there; if another program wrote them, --verify-checkpoint off accepts directories without manifest"
+            f"--load {load_dir}: {TRACKER} {problem}, and no other complete checkpoint ({MANIFEST} inside) "
+            "is there; if another program wrote them, --verify-checkpoint off accepts directories without one"
         )
     newest = published[-1]
     warning = f"{load_dir / TRACKER} {problem}; loading the newest complete checkpoint, step {newest}"
@@ -321,7 +321,8 @@ def read_manifest(directory: Path) -> Manifest:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["format"] != FORMAT:
             raise CheckpointError(
-                f"{path}: format {data['format']!r}, this version reads {FORMAT!r}; use the version that wrote it"
+                f"{path}: format {data['format']!r}, this version reads {FORMAT!r}; use the version that "
+                "wrote it"
             )
         files = {str(name): (int(size), str(digest)) for name, (size, digest) in data["files"].items()}
         for name, (_, digest) in files.items():

@@ -69,7 +69,7 @@ def apply(state: dict[str, Any], platform: Platform) -> None:
 
 
 def restore(run: Run) -> None:
-    """Set the random states that the checkpoint held, if any; the loop calls it right before its first step."""
+    """Set the random states that the checkpoint held, if any; to be called right before the first step."""
     if run.loaded_rng is not None:
         apply(run.loaded_rng, run.session.platform)
         run.loaded_rng = None
