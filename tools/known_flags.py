@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -112,15 +113,18 @@ ANNOUNCED_FEATURES = {
 
 
 def plugins_in_the_tree() -> dict[str, tuple[set[str], set[str]]]:
-    """Flags and feature names that the installed plugins of this repository declare, by distribution."""
-    from mindspeed_core.registry import Registry
+    """Flags and feature names that the plugins of this repository declare, installed or not."""
+    from mindspeed_core.feature import Feature
 
     found: dict[str, tuple[set[str], set[str]]] = {}
-    for record in Registry.discover().features.values():
-        if (ROOT / "plugins" / record.dist.replace("-", "_")).is_dir():
-            flags, names = found.setdefault(record.dist, (set(), set()))
-            names.add(record.cls.name)
-            flags.update(option for flag in record.cls.flags for option in flag.options)
+    for declarations in sorted(ROOT.glob("plugins/*/src/*/features.py")):
+        package = declarations.parent.name
+        sys.path.insert(0, str(declarations.parent.parent))
+        flags, names = found.setdefault(package.replace("_", "-"), (set(), set()))
+        for item in import_module(f"{package}.features").DECLARATIONS:
+            if isinstance(item, type) and issubclass(item, Feature):
+                names.add(item.name)
+                flags.update(option for flag in item.flags for option in flag.options)
     return found
 
 
