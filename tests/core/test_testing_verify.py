@@ -1,0 +1,287 @@
+import io
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+
+import pytest
+import torch
+from rich.console import Console
+
+from mindspeed_core.feature import Feature, Flag, Gain, Scenario, hookimpl
+from mindspeed_core.testing.scenarios import scenario_parameters
+from mindspeed_core.testing.training import train_side
+from mindspeed_core.testing.verify import Verdict, verdict_table, verify
+
+HERE = "test_testing_verify"
+
+
+def scenario(name, **changes):
+    two_layers = ("--num-layers", "2")
+    return Scenario("small", flags=(f"--{name}", *two_layers), baseline=two_layers, **changes)
+
+
+class Harmless(Feature):
+    name = "harmless"
+    family = "samples"
+    summary = "Changes nothing and says how often it was asked"
+    flags = (Flag("--harmless", help="Switch it on."),)
+    verify = (scenario("harmless", tolerance=0.0, steps=2),)
+
+    @hookimpl(wrapper=True)
+    def train_step(self, run):
+        run.metrics.add("asked", 1.0, "sum")
+        return (yield)
+
+
+class ScaledGradient(Feature):
+    name = "scaled-gradient"
+    family = "samples"
+    summary = "Gradients are 0.1 % too large"
+    flags = (Flag("--scaled-gradient", help="Switch it on."),)
+    verify = (scenario("scaled-gradient"),)
+
+    @hookimpl(wrapper=True)
+    def finalize_gradients(self, model):
+        result = yield
+        for chunk in model:
+            for parameter in chunk.parameters():
+                parameter.main_grad.mul_(1.001)
+        return result
+
+
+class DroppedBias(Feature):
+    name = "dropped-bias"
+    family = "samples"
+    summary = "The MLP forgets its last bias"
+    flags = (Flag("--dropped-bias", help="Switch it on."),)
+    verify = (scenario("dropped-bias"),)
+
+    @hookimpl(wrapper=True)
+    def build_model(self, session):
+        model = yield
+        layer = model[0].decoder.layers[1].mlp.linear_fc2
+        forward = layer.forward
+        session.instances.set(self.name, layer, "forward", lambda x: (forward(x)[0], torch.zeros(64)))
+        return model
+
+
+class WrongUpdate(Feature):
+    name = "wrong-update"
+    family = "samples"
+    summary = "One weight is moved after the update"
+    flags = (Flag("--wrong-update", help="Switch it on."),)
+    verify = (scenario("wrong-update", steps=1),)
+
+    @hookimpl(wrapper=True)
+    def optimizer_step(self, run):
+        result = yield
+        with torch.no_grad():
+            next(iter(run.model[0].parameters()))[0, 0] += 1e-3
+        return result
+
+
+class DriftingCopy(Feature):
+    name = "drifting-copy"
+    family = "samples"
+    summary = "The second rank's norm goes its own way"
+    flags = (Flag("--drifting-copy", help="Switch it on."),)
+    verify = (scenario("drifting-copy", steps=1, world_size=2, baseline_world_size=1),)
+
+    @hookimpl(wrapper=True)
+    def optimizer_step(self, run):
+        result = yield
+        if run.dist.rank == 1:
+            with torch.no_grad():
+                run.model[0].module.decoder.final_layernorm.weight.mul_(1.01)
+        return result
+
+
+class Costly(Feature):
+    name = "costly"
+    family = "samples"
+    summary = "Promises what it does not keep"
+    flags = (Flag("--costly", help="Switch it on."),)
+    verify = (
+        scenario(
+            "costly", gains=(Gain("peak_bytes", 0.5), Gain("parameter_bytes", 1.0), Gain("no-such", 1.0))
+        ),
+    )
+
+    @hookimpl(wrapper=True)
+    def log_step(self):
+        return (yield)
+
+
+def proof(feature, *declared):
+    chosen = [f"{HERE}:{cls.__name__}" for cls in (declared or (feature,))]
+    return verify(feature, feature.verify[0], declarations=chosen)
+
+
+def test_a_feature_that_changes_nothing_is_bit_equal():
+    verdict = proof(Harmless)
+    assert verdict.passed, str(verdict)
+    assert verdict.largest_error == 0.0
+    # 2 losses; 28 tensors, as gradients of two steps and as parameters.
+    assert verdict.compared == 2 + 3 * 28
+
+
+def test_a_gradient_scaled_by_a_thousandth_is_caught():
+    verdict = proof(ScaledGradient)
+    assert not verdict.passed
+    assert any(line.startswith("gradients of step 1: ") for line in verdict.differences)
+    assert verdict.largest_error == pytest.approx(1e-3, rel=0.2)
+
+
+def test_a_dropped_bias_is_caught_and_named():
+    verdict = proof(DroppedBias)
+    assert not verdict.passed
+    assert any("decoder.layers.1.mlp.linear_fc2.bias" in line for line in verdict.differences)
+
+
+def test_a_wrong_update_is_caught_in_the_parameters_alone():
+    verdict = proof(WrongUpdate)
+    assert [line.split(":")[:2] for line in verdict.differences] == [
+        ["parameters", " embedding.word_embeddings.weight"]
+    ]
+
+
+def test_a_copy_that_drifts_on_another_rank_is_caught():
+    verdict = proof(DriftingCopy)
+    assert not verdict.passed
+    assert all(
+        line.startswith("parameters, copies on several ranks: decoder.final_layernorm.weight")
+        for line in verdict.differences
+    )
+
+
+def test_a_promise_that_is_not_kept_fails_with_the_ratio():
+    verdict = proof(Costly)
+    assert not verdict.passed
+    assert not verdict.differences
+    kept = {gain.measure: gain.met for gain in verdict.gains}
+    assert kept == {"peak_bytes": False, "parameter_bytes": True, "no-such": False}
+    assert verdict.gains[0].ratio == pytest.approx(1.0)
+    assert "x peak_bytes" in str(verdict)
+
+
+def test_a_feature_that_its_flags_do_not_activate_proves_nothing():
+    verdict = verify(
+        Harmless, Scenario("small", flags=("--num-layers", "2")), declarations=[f"{HERE}:Harmless"]
+    )
+    assert not verdict.passed
+    assert "not active" in verdict.error
+
+
+def test_a_feature_that_is_active_in_its_baseline_proves_nothing():
+    both = Scenario("both", flags=("--harmless",), baseline=("--harmless",), steps=1)
+    verdict = verify(Harmless, both, declarations=[f"{HERE}:Harmless"])
+    assert not verdict.passed
+    assert "baseline" in verdict.error
+
+
+def test_a_side_that_cannot_run_is_a_failed_verdict_with_the_reason():
+    wrong = Scenario("wrong", flags=("--harmless", "--num-attention-heads", "7"), steps=1)
+    verdict = verify(Harmless, wrong, declarations=[f"{HERE}:Harmless"])
+    assert not verdict.passed
+    assert "--num-attention-heads 7" in verdict.error
+
+
+def test_metrics_and_time_can_be_gains():
+    gains = (Gain("asked"), Gain("step_seconds"))
+    one = Scenario("one", flags=("--harmless",), steps=1, gains=gains)
+    verdict = verify(Harmless, one, declarations=[f"{HERE}:Harmless"])
+    asked, seconds = verdict.gains
+    assert (asked.feature, asked.baseline, asked.met) == (1.0, None, True)
+    assert seconds.ratio > 0
+    assert verdict.passed
+
+
+def test_verdicts_are_plain_data_and_print_as_a_table():
+    verdict = proof(Harmless)
+    assert json.loads(json.dumps(asdict(verdict)))["passed"] is True
+    failed = Verdict("other", "s", False, 1e-5, error="rank 0 of 1: [bad]")
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(verdict_table([verdict, failed]))
+    text = console.export_text()
+    assert "harmless" in text
+    assert "[bad]" in text
+
+
+def test_equivalence_reports_the_worst_tensors(equivalence):
+    with pytest.raises(AssertionError, match="gradients of step 1"):
+        equivalence(["--scaled-gradient"], steps=1, declarations=[f"{HERE}:ScaledGradient"])
+
+
+def test_scenarios_become_parameters_with_readable_names():
+    found = scenario_parameters([Harmless, "something else", WrongUpdate])
+    assert [parameter.id for parameter in found] == ["harmless-small", "wrong-update-small"]
+    assert scenario_parameters([Harmless], platform="elsewhere") == []
+
+
+def test_a_feature_without_proof_is_an_error():
+    class Bare(Feature):
+        name = "bare"
+
+    with pytest.raises(ValueError, match="bare carries no scenario"):
+        scenario_parameters([Bare])
+
+
+def test_the_pytest_plugin_loads_neither_torch_nor_megatron():
+    code = (
+        "import sys, mindspeed_core.testing.pytest_plugin; "
+        "print([m for m in ('torch', 'megatron', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+P = 210_304
+"""Parameters of the small GPT: 128x64 + 32x64 embeddings, 4 layers of 12 h^2 + 13 h, final norm 2 h."""
+
+
+def test_data_parallel_traffic_follows_the_closed_formula():
+    side = train_side(("--use-distributed-optimizer",), 2, steps=1, measure=True, gradients=False)
+    assert P == 128 * 64 + 32 * 64 + 4 * (12 * 64**2 + 13 * 64) + 2 * 64
+    for table in side.communication:
+        scatter = [total for (name, _), total in table.items() if name == "reduce_scatter_tensor"]
+        gather = [total for (name, _), total in table.items() if name == "all_gather_into_tensor"]
+        assert [total.input_bytes for total in scatter] == [4 * P]
+        assert [total.input_bytes for total in gather] == [4 * P // 2]
+    assert side.measures["parameter_bytes"] == side.measures["gradient_bytes"] == 4 * P
+    # Two moments for the half that each rank updates; plus one step counter per parameter.
+    assert side.measures["optimizer_bytes"] - 2 * 4 * P // 2 <= 4 * 52
+
+
+def test_tensor_parallel_traffic_follows_the_closed_formula():
+    side = train_side(("--tensor-model-parallel-size", "2"), 2, steps=1, measure=True, gradients=False)
+    hidden = 32 * 1 * 64 * 4
+    for table in side.communication:
+        total = table["all_reduce", "TENSOR_MODEL_PARALLEL_GROUP"]
+        # Per micro-batch: 4 per layer, embedding, gradient of the logits; maximum, label, sum of the loss.
+        assert total.calls == 4 * (4 * 4 + 2 + 3)
+        assert total.input_bytes == 4 * ((4 * 4 + 2) * hidden + 3 * 32 * 4)
+
+
+def test_pipeline_traffic_follows_the_closed_formula():
+    side = train_side(("--pipeline-model-parallel-size", "2"), 2, steps=1, measure=True, gradients=False)
+    for table in side.communication:
+        sends = [total for (name, _), total in table.items() if name in ("isend", "send")]
+        assert sum(total.calls for total in sends) == 4
+        assert sum(total.input_bytes for total in sends) == 4 * 32 * 64 * 4
+
+
+def test_recomputation_is_measured_as_less_memory():
+    plain = train_side((), 1, steps=1, measure=True, gradients=False)
+    flags = (
+        "--recompute-granularity",
+        "full",
+        "--recompute-method",
+        "uniform",
+        "--recompute-num-layers",
+        "1",
+    )
+    less = train_side(flags, 1, steps=1, measure=True, gradients=False)
+    assert less.measures["peak_bytes"] < 0.7 * plain.measures["peak_bytes"]
+    again = train_side(flags, 1, steps=1, measure=True, gradients=False)
+    assert again.measures["peak_bytes"] == less.measures["peak_bytes"]
