@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from mindspeed_core import hooks
-from mindspeed_core.errors import SessionError
+from mindspeed_core.errors import SessionError, UserError
 from mindspeed_core.feature import PROJECT, Feature, HostDeclaration, hookimpl
 from mindspeed_core.groups import Groups
 from mindspeed_core.hooks import DONE, Done
@@ -277,6 +277,8 @@ class Session:
             error.__mindspeed_stage__ = (stage, owner)  # type: ignore[attr-defined]
         except AttributeError:
             return
+        if isinstance(error, UserError) and owner.startswith("host "):
+            return  # the message already says everything a user can act on
         if hasattr(error, "add_note"):
             error.add_note(note)
         else:

@@ -27,7 +27,7 @@ MODEL = (
 ).split()
 TRAINING = (
     "--micro-batch-size 8 --global-batch-size 16 --optimizer adam --lr 2e-3 --min-lr 2e-4 "
-    "--lr-decay-style cosine --lr-warmup-iters 20 --weight-decay 0.1 --clip-grad 1.0 --split 90,10,0 "
+    "--lr-decay-style cosine --lr-warmup-fraction 0.05 --weight-decay 0.1 --clip-grad 1.0 --split 90,10,0 "
     "--seed 1234 --num-workers 0 --log-interval 10"
 ).split()
 
