@@ -9,16 +9,22 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import resource
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 
-SMALL = (
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.testing.worlds import run_world
+
+SMALL = shlex.split(
     "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --max-position-embeddings 32 --seq-length 16 "
-    "--vocab-size 64 --make-vocab-size-divisible-by 8 --micro-batch-size 2 --global-batch-size 4 --train-iters 8 "
-    "--lr 1e-2 --min-lr 1e-3 --lr-warmup-iters 2 --mock-data --num-workers 0 --eval-iters 0 --platform cpu "
-    "--use-cpu-initialization"
-).split()
+    "--vocab-size 64 --make-vocab-size-divisible-by 8 --micro-batch-size 2 --global-batch-size 4 "
+    "--train-iters 8 --lr 1e-2 --min-lr 1e-3 --lr-warmup-iters 2 --mock-data --num-workers 0 --eval-iters 0 "
+    "--platform cpu --use-cpu-initialization"
+)
 NO_DROPOUT = ["--attention-dropout", "0", "--hidden-dropout", "0"]
 
 
@@ -88,8 +94,371 @@ def uninterrupted_and_resumed(directory, flags, resume_flags=(), reason="interva
     return expected, resumed, start, messages.said
 
 
+def error_of(action):
+    """The text of the error that an action ends with, the session closed again."""
+    from mindspeed_core.errors import UserError
+    from mindspeed_core.session import current
+
+    try:
+        close_run(action())
+    except UserError as error:
+        from mindspeed_core.hosts.standalone import loop
+
+        session = current()
+        loop.teardown(session)
+        session.close()
+        return str(error)
+    return ""
+
+
+class Average:
+    """Keeps a vector of four numbers, spread over the ranks, and a count."""
+
+    def __init__(self, scale=0.0, updates=0, name="average"):
+        self.scale = scale
+        self.updates = updates
+        self.name = name
+        self.part = None
+        self.restored = None
+
+    @hookimpl
+    def checkpoint_state(self, run):
+        import torch
+        from megatron.core.dist_checkpointing import ShardedTensor
+
+        world, rank = run.dist.world_size, run.dist.rank
+        size = 4 // world
+        if self.part is None:
+            self.part = self.scale * torch.arange(rank * size, (rank + 1) * size, dtype=torch.float32)
+        shard = ShardedTensor.from_rank_offsets("vector", self.part, (0, rank, world), replica_id=0)
+        return {self.name: {"vector": shard, "updates": self.updates}}
+
+    @hookimpl
+    def restore_checkpoint_state(self, run, state):
+        self.restored = state.get(self.name)
+
+
+class Unsaveable:
+    @hookimpl
+    def checkpoint_state(self, run):
+        return {"unsaveable": {"when": Path("x")}}
+
+
+def copy_of(source, target):
+    shutil.copytree(source, target, symlinks=True)
+    return Path(target), next(Path(target).glob("iter_*"))
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+
+
+def with_tensor_unreadable_class(path):
+    import torch
+
+    torch.save({"iteration": 2, "class": Unsaveable}, path)
+
+
+def damaged(root):
+    """Every kind of damage, each in its own copy, and what loading it says."""
+    source = root / "plain"
+    errors = {}
+    damages = {
+        "bit flip in shard": ("__0_0.distcp", flip),
+        "truncated shard": ("__0_1.distcp", truncate),
+        "bit flip in index": (".metadata", flip),
+        "bit flip in common": ("common.pt", flip),
+        "missing shard": ("__0_0.distcp", Path.unlink),
+        "damaged manifest": ("manifest.json", truncate),
+    }
+    for name, (file, damage) in damages.items():
+        folder, checkpoint = copy_of(source, root / name.replace(" ", "-"))
+        damage(checkpoint / file)
+        errors[name] = error_of(lambda folder=folder: open_run(["--load", str(folder)]))
+    folder, checkpoint = copy_of(source, root / "size-only")
+    truncate(checkpoint / "__0_1.distcp")
+    size = ["--load", str(folder), "--verify-checkpoint", "size"]
+    errors["truncated shard, sizes"] = error_of(lambda: open_run(size))
+    off = ["--load", str(folder), "--verify-checkpoint", "off"]
+    errors["truncated shard, unverified"] = error_of(lambda: open_run(off))
+    folder, checkpoint = copy_of(source, root / "forged")
+    with_tensor_unreadable_class(checkpoint / "common.pt")
+    forged = ["--load", str(folder), "--verify-checkpoint", "off"]
+    errors["forged common"] = error_of(lambda: open_run(forged))
+    errors["wider model"] = error_of(lambda: open_run(["--load", str(source), "--hidden-size", "64"]))
+    errors["more layers"] = error_of(lambda: open_run(["--load", str(source), "--num-layers", "4"]))
+    errors["other optimizer"] = error_of(
+        lambda: open_run(["--load", str(source), "--use-distributed-optimizer"])
+    )
+    errors["nothing there"] = error_of(
+        lambda: open_run(["--load", str(root / "nowhere"), "--exit-on-missing-checkpoint"])
+    )
+    errors["missing step"] = error_of(lambda: open_run(["--load", str(source), "--ckpt-step", "7"]))
+    return errors
+
+
+def weights_only_ways(root):
+    """Finetuning and loading without optimizer: where they start, and that weights arrive."""
+    import torch
+
+    found = {}
+    for flag in ("--finetune", "--no-load-optim", "--no-load-rng"):
+        run = open_run(["--load", str(root / "plain"), flag])
+        state = [s for _, s in run.optimizer.state.items() if "step" in s and float(s["step"]) > 0]
+        weight = sum(float(p.double().sum()) for chunk in run.model for p in chunk.parameters())
+        found[flag] = (run.iteration, len(state) > 0, weight)
+        close_run(run)
+    run = open_run(["--load", str(root / "nothing-here")])
+    found["scratch"] = (run.iteration, torch.is_grad_enabled())
+    close_run(run)
+    return found
+
+
+def full_disk(root):
+    """A save that the operating system refuses to write: what is said and what is left."""
+    directory = root / "full"
+    run = open_run(["--save", str(directory)])
+    train(run, 1)
+    save(run)
+    train(run, 1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        save(run)
+        text = ""
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    left = sorted(path.name for path in directory.iterdir())
+    save(run)
+    after = sorted(path.name for path in directory.iterdir())
+    close_run(run)
+    return text, left, after
+
+
+def features_round_trip(root):
+    directory = str(root / "features")
+    run = open_run(["--save", directory], [Average(scale=3.0, updates=7)])
+    save(run)
+    close_run(run)
+    messages = Messages()
+    old, new = Average(), Average(name="newcomer")
+    run = open_run(["--load", directory], [old, new])
+    close_run(run)
+    run = open_run(["--save", directory], [Unsaveable()])
+    try:
+        save(run)
+        refused = ""
+    except Exception as error:
+        refused = str(error)
+    close_run(run)
+    restored = {
+        key: getattr(value, "tolist", lambda value=value: value)() for key, value in old.restored.items()
+    }
+    return restored, new.restored, messages.said, refused
+
+
+def rotation(root):
+    """Three saves with --keep-last-n 2, one of them in the background, and what remains each time."""
+    from mindspeed_core.hosts.standalone import checkpoint
+
+    directory = root / "rotation"
+    run = open_run(["--save", str(directory), "--keep-last-n", "2", "--async-save"])
+    remains = []
+    for _ in range(3):
+        train(run, 1)
+        save(run)
+        checkpoint.poll(run, blocking=True)
+        remains.append(sorted(path.name for path in directory.iterdir()))
+    mode = (directory / "iter_0000003" / "common.pt").stat().st_mode & 0o777
+    patches = [patch.target for patch in run.session.ledger.listing() if "_results_queue" in patch.target]
+    close_run(run)
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    return remains, mode, patches, filesystem_async._results_queue is None
+
+
 def single_world(directory):
+    os.umask(0o027)
     root = Path(directory)
     return {
         "plain": uninterrupted_and_resumed(str(root / "plain"), []),
+        "bf16": uninterrupted_and_resumed(str(root / "bf16"), ["--bf16"]),
+        "async": uninterrupted_and_resumed(str(root / "async"), ["--async-save"]),
+        "damaged": damaged(root),
+        "weights": weights_only_ways(root),
+        "full": full_disk(root),
+        "features": features_round_trip(root),
+        "rotation": rotation(root),
     }
+
+
+SHARDED = ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
+
+
+def pair_world(directory):
+    root = Path(directory)
+    results = {
+        "plain dp2": uninterrupted_and_resumed(str(root / "plain2"), []),
+        "sharded dp2": uninterrupted_and_resumed(str(root / "sharded2"), SHARDED[:2]),
+        "sharded bf16 dp2": uninterrupted_and_resumed(str(root / "bf16"), ["--bf16", SHARDED[0]]),
+        "async dp2": uninterrupted_and_resumed(str(root / "async2"), [*SHARDED[:1], "--async-save"]),
+    }
+    source = str(root / "reshard")
+    run = open_run(["--save", source, *NO_DROPOUT, SHARDED[0]], [Average(scale=5.0, updates=1)])
+    train(run, 2)
+    save(run)
+    results["reshard source"] = train(run, 3)
+    close_run(run)
+    for name, flags in {
+        "tp2": ["--tensor-model-parallel-size", "2"],
+        "pp2": ["--pipeline-model-parallel-size", "2"],
+    }.items():
+        messages = Messages()
+        run = open_run(["--load", source, *NO_DROPOUT, SHARDED[0], *flags])
+        results[name] = train(run, 3), messages.said
+        close_run(run)
+    return results
+
+
+def reshard_to_one(source):
+    average = Average()
+    run = open_run(["--load", source, *NO_DROPOUT, SHARDED[0]], [average])
+    continued = train(run, 3)
+    close_run(run)
+    return continued, average.restored["vector"].tolist(), average.restored["updates"]
+
+
+def numbers(steps):
+    return [float.fromhex(value) for step in steps for value in step]
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    return run_world(single_world, 1, str(tmp_path_factory.mktemp("single")), timeout=200)[0]
+
+
+@pytest.fixture(scope="module")
+def pair_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("pair")
+
+
+@pytest.fixture(scope="module")
+def pair(pair_folder):
+    return run_world(pair_world, 2, str(pair_folder), timeout=200)[0]
+
+
+@pytest.mark.parametrize("case", ["plain", "bf16", "async"])
+def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(single, case):
+    expected, resumed, start, said = single[case]
+    assert start == (2, 8)
+    assert resumed == expected
+    assert said == []
+
+
+@pytest.mark.parametrize("case", ["plain dp2", "sharded dp2", "sharded bf16 dp2", "async dp2"])
+def test_a_resumed_data_parallel_run_repeats_the_uninterrupted_one_bit_for_bit(pair, case):
+    expected, resumed, start, _ = pair[case]
+    assert start == (2, 8)
+    assert resumed == expected
+
+
+@pytest.mark.parametrize("layout", ["tp2", "pp2"])
+def test_another_layout_continues_with_the_same_losses(pair, layout):
+    continued, said = pair[layout]
+    assert numbers(continued) == pytest.approx(numbers(pair["reshard source"]), rel=1e-6)
+    assert any("random states are seeded anew" in line for line in said)
+
+
+def test_one_process_continues_what_two_saved(pair, pair_folder):
+    continued, vector, updates = run_world(reshard_to_one, 1, str(pair_folder / "reshard"))[0]
+    assert numbers(continued) == pytest.approx(numbers(pair["reshard source"]), rel=1e-6)
+    assert (vector, updates) == ([0.0, 5.0, 10.0, 15.0], 1)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("bit flip in shard", ["__0_0.distcp", "SHA-256"]),
+        ("truncated shard", ["__0_1.distcp", "truncated", "--ckpt-step"]),
+        ("truncated shard, sizes", ["__0_1.distcp", "truncated"]),
+        ("truncated shard, unverified", ["iter_0000002", "--verify-checkpoint hash"]),
+        ("bit flip in index", [".metadata", "SHA-256"]),
+        ("bit flip in common", ["common.pt", "SHA-256"]),
+        ("missing shard", ["__0_0.distcp", "missing"]),
+        ("damaged manifest", ["manifest.json", "damaged"]),
+        ("forged common", ["common.pt", "Unsaveable", "--trust-checkpoint"]),
+    ],
+)
+def test_damage_is_named(single, damage, words):
+    for word in words:
+        assert word in single["damaged"][damage]
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("wider model", ["[64, 32]", "[64, 64]", "--hidden-size 32 (checkpoint) / 64 (this run)"]),
+        ("more layers", ["--num-layers 2 (checkpoint) / 4 (this run)"]),
+        ("other optimizer", ["--use-distributed-optimizer", "--no-load-optim"]),
+        ("nothing there", ["nowhere", "no checkpoint"]),
+        ("missing step", ["--ckpt-step 7", "complete ones in --load: 2"]),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_explained(single, case, words):
+    for word in words:
+        assert word in single["damaged"][case]
+
+
+def test_weights_can_be_loaded_without_the_rest(single):
+    found = single["weights"]
+    assert found["--finetune"][:2] == (0, False)
+    assert found["--no-load-optim"][:2] == (2, False)
+    assert found["--no-load-rng"][:2] == (2, True)
+    assert found["--finetune"][2] == found["--no-load-rng"][2]
+    assert found["scratch"][0] == 0
+
+
+def test_a_refused_write_leaves_the_old_checkpoint_alone(single):
+    text, left, after = single["full"]
+    assert text.startswith("CheckpointError")
+    assert "File too large" in text
+    assert left == ["iter_0000001", "latest_checkpointed_iteration.txt"]
+    assert "iter_0000002" in after
+
+
+def test_a_features_state_returns_and_a_new_feature_is_told_by_absence(single):
+    restored, new, said, _ = single["features"]
+    assert restored == {"vector": [0.0, 3.0, 6.0, 9.0], "updates": 7}
+    assert new is None
+    assert len([line for line in said if "newcomer" in line]) == 1
+
+
+def test_state_that_would_need_unpickling_is_refused_when_saved(single):
+    assert "feature 'unsaveable'" in single["features"][3]
+
+
+def test_old_checkpoints_make_room(single):
+    remains, _, _, _ = single["rotation"]
+    tracker = "latest_checkpointed_iteration.txt"
+    assert remains == [
+        ["iter_0000001", tracker],
+        ["iter_0000001", "iter_0000002", tracker],
+        ["iter_0000002", "iter_0000003", tracker],
+    ]
+
+
+def test_files_have_the_users_permissions(single):
+    assert single["rotation"][1] == 0o640
+
+
+def test_the_replaced_result_queue_is_listed_and_taken_back(single):
+    assert len(single["rotation"][2]) == 1
+    assert single["rotation"][3]

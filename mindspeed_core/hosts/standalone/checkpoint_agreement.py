@@ -11,11 +11,15 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.publish import explain
 
 T = TypeVar("T")
+
+FAILURES = (Exception, CheckpointException)
+"""What a step of a save or load may raise; torch's own exception is no ``Exception``."""
 
 
 def together(what: str, action: Callable[[], T]) -> T:
@@ -28,11 +32,11 @@ def together(what: str, action: Callable[[], T]) -> T:
     Raises:
         CheckpointError: with the first failing rank's reason.
     """
-    error: Exception | None = None
+    error: BaseException | None = None
     result: Any = None
     try:
         result = action()
-    except Exception as caught:
+    except FAILURES as caught:
         error = caught
     reasons = exchange(None if error is None else _reason(error))
     failed = [(rank, reason) for rank, reason in enumerate(reasons) if reason is not None]
@@ -48,11 +52,11 @@ def on_first_rank(what: str, action: Callable[[], T]) -> T:
         CheckpointError: with rank 0's reason.
     """
     answer: list[Any] = [None, None]
-    error: Exception | None = None
+    error: BaseException | None = None
     if dist.get_rank() == 0:
         try:
             answer[0] = action()
-        except Exception as caught:
+        except FAILURES as caught:
             error = caught
             answer[1] = _reason(caught)
     dist.broadcast_object_list(answer, src=0)
@@ -68,7 +72,7 @@ def exchange(mine: T) -> list[T]:
     return values
 
 
-def _fail(what: str, failed: list[tuple[int, str]], error: Exception | None) -> NoReturn:
+def _fail(what: str, failed: list[tuple[int, str]], error: BaseException | None) -> NoReturn:
     # The root cause is the most specific message: ranks that only noticed another's failure say less.
     rank, reason = min(failed, key=lambda item: (item[1].startswith("CheckpointException"), item[0]))
     where = f" (rank {rank})" if dist.get_world_size() > 1 else ""
@@ -77,13 +81,21 @@ def _fail(what: str, failed: list[tuple[int, str]], error: Exception | None) -> 
     raise CheckpointError(text) from error
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, CheckpointError):
         return "\0" + str(error)
-    cause = find_os_error(error)
-    if cause is not None:
-        return explain(cause)
-    return f"{type(error).__name__}: {error}"
+    system = find_os_error(error)
+    if system is not None:
+        return explain(system)
+    cause = wrapped_failure(error)
+    return f"{type(cause).__name__}: {cause}"
+
+
+def wrapped_failure(error: BaseException) -> BaseException:
+    """The first rank's own exception, where torch wrapped it into one that prints every rank's traceback."""
+    if isinstance(error, CheckpointException) and error.failures:
+        return next(iter(error.failures.values()))[0]
+    return error
 
 
 def find_os_error(error: BaseException | None) -> OSError | None:
@@ -99,8 +111,8 @@ def find_os_error(error: BaseException | None) -> OSError | None:
             return current
         pending += [current.__cause__, current.__context__]
         # torch.distributed.checkpoint keeps each rank's exception with its traceback summary.
-        for wrapped in getattr(current, "failures", {}).values():
-            pending.append(wrapped[0] if isinstance(wrapped, tuple) else wrapped)
+        if isinstance(current, CheckpointException):
+            pending += [wrapped[0] for wrapped in current.failures.values()]
         # A forked writer's error arrives as text.
         if "No space left on device" in str(current):
             return OSError(errno.ENOSPC, "No space left on device")

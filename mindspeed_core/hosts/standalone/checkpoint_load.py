@@ -29,7 +29,13 @@ from mindspeed_core.hosts.standalone import (
     publish,
     rng_state,
 )
-from mindspeed_core.hosts.standalone.checkpoint_agreement import exchange, on_first_rank, together
+from mindspeed_core.hosts.standalone.checkpoint_agreement import (
+    FAILURES,
+    exchange,
+    on_first_rank,
+    together,
+    wrapped_failure,
+)
 from mindspeed_core.hosts.standalone.checkpoint_plan import (
     compare_models,
     compare_plans,
@@ -270,13 +276,14 @@ class _Load:
             loaded = dist_checkpointing.load(
                 template, str(self.path), common_strategy=_AlreadyLoaded(self.common)
             )
-        except Exception as error:
+        except FAILURES as error:
             hint = (
                 ""
                 if self.run.args.verify_checkpoint == "hash"
                 else "; --verify-checkpoint hash names the file"
             )
-            first = (str(error).splitlines() or [type(error).__name__])[0]
+            cause = wrapped_failure(error)
+            first = (str(cause).splitlines() or [type(cause).__name__])[0]
             raise CheckpointError(f"{self.path}: a shard cannot be read ({first}){hint}") from error
         return loaded
 
