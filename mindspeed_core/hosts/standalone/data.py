@@ -146,6 +146,8 @@ def _build(args: Namespace, num_samples: tuple[int, int, int]) -> Datasets:
     if not args.mock_data:
         blend = parse_blend(args.data_path or ())
         shares = parse_split(args.split)
+        # A share of zero says that the split is not wanted; training always is.
+        num_samples = (num_samples[0], *(n if share else 0 for n, share in zip(num_samples[1:], shares[1:])))
         for prefix in blend[0]:
             files = check_dataset_files(prefix)
             _check_shares(files, shares, args.split, num_samples)
