@@ -86,14 +86,10 @@ def sources(group: str) -> list[Source]:
     """The entry points of a group, sorted by name and distribution; each distribution counts once.
 
     A distribution that is on the path twice (an editable checkout beside an installed wheel) is represented
-    by the copy that comes first, which is the one Python imports.
+    by the copy that comes first, which is the one Python imports; importlib.metadata sees to that.
     """
-    found: dict[tuple[str, str], Source] = {}
-    for entry in _entries(group)[0]:
-        dist, version = _distribution(entry)
-        key = (entry.name, dist.lower().replace("_", "-"))
-        found.setdefault(key, Source(dist, version, entry.name, entry.value, entry))
-    return [found[key] for key in sorted(found)]
+    found = [Source(*_distribution(entry), entry.name, entry.value, entry) for entry in _entries(group)[0]]
+    return sorted(found, key=lambda source: (source.name, source.dist.lower(), source.value))
 
 
 def damaged() -> list[BrokenPlugin]:

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"mindspeed-train {__version__}")
         return 0
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    if not arguments or arguments[0] == "help" or {"-h", "--help"} & set(arguments):
         return _help()
     if not arguments[0].startswith("-"):
         from difflib import get_close_matches

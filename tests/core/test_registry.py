@@ -285,6 +285,21 @@ def test_unreadable_metadata_of_one_distribution_is_its_own_problem(tmp_path):
     assert python(code, tmp_path).strip() == "True demo-damaged"
 
 
+def test_two_copies_count_once_beside_unreadable_metadata_too(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder, version in ((first, "2.0"), (second, "1.0")):
+        folder.mkdir()
+        install(folder, "good", PLUGINS["good"], version)
+    install(first, "damaged", PLUGINS["good"])
+    (first / "demo_damaged-1.0.dist-info" / "entry_points.txt").write_text("[mindspeed.features]\nno value\n")
+    code = """
+        from mindspeed_core.registry import Registry
+        registry = Registry.discover()
+        print(registry.features["good"].version, [b.dist for b in registry.broken])
+    """
+    assert python(code, first, second).strip() == "2.0 ['demo-damaged']"
+
+
 def test_extensions_load_on_demand_and_a_broken_one_is_left_out(tmp_path):
     install(tmp_path, "planner", "PLANNER = 'zigzag'\n", group="demo.planners", attribute="PLANNER")
     install(tmp_path, "rotten", "raise ValueError('rotten')\n", group="demo.planners", attribute="PLANNER")
