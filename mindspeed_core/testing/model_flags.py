@@ -19,8 +19,8 @@ SMALL_GPT = (
     *("--seed", "1234"),
     "--use-cpu-initialization",
     *("--optimizer", "adam"),
-    # Adam divides by the gradient's own size: where the true gradient is zero (key biases) the default epsilon
-    # would turn rounding noise into full-sized updates.
+    # Adam divides by the gradient's own size: where the true gradient is zero (key biases), the default
+    # epsilon would turn rounding noise into full-sized updates.
     *("--adam-eps", "1e-3"),
     *("--lr", "1e-2"),
     *("--lr-decay-style", "constant"),

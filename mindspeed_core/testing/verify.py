@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,6 @@ from mindspeed_core.testing.training import SideResult, train_side
 from mindspeed_core.testing.worlds import WorldError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from mindspeed_core.feature import Feature, Gain, Scenario
     from mindspeed_core.testing.compare import Comparison
 
@@ -64,7 +63,8 @@ class Verdict:
         scenario: the scenario's name.
         passed: equal within the tolerance, every bound met, the feature active on its side only.
         tolerance: what was demanded.
-        largest_error: the largest relative error of anything compared; None when a side failed.
+        largest_error: the largest relative error of anything compared; None when a side failed, or when
+            something cannot be compared at all (a shape, a missing tensor, a value that is not finite).
         compared: how many quantities were compared.
         differences: everything outside the tolerance, worst first, one line each.
         gains: what was measured.
@@ -199,30 +199,6 @@ def assert_equivalent(
     return verdict
 
 
-def verdict_table(verdicts: Sequence[Verdict]) -> Table:
-    """A terminal table of verdicts, one row per scenario."""
-    from rich.table import Table
-
-    table = Table(title="Proofs")
-    for heading in ("feature", "scenario", "verdict", "equality", "gains"):
-        table.add_column(heading)
-    for verdict in verdicts:
-        if verdict.error:
-            equality = verdict.error
-        elif verdict.differences:
-            equality = f"{len(verdict.differences)} of {verdict.compared} differ; {verdict.differences[0]}"
-        else:
-            equality = f"{verdict.compared} agree, error at most {verdict.largest_error:.1e}"
-        table.add_row(
-            verdict.feature,
-            verdict.scenario,
-            "[green]passed[/]" if verdict.passed else "[red]FAILED[/]",
-            equality.replace("[", r"\["),
-            "\n".join(str(gain) for gain in verdict.gains),
-        )
-    return table
-
-
 _baselines: dict[tuple[Any, ...], SideResult] = {}
 
 
@@ -322,7 +298,7 @@ def _verdict(
         scenario=scenario,
         passed=comparison.equal and all(gain.met for gain in gains) and not problem,
         tolerance=comparison.tolerance,
-        largest_error=comparison.largest,
+        largest_error=comparison.largest if math.isfinite(comparison.largest) else None,
         compared=len(comparison.differences),
         differences=tuple(str(difference) for difference in comparison.failures()),
         gains=gains,

@@ -382,8 +382,10 @@ def _child(birth: dict[str, Any], pipe: connection.Connection) -> None:
         args = pickle.loads(birth["payload"])  # noqa: S301 - written by the parent of this process
         message = pickle.dumps((True, function(*args)))
     except BaseException as error:
-        line = traceback.format_exception_only(type(error), error)[-1].strip()
-        message = pickle.dumps((False, (line, traceback.format_exc())))
+        details = traceback.format_exc()
+        if sys.version_info < (3, 11):
+            details += "\n".join(getattr(error, "__notes__", ()))
+        message = pickle.dumps((False, (f"{type(error).__name__}: {error}", details)))
     try:
         pipe.send_bytes(message)
         # Peers may still be talking to this rank: its connections stay open until everybody is done.

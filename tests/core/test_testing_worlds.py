@@ -36,6 +36,12 @@ def rank_one_raises():
     dist.barrier()
 
 
+def raises_with_a_note():
+    error = ValueError("the width is odd")
+    error.__notes__ = ["raised by the feature"]
+    raise error
+
+
 def rank_two_dies():
     dist.init_process_group("gloo")
     if dist.get_rank() == 2:
@@ -114,6 +120,13 @@ def test_the_error_of_the_failing_rank_is_raised_not_its_consequences():
     assert caught.value.rank == 1
     assert not caught.value.failures[0].secondary
     assert "in rank_one_raises" in str(caught.value)
+
+
+def test_notes_of_an_error_come_after_its_message():
+    with pytest.raises(
+        WorldError, match=r"rank 0 of 1: ValueError: the width is odd\n(.*\n)*raised by the feature"
+    ):
+        run_world(raises_with_a_note, 1)
 
 
 def test_a_killed_rank_is_named_with_its_signal():
