@@ -36,6 +36,14 @@ def test_sample_index_is_identical(width, sizes, sequence_length, epochs, drop_l
     np.testing.assert_array_equal(found, expected)
 
 
+def test_the_number_of_samples_is_rounded_like_the_compiled_code_rounds_it():
+    lengths = np.array([2**26 + 2], dtype=np.int32)
+    arguments = (lengths, np.zeros(1, dtype=np.int32), 2**24, 1, int(lengths[0]), False, 1)
+    expected = compiled.build_sample_idx_int32(*arguments)
+    np.testing.assert_array_equal(datasets_python.build_sample_idx(*arguments), expected)
+    assert len(expected) == 5
+
+
 @settings(max_examples=60, deadline=None)
 @given(weights=st.lists(st.integers(1, 50), min_size=1, max_size=6), size=st.integers(1, 300))
 def test_blending_index_is_identical(weights, size):
