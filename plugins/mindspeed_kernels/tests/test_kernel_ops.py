@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mindspeed_kernels.ops import OPERATORS, attention, rms_norm, swiglu
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 FAST = settings(max_examples=25, deadline=None)
 
@@ -107,6 +108,15 @@ def test_rms_norm_keeps_its_input_and_one_number_per_row(dtype):
 def test_swiglu_equals_its_reference(shape, half, seed):
     torch.manual_seed(seed)
     x = torch.randn(*shape, 2 * half)
+    fast, fast_grads = gradients(swiglu, [x])
+    slow, slow_grads = gradients(swiglu.reference, [x])
+    torch.testing.assert_close(fast, slow)
+    torch.testing.assert_close(fast_grads[0], slow_grads[0])
+
+
+def test_swiglu_works_block_by_block_on_large_inputs():
+    torch.manual_seed(0)
+    x = torch.randn(301, 1024)
     fast, fast_grads = gradients(swiglu, [x])
     slow, slow_grads = gradients(swiglu.reference, [x])
     torch.testing.assert_close(fast, slow)
@@ -233,6 +243,41 @@ def test_every_operator_has_a_path_for_every_platform():
     paths = {name: set(operator.paths) for name, operator in OPERATORS.items()}
     everywhere = {"cpu", "cuda", "npu"}
     assert paths == {"attention": everywhere, "rms_norm": everywhere, "swiglu": everywhere}
+
+
+CALLS = {
+    "rms_norm": (lambda x, weight: rms_norm(x, weight, 1e-5), [(4, 2, 8), (8,)]),
+    "swiglu": (swiglu, [(4, 2, 8)]),
+    "attention": (attention, [(4, 2, 2, 8), (4, 2, 1, 8), (4, 2, 1, 8)]),
+}
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_operators_train_on_fake_tensors(name):
+    function, shapes = CALLS[name]
+    with FakeTensorMode():
+        inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
+        function(*inputs).sum().backward()
+    assert [tensor.grad.shape for tensor in inputs] == [torch.Size(shape) for shape in shapes]
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_operators_take_the_path_of_a_fake_device(name):
+    function, shapes = CALLS[name]
+    with FakeTensorMode():
+        assert function(*[torch.randn(shape, device="cuda") for shape in shapes]).device.type == "cuda"
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_operators_are_captured_in_one_graph(name):
+    function, shapes = CALLS[name]
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape) for shape in shapes]
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *tensors: function(*tensors), backend="aot_eager", fullgraph=True)
+    got, got_grads = gradients(compiled, inputs)
+    expected, expected_grads = gradients(function, inputs)
+    torch.testing.assert_close((got, *got_grads), (expected, *expected_grads))
 
 
 class RecordingNpu(types.ModuleType):
