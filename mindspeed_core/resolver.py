@@ -61,6 +61,8 @@ class _Index:
                 stage
                 for stage, function in cls.hooks().items()
                 if not function.mindspeed_impl["wrapper"]  # type: ignore[attr-defined]
+                # The default of a stage that a plugin publishes; any other implementation comes before it.
+                and not function.mindspeed_impl["trylast"]  # type: ignore[attr-defined]
                 and stage in self.stages
                 and self.stages[stage].firstresult
             )

@@ -167,10 +167,10 @@ def reduce_reports(run: Run, reports: Sequence[dict[str, torch.Tensor]]) -> dict
             name: total / count if count else 0.0 for name, (total, count) in zip(names, sums.tolist())
         }
     if run.pg.pp.size() > 1:
-        shared = [means]
-        last = dist.get_process_group_ranks(run.pg.pp)[-1]
-        dist.broadcast_object_list(shared, src=last, group=run.pg.pp, device=run.dist.device)
-        means = shared[0]
+        # The loss is on the last rank in the usual placement of stages; a feature may place them otherwise.
+        everywhere: list[Any] = [None] * run.pg.pp.size()
+        dist.all_gather_object(everywhere, means, group=run.pg.pp)
+        means = next((found for found in everywhere if found), {})
     return means
 
 
