@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-NO_FUNCTION = "not a rule"
-
 
 def late(labels: torch.Tensor) -> torch.Tensor:
     """Later tokens count more: weights rise from 0 to 1 along the sequence ``[b, s]``."""

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 def create_groups(session: Session, world_size: int, pg: ProcessGroupCollection) -> None:
     """Create ``toy.forward``, ``toy.backward`` (pairs of neighbours) and ``toy.halves`` (of data parallelism)."""
     # Two directions of one pair are two groups, so that their messages cannot overtake each other.
-    session.groups.create("toy.forward", [[r, (r + 1) % world_size] for r in range(world_size)])
-    session.groups.create("toy.backward", [[r, (r - 1) % world_size] for r in range(world_size)])
+    session.groups.create("toy.forward", [sorted({r, (r + 1) % world_size}) for r in range(world_size)])
+    session.groups.create("toy.backward", [sorted({r, (r - 1) % world_size}) for r in range(world_size)])
     mine = dist.get_process_group_ranks(pg.dp)
     everywhere: list[Any] = [None] * world_size
     dist.all_gather_object(everywhere, mine)

@@ -1,0 +1,165 @@
+"""Needs while the model is built: specifications, chunks, built instances, data parallelism."""
+
+import pytest
+import torch
+from mindspeed_core.errors import SessionError
+from mindspeed_core.testing import WorldError, run_world
+from toy_training import PP2, distance, gradients, losses, parameters, step, training
+
+VIRTUAL = ("--num-layers-per-virtual-pipeline-stage", "1", "--untie-embeddings-and-output-weights")
+
+
+def replaced():
+    with training("--toy-groups", "--toy-attention-scale", "2.0", *PP2) as run:
+        decoder = run.model[0].module.decoder
+        scaled = {
+            layer.layer_number: type(layer.self_attention.core_attention).__name__ for layer in decoder.layers
+        }
+        options = [
+            layer.self_attention.core_attention.options.factor
+            for layer in decoder.layers
+            if hasattr(layer.self_attention.core_attention, "options")
+        ]
+        norm = decoder.final_layernorm
+        trained = losses(run)
+        return scaled, options, norm is not None and len(norm._forward_hooks), run.session.placements, trained
+
+
+def test_modules_are_replaced_by_role_in_layers_of_the_whole_model():
+    results = run_world(replaced, 2)
+    plain, scaled = "DotProductAttention", "ScaledAttention"
+    assert results[0][0] == {1: plain, 2: scaled}
+    assert results[1][0] == {3: plain, 4: scaled}
+    assert [result[1] for result in results] == [[2.0], [2.0]]
+    assert [result[2] for result in results] == [False, 1]
+    # Every rank edits the tree of its chunk; the final norm is in each of them.
+    assert results[0][3]["toy-attention-scale"] >= 1
+    assert results[0][4] == results[1][4]
+
+
+def scaling_takes_part_in_training():
+    with training("--toy-groups") as run:
+        initial = parameters(run)
+        plain = losses(run, 1)
+    with training("--toy-groups", "--toy-attention-scale", "1.0", initial=initial) as run:
+        same = losses(run, 1)
+    with training("--toy-groups", "--toy-attention-scale", "3.0", initial=initial) as run:
+        other = losses(run, 1)
+    return plain, same, other
+
+
+def test_a_replaced_module_computes_what_its_options_say():
+    ((plain, same, other),) = run_world(scaling_takes_part_in_training, 1)
+    assert same == plain
+    assert other != plain
+
+
+def v_shape():
+    with training(*PP2, *VIRTUAL) as run:
+        initial = parameters(run)
+        plain = losses(run)
+        trained = parameters(run)
+    with training(*PP2, *VIRTUAL, "--toy-v-shape", initial=initial) as run:
+        chunks = [chunk.module for chunk in run.model]
+        places = [(chunk.pre_process, chunk.post_process) for chunk in chunks]
+        numbers = [[layer.layer_number for layer in chunk.decoder.layers] for chunk in chunks]
+        same = losses(run)
+        return places, numbers, plain, same, distance(trained, parameters(run)), run.session.plan.names
+
+
+def test_chunks_are_built_for_another_global_stage_and_train_the_same_model():
+    first, second = run_world(v_shape, 2)
+    assert first[0] == [(True, False), (False, True)]
+    assert second[0] == [(False, False), (False, False)]
+    assert first[1] == [[1], [4]]
+    assert second[1] == [[2], [3]]
+    assert first[3] == pytest.approx(first[2], rel=1e-6)
+    assert second[3] == first[3]
+    assert first[4] < 1e-5
+    assert first[5] == ("toy-sequential-schedule", "toy-v-shape")
+
+
+def instance():
+    with training(*PP2, *VIRTUAL) as run:
+        initial = parameters(run)
+        plain = losses(run, 1)
+    with training(*PP2, *VIRTUAL, "--toy-embedding-scale", "1.0", initial=initial) as run:
+        same = losses(run, 1)
+    with training(*PP2, *VIRTUAL, "--toy-embedding-scale", "8.0", initial=initial) as run:
+        other = losses(run, 1)
+        stages = [chunk.module.vp_stage for chunk in run.model]
+        changed = [(change.type_name, change.attribute) for change in run.session.instances.listing()]
+        chunks = [chunk.module for chunk in run.model]
+    left = [name for chunk in chunks for module in chunk.modules() for name in vars(module) if name == "forward"]
+    return plain, same, other, stages, changed, left
+
+
+def test_a_built_instance_is_changed_for_the_session_only():
+    first, second = run_world(instance, 2)
+    assert first[1] == first[0]
+    assert first[2] != first[0]
+    assert first[3] == second[3] == [0, 1]
+    assert first[4] == [("VocabParallelEmbedding", "forward")]
+    assert second[4] == []
+    assert first[5] == second[5] == []
+
+
+def half_precision_instance():
+    with training("--bf16", "--toy-embedding-scale", "2.0") as run:
+        return [chunk.module.vp_stage for chunk in run.model], len(run.session.instances.listing()), losses(run, 1)
+
+
+def test_half_precision_models_carry_their_stage_and_their_changes():
+    ((stages, changes, trained),) = run_world(half_precision_instance, 1)
+    assert stages == [None]
+    assert changes == 1
+    assert trained[0] > 0
+
+
+def without_match():
+    with training("--toy-noisy-router"):
+        pass
+
+
+def test_a_feature_that_matches_no_module_is_an_error():
+    with pytest.raises(WorldError, match="toy-noisy-router: active, but matched no module"):
+        run_world(without_match, 2)
+    assert SessionError.__module__ == "mindspeed_core.errors"
+
+
+def buckets():
+    with training("--overlap-grad-reduce") as run:
+        initial = parameters(run)
+        one = len(run.model[0].buffers[0].buckets)
+        step(run)
+        expected = gradients(run)
+    with training("--overlap-grad-reduce", "--toy-bucket-size", "20000", initial=initial) as run:
+        several = len(run.model[0].buffers[0].buckets)
+        step(run)
+        return one, several, distance(expected, gradients(run))
+
+
+def test_options_of_data_parallelism_reach_the_gradient_buckets():
+    for one, several, difference in run_world(buckets, 2):
+        assert one == 1
+        assert several > 4
+        assert difference < 1e-6
+
+
+def inference():
+    with training() as run:
+        weights = parameters(run)
+    with training("--toy-embedding-scale", "1.0", initial=weights, mode="inference") as run:
+        tokens = torch.arange(32).unsqueeze(0)
+        with torch.no_grad():
+            logits = run.model[0](tokens, tokens, None)
+        return run.optimizer, run.data, run.model[0].training, tuple(logits.shape), run.session.plan.mode
+
+
+def test_an_inference_session_has_a_model_with_features_and_nothing_to_train():
+    ((optimizer, data, in_training, shape, mode),) = run_world(inference, 1)
+    assert optimizer is None
+    assert data is None
+    assert not in_training
+    assert shape == (1, 32, 128)
+    assert mode == "inference"
