@@ -283,6 +283,15 @@ def test_any_number_of_features_may_wrap_a_stage_that_one_replaces():
     assert len(made.names) == 3
 
 
+def test_a_default_that_asks_to_go_last_does_not_replace_a_stage():
+    @hookimpl(trylast=True)
+    def train_step(self, session):
+        return session
+
+    made = plan("--a --b", feature("a", train_step=train_step), feature("b", **replacing()))
+    assert made.names == ("a", "b")
+
+
 def test_a_stage_that_collects_results_may_be_implemented_by_many():
     specs = StageSpecs("nowhere.hooks", ("gather_things",), collecting=("gather_things",))
     declared = (specs, feature("a", **replacing("gather_things")), feature("b", **replacing("gather_things")))
