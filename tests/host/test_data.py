@@ -164,6 +164,12 @@ def test_a_split_without_samples_is_left_out(numbers):
     assert (built.valid, built.test) == (None, None)
 
 
+def test_a_share_of_zero_leaves_its_split_out(numbers):
+    built = build(arguments(data_path=[numbers], split="90,10,0"), (25, 4, 4))
+    assert len(built.valid) >= 4
+    assert built.test is None
+
+
 def test_an_empty_split_is_refused_instead_of_counting_epochs_forever(numbers):
     with pytest.raises(DataError, match=r"no text for validation.*--eval-iters"):
         build(arguments(data_path=[numbers], split="99,1,0"), (25, 4, 0))

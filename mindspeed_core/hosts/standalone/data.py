@@ -147,7 +147,8 @@ def _build(args: Namespace, num_samples: tuple[int, int, int]) -> Datasets:
         blend = parse_blend(args.data_path or ())
         shares = parse_split(args.split)
         # A share of zero says that the split is not wanted; training always is.
-        num_samples = (num_samples[0], *(n if share else 0 for n, share in zip(num_samples[1:], shares[1:])))
+        train_samples, valid_samples, test_samples = num_samples
+        num_samples = (train_samples, valid_samples if shares[1] else 0, test_samples if shares[2] else 0)
         for prefix in blend[0]:
             files = check_dataset_files(prefix)
             _check_shares(files, shares, args.split, num_samples)
