@@ -262,6 +262,14 @@ class Session:
             self._defaults[stage] = caller
         return caller(session=self, **arguments)
 
+    def claims(self, option: str) -> list[str]:
+        """The active features that declare a flag: a host leaves what a feature takes care of to it."""
+        return [
+            feature.name
+            for feature in self._feature_classes
+            if any(option in flag.options for flag in feature.flags)
+        ]
+
     def implementations(self, stage: str) -> list[str]:
         """Who implements a stage, outermost wrapper first, the host's default last."""
         found = self._caller(stage).get_hookimpls()

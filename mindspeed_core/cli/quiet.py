@@ -15,6 +15,7 @@ _REPETITIVE = (
     # megatron-core looks at .grad of its own non-leaf main parameters.
     (UserWarning, r"The \.grad attribute of a Tensor that is not a leaf"),
     (FutureWarning, r"Please use DTensor instead"),
+    (FutureWarning, r"`load_state_dict` is deprecated"),
     (FutureWarning, r".*torch\.distributed\.\w+` is deprecated"),
 )
 

@@ -31,6 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; the exit status: 0 done, 1 a problem (printed), 2 wrong usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and arguments[0] in _COMMANDS:
+        from mindspeed_core.cli.quiet import quieten
+
+        quieten()
         target, _ = _COMMANDS[arguments[0]]
         module, _, name = target.partition(":")
         command = getattr(import_module(module), name)

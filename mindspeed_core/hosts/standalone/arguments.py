@@ -62,6 +62,7 @@ def validate_arguments_early(args: Namespace) -> Namespace:
 def validate_arguments(session: Session, args: Namespace) -> Namespace:
     """Check sizes and derive what the other stages read."""
     _check_ranges(session, args)
+    _check_needs_feature(session, args)
     _derive_world(args)
     _derive_model(args)
     _derive_batch(args)
@@ -91,6 +92,32 @@ def _check_ranges(session: Session, args: Namespace) -> None:
     for name in ("attention_dropout", "hidden_dropout"):
         if not 0.0 <= getattr(args, name) < 1.0:
             raise ArgumentError(option(name), getattr(args, name), "is not a probability below 1")
+
+
+def _check_needs_feature(session: Session, args: Namespace) -> None:
+    """What only a feature can do is refused where none of the active ones does it."""
+    if (
+        args.context_parallel_size > 1
+        and args.transformer_impl == "local"
+        and not session.claims("--context-parallel-size")
+    ):
+        raise ArgumentError(
+            "--context-parallel-size",
+            args.context_parallel_size,
+            "megatron-core's local attention works on whole sequences",
+            "use 1, or a plugin that brings context parallelism",
+        )
+    if (
+        args.reset_attention_mask
+        and not args.create_attention_mask_in_dataloader
+        and not session.claims("--reset-attention-mask")
+    ):
+        raise ArgumentError(
+            "--reset-attention-mask",
+            None,
+            "without a dense mask nothing keeps attention within a document",
+            "add --create-attention-mask-in-dataloader",
+        )
 
 
 def _derive_world(args: Namespace) -> None:

@@ -37,13 +37,12 @@ def generate(run: Run, prompt: Sequence[int], length: int, *, top_k: int = 0, se
     with torch.no_grad():
         for _ in range(length):
             context = tokens[-window:]
-            # Sequence parallelism shards the sequence, so the context is padded to a full window; causal
-            # attention keeps the padding from reaching the position that is read.
+            # Sequence parallelism shards the sequence, so the context is padded to a full window; attention
+            # is causal (it makes its own mask), so the padding never reaches the position that is read.
             padded = context + [context[-1]] * (window - len(context))
             ids = torch.tensor([padded], device=run.dist.device)
             positions = torch.arange(window, device=run.dist.device).unsqueeze(0)
-            causal = torch.triu(torch.ones(window, window, dtype=torch.bool, device=ids.device), diagonal=1)
-            logits = model(ids, positions, causal[None, None])
+            logits = model(ids, positions, None)
             logits = gather_from_tensor_model_parallel_region(logits)
             scores = logits[0, len(context) - 1, : run.args.vocab_size].float().cpu()
             if top_k:
