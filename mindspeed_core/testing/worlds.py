@@ -374,6 +374,9 @@ def _child(birth: dict[str, Any], pipe: connection.Connection) -> None:
     sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", 0, closefd=False), write_through=True)
     sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", 0, closefd=False), write_through=True)
     faulthandler.register(signal.SIGUSR1, file=output, all_threads=False)
+    # A rank is a daemon so that the program's end ends it; daemons may not fork, but writers of checkpoints
+    # and workers of data loaders are forks.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     try:
         module, _, name = birth["target"].partition(":")
         function: Any = importlib.import_module(module)
