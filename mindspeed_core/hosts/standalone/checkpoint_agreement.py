@@ -88,6 +88,12 @@ def _reason(error: BaseException) -> str:
     if system is not None:
         return explain(system)
     cause = wrapped_failure(error)
+    if "inline_container.cc" in str(cause):
+        # All that torch's archive writer tells when a write did not succeed.
+        return (
+            "the file system refused a write (disk full, quota or file size limit); free some space, or lower "
+            "--keep-last-n"
+        )
     return f"{type(cause).__name__}: {cause}"
 
 

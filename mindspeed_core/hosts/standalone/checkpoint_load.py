@@ -233,11 +233,19 @@ class _Load:
             if shard.key not in held:
                 raise CheckpointError(f"{self.path}: holds no tensor {shard.key!r}{self._why()}")
             saved = tuple(getattr(held[shard.key], "size", ()))
-            if saved != tuple(shard.global_shape) and not shard.allow_shape_mismatch:
+            if saved != tuple(shard.global_shape) and not (
+                shard.allow_shape_mismatch and self._same_vocabulary()
+            ):
                 raise CheckpointError(
                     f"{self.path}: tensor {shard.key!r} has shape {list(saved)} in the checkpoint and "
                     f"{list(shard.global_shape)} in this run{self._why()}"
                 )
+
+    def _same_vocabulary(self) -> bool:
+        """Whether an embedding may have another number of rows: only the padding differs."""
+        if self.manifest is None:
+            return True
+        return self.manifest.model.get("vocab_size") == model_arguments(self.run.args).get("vocab_size")
 
     def _why(self) -> str:
         if self.manifest is None:

@@ -46,6 +46,8 @@ def sharded_state(
 def load_state(optimizer: MegatronOptimizer, state: Any) -> None:
     """Load what a template of `sharded_state` was filled with."""
     adams = [inner for inner in _inner(optimizer) if _is_torch_adam(inner)]
+    if adams:
+        _name_the_step_of_an_unused_optimizer(state)
     for inner in adams:
         if isinstance(inner, DistributedOptimizer):
             inner._set_main_param_and_optimizer_states = MethodType(_set_states_except_step, inner)
@@ -135,6 +137,15 @@ def _set_states_except_step(
     for key, target in targets.items():
         if key != "step" and key in tensors:
             target.copy_(tensors[key])
+
+
+def _name_the_step_of_an_unused_optimizer(state: Any) -> None:
+    """Say step 0 where megatron-core leaves it out, which Adam does not accept."""
+    parts = [state[key] for key in state] if isinstance(state, dict) and 0 in state else [state]
+    for part in parts:
+        inner = part if "state" in part else part.get("optimizer", {})
+        if "state" in inner:
+            inner["state"].setdefault("common_step", torch.zeros((), dtype=torch.float32))
 
 
 def _give_each_parameter_its_step(inner: Any) -> None:
