@@ -97,8 +97,8 @@ class CommunicationLog:
 def count_communication() -> Iterator[CommunicationLog]:
     """Record every communication of this process inside the context.
 
-    A call that another recorded call makes (``all_gather_object`` sizes aside, which are calls of their own)
-    is not counted twice.
+    A call inside another recorded call is not counted again. Collectives of compiled graphs
+    (``torch.distributed._functional_collectives``) do not pass through these functions and are not seen.
     """
     log = CommunicationLog()
     depth = threading.local()

@@ -7,6 +7,7 @@ the rank and the reason, and no process of it survives.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import importlib
@@ -298,7 +299,9 @@ class _World:
 
     def _hanging(self, rank: _Rank) -> RankFailure:
         before = rank.output.stat().st_size if rank.output.exists() else 0
-        os.kill(rank.process.pid, signal.SIGUSR1)
+        # The rank may end by itself at this very moment.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank.process.pid, signal.SIGUSR1)
         connection.wait([rank.process.sentinel], 0.2)
         text = ""
         if rank.output.exists():
