@@ -1,0 +1,56 @@
+"""Every layout the host offers trains like one process: losses, all gradients, parameters after the steps."""
+
+import pytest
+
+LLAMA = tuple(
+    "--position-embedding-type rope --normalization RMSNorm --swiglu --group-query-attention --num-query-groups 2 "
+    "--disable-bias-linear --untie-embeddings-and-output-weights".split()
+)
+TP2 = ("--tensor-model-parallel-size", "2")
+PP2 = ("--pipeline-model-parallel-size", "2")
+SHARDED = ("--use-distributed-optimizer",)
+OVERLAP = (*SHARDED, "--overlap-grad-reduce", "--overlap-param-gather")
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "size"),
+    [
+        pytest.param((), (), 2, id="learned-positions-dp2"),
+        pytest.param((), (*TP2, "--sequence-parallel"), 2, id="learned-positions-tp2-sp"),
+        pytest.param((), PP2, 2, id="tied-embeddings-pp2"),
+        pytest.param(LLAMA, SHARDED, 2, id="llama-dp2-distributed-optimizer"),
+        pytest.param(LLAMA, OVERLAP, 2, id="llama-dp2-overlap"),
+        pytest.param(LLAMA, (*TP2, "--sequence-parallel"), 2, id="llama-tp2-sp"),
+        pytest.param(LLAMA, (*PP2, "--num-layers-per-virtual-pipeline-stage", "1"), 2, id="llama-vpp2"),
+        pytest.param(LLAMA, (*TP2, "--sequence-parallel", *PP2), 4, id="llama-tp2-sp-pp2"),
+        pytest.param(LLAMA, (*PP2, *OVERLAP), 4, id="llama-pp2-dp2-overlap"),
+        pytest.param(LLAMA, ("--pipeline-model-parallel-size", "4"), 4, id="llama-pp4"),
+        pytest.param(("--qk-layernorm", "--apply-layernorm-1p"), TP2, 2, id="qk-layernorm-tp2"),
+        pytest.param(("--squared-relu", "--position-embedding-type", "none"), PP2, 2, id="squared-relu-pp2"),
+        pytest.param(
+            ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"),
+            (*TP2, "--sequence-parallel"),
+            2,
+            id="full-recompute-tp2-sp",
+        ),
+    ],
+)
+def test_a_layout_equals_one_process(equivalence, model, layout, size):
+    equivalence((*model, *layout), model, world_size=size, baseline_world_size=1)
+
+
+def test_gradient_accumulation_equals_one_large_micro_batch(equivalence):
+    equivalence(("--micro-batch-size", "1"), ("--micro-batch-size", "4"))
+
+
+def test_full_recompute_changes_no_bit(equivalence):
+    flags = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1".split()
+    equivalence(flags, (), tolerance=0.0)
+
+
+def test_bfloat16_follows_float32(equivalence):
+    equivalence((*LLAMA, "--bf16", *SHARDED), LLAMA, world_size=2, baseline_world_size=1, tolerance=0.1, steps=2)
+
+
+def test_sgd_trains_alike_under_data_parallelism(equivalence):
+    equivalence(("--optimizer", "sgd"), ("--optimizer", "sgd"), world_size=2, baseline_world_size=1)

@@ -1,0 +1,69 @@
+"""What a run shows and records."""
+
+import io
+import json
+
+from mindspeed_core.hosts.standalone.loss_curve import draw_loss_curve
+from mindspeed_core.hosts.standalone.watch import Watch, format_step, read_metrics
+
+STEP = {
+    "step": 3,
+    "loss": 2.123456789012345,
+    "learning_rate": 1e-3,
+    "grad_norm": 0.5,
+    "tokens_per_second": 12345.0,
+    "step_ms": 20.0,
+    "peak_memory_bytes": 2**20,
+    "memory_source": "process RSS",
+}
+
+
+def watch(folder, **options):
+    return Watch(folder, total=10, start=options.pop("start", 0), progress=True, output=io.StringIO())
+
+
+def test_a_step_is_recorded_with_its_whole_precision(tmp_path):
+    seen = watch(tmp_path)
+    seen.step(STEP)
+    seen.close()
+    (record,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert record == {name: value for name, value in STEP.items() if name != "memory_source"}
+
+
+def test_a_step_is_one_line_with_the_source_of_the_memory_figure():
+    line = format_step(STEP, 10)
+    assert "\n" not in line
+    for text in ("step  3/10", "loss 2.123457", "12,345 tokens/s", "1 MiB (process RSS)"):
+        assert text in line
+
+
+def test_a_metric_of_a_feature_is_shown_by_its_name():
+    assert "noise 0.25" in format_step({**STEP, "noise": 0.25}, 10)
+
+
+def test_a_validation_is_a_record_of_its_own(tmp_path):
+    seen = watch(tmp_path)
+    seen.validation(5, {"lm loss": 1.5})
+    seen.close()
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 5, "validation_loss": 1.5}]
+
+
+def test_records_beyond_the_checkpoint_and_a_cut_line_are_dropped_on_resume(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3)) + '{"step": 4, "lo')
+    watch(tmp_path, start=2).close()
+    assert [record["step"] for record in read_metrics(path)] == [1, 2]
+
+
+def test_ranks_that_only_listen_write_nothing(tmp_path):
+    seen = Watch(None, total=10, start=0, progress=True)
+    seen.step(STEP)
+    seen.say("nothing")
+    seen.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_loss_curve_is_a_png(tmp_path):
+    path = tmp_path / "curve.png"
+    draw_loss_curve([STEP, {"step": 3, "validation_loss": 2.0}], path, {"unigram entropy": 6.0})
+    assert path.read_bytes().startswith(b"\x89PNG")
