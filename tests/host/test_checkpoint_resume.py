@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_core.feature import hookimpl
+from mindspeed_core.feature import Feature, Flag, hookimpl
+from mindspeed_core.registry import Registry
 from mindspeed_core.testing.worlds import run_world
 
 SMALL = shlex.split(
@@ -30,14 +31,14 @@ SMALL = shlex.split(
 NO_DROPOUT = ["--attention-dropout", "0", "--hidden-dropout", "0"]
 
 
-def open_run(flags, extra_plugins=()):
+def open_run(flags, extra_plugins=(), registry=None):
     from mindspeed_core.activation import activate
     from mindspeed_core.hosts.standalone import loop
 
     # The ranks of a world are daemons, which may not fork; the writers of a checkpoint are forks.
     multiprocessing.current_process()._config["daemon"] = False
     _join_world()
-    session = activate([*SMALL, *flags], extra_plugins=extra_plugins)
+    session = activate([*SMALL, *flags], extra_plugins=extra_plugins, registry=registry)
     return loop.setup(session)
 
 
@@ -165,6 +166,32 @@ class Unsaveable:
     @hookimpl
     def checkpoint_state(self, run):
         return {"unsaveable": {"when": Path("x")}}
+
+
+class Twisted(Feature):
+    name = "twisted-weights"
+    family = "test"
+    summary = "stores weights in its own way"
+    flags = (Flag("--twisted", help="twist"),)
+    affects_checkpoint = True
+
+
+def other_features(root):
+    """Resuming with a feature removed, in each strictness."""
+    registry = Registry.of([Twisted])
+    directory = str(root / "twisted")
+    run = open_run(["--save", directory, "--twisted"], registry=registry)
+    save(run)
+    close_run(run)
+    load = ["--load", directory]
+    error = error_of(lambda: open_run(load, registry=registry))
+    messages = Messages()
+    close_run(open_run([*load, "--strict-plan-resume", "warn"], registry=registry))
+    warned = messages.end()
+    messages = Messages()
+    close_run(open_run([*load, "--twisted"], registry=registry))
+    close_run(open_run([*load, "--strict-plan-resume", "off"], registry=registry))
+    return error, warned, messages.end()
 
 
 def copy_of(source, target):
@@ -322,9 +349,13 @@ def single_world(directory):
         "full": full_disk(root),
         "features": features_round_trip(root),
         "rotation": rotation(root),
+        "twisted": other_features(root),
     }
 
 
+INTERLEAVED = shlex.split(
+    "--num-layers 4 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1"
+)
 SHARDED = ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
 
 
@@ -334,6 +365,7 @@ def pair_world(directory):
         "plain dp2": uninterrupted_and_resumed(str(root / "plain2"), []),
         "sharded dp2": uninterrupted_and_resumed(str(root / "sharded2"), SHARDED[:2]),
         "sharded bf16 dp2": uninterrupted_and_resumed(str(root / "bf16"), ["--bf16", SHARDED[0]]),
+        "interleaved": uninterrupted_and_resumed(str(root / "vp"), INTERLEAVED),
         "async dp2": uninterrupted_and_resumed(str(root / "async2"), [*SHARDED[:1], "--async-save"]),
     }
     source = str(root / "reshard")
@@ -388,8 +420,8 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(single, case):
     assert said == []
 
 
-@pytest.mark.parametrize("case", ["plain dp2", "sharded dp2", "sharded bf16 dp2", "async dp2"])
-def test_a_resumed_data_parallel_run_repeats_the_uninterrupted_one_bit_for_bit(pair, case):
+@pytest.mark.parametrize("case", ["plain dp2", "sharded dp2", "sharded bf16 dp2", "async dp2", "interleaved"])
+def test_a_resumed_parallel_run_repeats_the_uninterrupted_one_bit_for_bit(pair, case):
     expected, resumed, start, _ = pair[case]
     assert start == (2, 8)
     assert resumed == expected
@@ -483,6 +515,14 @@ def test_old_checkpoints_make_room(single):
         ["iter_0000001", "iter_0000002", tracker],
         ["iter_0000002", "iter_0000003", tracker],
     ]
+
+
+def test_a_removed_feature_stops_the_resume_unless_told_otherwise(single):
+    error, warned, silent = single["twisted"]
+    assert "twisted-weights was active" in error
+    assert "--strict-plan-resume" in error
+    assert len([line for line in warned if "twisted-weights" in line]) == 1
+    assert silent == []
 
 
 def test_files_have_the_users_permissions(single):

@@ -91,7 +91,7 @@ def _reason(error: BaseException) -> str:
     if "inline_container.cc" in str(cause):
         # All that torch's archive writer tells when a write did not succeed.
         return (
-            "the file system refused a write (disk full, quota or file size limit); free some space, or lower "
+            "the file system refused a write (disk full, quota or file size limit); free some, or lower "
             "--keep-last-n"
         )
     return f"{type(cause).__name__}: {cause}"
