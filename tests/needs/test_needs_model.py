@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from toy_training import PP2, distance, gradients, losses, parameters, step, training
+
 from mindspeed_core.errors import SessionError
 from mindspeed_core.testing import WorldError, run_world
-from toy_training import PP2, distance, gradients, losses, parameters, step, training
 
 VIRTUAL = ("--num-layers-per-virtual-pipeline-stage", "1", "--untie-embeddings-and-output-weights")
 
@@ -90,7 +91,9 @@ def instance():
         stages = [chunk.module.vp_stage for chunk in run.model]
         changed = [(change.type_name, change.attribute) for change in run.session.instances.listing()]
         chunks = [chunk.module for chunk in run.model]
-    left = [name for chunk in chunks for module in chunk.modules() for name in vars(module) if name == "forward"]
+    left = [
+        name for chunk in chunks for module in chunk.modules() for name in vars(module) if name == "forward"
+    ]
     return plain, same, other, stages, changed, left
 
 
@@ -106,7 +109,11 @@ def test_a_built_instance_is_changed_for_the_session_only():
 
 def half_precision_instance():
     with training("--bf16", "--toy-embedding-scale", "2.0") as run:
-        return [chunk.module.vp_stage for chunk in run.model], len(run.session.instances.listing()), losses(run, 1)
+        return (
+            [chunk.module.vp_stage for chunk in run.model],
+            len(run.session.instances.listing()),
+            losses(run, 1),
+        )
 
 
 def test_half_precision_models_carry_their_stage_and_their_changes():
@@ -125,6 +132,28 @@ def test_a_feature_that_matches_no_module_is_an_error():
     with pytest.raises(WorldError, match="toy-noisy-router: active, but matched no module"):
         run_world(without_match, 2)
     assert SessionError.__module__ == "mindspeed_core.errors"
+
+
+def experts():
+    mixture = ("--toy-experts", "4", "--toy-noisy-router", "--disable-bias-linear")
+    with training(*mixture) as run:
+        initial = parameters(run)
+        alone = losses(run)
+        trained = parameters(run)
+    with training(*mixture, "--toy-expert-parallel", "2", initial=initial) as run:
+        spread = losses(run)
+        found = parameters(run)
+        mlp = run.model[0].module.decoder.layers[0].mlp
+        placed = run.session.placements["toy-noisy-router"]
+        return alone, spread, distance(trained, found), mlp.num_local_experts, placed
+
+
+def test_a_feature_brings_experts_whose_modules_and_groups_others_find():
+    for alone, spread, difference, local, placed in run_world(experts, 2):
+        assert spread == pytest.approx(alone, rel=1e-5)
+        assert difference < 1e-4
+        assert local == 2
+        assert placed == 4
 
 
 def buckets():

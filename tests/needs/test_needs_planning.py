@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from click.testing import CliRunner
+
 from mindspeed_core.activation import plan_for
 from mindspeed_core.cli.features import program
 from mindspeed_core.feature import Feature, Flag, check_feature
@@ -64,6 +65,15 @@ def test_a_features_own_check_of_its_arguments_is_a_problem_of_the_plan(registry
         plan_for(training_flags(("--toy-init-depth", "2"), 1), registry=registry)
 
 
+COMMAND = """
+import sys
+from mindspeed_core.cli.features import main
+try:
+    main()
+finally:
+    print(sorted({"torch", "megatron"} & set(sys.modules)))
+"""
+
 ORACLE = """
 import sys
 from mindspeed_core.registry import Registry
@@ -106,11 +116,9 @@ def test_facts_are_data_and_unknown_ones_are_refused(registry):
 
 
 def test_a_plugins_command_runs_without_a_process_group():
-    command = "from mindspeed_core.cli.features import main; import sys; sys.argv[0] = 'x'\ntry:\n main()\nfinally:\n"
-    command += " print(sorted({'torch', 'megatron'} & set(sys.modules)))"
     arguments = ["toy-size", "--num-layers", "4", "--hidden-size", "64"]
     shown = subprocess.run(
-        [sys.executable, "-c", command, *arguments], capture_output=True, text=True, check=True
+        [sys.executable, "-c", COMMAND, *arguments], capture_output=True, text=True, check=True
     )
     assert shown.stdout == "196608 parameters in 4 layers\n[]\n"
 

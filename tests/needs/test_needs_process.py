@@ -5,9 +5,10 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+from toy_training import TP2, opened, step, training
+
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.testing import run_world
-from toy_training import TP2, opened, step, training
 
 
 class EnvironmentProbe:

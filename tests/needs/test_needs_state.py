@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from mindspeed_core.testing import WorldError, run_world
 from toy_training import PP2, TP2, distance, losses, parameters, training
+
+from mindspeed_core.testing import WorldError, run_world
 
 DP2: tuple[str, ...] = ()
 
@@ -47,8 +48,9 @@ def test_another_inner_optimizer_trains_and_resumes_under_another_layout(tmp_pat
 
 def averages(run):
     (average,) = [plugin for plugin in run.session._plugin_names.values() if hasattr(plugin, "_average")]
-    from mindspeed_core.testing.canonical import _gather
     from mindspeed_toy_needs.parameter_average import sharded
+
+    from mindspeed_core.testing.canonical import _gather
 
     entries = [entry for part in sharded(average._average, run.model).values() for entry in part.values()]
     gathered = _gather(entries, 128)
@@ -106,7 +108,7 @@ def missing_weights(path):
 
 
 def test_an_unreadable_weights_file_is_named(tmp_path):
-    with pytest.raises(WorldError, match="--toy-weights-file .*absent.npz: cannot be read"):
+    with pytest.raises(WorldError, match=r"--toy-weights-file .*absent\.npz: cannot be read"):
         run_world(missing_weights, 1, str(tmp_path / "absent.npz"))
 
 
@@ -122,10 +124,13 @@ def export(folder):
     from torch.distributed.checkpoint import FileSystemReader
 
     keys = FileSystemReader(str(info.path)).read_metadata().state_dict_metadata
-    return same, sorted(key for key in keys if key.startswith("optimizer"))
+    common = torch.load(info.path / "common.pt", weights_only=True)
+    return same, sorted(key for key in keys if key.startswith("optimizer")), common["content_metadata"]
 
 
 def test_a_feature_writes_beside_the_checkpoint_and_leaves_state_out_of_it(tmp_path):
-    for same, optimizer in run_world(export, 2, str(tmp_path)):
+    for same, optimizer, described in run_world(export, 2, str(tmp_path)):
         assert same
         assert optimizer == []
+        # What megatron-core's readers need to know about the layout of the file.
+        assert described["singleton_local_shards"] is False

@@ -3,8 +3,6 @@
 import pytest
 import torch
 import torch.distributed as dist
-from mindspeed_core.feature import hookimpl
-from mindspeed_core.testing import run_world
 from mindspeed_toy_needs.documents import describe, visible
 from toy_training import (
     PP2,
@@ -19,6 +17,9 @@ from toy_training import (
     step,
     training,
 )
+
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.testing import run_world
 
 SEPARATOR = "7"
 
@@ -191,7 +192,11 @@ def norm_gradients():
     with training(*TP2, "--clip-grad", "0", "--toy-norm-gradients", initial=initial) as run:
         step(run)
         changed = gradients(run)
-    keys = [key for key in plain.tensors if not torch.allclose(plain.tensors[key], changed.tensors[key], atol=1e-7)]
+    keys = [
+        key
+        for key in plain.tensors
+        if not torch.allclose(plain.tensors[key], changed.tensors[key], atol=1e-7)
+    ]
     ratio = changed.tensors[keys[0]] / plain.tensors[keys[0]]
     return keys, float(ratio.min()), float(ratio.max())
 
@@ -279,7 +284,13 @@ def bytes_by_kind():
         with count_communication() as log, TensorBytes() as tracker:
             step(run)
         size = sum(parameter.numel() for parameter in run.model[0].parameters())
-        return state_bytes(run), size, tracker.peak, log.sent_bytes(group="toy.norms"), log.count(group="toy.norms")
+        return (
+            state_bytes(run),
+            size,
+            tracker.peak,
+            log.sent_bytes(group="toy.norms"),
+            log.count(group="toy.norms"),
+        )
 
 
 def test_bytes_are_counted_by_kind_and_by_group():
@@ -294,7 +305,9 @@ def test_bytes_are_counted_by_kind_and_by_group():
 
 def published_stage():
     with opened("--toy-token-weights", "late", "--toy-weight-factor", "2.0") as session:
-        return session.implementations("toy_token_weights"), sorted(session.registry.extensions("toy.weight-rules"))
+        return session.implementations("toy_token_weights"), sorted(
+            session.registry.extensions("toy.weight-rules")
+        )
 
 
 def test_another_plugin_extends_a_published_stage_and_extension_point():

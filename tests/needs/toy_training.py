@@ -12,12 +12,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
 from mindspeed_core.activation import activate
 from mindspeed_core.hosts.standalone import loop
 from mindspeed_core.megatron_state import destroy_megatron_state
 from mindspeed_core.run import Run, StepResult
 from mindspeed_core.session import Session
-from mindspeed_core.testing.canonical import CanonicalState, canonical_gradients, canonical_parameters, load_canonical
+from mindspeed_core.testing.canonical import (
+    CanonicalState,
+    canonical_gradients,
+    canonical_parameters,
+    load_canonical,
+)
 from mindspeed_core.testing.model_flags import training_flags
 
 TP2 = ("--tensor-model-parallel-size", "2")

@@ -9,6 +9,7 @@ from mindspeed_core.feature import Feature, Flag, Requirement, hookimpl
 
 if TYPE_CHECKING:
     import torch
+
     from mindspeed_core.run import Run
 
 

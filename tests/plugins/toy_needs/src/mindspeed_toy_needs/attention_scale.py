@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from megatron.core.transformer.dot_product_attention import DotProductAttention
+
 from mindspeed_core.layer_spec import SpecEditor
 from mindspeed_core.plain_norm import PlainNorm
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
     from mindspeed_core.session import Session
 
 

@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.dot_product_attention import DotProductAttention
+
 from mindspeed_core.layer_spec import SpecEditor
 
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
     from mindspeed_core.session import Session
 
 
-def describe(tokens: torch.Tensor, separator: int) -> PackedSeqParams:
+def describe(tokens: torch.Tensor | None, separator: int) -> PackedSeqParams:
     """The documents of ``tokens`` ``[1, s]``, each of which ends with the separator."""
+    assert tokens is not None
     ends = (tokens[0] == separator).nonzero().flatten() + 1
     length = tokens.new_tensor([tokens.shape[1]])
     boundaries = torch.cat([tokens.new_tensor([0]), ends, length]).unique().to(torch.int32)

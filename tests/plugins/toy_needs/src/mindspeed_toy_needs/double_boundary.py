@@ -10,6 +10,7 @@ from megatron.core.utils import unwrap_model
 
 if TYPE_CHECKING:
     from megatron.core.transformer.module import MegatronModule
+
     from mindspeed_core.run import BoundarySchema
     from mindspeed_core.session import Session
 

@@ -9,6 +9,7 @@ from megatron.core.utils import unwrap_model
 if TYPE_CHECKING:
     import torch
     from megatron.core.transformer.module import MegatronModule
+
     from mindspeed_core.session import Session
 
 

@@ -21,10 +21,6 @@ from mindspeed_core.feature import (
 
 if TYPE_CHECKING:
     import torch
-    from mindspeed_core.hooks import Done
-    from mindspeed_core.platforms.platform import Platform
-    from mindspeed_core.run import Batch, BoundarySchema, DistInfo, LoadInfo, Loss, OptimizerStep, Run, SaveInfo, StepResult
-    from mindspeed_core.session import Session
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import MegatronOptimizer
     from megatron.core.process_groups_config import ProcessGroupCollection
@@ -32,6 +28,20 @@ if TYPE_CHECKING:
     from megatron.core.transformer.module import MegatronModule
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
+    from mindspeed_core.hooks import Done
+    from mindspeed_core.platforms.platform import Platform
+    from mindspeed_core.run import (
+        Batch,
+        BoundarySchema,
+        DistInfo,
+        LoadInfo,
+        Loss,
+        OptimizerStep,
+        Run,
+        SaveInfo,
+        StepResult,
+    )
+    from mindspeed_core.session import Session
     from mindspeed_toy_needs.lion import Lion
     from mindspeed_toy_needs.snapshot import Snapshot
 
@@ -136,7 +146,9 @@ class SequentialSchedule(Feature):
     slots = ("pipeline-schedule",)
 
     @hookimpl
-    def get_forward_backward(self, session: Session, args: Namespace, config: TransformerConfig) -> Callable[..., Any]:
+    def get_forward_backward(
+        self, session: Session, args: Namespace, config: TransformerConfig
+    ) -> Callable[..., Any]:
         from mindspeed_toy_needs.sequential_schedule import schedule
 
         return schedule(session, args, config)
@@ -154,7 +166,9 @@ class VShape(Feature):
     summary = "lets the stages of the model run down the ranks and up again"
     flags = (Flag("--toy-v-shape", help="Put the first and the last stage on rank 0."),)
     requires = (
-        Requirement(feature="toy-sequential-schedule", reason="other schedules send to the next rank", implies=True),
+        Requirement(
+            feature="toy-sequential-schedule", reason="other schedules send to the next rank", implies=True
+        ),
         Requirement(flag="--untie-embeddings-and-output-weights", reason="embedding and output share a rank"),
     )
     slots = ("layer-partition",)
@@ -198,6 +212,36 @@ class EmbeddingScale(Feature):
 
         scale_embeddings(session, model, args.toy_embedding_scale, owner=self.name)
         return model
+
+
+class Experts(Feature):
+    """Another kind of model, with process groups that megatron-core makes for it."""
+
+    name = "toy-experts"
+    family = FAMILY
+    summary = "makes a mixture of experts of every MLP"
+    flags = (
+        Flag("--toy-experts", type=int, help="Experts per layer."),
+        Flag("--toy-expert-parallel", type=int, default=1, help="Ranks that share them."),
+    )
+    slots = ("mlp", "experts")
+    affects_checkpoint = True
+
+    @hookimpl(wrapper=True)
+    def validate_arguments_early(self) -> Generator[None, Namespace, Namespace]:
+        args = yield
+        from mindspeed_toy_needs.experts import with_experts
+
+        return with_experts(args)
+
+    @hookimpl(wrapper=True)
+    def build_process_groups(
+        self, args: Namespace
+    ) -> Generator[None, ProcessGroupCollection, ProcessGroupCollection]:
+        from mindspeed_toy_needs.experts import initialize_groups
+
+        initialize_groups(args)
+        return (yield)
 
 
 class NoisyRouter(Feature):
@@ -248,9 +292,7 @@ class LionOptimizer(Feature):
     summary = "updates parameters by the sign of their momentum (Lion)"
     flags = (Flag("--toy-lion", help="Use Lion instead of Adam."),)
     slots = ("optimizer",)
-    requires = (
-        Requirement(flag="--optimizer", equals="adam", reason="Lion takes Adam's place"),
-    )
+    requires = (Requirement(flag="--optimizer", equals="adam", reason="Lion takes Adam's place"),)
     affects_checkpoint = True
 
     def __init__(self) -> None:
@@ -285,7 +327,9 @@ class Documents(Feature):
     summary = "keeps attention within documents, which end with a separator token"
     flags = (Flag("--toy-documents", type=int, help="The separator token."),)
     slots = ("core-attention", "attention-mask")
-    requires = (Requirement(flag="--micro-batch-size", equals=1, reason="documents are packed into one sequence"),)
+    requires = (
+        Requirement(flag="--micro-batch-size", equals=1, reason="documents are packed into one sequence"),
+    )
     places_modules = True
 
     @hookimpl(wrapper=True)
@@ -329,6 +373,7 @@ class TokenWeights(Feature):
     def toy_token_weights(self, session: Session, run: Run, batch: Batch) -> torch.Tensor:
         from mindspeed_toy_needs.token_weights import rule
 
+        assert batch.labels is not None
         return rule(session, run.args.toy_token_weights)(batch.labels)
 
 
@@ -375,7 +420,9 @@ class NormGradients(Feature):
         return pg
 
     @hookimpl(wrapper=True)
-    def finalize_gradients(self, session: Session, model: list[MegatronModule]) -> Generator[None, Done, Done]:
+    def finalize_gradients(
+        self, session: Session, model: list[MegatronModule]
+    ) -> Generator[None, Done, Done]:
         done = yield
         from mindspeed_toy_needs.norm_gradients import add_up
 
@@ -461,7 +508,9 @@ class ParameterAverage(Feature):
         self._average: list[dict[str, torch.Tensor]] = []
 
     @hookimpl(wrapper=True)
-    def build_optimizer(self, model: list[MegatronModule]) -> Generator[None, MegatronOptimizer, MegatronOptimizer]:
+    def build_optimizer(
+        self, model: list[MegatronModule]
+    ) -> Generator[None, MegatronOptimizer, MegatronOptimizer]:
         optimizer = yield
         from mindspeed_toy_needs.parameter_average import copies
 
@@ -524,7 +573,9 @@ class WeightsFile(Feature):
     name = "toy-weights-file"
     family = FAMILY
     summary = "starts from the weights in a NumPy archive"
-    flags = (Flag("--toy-weights-file", type=str, per_rank=True, help="An .npz of full tensors by logical name."),)
+    flags = (
+        Flag("--toy-weights-file", type=str, per_rank=True, help="An .npz of full tensors by logical name."),
+    )
 
     @hookimpl
     def load_checkpoint(self, run: Run) -> LoadInfo:
@@ -598,6 +649,7 @@ DECLARATIONS = (
     SequentialSchedule,
     VShape,
     EmbeddingScale,
+    Experts,
     NoisyRouter,
     BucketSize,
     LionOptimizer,

@@ -20,7 +20,7 @@ class Lion(torch.optim.Optimizer):
         super().__init__(param_groups, {"lion_betas": (beta1, beta2)})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
             beta1, beta2 = group["lion_betas"]

@@ -8,11 +8,12 @@ import torch.distributed as dist
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
+
     from mindspeed_core.session import Session
 
 
 def create_groups(session: Session, world_size: int, pg: ProcessGroupCollection) -> None:
-    """Create ``toy.forward``, ``toy.backward`` (pairs of neighbours) and ``toy.halves`` (of data parallelism)."""
+    """Create ``toy.forward`` and ``toy.backward`` (pairs of ranks) and ``toy.halves`` (of data parallelism)."""
     # Two directions of one pair are two groups, so that their messages cannot overtake each other.
     session.groups.create("toy.forward", [sorted({r, (r + 1) % world_size}) for r in range(world_size)])
     session.groups.create("toy.backward", [sorted({r, (r - 1) % world_size}) for r in range(world_size)])

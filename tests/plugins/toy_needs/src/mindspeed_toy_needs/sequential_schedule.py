@@ -19,6 +19,7 @@ from megatron.core.pipeline_parallel.schedules import backward_step, deallocate_
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
+
     from mindspeed_core.session import Session
 
 Route = tuple[tuple[int, int], ...]

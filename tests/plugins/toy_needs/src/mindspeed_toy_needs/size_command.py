@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import click
+
 from mindspeed_core.flags import flag_set
 from mindspeed_core.plan import PlanError
 from mindspeed_core.registry import Registry

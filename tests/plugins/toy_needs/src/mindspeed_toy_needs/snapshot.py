@@ -37,6 +37,8 @@ class Snapshot:
         self.copied.synchronize()
         metrics = self.run.metrics
         metrics.add("toy snapshot norm", self.buffer.norm(), "max")
-        metrics.add("toy memory share", self.platform.memory_allocated().bytes / self.platform.total_memory(), "max")
+        metrics.add(
+            "toy memory share", self.platform.memory_allocated().bytes / self.platform.total_memory(), "max"
+        )
         metrics.add("toy asynchronous", float(self.platform.collectives_asynchronous), "max")
         metrics.add("toy dtypes", len(self.platform.supported_dtypes()), "max")

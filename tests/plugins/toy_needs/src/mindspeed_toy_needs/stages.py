@@ -1,5 +1,4 @@
 """The stages that this package publishes; other packages implement and wrap them like the core's."""
-# ruff: noqa: ARG001
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ from mindspeed_core.hooks import hookspec
 
 if TYPE_CHECKING:
     import torch
+
     from mindspeed_core.run import Batch, Run
     from mindspeed_core.session import Session
 

@@ -13,6 +13,7 @@ from mindspeed_core.feature import DeclarationError
 
 if TYPE_CHECKING:
     import torch
+
     from mindspeed_core.run import Batch, Loss
     from mindspeed_core.session import Session
 
@@ -42,6 +43,7 @@ def rule(session: Session, name: str) -> Rule:
 def weighted_loss(token_losses: torch.Tensor, batch: Batch, weights: torch.Tensor) -> Loss:
     """Sum of the weighted losses ``[b, s]`` over the unmasked tokens; masked tokens do not count."""
     import torch
+
     from mindspeed_core.run import Loss
 
     assert batch.loss_mask is not None

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.module import MegatronModule
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
     from mindspeed_core.session import Session
 
 
@@ -35,7 +36,9 @@ class _Mirrored:
 def route(pp_size: int, chunks: int) -> tuple[tuple[int, int], ...]:
     """Rank and chunk of every stage: odd chunks run from the last rank to the first."""
     return tuple(
-        (pp_size - 1 - step if chunk % 2 else step, chunk) for chunk in range(chunks) for step in range(pp_size)
+        (pp_size - 1 - step if chunk % 2 else step, chunk)
+        for chunk in range(chunks)
+        for step in range(pp_size)
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.utils import unwrap_model
+
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.run import LoadInfo
 
@@ -41,7 +42,7 @@ def load(run: Run, name: str) -> LoadInfo:
 
 def export_final_norm(run: Run, path: Path) -> None:
     """Write the final norm from the rank that has it first."""
-    own = {e.key: e.data.numpy() for e in _entries(run) if "final_layernorm" in e.key}
+    own = {e.key: e.data.detach().cpu().numpy() for e in _entries(run) if "final_layernorm" in e.key}
     if own and run.pg.tp.rank() == 0 and run.pg.dp.rank() == 0:
         np.savez(path, **own)
 
