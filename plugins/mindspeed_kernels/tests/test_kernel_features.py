@@ -13,7 +13,7 @@ from mindspeed_core.plan import PlanError
 from mindspeed_core.registry import Registry
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.scenarios import scenario_parameters
-from mindspeed_core.testing.verify import verify
+from mindspeed_core.testing.verify import assert_equivalent, verify
 
 
 @pytest.mark.parametrize("feature", DECLARATIONS, ids=lambda feature: feature.name)
@@ -67,3 +67,14 @@ def test_what_does_not_go_together_is_refused(flags, message):
 def test_scenarios(feature, scenario):
     verdict = verify(feature, scenario, platform="cpu")
     assert verdict.passed, str(verdict)
+
+
+def test_all_three_together_keep_an_interleaved_pipeline_as_it_is():
+    model = (
+        *("--adam-eps", "1e-3"),
+        *("--swiglu", "--normalization", "RMSNorm", "--disable-bias-linear"),
+        *("--group-query-attention", "--num-query-groups", "2", "--position-embedding-type", "rope"),
+        *("--pipeline-model-parallel-size", "2", "--num-layers-per-virtual-pipeline-stage", "1"),
+    )
+    features = ("--use-fused-rmsnorm", "--use-fused-swiglu", "--use-flash-attn")
+    assert_equivalent((*model, *features), model, world_size=2, tolerance=2e-5)
