@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from mindspeed_core.errors import ArgumentError
@@ -26,7 +24,7 @@ _PROOF = (
     "--profile-with-cpu",
     "--profile-with-memory",
     "--profile-record-shapes",
-    *("--profile-save-path", str(Path(tempfile.gettempdir()) / "mindspeed-profile-proof")),
+    *("--profile-save-path", "runs/profile-proof"),
 )
 
 
@@ -71,6 +69,7 @@ class Profile(Feature):
     slots = ("profiler",)
     packages = ("torch_npu>=2.6; platform == 'npu'",)
     docs = "mindspeed_profile:docs/profile.md"
+    modes = ("train",)
     affects_checkpoint = False
     deterministic = True
     verify = (
