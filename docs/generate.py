@@ -1,0 +1,445 @@
+"""Writes the pages of ``docs/reference`` from what the code declares, so that they cannot disagree with it.
+
+``python docs/generate.py`` writes every page; with ``--check`` it writes nothing, names the pages that are
+not up to date and exits with 1. Only the core and the plugins of this repository appear: what else is
+installed where the pages are written must not show in them.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mindspeed_core.compatibility import PYTHON, TABLE
+from mindspeed_core.discovery import FEATURES, HOSTS, PLATFORMS, Source, sources
+from mindspeed_core.feature import PROJECT, Conflict, Feature, Flag, Patch, Requirement
+from mindspeed_core.flags import CORE_OWNER, FlagEntry, flag_set
+from mindspeed_core.hooks import API_VERSION, STAGE_MODULES
+from mindspeed_core.registry import Registry
+from mindspeed_core.slots import CORE_SLOTS
+
+ROOT = Path(__file__).resolve().parent.parent
+REFERENCE = ROOT / "docs" / "reference"
+NOTICE = "<!-- Written by docs/generate.py: change the code it is made from, then run that program. -->"
+HOST = "standalone"
+SECTIONS = ("Args", "Returns", "Raises")
+
+
+def tree_registry() -> Registry:
+    """The features, hosts and platforms of this repository.
+
+    Raises:
+        SystemExit: a plugin of the repository is not installed, or broken.
+    """
+    plugins = {path.parent.name.replace("_", "-") for path in ROOT.glob("plugins/*/pyproject.toml")}
+
+    def ours(group: str) -> list[Source]:
+        return [source for source in sources(group) if source.dist in {"mindspeed-core", *plugins}]
+
+    missing = plugins - {source.dist for source in ours(FEATURES)}
+    if missing:
+        raise SystemExit(f"not installed here: {', '.join(sorted(missing))}; pip install -e plugins/NAME")
+    registry = Registry(
+        [(source, list(source.load())) for source in ours(FEATURES)],
+        platforms=ours(PLATFORMS),
+        hosts=ours(HOSTS),
+    )
+    if registry.broken:
+        raise SystemExit("\n".join(str(broken) for broken in registry.broken))
+    return registry
+
+
+def cell(text: object) -> str:
+    """Text as the cell of a Markdown table."""
+    return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """The lines of a Markdown table."""
+    lines = ["| " + " | ".join(headers) + " |", "|" + "---|" * len(headers)]
+    return [*lines, *("| " + " | ".join(cell(value) for value in row) + " |" for row in rows)]
+
+
+def code(text: object) -> str:
+    """Text in a code span; nothing for nothing."""
+    return f"`{text}`" if text not in ("", None) else ""
+
+
+def codes(texts: Iterable[object]) -> str:
+    """Several code spans."""
+    return ", ".join(code(text) for text in texts)
+
+
+def markdown(text: str) -> str:
+    """A docstring's double backticks as Markdown's single ones."""
+    return text.replace("``", "`")
+
+
+def docstring_parts(text: str) -> tuple[str, dict[str, str]]:
+    """A Google-style docstring: its prose, and the sections by name."""
+    pieces = re.split(rf"^({'|'.join(SECTIONS)}):\n", inspect.cleandoc(text), flags=re.MULTILINE)
+    sections = {name: inspect.cleandoc("\n" + body) for name, body in zip(pieces[1::2], pieces[2::2])}
+    return markdown(pieces[0].strip()), sections
+
+
+def entries(section: str) -> Iterator[tuple[str, str]]:
+    """The ``name: meaning`` entries of an argument section; a meaning may go on over indented lines."""
+    for entry in re.split(r"\n(?=\S)", section.strip()):
+        name, colon, meaning = entry.partition(":")
+        if colon:
+            yield name.strip(), markdown(" ".join(meaning.split()))
+
+
+def stage_defaults() -> dict[str, Path]:
+    """The file that holds the host's default of each stage, found without importing it."""
+    found: dict[str, Path] = {}
+    for path in sorted((ROOT / "mindspeed_core" / "hosts" / HOST).glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and any(
+                "hookimpl" in ast.unparse(decorator) for decorator in node.decorator_list
+            ):
+                found[node.name] = path
+    return found
+
+
+def link(path: Path, text: str = "") -> str:
+    """A link from a reference page to a file of the repository."""
+    relative = path.relative_to(ROOT).as_posix()
+    return f"[{text or relative}](../../{relative})"
+
+
+def stages_page(registry: Registry) -> str:
+    """Every stage: when it runs, what it offers, what it returns, who implements it."""
+    modules = [import_module(name) for name in STAGE_MODULES]
+    usual = usual_meanings(stage for module in modules for stage in stages_of(module))
+    defaults = stage_defaults()
+    lines = ["# Stages", "", f"The hook interface, version {API_VERSION}.", ""]
+    lines.append(markdown(inspect.cleandoc(import_module("mindspeed_core.hooks").__doc__ or "")))
+    for module in modules:
+        name = module.__name__.rpartition(".")[2]
+        lines += ["", f"## {name}", "", inspect.cleandoc(module.__doc__ or "")]
+        meanings = usual | usual_meanings(stages_of(module), ("args",))
+        for stage in stages_of(module):
+            lines += ["", *stage_lines(stage, registry, defaults, meanings)]
+    return "\n".join(lines)
+
+
+def stages_of(module: ModuleType) -> list[Callable[..., Any]]:
+    """The stages of a module in the order of its source."""
+    return [value for value in vars(module).values() if hasattr(value, PROJECT + "_spec")]
+
+
+def usual_meanings(
+    stages: Iterable[Callable[..., Any]], names: Sequence[str] = ("session", "run", "plan", "config", "pg")
+) -> dict[str, str]:
+    """What arguments that mean the same in every stage are said to be where a stage says it."""
+    found: dict[str, str] = {}
+    for stage in stages:
+        _, sections = docstring_parts(stage.__doc__ or "")
+        for name, meaning in entries(sections.get("Args", "")):
+            if name in names:
+                found.setdefault(name, meaning)
+    return found
+
+
+def stage_lines(
+    stage: Callable[..., Any], registry: Registry, defaults: dict[str, Path], usual: dict[str, str]
+) -> list[str]:
+    """One stage."""
+    prose, sections = docstring_parts(stage.__doc__ or "")
+    signature = inspect.signature(stage)
+    meanings = usual | dict(entries(sections.get("Args", "")))
+    lines = [f"### {stage.__name__}", "", prose, ""]
+    lines += table(
+        ("argument", "type", "meaning"),
+        ((code(n), code(p.annotation), meanings.get(n, "")) for n, p in signature.parameters.items()),
+    )
+    returned = code(str(signature.return_annotation).removesuffix(" | Any"))
+    meaning = markdown(" ".join(sections.get("Returns", "").split()))
+    lines += ["", f"Returns {returned}: {meaning}" if meaning else f"Returns {returned}."]
+    for error, when in entries(sections.get("Raises", "")):
+        lines += ["", f"Raises {code(error)}: {when}"]
+    if not getattr(stage, PROJECT + "_spec")["firstresult"]:
+        lines += ["", "Collects the result of every implementation."]
+    facts = [f"Since {getattr(stage, '__mindspeed_since__', '1.0')}"]
+    if stage.__name__ in defaults:
+        facts.append(f"default: {link(defaults[stage.__name__])}")
+    by = [name for name, record in registry.features.items() if stage.__name__ in record.cls.hooks()]
+    if by:
+        facts.append(f"features: {codes(by)}")
+    return [*lines, "", "; ".join(facts)]
+
+
+def page_of(feature: type[Feature]) -> Path | None:
+    """The feature's own page in this repository."""
+    package, _, relative = feature.docs.partition(":")
+    return next(iter(sorted(ROOT.glob(f"plugins/*/src/{package}/{relative}"))), None) if relative else None
+
+
+def value_text(condition: Requirement | Conflict) -> str:
+    """A flag with the values that count."""
+    if condition.one_of:
+        return f"{code(condition.flag)} one of {codes(condition.one_of)}"
+    return code(condition.flag if condition.equals is None else f"{condition.flag} {condition.equals}")
+
+
+def requirement_text(requirement: Requirement) -> str:
+    """One requirement with its reason."""
+    if requirement.any_of:
+        what = " or ".join(code(name) for name in requirement.any_of)
+    elif requirement.flag:
+        what = value_text(requirement)
+    else:
+        what = code(requirement.feature) + (" (switched on with it)" if requirement.implies else "")
+    return f"{what}: {requirement.reason}" if requirement.reason else what
+
+
+def conflict_text(conflict: Conflict) -> str:
+    """One conflict with its reason."""
+    what = code(conflict.feature) if conflict.feature else value_text(conflict)
+    return f"{what}: {conflict.reason}" if conflict.reason else what
+
+
+def features_page(registry: Registry) -> str:
+    """Every feature of the repository's plugins, as it declares itself."""
+    lines = [
+        "# Features",
+        "",
+        "What the plugins of this repository declare. `mindspeed-features show NAME` prints the same for",
+        "every feature that is installed where you are, with its documentation page.",
+    ]
+    family = ""
+    for name, record in registry.features.items():
+        feature = record.cls
+        if feature.family != family:
+            family = feature.family
+            lines += ["", f"## {family}"]
+        page = page_of(feature)
+        lines += ["", f"### {name}", "", f"{feature.summary}.", ""]
+        lines += table(("fact", "value"), feature_rows(record.dist, feature))
+        if feature.verify:
+            lines += ["", "Proofs:", ""]
+            lines += table(
+                ("name", "processes", "steps", "tolerance", "with", "without"),
+                (
+                    (
+                        code(s.name),
+                        s.world_size,
+                        s.steps,
+                        f"{s.tolerance:g}" if s.tolerance else "bit for bit",
+                        code(" ".join(s.flags)),
+                        code(" ".join(s.baseline)) or "the plain model",
+                    )
+                    for s in feature.verify
+                ),
+            )
+        if page is not None:
+            lines += ["", f"Its page: {link(page, page.name)}"]
+    return "\n".join(lines)
+
+
+def feature_rows(dist: str, feature: type[Feature]) -> list[tuple[str, str]]:
+    """What a feature declares, leaving out what it does not."""
+    stages = [
+        f"{code(stage)} ({'wraps' if function.mindspeed_impl['wrapper'] else 'replaces'})"  # type: ignore[attr-defined]
+        for stage, function in feature.hooks().items()
+    ]
+    facts = [
+        text
+        for text, value in (
+            ("works on fake tensors", feature.fake_tensors),
+            ("deterministic", feature.deterministic),
+            ("changes what a checkpoint needs to be read", feature.affects_checkpoint),
+        )
+        if value
+    ]
+    rows = [
+        ("package", code(dist)),
+        ("level, stability", f"{feature.level}, {feature.stability}"),
+        ("flags", codes(flag.name for flag in feature.flags)),
+        ("stages", ", ".join(stages)),
+        ("slots", codes(feature.slots)),
+        ("requires", "<br>".join(map(requirement_text, feature.requires))),
+        ("conflicts", "<br>".join(map(conflict_text, feature.conflicts))),
+        ("comes after", codes(feature.after)),
+        ("packages", codes(feature.packages)),
+        ("platforms", codes(feature.platforms)),
+        ("fallback", feature.fallback.reason if feature.fallback else ""),
+        ("modes", codes(feature.modes)),
+        ("patches", codes(patch.target for patch in feature.patches)),
+        ("facts", ", ".join(facts)),
+        ("formulas", "<br>".join(f"{name} = {code(text)}" for name, text in feature.formulas.items())),
+        ("tuning", "<br>".join(f"{code(flag)}: {codes(values)}" for flag, values in feature.tuning.items())),
+    ]
+    return [(name, text) for name, text in rows if text]
+
+
+def flags_page(registry: Registry) -> str:
+    """Every flag under the heading of its group."""
+    groups: dict[str, list[FlagEntry]] = {}
+    for entry in flag_set(registry, HOST).entries:
+        groups.setdefault(heading(entry, registry), []).append(entry)
+    lines = [
+        "# Flags",
+        "",
+        "Names and meaning are Megatron-LM's wherever Megatron-LM has the flag. `mindspeed-train --help`",
+        "lists the same, with the flags of everything that is installed.",
+    ]
+    for name, members in groups.items():
+        lines += ["", f"## {name}", ""]
+        lines += table(
+            ("flag", "value", "default", "meaning"),
+            ((codes(e.flag.options), flag_value(e.flag), flag_default(e.flag), e.flag.help) for e in members),
+        )
+    return "\n".join(lines)
+
+
+def heading(entry: FlagEntry, registry: Registry) -> str:
+    """The group of a flag, without the version of who brings it."""
+    if entry.owner in registry.features:
+        return f"{registry.features[entry.owner].dist}: {registry.features[entry.owner].cls.family}"
+    return "every host" if entry.owner == CORE_OWNER else entry.heading
+
+
+def flag_value(flag: Flag) -> str:
+    """What a flag takes."""
+    if flag.is_switch:
+        return "switch"
+    kind = codes(flag.choices) if flag.choices else flag.type.__name__
+    if flag.nargs is None:
+        return kind
+    return f"{kind}, {'any number' if flag.nargs in ('*', '+') else flag.nargs}"
+
+
+def flag_default(flag: Flag) -> str:
+    """The value without the flag."""
+    return "" if flag.is_switch or flag.default is None else code(flag.default)
+
+
+def compatibility_page(registry: Registry) -> str:
+    """The table of versions."""
+    lines = [
+        "# Compatibility",
+        "",
+        f"Python {code(PYTHON)}; hook interface {API_VERSION}.",
+        "",
+        *table(
+            ("distribution", "works with", "tested with", "needed"),
+            (
+                (
+                    code(row.distribution),
+                    code(row.versions),
+                    ", ".join(row.tested) or "",
+                    f"on platform {row.platform}" if row.platform else "always" if row.required else "",
+                )
+                for row in TABLE
+            ),
+        ),
+        "",
+        "`mindspeed-features doctor` compares what is installed with this table and says how to mend a",
+        "difference. A plugin states its own requirements in its package metadata and in `packages` of each",
+        "feature; the plan refuses a feature whose requirement is not met.",
+    ]
+    return "\n".join(lines)
+
+
+def slots_page(registry: Registry) -> str:
+    """Every slot and who fills it."""
+    core = {slot.name for slot in CORE_SLOTS}
+    rows = []
+    for name, slot in sorted(registry.slots.items(), key=lambda item: (item[0] not in core, item[0])):
+        by = [other for other, record in registry.features.items() if name in record.cls.slots]
+        owner = "the core" if name in core else "a plugin"
+        rows.append((code(name), slot.summary, owner, "yes" if slot.exclusive else "no", codes(by)))
+    lines = [
+        "# Slots",
+        "",
+        "Roles of a training run. Two active features on one exclusive slot exclude each other; a plugin",
+        "declares further slots with `Slot` among its declarations.",
+        "",
+        *table(("slot", "filling it means deciding", "named by", "exclusive", "filled by"), rows),
+    ]
+    return "\n".join(lines)
+
+
+def patches_page(registry: Registry) -> str:
+    """Every symbol of another package that is changed, by owner and reason."""
+    lines = [
+        "# Patches",
+        "",
+        "Symbols of torch and megatron-core that a session changes while it is open. Closing it puts the",
+        "original objects back. `mindspeed-features patches` lists those of everything that is installed.",
+    ]
+    lines += patch_lines("Platform cpu", registry.platform("cpu")().patches())
+    lines += patch_lines(f"Host {HOST}", registry.host(HOST).patches)
+    for name, record in registry.features.items():
+        if record.cls.patches:
+            lines += patch_lines(f"Feature {name}", record.cls.patches)
+    if not any(record.cls.patches for record in registry.features.values()):
+        lines += ["", "## Features", "", "No feature of this repository patches anything."]
+    return "\n".join(lines)
+
+
+def patch_lines(title: str, patches: Sequence[Patch]) -> list[str]:
+    """The patches of one owner, those with the same reason in one row."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for patch in patches:
+        rows.setdefault((patch.reason, patch.kind), []).append(patch.target)
+    lines = ["", f"## {title}", "", f"{len(patches) or 'No'} patches."]
+    if rows:
+        body = ((why, kind, len(found), codes(found)) for (why, kind), found in rows.items())
+        lines += ["", *table(("reason", "kind", "number", "targets"), body)]
+    return lines
+
+
+PAGES: dict[str, Callable[[Registry], str]] = {
+    "stages": stages_page,
+    "features": features_page,
+    "flags": flags_page,
+    "compatibility": compatibility_page,
+    "slots": slots_page,
+    "patches": patches_page,
+}
+
+
+def render() -> dict[Path, str]:
+    """Every page by its path."""
+    registry = tree_registry()
+    return {REFERENCE / f"{name}.md": f"{NOTICE}\n\n{page(registry)}\n" for name, page in PAGES.items()}
+
+
+def stale() -> list[Path]:
+    """Pages that differ from what the code says now, and pages that nothing writes."""
+    pages = render()
+    differing = [
+        path for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text
+    ]
+    return differing + sorted(set(REFERENCE.glob("*.md")) - set(pages))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write or check the pages; the exit status."""
+    if arguments not in ([], ["--check"]):
+        print("usage: python docs/generate.py [--check]", file=sys.stderr)
+        return 2
+    if arguments:
+        found = stale()
+        for path in found:
+            print(f"{path.relative_to(ROOT)} is not up to date; run python docs/generate.py", file=sys.stderr)
+        return 1 if found else 0
+    REFERENCE.mkdir(exist_ok=True)
+    for path, text in render().items():
+        path.write_text(text, encoding="utf-8")
+        print(path.relative_to(ROOT))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
