@@ -99,19 +99,19 @@ class Messages(logging.Handler):
         return self.said
 
 
-def uninterrupted_and_resumed(directory, flags, resume_flags=(), reason="interval"):
+def uninterrupted_and_resumed(directory, flags, resume_plugins=()):
     """Train 2, save, train 4 more; then resume from the checkpoint and train 4: both courses."""
     save_flags = ["--save", directory, *flags]
     run = open_run(save_flags)
     train(run, 2)
-    save(run, reason)
+    save(run)
     expected = train(run, 4)
     from mindspeed_core.hosts.standalone import checkpoint
 
     checkpoint.poll(run, blocking=True)
     close_run(run)
     messages = Messages()
-    run = open_run(["--load", directory, *flags, *resume_flags])
+    run = open_run(["--load", directory, *flags], resume_plugins)
     start = (run.iteration, run.consumed_train_samples)
     resumed = train(run, 4)
     close_run(run)
@@ -133,6 +133,18 @@ def error_of(action):
         session.close()
         return str(error)
     return ""
+
+
+class Drawing:
+    """Draws from the generator of dropout after the checkpoint was loaded, as building iterators may."""
+
+    @hookimpl(wrapper=True)
+    def build_data_iterators(self):
+        import torch
+
+        iterators = yield
+        torch.rand(3)
+        return iterators
 
 
 class Average:
@@ -342,6 +354,7 @@ def single_world(directory):
     root = Path(directory)
     return {
         "plain": uninterrupted_and_resumed(str(root / "plain"), []),
+        "drawing": uninterrupted_and_resumed(str(root / "drawing"), [], [Drawing()]),
         "bf16": uninterrupted_and_resumed(str(root / "bf16"), ["--bf16"]),
         "async": uninterrupted_and_resumed(str(root / "async"), ["--async-save"]),
         "damaged": damaged(root),
@@ -412,7 +425,7 @@ def pair(pair_folder):
     return run_world(pair_world, 2, str(pair_folder), timeout=200)[0]
 
 
-@pytest.mark.parametrize("case", ["plain", "bf16", "async"])
+@pytest.mark.parametrize("case", ["plain", "drawing", "bf16", "async"])
 def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(single, case):
     expected, resumed, start, said = single[case]
     assert start == (2, 8)

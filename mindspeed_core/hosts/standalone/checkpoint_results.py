@@ -23,14 +23,23 @@ if TYPE_CHECKING:
 class FileResults:
     """A queue of picklable objects between a process and its forked children; one file each.
 
-    The directory is private to this user, so that unpickling reads only what our own children wrote.
+    Each save has a directory of its own, which goes with the last result taken. It is private to this user,
+    so that unpickling reads only what our own children wrote.
     """
 
     def __init__(self) -> None:
-        """Make the private directory; it goes with this object."""
+        """Make the directory of the first save."""
+        self._number = 0
+        self._open()
+
+    def renew(self) -> None:
+        """Start the next save, dropping results that nobody took (of a save that failed)."""
+        self._finalizer()
+        self._open()
+
+    def _open(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="mindspeed-results-"))
         self._finalizer = weakref.finalize(self, _remove_in, os.getpid(), self._directory)
-        self._number = 0
 
     def put(self, item: Any) -> None:
         """Add a result; it becomes visible complete or not at all."""
@@ -52,6 +61,8 @@ class FileResults:
         path = self._directory / names[0]
         item = pickle.loads(path.read_bytes())  # noqa: S301 - written by our own child, see the class
         path.unlink()
+        if len(names) == 1:
+            self._finalizer()
         return item
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
@@ -62,12 +73,9 @@ class FileResults:
         """Whether there is no result."""
         return not self._names()
 
-    def clear(self) -> None:
-        """Drop results that nobody took (of a save that failed)."""
-        for name in self._names():
-            (self._directory / name).unlink()
-
     def _names(self) -> list[str]:
+        if not self._directory.is_dir():
+            return []
         return sorted(name for name in os.listdir(self._directory) if not name.endswith(".t"))
 
 
@@ -83,7 +91,7 @@ def use_file_results(session: Session) -> FileResults:
 
     current = filesystem_async._results_queue
     if isinstance(current, FileResults):
-        current.clear()
+        current.renew()
         return current
     results = FileResults()
     session.ledger.set_attribute(
