@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def create_groups(session: Session, world_size: int, pg: ProcessGroupCollection) -> None:
-    """Create ``toy.forward`` and ``toy.backward`` (pairs of ranks) and ``toy.halves`` (of data parallelism)."""
+    """Create ``toy.forward`` and ``toy.backward`` (pairs of ranks), ``toy.halves`` (of data parallelism)."""
     # Two directions of one pair are two groups, so that their messages cannot overtake each other.
     session.groups.create("toy.forward", [sorted({r, (r + 1) % world_size}) for r in range(world_size)])
     session.groups.create("toy.backward", [sorted({r, (r - 1) % world_size}) for r in range(world_size)])
