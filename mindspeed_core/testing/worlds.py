@@ -8,7 +8,6 @@ the rank and the reason, and no process of it survives.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import importlib
 import io
@@ -54,7 +53,6 @@ _SECONDARY = (
     "Connection was likely closed",
     "failed to recv, got 0 bytes",
 )
-_PR_SET_PDEATHSIG = 1
 
 _start_lock = threading.Lock()
 
@@ -366,7 +364,10 @@ def _how_it_died(code: int | None) -> str:
 
 def _child(birth: dict[str, Any], pipe: connection.Connection) -> None:
     """The life of one rank; never returns, so that no interpreter shutdown waits for backend threads."""
-    _die_with_parent()
+    told = threading.Event()
+    threading.Thread(
+        target=_watch_parent, args=(pipe, told), name="mindspeed parent watch", daemon=True
+    ).start()
     os.environ.clear()
     os.environ.update(birth["environment"])
     sys.path[:] = birth["path"]
@@ -394,14 +395,17 @@ def _child(birth: dict[str, Any], pipe: connection.Connection) -> None:
         message = pickle.dumps((False, (f"{type(error).__name__}: {error}", details)))
     try:
         pipe.send_bytes(message)
-        # Peers may still be talking to this rank: its connections stay open until everybody is done.
-        pipe.recv_bytes()
-    except (EOFError, OSError):
+    except OSError:
         os._exit(1)
+    # Peers may still be talking to this rank: its connections stay open until everybody is done.
+    told.wait()
     os._exit(0)
 
 
-def _die_with_parent() -> None:
-    """Be killed with the fork server, which ends when the program that started the world ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _watch_parent(pipe: connection.Connection, told: threading.Event) -> None:
+    """Wait for the parent's word that every rank is done; without a parent there is nothing to live for."""
+    try:
+        pipe.recv_bytes()
+    except (EOFError, OSError):
+        os._exit(1)
+    told.set()
