@@ -17,7 +17,9 @@ COMPAT = ("0.15.3", "0.16.1")
 THREADS = {"OMP_NUM_THREADS": "1"}
 
 
-def install(session: nox.Session, *extra: str, editable: bool = True, constraints: str = "constraints.txt") -> None:
+def install(
+    session: nox.Session, *extra: str, editable: bool = True, constraints: str = "constraints.txt"
+) -> None:
     """Install torch (pinned), the core and every plugin; what tests need besides as ``extra``."""
     options = ["-c", str(ROOT / constraints)]
     session.install(*options, "torch")
@@ -29,7 +31,9 @@ def install(session: nox.Session, *extra: str, editable: bool = True, constraint
 
 def install_for_tests(session: nox.Session, **options: str) -> None:
     """Install everything that the test suite needs, the test plugins included."""
-    install(session, "pytest>=8", "hypothesis>=6.100", "build>=1.2", "hatchling>=1.21", "editables", **options)
+    install(
+        session, "pytest>=8", "hypothesis>=6.100", "build>=1.2", "hatchling>=1.21", "editables", **options
+    )
     # Dependencies are installed above; the test plugins themselves need no network.
     for path in TEST_PLUGINS:
         session.install("--no-deps", "--no-build-isolation", "-e", str(path))
@@ -37,7 +41,7 @@ def install_for_tests(session: nox.Session, **options: str) -> None:
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """Build a tokenizer and a dataset from real text, train a GPT on two processes, resume it, sample from it."""
+    """Tokenizer and dataset from real text, a GPT trained on two processes, resumed and sampled."""
     install(session, editable=False)
     # From another folder than the checkout, so that what runs is what was installed.
     session.run("python", str(ROOT / "examples" / "pretrain_gpt" / "demo.py"), *session.posargs)
@@ -55,6 +59,7 @@ def lint(session: nox.Session) -> None:
     """ruff over everything."""
     session.install("ruff>=0.8")
     session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
 
 
 @nox.session
@@ -70,7 +75,9 @@ def typecheck(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Every benchmark, or those named after ``--``; JSON files go to benchmarks/results/."""
     install(session)
-    names = session.posargs or sorted(path.stem for path in ROOT.glob("benchmarks/*.py") if path.stem != "machine")
+    names = session.posargs or sorted(
+        path.stem for path in ROOT.glob("benchmarks/*.py") if path.stem != "machine"
+    )
     for name in names:
         session.run("python", str(ROOT / "benchmarks" / f"{name}.py"), env=THREADS)
 

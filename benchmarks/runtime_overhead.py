@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,10 +27,10 @@ from mindspeed_core.feature import Feature, Flag, hookimpl
 
 STEP_OF_REFERENCE_MS = 100.0
 FLAGS = (
-    "--platform cpu --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --micro-batch-size 1 "
-    "--global-batch-size 2 --vocab-size 256 --position-embedding-type rope --attention-dropout 0 --hidden-dropout 0 "
-    "--optimizer adam --lr 1e-3 --lr-decay-style constant --mock-data --num-workers 0 --eval-iters 0 --no-progress "
-    "--use-cpu-initialization --use-distributed-optimizer"
+    "--platform cpu --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --vocab-size 256 "
+    "--micro-batch-size 1 --global-batch-size 2 --position-embedding-type rope --attention-dropout 0 "
+    "--hidden-dropout 0 --optimizer adam --lr 1e-3 --lr-decay-style constant --mock-data --num-workers 0 "
+    "--eval-iters 0 --no-progress --log-interval 1 --use-cpu-initialization --use-distributed-optimizer"
 ).split()
 
 
@@ -95,12 +96,10 @@ def by_host(pipe: Connection, steps: int, features: int) -> None:
     declarations = noop_features()[:features]
     registry = installed if not features else Registry.of(declarations)
     flags = [*FLAGS, "--train-iters", str(steps), *(f"--noop-{index}" for index in range(features))]
+    extra = [TakeTurns(turns.wait)]
     with tempfile.TemporaryDirectory() as folder:
-        sys.stdout = Path(folder, "log").open("w", encoding="utf-8")
-        session = prepare(
-            [*flags, "--run-dir", folder], registry=registry, extra_plugins=[TakeTurns(turns.wait)]
-        )
-        with session:
+        session = prepare([*flags, "--run-dir", folder], registry=registry, extra_plugins=extra)
+        with (Path(folder) / "log").open("w") as log, redirect_stdout(log), session:
             train(session)
     turns.wait()
 
@@ -198,7 +197,11 @@ def stage_call_microseconds() -> dict[str, float]:
 
     found: dict[str, float] = {}
     for count in (0, 1, 5, 20):
-        body = {"should_stop": hookimpl(wrapper=True)(_pass_through), "family": "benchmark", "summary": "Nothing."}
+        body = {
+            "should_stop": hookimpl(wrapper=True)(_pass_through),
+            "family": "benchmark",
+            "summary": "Nothing.",
+        }
         declared = [
             type(f"W{i}", (Feature,), {**body, "name": f"w-{i}", "flags": (Flag(f"--w-{i}", help="x"),)})
             for i in range(count)
@@ -278,7 +281,9 @@ def main() -> int:
     total = sum(sessions.values())
     print(f"session               open {sessions['open']:.1f} ms, close {sessions['close']:.1f} ms")
     listing = list_seconds()
-    print(f"mindspeed-features list: {listing['list']:.3f} s (interpreter alone {listing['interpreter']:.3f} s)")
+    print(
+        f"mindspeed-features list: {listing['list']:.3f} s (interpreter alone {listing['interpreter']:.3f} s)"
+    )
     bounds = {
         "host without features < 0.5 % of 100 ms": rows["host, 0 features"]["share_of_100_ms_percent"] < 0.5,
         "host with 20 features < 0.5 % of 100 ms": rows["host, 20 features"]["share_of_100_ms_percent"] < 0.5,

@@ -45,7 +45,7 @@ class Instances:
         kind = type(instance).__qualname__
         if attribute.startswith("__") and attribute.endswith("__"):
             raise PatchError(
-                f"{owner}: {kind}.{attribute} is looked up on the type, a change of the instance has no effect"
+                f"{owner}: {kind}.{attribute} is looked up on the type, changing the instance has no effect"
             )
         if not hasattr(instance, attribute):
             raise PatchError(f"{owner}: {kind} has no attribute {attribute!r} to change")

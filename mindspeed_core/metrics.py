@@ -32,7 +32,9 @@ class Metrics:
             reduction: ``mean``, ``sum``, ``max`` or ``min``, over micro-batches and ranks alike.
         """
         if reduction not in _REDUCTIONS:
-            raise ValueError(f"metric {name!r}: reduction {reduction!r} is not one of {', '.join(_REDUCTIONS)}")
+            raise ValueError(
+                f"metric {name!r}: reduction {reduction!r} is not one of {', '.join(_REDUCTIONS)}"
+            )
         detach = getattr(value, "detach", None)
         if detach is not None:
             value = detach()

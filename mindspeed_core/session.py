@@ -142,7 +142,8 @@ class Session:
         with _lock:
             if _open is not None:
                 raise SessionError(
-                    "another mindspeed session is open; close it first. It was opened at:\n" + _open._opened_at
+                    "another mindspeed session is open; close it first. It was opened at:\n"
+                    + _open._opened_at
                 )
             _open = self
         self._opened_at = "".join(traceback.format_stack(limit=6)[:-1])
@@ -221,8 +222,8 @@ class Session:
             raise
         if result is None:
             raise SessionError(
-                f"stage {stage}: no implementation returned a result; a wrapper must `return` what it got from "
-                f"`yield`. Implemented by: {', '.join(self.implementations(stage)) or 'nobody'}"
+                f"stage {stage}: no implementation returned a result; a wrapper must `return` what it got "
+                f"from `yield`. Implemented by: {', '.join(self.implementations(stage)) or 'nobody'}"
             )
         return result
 
@@ -341,8 +342,9 @@ class Session:
         empty = [name for index, name in enumerate(wanted) if not any(part[index] for part in parts)]
         if empty:
             raise SessionError(
-                f"{', '.join(empty)}: active, but matched no module of this model on any rank. Drop the flag, or "
-                "check that the model has the modules the feature works on (mindspeed-features show NAME)"
+                f"{', '.join(empty)}: active, but matched no module of this model on any rank. Drop the "
+                "flag, or check that the model has the modules the feature works on (mindspeed-features "
+                "show NAME)"
             )
 
     def close(self) -> None:
@@ -390,7 +392,7 @@ def _explain_validation(
     for name in dir(plugin):
         method = getattr(plugin, name, None)
         marker = getattr(method, PROJECT + "_impl", None)
-        if marker is None or isinstance(plugin, ModuleType) and not callable(method):
+        if marker is None or (isinstance(plugin, ModuleType) and not callable(method)):
             continue
         caller = getattr(manager.hook, name, None)
         spec = getattr(caller, "spec", None)

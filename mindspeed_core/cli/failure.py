@@ -16,7 +16,8 @@ from mindspeed_core.cli.errors import EXIT_PROBLEMS, print_error
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-_CLAIM = "mindspeed/failure"
+_CLAIM = f"mindspeed/failure/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+"""Key of the claim; the agent's store outlives the workers that it restarts."""
 _CONSEQUENCES = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -52,7 +53,7 @@ def report(error: BaseException) -> int:
 def _claim(store: Store, consequence: bool) -> bool:
     try:
         if consequence:
-            # The rank that failed first needs a moment to say so; only silence makes this error worth telling.
+            # The rank that failed first needs a moment to say so; only silence makes this error matter.
             try:
                 store.wait([_CLAIM], timedelta(seconds=5))
             except RuntimeError:

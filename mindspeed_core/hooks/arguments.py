@@ -1,5 +1,4 @@
 """Stages around the command line. Flags are declared as data and need no stage."""
-# ruff: noqa: ARG001
 
 from __future__ import annotations
 

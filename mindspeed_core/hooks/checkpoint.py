@@ -48,7 +48,7 @@ def after_load_checkpoint(session: Session, run: Run) -> Done | Any:
 
 
 @hookspec(firstresult=False)
-def checkpoint_state(session: Session, run: Run) -> Mapping[str, Any]:
+def checkpoint_state(session: Session, run: Run) -> Mapping[str, Any] | Any:
     """Contribute a feature's own state; every implementation's result is collected.
 
     Called when saving and when loading (to build the template). Keys are logical names under the feature's

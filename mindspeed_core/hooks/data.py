@@ -17,9 +17,7 @@ __all__ = ["batch_fields", "build_data_iterators", "build_datasets", "get_batch"
 
 
 @hookspec
-def build_datasets(
-    session: Session, args: Namespace, num_samples: tuple[int, int, int]
-) -> Datasets | Any:
+def build_datasets(session: Session, args: Namespace, num_samples: tuple[int, int, int]) -> Datasets | Any:
     """Build the train, validation and test datasets.
 
     Every rank is called: index files are built by rank 0 while the others wait.

@@ -7,8 +7,8 @@ from mindspeed_core.errors import ArgumentError
 from mindspeed_core.registry import Registry
 
 SMALL = (
-    "--platform cpu --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1 "
-    "--vocab-size 128 --mock-data --train-iters 4 --lr 1e-3"
+    "--platform cpu --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+    "--micro-batch-size 1 --vocab-size 128 --mock-data --train-iters 4 --lr 1e-3"
 ).split()
 
 
@@ -65,7 +65,10 @@ def test_a_value_that_cannot_work_is_refused_by_name(validate, flags, named):
         (["--tensor-model-parallel-size", "3"], ["tensor x pipeline x context = 3"]),
         (["--pipeline-model-parallel-size", "4", "--num-layers", "6"], ["--num-layers 6"]),
         (["--tensor-model-parallel-size", "4", "--num-attention-heads", "2"], ["--num-attention-heads 2"]),
-        (["--tensor-model-parallel-size", "4", "--sequence-parallel", "--seq-length", "30"], ["--seq-length 30"]),
+        (
+            ["--tensor-model-parallel-size", "4", "--sequence-parallel", "--seq-length", "30"],
+            ["--seq-length 30"],
+        ),
         (["--global-batch-size", "6"], ["--global-batch-size 6", "1 x 4 = 4"]),
         (["--context-parallel-size", "2"], ["--context-parallel-size 2", "plugin"]),
         (
@@ -86,7 +89,8 @@ def test_sizes_that_do_not_fit_four_processes_are_refused(validate, flags, named
 
 
 @pytest.mark.parametrize(
-    "flag", ["--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--train-iters", "--lr"]
+    "flag",
+    ["--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--train-iters", "--lr"],
 )
 def test_a_missing_value_is_asked_for(validate, flag):
     with pytest.raises(ArgumentError, match=flag):

@@ -3,8 +3,8 @@
 import pytest
 
 LLAMA = tuple(
-    "--position-embedding-type rope --normalization RMSNorm --swiglu --group-query-attention --num-query-groups 2 "
-    "--disable-bias-linear --untie-embeddings-and-output-weights".split()
+    "--position-embedding-type rope --normalization RMSNorm --swiglu --group-query-attention "
+    "--num-query-groups 2 --disable-bias-linear --untie-embeddings-and-output-weights".split()
 )
 TP2 = ("--tensor-model-parallel-size", "2")
 PP2 = ("--pipeline-model-parallel-size", "2")
@@ -25,10 +25,20 @@ OVERLAP = (*SHARDED, "--overlap-grad-reduce", "--overlap-param-gather")
         pytest.param(LLAMA, (*TP2, "--sequence-parallel", *PP2), 4, id="llama-tp2-sp-pp2"),
         pytest.param(LLAMA, (*PP2, *OVERLAP), 4, id="llama-pp2-dp2-overlap"),
         pytest.param(LLAMA, ("--pipeline-model-parallel-size", "4"), 4, id="llama-pp4"),
-        pytest.param(("--qk-layernorm", "--apply-layernorm-1p"), TP2, 2, id="qk-layernorm-tp2"),
+        # RMSNorm: a bias of the key norm shifts all scores of a query alike, so its true gradient is zero.
+        pytest.param(
+            ("--qk-layernorm", "--apply-layernorm-1p", "--normalization", "RMSNorm"), TP2, 2, id="qk-norm-tp2"
+        ),
         pytest.param(("--squared-relu", "--position-embedding-type", "none"), PP2, 2, id="squared-relu-pp2"),
         pytest.param(
-            ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"),
+            (
+                "--recompute-granularity",
+                "full",
+                "--recompute-method",
+                "uniform",
+                "--recompute-num-layers",
+                "1",
+            ),
             (*TP2, "--sequence-parallel"),
             2,
             id="full-recompute-tp2-sp",
@@ -49,7 +59,9 @@ def test_full_recompute_changes_no_bit(equivalence):
 
 
 def test_bfloat16_follows_float32(equivalence):
-    equivalence((*LLAMA, "--bf16", *SHARDED), LLAMA, world_size=2, baseline_world_size=1, tolerance=0.1, steps=2)
+    equivalence(
+        (*LLAMA, "--bf16", *SHARDED), LLAMA, world_size=2, baseline_world_size=1, tolerance=0.1, steps=2
+    )
 
 
 def test_sgd_trains_alike_under_data_parallelism(equivalence):

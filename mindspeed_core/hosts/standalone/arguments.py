@@ -133,8 +133,8 @@ def _derive_world(args: Namespace) -> None:
         raise ArgumentError(
             "--tensor-model-parallel-size",
             tp,
-            f"tensor x pipeline x context = {tp} x {pp} x {cp} = {tp * pp * cp} does not divide the world size "
-            f"{args.world_size}",
+            f"tensor x pipeline x context = {tp} x {pp} x {cp} = {tp * pp * cp} does not divide the world "
+            f"size {args.world_size}",
             f"start {tp * pp * cp} processes (or a multiple), or lower a size",
         )
     args.data_parallel_size = args.world_size // (tp * pp * cp)
@@ -183,7 +183,9 @@ def _derive_model(args: Namespace) -> None:
     if args.group_query_attention:
         groups = args.num_query_groups
         if heads % groups:
-            raise ArgumentError("--num-query-groups", groups, f"does not divide --num-attention-heads {heads}")
+            raise ArgumentError(
+                "--num-query-groups", groups, f"does not divide --num-attention-heads {heads}"
+            )
         if groups % tp and tp % groups:
             raise ArgumentError(
                 "--num-query-groups",
@@ -245,7 +247,9 @@ def _derive_model(args: Namespace) -> None:
         args.max_position_embeddings = args.seq_length
     if args.seq_length > args.max_position_embeddings:
         raise ArgumentError(
-            "--seq-length", args.seq_length, f"exceeds --max-position-embeddings {args.max_position_embeddings}"
+            "--seq-length",
+            args.seq_length,
+            f"exceeds --max-position-embeddings {args.max_position_embeddings}",
         )
     if args.recompute_granularity == "full" and args.recompute_method is None:
         raise ArgumentError(
@@ -326,7 +330,9 @@ def _derive_training(args: Namespace) -> None:
         )
     args.lr_warmup_steps = warmup * args.global_batch_size
     if args.lr_decay_style == "WSD" and args.lr_wsd_decay_iters is None:
-        raise ArgumentError("--lr-decay-style", "WSD", "needs the length of its last phase", "add --lr-wsd-decay-iters")
+        raise ArgumentError(
+            "--lr-decay-style", "WSD", "needs the length of its last phase", "add --lr-wsd-decay-iters"
+        )
     if args.start_weight_decay is None:
         args.start_weight_decay = args.weight_decay
     if args.end_weight_decay is None:
@@ -334,4 +340,6 @@ def _derive_training(args: Namespace) -> None:
     if not args.mock_data and not args.data_path:
         raise ArgumentError("--data-path", None, "no data to train on", "name a dataset, or use --mock-data")
     if args.save_interval and not args.save:
-        raise ArgumentError("--save-interval", args.save_interval, "there is nowhere to save", "add --save FOLDER")
+        raise ArgumentError(
+            "--save-interval", args.save_interval, "there is nowhere to save", "add --save FOLDER"
+        )

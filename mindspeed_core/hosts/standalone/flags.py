@@ -23,7 +23,9 @@ _MODEL = _group(
     "model",
     Flag("--num-layers", type=int, help="Transformer layers."),
     Flag("--hidden-size", type=int, help="Width of the hidden state."),
-    Flag("--ffn-hidden-size", type=int, help="Width of the MLP; by default 4 x hidden (8/3 x with --swiglu)."),
+    Flag(
+        "--ffn-hidden-size", type=int, help="Width of the MLP; by default 4 x hidden (8/3 x with --swiglu)."
+    ),
     Flag("--num-attention-heads", type=int, help="Query heads."),
     Flag("--kv-channels", type=int, help="Width of a head; by default hidden / heads."),
     Flag("--group-query-attention", help="Share key and value heads between query heads."),
@@ -226,7 +228,9 @@ _CHECKPOINT = _group(
     Flag("--no-load-rng", help="Load no random states."),
     Flag("--finetune", help="Load weights only and start at step 0."),
     Flag("--ckpt-step", type=int, help="Load this step instead of the latest."),
-    Flag("--exit-on-missing-checkpoint", help="Stop when --load names no checkpoint, instead of starting new."),
+    Flag(
+        "--exit-on-missing-checkpoint", help="Stop when --load names no checkpoint, instead of starting new."
+    ),
     Flag(
         "--ckpt-format",
         type=str,

@@ -52,9 +52,7 @@ def setup(session: Session) -> Run:
             chunk.eval()
         return run
     ddp_config = session.call("build_ddp_config", args=args)
-    run.model = session.call(
-        "wrap_ddp", args=args, config=config, ddp_config=ddp_config, model=model, pg=pg
-    )
+    run.model = session.call("wrap_ddp", args=args, config=config, ddp_config=ddp_config, model=model, pg=pg)
     optimizer_config = session.call("build_optimizer_config", args=args)
     run.optimizer = session.call(
         "build_optimizer", args=args, optimizer_config=optimizer_config, model=run.model, pg=pg
@@ -172,7 +170,9 @@ def _save(run: Run, watch: Watch, reason: str) -> None:
 def _check_dtype(session: Session) -> None:
     dtype: torch.dtype = session.args.params_dtype
     if dtype not in session.platform.supported_dtypes():
-        raise UserError(f"platform {session.platform.name} does not train in {dtype}; drop --bf16 or choose another")
+        raise UserError(
+            f"platform {session.platform.name} does not train in {dtype}; drop --bf16 or choose another"
+        )
 
 
 def _shared_run_dir(run: Run) -> Path:
@@ -193,15 +193,23 @@ def _shared_run_dir(run: Run) -> Path:
 def _announce(run: Run, watch: Watch, seconds: float) -> None:
     args, plan = run.args, run.session.plan
     parameters = sum(parameter.numel() for chunk in run.model for parameter in chunk.parameters())
+    sizes = {
+        "tp": args.tensor_model_parallel_size,
+        "pp": args.pipeline_model_parallel_size,
+        "cp": args.context_parallel_size,
+        "dp": args.data_parallel_size,
+    }
+    layout = " x ".join(f"{name} {size}" for name, size in sizes.items())
     watch.say(
-        f"{run.session.platform.name} | world {run.dist.world_size} = tp {args.tensor_model_parallel_size} x pp "
-        f"{args.pipeline_model_parallel_size} x cp {args.context_parallel_size} x dp {args.data_parallel_size} | "
+        f"{run.session.platform.name} | world {run.dist.world_size} = {layout} | "
         f"{parameters:,} parameters on rank 0 | features: {', '.join(plan.names) or 'none'}"
     )
     for held in plan.held_back:
         watch.say(f"held back: {held.name}: {held.reason}")
     start = f"from step {run.iteration}" if run.iteration else "from scratch"
-    watch.say(f"training {start} to step {args.train_iters}, set up in {seconds:.1f} s, files in {run.run_dir}")
+    watch.say(
+        f"training {start} to step {args.train_iters}, set up in {seconds:.1f} s, files in {run.run_dir}"
+    )
 
 
 def _end(session: Session, run: Run | None, watch: Watch | None, failed: bool) -> None:

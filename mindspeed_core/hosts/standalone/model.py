@@ -20,14 +20,12 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.layer_spec import SpecEditor
+from mindspeed_core.layer_spec import NORM_ROLES, SpecEditor
 from mindspeed_core.plain_norm import PlainNorm
 from mindspeed_core.run import BoundarySchema, TensorSpec
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
-
-_NORM_ROLES = ("input_layernorm", "pre_mlp_layernorm", "q_layernorm", "k_layernorm", "final_layernorm")
 
 
 def same_named_fields(kind: type[Any], args: Namespace) -> dict[str, Any]:
@@ -83,7 +81,7 @@ def build_layer_spec(
     if use_te:
         return spec
     editor = SpecEditor(spec, owner="")
-    editor.replace(_NORM_ROLES, PlainNorm)
+    editor.replace(NORM_ROLES, PlainNorm)
     return editor.spec
 
 

@@ -105,9 +105,7 @@ def optimizer_step(run: Run) -> OptimizerStep:
     )
     dist.all_reduce(facts, op=dist.ReduceOp.MAX, group=run.pg.mp)
     failed, norm, zeros = facts.tolist()
-    return OptimizerStep(
-        failed == 0.0, None if norm < 0 else norm, None if zeros < 0 else int(zeros)
-    )
+    return OptimizerStep(failed == 0.0, None if norm < 0 else norm, None if zeros < 0 else int(zeros))
 
 
 def _number(value: Any) -> float | None:

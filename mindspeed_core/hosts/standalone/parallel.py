@@ -40,13 +40,23 @@ def init_distributed(session: Session, args: Namespace, platform: Platform) -> D
             )
         else:
             try:
+                store, rank, world_size = next(
+                    dist.rendezvous("env://", rank=args.rank, world_size=args.world_size, timeout=timeout)
+                )
+                # A process that closes a session and opens another meets its peers on the same store; the
+                # addresses of the first meeting must not be taken for those of the second.
+                meeting = store.add(f"mindspeed/meeting/{rank}", 1)
                 dist.init_process_group(
-                    platform.backend, rank=args.rank, world_size=args.world_size, timeout=timeout
+                    platform.backend,
+                    store=dist.PrefixStore(f"mindspeed/{meeting}", store),
+                    rank=rank,
+                    world_size=world_size,
+                    timeout=timeout,
                 )
             except (ValueError, dist.DistError) as error:
                 raise UserError(
-                    f"rank {args.rank} of {args.world_size} cannot join the process group: {error}; start the "
-                    "job with torchrun, which sets MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE"
+                    f"rank {args.rank} of {args.world_size} cannot join the process group: {error}; start "
+                    "the job with torchrun, which sets MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE"
                 ) from error
     return DistInfo(
         rank=dist.get_rank(),

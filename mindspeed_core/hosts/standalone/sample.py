@@ -55,11 +55,14 @@ def generate(run: Run, prompt: Sequence[int], length: int, *, top_k: int = 0, se
 
 
 @click.command(
-    "sample", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "max_content_width": 100}
+    "sample",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "max_content_width": 100},
 )
 @click.option("--prompt", default="The ", show_default=True, help="Text to continue.")
 @click.option("--length", default=60, show_default=True, help="Tokens to add.")
-@click.option("--top-k", default=0, show_default=True, help="Draw from the k likeliest; 0 takes the likeliest.")
+@click.option(
+    "--top-k", default=0, show_default=True, help="Draw from the k likeliest; 0 takes the likeliest."
+)
 @click.option("--sample-seed", default=0, show_default=True, help="Seed of the drawing.")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def command(prompt: str, length: int, top_k: int, sample_seed: int, flags: tuple[str, ...]) -> int:

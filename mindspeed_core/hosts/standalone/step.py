@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -70,8 +69,9 @@ def _needs_other_shapes(run: Run) -> bool:
     changed = [t.shape for t in run.boundary.tensors] != [t.shape for t in default.tensors]  # type: ignore[union-attr]
     if changed and run.args.virtual_pipeline_model_parallel_size is not None:
         raise UserError(
-            "a feature changes the tensors between pipeline stages, which megatron-core's interleaved schedule "
-            "cannot; drop --num-layers-per-virtual-pipeline-stage or use a feature that brings its own schedule"
+            "a feature changes the tensors between pipeline stages, which megatron-core's interleaved "
+            "schedule cannot; drop --num-layers-per-virtual-pipeline-stage, or use a feature with its own "
+            "schedule"
         )
     return changed
 
@@ -119,9 +119,7 @@ def forward_step(
     if return_schedule_plan:
         entry = unwrap(model_chunk).build_schedule_plan
         options["loss_mask"] = batch.loss_mask
-    output = entry(
-        batch.tokens, batch.position_ids, batch.attention_mask, labels=batch.labels, **options
-    )
+    output = entry(batch.tokens, batch.position_ids, batch.attention_mask, labels=batch.labels, **options)
     return output, partial(_loss_for_schedule, run, batch, model_chunk)
 
 
@@ -163,9 +161,7 @@ def reduce_reports(run: Run, reports: Sequence[dict[str, torch.Tensor]]) -> dict
         sums = torch.stack([torch.stack([report[name] for report in reports]).sum(dim=0) for name in names])
         if run.pg.dp_cp.size() > 1:
             dist.all_reduce(sums, group=run.pg.dp_cp)
-        means = {
-            name: total / count if count else 0.0 for name, (total, count) in zip(names, sums.tolist())
-        }
+        means = {name: total / count if count else 0.0 for name, (total, count) in zip(names, sums.tolist())}
     if run.pg.pp.size() > 1:
         # The loss is on the last rank in the usual placement of stages; a feature may place them otherwise.
         everywhere: list[Any] = [None] * run.pg.pp.size()

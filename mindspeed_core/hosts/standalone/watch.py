@@ -118,7 +118,11 @@ def format_step(numbers: Mapping[str, Any], total: int) -> str:
     if numbers.get("skipped"):
         parts.append("update skipped")
     for name, value in numbers.items():
-        if name not in _SHOWN and name not in ("memory_source", "skipped") and isinstance(value, (int, float)):
+        if (
+            name not in _SHOWN
+            and name not in ("memory_source", "skipped")
+            and isinstance(value, (int, float))
+        ):
             parts.append(f"{name} {value:.6g}")
     return " | ".join(parts)
 
