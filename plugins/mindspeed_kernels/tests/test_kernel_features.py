@@ -5,7 +5,6 @@ import sys
 from importlib.resources import files
 
 import pytest
-from mindspeed_kernels.features import DECLARATIONS
 
 from mindspeed_core.activation import prepare
 from mindspeed_core.feature import check_feature
@@ -14,6 +13,7 @@ from mindspeed_core.registry import Registry
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.scenarios import scenario_parameters
 from mindspeed_core.testing.verify import assert_equivalent, verify
+from mindspeed_kernels.features import DECLARATIONS
 
 
 @pytest.mark.parametrize("feature", DECLARATIONS, ids=lambda feature: feature.name)

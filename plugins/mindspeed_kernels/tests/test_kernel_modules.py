@@ -13,6 +13,8 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
+from mindspeed_core.plain_norm import PlainNorm
 from mindspeed_kernels.modules.activation import FusedSwiGLU, place_swiglu, use_activation_modules
 from mindspeed_kernels.modules.core_attention import (
     FlashCoreAttention,
@@ -20,8 +22,6 @@ from mindspeed_kernels.modules.core_attention import (
     without_attention_recompute,
 )
 from mindspeed_kernels.modules.norm import FusedRMSNorm, place_rms_norm
-
-from mindspeed_core.plain_norm import PlainNorm
 
 
 class Placements:

@@ -7,8 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mindspeed_kernels.ops import OPERATORS, attention, rms_norm, swiglu
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from mindspeed_kernels.ops import OPERATORS, attention, rms_norm, swiglu
 
 FAST = settings(max_examples=25, deadline=None)
 

@@ -7,6 +7,7 @@ import types
 
 import pytest
 import torch
+
 from mindspeed_profile.backends import make_profiler
 from mindspeed_profile.options import ProfileOptions
 

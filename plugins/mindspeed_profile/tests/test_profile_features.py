@@ -7,8 +7,6 @@ import sys
 from importlib.resources import files
 
 import pytest
-from mindspeed_profile.features import DECLARATIONS, Profile
-from mindspeed_profile.recorder import StepRecorder
 
 from mindspeed_core.activation import prepare
 from mindspeed_core.feature import check_feature
@@ -19,6 +17,8 @@ from mindspeed_core.testing.scenarios import scenario_parameters
 from mindspeed_core.testing.training import train_side
 from mindspeed_core.testing.verify import verify
 from mindspeed_core.testing.worlds import WorldError
+from mindspeed_profile.features import DECLARATIONS, Profile
+from mindspeed_profile.recorder import StepRecorder
 
 
 def test_the_declaration_is_sound():

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mindspeed_profile.options import ProfileOptions
 from mindspeed_profile.recorder import StepRecorder
 
