@@ -26,12 +26,18 @@ def resident_bytes() -> int:
 def peak_resident_bytes() -> int:
     """Most bytes resident since `reset_peak` (``VmHWM``), or since the process began."""
     try:
-        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmHWM:"):
-                return max(int(line.split()[1]) * 1024, resident_bytes())
+        with open("/proc/self/status", "rb") as file:
+            status = file.read()
     except OSError:
         return _peak_of_rusage()
-    return _peak_of_rusage()
+    # The kernel raises the high-water mark lazily: what is resident now may already be more.
+    figures = [_kibibytes(status, name) for name in (b"VmHWM:", b"VmRSS:")]
+    return max(figures) * 1024 or _peak_of_rusage()
+
+
+def _kibibytes(status: bytes, name: bytes) -> int:
+    start = status.find(name)
+    return 0 if start < 0 else int(status[start + len(name) : status.index(b"kB", start)])
 
 
 def reset_peak() -> bool:
