@@ -4,7 +4,6 @@ import pytest
 import torch
 from toy_training import PP2, distance, gradients, losses, parameters, step, training
 
-from mindspeed_core.errors import SessionError
 from mindspeed_core.testing import WorldError, run_world
 
 VIRTUAL = ("--num-layers-per-virtual-pipeline-stage", "1", "--untie-embeddings-and-output-weights")
@@ -29,9 +28,9 @@ def replaced():
 def test_modules_are_replaced_by_role_in_layers_of_the_whole_model():
     results = run_world(replaced, 2)
     plain, scaled = "DotProductAttention", "ScaledAttention"
-    assert results[0][0] == {1: plain, 2: scaled}
-    assert results[1][0] == {3: plain, 4: scaled}
-    assert [result[1] for result in results] == [[2.0], [2.0]]
+    assert results[0][0] == {1: plain, 2: plain}
+    assert results[1][0] == {3: scaled, 4: scaled}
+    assert [result[1] for result in results] == [[], [2.0, 2.0]]
     assert [result[2] for result in results] == [False, 1]
     # Every rank edits the tree of its chunk; the final norm is in each of them.
     assert results[0][3]["toy-attention-scale"] >= 1
@@ -131,7 +130,6 @@ def without_match():
 def test_a_feature_that_matches_no_module_is_an_error():
     with pytest.raises(WorldError, match="toy-noisy-router: active, but matched no module"):
         run_world(without_match, 2)
-    assert SessionError.__module__ == "mindspeed_core.errors"
 
 
 def experts():

@@ -83,14 +83,12 @@ def init_depth():
 
     with training() as run:
         plain = deviations(run)
-        fresh = torch.get_rng_state()
     with training("--toy-init-depth", "400") as run:
         deep = deviations(run)
         run.session.call("seed_everything", args=run.args, pg=run.pg)
         seeded = torch.get_rng_state()
         layers = run.config.num_layers, len(run.model[0].module.decoder.layers)
         loss = step(run).losses["lm loss"]
-    del fresh
     probe = GeneratorProbe()
     with training("--toy-init-depth", "400", probes=(probe,)):
         pass

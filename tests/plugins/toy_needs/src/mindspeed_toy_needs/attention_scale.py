@@ -64,13 +64,13 @@ def replace_modules(
     *,
     owner: str,
 ) -> TransformerBlockSubmodules:
-    """Scale attention in even layers, counted over the whole model from 1, and the final norm."""
+    """Scale attention in the last half of the layers, counted over the whole model, and the final norm."""
     options = ScaleOptions(factor)
     editor = SpecEditor(spec, owner=owner, session=session, config=config, vp_stage=vp_stage)
 
     def scaled(site: Any) -> Any:
         return site.carry(ScaledAttention, options=options, group=lambda: session.groups["toy.halves"])
 
-    editor.replace("core_attention", scaled, layers=range(2, config.num_layers + 1, 2))
+    editor.replace("core_attention", scaled, layers=range(config.num_layers // 2 + 1, config.num_layers + 1))
     editor.replace("final_layernorm", lambda site: site.carry(ScaledNorm, options=options))
     return editor.spec

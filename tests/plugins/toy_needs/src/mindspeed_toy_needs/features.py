@@ -116,7 +116,7 @@ class AttentionScale(Feature):
 
     name = "toy-attention-scale"
     family = FAMILY
-    summary = "scales the attention output of even layers, and the output of the final norm"
+    summary = "scales the attention output of the last half of the layers, and of the final norm"
     flags = (Flag("--toy-attention-scale", type=float, help="The factor."),)
     slots = ("core-attention",)
     places_modules = True
@@ -181,11 +181,12 @@ class VShape(Feature):
         config: TransformerConfig,
         layer_spec: TransformerBlockSubmodules,
         vp_stage: int | None,
+        global_stage: int,
         pg: ProcessGroupCollection,
     ) -> MegatronModule | None:
         from mindspeed_toy_needs.v_shape import build_chunk
 
-        return build_chunk(session, args, config, layer_spec, vp_stage, pg)
+        return build_chunk(session, args, config, layer_spec, vp_stage, global_stage, pg)
 
     @hookimpl
     def toy_route(self, pp_size: int, chunks: int) -> tuple[tuple[int, int], ...]:

@@ -48,6 +48,7 @@ def build_chunk(
     config: TransformerConfig,
     layer_spec: TransformerBlockSubmodules,
     vp_stage: int | None,
+    global_stage: int,
     pg: ProcessGroupCollection,
 ) -> MegatronModule | None:
     """An odd chunk, built for its place in the V; None leaves even chunks to the host."""
@@ -55,7 +56,8 @@ def build_chunk(
         return None
     mirrored = copy.copy(pg)
     mirrored.pp = _Mirrored(pg.pp)
-    stage = vp_stage * pg.pp.size() + mirrored.pp.rank()
+    # Counted from the other end of the row of stages that the host built this chunk for.
+    stage = (2 * vp_stage + 1) * pg.pp.size() - 1 - global_stage
     total = args.virtual_pipeline_model_parallel_size * pg.pp.size()
     chunk: MegatronModule = session.default(
         "build_model_chunk",
