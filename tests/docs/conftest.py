@@ -54,7 +54,9 @@ def guide_plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (project,) = (tomllib.loads(block.text)["project"] for block in blocks(text, "toml"))
     info = folder / "src" / f"acme_tools-{project['version']}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
     lines = []
     for group, points in project["entry-points"].items():
         lines += [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]

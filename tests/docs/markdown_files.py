@@ -8,7 +8,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]*)\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<language>[\w-]*)\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
+)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -55,7 +57,7 @@ def links(text: str) -> list[str]:
 
 
 def commands(text: str) -> list[str]:
-    """The shell commands of a text: lines of blocks without language, continued lines joined, comments cut."""
+    """The shell commands of a text: lines of blocks without language, joined where they go on."""
     found = []
     for block in blocks(text, ""):
         for line in block.text.replace("\\\n", " ").splitlines():

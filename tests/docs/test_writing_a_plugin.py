@@ -1,4 +1,4 @@
-"""The plugin that the guide builds is a working plugin: found, planned, trained and tested by its own tests."""
+"""The plugin that the guide builds works: it is found, planned, trained and tested by its own tests."""
 
 from __future__ import annotations
 

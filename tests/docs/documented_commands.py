@@ -1,0 +1,52 @@
+"""Every shell command that the documentation shows, and what runs it.
+
+A command that a test of this folder runs is in `READ_ONLY` or `TRAINED`; every other one is in `ELSEWHERE`,
+with the reason why it is not run here and what does run it.
+"""
+
+from __future__ import annotations
+
+DOCUMENTS = (
+    "README.md",
+    "README.zh-CN.md",
+    "CONTRIBUTING.md",
+    "docs/architecture.md",
+    "docs/writing-a-plugin.md",
+    "docs/faq.md",
+)
+
+READ_ONLY = {
+    "mindspeed-features list": "fused-rmsnorm",
+    "mindspeed-features plan -- --swiglu --normalization RMSNorm --use-fused-rmsnorm --use-fused-swiglu "
+    "--use-flash-attn": "core-attention: flash-attn",
+    "mindspeed-features patches": "patches of",
+    "mindspeed-features graph": "graph LR",
+    "mindspeed-features doctor": "ready to train",
+    "mindspeed-features show flash-attn": "# flash-attn",
+}
+"""Command as it stands: what its output contains."""
+
+TRAINED = ("mindspeed-train prepare-text ", "torchrun --standalone ", "torchrun --nnodes 2 ")
+"""Beginnings of commands that are run with smaller sizes, or planned where they need several machines."""
+
+_INSTALLS = "downloads packages; noxfile.py installs the same for every session"
+_SCAFFOLD = "writes and installs a package; tests/cli/test_scaffold.py does it in a folder of its own"
+
+ELSEWHERE = {
+    "python3 bootstrap.py demo": "trains for minutes; a session of its own",
+    "python3 bootstrap.py tests": "this suite itself",
+    "python3 bootstrap.py lint typecheck": "sessions of their own",
+    "git clone <this repository> && cd mindspeed-core": "needs the network; whoever runs this has done it",
+    "pip install mindspeed-core mindspeed-kernels": _INSTALLS,
+    "python3 -m venv .venv && . .venv/bin/activate": "bootstrap.py makes such an environment",
+    "pip install -c constraints.txt torch": _INSTALLS,
+    "pip install -c constraints.txt -e '.[dev]' -e plugins/mindspeed_kernels -e plugins/mindspeed_profile": (
+        _INSTALLS
+    ),
+    "pytest tests/core": "part of this suite",
+    "mindspeed-features new acme-tools": _SCAFFOLD,
+    "pip install -e ./acme-tools": _SCAFFOLD,
+    "mindspeed-features verify acme-tools-loss-average": _SCAFFOLD,
+    "pytest ./acme-tools": _SCAFFOLD,
+}
+"""Command: why it is not run here, and what runs it."""
