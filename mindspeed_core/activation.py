@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.flags import FlagSet, ParsedArguments, flag_set
 from mindspeed_core.plan import Plan, PlanError, Problem
+from mindspeed_core.platforms.selection import choose_platform
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver import resolve
 
@@ -51,7 +53,7 @@ def plan_for(
         registry: what is installed; read from the environment by default.
 
     Returns:
-        The plan, and the arguments with ``platform`` resolved to a name.
+        The plan, and the arguments with ``platform`` resolved to a name; its provenance is the reason.
 
     Raises:
         PlanError: carries every problem.
@@ -60,11 +62,13 @@ def plan_for(
     parsed = parse_flags(flags, flag_set(registry, host))
     problems = list(parsed.problems)
     try:
-        name = _platform_name(platform or str(getattr(parsed.args, "platform", "auto")), registry)
+        asked = platform or str(getattr(parsed.args, "platform", "auto"))
+        name, why = choose_platform(asked, registry)
     except UserError as error:
         problems.append(Problem("E-PLATFORM", str(error), flag="--platform"))
         raise PlanError(problems) from error
     parsed.args.platform = name
+    parsed = replace(parsed, provenance={**parsed.provenance, "platform": why})
     try:
         plan = resolve(
             registry, parsed.args, provenance=parsed.provenance, platform=name, host=host, mode=mode
@@ -74,13 +78,6 @@ def plan_for(
     if problems:
         raise PlanError(problems)
     return plan, parsed
-
-
-def _platform_name(requested: str, registry: Registry) -> str:
-    from mindspeed_core.platforms.selection import choose_platform
-
-    name, _ = choose_platform(requested, registry)
-    return name
 
 
 def prepare(

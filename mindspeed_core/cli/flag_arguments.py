@@ -71,11 +71,7 @@ def make_plan(registry: Registry, flags: Sequence[str], *, host: str, platform: 
         PlanError: with every problem of parsing and of resolving.
         UserError: host or platform cannot be used.
     """
-    from mindspeed_core.activation import parse_flags, plan_for
-    from mindspeed_core.flags import flag_set
-    from mindspeed_core.platforms.selection import choose_platform
+    from mindspeed_core.activation import plan_for
 
     plan, parsed = plan_for(list(flags), host=host, platform=platform, registry=registry)
-    # The plan's arguments carry the platform's name already; "auto" is what has a reason worth reading.
-    requested = platform or parse_flags(list(flags), flag_set(registry, host)).args.platform
-    return Planned(plan, parsed.args, parsed.provenance, choose_platform(requested, registry)[1])
+    return Planned(plan, parsed.args, parsed.provenance, parsed.provenance["platform"])

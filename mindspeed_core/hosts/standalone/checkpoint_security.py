@@ -83,6 +83,9 @@ ALLOWED: frozenset[str] = frozenset(
         "torch.distributed.checkpoint.planner.WriteItem",
         "torch.distributed.checkpoint.planner.WriteItemType",
         "torch.distributed.checkpoint.planner.TensorWriteData",
+        # megatron-core 0.15 writes subclasses of torch's data classes, with one more field each.
+        "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata",
+        "megatron.core.dist_checkpointing.strategies.torch.MCoreSavePlan",
         "collections.OrderedDict",
         "builtins.set",
         "builtins.frozenset",

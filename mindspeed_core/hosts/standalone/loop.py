@@ -204,6 +204,7 @@ def _announce(run: Run, watch: Watch, seconds: float) -> None:
         f"{run.session.platform.name} | world {run.dist.world_size} = {layout} | "
         f"{parameters:,} parameters on rank 0 | features: {', '.join(plan.names) or 'none'}"
     )
+    watch.say(run.session.provenance.get("platform", ""))
     for held in plan.held_back:
         watch.say(f"held back: {held.name}: {held.reason}")
     start = f"from step {run.iteration}" if run.iteration else "from scratch"
