@@ -123,17 +123,17 @@ def test_half_precision_models_carry_their_stage_and_their_changes():
 
 
 def without_match():
-    with training("--toy-noisy-router"):
+    with training("--toy-watch-experts"):
         pass
 
 
 def test_a_feature_that_matches_no_module_is_an_error():
-    with pytest.raises(WorldError, match="toy-noisy-router: active, but matched no module"):
+    with pytest.raises(WorldError, match="toy-watch-experts: active, but matched no module"):
         run_world(without_match, 2)
 
 
 def experts():
-    mixture = ("--toy-experts", "4", "--toy-noisy-router", "--disable-bias-linear")
+    mixture = ("--toy-experts", "4", "--toy-watch-experts", "--disable-bias-linear")
     with training(*mixture) as run:
         initial = parameters(run)
         alone = losses(run)
@@ -142,7 +142,7 @@ def experts():
         spread = losses(run)
         found = parameters(run)
         mlp = run.model[0].module.decoder.layers[0].mlp
-        placed = run.session.placements["toy-noisy-router"]
+        placed = run.session.placements["toy-watch-experts"]
         return alone, spread, distance(trained, found), mlp.num_local_experts, placed
 
 

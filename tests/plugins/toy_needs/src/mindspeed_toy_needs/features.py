@@ -245,13 +245,13 @@ class Experts(Feature):
         return (yield)
 
 
-class NoisyRouter(Feature):
+class WatchExperts(Feature):
     """A feature for modules that this model may not have."""
 
-    name = "toy-noisy-router"
+    name = "toy-watch-experts"
     family = FAMILY
-    summary = "leaves routers as they are, but insists that there are some"
-    flags = (Flag("--toy-noisy-router", help="Look for routers."),)
+    summary = "leaves experts as they are, but insists that there are some"
+    flags = (Flag("--toy-watch-experts", help="Look for experts."),)
     places_modules = True
 
     @hookimpl(wrapper=True)
@@ -262,7 +262,7 @@ class NoisyRouter(Feature):
         from mindspeed_core.layer_spec import SpecEditor
 
         editor = SpecEditor(spec, owner=self.name, session=session)
-        editor.replace("router", lambda site: site.spec)
+        editor.replace("experts", lambda site: site.spec)
         return editor.spec
 
 
@@ -651,7 +651,7 @@ DECLARATIONS = (
     VShape,
     EmbeddingScale,
     Experts,
-    NoisyRouter,
+    WatchExperts,
     BucketSize,
     LionOptimizer,
     Documents,
