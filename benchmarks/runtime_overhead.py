@@ -1,9 +1,8 @@
 """What the runtime costs: training through the stages against a hand-written megatron-core loop.
 
-Three processes train the same small GPT on the same samples and take turns step by step, so that whatever the
-machine does meets all of them: a hand-written loop, the host without features, the host with 20 features that
-wrap stages and do nothing. Besides: one stage call, opening and closing a session, and the wall time of
-``mindspeed-features list``.
+A hand-written loop and the host take turns on one model, in one process, step by step, so that whatever the
+machine does meets both; once without features and once with 20 that wrap stages and do nothing. Besides: one
+stage call, opening and closing a session, and the wall time of ``mindspeed-features list``.
 """
 
 from __future__ import annotations
@@ -59,135 +58,121 @@ def _pass_through(self: Any) -> Any:
 
 
 class TakeTurns:
-    """Outermost wrapper of the step: waits for its turn and reports how long the last one took."""
+    """Outermost wrapper of the step: before each of the host's turns, a hand-written step on the same model.
 
-    def __init__(self, wait: Callable[[], None]) -> None:
-        self.wait = wait
+    The host's turn is everything until the wrapper is entered again: the step, its logging, the loop.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[tuple[float, float]]] = {"hand": [], "host": []}
+        self.host_started: tuple[float, float] | None = None
+        self.step_by_hand: Callable[[], None] | None = None
 
     @hookimpl(wrapper=True)
-    def train_step(self) -> Any:
-        self.wait()
+    def train_step(self, run: Any) -> Any:
+        if self.host_started is not None:
+            self.seconds["host"].append(since(self.host_started))
+        if self.step_by_hand is None:
+            self.step_by_hand = hand_written_step(run)
+        begin = now()
+        self.step_by_hand()
+        self.seconds["hand"].append(since(begin))
+        self.host_started = now()
         return (yield)
 
 
-class Turns:
-    """The child's end: one message per finished turn, one message back to start the next."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self.pipe = pipe
-        self.started: float | None = None
-
-    def wait(self) -> None:
-        """End the turn and wait for the next."""
-        ended = time.perf_counter()
-        self.pipe.send(None if self.started is None else ended - self.started)
-        self.pipe.recv()
-        self.started = time.perf_counter()
+def now() -> tuple[float, float]:
+    """Wall and processor time, in seconds."""
+    return time.perf_counter(), time.process_time()
 
 
-def by_host(pipe: Connection, steps: int, features: int) -> None:
-    """Train through the host; a turn is one whole iteration of its loop, logging included."""
+def since(begin: tuple[float, float]) -> tuple[float, float]:
+    """Wall and processor seconds since `now`."""
+    wall, processor = now()
+    return wall - begin[0], processor - begin[1]
+
+
+def hand_written_step(run: Any) -> Callable[[], None]:
+    """One iteration with megatron-core's parts called directly: what one would write without a framework."""
+    import torch
+    from megatron.core.distributed import finalize_model_grads
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    model, optimizer, scheduler, args = run.model[0], run.optimizer, run.scheduler, run.args
+    iterator = run.session.call("build_data_iterators", run=run).train[0]
+    schedule = get_forward_backward_func()
+    finalize_of_host = run.config.finalize_model_grads_func
+    log = (run.run_dir / "hand_written.log").open("w")
+
+    def loss_function(mask: Any, output: Any) -> Any:
+        total = (output.view(-1).float() * mask.view(-1)).sum()
+        tokens = mask.sum().to(torch.int)
+        return total, tokens, {"lm loss": torch.stack([total.detach().clone(), tokens])}
+
+    def forward(data: Any, chunk: Any) -> Any:
+        sample = next(data)
+        output = chunk(sample["tokens"], sample["position_ids"], None, labels=sample["labels"])
+        return output, lambda out: loss_function(sample["loss_mask"], out)
+
+    def step() -> None:
+        run.config.finalize_model_grads_func = finalize_model_grads
+        model.zero_grad_buffer()
+        optimizer.zero_grad()
+        reports = schedule(
+            forward_step_func=forward,
+            data_iterator=[iterator],
+            model=[model],
+            num_microbatches=args.num_microbatches,
+            seq_length=args.seq_length,
+            micro_batch_size=args.micro_batch_size,
+            forward_only=False,
+        )
+        _, norm, _ = optimizer.step()
+        scheduler.step(increment=args.global_batch_size)
+        total, count = torch.stack([report["lm loss"] for report in reports]).sum(dim=0).tolist()
+        print(total / count, float(norm), file=log, flush=True)
+        run.config.finalize_model_grads_func = finalize_of_host
+
+    return step
+
+
+def take_turns(features: int, steps: int, pipe: Connection) -> None:
+    """Train through the host with a number of no-op features; send the seconds of all turns."""
     from mindspeed_core.activation import prepare
     from mindspeed_core.hosts.standalone.loop import train
     from mindspeed_core.registry import Registry
 
-    turns = Turns(pipe)
-    installed = Registry.discover()
-    declarations = noop_features()[:features]
-    registry = installed if not features else Registry.of(declarations)
     flags = [*FLAGS, "--train-iters", str(steps), *(f"--noop-{index}" for index in range(features))]
-    extra = [TakeTurns(turns.wait)]
+    turns = TakeTurns()
+    registry = Registry.of(noop_features()[:features])
     with tempfile.TemporaryDirectory() as folder:
-        session = prepare([*flags, "--run-dir", folder], registry=registry, extra_plugins=extra)
+        session = prepare([*flags, "--run-dir", folder], registry=registry, extra_plugins=[turns])
         with (Path(folder) / "log").open("w") as log, redirect_stdout(log), session:
             train(session)
-    turns.wait()
+    pipe.send(turns.seconds)
 
 
-def by_hand(pipe: Connection, steps: int) -> None:
-    """Train with megatron-core's parts called directly: what one would write without a framework."""
-    from mindspeed_core.activation import prepare
-
-    turns = Turns(pipe)
-    # The session only supplies the cpu platform; no stage is called after the parts are built.
-    with prepare([*FLAGS, "--train-iters", str(steps)]) as session:
-        import torch
-        from megatron.core.distributed import finalize_model_grads
-        from megatron.core.pipeline_parallel import get_forward_backward_func
-
-        from mindspeed_core.hosts.standalone.loop import setup, teardown
-
-        run = setup(session)
-        model, optimizer, scheduler = run.model[0], run.optimizer, run.scheduler
-        iterator = run.data.train[0]
-        run.config.finalize_model_grads_func = finalize_model_grads
-        schedule = get_forward_backward_func()
-        args = run.args
-
-        def loss_function(mask: Any, output: Any) -> Any:
-            total = (output.view(-1).float() * mask.view(-1)).sum()
-            tokens = mask.sum().to(torch.int)
-            return total, tokens, {"lm loss": torch.stack([total.detach().clone(), tokens])}
-
-        def forward(data: Any, chunk: Any) -> Any:
-            sample = next(data)
-            output = chunk(sample["tokens"], sample["position_ids"], None, labels=sample["labels"])
-            return output, lambda out: loss_function(sample["loss_mask"], out)
-
-        with tempfile.TemporaryFile("w") as log:
-            for step in range(steps):
-                turns.wait()
-                model.zero_grad_buffer()
-                optimizer.zero_grad()
-                reports = schedule(
-                    forward_step_func=forward,
-                    data_iterator=[iterator],
-                    model=[model],
-                    num_microbatches=args.num_microbatches,
-                    seq_length=args.seq_length,
-                    micro_batch_size=args.micro_batch_size,
-                    forward_only=False,
-                )
-                _, norm, _ = optimizer.step()
-                scheduler.step(increment=args.global_batch_size)
-                total, count = torch.stack([report["lm loss"] for report in reports]).sum(dim=0).tolist()
-                print(step, total / count, float(norm), file=log)
-        turns.wait()
-        teardown(session)
-
-
-def take_turns(steps: int, warmup: int) -> dict[str, list[float]]:
-    """Step the three processes round-robin; seconds of every turn after the warm-up, by name."""
+def overhead(features: int, steps: int, warmup: int) -> dict[str, float]:
+    """Median step by hand and by the host, and the median of their differences, in milliseconds."""
     context = get_context("spawn")
-    parts: dict[str, tuple[Any, tuple[Any, ...]]] = {
-        "hand-written loop": (by_hand, ()),
-        "host, 0 features": (by_host, (0,)),
-        "host, 20 features": (by_host, (20,)),
+    ours, theirs = context.Pipe()
+    process = context.Process(target=take_turns, args=(features, steps, theirs))
+    process.start()
+    seconds = ours.recv()
+    process.join()
+    hand, host = seconds["hand"][warmup:], seconds["host"][warmup:]
+    # Turns of one round are neighbours in time, so what the machine does meanwhile cancels in the difference.
+    over, over_cpu = (
+        statistics.median((mine[clock] - base[clock]) * 1e3 for base, mine in zip(hand, host))
+        for clock in (0, 1)
+    )
+    return {
+        "hand_written_ms": statistics.median(wall for wall, _ in hand) * 1e3,
+        "host_ms": statistics.median(wall for wall, _ in host) * 1e3,
+        "over_ms": over,
+        "over_processor_ms": over_cpu,
+        "share_of_100_ms_percent": over / STEP_OF_REFERENCE_MS * 100,
     }
-    pipes: dict[str, Connection] = {}
-    processes = []
-    for name, (target, extra) in parts.items():
-        ours, theirs = context.Pipe()
-        process = context.Process(target=target, args=(theirs, steps, *extra), daemon=True)
-        process.start()
-        pipes[name], processes = ours, [*processes, process]
-    for pipe in pipes.values():
-        assert pipe.recv() is None
-    taken: dict[str, list[float]] = {name: [] for name in parts}
-    names = list(parts)
-    for step in range(steps):
-        # The order rotates so that no process always runs after the same neighbour.
-        for offset in range(len(names)):
-            name = names[(step + offset) % len(names)]
-            pipes[name].send("go")
-            seconds = pipes[name].recv()
-            if step >= warmup:
-                taken[name].append(seconds)
-    for pipe in pipes.values():
-        pipe.send("end")
-    for process in processes:
-        process.join(timeout=60)
-    return taken
 
 
 def stage_call_microseconds() -> dict[str, float]:
@@ -262,19 +247,18 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=260)
     parser.add_argument("--warmup", type=int, default=20)
     options = parser.parse_args()
-    turns = take_turns(options.steps, options.warmup)
-    hand = statistics.median(turns["hand-written loop"]) * 1e3
-    rows: dict[str, Any] = {}
-    print(f"{'one step':<22}{'median ms':>12}{'over hand-written':>20}{'of a 100 ms step':>20}")
-    for name, seconds in turns.items():
-        median = statistics.median(seconds) * 1e3
-        # Turns of one round are neighbours in time, so their differences cancel what the machine does.
-        paired = statistics.median(
-            (mine - base) * 1e3 for mine, base in zip(seconds, turns["hand-written loop"])
+    rows: dict[str, dict[str, float]] = {}
+    print(
+        f"{'one step':<20}{'by hand':>10}{'by host':>10}{'over':>10}{'cpu time':>10}{'of a 100 ms step':>18}"
+    )
+    for count in (0, 20):
+        name = f"host, {count} features"
+        rows[name] = row = overhead(count, options.steps, options.warmup)
+        print(
+            f"{name:<20}{row['hand_written_ms']:>7.2f} ms{row['host_ms']:>7.2f} ms{row['over_ms']:>7.3f} ms"
+            f"{row['over_processor_ms']:>7.3f} ms"
+            f"{row['share_of_100_ms_percent']:>16.2f} %"
         )
-        share = paired / STEP_OF_REFERENCE_MS * 100
-        rows[name] = {"median_ms": median, "over_ms": paired, "share_of_100_ms_percent": share}
-        print(f"{name:<22}{median:>12.3f}{paired:>17.3f} ms{share:>18.2f} %")
     calls = stage_call_microseconds()
     print("one stage call        " + "   ".join(f"{name}: {value:.2f} us" for name, value in calls.items()))
     sessions = open_close_milliseconds()
@@ -295,7 +279,6 @@ def main() -> int:
     path = write(
         "runtime_overhead",
         {
-            "hand_written_median_ms": hand,
             "steps": rows,
             "stage_call_microseconds": calls,
             "session_milliseconds": sessions,

@@ -64,6 +64,31 @@ class Groups:
         self._ranks[name] = [list(ranks) for ranks in ranks_per_group]
         return mine[0] if mine else None
 
+    def split(
+        self, name: str, group: dist.ProcessGroup, parts: Sequence[Sequence[int]], **options: Any
+    ) -> dist.ProcessGroup | None:
+        """Create sub-groups inside every group of a kind (of every tensor-parallel group, say).
+
+        Each rank knows its own group only; the rank lists of the others are exchanged here, so that all ranks
+        create all sub-groups in one order. Collective over all ranks.
+
+        Args:
+            name: of the new groups, as in `create`.
+            group: this rank's group of the kind that is split.
+            parts: positions within a group, ``[[0, 1], [2, 3]]``; the same on every rank.
+            options: as in `create`.
+
+        Returns:
+            This rank's (first) sub-group, or None when it is in none.
+        """
+        import torch.distributed as dist
+
+        everyones: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyones, dist.get_process_group_ranks(group))
+        whole = sorted({tuple(ranks) for ranks in everyones})
+        lists = [[ranks[position] for position in part] for ranks in whole for part in parts]
+        return self.create(name, lists, **options)
+
     def __getitem__(self, name: str) -> dist.ProcessGroup:
         """This rank's group of that name; the first where it is in several (`all` gives them all)."""
         groups = self.all(name)

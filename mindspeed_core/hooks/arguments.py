@@ -39,6 +39,11 @@ def validate_arguments(session: Session, args: Namespace, plan: Plan) -> Namespa
     The host's default checks sizes against each other and adds the derived attributes
     (``data_parallel_size``, ``padded_vocab_size``, ``params_dtype``); wrappers see both.
 
+    Args:
+        session: the open session.
+        args: the arguments as parsed, with the changes of `validate_arguments_early`.
+        plan: what is active and why.
+
     Raises:
         mindspeed_core.errors.ArgumentError: a flag is wrong; the message names it, its value and the way out.
     """

@@ -34,6 +34,10 @@ def build_data_iterators(session: Session, run: Run) -> DataIterators | Any:
     """Build the iterators that yield this data-parallel rank's samples, from where the run stands.
 
     Called after a checkpoint was loaded; ``run.consumed_train_samples`` says how far the data was used.
+
+    Args:
+        session: the open session.
+        run: the run in progress.
     """
 
 
@@ -46,6 +50,12 @@ def batch_fields(
     The default gives ``tokens`` and ``position_ids`` to the first stage, ``labels`` and ``loss_mask`` to the
     last, ``attention_mask`` to all that need one. A feature adds what a middle stage needs (document
     boundaries, for instance) by wrapping the stage.
+
+    Args:
+        session: the open session.
+        args: the validated arguments.
+        pre_process: the chunk holds the embedding.
+        post_process: the chunk holds the output layer.
     """
 
 

@@ -36,6 +36,10 @@ def build_transformer_config(session: Session, args: Namespace) -> TransformerCo
     A feature's own options never travel on the configuration: they go into ``ModuleSpec.params``. A feature
     that needs a configuration built with other values than the final ones (heads that do not divide) replaces
     the stage or changes the result after its ``yield``.
+
+    Args:
+        session: the open session.
+        args: the validated arguments.
     """
 
 
@@ -94,6 +98,12 @@ def build_model(
     The place for changes on built instances: after the ``yield`` of a wrapper each chunk carries
     ``chunk.vp_stage``. ``session.instances.set(owner, instance, attribute, value)`` records such a change and
     takes it back when the session closes.
+
+    Args:
+        session: the open session.
+        args: the validated arguments.
+        config: the result of `build_transformer_config`.
+        pg: the process groups.
     """
 
 
@@ -103,12 +113,22 @@ def boundary_schema(session: Session, args: Namespace, config: TransformerConfig
 
     The default is one hidden state ``[s, b, h]`` with ``s`` divided by the sequence- and context-parallel
     degrees. A feature that sends another shape returns a changed schema; the schedule receives its shapes.
+
+    Args:
+        session: the open session.
+        args: the validated arguments.
+        config: the result of `build_transformer_config`.
     """
 
 
 @hookspec
 def build_ddp_config(session: Session, args: Namespace) -> DistributedDataParallelConfig | Any:
-    """Build the configuration of megatron-core's data parallelism (buckets, overlap, padding)."""
+    """Build the configuration of megatron-core's data parallelism (buckets, overlap, padding).
+
+    Args:
+        session: the open session.
+        args: the validated arguments.
+    """
 
 
 @hookspec
@@ -123,4 +143,12 @@ def wrap_ddp(
     """Wrap the chunks for data parallelism: gradient buffers, reduction, optional overlap.
 
     A feature that only changes options wraps `build_ddp_config`; this stage is for another wrapper.
+
+    Args:
+        session: the open session.
+        args: the validated arguments.
+        config: the result of `build_transformer_config`.
+        ddp_config: the result of `build_ddp_config`.
+        model: this rank's model chunks.
+        pg: the process groups.
     """

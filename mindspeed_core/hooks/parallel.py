@@ -23,6 +23,11 @@ def init_distributed(session: Session, args: Namespace, platform: Platform) -> D
     """Start ``torch.distributed`` on the platform's backend and select this rank's device.
 
     After the default has run, the core compares plan, versions and arguments of all ranks.
+
+    Args:
+        session: the open session.
+        args: the validated arguments.
+        platform: the device platform.
     """
 
 
@@ -36,6 +41,11 @@ def build_process_groups(
     ``session.groups.create("cp.ring", ranks_per_group)`` with the same list on every rank; code finds the
     group as ``session.groups["cp.ring"]``. Groups are destroyed when the session closes.
 
+    Args:
+        session: the open session.
+        args: the validated arguments.
+        dist_info: the result of `init_distributed`.
+
     Returns:
         The groups megatron-core's modules take as ``pg_collection``.
     """
@@ -46,4 +56,9 @@ def seed_everything(session: Session, args: Namespace, pg: ProcessGroupCollectio
     """Seed Python, NumPy, torch and megatron-core's tensor-parallel generators.
 
     May be called again to re-seed, for instance after weights were built with another layout.
+
+    Args:
+        session: the open session.
+        args: the validated arguments.
+        pg: the process groups.
     """

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     import torch
+    from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.module import MegatronModule
 
@@ -22,11 +23,17 @@ __all__ = ["compute_loss", "forward_step", "get_forward_backward", "train_step"]
 
 @hookspec
 def get_forward_backward(
-    session: Session, args: Namespace, config: TransformerConfig
+    session: Session, args: Namespace, config: TransformerConfig, pg: ProcessGroupCollection
 ) -> Callable[..., Any] | Any:
     """Return the pipeline schedule: a callable with megatron-core's forward-backward signature.
 
-    Slot ``pipeline-schedule``. Called once per session for training and once for evaluation.
+    Slot ``pipeline-schedule``. Called once per run; evaluation uses the same schedule with ``forward_only``.
+
+    Args:
+        session: the open session.
+        args: the validated arguments.
+        config: the result of `build_transformer_config`.
+        pg: the process groups.
     """
 
 
@@ -35,7 +42,11 @@ def train_step(session: Session, run: Run) -> StepResult | Any:
     """Do one training step: zero the gradients, run the schedule, update, reduce the losses.
 
     There are no begin-step and end-step stages: wrap this one.
-    ``session.default("train_step", session=session, run=run)`` calls the host's own again.
+    ``session.default("train_step", run=run)`` calls the host's own again.
+
+    Args:
+        session: the open session.
+        run: the run in progress.
     """
 
 
@@ -51,6 +62,13 @@ def forward_step(
 
     ``run.context`` tells which micro-batch and chunk are current.
 
+    Args:
+        session: the open session.
+        run: the run in progress.
+        data_iterator: the chunk's iterator.
+        model_chunk: the chunk that is run.
+        return_schedule_plan: a schedule asks for the plan of the forward pass instead of running it.
+
     Returns:
         The chunk's output and the loss function that the schedule applies to it on the last stage.
     """
@@ -61,6 +79,13 @@ def compute_loss(
     session: Session, run: Run, batch: Batch, output_tensor: torch.Tensor, model_chunk: MegatronModule
 ) -> Loss | Any:
     """Turn the last stage's output ``[b, s]`` (per-token losses) into the loss of the micro-batch.
+
+    Args:
+        session: the open session.
+        run: the run in progress.
+        batch: what `get_batch` returned for the micro-batch.
+        output_tensor: per-token losses ``[b, s]`` of the last stage.
+        model_chunk: the chunk that is run.
 
     Returns:
         A `Loss`: the sum over this rank's tokens, the number of tokens, and what is reported. The schedule

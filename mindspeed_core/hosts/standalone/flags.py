@@ -251,13 +251,6 @@ _CHECKPOINT = _group(
         help="How files are checked against the manifest before loading.",
     ),
     Flag("--trust-checkpoint", help="Load pickled objects that are not on the allow-list."),
-    Flag(
-        "--strict-plan-resume",
-        type=str,
-        default="error",
-        choices=("error", "warn", "off"),
-        help="What happens when features that change checkpoints were added or removed since the save.",
-    ),
 )
 
 _WATCHING = _group(

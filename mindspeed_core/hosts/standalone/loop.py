@@ -59,7 +59,7 @@ def setup(session: Session) -> Run:
     )
     run.scheduler = session.call("build_scheduler", args=args, optimizer=run.optimizer)
     configure_for_training(run)
-    run.schedule = session.call("get_forward_backward", args=args, config=config)
+    run.schedule = session.call("get_forward_backward", args=args, config=config, pg=pg)
     load(run)
     evaluations = args.train_iters // args.eval_interval + 1
     wanted = (

@@ -24,6 +24,9 @@ from mindspeed_core.run import OptimizerStep
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
 
+_FINALIZE_TAKES = frozenset(signature(finalize_model_grads).parameters)
+"""megatron-core 0.15 has neither process groups nor a forced all-reduce here."""
+
 
 @hookimpl(trylast=True)
 def build_optimizer_config(args: Namespace) -> OptimizerConfig:
@@ -80,13 +83,10 @@ def finalize_gradients(
     force_all_reduce: bool,
 ) -> Done:
     """megatron-core's reductions over data, sequence and embedding groups."""
-    options: dict[str, Any] = {}
-    parameters = signature(finalize_model_grads).parameters
-    if "pg_collection" in parameters:
-        options["pg_collection"] = pg
-    if "force_all_reduce" in parameters:
-        options["force_all_reduce"] = force_all_reduce
-    finalize_model_grads(model, num_tokens, **options)
+    options = {"pg_collection": pg, "force_all_reduce": force_all_reduce}
+    finalize_model_grads(
+        model, num_tokens, **{name: options[name] for name in options if name in _FINALIZE_TAKES}
+    )
     return DONE
 
 

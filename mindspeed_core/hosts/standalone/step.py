@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -141,7 +142,7 @@ def compute_loss(run: Run, batch: Batch, output_tensor: torch.Tensor) -> Loss:
     mask = batch.loss_mask.reshape(-1).float()
     total = torch.sum(output_tensor.reshape(-1).float() * mask)
     num_tokens = mask.sum()
-    if run.args.check_for_nan_in_loss_and_grad and not bool(torch.isfinite(total.detach())):
+    if run.args.check_for_nan_in_loss_and_grad and not math.isfinite(total.item()):
         raise UserError(
             f"the loss of step {run.iteration + 1}, micro-batch {run.context.microbatch} on rank "
             f"{run.dist.rank} is {float(total)}; lower --lr, check the data, or go on with "

@@ -147,11 +147,11 @@ class SequentialSchedule(Feature):
 
     @hookimpl
     def get_forward_backward(
-        self, session: Session, args: Namespace, config: TransformerConfig
+        self, session: Session, args: Namespace, config: TransformerConfig, pg: ProcessGroupCollection
     ) -> Callable[..., Any]:
         from mindspeed_toy_needs.sequential_schedule import schedule
 
-        return schedule(session, args, config)
+        return schedule(session, args, config, pg)
 
     @hookimpl(trylast=True)
     def toy_route(self, pp_size: int, chunks: int) -> tuple[tuple[int, int], ...]:

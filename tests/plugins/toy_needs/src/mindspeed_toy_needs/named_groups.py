@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
@@ -17,10 +15,7 @@ def create_groups(session: Session, world_size: int, pg: ProcessGroupCollection)
     # Two directions of one pair are two groups, so that their messages cannot overtake each other.
     session.groups.create("toy.forward", [sorted({r, (r + 1) % world_size}) for r in range(world_size)])
     session.groups.create("toy.backward", [sorted({r, (r - 1) % world_size}) for r in range(world_size)])
-    mine = dist.get_process_group_ranks(pg.dp)
-    everywhere: list[Any] = [None] * world_size
-    dist.all_gather_object(everywhere, mine)
-    whole = sorted({tuple(ranks) for ranks in everywhere})
-    half = max(1, len(mine) // 2)
-    halves = [ranks[start : start + half] for ranks in whole for start in range(0, len(ranks), half)]
-    session.groups.create("toy.halves", halves)
+    size = pg.dp.size()
+    half = max(1, size // 2)
+    halves = [list(range(start, min(start + half, size))) for start in range(0, size, half)]
+    session.groups.split("toy.halves", pg.dp, halves)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from megatron.core.enums import ModelType
 from megatron.core.pipeline_parallel.schedules import backward_step, deallocate_output_tensor, forward_step
 
 if TYPE_CHECKING:
+    from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer import TransformerConfig
 
     from mindspeed_core.session import Session
@@ -46,9 +46,11 @@ class _Mail:
         return tensor
 
 
-def schedule(session: Session, args: Namespace, config: TransformerConfig) -> Callable[..., Any]:
+def schedule(
+    session: Session, args: Namespace, config: TransformerConfig, pg: ProcessGroupCollection
+) -> Callable[..., Any]:
     """The schedule, with megatron-core's forward-backward signature."""
-    group = parallel_state.get_pipeline_model_parallel_group()
+    group = pg.pp
     chunks = args.virtual_pipeline_model_parallel_size or 1
     route = session.call("toy_route", pp_size=group.size(), chunks=chunks)
     spec = session.call("boundary_schema", args=args, config=config).tensors[0]
