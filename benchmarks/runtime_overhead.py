@@ -158,6 +158,7 @@ def overhead(features: int, steps: int, warmup: int) -> dict[str, float]:
     ours, theirs = context.Pipe()
     process = context.Process(target=take_turns, args=(features, steps, theirs))
     process.start()
+    theirs.close()  # so that a child that fails ends the wait
     seconds = ours.recv()
     process.join()
     hand, host = seconds["hand"][warmup:], seconds["host"][warmup:]

@@ -92,7 +92,9 @@ def get_batch(session: Session, run: Run, data_iterator: Iterator[Any], vp_stage
             f"{', '.join(sorted(sample))}. --create-attention-mask-in-dataloader adds attention_mask"
         )
     device = run.dist.device
-    moved = {name: sample[name].to(device, non_blocking=True) for name in fields}
+    moved = {name: sample[name] for name in fields}
+    if device.type != "cpu":
+        moved = {name: tensor.to(device, non_blocking=True) for name, tensor in moved.items()}
     extra = {name: moved.pop(name) for name in sorted(fields - _BATCH_FIELDS)}
     return Batch(**moved, extra=extra)
 
