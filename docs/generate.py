@@ -18,9 +18,10 @@ from types import ModuleType
 from typing import Any
 
 from mindspeed_core.compatibility import PYTHON, TABLE
+from mindspeed_core.core_flags import CORE_OWNER
 from mindspeed_core.discovery import FEATURES, HOSTS, PLATFORMS, Source, sources
 from mindspeed_core.feature import PROJECT, Conflict, Feature, Flag, Patch, Requirement
-from mindspeed_core.flags import CORE_OWNER, FlagEntry, flag_set
+from mindspeed_core.flags import FlagEntry, flag_set
 from mindspeed_core.hooks import API_VERSION, STAGE_MODULES
 from mindspeed_core.registry import Registry
 from mindspeed_core.slots import CORE_SLOTS

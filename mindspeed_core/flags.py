@@ -8,7 +8,6 @@ formats ``--help``.
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from argparse import Namespace
@@ -17,50 +16,30 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_core.core_flags import CORE_FLAGS, CORE_OWNER
 from mindspeed_core.discovery import describe
 from mindspeed_core.feature import Feature, Flag
+from mindspeed_core.flag_values import (
+    SHOWN,
+    RefusedValue,
+    arity,
+    bad_value,
+    kind_of_flag,
+    least_values,
+    most_values,
+    shown_value,
+    truth_of,
+    type_name,
+    typed,
+)
 from mindspeed_core.plan import Problem
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import Registry
 
-CORE_FLAGS: tuple[Flag, ...] = (
-    Flag(
-        "--platform",
-        type=str,
-        default="auto",
-        choices=("auto",),
-        help="device to run on; auto takes the best one that is available",
-    ),
-    Flag(
-        "--optimization-level",
-        type=int,
-        default=2,
-        choices=(0, 1, 2),
-        help="0: features that change nothing else, 1: also affinity features, 2: all that are asked for",
-    ),
-    Flag("--plan-only", help="print what would be active and stop"),
-    Flag(
-        "--no-cross-rank-check",
-        help="do not compare versions, sources and arguments of all ranks when a run starts",
-    ),
-    Flag(
-        "--strict-plan-resume",
-        type=str,
-        default="error",
-        choices=("error", "warn", "off"),
-        help="what to do when a checkpoint was written with other features than are active now",
-    ),
-)
-
-CORE_OWNER = "mindspeed-core"
 DEFAULT = "default"
 
-_SHOWN = 200
-_LARGEST = 2**63
 _NEGATIVE = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
-_TRUE = frozenset({"true", "yes", "on", "1"})
-_FALSE = frozenset({"false", "no", "off", "0"})
 
 
 @dataclass(frozen=True)
@@ -188,7 +167,7 @@ class FlagSet:
     def _clash(self, present: FlagEntry, flag: Flag, owner: str, related: Iterable[str]) -> None:
         problem = Problem(
             "E-FLAG-CLASH",
-            f"{present.owner} defines it as {_kind(present.flag)}, {owner} as {_kind(flag)}",
+            f"{present.owner} defines it as {kind_of_flag(present.flag)}, {owner} as {kind_of_flag(flag)}",
             f"uninstall or upgrade the package of one of them; until then {present.owner}'s meaning holds",
             feature=owner,
             flag=flag.name,
@@ -248,7 +227,7 @@ class FlagSet:
             option, equals, inline = token.partition("=")
             entry = self._by_option.get(option)
             values: list[str] = []
-            limit = _most(entry.flag) if entry is not None and not equals else None
+            limit = most_values(entry.flag) if entry is not None and not equals else None
             if equals:
                 values.append(inline)
             else:
@@ -262,7 +241,7 @@ class FlagSet:
                 continue
             self._take(entry, option, values, bool(equals), given, problems)
         if stray:
-            shown = ", ".join(_shown(token) for token in stray[:5])
+            shown = ", ".join(shown_value(token) for token in stray[:5])
             problems.append(
                 Problem("E-FLAG-VALUE", f"{shown}: belongs to no flag", "write the flag before its value")
             )
@@ -323,13 +302,13 @@ class FlagSet:
         flag = entry.flag
         if flag.is_switch:
             if inline:
-                problems.append(_bad(option, values[0], "the flag is a switch and takes no value"))
+                problems.append(bad_value(option, values[0], "the flag is a switch and takes no value"))
             else:
                 given[flag.dest] = (not flag.inverts, f"flag {option}")
             return
-        least, most = _least(flag), _most(flag)
+        least, most = least_values(flag), most_values(flag)
         if len(values) < least or (most is not None and len(values) > most):
-            wanted = _arity(flag)
+            wanted = arity(flag)
             shown = f"got {len(values)}" if values else "got none"
             remedy = f"write {option} {_placeholder(flag)}; a value that begins with -- needs {option}=VALUE"
             problems.append(Problem("E-FLAG-VALUE", f"takes {wanted}, {shown}", remedy, flag=option))
@@ -348,9 +327,9 @@ class FlagSet:
         """Record a Python value given for a flag, or what is wrong with it."""
         flag = entry.flag
         if flag.is_switch:
-            truth = _truth(value)
+            truth = truth_of(value)
             if truth is None:
-                problems.append(_bad(option, value, "the flag is a switch: True or False"))
+                problems.append(bad_value(option, value, "the flag is a switch: True or False"))
             else:
                 given[flag.dest] = (truth != (bool(flag.inverts) and as_switch), f"flag {option}")
             return
@@ -360,15 +339,15 @@ class FlagSet:
             try:
                 values = shlex.split(value)
             except ValueError as error:
-                problems.append(_bad(option, value, str(error)))
+                problems.append(bad_value(option, value, str(error)))
                 return
         elif isinstance(value, Iterable):
             values = list(value)
         else:
             values = [value]
-        most = _most(flag)
-        if len(values) < _least(flag) or (most is not None and len(values) > most):
-            problems.append(_bad(option, value, f"takes {_arity(flag)}"))
+        most = most_values(flag)
+        if len(values) < least_values(flag) or (most is not None and len(values) > most):
+            problems.append(bad_value(option, value, f"takes {arity(flag)}"))
             return
         self._convert(entry, option, values, given, problems)
 
@@ -384,14 +363,14 @@ class FlagSet:
         converted: list[Any] = []
         for value in values:
             try:
-                result = _typed(flag, value)
-            except _Refused as error:
-                problems.append(_bad(option, value, str(error)))
+                result = typed(flag, value)
+            except RefusedValue as error:
+                problems.append(bad_value(option, value, str(error)))
                 return
             except Exception as error:
                 known = flag.type in (int, float)
-                detail = "" if known else f" ({describe(error)[:_SHOWN]})"
-                problems.append(_bad(option, value, f"not a {_type_name(flag)}{detail}"))
+                detail = "" if known else f" ({describe(error)[:SHOWN]})"
+                problems.append(bad_value(option, value, f"not a {type_name(flag)}{detail}"))
                 return
             if flag.choices and result not in flag.choices:
                 problems.append(self._bad_choice(entry, option, value, result))
@@ -406,7 +385,7 @@ class FlagSet:
         choices = [str(choice) for choice in entry.flag.choices]
         from mindspeed_core.known_flags import choice_owners
 
-        close = get_close_matches(str(result)[:_SHOWN], choices, n=1, cutoff=0.7)
+        close = get_close_matches(str(result)[:SHOWN], choices, n=1, cutoff=0.7)
         reason = f"not one of {', '.join(choices)}"
         remedy = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(choices)}"
         owner = choice_owners().get(f"{entry.flag.name} {result}") if isinstance(result, str) else None
@@ -414,7 +393,7 @@ class FlagSet:
             remedy = f"pip install {owner}, which adds it"
         if broken is not None:
             remedy += f"; if the value belongs to {broken.feature}: {broken}"
-        return _bad(option, value, reason, remedy)
+        return bad_value(option, value, reason, remedy)
 
     def _finish(
         self, given: dict[str, tuple[Any, str]], problems: list[Problem], wants_help: bool
@@ -502,7 +481,7 @@ class FlagSet:
         """The problem of an option string nobody here defines: who owns it, or what was meant."""
         from mindspeed_core.known_flags import flag_owners
 
-        shown = option[:_SHOWN]
+        shown = option[:SHOWN]
         owner = flag_owners().get(option, "")
         registry = self._registry
         if registry is not None:
@@ -556,10 +535,6 @@ class FlagSet:
         return parser.format_help()
 
 
-class _Refused(ValueError):
-    """A value the flag's type can read but that it does not accept."""
-
-
 def flag_set(registry: Registry, host: str = "standalone") -> FlagSet:
     """The flags of the core, of a host and of every installed feature.
 
@@ -593,110 +568,6 @@ def _is_option(token: str) -> bool:
     if len(token) < 2 or token[0] != "-" or _NEGATIVE.match(token):
         return False
     return " " not in token.partition("=")[0]
-
-
-def _least(flag: Flag) -> int:
-    if flag.is_switch:
-        return 0
-    if isinstance(flag.nargs, int):
-        return flag.nargs
-    return {None: 1, "?": 0, "*": 0, "+": 1}[flag.nargs]
-
-
-def _most(flag: Flag) -> int | None:
-    if flag.is_switch:
-        return 0
-    if isinstance(flag.nargs, int):
-        return flag.nargs
-    return {None: 1, "?": 1, "*": None, "+": None}[flag.nargs]
-
-
-def _arity(flag: Flag) -> str:
-    least, most = _least(flag), _most(flag)
-    if least == most:
-        return "one value" if least == 1 else f"{least} values"
-    return "at least one value" if least else ("at most one value" if most == 1 else "any number of values")
-
-
-def _typed(flag: Flag, value: Any) -> Any:
-    """A value in the flag's type, from text or from a value that has it already."""
-    kind = flag.type
-    if kind is bool:
-        truth = _truth(value)
-        if truth is None:
-            raise _Refused("neither true nor false")
-        return truth
-    if not isinstance(value, str):
-        return _typed_value(flag, value)
-    if kind is int:
-        if len(value) > 40:
-            raise _Refused("not an integer of 64 bits")
-        return _checked_int(int(value), value)
-    if kind is float:
-        return _checked_float(flag, float(value))
-    return kind(value)
-
-
-def _typed_value(flag: Flag, value: Any) -> Any:
-    kind = flag.type
-    if kind is int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise _Refused(f"a {type(value).__name__}, not an integer")
-        return _checked_int(value, value)
-    if kind is float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise _Refused(f"a {type(value).__name__}, not a number")
-        return _checked_float(flag, float(value))
-    if kind is str:
-        if not hasattr(value, "__fspath__"):
-            raise _Refused(f"a {type(value).__name__}, not text")
-        return str(value)
-    return value
-
-
-def _checked_int(number: int, value: Any) -> int:
-    if not -_LARGEST <= number < _LARGEST:
-        raise _Refused("does not fit into 64 bits")
-    return number
-
-
-def _checked_float(flag: Flag, number: float) -> float:
-    if not flag.allow_nonfinite and not math.isfinite(number):
-        raise _Refused("not a finite number")
-    return number
-
-
-def _truth(value: Any) -> bool | None:
-    if isinstance(value, bool):
-        return value
-    text = str(value).lower() if isinstance(value, (str, int)) else ""
-    return True if text in _TRUE else False if text in _FALSE else None
-
-
-def _bad(option: str, value: Any, reason: str, remedy: str = "") -> Problem:
-    return Problem("E-FLAG-VALUE", f"{_shown(value)}: {reason}", remedy, flag=option)
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = repr(value)
-    except Exception:
-        text = f"<{type(value).__name__}>"
-    # Lone surrogates, which undecodable bytes of a command line turn into, cannot be printed.
-    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
-
-
-def _type_name(flag: Flag) -> str:
-    names: dict[Callable[..., Any], str] = {int: "whole number", float: "number", str: "text", bool: "switch"}
-    return names.get(flag.type) or f"value {getattr(flag.type, '__name__', 'this flag accepts')!s} accepts"
-
-
-def _kind(flag: Flag) -> str:
-    kind = "a switch" if flag.is_switch else f"a {_type_name(flag)}"
-    nargs = f" with {_arity(flag)}" if flag.nargs is not None else ""
-    inverts = f" that turns off {flag.inverts}" if flag.inverts else ""
-    return f"{kind}{nargs}{inverts} stored in {flag.dest}"
 
 
 def _same(dist: str, other: str) -> bool:

@@ -15,6 +15,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint
 from typing import Any
 
+from mindspeed_core.core_flags import CORE_FLAGS
 from mindspeed_core.discovery import (
     COMMANDS,
     FEATURES,
@@ -411,8 +412,6 @@ class Registry:
                     faults[id(candidate)].append(f"feature name {name!r} is declared by {owners}")
 
     def _check_flags(self, candidates: list[_Candidate], faults: dict[int, list[str]]) -> None:
-        from mindspeed_core.flags import CORE_FLAGS
-
         reserved = {option for flag in CORE_FLAGS for option in flag.options} | set(HELP_OPTIONS)
         declared: dict[str, list[tuple[_Candidate, Flag]]] = {}
         for candidate in candidates:

@@ -1,0 +1,36 @@
+"""The flags that belong to the core itself, whatever the host."""
+
+from __future__ import annotations
+
+from mindspeed_core.feature import Flag
+
+CORE_OWNER = "mindspeed-core"
+
+CORE_FLAGS: tuple[Flag, ...] = (
+    Flag(
+        "--platform",
+        type=str,
+        default="auto",
+        choices=("auto",),
+        help="device to run on; auto takes the best one that is available",
+    ),
+    Flag(
+        "--optimization-level",
+        type=int,
+        default=2,
+        choices=(0, 1, 2),
+        help="0: features that change nothing else, 1: also affinity features, 2: all that are asked for",
+    ),
+    Flag("--plan-only", help="print what would be active and stop"),
+    Flag(
+        "--no-cross-rank-check",
+        help="do not compare versions, sources and arguments of all ranks when a run starts",
+    ),
+    Flag(
+        "--strict-plan-resume",
+        type=str,
+        default="error",
+        choices=("error", "warn", "off"),
+        help="what to do when a checkpoint was written with other features than are active now",
+    ),
+)
