@@ -57,7 +57,7 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """ruff over everything."""
-    session.install("ruff>=0.8")
+    session.install("-c", str(ROOT / "constraints.txt"), "ruff")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
 
@@ -65,7 +65,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typecheck(session: nox.Session) -> None:
     """mypy over the core and every plugin."""
-    install(session, "mypy>=1.13")
+    install(session, "mypy")
     session.run("mypy")
     for plugin in PLUGINS:
         session.run("mypy", "--config-file", str(ROOT / "pyproject.toml"), "-p", plugin.name)
