@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.standalone.data_sources import data_sources
+from mindspeed_core.hosts.standalone.run_length import derive_batch, derive_schedule
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -30,6 +32,8 @@ _POSITIVE = (
     "num_layers_per_virtual_pipeline_stage",
     "global_batch_size",
     "train_iters",
+    "train_samples",
+    "lr_decay_samples",
     "log_interval",
     "eval_interval",
     "save_interval",
@@ -47,6 +51,7 @@ _NOT_NEGATIVE = (
     "lr",
     "min_lr",
     "lr_warmup_iters",
+    "lr_warmup_samples",
     "seed",
     "init_method_std",
 )
@@ -65,8 +70,9 @@ def validate_arguments(session: Session, args: Namespace) -> Namespace:
     _check_needs_feature(session, args)
     _derive_world(args)
     _derive_model(args)
-    _derive_batch(args)
+    derive_batch(args)
     if session.mode == "train":
+        _check_data(session, args)
         _derive_training(args)
     return args
 
@@ -281,64 +287,40 @@ def _derive_dtype(args: Namespace) -> None:
     args.pipeline_dtype = torch.float32 if args.fp32_residual_connection else args.params_dtype
 
 
-def _derive_batch(args: Namespace) -> None:
-    if args.micro_batch_size is None:
-        args.micro_batch_size = 1
-    unit = args.micro_batch_size * args.data_parallel_size
-    if args.global_batch_size is None:
-        args.global_batch_size = unit
-    if args.global_batch_size % unit:
+def _check_data(session: Session, args: Namespace) -> None:
+    sources = data_sources(args)
+    if sources.per_split is not None and session.provenance.get("split", "default") != "default":
+        raise ArgumentError("--split", args.split, "each split has its own data already", "drop it")
+    if args.multiple_validation_sets and (sources.per_split is None or sources.per_split[1] is None):
         raise ArgumentError(
-            "--global-batch-size",
-            args.global_batch_size,
-            f"is not divisible by micro-batch x data-parallel = {args.micro_batch_size} x "
-            f"{args.data_parallel_size} = {unit}",
-            f"use a multiple of {unit}",
+            "--multiple-validation-sets", None, "works on --valid-data-path alone", "name the datasets there"
         )
-    args.num_microbatches = args.global_batch_size // unit
-    chunks = args.virtual_pipeline_model_parallel_size
-    pp = args.pipeline_model_parallel_size
-    if chunks is not None and args.num_microbatches % pp:
-        raise ArgumentError(
-            "--global-batch-size",
-            args.global_batch_size,
-            f"gives {args.num_microbatches} micro-batches; an interleaved pipeline needs a multiple of {pp}",
-        )
+    validation = sources.blend(1)
+    if validation is None or validation.weights is None:
+        return
+    for name in ("full_validation", "multiple_validation_sets"):
+        if getattr(args, name):
+            raise ArgumentError(
+                option(name), None, f"the weights in {validation.flag} have no meaning then", "drop them"
+            )
 
 
 def _derive_training(args: Namespace) -> None:
-    if args.train_iters is None:
-        raise ArgumentError("--train-iters", None, "is required", "say how many steps to train")
+    if args.skip_train:
+        # There is no optimizer then; Megatron-LM switches its loading off in the same way.
+        args.no_load_optim = True
+        args.overlap_param_gather = args.overlap_grad_reduce = False
+        args.train_iters = args.train_iters or 0
+        return
     if args.lr is None:
         raise ArgumentError("--lr", None, "is required", "give a learning rate")
     if args.min_lr > args.lr:
         raise ArgumentError("--min-lr", args.min_lr, f"exceeds --lr {args.lr}")
-    if args.lr_warmup_fraction is not None and args.lr_warmup_iters:
-        raise ArgumentError(
-            "--lr-warmup-fraction", args.lr_warmup_fraction, "--lr-warmup-iters is given too", "keep one"
-        )
-    if args.lr_decay_iters is None:
-        args.lr_decay_iters = args.train_iters
-    warmup = args.lr_warmup_iters
-    if args.lr_warmup_fraction is not None:
-        if not 0.0 <= args.lr_warmup_fraction < 1.0:
-            raise ArgumentError("--lr-warmup-fraction", args.lr_warmup_fraction, "is not a share below 1")
-        warmup = args.lr_warmup_fraction * args.lr_decay_iters
-    if warmup >= args.lr_decay_iters:
-        raise ArgumentError(
-            "--lr-warmup-iters", warmup, f"must be below the {args.lr_decay_iters} steps of the decay"
-        )
-    args.lr_warmup_steps = warmup * args.global_batch_size
-    if args.lr_decay_style == "WSD" and args.lr_wsd_decay_iters is None:
-        raise ArgumentError(
-            "--lr-decay-style", "WSD", "needs the length of its last phase", "add --lr-wsd-decay-iters"
-        )
+    derive_schedule(args)
     if args.start_weight_decay is None:
         args.start_weight_decay = args.weight_decay
     if args.end_weight_decay is None:
         args.end_weight_decay = args.weight_decay
-    if not args.mock_data and not args.data_path:
-        raise ArgumentError("--data-path", None, "no data to train on", "name a dataset, or use --mock-data")
     if args.save_interval and not args.save:
         raise ArgumentError(
             "--save-interval", args.save_interval, "there is nowhere to save", "add --save FOLDER"

@@ -15,6 +15,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.model import unwrap
+from mindspeed_core.hosts.standalone.run_length import batch_at
 from mindspeed_core.run import Batch, Loss, StepResult
 
 if TYPE_CHECKING:
@@ -176,14 +177,16 @@ def train_step(session: Session, run: Run) -> StepResult:
     assert run.optimizer is not None
     assert run.scheduler is not None
     assert run.data is not None
+    assert run.data.train is not None
     started = time.perf_counter()
     for chunk in run.model:
         chunk.zero_grad_buffer()
     run.optimizer.zero_grad()
-    reports = run_schedule(run, run.data.train, run.args.num_microbatches, forward_only=False)
+    batch = batch_at(run.args, run.consumed_train_samples)
+    reports = run_schedule(run, run.data.train, batch.microbatches, forward_only=False)
     update = session.call("optimizer_step", run=run)
     if update.successful:
-        run.scheduler.step(increment=run.args.global_batch_size)
+        run.scheduler.step(increment=batch.samples)
     losses = reduce_reports(run, reports)
     session.platform.synchronize()
     return StepResult(
@@ -192,7 +195,7 @@ def train_step(session: Session, run: Run) -> StepResult:
         grad_norm=update.grad_norm,
         num_zeros=update.num_zeros,
         seconds=time.perf_counter() - started,
-        tokens=run.args.global_batch_size * run.args.seq_length,
+        tokens=batch.samples * run.args.seq_length,
     )
 
 

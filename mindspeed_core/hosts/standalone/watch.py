@@ -76,9 +76,11 @@ class Watch:
         if not self.active or "lm loss" not in losses:
             return
         key = "validation_loss" if split == "valid" else "test_loss"
-        self._record({"step": step, key: losses["lm loss"]})
+        several = {name.removeprefix("lm loss "): loss for name, loss in losses.items() if name != "lm loss"}
+        self._record({"step": step, key: losses["lm loss"], **{f"{key} {n}": v for n, v in several.items()}})
         name = "validation" if split == "valid" else "test"
-        self.say(f"step {step:>{len(str(self.total))}}/{self.total} | {name} loss {losses['lm loss']:.6f}")
+        line = f"step {step:>{len(str(self.total))}}/{self.total} | {name} loss {losses['lm loss']:.6f}"
+        self.say(" | ".join([line, *(f"{each} {loss:.6f}" for each, loss in several.items())]))
 
     def say(self, text: str) -> None:
         """Print a line beside the progress bar."""
