@@ -390,3 +390,97 @@ def test_a_failure_of_another_rank_is_raised_on_rank_0(monkeypatch):
     monkeypatch.setattr(data, "dist", FakeWorld(0, ["", "no such file"]))
     with pytest.raises(DataError, match=r"no such file \(rank 1\)"):
         data._rank_by_rank(lambda: Datasets([1]), arguments())
+
+
+def test_a_cut_off_index_is_built_again(numbers, tmp_path):
+    args = arguments(data_path=[numbers], data_cache_path=str(tmp_path / "cache"))
+    before = build(args).train[3]
+    for file in (tmp_path / "cache").glob("*sample_index.npy"):
+        file.write_bytes(file.read_bytes()[:40])
+    assert torch.equal(build(args).train[3]["tokens"], before["tokens"])
+
+
+def test_cache_files_are_named_as_by_megatron_core(numbers, tmp_path):
+    from megatron.core.datasets import gpt_dataset
+
+    args = arguments(data_path=[numbers], data_cache_path=str(tmp_path / "cache"))
+    train = build(args).train
+    theirs = gpt_dataset.GPTDataset(
+        train.dataset, train.dataset_path, train.indices, train.num_samples, train.index_split, train.config
+    )
+    assert theirs.unique_description_hash == train.unique_description_hash
+    assert type(theirs).__name__ == type(train).__name__
+
+
+@pytest.fixture
+def three(tmp_path):
+    return [write(tmp_path / f"set{token}", [[token] * 50] * 6) for token in (1, 2, 3)]
+
+
+def test_each_split_reads_its_own_files(three):
+    built = build(
+        arguments(
+            train_data_path=three[:1],
+            valid_data_path=three[1:2],
+            test_data_path=["1", three[1], "3", three[2]],
+        ),
+        (20, 8, 8),
+    )
+    tokens = [
+        {int(token) for index in range(8) for token in part[index]["tokens"]}
+        for part in (built.train, built.valid, built.test)
+    ]
+    assert tokens == [{1}, {2}, {2, 3}]
+
+
+def test_splits_without_files_have_no_dataset(three):
+    built = build(arguments(train_data_path=three[:1]), (20, 8, 8))
+    assert (built.valid, built.test) == (None, None)
+
+
+def test_a_file_of_any_split_is_checked(three, tmp_path):
+    with pytest.raises(DataError, match="gone"):
+        build(arguments(train_data_path=three[:1], test_data_path=[str(tmp_path / "gone")]), (20, 8, 8))
+
+
+def test_whole_validation_data_is_one_pass(three):
+    args = arguments(train_data_path=three[:1], valid_data_path=three[1:], full_validation=True)
+    built = build(args, (20, None, 8))
+    assert len(built.valid) == 2 * (6 * 50 - 1) // SEQ // 2 * 2
+
+
+def test_validation_sets_stay_apart(three):
+    args = arguments(train_data_path=three[:1], valid_data_path=three[1:], multiple_validation_sets=True)
+    built = build(args, (20, 8, 8))
+    assert built.valid is None
+    assert {name: int(data[0]["tokens"][0]) for name, data in built.valid_sets.items()} == {
+        "set2": 2,
+        "set3": 3,
+    }
+    iterators = data.build_data_iterators(FakeSession(), run_with(built, args)).valid_sets
+    assert {name: int(next(own[0])["tokens"][0, 0]) for name, own in iterators.items()} == {
+        "set2": 2,
+        "set3": 3,
+    }
+
+
+def test_sets_of_the_same_name_are_numbered(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    paths = [write(tmp_path / folder / "text", [[1] * 50] * 3) for folder in "ab"]
+    args = arguments(train_data_path=paths[:1], valid_data_path=paths, multiple_validation_sets=True)
+    assert list(build(args).valid_sets) == ["text-0", "text-1"]
+
+
+@pytest.mark.parametrize(("size", "micro"), [(1, 2), (2, 2), (2, 1)])
+def test_full_validation_counts_every_sample_once_whatever_the_world(mock, size, micro):
+    samples = [mock.valid[index] for index in range(7)]
+    args = arguments(full_validation=True, micro_batch_size=micro, global_batch_size=4)
+    counted = []
+    for rank in range(size):
+        run = run_with(Datasets(mock.train, samples), args, rank=rank, size=size)
+        iterator = data.build_data_iterators(FakeSession(), run).valid[0]
+        for _ in range(2):
+            for found in islice(iterator, 8 // micro // size):
+                counted += found["tokens"][found["loss_mask"].any(dim=1)].tolist()
+    assert sorted(counted) == sorted(sample["tokens"].tolist() for sample in samples * 2)
