@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hooks import DONE, Done
+from mindspeed_core.hosts.standalone import stopping
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run, StepResult
@@ -47,12 +48,9 @@ def log_step(session: Session, run: Run, result: StepResult) -> dict[str, Any]:
 
 
 @hookimpl(trylast=True)
-def should_stop(run: Run) -> str:
-    """Stop at ``--exit-interval``."""
-    interval = run.args.exit_interval
-    if interval and run.iteration % interval == 0 and run.iteration < run.args.train_iters:
-        return f"--exit-interval {interval}"
-    return ""
+def should_stop(session: Session, run: Run) -> str:
+    """Stop on a signal, at ``--exit-duration-in-mins`` or at ``--exit-interval``."""
+    return stopping.control(session).reason(run)
 
 
 @hookimpl(trylast=True)
