@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.data_sources import data_sources
+from mindspeed_core.hosts.standalone.model_arguments import check_model
 from mindspeed_core.hosts.standalone.run_length import derive_batch, derive_schedule
+from mindspeed_core.hosts.standalone.writers import check_writers
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -35,12 +37,21 @@ _POSITIVE = (
     "train_samples",
     "lr_decay_samples",
     "log_interval",
+    "peak_tflops",
+    "straggler_minmax_count",
+    "tensorboard_log_interval",
+    "tensorboard_queue_size",
     "eval_interval",
     "save_interval",
     "keep_last_n",
     "exit_interval",
     "ddp_bucket_size",
     "recompute_num_layers",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "num_virtual_stages_per_pipeline_rank",
+    "moe_router_topk",
+    "moe_ffn_hidden_size",
     "distributed_timeout_minutes",
 )
 _NOT_NEGATIVE = (
@@ -68,8 +79,9 @@ def validate_arguments(session: Session, args: Namespace) -> Namespace:
     """Check sizes and derive what the other stages read."""
     _check_ranges(session, args)
     _check_needs_feature(session, args)
+    check_writers(args)
     _derive_world(args)
-    _derive_model(args)
+    _derive_model(session, args)
     derive_batch(args)
     if session.mode == "train":
         _check_data(session, args)
@@ -167,7 +179,7 @@ def _derive_world(args: Namespace) -> None:
         )
 
 
-def _derive_model(args: Namespace) -> None:
+def _derive_model(session: Session, args: Namespace) -> None:
     tp, pp = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
     heads = args.num_attention_heads
     if args.kv_channels is None:
@@ -198,8 +210,6 @@ def _derive_model(args: Namespace) -> None:
                 groups,
                 f"is neither a multiple nor a divisor of --tensor-model-parallel-size {tp}",
             )
-    if args.swiglu and args.squared_relu:
-        raise ArgumentError("--squared-relu", None, "--swiglu is given too", "keep one of the two")
     if args.ffn_hidden_size is None:
         # Megatron-LM's rule: SwiGLU has three matrices, so two thirds of the width keep the parameter count.
         args.ffn_hidden_size = (
@@ -212,43 +222,7 @@ def _derive_model(args: Namespace) -> None:
             f"is not divisible by --tensor-model-parallel-size {tp}",
             f"use a multiple of {tp}",
         )
-    per_chunk = args.num_layers_per_virtual_pipeline_stage
-    args.virtual_pipeline_model_parallel_size = None
-    if args.num_layers % pp:
-        raise ArgumentError(
-            "--num-layers",
-            args.num_layers,
-            f"is not divisible by --pipeline-model-parallel-size {pp}",
-            f"use a multiple of {pp}",
-        )
-    if per_chunk is not None:
-        per_rank = args.num_layers // pp
-        if pp == 1:
-            raise ArgumentError(
-                "--num-layers-per-virtual-pipeline-stage",
-                per_chunk,
-                "interleaving needs a pipeline",
-                "add --pipeline-model-parallel-size 2 or more, or drop it",
-            )
-        if per_rank % per_chunk:
-            raise ArgumentError(
-                "--num-layers-per-virtual-pipeline-stage",
-                per_chunk,
-                f"does not divide the {per_rank} layers of a pipeline stage",
-            )
-        args.virtual_pipeline_model_parallel_size = per_rank // per_chunk
-        if pp == 2 and not args.overlap_p2p_comm:
-            # With two ranks both neighbours are the same peer, and megatron-core's batched exchange pairs
-            # the sends of one direction with the receives of the other without an error.
-            raise ArgumentError(
-                "--no-overlap-p2p-communication",
-                None,
-                "at --pipeline-model-parallel-size 2 an interleaved pipeline's batched exchange mixes up its "
-                "messages",
-                "drop it",
-            )
-    else:
-        args.overlap_p2p_comm = False
+    check_model(session, args)
     if args.max_position_embeddings is None:
         args.max_position_embeddings = args.seq_length
     if args.seq_length > args.max_position_embeddings:
@@ -257,34 +231,21 @@ def _derive_model(args: Namespace) -> None:
             args.seq_length,
             f"exceeds --max-position-embeddings {args.max_position_embeddings}",
         )
-    if args.recompute_granularity == "full" and args.recompute_method is None:
-        raise ArgumentError(
-            "--recompute-granularity", "full", "needs a method", "add --recompute-method uniform or block"
-        )
     _derive_vocabulary(args)
-    _derive_dtype(args)
 
 
 def _derive_vocabulary(args: Namespace) -> None:
-    if args.vocab_size is None and args.tokenizer_model:
-        from mindspeed_core.hosts.standalone.tokenizer import load_tokenizer
+    from mindspeed_core.hosts.standalone.tokenizer import tokenizer_of
 
-        args.vocab_size = load_tokenizer(args.tokenizer_model).vocab_size
-    if args.vocab_size is None:
-        raise ArgumentError("--vocab-size", None, "is unknown", "give it, or name a --tokenizer-model")
+    ids = args.vocab_size
+    if ids is None or args.tokenizer_type == "NullTokenizer":
+        tokenizer = tokenizer_of(args)
+        if tokenizer is None:
+            raise ArgumentError("--vocab-size", None, "is unknown", "give it, or name a --tokenizer-model")
+        ids = tokenizer.vocab_size
+        args.vocab_size = args.vocab_size or ids
     multiple = args.make_vocab_size_divisible_by * args.tensor_model_parallel_size
-    args.padded_vocab_size = -(-args.vocab_size // multiple) * multiple
-
-
-def _derive_dtype(args: Namespace) -> None:
-    import torch
-
-    args.params_dtype = torch.bfloat16 if args.bf16 else torch.float32
-    args.fp16 = False
-    if args.bf16:
-        # Megatron-LM's rule: bfloat16 gradients are accumulated and reduced in float32.
-        args.accumulate_allreduce_grads_in_fp32 = True
-    args.pipeline_dtype = torch.float32 if args.fp32_residual_connection else args.params_dtype
+    args.padded_vocab_size = -(-ids // multiple) * multiple
 
 
 def _check_data(session: Session, args: Namespace) -> None:

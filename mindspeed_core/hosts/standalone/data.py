@@ -36,7 +36,7 @@ from mindspeed_core.hosts.standalone.dataset_files import DatasetFiles, check_da
 from mindspeed_core.hosts.standalone.datasets_python import index_builders
 from mindspeed_core.hosts.standalone.index_cache import BlendedDataset, GPTDataset
 from mindspeed_core.hosts.standalone.sampler import MicroBatchSampler
-from mindspeed_core.hosts.standalone.tokenizer import BpeTokenizer, NullTokenizer, load_tokenizer
+from mindspeed_core.hosts.standalone.tokenizer import NullTokenizer, Tokenizer, tokenizer_of
 from mindspeed_core.run import Batch, DataIterators, Datasets, Run
 
 if TYPE_CHECKING:
@@ -252,26 +252,26 @@ def _set_names(blend: Blend | None) -> list[str]:
     return [name if names.count(name) == 1 else f"{name}-{index}" for index, name in enumerate(names)]
 
 
-def build_tokenizer(args: Namespace) -> BpeTokenizer | NullTokenizer:
-    """The tokenizer of ``--tokenizer-model``, or plain ids up to ``--vocab-size``.
+def build_tokenizer(args: Namespace) -> Tokenizer:
+    """The tokenizer that the flags name, or plain ids up to ``--vocab-size``.
 
     Raises:
         DataError: the file cannot be used, or has more ids than the model's vocabulary.
     """
-    if args.mock_data or not args.tokenizer_model:
-        return NullTokenizer(args.vocab_size)
-    tokenizer = load_tokenizer(args.tokenizer_model)
+    tokenizer = tokenizer_of(args)
+    assert tokenizer is not None
     if tokenizer.vocab_size > args.padded_vocab_size:
         raise DataError(
-            f"--tokenizer-model {args.tokenizer_model!r} has {tokenizer.vocab_size} ids, the model has "
-            f"{args.padded_vocab_size}; leave --vocab-size out, or give {tokenizer.vocab_size}"
+            f"the tokenizer of {args.tokenizer_model or args.vocab_file or args.tokenizer_type} has "
+            f"{tokenizer.vocab_size} ids, the model has {args.padded_vocab_size}; leave "
+            f"--vocab-size out, or give {tokenizer.vocab_size}"
         )
     return tokenizer
 
 
 def _check_sources(
     sources: Sources,
-    tokenizer: BpeTokenizer | NullTokenizer,
+    tokenizer: Tokenizer,
     shares: tuple[float, float, float],
     split: str,
     num_samples: _Sizes,
@@ -303,7 +303,7 @@ def _check_shares(
             )
 
 
-def _check_tokens(files: DatasetFiles, tokenizer: BpeTokenizer | NullTokenizer) -> None:
+def _check_tokens(files: DatasetFiles, tokenizer: Tokenizer) -> None:
     largest = largest_token(files)
     if largest >= tokenizer.vocab_size:
         raise DataError(

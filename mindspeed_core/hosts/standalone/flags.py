@@ -9,6 +9,7 @@ from mindspeed_core.feature import Flag
 from mindspeed_core.hosts.standalone.config_flags import generated_flags
 from mindspeed_core.hosts.standalone.flags_survival import SURVIVAL
 from mindspeed_core.hosts.standalone.model_flags import MODEL_FLAGS
+from mindspeed_core.hosts.standalone.watching_flags import WATCHING_FLAGS
 
 
 def host_flags() -> tuple[Flag, ...]:
@@ -239,7 +240,27 @@ _DATA = _group(
     Flag("--split", type=str, default="969, 30, 1", help="Shares of train, validation and test."),
     Flag("--mock-data", help="Train on made-up samples."),
     Flag("--data-cache-path", type=str, per_rank=True, help="Folder of the index cache."),
-    Flag("--tokenizer-model", type=str, per_rank=True, help="A tokenizer.json (made by prepare-text)."),
+    Flag(
+        "--tokenizer-type",
+        type=str,
+        choices=(
+            "HuggingFaceTokenizer",
+            "GPT2BPETokenizer",
+            "SentencePieceTokenizer",
+            "GPTSentencePieceTokenizer",
+            "Llama2Tokenizer",
+            "NullTokenizer",
+        ),
+        help="What the tokenizer is; by default the file of --tokenizer-model decides.",
+    ),
+    Flag(
+        "--tokenizer-model",
+        type=str,
+        per_rank=True,
+        help="A tokenizer.json (prepare-text makes one), a SentencePiece .model, or a folder with one.",
+    ),
+    Flag("--vocab-file", type=str, per_rank=True, help="vocab.json of --tokenizer-type GPT2BPETokenizer."),
+    Flag("--merge-file", type=str, per_rank=True, help="merges.txt of --tokenizer-type GPT2BPETokenizer."),
     Flag("--num-workers", type=int, default=2, help="Data loading processes per rank."),
     Flag("--reset-position-ids", help="Restart positions after each end-of-document token."),
     Flag("--reset-attention-mask", help="No attention across end-of-document tokens."),
@@ -295,11 +316,6 @@ _CHECKPOINT = _group(
     ),
 )
 
-_WATCHING = _group(
-    "watching",
-    Flag("--log-interval", type=int, default=1, help="Steps between log lines."),
-    Flag("--run-dir", type=str, per_rank=True, help="Folder of this run's files; by default runs/<time>."),
-    Flag("--no-progress", inverts="progress", help="Plain lines even on a terminal."),
-)
+_WATCHING = _group("watching", *WATCHING_FLAGS)
 
 _SURVIVAL = _group("stopping and recovery", *SURVIVAL)
