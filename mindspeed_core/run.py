@@ -230,4 +230,5 @@ class Run:
     history: list[dict[str, Any]] = field(default_factory=list)
     run_dir: Path | None = None
     loaded_rng: Any = None
+    measures: Any = None
     save_reasons: Sequence[str] = ()

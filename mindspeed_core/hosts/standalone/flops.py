@@ -11,7 +11,7 @@ hidden size ``h``, query heads ``a``, key-value groups ``g``, head width ``d``, 
   the projections above, and heads of width ``qk_head_dim + qk_pos_emb_head_dim`` (scores) and
   ``v_head_dim`` (values)
 - MLP: ``4 s h f``, with a gate (SwiGLU) ``6 s h f``
-- mixture of experts: the router ``2 s h E``, and the MLP of each of the ``topk`` experts a token visits and of
+- mixture of experts: the router ``2 s h E``, the MLP of each of the ``topk`` experts a token visits and of
   the shared expert; experts in a latent width add the projections into it and out of it
 - multi-token prediction: per depth one layer more, ``4 s h^2`` for joining the states, and the logits again
 - logits: ``2 s h v``, with the padded vocabulary

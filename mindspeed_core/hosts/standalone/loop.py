@@ -15,9 +15,11 @@ import torch.distributed as dist
 
 from mindspeed_core.errors import DataError, UserError
 from mindspeed_core.hosts.standalone import checkpoint, rng_state, stopping
+from mindspeed_core.hosts.standalone.measures import Measures
 from mindspeed_core.hosts.standalone.run_length import batch_at, samples_wanted
 from mindspeed_core.hosts.standalone.step import configure_for_training, without_param_gather
 from mindspeed_core.hosts.standalone.watch import Watch, read_metrics
+from mindspeed_core.hosts.standalone.writers import open_writers
 from mindspeed_core.megatron_state import destroy_megatron_state
 from mindspeed_core.ranks import check_ranks
 from mindspeed_core.run import Run
@@ -105,10 +107,12 @@ def train(session: Session) -> Run:
             total=run.args.train_iters,
             start=run.iteration,
             progress=run.args.progress,
+            writers=open_writers(run.args, active=run.dist.rank == 0, world_size=run.dist.world_size),
         )
         if run.dist.rank == 0:
             run.history = read_metrics(run.run_dir / "metrics.jsonl")
         _announce(run, watch, time.monotonic() - started)
+        run.measures = Measures(run)
         session.call("start_run", run=run)
         with stopping.listening(session):
             if run.args.skip_train:

@@ -16,6 +16,7 @@ from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.model import unwrap
 from mindspeed_core.hosts.standalone.run_length import batch_at
+from mindspeed_core.hosts.standalone.timing import install_timers, timed, untimed
 from mindspeed_core.run import Batch, Loss, StepResult
 
 if TYPE_CHECKING:
@@ -44,17 +45,18 @@ def run_schedule(
         options["adjust_tensor_shapes_fn"] = lambda receive, send: (list(shapes), list(shapes))
     run.context.training = not forward_only
     try:
-        reports: list[dict[str, torch.Tensor]] = run.schedule(
-            forward_step_func=forward,
-            data_iterator=list(iterators),
-            model=run.model,
-            num_microbatches=num_microbatches,
-            seq_length=run.args.seq_length,
-            micro_batch_size=run.args.micro_batch_size,
-            decoder_seq_length=run.args.seq_length,
-            forward_only=forward_only,
-            **options,
-        )
+        with untimed(run) if forward_only else nullcontext():
+            reports: list[dict[str, torch.Tensor]] = run.schedule(
+                forward_step_func=forward,
+                data_iterator=list(iterators),
+                model=run.model,
+                num_microbatches=num_microbatches,
+                seq_length=run.args.seq_length,
+                micro_batch_size=run.args.micro_batch_size,
+                decoder_seq_length=run.args.seq_length,
+                forward_only=forward_only,
+                **options,
+            )
     finally:
         run.context.microbatch = -1
         run.context.vp_stage = None
@@ -88,13 +90,15 @@ def _forward_for_schedule(
     run.context.microbatch = counters.get(vp_stage, 0)
     run.context.vp_stage = vp_stage
     counters[vp_stage] = run.context.microbatch + 1
-    result: tuple[torch.Tensor, Callable[..., Any]] = run.session.call(
-        "forward_step",
-        run=run,
-        data_iterator=data_iterator,
-        model_chunk=model_chunk,
-        return_schedule_plan=return_schedule_plan,
-    )
+    measured = run.measures is not None and run.context.training
+    with run.measures.forward() if measured else nullcontext():
+        result: tuple[torch.Tensor, Callable[..., Any]] = run.session.call(
+            "forward_step",
+            run=run,
+            data_iterator=data_iterator,
+            model_chunk=model_chunk,
+            return_schedule_plan=return_schedule_plan,
+        )
     return result
 
 
@@ -108,9 +112,10 @@ def forward_step(
 ) -> tuple[torch.Tensor, Callable[..., Any]]:
     """Fetch the micro-batch and run the chunk on it."""
     vp_stage, microbatch = run.context.vp_stage, run.context.microbatch
-    batch = session.call(
-        "get_batch", run=run, data_iterator=data_iterator, vp_stage=vp_stage, microbatch=microbatch
-    )
+    with timed(run, "batch-generator", 2):
+        batch = session.call(
+            "get_batch", run=run, data_iterator=data_iterator, vp_stage=vp_stage, microbatch=microbatch
+        )
     entry = model_chunk
     options: dict[str, Any] = {}
     if batch.packed_seq_params is not None:
@@ -184,11 +189,14 @@ def train_step(session: Session, run: Run) -> StepResult:
     run.optimizer.zero_grad()
     batch = batch_at(run.args, run.consumed_train_samples)
     reports = run_schedule(run, run.data.train, batch.microbatches, forward_only=False)
-    update = session.call("optimizer_step", run=run)
+    with timed(run, "optimizer", 1):
+        update = session.call("optimizer_step", run=run)
     if update.successful:
         run.scheduler.step(increment=batch.samples)
     losses = reduce_reports(run, reports)
     session.platform.synchronize()
+    if run.config.timers is not None:
+        run.config.timers.steps += 1
     return StepResult(
         losses=losses,
         skipped=not update.successful,
@@ -204,7 +212,7 @@ def configure_for_training(run: Run) -> None:
     args, config, model = run.args, run.config, run.model
     assert run.optimizer is not None
     config.grad_scale_func = run.optimizer.scale_loss
-    config.timers = None
+    install_timers(run)
     single = len(model) == 1
     if args.overlap_grad_reduce:
         no_sync = [chunk.no_sync for chunk in model]

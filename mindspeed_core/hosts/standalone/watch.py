@@ -9,8 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from mindspeed_core.hosts.standalone.measures import detail_lines
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+
+    from mindspeed_core.hosts.standalone.writers import Writers
 
 _SHOWN = ("step", "loss", "learning_rate", "grad_norm", "tokens_per_second", "step_ms", "peak_memory_bytes")
 
@@ -19,7 +23,14 @@ class Watch:
     """Prints and records the numbers of a run on the rank that owns it; silent elsewhere."""
 
     def __init__(
-        self, run_dir: Path | None, *, total: int, start: int, progress: bool, output: TextIO | None = None
+        self,
+        run_dir: Path | None,
+        *,
+        total: int,
+        start: int,
+        progress: bool,
+        output: TextIO | None = None,
+        writers: Writers | None = None,
     ) -> None:
         """Open ``metrics.jsonl`` and, on a terminal, a progress bar.
 
@@ -29,10 +40,12 @@ class Watch:
             start: steps already done (a resume); later records of an earlier attempt are dropped.
             progress: show a live bar when the output is a terminal.
             output: where lines go; standard output by default.
+            writers: what gets every record too.
         """
         self.active = run_dir is not None
         self.total = total
         self._output = output or sys.stdout
+        self._writers = writers
         self._file: TextIO | None = None
         self._bar: Progress | None = None
         self._task: TaskID | None = None
@@ -70,6 +83,8 @@ class Watch:
             self._bar.console.print(line, highlight=False, soft_wrap=True)
         else:
             print(line, file=self._output, flush=True)
+        for detail in detail_lines(numbers):
+            self.say(detail)
 
     def validation(self, step: int, losses: Mapping[str, float], split: str = "valid") -> None:
         """Show and record a validation."""
@@ -97,11 +112,15 @@ class Watch:
             self._bar.stop()
         if self._file is not None:
             self._file.close()
+        if self._writers is not None:
+            self._writers.close()
         self.active = False
 
     def _record(self, record: Mapping[str, Any]) -> None:
         if self._file is not None:
             self._file.write(json.dumps(dict(record)) + "\n")
+        if self._writers is not None:
+            self._writers.record(record)
 
 
 def format_step(numbers: Mapping[str, Any], total: int) -> str:
