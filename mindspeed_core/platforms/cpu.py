@@ -208,6 +208,15 @@ def _cpu_patches() -> tuple[Patch, ...]:
             reason="split sizes that are on the host already must become numbers for gloo's all-to-all",
         )
     )
+    found.append(
+        Patch(
+            target="megatron.core.tensor_parallel.mappings:_gather_along_first_dim",
+            new="mindspeed_core.platforms.uneven_gather:gather_along_first_dim",
+            kind="wrap",
+            required=False,
+            reason="gloo gathers only tensors of one size",
+        )
+    )
     return (*found, *WITHOUT_TE)
 
 

@@ -1,9 +1,8 @@
-"""Default construction of a GPT from megatron-core parts: configuration, layer specs, chunks, DDP."""
+"""Default construction of a GPT from megatron-core parts: chunks and data parallelism."""
 
 from __future__ import annotations
 
 from argparse import Namespace
-from dataclasses import fields
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -11,82 +10,24 @@ import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import set_defaults_if_not_set_tensor_model_parallel_attributes
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module, MegatronModule
+from megatron.core.transformer.multi_token_prediction import get_mtp_num_layers_to_build
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.layer_spec import NORM_ROLES, SpecEditor
-from mindspeed_core.plain_norm import PlainNorm
+from mindspeed_core.hosts.standalone.config_values import config_values
 from mindspeed_core.run import BoundarySchema, TensorSpec
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
 
 
-def same_named_fields(kind: type[Any], args: Namespace) -> dict[str, Any]:
-    """The arguments that a configuration dataclass has a field of the same name for."""
-    return {field.name: getattr(args, field.name) for field in fields(kind) if hasattr(args, field.name)}
-
-
-@hookimpl(trylast=True)
-def build_transformer_config(session: Session, args: Namespace) -> TransformerConfig:
-    """Fill megatron-core's configuration: by name, and the fields that Megatron-LM names otherwise."""
-    values = same_named_fields(TransformerConfig, args)
-    values.update(
-        layernorm_epsilon=args.norm_epsilon,
-        layernorm_zero_centered_gamma=args.apply_layernorm_1p,
-        persist_layer_norm=False,
-        # gloo reads the memory of a send in flight; only a device runtime orders its release after the send.
-        deallocate_pipeline_outputs=session.platform.device_type != "cpu" or not args.overlap_p2p_comm,
-        pipeline_dtype=args.pipeline_dtype,
-        batch_p2p_comm=not args.overlap_p2p_comm,
-        num_query_groups=args.num_query_groups if args.group_query_attention else None,
-        masked_softmax_fusion=False,
-        gradient_accumulation_fusion=False,
-        apply_rope_fusion=False,
-        bias_activation_fusion=args.bias_gelu_fusion and args.add_bias_linear,
-    )
-    if args.swiglu:
-        values.update(
-            activation_func=torch.nn.functional.silu,
-            gated_linear_unit=True,
-            bias_activation_fusion=args.bias_swiglu_fusion,
-        )
-    elif args.squared_relu:
-        from megatron.core.activations import squared_relu
-
-        values.update(activation_func=squared_relu, bias_activation_fusion=False)
-    if args.init_method_std is not None:
-        values["init_method_std"] = args.init_method_std
-    try:
-        return TransformerConfig(**values)
-    except (AssertionError, ValueError) as error:
-        raise ArgumentError("model flags", None, f"megatron-core refuses them: {error}") from error
-
-
-@hookimpl(trylast=True)
-def build_layer_spec(
-    session: Session, args: Namespace, config: TransformerConfig, vp_stage: int | None
-) -> TransformerBlockSubmodules:
-    """megatron-core's own layers, with a norm that also works under sequence parallelism."""
-    use_te = args.transformer_impl == "transformer_engine"
-    spec = get_gpt_decoder_block_spec(
-        config, use_transformer_engine=use_te, normalization=args.normalization, vp_stage=vp_stage
-    )
-    if use_te:
-        return spec
-    editor = SpecEditor(spec, owner="")
-    editor.replace(NORM_ROLES, PlainNorm)
-    return editor.spec
-
-
 @hookimpl(trylast=True)
 def build_model_chunk(
+    session: Session,
     args: Namespace,
     config: TransformerConfig,
     layer_spec: TransformerBlockSubmodules,
@@ -96,6 +37,11 @@ def build_model_chunk(
     pg: ProcessGroupCollection,
 ) -> MegatronModule:
     """One GPTModel."""
+    mtp_spec = None
+    if get_mtp_num_layers_to_build(config, vp_stage=vp_stage, pp_rank=pg.pp.rank()):
+        mtp_spec = session.call(
+            "build_mtp_spec", args=args, config=config, layer_spec=layer_spec, vp_stage=vp_stage
+        )
     return GPTModel(
         config=config,
         transformer_layer_spec=layer_spec,
@@ -108,7 +54,11 @@ def build_model_chunk(
         position_embedding_type=args.position_embedding_type,
         rotary_percent=args.rotary_percent,
         rotary_base=args.rotary_base,
+        rope_scaling=args.use_rope_scaling,
+        rope_scaling_factor=args.rope_scaling_factor,
         seq_len_interpolation_factor=args.rotary_seq_len_interpolation_factor,
+        fp16_lm_cross_entropy=args.fp16_lm_cross_entropy,
+        mtp_block_spec=mtp_spec,
         pg_collection=pg,
         vp_stage=vp_stage,
     )
@@ -162,14 +112,13 @@ def boundary_schema(args: Namespace, config: TransformerConfig) -> BoundarySchem
 @hookimpl(trylast=True)
 def build_ddp_config(args: Namespace) -> DistributedDataParallelConfig:
     """Options of megatron-core's data parallelism, with Megatron-LM's rule for the bucket size."""
-    values = same_named_fields(DistributedDataParallelConfig, args)
+    values = config_values(DistributedDataParallelConfig, args)
     values.update(
         grad_reduce_in_fp32=args.accumulate_allreduce_grads_in_fp32,
         check_for_nan_in_grad=args.check_for_nan_in_loss_and_grad,
         bucket_size=args.ddp_bucket_size,
     )
-    known = {field.name for field in fields(DistributedDataParallelConfig)}
-    config = DistributedDataParallelConfig(**{name: v for name, v in values.items() if name in known})
+    config = DistributedDataParallelConfig(**values)
     if not config.overlap_grad_reduce:
         config.bucket_size = None
     elif config.bucket_size is None:
