@@ -55,6 +55,7 @@ def setup(session: Session) -> Run:
             chunk.eval()
         return run
     if args.skip_train:
+        run.schedule = session.call("get_forward_backward", args=args, config=config)
         load(run)
         build_data(run)
         return run
