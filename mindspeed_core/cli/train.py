@@ -18,7 +18,7 @@ _COMMANDS = {
     "sample": ("mindspeed_core.hosts.standalone.sample:command", "continue a prompt with a trained model"),
 }
 
-_USAGE = """usage: mindspeed-train FLAGS             train (in this process, or as a worker of torchrun or srun)
+_USAGE = """usage: mindspeed-train FLAGS             train (here, or as a worker of torchrun or srun)
        mindspeed-train --nproc N FLAGS   train with N processes on this machine
        mindspeed-train COMMAND ...       run a tool
 

@@ -50,7 +50,9 @@ def wanted(arguments: Sequence[str]) -> argparse.Namespace | None:
     if found.nproc is None:
         if found.max_restarts:
             raise ArgumentError(
-                "--max-restarts", found.max_restarts, "only workers that were started here can be restarted",
+                "--max-restarts",
+                found.max_restarts,
+                "only workers that were started here can be restarted",
                 "add --nproc; torchrun has its own --max-restarts",
             )
         return None
@@ -155,5 +157,3 @@ def _spawn(birth: Birth, arguments: Sequence[str]) -> int:
 
 def _own_group() -> None:
     os.setpgid(0, 0)
-
-

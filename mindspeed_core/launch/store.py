@@ -1,4 +1,4 @@
-"""The store on a socket that the supervisor opened: no port is chosen twice, none is free for a moment only."""
+"""The store on a socket that the supervisor opened, so that nobody else can take its port first."""
 
 from __future__ import annotations
 

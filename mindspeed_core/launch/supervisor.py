@@ -137,7 +137,7 @@ class Supervisor:
                 return EXIT_PROBLEMS
             restart += 1
             print(
-                f"{self._who(cause)}: {_headline(cause)}; starting the workers again from the last checkpoint "
+                f"{self._who(cause)} {_headline(cause)}; starting the workers again from the last checkpoint "
                 f"({restart} of --max-restarts {self.restarts})",
                 file=sys.stderr,
                 flush=True,
@@ -159,7 +159,7 @@ class Supervisor:
                     environment.JOB: self._job,
                     environment.RESTART: str(restart),
                 }
-                keep = (writing, life)
+                keep: tuple[int, ...] = (writing, life)
                 if rank == 0 and self.count > 1:
                     variables[environment.STORE] = str(listener.fileno())
                     keep = (*keep, listener.fileno())
@@ -272,9 +272,12 @@ def _cause(worker: _Worker) -> Cause:
 
 
 def _headline(cause: Cause) -> str:
-    lines = [line for line in cause.text.splitlines() if line.strip()] or [cause.kind]
+    if cause.kind in ("killed", "silent"):
+        return cause.text
+    lines = [line.strip() for line in cause.text.splitlines() if line.strip()] or [cause.kind]
     # A traceback's last line is its error.
-    return lines[-1].strip() if lines[0].startswith("Traceback") else lines[0].strip()
+    said = lines[-1] if lines[0].startswith("Traceback") else lines[0].removeprefix("error: ")
+    return f"failed: {said}"
 
 
 def _drain(descriptor: int) -> bytes:
