@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
     from mindspeed_core.hosts.standalone.writers import Writers
 
-_SHOWN = ("step", "loss", "learning_rate", "grad_norm", "tokens_per_second", "step_ms", "peak_memory_bytes")
+# What the line of a step shows in its own words, and what has lines of its own.
+_SHOWN = (
+    *("step", "loss", "learning_rate", "grad_norm", "tokens_per_second", "step_ms", "peak_memory_bytes"),
+    *("tflops_per_device", "hardware_tflops_per_device", "share_of_peak"),
+    *("straggler_rank", "straggler_ratio"),
+)
 
 
 class Watch:
@@ -134,6 +139,8 @@ def format_step(numbers: Mapping[str, Any], total: int) -> str:
         parts.append(f"grad norm {numbers['grad_norm']:.4f}")
     if numbers.get("tokens_per_second") is not None:
         parts.append(f"{numbers['tokens_per_second']:,.0f} tokens/s")
+    if "tflops_per_device" in numbers:
+        parts.append(_format_throughput(numbers))
     parts.append(f"{numbers['step_ms']:.1f} ms")
     parts.append(f"{numbers['peak_memory_bytes'] / 2**20:,.0f} MiB ({numbers['memory_source']})")
     if numbers.get("skipped"):
@@ -146,6 +153,15 @@ def format_step(numbers: Mapping[str, Any], total: int) -> str:
         ):
             parts.append(f"{name} {value:.6g}")
     return " | ".join(parts)
+
+
+def _format_throughput(numbers: Mapping[str, Any]) -> str:
+    text = f"{numbers['tflops_per_device']:.3g} TFLOP/s per device"
+    if "hardware_tflops_per_device" in numbers:
+        text += f" ({numbers['hardware_tflops_per_device']:.3g} with recompute)"
+    if "share_of_peak" in numbers:
+        text += f", {numbers['share_of_peak']:.1%} of peak"
+    return text
 
 
 def _drop_records_after(path: Path, step: int) -> None:
