@@ -18,10 +18,11 @@ def gather_along_first_dim(original: Callable[..., torch.Tensor]) -> Callable[..
         input_: torch.Tensor,
         group: dist.ProcessGroup,
         output_split_sizes: Sequence[int] | None = None,
+        *rest: Any,
         **options: Any,
     ) -> torch.Tensor:
         if output_split_sizes is None or group.size() == 1 or len(set(output_split_sizes)) == 1:
-            return original(input_, group, output_split_sizes, **options)
+            return original(input_, group, output_split_sizes, *rest, **options)
         longest = max(output_split_sizes)
         mine = input_.new_zeros(longest, *input_.shape[1:])
         mine[: input_.shape[0]] = input_

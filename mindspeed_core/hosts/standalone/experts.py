@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+from megatron.core.tensor_parallel import RowParallelLinear
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.moe.experts import SequentialMLP
 
@@ -53,6 +55,17 @@ class PlainExperts(SequentialMLP):
                 parameter.allreduce = False  # type: ignore[attr-defined]
             if whole:
                 parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
+
+
+class ExpertOutput(RowParallelLinear):
+    """The second linear of an expert, whose result megatron-core adds the weighted bias to in place."""
+
+    def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Multiply ``[tokens, f/etp]`` by the weight, giving ``[tokens, h]`` and the bias ``[h]``."""
+        output, bias = super().forward(input_)
+        # Where experts are whole the result is the input of a reduction over one rank, which autograd lets
+        # nobody write into.
+        return (output if bias is None else output.clone()), bias
 
 
 def _draw(count: int, config: TransformerConfig, submodules: MLPSubmodules, groups: Any) -> None:

@@ -18,7 +18,12 @@ class LatentCoreAttention(DotProductAttention):
     """Plain attention whose keys and values have widths of their own."""
 
     def __init__(
-        self, config: TransformerConfig, *args: Any, k_channels: int, v_channels: int, **options: Any
+        self,
+        config: TransformerConfig,
+        *args: Any,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
+        **options: Any,
     ) -> None:
         """Build the attention.
 
@@ -26,9 +31,10 @@ class LatentCoreAttention(DotProductAttention):
             config: the model's configuration.
             args: as for megatron-core's plain attention.
             k_channels: width of a query's or key's head; the tensors say it themselves.
-            v_channels: width of a value's head.
+            v_channels: width of a value's head; None for the configuration's.
             options: as for megatron-core's plain attention.
         """
         super().__init__(config, *args, **options)
-        self.hidden_size_per_attention_head = v_channels
-        self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
+        if v_channels is not None:
+            self.hidden_size_per_attention_head = v_channels
+            self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition

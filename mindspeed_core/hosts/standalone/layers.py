@@ -11,6 +11,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_with_transformer_engine_spec,
     get_gpt_mtp_block_spec,
 )
+from megatron.core.tensor_parallel import RowParallelLinear
 from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.moe.experts import SequentialMLP
@@ -18,7 +19,7 @@ from megatron.core.transformer.torch_norm import L2Norm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.hosts.standalone.experts import PlainExperts
+from mindspeed_core.hosts.standalone.experts import ExpertOutput, PlainExperts
 from mindspeed_core.hosts.standalone.latent_attention import LatentCoreAttention
 from mindspeed_core.layer_spec import NORM_ROLES, Site, SpecEditor
 from mindspeed_core.plain_norm import PlainNorm
@@ -73,6 +74,8 @@ def plain_parts(spec: Any, config: TransformerConfig) -> Any:
     editor = SpecEditor(spec, owner="")
     editor.replace(NORM_ROLES, _norm)
     editor.replace("experts", _experts)
+    if config.add_bias_linear:
+        editor.replace("experts.fc2", _expert_output)
     if config.multi_latent_attention:
         editor.replace("core_attention", _core_attention)
     return editor.spec
@@ -85,6 +88,10 @@ def _norm(site: Site) -> ModuleSpec | None:
 
 def _experts(site: Site) -> ModuleSpec | None:
     return site.carry(PlainExperts) if _module(site) is SequentialMLP else None
+
+
+def _expert_output(site: Site) -> ModuleSpec | None:
+    return site.carry(ExpertOutput) if _module(site) is RowParallelLinear else None
 
 
 def _core_attention(site: Site) -> ModuleSpec | None:

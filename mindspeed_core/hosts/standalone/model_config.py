@@ -51,11 +51,8 @@ def _activation(args: Namespace) -> dict[str, Any]:
     if args.quick_geglu:
         from megatron.core.fusions.fused_bias_geglu import quick_gelu
 
-        return {
-            "activation_func": quick_gelu,
-            "gated_linear_unit": True,
-            "bias_activation_fusion": args.bias_gelu_fusion,
-        }
+        # megatron-core fuses it for routed experts alone, and has one switch for all layers.
+        return {"activation_func": quick_gelu, "gated_linear_unit": True, "bias_activation_fusion": False}
     if args.squared_relu:
         from megatron.core.activations import squared_relu
 

@@ -14,6 +14,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.standalone.auxiliary_losses import auxiliary_losses
 from mindspeed_core.hosts.standalone.model import unwrap
 from mindspeed_core.hosts.standalone.run_length import batch_at
 from mindspeed_core.hosts.standalone.timing import install_timers, timed, untimed
@@ -193,7 +194,7 @@ def train_step(session: Session, run: Run) -> StepResult:
         update = session.call("optimizer_step", run=run)
     if update.successful:
         run.scheduler.step(increment=batch.samples)
-    losses = reduce_reports(run, reports)
+    losses = reduce_reports(run, reports) | auxiliary_losses(run)
     session.platform.synchronize()
     if run.config.timers is not None:
         run.config.timers.steps += 1
