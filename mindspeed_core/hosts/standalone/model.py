@@ -115,7 +115,8 @@ def build_ddp_config(args: Namespace) -> DistributedDataParallelConfig:
     values = config_values(DistributedDataParallelConfig, args)
     values.update(
         grad_reduce_in_fp32=args.accumulate_allreduce_grads_in_fp32,
-        check_for_nan_in_grad=args.check_for_nan_in_loss_and_grad,
+        # A step that is to be skipped must reach the update.
+        check_for_nan_in_grad=args.check_for_nan_in_loss_and_grad and args.bad_step_action == "stop",
         bucket_size=args.ddp_bucket_size,
     )
     config = DistributedDataParallelConfig(**values)

@@ -14,11 +14,12 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.standalone import bad_steps
 from mindspeed_core.hosts.standalone.auxiliary_losses import auxiliary_losses
 from mindspeed_core.hosts.standalone.model import unwrap
 from mindspeed_core.hosts.standalone.run_length import batch_at
 from mindspeed_core.hosts.standalone.timing import install_timers, timed, untimed
-from mindspeed_core.run import Batch, Loss, StepResult
+from mindspeed_core.run import Batch, Loss, OptimizerStep, StepResult
 
 if TYPE_CHECKING:
     from megatron.core.transformer.module import MegatronModule
@@ -142,18 +143,13 @@ def _loss_for_schedule(
 
 
 @hookimpl(trylast=True)
-def compute_loss(run: Run, batch: Batch, output_tensor: torch.Tensor) -> Loss:
+def compute_loss(run: Run, batch: Batch, output_tensor: torch.Tensor, model_chunk: MegatronModule) -> Loss:
     """Sum of the per-token losses ``[b, s]`` over the tokens whose mask is set."""
     assert batch.loss_mask is not None
     mask = batch.loss_mask.reshape(-1).float()
     total = torch.sum(output_tensor.reshape(-1).float() * mask)
     num_tokens = mask.sum()
-    if run.args.check_for_nan_in_loss_and_grad and not bool(torch.isfinite(total.detach())):
-        raise UserError(
-            f"the loss of step {run.iteration + 1}, micro-batch {run.context.microbatch} on rank "
-            f"{run.dist.rank} is {float(total)}; lower --lr, check the data, or go on with "
-            "--no-check-for-nan-in-loss-and-grad"
-        )
+    bad_steps.check_loss(run, batch, total.detach(), model_chunk)
     return Loss(total, num_tokens, {"lm loss": torch.stack([total.detach(), num_tokens])})
 
 
@@ -189,12 +185,19 @@ def train_step(session: Session, run: Run) -> StepResult:
         chunk.zero_grad_buffer()
     run.optimizer.zero_grad()
     batch = batch_at(run.args, run.consumed_train_samples)
-    reports = run_schedule(run, run.data.train, batch.microbatches, forward_only=False)
-    with timed(run, "optimizer", 1):
-        update = session.call("optimizer_step", run=run)
+    iterators = run.data.train
+    reports = bad_steps.with_named_gradients(
+        run, lambda: run_schedule(run, iterators, batch.microbatches, forward_only=False)
+    )
+    losses = reduce_reports(run, reports)
+    if bad_steps.verdict(run, losses):
+        update = OptimizerStep(successful=False, grad_norm=None, num_zeros=None)
+    else:
+        with timed(run, "optimizer", 1):
+            update = session.call("optimizer_step", run=run)
     if update.successful:
         run.scheduler.step(increment=batch.samples)
-    losses = reduce_reports(run, reports) | auxiliary_losses(run)
+    losses = losses | auxiliary_losses(run)
     session.platform.synchronize()
     if run.config.timers is not None:
         run.config.timers.steps += 1
