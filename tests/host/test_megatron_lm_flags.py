@@ -72,6 +72,14 @@ def test_a_flag_without_answer_is_an_error():
         list(answers({"--other": Flag("--other", help="x")}))
 
 
+def test_the_command_line_says_why_a_flag_is_not_here():
+    flags = flag_set(Registry.discover(), "standalone")
+    (problem,) = flags.parse(["--use-torch-fsdp2"]).problems
+    assert "--use-distributed-optimizer shards" in str(problem)
+    (unknown,) = flags.parse(["--no-such-thing"]).problems
+    assert "no such flag" in str(unknown)
+
+
 def test_the_table_needs_no_torch():
     code = "import sys, mindspeed_core.hosts.standalone.megatron_lm as m; m.megatron_lm_flags()"
     subprocess.run([sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"], check=True)

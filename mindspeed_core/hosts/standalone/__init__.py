@@ -16,4 +16,5 @@ HOST = HostDeclaration(
     flags="mindspeed_core.hosts.standalone.flags:host_flags",
     stages=tuple(f"mindspeed_core.hosts.standalone.{name}" for name in _STAGES),
     train="mindspeed_core.hosts.standalone.loop:train",
+    absent="mindspeed_core.hosts.standalone.megatron_lm:why_absent",
 )

@@ -225,6 +225,14 @@ def rule_for(option: str) -> Rule | None:
     return None
 
 
+def why_absent(option: str) -> str:
+    """Why one of Megatron-LM's flags is not here; empty for flags that it does not have either."""
+    if not any(option in facts["options"] for facts in megatron_lm_flags()[1]):
+        return ""
+    rule = rule_for(option)
+    return f"Megatron-LM's flag is {rule.status} here: {rule.reason}" if rule is not None else ""
+
+
 def answers(present: Mapping[str, Flag]) -> Iterator[Answer]:
     """What holds for each of Megatron-LM's flags, in its order.
 
