@@ -231,4 +231,5 @@ class Run:
     run_dir: Path | None = None
     loaded_rng: Any = None
     measures: Any = None
+    progress: int = 0
     save_reasons: Sequence[str] = ()

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from mindspeed_core.errors import DataError, UserError
-from mindspeed_core.hosts.standalone import checkpoint, rng_state, stopping
+from mindspeed_core.hosts.standalone import checkpoint, hang_watch, rng_state, stopping
 from mindspeed_core.hosts.standalone.measures import Measures
 from mindspeed_core.hosts.standalone.run_length import batch_at, samples_wanted
 from mindspeed_core.hosts.standalone.step import configure_for_training, without_param_gather
@@ -115,7 +115,7 @@ def train(session: Session) -> Run:
         _announce(run, watch, time.monotonic() - started)
         run.measures = Measures(run)
         session.call("start_run", run=run)
-        with stopping.listening(session):
+        with stopping.listening(session), hang_watch.watching(run):
             if run.args.skip_train:
                 _evaluate(run, watch, "valid")
                 _evaluate(run, watch, "test")
@@ -146,6 +146,7 @@ def _loop(run: Run, watch: Watch) -> None:
                 chunk.enable_forward_pre_hook()
             gather_on = True
         run.iteration += 1
+        run.progress += 1
         run.consumed_train_samples += batch.samples
         if run.iteration % args.log_interval == 0 or run.iteration == args.train_iters:
             numbers = session.call("log_step", run=run, result=result)

@@ -89,6 +89,7 @@ def _forward_for_schedule(
     return_schedule_plan: bool = False,
 ) -> tuple[torch.Tensor, Callable[..., Any]]:
     vp_stage = getattr(unwrap(model_chunk), "vp_stage", None)
+    run.progress += 1
     run.context.microbatch = counters.get(vp_stage, 0)
     run.context.vp_stage = vp_stage
     counters[vp_stage] = run.context.microbatch + 1
