@@ -30,7 +30,7 @@ from mindspeed_core.hosts.standalone.tokenizer import TextTokenizer, load_tokeni
 
 __all__ = ["PART_BYTES", "Part", "Work", "file_facts", "join_parts", "locked", "make_parts", "plan_parts"]
 
-PART_BYTES = 64 << 20
+PART_BYTES = 16 << 20
 _BATCH = 256
 _TOKENS, _LENGTHS, _DONE = ".bin", ".npy", ".json"
 
