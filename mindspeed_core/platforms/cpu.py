@@ -217,6 +217,15 @@ def _cpu_patches() -> tuple[Patch, ...]:
             reason="gloo gathers only tensors of one size",
         )
     )
+    found.append(
+        Patch(
+            target="megatron.core.models.common.embeddings.yarn_rotary_pos_embedding:YarnRotaryEmbedding.__init__",
+            new=arguments + "frequencies_on_host",
+            kind="wrap",
+            required=False,
+            reason="it makes a device of the number that stands for the current one",
+        )
+    )
     return (*found, *WITHOUT_TE)
 
 

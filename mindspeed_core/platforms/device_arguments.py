@@ -117,6 +117,17 @@ def autocast_query(original: Function) -> Function:
     return query
 
 
+def frequencies_on_host(original: Function) -> Function:
+    """A rotary embedding's constructor: frequencies are computed where the model is, on the processor."""
+
+    @functools.wraps(original)
+    def constructor(self: Any, *args: Any, **options: Any) -> None:
+        options["use_cpu_initialization"] = True
+        original(self, *args, **options)
+
+    return constructor
+
+
 def split_sizes_on_host(original: Function) -> Function:
     """``maybe_move_tensor_to_cpu``: split sizes already on the host still become numpy where asked for."""
 

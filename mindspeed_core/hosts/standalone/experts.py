@@ -1,6 +1,6 @@
 """Experts that run one after the other, without what megatron-core's own get wrong when ranks share them.
 
-Three things need correction. Where experts are less cut than attention, each tensor-parallel rank holds whole
+Four things need correction. Where experts are less cut than attention, each tensor-parallel rank holds whole
 experts and sees other tokens, so their gradients must be summed over those ranks too, which megatron-core does
 only when experts are also distributed. A bias of such an expert counts in the gradient norm on every rank that
 has it, not only on the first tensor-parallel one. And weights drawn on the processor come from a generator that
@@ -55,6 +55,7 @@ class PlainExperts(SequentialMLP):
                 parameter.allreduce = False  # type: ignore[attr-defined]
             if whole:
                 parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
+                parameter.sequence_parallel = False  # type: ignore[attr-defined]
 
 
 class ExpertOutput(RowParallelLinear):

@@ -15,12 +15,13 @@ from megatron.core.tensor_parallel import RowParallelLinear
 from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.torch_norm import L2Norm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.experts import ExpertOutput, PlainExperts
-from mindspeed_core.hosts.standalone.latent_attention import LatentCoreAttention
+from mindspeed_core.hosts.standalone.latent_attention import LatentCoreAttention, LatentSelfAttention
 from mindspeed_core.layer_spec import NORM_ROLES, Site, SpecEditor
 from mindspeed_core.plain_norm import PlainNorm
 
@@ -78,6 +79,7 @@ def plain_parts(spec: Any, config: TransformerConfig) -> Any:
         editor.replace("experts.fc2", _expert_output)
     if config.multi_latent_attention:
         editor.replace("core_attention", _core_attention)
+        editor.replace("self_attention", _self_attention)
     return editor.spec
 
 
@@ -96,6 +98,10 @@ def _expert_output(site: Site) -> ModuleSpec | None:
 
 def _core_attention(site: Site) -> ModuleSpec | None:
     return site.carry(LatentCoreAttention) if _module(site) is DotProductAttention else None
+
+
+def _self_attention(site: Site) -> ModuleSpec | None:
+    return site.carry(LatentSelfAttention) if _module(site) is MLASelfAttention else None
 
 
 def _module(site: Site) -> Any:

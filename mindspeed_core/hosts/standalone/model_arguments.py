@@ -28,8 +28,7 @@ def check_model(session: Session, args: Namespace) -> None:
     _derive_experts(args)
     _check_attention(args)
     _derive_recompute(args)
-    if args.mtp_num_layers is not None and args.mtp_num_layers < 1:
-        raise ArgumentError("--mtp-num-layers", args.mtp_num_layers, "must be at least 1", "drop the flag")
+    _check_predictions(args)
 
 
 def _older_spellings(args: Namespace) -> None:
@@ -161,6 +160,13 @@ def _derive_layout(args: Namespace, layout: str, chunks: int | None) -> None:
         parsed.validate_layer_layout(num_layers=args.num_layers, mtp_num_layers=args.mtp_num_layers)
     except (AssertionError, ValueError, TypeError, KeyError) as error:
         raise ArgumentError("--pipeline-model-parallel-layout", layout, str(error)) from error
+    if args.mtp_num_layers and "m" not in layout.replace(",", "").split("|")[-1]:
+        raise ArgumentError(
+            "--pipeline-model-parallel-layout",
+            layout,
+            "predictions apart from the loss hand on tensors of another shape",
+            "put m on the last stage, before L",
+        )
     virtual = parsed.virtual_pipeline_model_parallel_size
     args.virtual_pipeline_model_parallel_size = virtual if virtual > 1 else None
 
@@ -275,6 +281,15 @@ def _check_attention(args: Namespace) -> None:
             raise ArgumentError(
                 "--group-query-attention", None, "multi-latent attention shares keys otherwise", "drop it"
             )
+        if args.tensor_model_parallel_size > 1 and args.qk_layernorm and not args.sequence_parallel:
+            # The gradient of a norm that every rank applies alike is summed as if each had heads of its own.
+            raise ArgumentError(
+                "--qk-layernorm",
+                None,
+                "megatron-core adds up the gradient of the query norm of multi-latent attention once per "
+                "tensor-parallel rank",
+                "add --sequence-parallel",
+            )
         if args.qk_l2_norm:
             raise ArgumentError("--qk-l2-norm", None, "multi-latent attention has none", "use --qk-layernorm")
     elif args.rope_type == "yarn":
@@ -296,6 +311,20 @@ def _check_attention(args: Namespace) -> None:
     if args.window_attn_skip_freq is not None and args.window_size is None:
         raise ArgumentError(
             "--window-attn-skip-freq", args.window_attn_skip_freq, "there is no window", "add --window-size"
+        )
+
+
+def _check_predictions(args: Namespace) -> None:
+    if args.mtp_num_layers is None:
+        return
+    if args.mtp_num_layers < 1:
+        raise ArgumentError("--mtp-num-layers", args.mtp_num_layers, "must be at least 1", "drop the flag")
+    if args.pipeline_model_parallel_size > 1 and not args.untie_embeddings_and_output_weights:
+        raise ArgumentError(
+            "--mtp-num-layers",
+            args.mtp_num_layers,
+            "on a stage of its own, megatron-core gives predictions a second output layer that nothing uses",
+            "add --untie-embeddings-and-output-weights",
         )
 
 
