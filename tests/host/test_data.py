@@ -487,3 +487,15 @@ def test_full_validation_counts_every_sample_once_whatever_the_world(mock, size,
             for found in islice(iterator, 8 // micro // size):
                 counted += found["tokens"][found["loss_mask"].any(dim=1)].tolist()
     assert sorted(counted) == sorted(sample["tokens"].tolist() for sample in samples * 2)
+
+
+@pytest.mark.parametrize("flag", ["reset_position_ids", "eod_mask_loss"])
+def test_each_way_to_treat_the_end_of_a_document_does_its_own_thing_only(tmp_path, flag):
+    args = arguments(data_path=[write(tmp_path / "short", [[5, 6, 7, 63]] * 200)], **{flag: True})
+    found = batch(run_with(build(args), args))
+    ends = found.tokens[0] == 63
+    after = int(ends.nonzero()[0]) + 1
+    restarts = flag == "reset_position_ids"
+    assert found.position_ids[0, after] == (0 if restarts else after)
+    assert torch.equal(found.loss_mask[0] == 0, ends & (flag == "eod_mask_loss"))
+    assert found.attention_mask is None

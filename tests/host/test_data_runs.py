@@ -167,3 +167,51 @@ def test_a_checkpoint_can_be_validated_without_training(folder):
     wanted = [record for record in trained if "validation_loss" in record or "test_loss" in record]
     assert len(wanted) == 2
     assert found == wanted
+
+
+def losses_of_two_documents(folder, flags):
+    """The loss at each position of a sample of two documents, for two versions of the first document."""
+    import torch
+
+    from mindspeed_core.activation import activate
+    from mindspeed_core.hosts.standalone import loop
+
+    end = 63
+    flags = ["--data-path", str(folder / "ends"), "--split", "100,0,0", "--global-batch-size", "2", *flags]
+    common = ["--train-iters", "1", "--eval-iters", "0", "--attention-dropout", "0", "--hidden-dropout", "0"]
+    with activate([*SMALL, *common, *flags]) as session:
+        run = loop.setup(session)
+        batch = session.call("get_batch", run=run, data_iterator=run.data.train[0], vp_stage=None)
+        first_end = int((batch.tokens[0] == end).nonzero()[0])
+        other = batch.tokens.clone()
+        other[0, :first_end] = (other[0, :first_end] + 7) % 60 + 1
+        losses = [
+            run.model[0](tokens, batch.position_ids, batch.attention_mask, labels=batch.labels)[0]
+            for tokens in (batch.tokens, other)
+        ]
+        loop.teardown(session)
+    same = torch.isclose(losses[0], losses[1], rtol=0, atol=0).tolist()
+    return first_end, same, batch.position_ids[0].tolist(), batch.loss_mask[0].tolist()
+
+
+def both_attentions(folder):
+    builder = IndexedDatasetBuilder(f"{folder / 'ends'}.bin", dtype=np.uint16)
+    generator = np.random.default_rng(1)
+    for _ in range(40):
+        text = [*generator.integers(1, 60, size=6).tolist(), 63]
+        builder.add_document(text, [len(text)])
+    builder.finalize(f"{folder / 'ends'}.idx")
+    reset = ["--reset-attention-mask", "--create-attention-mask-in-dataloader", "--reset-position-ids"]
+    return losses_of_two_documents(folder, []), losses_of_two_documents(folder, reset)
+
+
+def test_a_document_sees_nothing_of_the_one_before_it_when_attention_is_reset(folder):
+    plain, reset = run_world(both_attentions, 1, folder, timeout=120)[0]
+    end, same, positions, _ = plain
+    assert positions == list(range(16))
+    assert not any(same[end:])
+    end, same, positions, mask = reset
+    assert all(same[end + 1 :])
+    assert not any(same[:end])
+    assert positions[end : end + 3] == [end, 0, 1]
+    assert mask == [1.0] * 16
