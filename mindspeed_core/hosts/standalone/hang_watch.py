@@ -214,10 +214,8 @@ class HangWatch:
     def _speak(self, finding: Finding) -> None:
         if self._end.is_set():
             return
-        text = (
-            f"no progress for {self.seconds:.0f} s (--hang-timeout-minutes) after step {self._run.iteration}: "
-            f"{finding.text}"
-        )
+        since = f"after step {self._run.iteration}"
+        text = f"no progress for {self.seconds:.0f} s (--hang-timeout-minutes) {since}: {finding.text}"
         if not worker.tell("hang", f"error: {text}", rank=finding.rank):
             print(f"error: {text}", file=sys.stderr, flush=True)
         os._exit(_EXIT_PROBLEMS)
