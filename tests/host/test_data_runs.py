@@ -215,3 +215,19 @@ def test_a_document_sees_nothing_of_the_one_before_it_when_attention_is_reset(fo
     assert not any(same[:end])
     assert positions[end : end + 3] == [end, 0, 1]
     assert mask == [1.0] * 16
+
+
+def ramp_in_this_world(folder, name):
+    flags = shlex.split("--train-samples 60 --rampup-batch-size 4 4 24 --global-batch-size 12 --eval-iters 0")
+    no_dropout = ["--attention-dropout", "0", "--hidden-dropout", "0"]
+    data = ["--data-path", str(folder / "train"), "--run-dir", str(folder / name)]
+    records, consumed = train(*flags, *no_dropout, *data)
+    return course(records), consumed
+
+
+def test_a_growing_batch_trains_the_same_on_one_and_on_two_ranks(folder):
+    (alone, consumed), *_ = run_world(ramp_in_this_world, 1, folder, "ramp1", timeout=120)
+    (together, consumed_together), *_ = run_world(ramp_in_this_world, 2, folder, "ramp2", timeout=120)
+    assert consumed == consumed_together
+    for one, two in zip(alone, together, strict=True):
+        assert two == pytest.approx(one, rel=1e-4)
