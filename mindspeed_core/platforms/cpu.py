@@ -64,6 +64,7 @@ _WRAPPED = {
     "torch:load": "load",
     "torch.utils._device:DeviceContext.__init__": "device_context",
     "torch.amp.autocast_mode:autocast.__init__": "autocast_init",
+    "torch.distributed.device_mesh:DeviceMesh.from_group": "mesh_of_group",
     "torch:is_autocast_enabled": "autocast_query",
     "torch:get_autocast_dtype": "autocast_query",
 }

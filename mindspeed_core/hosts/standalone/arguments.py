@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.data_sources import data_sources
+from mindspeed_core.hosts.standalone.fully_sharded_arguments import check_fully_sharded
 from mindspeed_core.hosts.standalone.model_arguments import check_model
 from mindspeed_core.hosts.standalone.run_length import derive_batch, derive_schedule
 from mindspeed_core.hosts.standalone.writers import check_writers
@@ -82,6 +83,7 @@ def validate_arguments(session: Session, args: Namespace) -> Namespace:
     check_writers(args)
     _derive_world(args)
     _derive_model(session, args)
+    check_fully_sharded(args)
     derive_batch(args)
     if session.mode == "train":
         _check_data(session, args)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from mindspeed_core.feature import Flag
 from mindspeed_core.hosts.standalone.config_flags import generated_flags
 from mindspeed_core.hosts.standalone.flags_survival import SURVIVAL
+from mindspeed_core.hosts.standalone.fully_sharded_flags import FULLY_SHARDED_FLAGS
 from mindspeed_core.hosts.standalone.model_flags import MODEL_FLAGS
 from mindspeed_core.hosts.standalone.watching_flags import WATCHING_FLAGS
 
@@ -127,6 +128,7 @@ _PARALLEL = _group(
         help="Interleaved pipeline: do not overlap sends with computation.",
     ),
     Flag("--distributed-timeout-minutes", type=int, default=10, help="Timeout of collectives."),
+    *FULLY_SHARDED_FLAGS,
 )
 
 _TRAINING = _group(

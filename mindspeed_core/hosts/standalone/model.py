@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed.data_parallel_base import _BaseDataParallel
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -19,6 +20,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.config_values import config_values
+from mindspeed_core.hosts.standalone.fully_sharded import sharding_config, wrap_fully_sharded
 from mindspeed_core.run import BoundarySchema, TensorSpec
 
 if TYPE_CHECKING:
@@ -112,6 +114,8 @@ def boundary_schema(args: Namespace, config: TransformerConfig) -> BoundarySchem
 @hookimpl(trylast=True)
 def build_ddp_config(args: Namespace) -> DistributedDataParallelConfig:
     """Options of megatron-core's data parallelism, with Megatron-LM's rule for the bucket size."""
+    if args.use_torch_fsdp2:
+        return sharding_config(args)
     values = config_values(DistributedDataParallelConfig, args)
     values.update(
         grad_reduce_in_fp32=args.accumulate_allreduce_grads_in_fp32,
@@ -129,12 +133,15 @@ def build_ddp_config(args: Namespace) -> DistributedDataParallelConfig:
 
 @hookimpl(trylast=True)
 def wrap_ddp(
+    args: Namespace,
     config: TransformerConfig,
     ddp_config: DistributedDataParallelConfig,
     model: list[MegatronModule],
     pg: ProcessGroupCollection,
 ) -> list[MegatronModule]:
     """megatron-core's DistributedDataParallel around every chunk; only the first is cut into buckets."""
+    if args.use_torch_fsdp2:
+        return wrap_fully_sharded(config, ddp_config, model, pg)
     options: dict[str, Any] = {}
     if "pg_collection" in signature(DistributedDataParallel.__init__).parameters:
         options["pg_collection"] = pg
@@ -152,7 +159,7 @@ def wrap_ddp(
 
 
 def unwrap(chunk: Any) -> MegatronModule:
-    """The model inside DistributedDataParallel and Float16Module."""
-    while isinstance(chunk, (DistributedDataParallel, Float16Module)):
+    """The model inside the wrappers of data parallelism and Float16Module."""
+    while isinstance(chunk, (_BaseDataParallel, Float16Module)):
         chunk = chunk.module
     return chunk
