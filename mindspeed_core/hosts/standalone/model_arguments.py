@@ -264,6 +264,21 @@ def _derive_experts(args: Namespace) -> None:
             args.moe_layer_freq,
             f"names {len(args.moe_layer_freq)} layers, --num-layers is {args.num_layers}",
         )
+    if "sinkhorn" in args.moe_router_load_balancing_type and any(args.moe_aux_loss_coeff):
+        raise ArgumentError(
+            "--moe-aux-loss-coeff",
+            args.moe_aux_loss_coeff,
+            "sinkhorn balances without a loss",
+            "leave it out, or use --moe-router-load-balancing-type aux_loss",
+        )
+    factor = args.moe_expert_capacity_factor
+    if args.moe_pad_expert_input_to_capacity and (factor or 0) * args.moe_router_topk > experts:
+        raise ArgumentError(
+            "--moe-expert-capacity-factor",
+            factor,
+            "an expert would be padded to more tokens than there are",
+            f"use at most experts / top-k = {experts / args.moe_router_topk:g}",
+        )
     if args.moe_router_topk == 1 and args.moe_router_score_function == "softmax":
         kinds = args.moe_router_load_balancing_type
         if not args.moe_router_pre_softmax and list(kinds) != ["sinkhorn"]:
