@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as StillWaiting
 from types import SimpleNamespace
 
 import numpy as np
@@ -86,7 +87,7 @@ def test_a_second_job_waits_for_the_first_and_builds_nothing(tmp_path):
     with ThreadPoolExecutor(1) as pool, (tmp_path / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         waiting = pool.submit(index, tmp_path, build)
-        with pytest.raises(TimeoutError):
+        with pytest.raises(StillWaiting):
             waiting.result(timeout=0.2)
         index_files = Index()
         index_files.config.path_to_cache = str(tmp_path)
