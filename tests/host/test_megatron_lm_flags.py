@@ -36,7 +36,7 @@ def test_nobody_has_to_guess_about_any_flag():
     [
         ("--hidden-size", SUPPORTED),
         ("--timing-log-level", SUPPORTED),
-        ("--use-torch-fsdp2", REFUSED),
+        ("--yaml-cfg", REFUSED),
         ("--fake-process-group", NOT_APPLICABLE),
         ("--rl-use-sequence-packing", NOT_APPLICABLE),
     ],
@@ -74,8 +74,8 @@ def test_a_flag_without_answer_is_an_error():
 
 def test_the_command_line_says_why_a_flag_is_not_here():
     flags = flag_set(Registry.discover(), "standalone")
-    (problem,) = flags.parse(["--use-torch-fsdp2"]).problems
-    assert "--use-distributed-optimizer shards" in str(problem)
+    (problem,) = flags.parse(["--yaml-cfg"]).problems
+    assert "a model is described by its flags" in str(problem)
     (unknown,) = flags.parse(["--no-such-thing"]).problems
     assert "no such flag" in str(unknown)
 
