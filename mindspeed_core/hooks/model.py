@@ -70,7 +70,8 @@ def build_mtp_spec(
 ) -> MultiTokenPredictionBlockSubmodules | Any:
     """Build the specification of a chunk's multi-token prediction.
 
-    Called by the default of `build_model_chunk`, for chunks that hold prediction layers. Its transformer layers take after the last one of
+    Called by the default of `build_model_chunk`, for chunks that hold prediction layers. Its transformer
+    layers take after the last one of
     ``layer_spec``, with what features put there; edit them with the same `SpecEditor`, roles ``enorm``,
     ``hnorm`` and ``eh_proj`` besides.
 

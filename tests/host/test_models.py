@@ -15,9 +15,10 @@ LATENT = (
 DEEPSEEK = (
     f"{LATENT} --qk-layernorm --rotary-scaling-factor 4 --original-max-position-embeddings 16 --mscale 1.0 "
     "--mscale-all-dim 1.0 --swiglu --disable-bias-linear --untie-embeddings-and-output-weights "
-    "--num-experts 4 --moe-ffn-hidden-size 32 --moe-shared-expert-intermediate-size 32 --moe-layer-freq [0,1] "
-    "--moe-router-score-function sigmoid --moe-router-enable-expert-bias "
-    "--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 0.001 --moe-token-dispatcher-type alltoall"
+    "--num-experts 4 --moe-ffn-hidden-size 32 --moe-shared-expert-intermediate-size 32 "
+    "--moe-layer-freq [0,1] --moe-router-score-function sigmoid --moe-router-enable-expert-bias "
+    "--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 0.001 "
+    "--moe-token-dispatcher-type alltoall"
 )
 PREDICTIONS = f"--mtp-num-layers 2 --untie-embeddings-and-output-weights --num-layers 2 {ROPE}"
 
@@ -42,10 +43,16 @@ PREDICTIONS = f"--mtp-num-layers 2 --untie-embeddings-and-output-weights --num-l
             LATENT.replace("--q-lora-rank 16", "--rope-type rope --qk-layernorm"), SP, 2, id="latent-tp2-sp"
         ),
         pytest.param(
-            DEEPSEEK, f"{SP} --expert-tensor-parallel-size 1 --expert-model-parallel-size 2", 2, id="deepseek-tp2-ep2"
+            DEEPSEEK,
+            f"{SP} --expert-tensor-parallel-size 1 --expert-model-parallel-size 2",
+            2,
+            id="deepseek-tp2-ep2",
         ),
         pytest.param(
-            DEEPSEEK, f"{PP2} --expert-model-parallel-size 2 --use-distributed-optimizer", 4, id="deepseek-pp2-ep2"
+            DEEPSEEK,
+            f"{PP2} --expert-model-parallel-size 2 --use-distributed-optimizer",
+            4,
+            id="deepseek-pp2-ep2",
         ),
         pytest.param(PREDICTIONS, SP, 2, id="predictions-tp2"),
         pytest.param(PREDICTIONS, PP2, 2, id="predictions-pp2"),
@@ -76,7 +83,7 @@ def test_embedding_and_loss_count_as_layers(equivalence):
 
 
 def test_predictions_sit_where_the_layout_says(equivalence):
-    layout = f"{PP2} --pipeline-model-parallel-layout Ett|mmL"
+    layout = f"{PP2} --pipeline-model-parallel-layout Et|tmmL"
     model = PREDICTIONS.split()
     equivalence((*model, *layout.split()), model, world_size=2, baseline_world_size=1)
 
@@ -107,9 +114,7 @@ def test_without_us_latent_attention_loses_gradients_of_other_ranks(equivalence)
 def test_without_us_a_batched_exchange_of_two_interleaved_ranks_mixes_up_messages(equivalence):
     flags = f"{PP2} --num-layers-per-virtual-pipeline-stage 1".split()
     with pytest.raises(AssertionError, match="quantities differ"):
-        equivalence(
-            flags, (), world_size=2, baseline_world_size=1, probes=("native_parts:BatchedExchange",)
-        )
+        equivalence(flags, (), world_size=2, baseline_world_size=1, probes=("native_parts:BatchedExchange",))
 
 
 def test_predicted_tokens_have_losses_of_their_own():

@@ -182,7 +182,7 @@ def _derive_world(args: Namespace) -> None:
 
 
 def _derive_model(session: Session, args: Namespace) -> None:
-    tp, pp = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
+    tp = args.tensor_model_parallel_size
     heads = args.num_attention_heads
     if args.kv_channels is None:
         if args.hidden_size % heads:

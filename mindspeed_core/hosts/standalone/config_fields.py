@@ -1,8 +1,8 @@
 """What the configuration classes of the installed megatron-core declare, read from their source.
 
-Importing the classes would import torch, which the command line and planning do without. The field part of each
-class is parsed instead: names, annotations, literal defaults, the option names megatron-core gives some fields,
-and the text below each field.
+Importing the classes would import torch, which the command line and planning do without. The field part of
+each class is parsed instead: names, annotations, literal defaults, the option names megatron-core gives some
+fields, and the text below each field.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Flags made from the fields of the installed megatron-core's configuration classes.
 
-A field becomes a flag by Megatron-LM's rules, so that what a new megatron-core adds can be given on the command
-line without a change here. The tables hold what a rule cannot know: names that Megatron-LM spells otherwise,
+A field becomes a flag by Megatron-LM's rules, so that what a new megatron-core adds can be given on the
+command line without a change here. The tables hold what a rule cannot know: names that Megatron-LM spells otherwise,
 defaults it has otherwise, and fields that are no flag, each with the reason.
 """
 
@@ -122,7 +122,8 @@ EXCLUDED: Mapping[str, str] = {
     **dict.fromkeys(
         (
             "virtual_pipeline_model_parallel_size params_dtype pipeline_dtype autocast_dtype batch_p2p_comm "
-            "overlap_p2p_comm deallocate_pipeline_outputs variable_seq_lengths mtp_standalone is_hybrid_model "
+            "overlap_p2p_comm deallocate_pipeline_outputs variable_seq_lengths mtp_standalone "
+            "is_hybrid_model "
             "grad_reduce_in_fp32 check_for_nan_in_grad bucket_size align_param_gather decoupled_weight_decay "
             "quant_recipe inference_sampling_seed"
         ).split(),
@@ -145,8 +146,8 @@ EXCLUDED: Mapping[str, str] = {
     ),
     **dict.fromkeys(
         (
-            "flash_decode inference_rng_tracker use_inference_optimized_layers inference_fuse_tp_communication "
-            "mlp_chunks_for_prefill cache_mla_latents symmetric_ar_type"
+            "flash_decode inference_rng_tracker use_inference_optimized_layers "
+            "inference_fuse_tp_communication mlp_chunks_for_prefill cache_mla_latents symmetric_ar_type"
         ).split(),
         _INFERENCE,
     ),
@@ -218,7 +219,9 @@ def flag_of(field: ConfigField) -> Flag:
                 help=f"Off: {help_text}.",
                 group=_HEADINGS[field.owner],
             )
-        return Flag(given[0], aliases=given[1:], dest=dest, help=f"{help_text}.", group=_HEADINGS[field.owner])
+        return Flag(
+            given[0], aliases=given[1:], dest=dest, help=f"{help_text}.", group=_HEADINGS[field.owner]
+        )
     nargs = spelling.nargs or nargs
     if isinstance(default, tuple):
         default = list(default)

@@ -1,10 +1,12 @@
 """Experts that run one after the other, without what megatron-core's own get wrong when ranks share them.
 
-Four things need correction. Where experts are less cut than attention, each tensor-parallel rank holds whole
-experts and sees other tokens, so their gradients must be summed over those ranks too, which megatron-core does
-only when experts are also distributed. A bias of such an expert counts in the gradient norm on every rank that
-has it, not only on the first tensor-parallel one. And weights drawn on the processor come from a generator that
-stands at the same place on every rank, so that distributed experts would start as copies of each other.
+Where experts are less cut than attention, each tensor-parallel rank holds whole experts and sees other
+tokens, so their gradients must be summed over those ranks too, which megatron-core does only when experts are
+also distributed. A bias of such an expert counts in the gradient norm on every rank that has it, not only on
+the first tensor-parallel one; and under sequence parallelism its gradient must not be summed over
+tensor-parallel ranks again, which may even hold other experts. Weights drawn on the processor come from a
+generator that stands at the same place on every rank, so that distributed experts would start as copies of
+each other.
 """
 
 from __future__ import annotations
@@ -52,10 +54,10 @@ class PlainExperts(SequentialMLP):
         less_cut = groups.expt_tp.size() != groups.tp.size()
         for parameter in self.parameters():
             if less_cut:
-                parameter.allreduce = False  # type: ignore[attr-defined]
+                parameter.allreduce = False
             if whole:
-                parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
-                parameter.sequence_parallel = False  # type: ignore[attr-defined]
+                parameter.tensor_model_parallel = True
+                parameter.sequence_parallel = False
 
 
 class ExpertOutput(RowParallelLinear):

@@ -65,7 +65,7 @@ class LatentSelfAttention(MLASelfAttention):
             self.linear_kv_down_proj.register_forward_hook(self._complete)
 
     def _complete(self, linear: Module, inputs: Any, result: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
-        """Turn ``[s, b, (kv + p)/tp]`` into ``[s, b, kv + p]``, or ``[s/tp, b, kv + p]`` where sharded.
+        """Turn ``[s, b, (kv+p)/tp]`` into ``[s, b, kv+p]``, or ``[s/tp, b, kv+p]`` if sharded.
 
         Given whole rows, megatron-core gathers nothing but the positions of a sharded sequence, with the right
         gradient.
@@ -81,7 +81,7 @@ class LatentSelfAttention(MLASelfAttention):
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """Identity whose gradient is summed; megatron-core's own reduces a copy where the gradient has strides."""
+    """Identity whose gradient is summed; megatron-core's own reduces a copy where it has strides."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -7,8 +7,6 @@ from typing import Any
 
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_decoder_block_spec,
-    get_gpt_layer_local_spec,
-    get_gpt_layer_with_transformer_engine_spec,
     get_gpt_mtp_block_spec,
 )
 from megatron.core.tensor_parallel import RowParallelLinear
@@ -51,19 +49,15 @@ def build_mtp_spec(
 ) -> Any:
     """Prediction layers like the decoder's last layer."""
     use_te = args.transformer_impl == "transformer_engine"
-    last: Any = layer_spec
-    if not layer_spec.layer_specs:
-        # A stage that holds nothing but predictions has no layer of its own to take after.
-        last = _last_layer(args, config, use_te)
-    spec = get_gpt_mtp_block_spec(config, last, use_transformer_engine=use_te, vp_stage=vp_stage)
+    spec = get_gpt_mtp_block_spec(config, layer_spec, use_transformer_engine=use_te, vp_stage=vp_stage)
     return spec if use_te else plain_parts(spec, config)
 
 
 def plain_parts(spec: Any, config: TransformerConfig) -> Any:
     """Replace the parts of megatron-core's local layers that do not work on every layout.
 
-    Norms without sequence parallelism, experts whose copies drift apart, and an attention that knows one width
-    for keys and values.
+    Norms without sequence parallelism, experts whose copies drift apart, and an attention that knows one
+    width for keys and values.
 
     Args:
         spec: a specification tree; it is copied.
@@ -106,21 +100,3 @@ def _self_attention(site: Site) -> ModuleSpec | None:
 
 def _module(site: Site) -> Any:
     return site.spec.module if site.spec is not None else None
-
-
-def _last_layer(args: Namespace, config: TransformerConfig, use_te: bool) -> ModuleSpec:
-    frequency = config.moe_layer_freq
-    last = config.num_layers - 1
-    expert = last % frequency == 0 if isinstance(frequency, int) else bool(frequency[last])
-    options: dict[str, Any] = {
-        "num_experts": config.num_moe_experts if expert else None,
-        "moe_grouped_gemm": config.moe_grouped_gemm,
-        "qk_layernorm": config.qk_layernorm,
-        "multi_latent_attention": config.multi_latent_attention,
-        "qk_l2_norm": config.qk_l2_norm,
-    }
-    if use_te:
-        spec: ModuleSpec = get_gpt_layer_with_transformer_engine_spec(**options)
-        return spec
-    local: ModuleSpec = get_gpt_layer_local_spec(normalization=args.normalization, **options)
-    return local

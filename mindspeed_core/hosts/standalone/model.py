@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.distributed.data_parallel_base import _BaseDataParallel
 from megatron.core.enums import ModelType
@@ -71,6 +71,7 @@ def build_model(
     session: Session, args: Namespace, config: TransformerConfig, pg: ProcessGroupCollection
 ) -> list[MegatronModule]:
     """Build this rank's chunks stage by stage, move them to the device, cast them to the training dtype."""
+    _choose_attention_backend(session, config)
     pp_size, pp_rank = pg.pp.size(), pg.pp.rank()
     virtual = args.virtual_pipeline_model_parallel_size
     total = pp_size * (virtual or 1)
@@ -99,6 +100,25 @@ def build_model(
     if config.bf16 or config.fp16:
         chunks = [Float16Module(config, chunk) for chunk in chunks]
     return chunks
+
+
+def _choose_attention_backend(session: Session, config: TransformerConfig) -> None:
+    """Set what megatron-core sets for the backend, and take it back when the session closes.
+
+    It insists on finding the variables unset or as they should be, and leaves them set.
+    """
+    wanted = {
+        "flash": ("1", "0", "0"),
+        "fused": ("0", "1", "0"),
+        "unfused": ("0", "0", "1"),
+        "local": ("0", "0", "0"),
+        "auto": ("1", "1", "1"),
+    }
+    names = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+    if any(name in os.environ for name in names):
+        return
+    for name, value in zip(names, wanted[config.attention_backend.name]):
+        session.setenv(name, value)
 
 
 @hookimpl(trylast=True)
@@ -133,6 +153,7 @@ def build_ddp_config(args: Namespace) -> DistributedDataParallelConfig:
 
 @hookimpl(trylast=True)
 def wrap_ddp(
+    session: Session,
     args: Namespace,
     config: TransformerConfig,
     ddp_config: DistributedDataParallelConfig,
@@ -141,7 +162,7 @@ def wrap_ddp(
 ) -> list[MegatronModule]:
     """megatron-core's DistributedDataParallel around every chunk; only the first is cut into buckets."""
     if args.use_torch_fsdp2:
-        return wrap_fully_sharded(config, ddp_config, model, pg)
+        return wrap_fully_sharded(session, config, ddp_config, model, pg)
     options: dict[str, Any] = {}
     if "pg_collection" in signature(DistributedDataParallel.__init__).parameters:
         options["pg_collection"] = pg

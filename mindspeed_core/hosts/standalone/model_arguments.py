@@ -1,7 +1,7 @@
 """Validation of the model's and its parallelism's arguments, and what is derived from them.
 
-Whatever megatron-core would notice only while it builds or trains, or not at all, is said here before anything
-starts, with the flag, its value and the way out.
+Whatever megatron-core would notice only while it builds or trains, or not at all, is said here before
+anything starts, with the flag, its value and the way out.
 """
 
 from __future__ import annotations
@@ -108,6 +108,13 @@ def _derive_pipeline(args: Namespace) -> None:
             "--num-layers-per-virtual-pipeline-stage is given too",
             "keep one of the two",
         )
+    if counted and args.mtp_num_layers:
+        raise ArgumentError(
+            counted[-1],
+            None,
+            "the stage of the predictions could be left without a decoder layer they take after",
+            "use --pipeline-model-parallel-layout, with m between t and L",
+        )
     args.virtual_pipeline_model_parallel_size = None
     if layout:
         _derive_layout(args, layout, per_chunk or stages)
@@ -123,7 +130,11 @@ def _derive_pipeline(args: Namespace) -> None:
     else:
         _derive_even(args, per_chunk, stages, len(counted))
     if (per_chunk or (stages or 1) > 1) and pp == 1:
-        flag = "--num-layers-per-virtual-pipeline-stage" if per_chunk else "--num-virtual-stages-per-pipeline-rank"
+        flag = (
+            "--num-layers-per-virtual-pipeline-stage"
+            if per_chunk
+            else "--num-virtual-stages-per-pipeline-rank"
+        )
         raise ArgumentError(
             flag,
             per_chunk or stages,
@@ -157,15 +168,15 @@ def _derive_layout(args: Namespace, layout: str, chunks: int | None) -> None:
         )
     try:
         parsed = PipelineParallelLayerLayout.from_str(layout, pp)
-        parsed.validate_layer_layout(num_layers=args.num_layers, mtp_num_layers=args.mtp_num_layers)
+        apart = parsed.validate_layer_layout(num_layers=args.num_layers, mtp_num_layers=args.mtp_num_layers)
     except (AssertionError, ValueError, TypeError, KeyError) as error:
         raise ArgumentError("--pipeline-model-parallel-layout", layout, str(error)) from error
-    if args.mtp_num_layers and "m" not in layout.replace(",", "").split("|")[-1]:
+    if args.mtp_num_layers and (apart or "m" not in layout.replace(",", "").split("|")[-1]):
         raise ArgumentError(
             "--pipeline-model-parallel-layout",
             layout,
-            "predictions apart from the loss hand on tensors of another shape",
-            "put m on the last stage, before L",
+            "predictions take after a decoder layer beside them, and hand on tensors of another shape",
+            "put m on the last stage between t and L",
         )
     virtual = parsed.virtual_pipeline_model_parallel_size
     args.virtual_pipeline_model_parallel_size = virtual if virtual > 1 else None
@@ -215,7 +226,9 @@ def _derive_experts(args: Namespace) -> None:
     etp = args.expert_tensor_parallel_size
     if experts is None:
         if ep > 1:
-            raise ArgumentError("--expert-model-parallel-size", ep, "there are no experts", "add --num-experts")
+            raise ArgumentError(
+                "--expert-model-parallel-size", ep, "there are no experts", "add --num-experts"
+            )
         for name in ("moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"):
             if getattr(args, name) is not None:
                 raise ArgumentError(
@@ -271,6 +284,13 @@ def _derive_experts(args: Namespace) -> None:
             "sinkhorn balances without a loss",
             "leave it out, or use --moe-router-load-balancing-type aux_loss",
         )
+    if args.moe_apply_probs_on_input and args.moe_router_topk != 1:
+        raise ArgumentError(
+            "--moe-apply-probs-on-input",
+            None,
+            f"a token goes to {args.moe_router_topk} experts with as many probabilities",
+            "add --moe-router-topk 1",
+        )
     factor = args.moe_expert_capacity_factor
     if args.moe_pad_expert_input_to_capacity and (factor or 0) * args.moe_router_topk > experts:
         raise ArgumentError(
@@ -304,6 +324,13 @@ def _check_attention(args: Namespace) -> None:
                 "megatron-core adds up the gradient of the query norm of multi-latent attention once per "
                 "tensor-parallel rank",
                 "add --sequence-parallel",
+            )
+        if args.softmax_scale is not None:
+            raise ArgumentError(
+                "--softmax-scale",
+                args.softmax_scale,
+                "multi-latent attention derives its own",
+                "use --mscale and --mscale-all-dim",
             )
         if args.qk_l2_norm:
             raise ArgumentError("--qk-l2-norm", None, "multi-latent attention has none", "use --qk-layernorm")

@@ -15,6 +15,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
 
+from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hooks import DONE, Done
 from mindspeed_core.hosts.standalone.config_values import config_values
@@ -30,7 +31,10 @@ def build_optimizer_config(args: Namespace) -> OptimizerConfig:
     # megatron-core 0.16 splits the class by optimizer; 0.15 has one.
     name = {"adam": "AdamOptimizerConfig", "sgd": "SGDOptimizerConfig"}[args.optimizer]
     kind = getattr(mcore_optimizer, name, OptimizerConfig)
-    return kind(**config_values(kind, args))
+    try:
+        return kind(**config_values(kind, args))
+    except (AssertionError, ValueError) as error:
+        raise ArgumentError("optimizer flags", None, f"megatron-core refuses them: {error}") from error
 
 
 @hookimpl(trylast=True)

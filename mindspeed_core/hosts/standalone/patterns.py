@@ -1,13 +1,14 @@
 """Values of flags that say something per layer: a number, or a list such as ``([0]*3+[1])*2``.
 
-Megatron-LM evaluates such a text as Python. Here only lists of whole numbers, ``+``, ``*`` and parentheses mean
-something, and everything else is refused.
+Megatron-LM evaluates such a text as Python. Here only lists of whole numbers, ``+``, ``*`` and parentheses
+mean something, and everything else is refused.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from typing import Any
 
 _LONGEST = 100_000
 
@@ -45,19 +46,25 @@ def _value(node: ast.expr) -> int | list[int]:
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     if isinstance(node, ast.List):
-        items = [_value(item) for item in node.elts]
-        if not all(isinstance(item, int) for item in items):
-            raise ValueError("a list of layers holds whole numbers")
-        return [item for item in items if isinstance(item, int)]
+        return [_number(item) for item in node.elts]
     if isinstance(node, ast.BinOp):
         left, right = _value(node.left), _value(node.right)
         if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
             return left + right
         if isinstance(node.op, ast.Mult) and isinstance(left, list) != isinstance(right, list):
-            items, times = (left, right) if isinstance(left, list) else (right, left)
-            assert isinstance(items, list)
-            assert isinstance(times, int)
-            if len(items) * times > _LONGEST:
-                raise ValueError(f"more than {_LONGEST} layers")
-            return items * times
+            return _repeated(left, right) if isinstance(left, list) else _repeated(right, left)
     raise ValueError("only lists of whole numbers, +, * and parentheses are understood")
+
+
+def _number(node: ast.expr) -> int:
+    value = _value(node)
+    if isinstance(value, list):
+        raise ValueError("a list of layers holds whole numbers")
+    return value
+
+
+def _repeated(items: Any, times: Any) -> list[int]:
+    if len(items) * times > _LONGEST:
+        raise ValueError(f"more than {_LONGEST} layers")
+    repeated: list[int] = items * times
+    return repeated

@@ -1,8 +1,8 @@
 """What megatron-core's options need that is not there, said before training.
 
-Some options name kernels of TransformerEngine or other packages, which megatron-core looks for only in the first
-step, and some need a training loop that does more than this one. A feature that declares the flag has taken care
-of it, and nothing is refused then.
+Some options name kernels of TransformerEngine or other packages, which megatron-core looks for only in the
+first step, and some need a training loop that does more than this one. A feature that declares the flag has
+taken care of it, and nothing is refused then.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.hosts.standalone.config_flags import flag_of
 from mindspeed_core.hosts.standalone.config_fields import config_fields
+from mindspeed_core.hosts.standalone.config_flags import flag_of
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -73,6 +73,9 @@ REFUSALS: tuple[Refusal, ...] = (
     *_te("delay_wgrad_compute", "only TransformerEngine's linears can delay their weight gradient"),
     *_te("batch_invariant_mode", "the kernels are TransformerEngine's and FlashAttention's"),
     *_te("fused_single_qkv_rope", "the fused rotary kernel is TransformerEngine's"),
+    *_never("apply_residual_connection_post_layernorm", "the layers of megatron-core's GPT ignore it"),
+    *_never("moe_per_layer_logging", "this host reports the mean over the layers"),
+    *_never("moe_enable_routing_replay", "nothing records routes here that could be replayed"),
     Refusal("memory_efficient_layer_norm", "the kernel is Apex's", without="apex"),
     Refusal("use_kitchen", "needs the package nvidia_kitchen", without="nvidia_kitchen"),
     Refusal("use_kitchen_attention", "needs the package nvidia_kitchen", without="nvidia_kitchen"),
@@ -115,17 +118,13 @@ REFUSALS: tuple[Refusal, ...] = (
         "choose dense and expert layers with --moe-layer-freq",
     ),
     *_never("moe_use_upcycling", "this host does not convert checkpoints", "train from scratch"),
-    *_never(
-        "enable_cuda_graph external_cuda_graph", "this host captures no graphs", "leave it out"
-    ),
+    *_never("enable_cuda_graph external_cuda_graph", "this host captures no graphs", "leave it out"),
     Refusal("cuda_graph_impl", "this host captures no graphs", values=("local", "transformer_engine")),
     *_never(
         "overlap_moe_expert_parallel_comm ep_overlap_early_attn_memory_release",
         "the schedule that pairs forward and backward passes needs TransformerEngine's layers and streams",
     ),
-    *_never(
-        "fine_grained_activation_offloading", "it moves activations between memories with CUDA streams"
-    ),
+    *_never("fine_grained_activation_offloading", "it moves activations between memories with CUDA streams"),
     *_never(
         "num_microbatches_with_partial_activation_checkpoints",
         "recomputation is the same for every micro-batch here",
@@ -196,9 +195,7 @@ def _set(value: Any, refusal: Refusal) -> bool:
 
 def _possible(refusal: Refusal, args: Namespace) -> bool:
     needed = refusal.without
-    if needed == "te" or refusal.dest == "moe_grouped_gemm":
-        if args.transformer_impl == "transformer_engine":
-            return True
+    by_te = needed == "te" or refusal.dest == "moe_grouped_gemm"
+    if by_te and args.transformer_impl == "transformer_engine":
+        return True
     return bool(needed) and needed != "te" and find_spec(needed) is not None
-
-
