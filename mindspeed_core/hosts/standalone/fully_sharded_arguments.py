@@ -14,13 +14,6 @@ def check_fully_sharded(args: Namespace) -> None:
     Raises:
         ArgumentError: names the flag, its value and the way out.
     """
-    if args.use_megatron_fsdp:
-        raise ArgumentError(
-            "--use-megatron-fsdp",
-            None,
-            "its checkpoints are in a format of its own, which this host neither writes nor reads",
-            f"use {_FLAG}, or --use-distributed-optimizer",
-        )
     if not args.use_torch_fsdp2:
         if not args.torch_fsdp2_reshard_after_forward:
             raise ArgumentError(

@@ -14,5 +14,4 @@ FULLY_SHARDED_FLAGS = (
         inverts="torch_fsdp2_reshard_after_forward",
         help="Keep gathered parameters between forward and backward.",
     ),
-    Flag("--use-megatron-fsdp", help="Refused, with the reason: Megatron-FSDP needs CUDA streams."),
 )
