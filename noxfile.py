@@ -32,7 +32,10 @@ def install(
 def install_for_tests(session: nox.Session, **options: str) -> None:
     """Install everything that the test suite needs, the test plugins included."""
     install(
-        session, "pytest>=8", "hypothesis>=6.100", "build>=1.2", "hatchling>=1.21", "editables", **options
+        session,
+        *("pytest>=8", "hypothesis>=6.100", "sentencepiece>=0.2", "pyarrow>=15"),
+        *("build>=1.2", "hatchling>=1.21", "editables"),
+        **options,
     )
     # Dependencies are installed above; the test plugins themselves need no network.
     for path in TEST_PLUGINS:

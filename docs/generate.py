@@ -23,6 +23,7 @@ from mindspeed_core.discovery import FEATURES, HOSTS, PLATFORMS, Source, sources
 from mindspeed_core.feature import PROJECT, Conflict, Feature, Flag, Patch, Requirement
 from mindspeed_core.flags import FlagEntry, flag_set
 from mindspeed_core.hooks import API_VERSION, STAGE_MODULES
+from mindspeed_core.hosts.standalone import megatron_lm
 from mindspeed_core.registry import Registry
 from mindspeed_core.slots import CORE_SLOTS
 
@@ -30,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
 NOTICE = "<!-- Written by docs/generate.py: change the code it is made from, then run that program. -->"
 HOST = "standalone"
+STATUSES = (megatron_lm.SUPPORTED, megatron_lm.REFUSED, megatron_lm.NOT_APPLICABLE)
 SECTIONS = ("Args", "Returns", "Raises")
 
 
@@ -400,6 +402,28 @@ def patch_lines(title: str, patches: Sequence[Patch]) -> list[str]:
     return lines
 
 
+def megatron_lm_page(registry: Registry) -> str:
+    """Every training flag of Megatron-LM and what holds for it here."""
+    # Plugins of the repository may bring a flag that the plain host has not.
+    flags = {option: e.flag for e in flag_set(registry, HOST).entries for option in e.flag.options}
+    found = list(megatron_lm.answers(flags))
+    counts = {status: sum(answer.status == status for answer in found) for status in STATUSES}
+    lines = [
+        "# Megatron-LM's flags",
+        "",
+        f"Every training flag of Megatron-LM {megatron_lm.megatron_lm_flags()[0]} and what holds for it:",
+        ", ".join(f"{count} {status}" for status, count in counts.items()) + ".",
+        "",
+        "*Refused* flags end the program before training, with a message; *not applicable* ones belong to",
+        "another program or to something that does not exist here. Of a supported flag the note says which",
+        "values are refused, and where its default differs.",
+    ]
+    for status in STATUSES:
+        rows = ((code(a.option), a.reason) for a in found if a.status == status)
+        lines += ["", f"## {status}", "", *table(("flag", "note"), rows)]
+    return "\n".join(lines)
+
+
 PAGES: dict[str, Callable[[Registry], str]] = {
     "stages": stages_page,
     "features": features_page,
@@ -407,6 +431,7 @@ PAGES: dict[str, Callable[[Registry], str]] = {
     "compatibility": compatibility_page,
     "slots": slots_page,
     "patches": patches_page,
+    "megatron-lm-flags": megatron_lm_page,
 }
 
 

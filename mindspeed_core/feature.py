@@ -508,6 +508,8 @@ class HostDeclaration:
             are the defaults; imported when a session opens.
         train: ``"module:function"`` that runs a whole training, called with an open session.
         patches: what the host itself has to change.
+        absent: ``"module:function"`` that says why the host lacks a flag, given its option string; an empty
+            answer for flags it knows nothing about. Asked about unknown flags alone; must not import torch.
     """
 
     name: str
@@ -516,3 +518,4 @@ class HostDeclaration:
     stages: tuple[str, ...]
     train: str = ""
     patches: tuple[Patch, ...] = field(default=())
+    absent: str = ""

@@ -106,6 +106,7 @@ class FlagSet:
         self._defaults: dict[str, Any] = {}
         self._clashes: list[tuple[Problem, frozenset[str]]] = []
         self._features: list[type[Feature]] = []
+        self.host = ""
 
     @property
     def entries(self) -> tuple[FlagEntry, ...]:
@@ -507,6 +508,9 @@ class FlagSet:
                 f"pip install {owner}",
                 flag=shown,
             )
+        reason = registry.why_absent(self.host, option) if registry is not None and self.host else ""
+        if reason:
+            return Problem("E-UNKNOWN-FLAG", reason, "leave it out", flag=shown)
         known = {**dict.fromkeys(self._by_option), **flag_owners()}
         close = get_close_matches(option[:80], known, n=3, cutoff=0.6)
         remedies = [f"did you mean {' or '.join(close)}?"] if close else ["see --help"]
@@ -546,6 +550,7 @@ def flag_set(registry: Registry, host: str = "standalone") -> FlagSet:
         mindspeed_core.registry.RegistryError: the host is not installed or its flags cannot be loaded.
     """
     flags = FlagSet(registry)
+    flags.host = host
     for flag in CORE_FLAGS:
         if flag.name == "--platform":
             flag = replace(flag, choices=("auto", *registry.platform_names()))

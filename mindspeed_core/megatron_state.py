@@ -19,6 +19,7 @@ _DESTROYERS = {
 }
 _RANDOM = "megatron.core.tensor_parallel.random"
 _MOE = "megatron.core.transformer.moe.moe_utils"
+_MTP = "megatron.core.transformer.multi_token_prediction"
 
 
 def destroy_megatron_state() -> None:
@@ -40,3 +41,6 @@ def destroy_megatron_state() -> None:
     tracker = getattr(sys.modules.get(_MOE), "_MOE_LAYER_WISE_LOGGING_TRACKER", None)
     if tracker:
         tracker.clear()
+    predictions = getattr(sys.modules.get(_MTP), "MTPLossLoggingHelper", None)
+    if predictions is not None:
+        predictions.tracker.clear()

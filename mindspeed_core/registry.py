@@ -307,6 +307,11 @@ class Registry:
         except (Exception, SystemExit) as error:
             raise RegistryError(f"host {name!r}: its flags cannot be loaded: {describe(error)}") from error
 
+    def why_absent(self, host: str, option: str) -> str:
+        """Why an installed host lacks a flag; empty when it does not say."""
+        declared = self.host(host).absent
+        return str(_attribute(declared)(option)) if declared else ""
+
     def _load_one(self, kind: str, name: str, found: Mapping[str, list[Source]]) -> Any:
         claimed = found.get(name)
         if not claimed:

@@ -158,20 +158,37 @@ class SaveInfo:
 
 @dataclass(frozen=True)
 class Datasets:
-    """Map-style datasets of samples; None for a split without data."""
+    """Map-style datasets of samples; None for a split without data.
+
+    Attributes:
+        train: of training.
+        valid: of validation.
+        test: of the test.
+        valid_sets: with ``--multiple-validation-sets`` the validation datasets by name,
+            and ``valid`` is None.
+    """
 
     train: Any
     valid: Any = None
     test: Any = None
+    valid_sets: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class DataIterators:
-    """Iterators over this rank's micro-batches, one per model chunk."""
+    """Iterators over this rank's micro-batches, one per model chunk; None for a split without data.
 
-    train: list[Iterator[Any]]
+    Attributes:
+        train: of training; None with ``--skip-train``.
+        valid: of validation.
+        test: of the test.
+        valid_sets: with ``--multiple-validation-sets`` the iterators of each dataset by name.
+    """
+
+    train: list[Iterator[Any]] | None
     valid: list[Iterator[Any]] | None = None
     test: list[Iterator[Any]] | None = None
+    valid_sets: Mapping[str, list[Iterator[Any]]] = field(default_factory=dict)
 
 
 @dataclass
@@ -213,4 +230,6 @@ class Run:
     history: list[dict[str, Any]] = field(default_factory=list)
     run_dir: Path | None = None
     loaded_rng: Any = None
+    measures: Any = None
+    progress: int = 0
     save_reasons: Sequence[str] = ()

@@ -6,12 +6,15 @@ rank closed. Each rank claims the right to speak in the store that all ranks sha
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from mindspeed_core.cli.errors import EXIT_PROBLEMS, print_error
+from mindspeed_core.cli.errors import EXIT_PROBLEMS, EXPLAINED, print_error
+from mindspeed_core.launch import worker
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -40,6 +43,10 @@ def report(error: BaseException) -> int:
     The message carries the rank it came from. A consequence of another rank's failure is printed only when no
     rank printed its own.
     """
+    kind = "explained" if isinstance(error, EXPLAINED) else "unexpected"
+    if worker.tell("consequence" if is_consequence(error) else kind, _text(error)):
+        # The supervisor hears every rank, and speaks for the one that failed first.
+        return EXIT_PROBLEMS
     rank, world = os.environ.get("RANK", "0"), int(os.environ.get("WORLD_SIZE", "1"))
     if world > 1:
         store = _shared_store()
@@ -48,6 +55,12 @@ def report(error: BaseException) -> int:
         print(f"rank {rank} of {world}:", file=sys.stderr)
     print_error(error)
     return EXIT_PROBLEMS
+
+
+def _text(error: BaseException) -> str:
+    with contextlib.redirect_stderr(io.StringIO()) as written:
+        print_error(error)
+    return written.getvalue()
 
 
 def _claim(store: Store, consequence: bool) -> bool:

@@ -6,6 +6,7 @@ same program runs under torchrun as ``torchrun … -m mindspeed_core.train FLAGS
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -13,11 +14,16 @@ from importlib import import_module
 from mindspeed_core.cli.errors import guarded
 
 _COMMANDS = {
+    "inspect": (
+        "mindspeed_core.hosts.standalone.inspect_checkpoint:command",
+        "show what a checkpoint holds and whether it is intact",
+    ),
     "prepare-text": ("mindspeed_core.hosts.standalone.prepare_text:command", "turn text into a dataset"),
     "sample": ("mindspeed_core.hosts.standalone.sample:command", "continue a prompt with a trained model"),
 }
 
-_USAGE = """usage: mindspeed-train FLAGS             train (under torchrun for several processes)
+_USAGE = """usage: mindspeed-train FLAGS             train (here, or as a worker of torchrun or srun)
+       mindspeed-train --nproc N FLAGS   train with N processes on this machine
        mindspeed-train COMMAND ...       run a tool
 
 commands:
@@ -71,9 +77,15 @@ def _help() -> int:
 def _train(arguments: Sequence[str]) -> int:
     from mindspeed_core.cli.failure import report
     from mindspeed_core.cli.quiet import quieten
+    from mindspeed_core.launch import environment, start, worker
 
     quieten()
     try:
+        environment.translate_slurm(os.environ)
+        launch = start.wanted(arguments)
+        if launch is not None and "--plan-only" not in arguments:
+            return start.launch(arguments, launch, _train)
+        worker.attach()
         from mindspeed_core.activation import prepare
 
         session = prepare(arguments, host="standalone")
@@ -84,7 +96,8 @@ def _train(arguments: Sequence[str]) -> int:
 
             train(session)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        if not worker.supervised():
+            print("interrupted", file=sys.stderr)
         return 130
     except Exception as error:
         return report(error)

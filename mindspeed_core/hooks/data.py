@@ -17,7 +17,9 @@ __all__ = ["batch_fields", "build_data_iterators", "build_datasets", "get_batch"
 
 
 @hookspec
-def build_datasets(session: Session, args: Namespace, num_samples: tuple[int, int, int]) -> Datasets | Any:
+def build_datasets(
+    session: Session, args: Namespace, num_samples: tuple[int, int | None, int]
+) -> Datasets | Any:
     """Build the train, validation and test datasets.
 
     Every rank is called: index files are built by rank 0 while the others wait.
@@ -25,7 +27,7 @@ def build_datasets(session: Session, args: Namespace, num_samples: tuple[int, in
     Args:
         session: the open session.
         args: the validated arguments.
-        num_samples: samples wanted for train, validation and test.
+        num_samples: samples wanted for train, validation and test; None asks for one pass over the split.
     """
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.module import MegatronModule
+    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlockSubmodules
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
     from mindspeed_core.run import BoundarySchema
@@ -24,6 +25,7 @@ __all__ = [
     "build_layer_spec",
     "build_model",
     "build_model_chunk",
+    "build_mtp_spec",
     "build_transformer_config",
     "wrap_ddp",
 ]
@@ -58,6 +60,30 @@ def build_layer_spec(
         session: the open session.
         args: the validated arguments.
         config: the result of `build_transformer_config`.
+        vp_stage: virtual pipeline stage of the chunk, ``None`` without interleaving.
+    """
+
+
+@hookspec
+def build_mtp_spec(
+    session: Session,
+    args: Namespace,
+    config: TransformerConfig,
+    layer_spec: TransformerBlockSubmodules,
+    vp_stage: int | None,
+) -> MultiTokenPredictionBlockSubmodules | Any:
+    """Build the specification of a chunk's multi-token prediction.
+
+    Called by the default of `build_model_chunk`, for chunks that hold prediction layers. Its transformer
+    layers take after the last one of
+    ``layer_spec``, with what features put there; edit them with the same `SpecEditor`, roles ``enorm``,
+    ``hnorm`` and ``eh_proj`` besides.
+
+    Args:
+        session: the open session.
+        args: the validated arguments.
+        config: the result of `build_transformer_config`.
+        layer_spec: the result of `build_layer_spec` for this chunk.
         vp_stage: virtual pipeline stage of the chunk, ``None`` without interleaving.
     """
 

@@ -64,6 +64,7 @@ _WRAPPED = {
     "torch:load": "load",
     "torch.utils._device:DeviceContext.__init__": "device_context",
     "torch.amp.autocast_mode:autocast.__init__": "autocast_init",
+    "torch.distributed.device_mesh:DeviceMesh.from_group": "mesh_of_group",
     "torch:is_autocast_enabled": "autocast_query",
     "torch:get_autocast_dtype": "autocast_query",
 }
@@ -206,6 +207,24 @@ def _cpu_patches() -> tuple[Patch, ...]:
             kind="wrap",
             required=False,
             reason="split sizes that are on the host already must become numbers for gloo's all-to-all",
+        )
+    )
+    found.append(
+        Patch(
+            target="megatron.core.tensor_parallel.mappings:_gather_along_first_dim",
+            new="mindspeed_core.platforms.uneven_gather:gather_along_first_dim",
+            kind="wrap",
+            required=False,
+            reason="gloo gathers only tensors of one size",
+        )
+    )
+    found.append(
+        Patch(
+            target="megatron.core.models.common.embeddings.yarn_rotary_pos_embedding:YarnRotaryEmbedding.__init__",
+            new=arguments + "frequencies_on_host",
+            kind="wrap",
+            required=False,
+            reason="it makes a device of the number that stands for the current one",
         )
     )
     return (*found, *WITHOUT_TE)

@@ -107,6 +107,16 @@ def autocast_init(original: Function) -> Function:
     return __init__
 
 
+def mesh_of_group(original: Function) -> Function:
+    """``DeviceMesh.from_group(group, "cuda")``: the mesh of fully sharded parameters."""
+
+    @functools.wraps(original)
+    def from_group(group: Any, device_type: str, *args: Any, **kwargs: Any) -> Any:
+        return original(group, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+    return from_group
+
+
 def autocast_query(original: Function) -> Function:
     """``torch.is_autocast_enabled("cuda")``, ``torch.get_autocast_dtype("cuda")``: what cpu autocast says."""
 
@@ -115,6 +125,17 @@ def autocast_query(original: Function) -> Function:
         return original(*("cpu" if argument == "cuda" else argument for argument in args))
 
     return query
+
+
+def frequencies_on_host(original: Function) -> Function:
+    """A rotary embedding's constructor: frequencies are computed where the model is, on the processor."""
+
+    @functools.wraps(original)
+    def constructor(self: Any, *args: Any, **options: Any) -> None:
+        options["use_cpu_initialization"] = True
+        original(self, *args, **options)
+
+    return constructor
 
 
 def split_sizes_on_host(original: Function) -> Function:

@@ -1,10 +1,13 @@
-"""Names that megatron-core forgets to define where TransformerEngine is not installed.
+"""Names that megatron-core gets wrong where TransformerEngine is not installed.
 
 Its guarded imports leave some names unbound that later code tests for ``None``. Every platform adds them, as
-``None``, so that the code takes the branch it has for that case.
+``None``, so that the code takes the branch it has for that case. Others are bound to stand-ins, and the code
+believes that TransformerEngine is there.
 """
 
 from __future__ import annotations
+
+from importlib.util import find_spec
 
 from mindspeed_core.feature import Patch
 
@@ -15,5 +18,17 @@ PATCHES = (
         kind="add",
         required=False,
         reason="the router's gating linear reads a name that only importing TransformerEngine binds",
+    ),
+    *(
+        ()
+        if find_spec("transformer_engine") is not None
+        else (
+            Patch(
+                target="megatron.core.transformer.multi_latent_attention:HAVE_TE",
+                new=False,
+                required=False,
+                reason="stand-ins for TransformerEngine's layers import without it, and are no classes",
+            ),
+        )
     ),
 )

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.standalone.run_length import batch_at
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.worlds import run_world
 
@@ -243,7 +244,7 @@ class _Steps:
                 chunk.enable_forward_pre_hook()
             self.gathering = True
         run.iteration += 1
-        run.consumed_train_samples += run.args.global_batch_size
+        run.consumed_train_samples += batch_at(run.args, run.consumed_train_samples).samples
         return _Timed(dict(result.losses), result.grad_norm, seconds)
 
     def complete_parameters(self) -> Any:

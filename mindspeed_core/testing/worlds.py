@@ -299,7 +299,7 @@ class _World:
         before = rank.output.stat().st_size if rank.output.exists() else 0
         # The rank may end by itself at this very moment.
         with contextlib.suppress(ProcessLookupError):
-            os.kill(rank.process.pid, signal.SIGUSR1)
+            os.kill(rank.process.pid, signal.SIGUSR2)
         connection.wait([rank.process.sentinel], 0.2)
         text = ""
         if rank.output.exists():
@@ -377,7 +377,7 @@ def _child(birth: dict[str, Any], pipe: connection.Connection) -> None:
     os.dup2(output, 2)
     sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", 0, closefd=False), write_through=True)
     sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", 0, closefd=False), write_through=True)
-    faulthandler.register(signal.SIGUSR1, file=output, all_threads=False)
+    faulthandler.register(signal.SIGUSR2, file=output, all_threads=False)
     # A rank is a daemon so that the program's end ends it; daemons may not fork, but writers of checkpoints
     # and workers of data loaders are forks.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
-from mindspeed_core.errors import ArgumentError, DataError
+from mindspeed_core.errors import DataError
 from mindspeed_core.hosts.standalone import data
 from mindspeed_core.hosts.standalone.prepare_text import prepare_text
 from mindspeed_core.run import Datasets
@@ -30,6 +30,9 @@ def arguments(**changes):
         "split": "80,10,10",
         "data_cache_path": None,
         "tokenizer_model": None,
+        "tokenizer_type": None,
+        "vocab_file": None,
+        "merge_file": None,
         "vocab_size": 64,
         "padded_vocab_size": 64,
         "mmap_bin_files": True,
@@ -38,6 +41,15 @@ def arguments(**changes):
         "eod_mask_loss": False,
         "create_attention_mask_in_dataloader": False,
         "mtp_num_layers": None,
+        "skip_train": False,
+        "full_validation": False,
+        "multiple_validation_sets": False,
+        "global_batch_size": 4,
+        "train_data_path": None,
+        "valid_data_path": None,
+        "test_data_path": None,
+        "data_args_path": None,
+        "per_split_data_args_path": None,
     }
     return Namespace(**{**values, **changes})
 
@@ -196,47 +208,6 @@ def test_a_cache_that_cannot_be_written_names_the_flag(numbers, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="--data-cache-path"):
         build(arguments(data_path=[numbers], data_cache_path=str(tmp_path / "file" / "cache")))
-
-
-def test_a_damaged_cache_names_the_way_out(numbers, tmp_path):
-    args = arguments(data_path=[numbers], data_cache_path=str(tmp_path / "cache"))
-    build(args)
-    for file in (tmp_path / "cache").glob("*sample_index.npy"):
-        file.write_bytes(file.read_bytes()[:40])
-    with pytest.raises(DataError, match=r"delete .*cache"):
-        build(args)
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["a"], (["a"], None)),
-        (["a", "b"], (["a", "b"], None)),
-        (["2", "a"], (["a"], [2.0])),
-        (["0.3", "a", "0.7", "b"], (["a", "b"], [0.3, 0.7])),
-    ],
-)
-def test_data_path_is_prefixes_or_weighted_prefixes(words, expected):
-    assert data.parse_blend(words) == expected
-
-
-@pytest.mark.parametrize(
-    "words", [[], ["0.3", "a", "b"], ["0.3", "a", "b", "c"], ["0", "a"], ["-1", "a", "1", "b"]]
-)
-def test_a_data_path_that_makes_no_sense_is_refused(words):
-    with pytest.raises(ArgumentError, match="--data-path"):
-        data.parse_blend(words)
-
-
-@pytest.mark.parametrize("split", ["969,30,1", "969, 30, 1", "969/30/1"])
-def test_split_accepts_the_usual_spellings(split):
-    assert data.parse_split(split) == pytest.approx((0.969, 0.03, 0.001))
-
-
-@pytest.mark.parametrize("split", ["", "0,0,0", "a,b", "1,2,3,4", "9,-1"])
-def test_a_split_that_makes_no_sense_is_refused(split):
-    with pytest.raises(ArgumentError, match="--split"):
-        data.parse_split(split)
 
 
 def tokens_of(dataset, positions):
@@ -422,3 +393,109 @@ def test_a_failure_of_another_rank_is_raised_on_rank_0(monkeypatch):
     monkeypatch.setattr(data, "dist", FakeWorld(0, ["", "no such file"]))
     with pytest.raises(DataError, match=r"no such file \(rank 1\)"):
         data._rank_by_rank(lambda: Datasets([1]), arguments())
+
+
+def test_a_cut_off_index_is_built_again(numbers, tmp_path):
+    args = arguments(data_path=[numbers], data_cache_path=str(tmp_path / "cache"))
+    before = build(args).train[3]
+    for file in (tmp_path / "cache").glob("*sample_index.npy"):
+        file.write_bytes(file.read_bytes()[:40])
+    assert torch.equal(build(args).train[3]["tokens"], before["tokens"])
+
+
+def test_cache_files_are_named_as_by_megatron_core(numbers, tmp_path):
+    from megatron.core.datasets import gpt_dataset
+
+    args = arguments(data_path=[numbers], data_cache_path=str(tmp_path / "cache"))
+    train = build(args).train
+    theirs = gpt_dataset.GPTDataset(
+        train.dataset, train.dataset_path, train.indices, train.num_samples, train.index_split, train.config
+    )
+    assert theirs.unique_description_hash == train.unique_description_hash
+    assert type(theirs).__name__ == type(train).__name__
+
+
+@pytest.fixture
+def three(tmp_path):
+    return [write(tmp_path / f"set{token}", [[token] * 50] * 6) for token in (1, 2, 3)]
+
+
+def test_each_split_reads_its_own_files(three):
+    built = build(
+        arguments(
+            train_data_path=three[:1],
+            valid_data_path=three[1:2],
+            test_data_path=["1", three[1], "3", three[2]],
+        ),
+        (20, 8, 8),
+    )
+    tokens = [
+        {int(token) for index in range(8) for token in part[index]["tokens"]}
+        for part in (built.train, built.valid, built.test)
+    ]
+    assert tokens == [{1}, {2}, {2, 3}]
+
+
+def test_splits_without_files_have_no_dataset(three):
+    built = build(arguments(train_data_path=three[:1]), (20, 8, 8))
+    assert (built.valid, built.test) == (None, None)
+
+
+def test_a_file_of_any_split_is_checked(three, tmp_path):
+    with pytest.raises(DataError, match="gone"):
+        build(arguments(train_data_path=three[:1], test_data_path=[str(tmp_path / "gone")]), (20, 8, 8))
+
+
+def test_whole_validation_data_is_one_pass(three):
+    args = arguments(train_data_path=three[:1], valid_data_path=three[1:], full_validation=True)
+    built = build(args, (20, None, 8))
+    assert len(built.valid) == 2 * (6 * 50 - 1) // SEQ // 2 * 2
+
+
+def test_validation_sets_stay_apart(three):
+    args = arguments(train_data_path=three[:1], valid_data_path=three[1:], multiple_validation_sets=True)
+    built = build(args, (20, 8, 8))
+    assert built.valid is None
+    assert {name: int(data[0]["tokens"][0]) for name, data in built.valid_sets.items()} == {
+        "set2": 2,
+        "set3": 3,
+    }
+    iterators = data.build_data_iterators(FakeSession(), run_with(built, args)).valid_sets
+    assert {name: int(next(own[0])["tokens"][0, 0]) for name, own in iterators.items()} == {
+        "set2": 2,
+        "set3": 3,
+    }
+
+
+def test_sets_of_the_same_name_are_numbered(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    paths = [write(tmp_path / folder / "text", [[1] * 50] * 3) for folder in "ab"]
+    args = arguments(train_data_path=paths[:1], valid_data_path=paths, multiple_validation_sets=True)
+    assert list(build(args).valid_sets) == ["text-0", "text-1"]
+
+
+@pytest.mark.parametrize(("size", "micro"), [(1, 2), (2, 2), (2, 1)])
+def test_full_validation_counts_every_sample_once_whatever_the_world(mock, size, micro):
+    samples = [mock.valid[index] for index in range(7)]
+    args = arguments(full_validation=True, micro_batch_size=micro, global_batch_size=4)
+    counted = []
+    for rank in range(size):
+        run = run_with(Datasets(mock.train, samples), args, rank=rank, size=size)
+        iterator = data.build_data_iterators(FakeSession(), run).valid[0]
+        for _ in range(2):
+            for found in islice(iterator, 8 // micro // size):
+                counted += found["tokens"][found["loss_mask"].any(dim=1)].tolist()
+    assert sorted(counted) == sorted(sample["tokens"].tolist() for sample in samples * 2)
+
+
+@pytest.mark.parametrize("flag", ["reset_position_ids", "eod_mask_loss"])
+def test_each_way_to_treat_the_end_of_a_document_does_its_own_thing_only(tmp_path, flag):
+    args = arguments(data_path=[write(tmp_path / "short", [[5, 6, 7, 63]] * 200)], **{flag: True})
+    found = batch(run_with(build(args), args))
+    ends = found.tokens[0] == 63
+    after = int(ends.nonzero()[0]) + 1
+    restarts = flag == "reset_position_ids"
+    assert found.position_ids[0, after] == (0 if restarts else after)
+    assert torch.equal(found.loss_mask[0] == 0, ends & (flag == "eod_mask_loss"))
+    assert found.attention_mask is None

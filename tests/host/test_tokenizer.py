@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from argparse import Namespace
 
 import pytest
 
@@ -11,6 +13,7 @@ from mindspeed_core.hosts.standalone.tokenizer import (
     END_OF_DOCUMENT,
     NullTokenizer,
     load_tokenizer,
+    tokenizer_of,
     train_tokenizer,
 )
 
@@ -104,3 +107,97 @@ def test_null_tokenizer_stays_inside_its_vocabulary():
     assert tokenizer.tokenize(tokenizer.detokenize([1, 2, 9])) == [1, 2, 9]
     with pytest.raises(ArgumentError, match="--vocab-size"):
         NullTokenizer(1)
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory):
+    import sentencepiece
+
+    folder = tmp_path_factory.mktemp("pieces")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([TEXT] * 4),
+        model_prefix=str(folder / "tokenizer"),
+        vocab_size=33,
+        minloglevel=2,
+        num_threads=1,
+    )
+    return folder / "tokenizer.model"
+
+
+def test_a_sentencepiece_model_tokenizes(pieces):
+    loaded = load_tokenizer(pieces)
+    assert loaded.detokenize(loaded.tokenize("the quick dog")) == "the quick dog"
+    assert (loaded.vocab_size, loaded.pad) == (33, -1)
+    assert 0 <= loaded.eod < 33
+    assert loaded.eod not in loaded.tokenize(TEXT)
+
+
+def test_llama_2_begins_documents_with_a_token(pieces):
+    plain, begun = load_tokenizer(pieces), load_tokenizer(pieces, "Llama2Tokenizer")
+    assert begun.tokenize("the dog") == [begun.begin, *plain.tokenize("the dog")]
+    assert begun.unique_identifiers != plain.unique_identifiers
+
+
+def test_a_folder_gives_the_file_that_it_has(pieces, trained, tmp_path):
+    assert load_tokenizer(pieces.parent).vocab_size == 33
+    trained.save(tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer.model").write_bytes(pieces.read_bytes())
+    assert load_tokenizer(tmp_path).vocab_size == trained.vocab_size
+    assert load_tokenizer(tmp_path, "GPTSentencePieceTokenizer").vocab_size == 33
+
+
+def test_a_sentencepiece_model_is_saved_as_it_was(pieces, tmp_path):
+    load_tokenizer(pieces).save(tmp_path / "copy.model")
+    assert (tmp_path / "copy.model").read_bytes() == pieces.read_bytes()
+
+
+def test_a_damaged_sentencepiece_model_is_named(tmp_path):
+    (tmp_path / "bad.model").write_bytes(b"no model")
+    with pytest.raises(DataError, match=r"bad\.model.*not a SentencePiece model"):
+        load_tokenizer(tmp_path / "bad.model")
+
+
+def test_without_the_library_the_way_out_is_named(pieces, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(DataError, match="pip install sentencepiece"):
+        load_tokenizer(pieces)
+
+
+def flags(**given):
+    names = ("tokenizer_type", "tokenizer_model", "vocab_file", "merge_file", "vocab_size")
+    return Namespace(**{**dict.fromkeys(names), **given})
+
+
+def test_gpt2s_two_files_make_a_tokenizer(trained, tmp_path):
+    content = json.loads(trained._tokenizer.to_str())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(content["vocab"]))
+    merges = "\n".join(" ".join(pair) for pair in content["merges"])
+    (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+    found = tokenizer_of(
+        flags(
+            tokenizer_type="GPT2BPETokenizer",
+            vocab_file=str(tmp_path / "vocab.json"),
+            merge_file=str(tmp_path / "merges.txt"),
+        )
+    )
+    text = f"the quick {END_OF_DOCUMENT} naïve"
+    assert found.tokenize(text) == trained.tokenize(text)
+    assert (found.eod, found.vocab_size) == (trained.eod, trained.vocab_size)
+
+
+def test_a_null_tokenizer_that_is_asked_for_adds_the_end_of_a_document():
+    found = tokenizer_of(flags(tokenizer_type="NullTokenizer", vocab_size=127))
+    assert (found.vocab_size, found.eod) == (128, 127)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"tokenizer_type": "GPT2BPETokenizer"}, "--merge-file"),
+        ({"tokenizer_type": "NullTokenizer"}, "--vocab-size"),
+        ({"tokenizer_type": "Llama2Tokenizer"}, "--tokenizer-model"),
+    ],
+)
+def test_a_type_without_what_it_reads_is_refused(given, named):
+    with pytest.raises(ArgumentError, match=named):
+        tokenizer_of(flags(**given))

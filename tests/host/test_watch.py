@@ -48,6 +48,20 @@ def test_a_validation_is_a_record_of_its_own(tmp_path):
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 5, "validation_loss": 1.5}]
 
 
+def test_each_validation_set_is_recorded_and_shown(tmp_path):
+    seen = watch(tmp_path)
+    seen.validation(5, {"lm loss": 1.5, "lm loss news": 1.0, "lm loss code": 2.0})
+    seen.close()
+    (record,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert record == {
+        "step": 5,
+        "validation_loss": 1.5,
+        "validation_loss news": 1.0,
+        "validation_loss code": 2.0,
+    }
+    assert "validation loss 1.500000 | news 1.000000 | code 2.000000" in seen._output.getvalue()
+
+
 def test_records_beyond_the_checkpoint_and_a_cut_line_are_dropped_on_resume(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3)) + '{"step": 4, "lo')

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from mindspeed_core.feature import HostDeclaration
 
-_STAGES = "arguments parallel model data optimizer step evaluation checkpoint reporting".split()
+_STAGES = "arguments parallel model_config layers model data optimizer step evaluation checkpoint reporting".split()
 
 HOST = HostDeclaration(
     name="standalone",
@@ -16,4 +16,5 @@ HOST = HostDeclaration(
     flags="mindspeed_core.hosts.standalone.flags:host_flags",
     stages=tuple(f"mindspeed_core.hosts.standalone.{name}" for name in _STAGES),
     train="mindspeed_core.hosts.standalone.loop:train",
+    absent="mindspeed_core.hosts.standalone.megatron_lm:why_absent",
 )

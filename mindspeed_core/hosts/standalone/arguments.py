@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING
 
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.standalone.data_sources import data_sources
+from mindspeed_core.hosts.standalone.fully_sharded_arguments import check_fully_sharded
+from mindspeed_core.hosts.standalone.model_arguments import check_model
+from mindspeed_core.hosts.standalone.run_length import derive_batch, derive_schedule
+from mindspeed_core.hosts.standalone.writers import check_writers
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -30,13 +35,24 @@ _POSITIVE = (
     "num_layers_per_virtual_pipeline_stage",
     "global_batch_size",
     "train_iters",
+    "train_samples",
+    "lr_decay_samples",
     "log_interval",
+    "peak_tflops",
+    "straggler_minmax_count",
+    "tensorboard_log_interval",
+    "tensorboard_queue_size",
     "eval_interval",
     "save_interval",
     "keep_last_n",
     "exit_interval",
     "ddp_bucket_size",
     "recompute_num_layers",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "num_virtual_stages_per_pipeline_rank",
+    "moe_router_topk",
+    "moe_ffn_hidden_size",
     "distributed_timeout_minutes",
 )
 _NOT_NEGATIVE = (
@@ -47,6 +63,7 @@ _NOT_NEGATIVE = (
     "lr",
     "min_lr",
     "lr_warmup_iters",
+    "lr_warmup_samples",
     "seed",
     "init_method_std",
 )
@@ -63,10 +80,13 @@ def validate_arguments(session: Session, args: Namespace) -> Namespace:
     """Check sizes and derive what the other stages read."""
     _check_ranges(session, args)
     _check_needs_feature(session, args)
+    check_writers(args)
     _derive_world(args)
-    _derive_model(args)
-    _derive_batch(args)
+    _derive_model(session, args)
+    check_fully_sharded(args)
+    derive_batch(args)
     if session.mode == "train":
+        _check_data(session, args)
         _derive_training(args)
     return args
 
@@ -161,8 +181,8 @@ def _derive_world(args: Namespace) -> None:
         )
 
 
-def _derive_model(args: Namespace) -> None:
-    tp, pp = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
+def _derive_model(session: Session, args: Namespace) -> None:
+    tp = args.tensor_model_parallel_size
     heads = args.num_attention_heads
     if args.kv_channels is None:
         if args.hidden_size % heads:
@@ -192,8 +212,6 @@ def _derive_model(args: Namespace) -> None:
                 groups,
                 f"is neither a multiple nor a divisor of --tensor-model-parallel-size {tp}",
             )
-    if args.swiglu and args.squared_relu:
-        raise ArgumentError("--squared-relu", None, "--swiglu is given too", "keep one of the two")
     if args.ffn_hidden_size is None:
         # Megatron-LM's rule: SwiGLU has three matrices, so two thirds of the width keep the parameter count.
         args.ffn_hidden_size = (
@@ -206,43 +224,7 @@ def _derive_model(args: Namespace) -> None:
             f"is not divisible by --tensor-model-parallel-size {tp}",
             f"use a multiple of {tp}",
         )
-    per_chunk = args.num_layers_per_virtual_pipeline_stage
-    args.virtual_pipeline_model_parallel_size = None
-    if args.num_layers % pp:
-        raise ArgumentError(
-            "--num-layers",
-            args.num_layers,
-            f"is not divisible by --pipeline-model-parallel-size {pp}",
-            f"use a multiple of {pp}",
-        )
-    if per_chunk is not None:
-        per_rank = args.num_layers // pp
-        if pp == 1:
-            raise ArgumentError(
-                "--num-layers-per-virtual-pipeline-stage",
-                per_chunk,
-                "interleaving needs a pipeline",
-                "add --pipeline-model-parallel-size 2 or more, or drop it",
-            )
-        if per_rank % per_chunk:
-            raise ArgumentError(
-                "--num-layers-per-virtual-pipeline-stage",
-                per_chunk,
-                f"does not divide the {per_rank} layers of a pipeline stage",
-            )
-        args.virtual_pipeline_model_parallel_size = per_rank // per_chunk
-        if pp == 2 and not args.overlap_p2p_comm:
-            # With two ranks both neighbours are the same peer, and megatron-core's batched exchange pairs
-            # the sends of one direction with the receives of the other without an error.
-            raise ArgumentError(
-                "--no-overlap-p2p-communication",
-                None,
-                "at --pipeline-model-parallel-size 2 an interleaved pipeline's batched exchange mixes up its "
-                "messages",
-                "drop it",
-            )
-    else:
-        args.overlap_p2p_comm = False
+    check_model(session, args)
     if args.max_position_embeddings is None:
         args.max_position_embeddings = args.seq_length
     if args.seq_length > args.max_position_embeddings:
@@ -251,94 +233,57 @@ def _derive_model(args: Namespace) -> None:
             args.seq_length,
             f"exceeds --max-position-embeddings {args.max_position_embeddings}",
         )
-    if args.recompute_granularity == "full" and args.recompute_method is None:
-        raise ArgumentError(
-            "--recompute-granularity", "full", "needs a method", "add --recompute-method uniform or block"
-        )
     _derive_vocabulary(args)
-    _derive_dtype(args)
 
 
 def _derive_vocabulary(args: Namespace) -> None:
-    if args.vocab_size is None and args.tokenizer_model:
-        from mindspeed_core.hosts.standalone.tokenizer import load_tokenizer
+    from mindspeed_core.hosts.standalone.tokenizer import tokenizer_of
 
-        args.vocab_size = load_tokenizer(args.tokenizer_model).vocab_size
-    if args.vocab_size is None:
-        raise ArgumentError("--vocab-size", None, "is unknown", "give it, or name a --tokenizer-model")
+    ids = args.vocab_size
+    if ids is None or args.tokenizer_type == "NullTokenizer":
+        tokenizer = tokenizer_of(args)
+        if tokenizer is None:
+            raise ArgumentError("--vocab-size", None, "is unknown", "give it, or name a --tokenizer-model")
+        ids = tokenizer.vocab_size
+        args.vocab_size = args.vocab_size or ids
     multiple = args.make_vocab_size_divisible_by * args.tensor_model_parallel_size
-    args.padded_vocab_size = -(-args.vocab_size // multiple) * multiple
+    args.padded_vocab_size = -(-ids // multiple) * multiple
 
 
-def _derive_dtype(args: Namespace) -> None:
-    import torch
-
-    args.params_dtype = torch.bfloat16 if args.bf16 else torch.float32
-    args.fp16 = False
-    if args.bf16:
-        # Megatron-LM's rule: bfloat16 gradients are accumulated and reduced in float32.
-        args.accumulate_allreduce_grads_in_fp32 = True
-    args.pipeline_dtype = torch.float32 if args.fp32_residual_connection else args.params_dtype
-
-
-def _derive_batch(args: Namespace) -> None:
-    if args.micro_batch_size is None:
-        args.micro_batch_size = 1
-    unit = args.micro_batch_size * args.data_parallel_size
-    if args.global_batch_size is None:
-        args.global_batch_size = unit
-    if args.global_batch_size % unit:
+def _check_data(session: Session, args: Namespace) -> None:
+    sources = data_sources(args)
+    if sources.per_split is not None and session.provenance.get("split", "default") != "default":
+        raise ArgumentError("--split", args.split, "each split has its own data already", "drop it")
+    if args.multiple_validation_sets and (sources.per_split is None or sources.per_split[1] is None):
         raise ArgumentError(
-            "--global-batch-size",
-            args.global_batch_size,
-            f"is not divisible by micro-batch x data-parallel = {args.micro_batch_size} x "
-            f"{args.data_parallel_size} = {unit}",
-            f"use a multiple of {unit}",
+            "--multiple-validation-sets", None, "works on --valid-data-path alone", "name the datasets there"
         )
-    args.num_microbatches = args.global_batch_size // unit
-    chunks = args.virtual_pipeline_model_parallel_size
-    pp = args.pipeline_model_parallel_size
-    if chunks is not None and args.num_microbatches % pp:
-        raise ArgumentError(
-            "--global-batch-size",
-            args.global_batch_size,
-            f"gives {args.num_microbatches} micro-batches; an interleaved pipeline needs a multiple of {pp}",
-        )
+    validation = sources.blend(1)
+    if validation is None or validation.weights is None:
+        return
+    for name in ("full_validation", "multiple_validation_sets"):
+        if getattr(args, name):
+            raise ArgumentError(
+                option(name), None, f"the weights in {validation.flag} have no meaning then", "drop them"
+            )
 
 
 def _derive_training(args: Namespace) -> None:
-    if args.train_iters is None:
-        raise ArgumentError("--train-iters", None, "is required", "say how many steps to train")
+    if args.skip_train:
+        # There is no optimizer then; Megatron-LM switches its loading off in the same way.
+        args.no_load_optim = True
+        args.overlap_param_gather = args.overlap_grad_reduce = False
+        args.train_iters = args.train_iters or 0
+        return
     if args.lr is None:
         raise ArgumentError("--lr", None, "is required", "give a learning rate")
     if args.min_lr > args.lr:
         raise ArgumentError("--min-lr", args.min_lr, f"exceeds --lr {args.lr}")
-    if args.lr_warmup_fraction is not None and args.lr_warmup_iters:
-        raise ArgumentError(
-            "--lr-warmup-fraction", args.lr_warmup_fraction, "--lr-warmup-iters is given too", "keep one"
-        )
-    if args.lr_decay_iters is None:
-        args.lr_decay_iters = args.train_iters
-    warmup = args.lr_warmup_iters
-    if args.lr_warmup_fraction is not None:
-        if not 0.0 <= args.lr_warmup_fraction < 1.0:
-            raise ArgumentError("--lr-warmup-fraction", args.lr_warmup_fraction, "is not a share below 1")
-        warmup = args.lr_warmup_fraction * args.lr_decay_iters
-    if warmup >= args.lr_decay_iters:
-        raise ArgumentError(
-            "--lr-warmup-iters", warmup, f"must be below the {args.lr_decay_iters} steps of the decay"
-        )
-    args.lr_warmup_steps = warmup * args.global_batch_size
-    if args.lr_decay_style == "WSD" and args.lr_wsd_decay_iters is None:
-        raise ArgumentError(
-            "--lr-decay-style", "WSD", "needs the length of its last phase", "add --lr-wsd-decay-iters"
-        )
+    derive_schedule(args)
     if args.start_weight_decay is None:
         args.start_weight_decay = args.weight_decay
     if args.end_weight_decay is None:
         args.end_weight_decay = args.weight_decay
-    if not args.mock_data and not args.data_path:
-        raise ArgumentError("--data-path", None, "no data to train on", "name a dataset, or use --mock-data")
     if args.save_interval and not args.save:
         raise ArgumentError(
             "--save-interval", args.save_interval, "there is nowhere to save", "add --save FOLDER"

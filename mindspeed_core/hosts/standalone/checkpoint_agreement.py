@@ -94,6 +94,8 @@ def _reason(error: BaseException) -> str:
             "the file system refused a write (disk full, quota or file size limit); free some, or lower "
             "--keep-last-n"
         )
+    if "results_queue should not be empty" in str(cause):
+        return "the process that wrote in the background ended before it was done (killed, or out of memory)"
     return f"{type(cause).__name__}: {cause}"
 
 

@@ -27,6 +27,7 @@ from mindspeed_core.hosts.standalone import (
     checkpoint_security,
     optimizer_state,
     publish,
+    restart,
     rng_state,
 )
 from mindspeed_core.hosts.standalone.checkpoint_agreement import (
@@ -69,8 +70,23 @@ def load(run: Run) -> LoadInfo:
     args = run.args
     if args.save:
         on_first_rank(f"--save {args.save}", lambda: len(publish.clean_stale(Path(args.save))))
-    if not args.load:
+    found: publish.Found | None = on_first_rank(f"--save {args.save}", lambda: restart.own_checkpoint(args))
+    if found is not None:
+        restart.continue_from(args, found)
+    elif args.load:
+        found = _find(run)
+    if found is None:
         return LoadInfo(path=None)
+    if found.warning:
+        _warn(found.warning)
+    if found.manifest is not None:
+        _compare_plan(run, found.manifest)
+        _verify(found.path, found.manifest, args.verify_checkpoint)
+    return _Load(run, found).run_all()
+
+
+def _find(run: Run) -> publish.Found | None:
+    args = run.args
     unpublished = args.verify_checkpoint == "off"
     found: publish.Found | None = on_first_rank(
         f"--load {args.load}",
@@ -80,13 +96,7 @@ def load(run: Run) -> LoadInfo:
         if args.exit_on_missing_checkpoint or args.ckpt_step is not None:
             raise CheckpointError(f"--load {args.load}: holds no checkpoint; check the path")
         _warn(f"--load {args.load}: holds no checkpoint; starting from scratch")
-        return LoadInfo(path=None)
-    if found.warning:
-        _warn(found.warning)
-    if found.manifest is not None:
-        _compare_plan(run, found.manifest)
-        _verify(found.path, found.manifest, args.verify_checkpoint)
-    return _Load(run, found).run_all()
+    return found
 
 
 class _Load:

@@ -30,6 +30,7 @@ from mindspeed_core.hosts.standalone import checkpoint_content, optimizer_state,
 from mindspeed_core.hosts.standalone.checkpoint_agreement import exchange, on_first_rank, together
 from mindspeed_core.hosts.standalone.checkpoint_plan import model_arguments
 from mindspeed_core.hosts.standalone.checkpoint_results import use_file_results
+from mindspeed_core.launch.environment import current_job
 from mindspeed_core.run import SaveInfo
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ class Saver:
             layout=checkpoint_content.layout(run),
             model=model_arguments(run.args),
             features=features,
+            job=current_job().name,
         )
 
     def _finish_quietly(self, target: _Target, finish: list[Callable[[], None]]) -> None:

@@ -7,39 +7,47 @@ broadcast over tensor parallelism is needed, and a rank that fails to build them
 from __future__ import annotations
 
 import dataclasses
-import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.datasets import blended_dataset
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import (
-    GPTDataset,
     GPTDatasetConfig,
     MockGPTDataset,
     MockGPTLowLevelDataset,
 )
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
-from mindspeed_core.errors import ArgumentError, DataError, UserError
+from mindspeed_core.errors import DataError, UserError
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.standalone.data_sources import (
+    SPLITS,
+    Blend,
+    Sources,
+    data_sources,
+    parse_split,
+)
 from mindspeed_core.hosts.standalone.dataset_files import DatasetFiles, check_dataset_files, largest_token
 from mindspeed_core.hosts.standalone.datasets_python import index_builders
+from mindspeed_core.hosts.standalone.index_cache import BlendedDataset, GPTDataset
 from mindspeed_core.hosts.standalone.sampler import MicroBatchSampler
-from mindspeed_core.hosts.standalone.tokenizer import BpeTokenizer, NullTokenizer, load_tokenizer
+from mindspeed_core.hosts.standalone.tokenizer import NullTokenizer, Tokenizer, tokenizer_of
 from mindspeed_core.run import Batch, DataIterators, Datasets, Run
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
 
-_SPLITS = ("train", "validation", "test")
+_Sizes = tuple[int, int | None, int]
 _BATCH_FIELDS = frozenset(field.name for field in dataclasses.fields(Batch)) - {"extra"}
 
 
 @hookimpl(trylast=True)
-def build_datasets(session: Session, args: Namespace, num_samples: tuple[int, int, int]) -> Datasets:
+def build_datasets(session: Session, args: Namespace, num_samples: _Sizes) -> Datasets:
     """Build megatron-core's GPT datasets: rank 0 first, then the others from its index cache."""
     return _rank_by_rank(lambda: _build(args, num_samples), args)
 
@@ -47,15 +55,26 @@ def build_datasets(session: Session, args: Namespace, num_samples: tuple[int, in
 @hookimpl(trylast=True)
 def build_data_iterators(session: Session, run: Run) -> DataIterators:
     """Build one lazy iterator per model chunk: a chunk that needs no data starts no loader."""
-    datasets = run.datasets
-    if datasets is None or datasets.train is None:
+    datasets, args = run.datasets, run.args
+    if datasets is None or (datasets.train is None and not args.skip_train):
         raise DataError("there is no training dataset; build_datasets has to come first")
-    train = _iterators(run, datasets.train, run.consumed_train_samples, _SPLITS[0])
-    assert train is not None
+    train = None
+    if not args.skip_train:
+        train = _iterators(run, datasets.train, run.consumed_train_samples, SPLITS[0])
+
+    def validation(dataset: Any, name: str) -> list[Iterator[Any]] | None:
+        if dataset is not None and args.full_validation:
+            dataset = WholeBatches(dataset, args.global_batch_size)
+        # A pass over the whole set ends where it began; a validation alone begins at the start as well.
+        begin = 0 if args.full_validation or args.skip_train else run.consumed_valid_samples
+        return _iterators(run, dataset, begin, name, endless=True)
+
+    sets = {name: validation(dataset, f"{SPLITS[1]} {name}") for name, dataset in datasets.valid_sets.items()}
     return DataIterators(
         train,
-        _iterators(run, datasets.valid, run.consumed_valid_samples, _SPLITS[1], endless=True),
-        _iterators(run, datasets.test, 0, _SPLITS[2], endless=True),
+        validation(datasets.valid, SPLITS[1]),
+        _iterators(run, datasets.test, 0, SPLITS[2], endless=True),
+        {name: iterators for name, iterators in sets.items() if iterators is not None},
     )
 
 
@@ -119,6 +138,31 @@ class MadeUpDataset(MockGPTDataset):
         return _MadeUpTokens(config.tokenizer)
 
 
+class WholeBatches(Dataset[Any]):
+    """A dataset filled up to whole batches with samples that count for nothing.
+
+    So every sample is seen once whatever the number of ranks, and the mean loss is that of the whole set.
+    """
+
+    def __init__(self, dataset: Any, batch: int) -> None:
+        """Fill ``dataset`` up to a multiple of ``batch``."""
+        self.dataset = dataset
+        self.samples = len(dataset)
+        self.length = -(-self.samples // batch) * batch
+
+    def __len__(self) -> int:
+        """Samples, those that fill up included."""
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        """The sample, or the first one without loss."""
+        if index < self.samples:
+            return self.dataset[index]
+        sample = dict(self.dataset[0])
+        sample["loss_mask"] = torch.zeros_like(sample["loss_mask"])
+        return sample
+
+
 class _RankLocalBuilder(BlendedMegatronDatasetBuilder):
     """megatron-core's builder without its barriers.
 
@@ -139,27 +183,15 @@ class _RankLocalBuilder(BlendedMegatronDatasetBuilder):
     def build_generic_dataset(
         cls: Callable[..., Any], is_built_on_rank: Any, synchronize_ranks: bool, *args: Any
     ) -> Any:
-        return cls(*args)
+        return (BlendedDataset if cls is blended_dataset.BlendedDataset else cls)(*args)
 
 
-def _build(args: Namespace, num_samples: tuple[int, int, int]) -> Datasets:
+def _build(args: Namespace, num_samples: _Sizes) -> Datasets:
+    sources = data_sources(args)
     tokenizer = build_tokenizer(args)
-    blend = None
-    if not args.mock_data:
-        blend = parse_blend(args.data_path or ())
-        shares = parse_split(args.split)
-        # A share of zero says that the split is not wanted; training always is.
-        train_samples, valid_samples, test_samples = num_samples
-        num_samples = (train_samples, valid_samples if shares[1] else 0, test_samples if shares[2] else 0)
-        for prefix in blend[0]:
-            files = check_dataset_files(prefix)
-            _check_shares(files, shares, args.split, num_samples)
-            _check_tokens(files, tokenizer)
-    values = {
+    values: dict[str, Any] = {
         "random_seed": args.seed,
         "sequence_length": args.seq_length,
-        "blend": blend,
-        "split": args.split,
         "path_to_cache": args.data_cache_path,
         "mmap_bin_files": args.mmap_bin_files,
         "tokenizer": tokenizer,
@@ -168,108 +200,112 @@ def _build(args: Namespace, num_samples: tuple[int, int, int]) -> Datasets:
         "eod_mask_loss": bool(args.eod_mask_loss),
         "create_attention_mask": bool(args.create_attention_mask_in_dataloader),
     }
+    if sources.per_split is None:
+        shares = parse_split(args.split)
+        if sources.shared is not None:
+            # A share of zero says that the split is not wanted; training always is.
+            num_samples = _without(num_samples, [share == 0 for share in (1.0, *shares[1:])])
+            values["blend"] = sources.shared.pair
+        values["split"] = args.split
+    else:
+        shares = (1.0, 1.0, 1.0)
+        num_samples = _without(num_samples, [blend is None for blend in sources.per_split])
+        # megatron-core never ends counting the epochs of a split from which nothing is wanted.
+        values["blend_per_split"] = [
+            blend.pair if blend is not None and samples != 0 else None
+            for blend, samples in zip(sources.per_split, num_samples)
+        ]
+        if args.multiple_validation_sets:
+            values["multiple_validation_sets"] = True
+    if args.full_validation:
+        values["full_validation"] = True
+    _check_sources(sources, tokenizer, shares, args.split, num_samples)
     config = GPTDatasetConfig(**values)
-    # A split without samples is left out: megatron-core never ends counting the epochs of an empty one.
-    matrix: list[Any] = [share if wanted else None for share, wanted in zip(config.split_matrix, num_samples)]
-    config.split_matrix = matrix
-    dataset_class = MadeUpDataset if blend is None else GPTDataset
+    if config.split_matrix is not None:
+        matrix: list[Any] = [
+            share if samples != 0 else None for share, samples in zip(config.split_matrix, num_samples)
+        ]
+        config.split_matrix = matrix
+    dataset_class = MadeUpDataset if sources.made_up else GPTDataset
     with index_builders():
         train, valid, test = _RankLocalBuilder(dataset_class, list(num_samples), lambda: True, config).build()
-    if train is not None and len(train) < num_samples[0]:
+    wanted = num_samples[0] or 0
+    if train is not None and len(train) < wanted:
         raise DataError(
-            f"--data-path has {len(train)} training samples of --seq-length {args.seq_length}, the run needs "
-            f"{num_samples[0]}; lower --train-iters, or give each dataset a weight: then datasets repeat"
+            f"there are {len(train)} training samples of --seq-length {args.seq_length}, the run needs "
+            f"{wanted}; lower --train-iters, or give each dataset a weight: then datasets repeat"
         )
-    return Datasets(train, valid, test)
+    if not args.multiple_validation_sets:
+        return Datasets(train, valid, test)
+    sets = valid if isinstance(valid, list) else [] if valid is None else [valid]
+    names = _set_names(sources.blend(1))
+    return Datasets(train, None, test, dict(zip(names, sets)))
 
 
-def build_tokenizer(args: Namespace) -> BpeTokenizer | NullTokenizer:
-    """The tokenizer of ``--tokenizer-model``, or plain ids up to ``--vocab-size``.
+def _without(num_samples: _Sizes, absent: Sequence[bool]) -> _Sizes:
+    train, valid, test = num_samples
+    return 0 if absent[0] else train, 0 if absent[1] else valid, 0 if absent[2] else test
+
+
+def _set_names(blend: Blend | None) -> list[str]:
+    """The last part of each path, with its number where that is not unique."""
+    prefixes = blend.prefixes if blend else ("made-up",)
+    names = [Path(prefix).name for prefix in prefixes]
+    return [name if names.count(name) == 1 else f"{name}-{index}" for index, name in enumerate(names)]
+
+
+def build_tokenizer(args: Namespace) -> Tokenizer:
+    """The tokenizer that the flags name, or plain ids up to ``--vocab-size``.
 
     Raises:
         DataError: the file cannot be used, or has more ids than the model's vocabulary.
     """
-    if args.mock_data or not args.tokenizer_model:
-        return NullTokenizer(args.vocab_size)
-    tokenizer = load_tokenizer(args.tokenizer_model)
+    tokenizer = tokenizer_of(args)
+    assert tokenizer is not None
     if tokenizer.vocab_size > args.padded_vocab_size:
         raise DataError(
-            f"--tokenizer-model {args.tokenizer_model!r} has {tokenizer.vocab_size} ids, the model has "
-            f"{args.padded_vocab_size}; leave --vocab-size out, or give {tokenizer.vocab_size}"
+            f"the tokenizer of {args.tokenizer_model or args.vocab_file or args.tokenizer_type} has "
+            f"{tokenizer.vocab_size} ids, the model has {args.padded_vocab_size}; leave "
+            f"--vocab-size out, or give {tokenizer.vocab_size}"
         )
     return tokenizer
 
 
-def parse_blend(words: Sequence[str]) -> tuple[list[str], list[float] | None]:
-    """Read ``--data-path``: prefixes, or pairs of weight and prefix.
-
-    Returns:
-        Prefixes, and their weights or None.
-
-    Raises:
-        ArgumentError: it is empty, or weights and prefixes do not alternate.
-    """
-    if not words:
-        raise ArgumentError("--data-path", None, "no data to train on", "name a dataset, or use --mock-data")
-    weights = [_number(word) for word in words[::2]]
-    if len(words) == 1 or all(weight is None for weight in weights):
-        return list(words), None
-    if len(words) % 2 or any(weight is None for weight in weights):
-        raise ArgumentError(
-            "--data-path",
-            " ".join(words),
-            "weights and prefixes do not alternate",
-            "give 'weight prefix' pairs",
-        )
-    positive = [weight for weight in weights if weight is not None and weight > 0]
-    if len(positive) < len(weights):
-        raise ArgumentError(
-            "--data-path", " ".join(words), "a weight is not above zero", "leave that dataset out"
-        )
-    return list(words[1::2]), positive
-
-
-def parse_split(split: str) -> tuple[float, float, float]:
-    """Read ``--split``: shares of train, validation and test that sum to 1.
-
-    Raises:
-        ArgumentError: it is not one to three numbers, or all are zero.
-    """
-    parts = [_number(part) for part in re.split(r"[,/\s]+", split.strip())]
-    numbers = [part for part in parts if part is not None and part >= 0]
-    if len(numbers) != len(parts) or not 1 <= len(numbers) <= 3 or sum(numbers) == 0:
-        raise ArgumentError(
-            "--split", split, "is not the shares of train, validation and test", "write for example 969,30,1"
-        )
-    numbers += [0.0] * (3 - len(numbers))
-    total = sum(numbers)
-    return numbers[0] / total, numbers[1] / total, numbers[2] / total
-
-
-def _number(word: str) -> float | None:
-    try:
-        return float(word)
-    except ValueError:
-        return None
+def _check_sources(
+    sources: Sources,
+    tokenizer: Tokenizer,
+    shares: tuple[float, float, float],
+    split: str,
+    num_samples: _Sizes,
+) -> None:
+    checked = {prefix: check_dataset_files(prefix) for prefix in sources.prefixes()}
+    for files in checked.values():
+        _check_tokens(files, tokenizer)
+        if sources.shared is not None:
+            _check_shares(files, shares, split, num_samples)
+    for name, blend in zip(SPLITS, sources.per_split or ()):
+        for prefix in blend.prefixes if blend else ():
+            if checked[prefix].tokens < 2:
+                raise DataError(f"{prefix}: has no text for {name}; leave it out of {blend.flag}")  # type: ignore[union-attr]
 
 
 def _check_shares(
-    files: DatasetFiles, shares: tuple[float, float, float], split: str, num_samples: tuple[int, int, int]
+    files: DatasetFiles, shares: tuple[float, float, float], split: str, num_samples: _Sizes
 ) -> None:
     begin = 0.0
-    for name, share, wanted in zip(_SPLITS, shares, num_samples):
+    for name, share, wanted in zip(SPLITS, shares, num_samples):
         first, last = (round(bound * files.sequences) for bound in (begin, begin + share))
         begin += share
         tokens = int(files.sequence_lengths[first:last].sum(dtype="int64"))
-        if wanted and tokens < 2:
-            remedy = "" if name == _SPLITS[0] else ", or --eval-iters 0"
+        if wanted != 0 and tokens < 2:
+            remedy = "" if name == SPLITS[0] else ", or --eval-iters 0"
             raise DataError(
                 f"--split {split!r} leaves no text for {name} in {files.prefix} ({files.sequences} "
                 f"documents); give {name} a larger share, or more documents{remedy}"
             )
 
 
-def _check_tokens(files: DatasetFiles, tokenizer: BpeTokenizer | NullTokenizer) -> None:
+def _check_tokens(files: DatasetFiles, tokenizer: Tokenizer) -> None:
     largest = largest_token(files)
     if largest >= tokenizer.vocab_size:
         raise DataError(
@@ -309,7 +345,7 @@ def _rank_by_rank(build: Callable[[], Datasets], args: Namespace) -> Datasets:
 def _explain(error: Exception, args: Namespace) -> str:
     if isinstance(error, UserError):
         return str(error)
-    where = " ".join(args.data_path or ()) or "made-up samples"
+    where = "made-up samples" if args.mock_data else " ".join(data_sources(args).prefixes()[:4])
     if isinstance(error, OSError):
         return (
             f"the datasets of {where} cannot be indexed ({error}); name a folder that every rank can write "
@@ -317,8 +353,8 @@ def _explain(error: Exception, args: Namespace) -> str:
         )
     cache = args.data_cache_path or "the 'cache' folder beside the dataset"
     return (
-        f"the datasets of {where} cannot be built ({type(error).__name__}: {error}); if a run was killed "
-        f"while it indexed them, delete {cache} and try again"
+        f"the datasets of {where} cannot be built ({type(error).__name__}: {error}); delete {cache} and try "
+        "again"
     )
 
 

@@ -15,7 +15,16 @@ import numpy as np
 
 from mindspeed_core.errors import DataError
 
-__all__ = ["DatasetFiles", "bin_path", "check_dataset_files", "idx_path", "largest_token", "token_counts"]
+__all__ = [
+    "DatasetFiles",
+    "bin_path",
+    "check_dataset_files",
+    "idx_path",
+    "largest_token",
+    "token_counts",
+    "token_dtype",
+    "write_index",
+]
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -133,6 +142,28 @@ def token_counts(prefix: str | Path) -> np.ndarray:
         part[: len(counts)] += counts
         counts = part
     return counts
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The type megatron-core gives the tokens of a vocabulary: two bytes where they suffice."""
+    return np.dtype(np.uint16 if vocab_size < 65500 else np.int32)
+
+
+def write_index(path: str | Path, lengths: np.ndarray, dtype: np.dtype) -> None:
+    """Write the index of a dataset whose documents have one sequence each, as megatron-core's builder does.
+
+    Args:
+        path: the ``.idx`` file.
+        lengths: tokens of each document, ``[documents]`` int32.
+        dtype: type of a token in the ``.bin`` file.
+    """
+    code = next(code for code, known in _DTYPES.items() if np.dtype(known) == dtype)
+    ends = np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
+    with Path(path).open("wb") as stream:
+        stream.write(_HEADER.pack(_MAGIC, 1, code, len(lengths), len(lengths) + 1))
+        stream.write(lengths.astype("<i4").tobytes())
+        stream.write((ends - lengths.astype(np.int64) * dtype.itemsize).astype("<i8").tobytes())
+        stream.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
 
 
 def largest_token(files: DatasetFiles, limit: int = 1 << 20) -> int:

@@ -1,8 +1,9 @@
-"""Default validation: the mean loss over some batches, without gradients."""
+"""Default validation: the mean loss over some batches, or over every sample, without gradients."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,21 +16,45 @@ if TYPE_CHECKING:
 
 @hookimpl(trylast=True)
 def evaluate(run: Run, split: str) -> dict[str, float]:
-    """Run ``--eval-iters`` global batches of a split forward."""
+    """Run a split forward: ``--eval-iters`` global batches, or all of it with ``--full-validation``.
+
+    With ``--multiple-validation-sets`` each loss is there once per dataset, as ``"lm loss NAME"``, and its
+    mean over the datasets under its own name.
+    """
     assert run.data is not None
-    iterators = getattr(run.data, split)
-    if iterators is None or run.args.eval_iters == 0:
-        return {}
+    assert run.datasets is not None
+    sets: dict[str, tuple[Any, Any]] = {"": (getattr(run.datasets, split), getattr(run.data, split))}
+    if split == "valid" and run.data.valid_sets:
+        sets = {
+            name: (run.datasets.valid_sets[name], iterators)
+            for name, iterators in run.data.valid_sets.items()
+        }
+    found: dict[str, dict[str, float]] = {}
+    for name, (dataset, iterators) in sets.items():
+        steps = run.args.eval_iters
+        if split == "valid" and run.args.full_validation and dataset is not None:
+            steps = -(-len(dataset) // run.args.global_batch_size)
+        if iterators is not None and steps:
+            found[name] = _losses(run, iterators, steps)
+    if split == "valid" and found and not run.args.full_validation:
+        # Every set advances by the same number of samples.
+        run.consumed_valid_samples += run.args.eval_iters * run.args.global_batch_size
+    if set(found) <= {""}:
+        return found.get("", {})
+    losses = {f"{key} {name}": value for name, each in found.items() for key, value in each.items()}
+    keys = next(iter(found.values()))
+    return {**{key: sum(each[key] for each in found.values()) / len(found) for key in keys}, **losses}
+
+
+def _losses(run: Run, iterators: list[Iterator[Any]], steps: int) -> dict[str, float]:
     for chunk in run.model:
         chunk.eval()
     reports: list[dict[str, torch.Tensor]] = []
     try:
         with without_param_gather(run, param_sync=True), torch.no_grad():
-            for _ in range(run.args.eval_iters):
+            for _ in range(steps):
                 reports += run_schedule(run, iterators, run.args.num_microbatches, forward_only=True)
     finally:
         for chunk in run.model:
             chunk.train()
-    if split == "valid":
-        run.consumed_valid_samples += run.args.eval_iters * run.args.global_batch_size
     return reduce_reports(run, reports)

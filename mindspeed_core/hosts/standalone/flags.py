@@ -6,11 +6,20 @@ Data only: the command line is parsed, and a plan is made, without torch. `argum
 from __future__ import annotations
 
 from mindspeed_core.feature import Flag
+from mindspeed_core.hosts.standalone.config_flags import generated_flags
+from mindspeed_core.hosts.standalone.flags_survival import SURVIVAL
+from mindspeed_core.hosts.standalone.fully_sharded_flags import FULLY_SHARDED_FLAGS
+from mindspeed_core.hosts.standalone.model_flags import MODEL_FLAGS
+from mindspeed_core.hosts.standalone.watching_flags import WATCHING_FLAGS
 
 
 def host_flags() -> tuple[Flag, ...]:
     """Every flag of the host, in the order in which ``--help`` shows them."""
-    return (*_MODEL, *_PARALLEL, *_TRAINING, *_OPTIMIZER, *_DATA, *_CHECKPOINT, *_WATCHING)
+    written = (
+        *(*_MODEL, *_PARALLEL, *_TRAINING, *_OPTIMIZER, *_DATA, *_CHECKPOINT, *_WATCHING, *_SURVIVAL),
+        *MODEL_FLAGS,
+    )
+    return (*written, *generated_flags(written))
 
 
 def _group(name: str, *flags: Flag) -> tuple[Flag, ...]:
@@ -119,6 +128,7 @@ _PARALLEL = _group(
         help="Interleaved pipeline: do not overlap sends with computation.",
     ),
     Flag("--distributed-timeout-minutes", type=int, default=10, help="Timeout of collectives."),
+    *FULLY_SHARDED_FLAGS,
 )
 
 _TRAINING = _group(
@@ -126,7 +136,18 @@ _TRAINING = _group(
     Flag("--micro-batch-size", type=int, help="Samples per micro-batch and rank."),
     Flag("--global-batch-size", type=int, help="Samples per step; by default micro-batch x data-parallel."),
     Flag("--seq-length", type=int, help="Tokens per sample."),
+    Flag(
+        "--rampup-batch-size",
+        type=int,
+        nargs=3,
+        metavar="N",
+        help="Let the batch grow: size at the start, increment, samples until --global-batch-size.",
+    ),
     Flag("--train-iters", type=int, help="Steps of the whole run."),
+    Flag("--train-samples", type=int, help="Samples of the whole run, instead of --train-iters."),
+    Flag("--skip-train", help="Train nothing: load, validate and test."),
+    Flag("--full-validation", help="Validate on all validation data instead of --eval-iters batches."),
+    Flag("--multiple-validation-sets", help="One loss per dataset of --valid-data-path, no blend."),
     Flag("--eval-interval", type=int, default=1000, help="Steps between validations."),
     Flag("--eval-iters", type=int, default=100, help="Batches per validation; 0 for none."),
     Flag("--exit-interval", type=int, help="Save and end after a step divisible by this."),
@@ -153,7 +174,9 @@ _OPTIMIZER = _group(
         help="Shape of the decay.",
     ),
     Flag("--lr-decay-iters", type=int, help="Steps of the decay; by default --train-iters."),
+    Flag("--lr-decay-samples", type=int, help="Samples of the decay; by default --train-samples."),
     Flag("--lr-warmup-iters", type=int, default=0, help="Steps of linear warm-up."),
+    Flag("--lr-warmup-samples", type=int, default=0, help="Samples of linear warm-up."),
     Flag("--lr-warmup-fraction", type=float, help="Share of the decay steps used for warm-up."),
     Flag("--lr-warmup-init", type=float, default=0.0, help="Learning rate at the start of the warm-up."),
     Flag(
@@ -164,6 +187,7 @@ _OPTIMIZER = _group(
         help="Shape of the last phase of WSD.",
     ),
     Flag("--lr-wsd-decay-iters", type=int, help="Steps of the last phase of WSD."),
+    Flag("--lr-wsd-decay-samples", type=int, help="Samples of the last phase of WSD."),
     Flag("--weight-decay", type=float, default=0.01, help="Weight decay."),
     Flag("--start-weight-decay", type=float, help="Weight decay at the start, when it changes."),
     Flag("--end-weight-decay", type=float, help="Weight decay at the end, when it changes."),
@@ -201,10 +225,44 @@ _DATA = _group(
         per_rank=True,
         help="Dataset prefixes, optionally 'weight prefix' pairs.",
     ),
+    Flag(
+        "--train-data-path", type=str, nargs="*", per_rank=True, help="As --data-path, for training alone."
+    ),
+    Flag(
+        "--valid-data-path", type=str, nargs="*", per_rank=True, help="As --data-path, for validation alone."
+    ),
+    Flag("--test-data-path", type=str, nargs="*", per_rank=True, help="As --data-path, for the test alone."),
+    Flag("--data-args-path", type=str, per_rank=True, help="File with the words of --data-path."),
+    Flag(
+        "--per-split-data-args-path",
+        type=str,
+        per_rank=True,
+        help="JSON file with the words of the three paths under train, valid and test.",
+    ),
     Flag("--split", type=str, default="969, 30, 1", help="Shares of train, validation and test."),
     Flag("--mock-data", help="Train on made-up samples."),
     Flag("--data-cache-path", type=str, per_rank=True, help="Folder of the index cache."),
-    Flag("--tokenizer-model", type=str, per_rank=True, help="A tokenizer.json (made by prepare-text)."),
+    Flag(
+        "--tokenizer-type",
+        type=str,
+        choices=(
+            "HuggingFaceTokenizer",
+            "GPT2BPETokenizer",
+            "SentencePieceTokenizer",
+            "GPTSentencePieceTokenizer",
+            "Llama2Tokenizer",
+            "NullTokenizer",
+        ),
+        help="What the tokenizer is; by default the file of --tokenizer-model decides.",
+    ),
+    Flag(
+        "--tokenizer-model",
+        type=str,
+        per_rank=True,
+        help="A tokenizer.json (prepare-text makes one), a SentencePiece .model, or a folder with one.",
+    ),
+    Flag("--vocab-file", type=str, per_rank=True, help="vocab.json of --tokenizer-type GPT2BPETokenizer."),
+    Flag("--merge-file", type=str, per_rank=True, help="merges.txt of --tokenizer-type GPT2BPETokenizer."),
     Flag("--num-workers", type=int, default=2, help="Data loading processes per rank."),
     Flag("--reset-position-ids", help="Restart positions after each end-of-document token."),
     Flag("--reset-attention-mask", help="No attention across end-of-document tokens."),
@@ -253,9 +311,6 @@ _CHECKPOINT = _group(
     Flag("--trust-checkpoint", help="Load pickled objects that are not on the allow-list."),
 )
 
-_WATCHING = _group(
-    "watching",
-    Flag("--log-interval", type=int, default=1, help="Steps between log lines."),
-    Flag("--run-dir", type=str, per_rank=True, help="Folder of this run's files; by default runs/<time>."),
-    Flag("--no-progress", inverts="progress", help="Plain lines even on a terminal."),
-)
+_WATCHING = _group("watching", *WATCHING_FLAGS)
+
+_SURVIVAL = _group("stopping and recovery", *SURVIVAL)

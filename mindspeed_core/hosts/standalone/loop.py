@@ -14,9 +14,12 @@ import torch
 import torch.distributed as dist
 
 from mindspeed_core.errors import DataError, UserError
-from mindspeed_core.hosts.standalone import checkpoint, rng_state
+from mindspeed_core.hosts.standalone import checkpoint, hang_watch, rng_state, stopping
+from mindspeed_core.hosts.standalone.measures import Measures
+from mindspeed_core.hosts.standalone.run_length import batch_at, samples_wanted
 from mindspeed_core.hosts.standalone.step import configure_for_training, without_param_gather
 from mindspeed_core.hosts.standalone.watch import Watch, read_metrics
+from mindspeed_core.hosts.standalone.writers import open_writers
 from mindspeed_core.megatron_state import destroy_megatron_state
 from mindspeed_core.ranks import check_ranks
 from mindspeed_core.run import Run
@@ -51,6 +54,11 @@ def setup(session: Session) -> Run:
         for chunk in run.model:
             chunk.eval()
         return run
+    if args.skip_train:
+        run.schedule = session.call("get_forward_backward", args=args, config=config)
+        load(run)
+        build_data(run)
+        return run
     ddp_config = session.call("build_ddp_config", args=args)
     run.model = session.call("wrap_ddp", args=args, config=config, ddp_config=ddp_config, model=model, pg=pg)
     optimizer_config = session.call("build_optimizer_config", args=args)
@@ -61,18 +69,7 @@ def setup(session: Session) -> Run:
     configure_for_training(run)
     run.schedule = session.call("get_forward_backward", args=args, config=config, pg=pg)
     load(run)
-    evaluations = args.train_iters // args.eval_interval + 1
-    wanted = (
-        args.train_iters * args.global_batch_size,
-        evaluations * args.eval_iters * args.global_batch_size,
-        args.eval_iters * args.global_batch_size,
-    )
-    run.datasets = session.call("build_datasets", args=args, num_samples=wanted)
-    if run.datasets.train is None:
-        raise DataError(f"--split {args.split}: no sample is left for training")
-    run.data = session.call("build_data_iterators", run=run)
-    # Building iterators may draw from the generator whose state was just loaded.
-    rng_state.restore(run)
+    build_data(run)
     return run
 
 
@@ -84,6 +81,17 @@ def load(run: Run) -> None:
     run.consumed_valid_samples = info.consumed_valid_samples
     if info.path is not None:
         run.session.call("after_load_checkpoint", run=run)
+
+
+def build_data(run: Run) -> None:
+    """Build the datasets and set the iterators to where the run stands."""
+    session, args = run.session, run.args
+    run.datasets = session.call("build_datasets", args=args, num_samples=samples_wanted(args))
+    if run.datasets.train is None and not args.skip_train:
+        raise DataError(f"--split {args.split}: no sample is left for training")
+    run.data = session.call("build_data_iterators", run=run)
+    # Building iterators may draw from the generator whose state was just loaded.
+    rng_state.restore(run)
 
 
 def train(session: Session) -> Run:
@@ -100,12 +108,19 @@ def train(session: Session) -> Run:
             total=run.args.train_iters,
             start=run.iteration,
             progress=run.args.progress,
+            writers=open_writers(run.args, active=run.dist.rank == 0, world_size=run.dist.world_size),
         )
         if run.dist.rank == 0:
             run.history = read_metrics(run.run_dir / "metrics.jsonl")
         _announce(run, watch, time.monotonic() - started)
+        run.measures = Measures(run)
         session.call("start_run", run=run)
-        _loop(run, watch)
+        with stopping.listening(session), hang_watch.watching(run):
+            if run.args.skip_train:
+                _evaluate(run, watch, "valid")
+                _evaluate(run, watch, "test")
+            else:
+                _loop(run, watch)
         failed = False
     finally:
         _end(session, run, watch, failed)
@@ -121,6 +136,8 @@ def _loop(run: Run, watch: Watch) -> None:
             chunk.disable_forward_pre_hook(param_sync=False)
     saved = evaluated = -1
     reason = ""
+    validates = args.eval_iters > 0 or args.full_validation
+    batch = batch_at(args, run.consumed_train_samples)
     while run.iteration < args.train_iters and not reason:
         checkpoint.poll(run)
         result = session.call("train_step", run=run)
@@ -129,27 +146,35 @@ def _loop(run: Run, watch: Watch) -> None:
                 chunk.enable_forward_pre_hook()
             gather_on = True
         run.iteration += 1
-        run.consumed_train_samples += args.global_batch_size
+        run.progress += 1
+        run.consumed_train_samples += batch.samples
         if run.iteration % args.log_interval == 0 or run.iteration == args.train_iters:
             numbers = session.call("log_step", run=run, result=result)
             watch.step(numbers)
             if run.dist.rank == 0:
                 run.history.append(numbers)
-        if args.eval_iters and run.iteration % args.eval_interval == 0:
+        if validates and run.iteration % args.eval_interval == 0:
             _evaluate(run, watch, "valid")
             evaluated = run.iteration
         reason = session.call("should_stop", run=run)
         if args.save and args.save_interval and run.iteration % args.save_interval == 0:
             _save(run, watch, "interval")
             saved = run.iteration
+            # A signal that came while saving ends the run here, not a step and a save later.
+            reason = reason or session.call("should_stop", run=run)
+        earlier, batch = batch, batch_at(args, run.consumed_train_samples)
+        if args.save and batch != earlier and saved != run.iteration and not reason:
+            # As Megatron-LM does it: the last state of each batch size is kept.
+            _save(run, watch, "rampup")
+            saved = run.iteration
     if reason:
         watch.say(f"stopping after step {run.iteration}: {reason}")
-    if args.eval_iters and evaluated != run.iteration and not reason:
+    if validates and evaluated != run.iteration and not reason:
         _evaluate(run, watch, "valid")
     if args.eval_iters and not reason:
         _evaluate(run, watch, "test")
     if args.save and saved != run.iteration:
-        _save(run, watch, "exit" if reason else "end")
+        _save(run, watch, stopping.save_reason(session, reason))
     checkpoint.poll(run, blocking=True)
 
 
@@ -208,6 +233,9 @@ def _announce(run: Run, watch: Watch, seconds: float) -> None:
     for held in plan.held_back:
         watch.say(f"held back: {held.name}: {held.reason}")
     start = f"from step {run.iteration}" if run.iteration else "from scratch"
+    if args.skip_train:
+        watch.say(f"validating {start}, set up in {seconds:.1f} s, files in {run.run_dir}")
+        return
     watch.say(
         f"training {start} to step {args.train_iters}, set up in {seconds:.1f} s, files in {run.run_dir}"
     )
@@ -215,7 +243,7 @@ def _announce(run: Run, watch: Watch, seconds: float) -> None:
 
 def _end(session: Session, run: Run | None, watch: Watch | None, failed: bool) -> None:
     try:
-        if run is not None and run.optimizer is not None:
+        if run is not None and run.data is not None:
             session.call("finish_run", run=run)
     except Exception:
         # What went wrong in the run matters more than what goes wrong while tidying up after it.

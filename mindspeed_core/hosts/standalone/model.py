@@ -1,92 +1,35 @@
-"""Default construction of a GPT from megatron-core parts: configuration, layer specs, chunks, DDP."""
+"""Default construction of a GPT from megatron-core parts: chunks and data parallelism."""
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
-from dataclasses import fields
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed.data_parallel_base import _BaseDataParallel
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import set_defaults_if_not_set_tensor_model_parallel_attributes
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module, MegatronModule
+from megatron.core.transformer.multi_token_prediction import get_mtp_num_layers_to_build
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.layer_spec import NORM_ROLES, SpecEditor
-from mindspeed_core.plain_norm import PlainNorm
+from mindspeed_core.hosts.standalone.config_values import config_values
+from mindspeed_core.hosts.standalone.fully_sharded import sharding_config, wrap_fully_sharded
 from mindspeed_core.run import BoundarySchema, TensorSpec
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
 
 
-def same_named_fields(kind: type[Any], args: Namespace) -> dict[str, Any]:
-    """The arguments that a configuration dataclass has a field of the same name for."""
-    return {field.name: getattr(args, field.name) for field in fields(kind) if hasattr(args, field.name)}
-
-
-@hookimpl(trylast=True)
-def build_transformer_config(session: Session, args: Namespace) -> TransformerConfig:
-    """Fill megatron-core's configuration: by name, and the fields that Megatron-LM names otherwise."""
-    values = same_named_fields(TransformerConfig, args)
-    values.update(
-        layernorm_epsilon=args.norm_epsilon,
-        layernorm_zero_centered_gamma=args.apply_layernorm_1p,
-        persist_layer_norm=False,
-        # gloo reads the memory of a send in flight; only a device runtime orders its release after the send.
-        deallocate_pipeline_outputs=session.platform.device_type != "cpu" or not args.overlap_p2p_comm,
-        pipeline_dtype=args.pipeline_dtype,
-        batch_p2p_comm=not args.overlap_p2p_comm,
-        num_query_groups=args.num_query_groups if args.group_query_attention else None,
-        masked_softmax_fusion=False,
-        gradient_accumulation_fusion=False,
-        apply_rope_fusion=False,
-        bias_activation_fusion=args.bias_gelu_fusion and args.add_bias_linear,
-    )
-    if args.swiglu:
-        values.update(
-            activation_func=torch.nn.functional.silu,
-            gated_linear_unit=True,
-            bias_activation_fusion=args.bias_swiglu_fusion,
-        )
-    elif args.squared_relu:
-        from megatron.core.activations import squared_relu
-
-        values.update(activation_func=squared_relu, bias_activation_fusion=False)
-    if args.init_method_std is not None:
-        values["init_method_std"] = args.init_method_std
-    try:
-        return TransformerConfig(**values)
-    except (AssertionError, ValueError) as error:
-        raise ArgumentError("model flags", None, f"megatron-core refuses them: {error}") from error
-
-
-@hookimpl(trylast=True)
-def build_layer_spec(
-    session: Session, args: Namespace, config: TransformerConfig, vp_stage: int | None
-) -> TransformerBlockSubmodules:
-    """megatron-core's own layers, with a norm that also works under sequence parallelism."""
-    use_te = args.transformer_impl == "transformer_engine"
-    spec = get_gpt_decoder_block_spec(
-        config, use_transformer_engine=use_te, normalization=args.normalization, vp_stage=vp_stage
-    )
-    if use_te:
-        return spec
-    editor = SpecEditor(spec, owner="")
-    editor.replace(NORM_ROLES, PlainNorm)
-    return editor.spec
-
-
 @hookimpl(trylast=True)
 def build_model_chunk(
+    session: Session,
     args: Namespace,
     config: TransformerConfig,
     layer_spec: TransformerBlockSubmodules,
@@ -96,6 +39,11 @@ def build_model_chunk(
     pg: ProcessGroupCollection,
 ) -> MegatronModule:
     """One GPTModel."""
+    mtp_spec = None
+    if get_mtp_num_layers_to_build(config, vp_stage=vp_stage, pp_rank=pg.pp.rank()):
+        mtp_spec = session.call(
+            "build_mtp_spec", args=args, config=config, layer_spec=layer_spec, vp_stage=vp_stage
+        )
     return GPTModel(
         config=config,
         transformer_layer_spec=layer_spec,
@@ -108,7 +56,11 @@ def build_model_chunk(
         position_embedding_type=args.position_embedding_type,
         rotary_percent=args.rotary_percent,
         rotary_base=args.rotary_base,
+        rope_scaling=args.use_rope_scaling,
+        rope_scaling_factor=args.rope_scaling_factor,
         seq_len_interpolation_factor=args.rotary_seq_len_interpolation_factor,
+        fp16_lm_cross_entropy=args.fp16_lm_cross_entropy,
+        mtp_block_spec=mtp_spec,
         pg_collection=pg,
         vp_stage=vp_stage,
     )
@@ -119,6 +71,7 @@ def build_model(
     session: Session, args: Namespace, config: TransformerConfig, pg: ProcessGroupCollection
 ) -> list[MegatronModule]:
     """Build this rank's chunks stage by stage, move them to the device, cast them to the training dtype."""
+    _choose_attention_backend(session, config)
     pp_size, pp_rank = pg.pp.size(), pg.pp.rank()
     virtual = args.virtual_pipeline_model_parallel_size
     total = pp_size * (virtual or 1)
@@ -149,6 +102,25 @@ def build_model(
     return chunks
 
 
+def _choose_attention_backend(session: Session, config: TransformerConfig) -> None:
+    """Set what megatron-core sets for the backend, and take it back when the session closes.
+
+    It insists on finding the variables unset or as they should be, and leaves them set.
+    """
+    wanted = {
+        "flash": ("1", "0", "0"),
+        "fused": ("0", "1", "0"),
+        "unfused": ("0", "0", "1"),
+        "local": ("0", "0", "0"),
+        "auto": ("1", "1", "1"),
+    }
+    names = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+    if any(name in os.environ for name in names):
+        return
+    for name, value in zip(names, wanted[config.attention_backend.name]):
+        session.setenv(name, value)
+
+
 @hookimpl(trylast=True)
 def boundary_schema(args: Namespace, config: TransformerConfig) -> BoundarySchema:
     """One hidden state ``[s, b, h]`` per micro-batch."""
@@ -162,14 +134,16 @@ def boundary_schema(args: Namespace, config: TransformerConfig) -> BoundarySchem
 @hookimpl(trylast=True)
 def build_ddp_config(args: Namespace) -> DistributedDataParallelConfig:
     """Options of megatron-core's data parallelism, with Megatron-LM's rule for the bucket size."""
-    values = same_named_fields(DistributedDataParallelConfig, args)
+    if args.use_torch_fsdp2:
+        return sharding_config(args)
+    values = config_values(DistributedDataParallelConfig, args)
     values.update(
         grad_reduce_in_fp32=args.accumulate_allreduce_grads_in_fp32,
-        check_for_nan_in_grad=args.check_for_nan_in_loss_and_grad,
+        # A step that is to be skipped must reach the update.
+        check_for_nan_in_grad=args.check_for_nan_in_loss_and_grad and args.bad_step_action == "stop",
         bucket_size=args.ddp_bucket_size,
     )
-    known = {field.name for field in fields(DistributedDataParallelConfig)}
-    config = DistributedDataParallelConfig(**{name: v for name, v in values.items() if name in known})
+    config = DistributedDataParallelConfig(**values)
     if not config.overlap_grad_reduce:
         config.bucket_size = None
     elif config.bucket_size is None:
@@ -179,12 +153,16 @@ def build_ddp_config(args: Namespace) -> DistributedDataParallelConfig:
 
 @hookimpl(trylast=True)
 def wrap_ddp(
+    session: Session,
+    args: Namespace,
     config: TransformerConfig,
     ddp_config: DistributedDataParallelConfig,
     model: list[MegatronModule],
     pg: ProcessGroupCollection,
 ) -> list[MegatronModule]:
     """megatron-core's DistributedDataParallel around every chunk; only the first is cut into buckets."""
+    if args.use_torch_fsdp2:
+        return wrap_fully_sharded(session, config, ddp_config, model, pg)
     options: dict[str, Any] = {}
     if "pg_collection" in signature(DistributedDataParallel.__init__).parameters:
         options["pg_collection"] = pg
@@ -202,7 +180,7 @@ def wrap_ddp(
 
 
 def unwrap(chunk: Any) -> MegatronModule:
-    """The model inside DistributedDataParallel and Float16Module."""
-    while isinstance(chunk, (DistributedDataParallel, Float16Module)):
+    """The model inside the wrappers of data parallelism and Float16Module."""
+    while isinstance(chunk, (_BaseDataParallel, Float16Module)):
         chunk = chunk.module
     return chunk

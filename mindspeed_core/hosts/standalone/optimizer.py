@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from dataclasses import fields
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +15,10 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
 
+from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hooks import DONE, Done
-from mindspeed_core.hosts.standalone.model import same_named_fields
+from mindspeed_core.hosts.standalone.config_values import config_values
 from mindspeed_core.run import OptimizerStep
 
 if TYPE_CHECKING:
@@ -34,9 +34,10 @@ def build_optimizer_config(args: Namespace) -> OptimizerConfig:
     # megatron-core 0.16 splits the class by optimizer; 0.15 has one.
     name = {"adam": "AdamOptimizerConfig", "sgd": "SGDOptimizerConfig"}[args.optimizer]
     kind = getattr(mcore_optimizer, name, OptimizerConfig)
-    values = same_named_fields(kind, args)
-    known = {field.name for field in fields(kind)}
-    return kind(**{key: value for key, value in values.items() if key in known})
+    try:
+        return kind(**config_values(kind, args))
+    except (AssertionError, ValueError) as error:
+        raise ArgumentError("optimizer flags", None, f"megatron-core refuses them: {error}") from error
 
 
 @hookimpl(trylast=True)
@@ -55,22 +56,21 @@ def build_optimizer(
 @hookimpl(trylast=True)
 def build_scheduler(args: Namespace, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
     """megatron-core's schedule, counted in samples as in Megatron-LM."""
-    batch = args.global_batch_size
     return OptimizerParamScheduler(
         optimizer,
         init_lr=args.lr_warmup_init,
         max_lr=args.lr,
         min_lr=args.min_lr,
         lr_warmup_steps=args.lr_warmup_steps,
-        lr_decay_steps=args.lr_decay_iters * batch,
+        lr_decay_steps=args.lr_decay_steps,
         lr_decay_style=args.lr_decay_style,
         start_wd=args.start_weight_decay,
         end_wd=args.end_weight_decay,
-        wd_incr_steps=args.train_iters * batch,
+        wd_incr_steps=args.wd_incr_steps,
         wd_incr_style=args.weight_decay_incr_style,
         use_checkpoint_opt_param_scheduler=args.use_checkpoint_opt_param_scheduler,
         override_opt_param_scheduler=args.override_opt_param_scheduler,
-        wsd_decay_steps=None if args.lr_wsd_decay_iters is None else args.lr_wsd_decay_iters * batch,
+        wsd_decay_steps=args.wsd_decay_steps,
         lr_wsd_decay_style=args.lr_wsd_decay_style,
     )
 

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
+from mindspeed_core.hosts.standalone.fully_sharded import as_part_of
+
 if TYPE_CHECKING:
     from megatron.core.optimizer import MegatronOptimizer
 
@@ -48,6 +50,8 @@ def load_state(optimizer: MegatronOptimizer, state: Any) -> None:
     adams = [inner for inner in _inner(optimizer) if _is_torch_adam(inner)]
     if adams:
         _name_the_step_of_an_unused_optimizer(state)
+    for inner, part in _parts(optimizer, state):
+        _keep_main_parameters_sharded(inner, part)
     for inner in adams:
         if isinstance(inner, DistributedOptimizer):
             inner._set_main_param_and_optimizer_states = MethodType(_set_states_except_step, inner)
@@ -59,6 +63,8 @@ def load_state(optimizer: MegatronOptimizer, state: Any) -> None:
             vars(inner).pop("state_dict", None)
     for inner in adams:
         _give_each_parameter_its_step(inner)
+    for inner in _inner(optimizer):
+        _keep_moments_sharded(inner)
 
 
 def forget_overrides(optimizer: MegatronOptimizer) -> None:
@@ -137,6 +143,31 @@ def _set_states_except_step(
     for key, target in targets.items():
         if key != "step" and key in tensors:
             target.copy_(tensors[key])
+
+
+def _parts(optimizer: MegatronOptimizer, state: Any) -> list[tuple[Any, Any]]:
+    """Each inner optimizer with its part of the state."""
+    found = _inner(optimizer)
+    return list(zip(found, (state[index] for index in range(len(found))) if 0 in state else [state]))
+
+
+def _keep_main_parameters_sharded(inner: Any, state: Any) -> None:
+    """Loaded float32 parameters are parts where the parameters of the run are."""
+    groups = getattr(inner, "fp32_from_float16_groups", ())
+    key = "fp32_from_fp16_params"
+    if groups and key in state:
+        state[key] = [
+            [as_part_of(own, loaded) for own, loaded in zip(group, saved)]
+            for group, saved in zip(groups, state[key])
+        ]
+
+
+def _keep_moments_sharded(inner: Any) -> None:
+    """Loaded moments are parts where their parameters are."""
+    for parameter in _parameters(inner):
+        state = inner.optimizer.state[parameter]
+        for name, value in state.items():
+            state[name] = as_part_of(parameter, value)
 
 
 def _name_the_step_of_an_unused_optimizer(state: Any) -> None:

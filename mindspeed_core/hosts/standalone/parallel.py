@@ -16,6 +16,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.launch.store import served_store
 from mindspeed_core.run import DistInfo, RngInfo
 
 if TYPE_CHECKING:
@@ -40,9 +41,12 @@ def init_distributed(session: Session, args: Namespace, platform: Platform) -> D
             )
         else:
             try:
-                store, rank, world_size = next(
-                    dist.rendezvous("env://", rank=args.rank, world_size=args.world_size, timeout=timeout)
-                )
+                rank, world_size = args.rank, args.world_size
+                store = served_store(timeout)
+                if store is None:
+                    store, rank, world_size = next(
+                        dist.rendezvous("env://", rank=rank, world_size=world_size, timeout=timeout)
+                    )
                 # A process that closes a session and opens another meets its peers on the same store; the
                 # addresses of the first meeting must not be taken for those of the second.
                 meeting = store.add(f"mindspeed/meeting/{rank}", 1)
@@ -76,6 +80,8 @@ def build_process_groups(args: Namespace) -> ProcessGroupCollection:
             pipeline_model_parallel_size=args.pipeline_model_parallel_size,
             virtual_pipeline_model_parallel_size=args.virtual_pipeline_model_parallel_size,
             context_parallel_size=args.context_parallel_size,
+            expert_model_parallel_size=args.expert_model_parallel_size,
+            expert_tensor_parallel_size=args.expert_tensor_parallel_size,
             distributed_timeout_minutes=args.distributed_timeout_minutes,
             create_gloo_process_groups=True,
         )

@@ -1,38 +1,51 @@
-"""``prepare-text``: plain text files become a tokenized dataset that megatron-core reads.
+"""``prepare-text``: text becomes a tokenized dataset that megatron-core reads.
 
-Documents are files, or blocks of paragraphs; the tokenizer is trained on them or reused. Everything is
-written under a temporary name first and the index appears last, so that a dataset is complete or not there.
+Documents are text files, blocks of paragraphs, or records; the tokenizer is trained on them or reused. The
+work is done in parts that survive a kill; the dataset itself is written under a temporary name and its index
+appears last, so that it is complete or not there. Neither torch nor megatron-core is loaded.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
-import re
+import shutil
 import sys
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
+import numpy as np
 
 from mindspeed_core.errors import ArgumentError, DataError, UserError
+from mindspeed_core.hosts.standalone.dataset_files import token_counts, token_dtype, write_index
+from mindspeed_core.hosts.standalone.text_input import (
+    SUFFIXES,
+    Reading,
+    read_segment,
+    segments_of,
+    text_files,
+)
+from mindspeed_core.hosts.standalone.text_parts import (
+    PART_BYTES,
+    Part,
+    Work,
+    file_facts,
+    join_parts,
+    locked,
+    make_parts,
+    plan_parts,
+)
+from mindspeed_core.hosts.standalone.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
 
-if TYPE_CHECKING:
-    import numpy as np
+__all__ = ["PreparedText", "command", "prepare_text", "read_documents", "unigram_entropy"]
 
-    from mindspeed_core.hosts.standalone.tokenizer import BpeTokenizer
-
-__all__ = ["PreparedText", "command", "prepare_text", "read_documents", "text_files", "unigram_entropy"]
-
-SUFFIXES = (".txt", ".md", ".rst", ".py")
 _ENCODING_ERRORS = ("error", "replace", "skip")
-_BATCH = 256
-_BLANK_LINES = re.compile(r"\n[ \t\r]*\n")
 
 
 @dataclass(frozen=True)
@@ -47,7 +60,8 @@ class PreparedText:
         text_bytes: bytes of UTF-8 text.
         vocab_size: ids of the tokenizer.
         unigram_entropy: nats per token of a model that knows token frequencies and nothing else.
-        skipped: files that were left out because they are not UTF-8.
+        skipped: files and lines that were left out because they are not UTF-8.
+        reused: parts that an earlier, interrupted run had finished.
     """
 
     prefix: str
@@ -57,7 +71,8 @@ class PreparedText:
     text_bytes: int
     vocab_size: int
     unigram_entropy: float
-    skipped: tuple[Path, ...] = ()
+    skipped: tuple[str, ...] = ()
+    reused: int = 0
 
 
 def unigram_entropy(source: str | Path | np.ndarray | Sequence[int]) -> float:
@@ -69,10 +84,6 @@ def unigram_entropy(source: str | Path | np.ndarray | Sequence[int]) -> float:
     Raises:
         DataError: the dataset cannot be read.
     """
-    import numpy as np
-
-    from mindspeed_core.hosts.standalone.dataset_files import token_counts
-
     found = token_counts(source) if isinstance(source, (str, Path)) else np.asarray(source)
     counts = found[found > 0].astype(np.float64)
     if counts.size == 0:
@@ -81,79 +92,22 @@ def unigram_entropy(source: str | Path | np.ndarray | Sequence[int]) -> float:
     return float(-(shares * np.log(shares)).sum()) + 0.0
 
 
-def text_files(inputs: Iterable[str | Path], suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
-    """The files to read, sorted within each folder.
-
-    Args:
-        inputs: files (taken whatever their suffix) and folders (searched, without hidden entries).
-        suffixes: what counts as text in a folder.
-
-    Raises:
-        DataError: an input does not exist, or there is no file at all.
-    """
-    files: dict[Path, None] = {}
-    for given in inputs:
-        path = Path(given)
-        if path.is_file():
-            files[path] = None
-        elif path.is_dir():
-            for folder, folders, names in os.walk(path):
-                folders[:] = sorted(name for name in folders if not name.startswith("."))
-                for name in sorted(names):
-                    if not name.startswith(".") and Path(name).suffix.lower() in suffixes:
-                        files[Path(folder, name)] = None
-        else:
-            raise DataError(f"{path}: does not exist; name text files, or folders that contain them")
-    if not files:
-        raise DataError(
-            f"no text file in {', '.join(str(path) for path in inputs) or 'no input'} (looked for "
-            f"{', '.join(suffixes)}); name the files, or add --suffix"
-        )
-    return list(files)
-
-
 def read_documents(
-    files: Iterable[Path],
-    *,
-    split_documents: int | None = None,
-    encoding_errors: str = "error",
-    skipped: list[Path] | None = None,
+    files: Iterable[Path], reading: Reading, skipped: list[str] | None = None
 ) -> Iterator[str]:
-    """Yield the documents of text files in order; empty ones are left out.
+    """Yield the documents of files in order.
 
     Args:
         files: the files.
-        split_documents: None for one document per file, else end a document at the first blank line after
-            this many characters.
-        encoding_errors: what to do with a file that is not UTF-8: ``error``, ``replace`` bytes, ``skip`` it.
-        skipped: receives the files that were left out.
+        reading: how they are read.
+        skipped: receives what was left out because it is not UTF-8.
 
     Raises:
-        DataError: a file cannot be read or is not UTF-8.
+        DataError: a file cannot be read, is cut off or is not UTF-8.
     """
     for file in files:
-        try:
-            content = file.read_bytes()
-        except OSError as error:
-            raise DataError(
-                f"{file}: cannot be read ({error.strerror}); leave it out or correct it"
-            ) from error
-        try:
-            text = content.decode("utf-8", "replace" if encoding_errors == "replace" else "strict")
-        except UnicodeDecodeError as error:
-            if encoding_errors == "skip":
-                if skipped is not None:
-                    skipped.append(file)
-                continue
-            line = content.count(b"\n", 0, error.start) + 1
-            raise DataError(
-                f"{file}: is not UTF-8: byte 0x{content[error.start]:02x} at offset {error.start} (line "
-                f"{line}); convert the file, or use --encoding-errors replace or --encoding-errors skip"
-            ) from error
-        text = text.removeprefix("\ufeff")
-        for document in [text] if split_documents is None else _blocks(text, split_documents):
-            if document.strip():
-                yield document
+        for segment in segments_of(file, PART_BYTES):
+            yield from read_segment(segment, reading, [] if skipped is None else skipped)
 
 
 def prepare_text(
@@ -162,128 +116,207 @@ def prepare_text(
     *,
     vocab_size: int = 8192,
     tokenizer: str | Path | None = None,
+    tokenizer_type: str | None = None,
     append_eod: bool = True,
     split_documents: int | None = None,
     encoding_errors: str = "error",
+    json_keys: Sequence[str] = ("text",),
     suffixes: Sequence[str] = SUFFIXES,
+    workers: int = 1,
+    part_bytes: int = PART_BYTES,
     progress: bool = False,
 ) -> PreparedText:
-    """Tokenize text files into ``PREFIX.bin``, ``PREFIX.idx`` and ``PREFIX.tokenizer.json``.
+    """Tokenize text into ``PREFIX.bin``, ``PREFIX.idx`` and ``PREFIX.tokenizer.json`` (or ``.model``).
+
+    The result does not depend on ``workers``. An interrupted run leaves ``PREFIX.parts``, from which the same
+    call goes on.
 
     Args:
         inputs: text files and folders.
         output_prefix: where the dataset goes.
         vocab_size: size of a newly trained tokenizer.
-        tokenizer: an existing ``tokenizer.json`` to use instead.
+        tokenizer: an existing tokenizer to use instead.
+        tokenizer_type: its type, where the file does not tell, see `load_tokenizer`.
         append_eod: end each document with the end-of-document token.
-        split_documents: see `read_documents`.
-        encoding_errors: see `read_documents`.
+        split_documents: see `Reading`.
+        encoding_errors: see `Reading`.
+        json_keys: see `Reading`.
         suffixes: see `text_files`.
+        workers: number of processes that tokenize.
+        part_bytes: about how much input a process takes at a time.
         progress: draw a progress bar on stderr.
 
     Raises:
-        ArgumentError: ``vocab_size`` is too small.
+        ArgumentError: a number is too small.
         DataError: nothing to read, a file that cannot be used, or no place to write.
     """
-    from mindspeed_core.hosts.standalone.tokenizer import load_tokenizer, train_tokenizer
-
     if split_documents is not None and split_documents < 1:
         raise ArgumentError("--split-documents", split_documents, "is not a number of characters above 0")
+    if workers < 1:
+        raise ArgumentError("--workers", workers, "must be at least 1")
+    reading = Reading(split_documents, encoding_errors, tuple(json_keys))
     files = text_files(inputs, suffixes)
     prefix = str(output_prefix)
-    skipped: list[Path] = []
-
-    def documents(note: str) -> Iterator[str]:
-        skipped.clear()
-        tracked = _tracked(files, note) if progress else files
-        return read_documents(
-            tracked, split_documents=split_documents, encoding_errors=encoding_errors, skipped=skipped
-        )
-
-    if tokenizer is not None:
-        chosen = load_tokenizer(tokenizer)
-    else:
-        chosen = train_tokenizer(documents("training the tokenizer"), vocab_size)
-    temporary = [Path(f"{prefix}.{suffix}.tmp") for suffix in ("tokenizer.json", "bin", "idx")]
+    folder = Path(f"{prefix}.parts")
     try:
-        Path(prefix).parent.mkdir(parents=True, exist_ok=True)
-        chosen.save(temporary[0])
-        count, text_bytes = _write(documents("tokenizing"), chosen, temporary[1], temporary[2], append_eod)
-        if count == 0:
-            raise DataError(f"the {len(files)} text files contain no text; name files that do")
-        final = [path.with_suffix("") for path in temporary]
-        # An older index must not describe new tokens, not even for a moment.
-        final[2].unlink(missing_ok=True)
-        for written, path in zip(temporary, final):
-            os.replace(written, path)
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder), _Progress(progress) as bar:
+            if tokenizer is None:
+                source = _trained_tokenizer(files, reading, vocab_size, folder, bar)
+            else:
+                source = Path(tokenizer)
+            chosen = load_tokenizer(source, tokenizer_type)
+            work = Work(
+                str(folder),
+                str(source),
+                tokenizer_type,
+                json.dumps(chosen.unique_identifiers),
+                reading,
+                append_eod,
+                token_dtype(chosen.vocab_size).name,
+            )
+            parts = plan_parts(files, work, part_bytes)
+            bar.begin("tokenizing", sum(part.size for part in parts))
+            reused, skipped = make_parts(parts, work, workers, bar.advance)
+            documents, text_bytes, final = _publish(prefix, parts, work, chosen, len(files))
+            shutil.rmtree(folder, ignore_errors=True)
     except OSError as error:
         raise DataError(
             f"--output-prefix {prefix!r}: cannot be written ({error}); name a folder that can be written"
         ) from error
-    finally:
-        for written in temporary:
-            with suppress(OSError):
-                written.unlink()
-    from mindspeed_core.hosts.standalone.dataset_files import token_counts
-
     counts = token_counts(prefix)
     return PreparedText(
         prefix=prefix,
-        tokenizer=final[0],
-        documents=count,
+        tokenizer=final,
+        documents=documents,
         tokens=int(counts.sum()),
         text_bytes=text_bytes,
         vocab_size=chosen.vocab_size,
         unigram_entropy=unigram_entropy(counts),
         skipped=tuple(skipped),
+        reused=reused,
     )
 
 
-def _write(
-    documents: Iterator[str], tokenizer: BpeTokenizer, bin_file: Path, idx_file: Path, append_eod: bool
-) -> tuple[int, int]:
-    with warnings.catch_warnings():
-        # What megatron-core says about missing accelerator libraries has nothing to do with text.
-        warnings.simplefilter("ignore")
-        from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
+def _trained_tokenizer(
+    files: Sequence[Path], reading: Reading, vocab_size: int, folder: Path, bar: _Progress
+) -> Path:
+    """Train on all documents, or take what an interrupted run with the same input trained."""
+    facts = [asdict(reading), vocab_size, [[str(file), *file_facts(file)] for file in files]]
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+    target = folder / f"tokenizer-{digest}.json"
+    if target.is_file():
+        return target
+    bar.begin("training the tokenizer", sum(file.stat().st_size for file in files))
 
-    builder = IndexedDatasetBuilder(str(bin_file), dtype=DType.optimal_dtype(tokenizer.vocab_size))
-    count = text_bytes = 0
+    def documents() -> Iterator[str]:
+        for file in files:
+            yield from read_documents([file], reading)
+            bar.advance(file.stat().st_size)
+
+    temporary = target.with_suffix(".tmp")
+    train_tokenizer(documents(), vocab_size).save(temporary)
+    os.replace(temporary, target)
+    return target
+
+
+def _publish(
+    prefix: str, parts: Sequence[Part], work: Work, tokenizer: TextTokenizer, files: int
+) -> tuple[int, int, Path]:
+    """Join the parts into the dataset; documents, bytes of text, and where the tokenizer is."""
+    final = [Path(f"{prefix}{suffix}") for suffix in (f".tokenizer{tokenizer.suffix}", ".bin", ".idx")]
+    temporary = [Path(f"{path}.tmp") for path in final]
     try:
-        while batch := list(islice(documents, _BATCH)):
-            for text, ids in zip(batch, tokenizer.tokenize_batch(batch)):
-                if append_eod:
-                    ids.append(tokenizer.eod)
-                builder.add_document(ids, [len(ids)])
-                count += 1
-                text_bytes += len(text.encode())
-        builder.finalize(str(idx_file))
+        tokenizer.save(temporary[0])
+        lengths, documents, text_bytes = join_parts(parts, work, temporary[1])
+        if documents == 0:
+            shutil.rmtree(work.folder, ignore_errors=True)
+            raise DataError(f"the {files} text files contain no text; name files that do")
+        write_index(temporary[2], lengths, np.dtype(work.dtype))
+        # An older index must not describe new tokens, not even for a moment.
+        final[2].unlink(missing_ok=True)
+        for written, path in zip(temporary, final):
+            os.replace(written, path)
     finally:
-        builder.data_file.close()
-    return count, text_bytes
+        for written in temporary:
+            with suppress(OSError):
+                written.unlink()
+    return documents, text_bytes, final[0]
 
 
-def _blocks(text: str, size: int) -> Iterator[str]:
-    start = 0
-    for gap in _BLANK_LINES.finditer(text):
-        if gap.start() - start >= size:
-            yield text[start : gap.start()] + "\n"
-            start = gap.end()
-    yield text[start:]
+class _Progress:
+    """A bar on stderr that counts bytes of input, or nothing."""
 
+    def __init__(self, shown: bool) -> None:
+        self._bar: Any = None
+        if shown:
+            from rich.console import Console
+            from rich.progress import (
+                BarColumn,
+                DownloadColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+                TransferSpeedColumn,
+            )
 
-def _tracked(files: Sequence[Path], note: str) -> Iterable[Path]:
-    from rich.console import Console
-    from rich.progress import track
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                DownloadColumn(),
+                TransferSpeedColumn(),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+        self._task: Any = None
 
-    return track(files, description=note, console=Console(stderr=True), transient=True)
+    def __enter__(self) -> _Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def begin(self, note: str, total: int) -> None:
+        """Start counting anew."""
+        if self._bar is not None:
+            if self._task is not None:
+                self._bar.remove_task(self._task)
+            self._task = self._bar.add_task(note, total=total)
+
+    def advance(self, size: int) -> None:
+        """Count bytes that are done."""
+        if self._bar is not None:
+            self._bar.advance(self._task, size)
 
 
 @click.command("prepare-text")
 @click.argument("inputs", nargs=-1, required=True, type=click.Path())
 @click.option("--output-prefix", required=True, type=click.Path(), help="Where PREFIX.bin and PREFIX.idx go.")
 @click.option("--vocab-size", default=8192, show_default=True, help="Size of a newly trained tokenizer.")
-@click.option("--tokenizer", type=click.Path(), help="Use this tokenizer.json instead of training one.")
+@click.option(
+    "--tokenizer",
+    type=click.Path(),
+    help="A tokenizer.json, a SentencePiece .model, or a folder with one, instead of training.",
+)
+@click.option(
+    "--tokenizer-type",
+    type=click.Choice(
+        ("HuggingFaceTokenizer", "SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
+    ),
+    help="Its type, where the file does not tell.",
+)
+@click.option(
+    "--json-keys",
+    multiple=True,
+    default=("text",),
+    show_default=True,
+    help="Where the text is in JSON lines and Parquet; repeated, each gives a document of its own.",
+)
+@click.option("--workers", default=1, show_default=True, help="Processes; the result is the same for any.")
 @click.option(
     "--append-eod/--no-append-eod", default=True, show_default=True, help="End documents with a token."
 )
@@ -298,7 +331,7 @@ def _tracked(files: Sequence[Path], note: str) -> Iterable[Path]:
     type=click.Choice(_ENCODING_ERRORS),
     default="error",
     show_default=True,
-    help="What to do with files that are not UTF-8.",
+    help="What to do with text that is not UTF-8.",
 )
 @click.option("--suffix", "suffixes", multiple=True, help="What counts as text in a folder; may be repeated.")
 def command(
@@ -306,18 +339,28 @@ def command(
     output_prefix: str,
     vocab_size: int,
     tokenizer: str | None,
+    tokenizer_type: str | None,
+    json_keys: tuple[str, ...],
+    workers: int,
     append_eod: bool,
     split_documents: int | None,
     encoding_errors: str,
     suffixes: tuple[str, ...],
 ) -> None:
-    """Tokenize text files, and folders of them, into a dataset for --data-path."""
+    """Tokenize text into a dataset for --data-path.
+
+    INPUTS are plain text, JSON lines (.jsonl), Parquet, gzip (.gz) of the first two, and folders of them.
+    When the program is interrupted, the same command goes on where it stopped.
+    """
     try:
         made = prepare_text(
             inputs,
             output_prefix,
             vocab_size=vocab_size,
             tokenizer=tokenizer,
+            tokenizer_type=tokenizer_type,
+            json_keys=json_keys,
+            workers=workers,
             append_eod=append_eod,
             split_documents=split_documents,
             encoding_errors=encoding_errors,
@@ -328,6 +371,8 @@ def command(
         raise click.ClickException(str(error)) from error
     for file in made.skipped:
         click.echo(f"left out, not UTF-8: {file}", err=True)
+    if made.reused:
+        click.echo(f"reused           {made.reused:,} parts of an interrupted run")
     click.echo(f"documents        {made.documents:,}")
     click.echo(f"tokens           {made.tokens:,}")
     click.echo(f"text             {made.text_bytes:,} bytes ({made.text_bytes / made.tokens:.2f} per token)")

@@ -46,6 +46,7 @@ class Manifest:
         layout: sizes of the parallel dimensions it was written with.
         model: the arguments that determine the shapes of the model.
         features: features whose own state is inside.
+        job: the job that wrote it, the same over its restarts; empty where nobody restarts it.
         format: the version of this description.
     """
 
@@ -56,6 +57,7 @@ class Manifest:
     layout: Mapping[str, int] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=dict)
     features: tuple[str, ...] = ()
+    job: str = ""
     format: str = FORMAT
 
 
@@ -282,6 +284,21 @@ def find(load_dir: Path, step: int | None = None, *, accept_unpublished: bool = 
     newest = published[-1]
     warning = f"{load_dir / TRACKER} {problem}; loading the newest complete checkpoint, step {newest}"
     return Found(directories[newest], read_manifest(directories[newest]), warning)
+
+
+def find_of_job(save_dir: Path, job: str) -> Found | None:
+    """The checkpoint that a job published last, or None."""
+    candidates = []
+    if save_dir.is_dir():
+        for path in save_dir.iterdir():
+            if _PUBLISHED.match(path.name) and (path / MANIFEST).is_file():
+                manifest = read_manifest(path)
+                if manifest.job == job:
+                    candidates.append(((path / MANIFEST).stat().st_mtime_ns, path.name, path, manifest))
+    if not candidates:
+        return None
+    _, _, path, manifest = max(candidates, key=lambda candidate: candidate[:2])
+    return Found(path, manifest)
 
 
 def _found_step(

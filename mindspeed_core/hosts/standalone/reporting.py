@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hooks import DONE, Done
+from mindspeed_core.hosts.standalone import stopping
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run, StepResult
@@ -39,6 +40,8 @@ def log_step(session: Session, run: Run, result: StepResult) -> dict[str, Any]:
     if result.num_zeros is not None:
         numbers["num_zeros"] = result.num_zeros
     numbers.update(losses)
+    if run.measures is not None:
+        numbers.update(run.measures.numbers(run, result))
     # Without features nobody records metrics, and the exchange between ranks is spared.
     if session.plan.features or run.metrics.names():
         numbers.update(run.metrics.reduce())
@@ -47,19 +50,18 @@ def log_step(session: Session, run: Run, result: StepResult) -> dict[str, Any]:
 
 
 @hookimpl(trylast=True)
-def should_stop(run: Run) -> str:
-    """Stop at ``--exit-interval``."""
-    interval = run.args.exit_interval
-    if interval and run.iteration % interval == 0 and run.iteration < run.args.train_iters:
-        return f"--exit-interval {interval}"
-    return ""
+def should_stop(session: Session, run: Run) -> str:
+    """Stop on a signal, at ``--exit-duration-in-mins`` or at ``--exit-interval``."""
+    return stopping.control(session).reason(run)
 
 
 @hookimpl(trylast=True)
 def finish_run(run: Run) -> Done:
-    """Draw the loss curve on rank 0."""
+    """Draw the loss curve and write the summary on rank 0."""
     if run.dist.rank == 0 and run.run_dir is not None and run.history:
         from mindspeed_core.hosts.standalone.loss_curve import draw_loss_curve
+        from mindspeed_core.hosts.standalone.summary import write_summary
 
         draw_loss_curve(run.history, run.run_dir / "loss_curve.png")
+        write_summary(run)
     return DONE

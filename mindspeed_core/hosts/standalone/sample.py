@@ -74,7 +74,7 @@ def command(prompt: str, length: int, top_k: int, sample_seed: int, flags: tuple
     with prepare(list(flags), host="standalone", mode="inference") as session:
         if not session.args.load or not session.args.tokenizer_model:
             raise ArgumentError("--load", session.args.load, "sample needs --load and --tokenizer-model")
-        tokenizer = load_tokenizer(session.args.tokenizer_model)
+        tokenizer = load_tokenizer(session.args.tokenizer_model, session.args.tokenizer_type)
         run = setup(session)
         if run.pg.pp.size() > 1:
             raise ArgumentError(

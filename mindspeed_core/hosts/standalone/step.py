@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -15,8 +14,12 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.standalone import bad_steps
+from mindspeed_core.hosts.standalone.auxiliary_losses import auxiliary_losses
 from mindspeed_core.hosts.standalone.model import unwrap
-from mindspeed_core.run import Batch, Loss, StepResult
+from mindspeed_core.hosts.standalone.run_length import batch_at
+from mindspeed_core.hosts.standalone.timing import install_timers, timed, untimed
+from mindspeed_core.run import Batch, Loss, OptimizerStep, StepResult
 
 if TYPE_CHECKING:
     from megatron.core.transformer.module import MegatronModule
@@ -44,17 +47,18 @@ def run_schedule(
         options["adjust_tensor_shapes_fn"] = lambda receive, send: (list(shapes), list(shapes))
     run.context.training = not forward_only
     try:
-        reports: list[dict[str, torch.Tensor]] = run.schedule(
-            forward_step_func=forward,
-            data_iterator=list(iterators),
-            model=run.model,
-            num_microbatches=num_microbatches,
-            seq_length=run.args.seq_length,
-            micro_batch_size=run.args.micro_batch_size,
-            decoder_seq_length=run.args.seq_length,
-            forward_only=forward_only,
-            **options,
-        )
+        with untimed(run) if forward_only else nullcontext():
+            reports: list[dict[str, torch.Tensor]] = run.schedule(
+                forward_step_func=forward,
+                data_iterator=list(iterators),
+                model=run.model,
+                num_microbatches=num_microbatches,
+                seq_length=run.args.seq_length,
+                micro_batch_size=run.args.micro_batch_size,
+                decoder_seq_length=run.args.seq_length,
+                forward_only=forward_only,
+                **options,
+            )
     finally:
         run.context.microbatch = -1
         run.context.vp_stage = None
@@ -85,16 +89,19 @@ def _forward_for_schedule(
     return_schedule_plan: bool = False,
 ) -> tuple[torch.Tensor, Callable[..., Any]]:
     vp_stage = getattr(unwrap(model_chunk), "vp_stage", None)
+    run.progress += 1
     run.context.microbatch = counters.get(vp_stage, 0)
     run.context.vp_stage = vp_stage
     counters[vp_stage] = run.context.microbatch + 1
-    result: tuple[torch.Tensor, Callable[..., Any]] = run.session.call(
-        "forward_step",
-        run=run,
-        data_iterator=data_iterator,
-        model_chunk=model_chunk,
-        return_schedule_plan=return_schedule_plan,
-    )
+    measured = run.measures is not None and run.context.training
+    with run.measures.forward() if measured else nullcontext():
+        result: tuple[torch.Tensor, Callable[..., Any]] = run.session.call(
+            "forward_step",
+            run=run,
+            data_iterator=data_iterator,
+            model_chunk=model_chunk,
+            return_schedule_plan=return_schedule_plan,
+        )
     return result
 
 
@@ -108,9 +115,10 @@ def forward_step(
 ) -> tuple[torch.Tensor, Callable[..., Any]]:
     """Fetch the micro-batch and run the chunk on it."""
     vp_stage, microbatch = run.context.vp_stage, run.context.microbatch
-    batch = session.call(
-        "get_batch", run=run, data_iterator=data_iterator, vp_stage=vp_stage, microbatch=microbatch
-    )
+    with timed(run, "batch-generator", 2):
+        batch = session.call(
+            "get_batch", run=run, data_iterator=data_iterator, vp_stage=vp_stage, microbatch=microbatch
+        )
     entry = model_chunk
     options: dict[str, Any] = {}
     if batch.packed_seq_params is not None:
@@ -136,18 +144,13 @@ def _loss_for_schedule(
 
 
 @hookimpl(trylast=True)
-def compute_loss(run: Run, batch: Batch, output_tensor: torch.Tensor) -> Loss:
+def compute_loss(run: Run, batch: Batch, output_tensor: torch.Tensor, model_chunk: MegatronModule) -> Loss:
     """Sum of the per-token losses ``[b, s]`` over the tokens whose mask is set."""
     assert batch.loss_mask is not None
     mask = batch.loss_mask.reshape(-1).float()
     total = torch.sum(output_tensor.reshape(-1).float() * mask)
     num_tokens = mask.sum()
-    if run.args.check_for_nan_in_loss_and_grad and not math.isfinite(total.item()):
-        raise UserError(
-            f"the loss of step {run.iteration + 1}, micro-batch {run.context.microbatch} on rank "
-            f"{run.dist.rank} is {float(total)}; lower --lr, check the data, or go on with "
-            "--no-check-for-nan-in-loss-and-grad"
-        )
+    bad_steps.check_loss(run, batch, total.detach(), model_chunk)
     return Loss(total, num_tokens, {"lm loss": torch.stack([total.detach(), num_tokens])})
 
 
@@ -177,23 +180,35 @@ def train_step(session: Session, run: Run) -> StepResult:
     assert run.optimizer is not None
     assert run.scheduler is not None
     assert run.data is not None
+    assert run.data.train is not None
     started = time.perf_counter()
     for chunk in run.model:
         chunk.zero_grad_buffer()
     run.optimizer.zero_grad()
-    reports = run_schedule(run, run.data.train, run.args.num_microbatches, forward_only=False)
-    update = session.call("optimizer_step", run=run)
-    if update.successful:
-        run.scheduler.step(increment=run.args.global_batch_size)
+    batch = batch_at(run.args, run.consumed_train_samples)
+    iterators = run.data.train
+    reports = bad_steps.with_named_gradients(
+        run, lambda: run_schedule(run, iterators, batch.microbatches, forward_only=False)
+    )
     losses = reduce_reports(run, reports)
+    if bad_steps.verdict(run, losses):
+        update = OptimizerStep(successful=False, grad_norm=None, num_zeros=None)
+    else:
+        with timed(run, "optimizer", 1):
+            update = session.call("optimizer_step", run=run)
+    if update.successful:
+        run.scheduler.step(increment=batch.samples)
+    losses = losses | auxiliary_losses(run)
     session.platform.synchronize()
+    if run.config.timers is not None:
+        run.config.timers.steps += 1
     return StepResult(
         losses=losses,
         skipped=not update.successful,
         grad_norm=update.grad_norm,
         num_zeros=update.num_zeros,
         seconds=time.perf_counter() - started,
-        tokens=run.args.global_batch_size * run.args.seq_length,
+        tokens=batch.samples * run.args.seq_length,
     )
 
 
@@ -202,7 +217,7 @@ def configure_for_training(run: Run) -> None:
     args, config, model = run.args, run.config, run.model
     assert run.optimizer is not None
     config.grad_scale_func = run.optimizer.scale_loss
-    config.timers = None
+    install_timers(run)
     single = len(model) == 1
     if args.overlap_grad_reduce:
         no_sync = [chunk.no_sync for chunk in model]

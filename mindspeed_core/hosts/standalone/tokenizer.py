@@ -1,21 +1,33 @@
 """Tokenizers for text preparation and for megatron-core's datasets.
 
 A byte-level BPE lives in one ``tokenizer.json`` of the `tokenizers` library, so that it is portable and needs
-no model hub. The two classes here offer what megatron-core's datasets ask of a tokenizer and nothing else;
-importing this module loads neither torch nor megatron-core.
+no model hub. The classes here and in `tokenizer_sentencepiece` offer what megatron-core's datasets and text
+preparation ask of a tokenizer and nothing else; importing this module loads neither torch nor megatron-core.
 """
 
 from __future__ import annotations
 
 import hashlib
+from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from mindspeed_core.errors import ArgumentError, DataError
+from mindspeed_core.hosts.standalone.tokenizer_sentencepiece import SentencePieceTokenizer
 
-__all__ = ["END_OF_DOCUMENT", "PADDING", "BpeTokenizer", "NullTokenizer", "load_tokenizer", "train_tokenizer"]
+__all__ = [
+    "END_OF_DOCUMENT",
+    "PADDING",
+    "BpeTokenizer",
+    "NullTokenizer",
+    "TextTokenizer",
+    "Tokenizer",
+    "load_tokenizer",
+    "tokenizer_of",
+    "train_tokenizer",
+]
 
 END_OF_DOCUMENT = "<|endoftext|>"
 PADDING = "<|pad|>"
@@ -26,6 +38,36 @@ _NO_PADDING = -1
 _SMALLEST_VOCABULARY = 256 + 2
 
 
+class Tokenizer(Protocol):
+    """What megatron-core's datasets ask of a tokenizer."""
+
+    eod: int
+    pad: int
+    unique_identifiers: OrderedDict[str, Any]
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids."""
+
+    def tokenize(self, text: str) -> list[int]:
+        """The ids of a text."""
+
+    def detokenize(self, ids: Iterable[int]) -> str:
+        """The text of ids."""
+
+
+class TextTokenizer(Tokenizer, Protocol):
+    """What text preparation asks of a tokenizer besides."""
+
+    suffix: str
+
+    def tokenize_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of several texts."""
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a file that `load_tokenizer` reads; ``suffix`` is the end of its name."""
+
+
 class BpeTokenizer:
     """A trained tokenizer, in the shape that megatron-core's datasets expect.
 
@@ -34,6 +76,8 @@ class BpeTokenizer:
         pad: id of the padding token, or -1 (megatron-core's "never in the data") when the file has none.
         unique_identifiers: what the dataset index cache depends on: the content of the file, not its place.
     """
+
+    suffix = ".json"
 
     def __init__(self, tokenizer: Any, digest: str, source: str) -> None:
         """Wrap a `tokenizers.Tokenizer`.
@@ -143,29 +187,62 @@ class NullTokenizer:
         return " ".join(str(int(index)) for index in ids)
 
 
-def load_tokenizer(path: str | Path) -> BpeTokenizer:
-    """Load a ``tokenizer.json``.
+def tokenizer_of(args: Namespace) -> Tokenizer | None:
+    """The tokenizer that the flags name; None where they name none and ``--vocab-size`` is unknown.
+
+    Raises:
+        ArgumentError: flags contradict each other.
+        DataError: see `load_tokenizer`.
+    """
+    kind, model = args.tokenizer_type, args.tokenizer_model
+    if kind == "GPT2BPETokenizer":
+        if not args.vocab_file or not args.merge_file:
+            raise ArgumentError(
+                "--tokenizer-type", kind, "reads two files", "name them with --vocab-file and --merge-file"
+            )
+        return _load_gpt2(args.vocab_file, args.merge_file)
+    if kind == "NullTokenizer":
+        if args.vocab_size is None:
+            raise ArgumentError("--tokenizer-type", kind, "has no vocabulary of its own", "add --vocab-size")
+        # Megatron-LM's rule: the end of a document comes on top of the vocabulary that is given.
+        return NullTokenizer(args.vocab_size + 1)
+    if kind is not None and not model:
+        raise ArgumentError("--tokenizer-type", kind, "reads a file", "name it with --tokenizer-model")
+    if model:
+        return load_tokenizer(model, kind)
+    return None if args.vocab_size is None else NullTokenizer(args.vocab_size)
+
+
+def load_tokenizer(path: str | Path, kind: str | None = None) -> BpeTokenizer | SentencePieceTokenizer:
+    """Load a tokenizer from files.
 
     Args:
-        path: the file, or a folder that contains ``tokenizer.json``.
+        path: a ``tokenizer.json``, a SentencePiece ``.model``, or a folder with ``tokenizer.json`` or
+            ``tokenizer.model``, as saved models have it.
+        kind: Megatron-LM's name of the type; by default the file decides.
 
     Raises:
         DataError: the file is missing, damaged or has no end-of-document token.
     """
-    from tokenizers import Tokenizer
-
     file = Path(path)
+    pieces = kind in ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
     if file.is_dir():
-        file = file / "tokenizer.json"
+        named = [file / "tokenizer.json", file / "tokenizer.model"]
+        candidates = named[1:] if pieces else named[:1] if kind else named
+        file = next((candidate for candidate in candidates if candidate.is_file()), candidates[0])
+    if pieces or (kind is None and file.suffix == ".model"):
+        return SentencePieceTokenizer(file, begin_of_document=kind == "Llama2Tokenizer")
+    from tokenizers import Tokenizer as Library
+
     try:
         content = file.read_bytes()
     except OSError as error:
         raise DataError(
             f"--tokenizer-model {str(file)!r}: cannot be read ({error.strerror}); make one with "
-            "prepare-text, or name an existing tokenizer.json"
+            "prepare-text, or name an existing tokenizer.json or tokenizer.model"
         ) from error
     try:
-        tokenizer = Tokenizer.from_buffer(content)
+        tokenizer = Library.from_buffer(content)
     except Exception as error:
         # The library raises a bare Exception for whatever is wrong with the file.
         raise DataError(
@@ -173,6 +250,24 @@ def load_tokenizer(path: str | Path) -> BpeTokenizer:
             "new one with prepare-text"
         ) from error
     return BpeTokenizer(tokenizer, hashlib.sha256(content).hexdigest(), str(file))
+
+
+def _load_gpt2(vocabulary: str, merges: str) -> BpeTokenizer:
+    """GPT-2's byte-level BPE from its two files."""
+    from tokenizers import Tokenizer as Library
+    from tokenizers import decoders, models, pre_tokenizers
+
+    where = f"--vocab-file {vocabulary!r} and --merge-file {merges!r}"
+    try:
+        tokenizer = Library(models.BPE.from_file(vocabulary, merges))
+    except Exception as error:
+        raise DataError(f"{where}: are not the two files of a BPE ({error}); check the paths") from error
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    # Named as special, so that text which spells it out is not taken for the end of a document.
+    known = [name for name in (*_END_NAMES, *_PADDING_NAMES) if tokenizer.token_to_id(name) is not None]
+    tokenizer.add_special_tokens(known)
+    return BpeTokenizer(tokenizer, hashlib.sha256(_content(tokenizer)).hexdigest(), where)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
@@ -192,9 +287,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
             "has no room for 256 bytes, the end-of-document token and padding",
             f"give at least {_SMALLEST_VOCABULARY}",
         )
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer as Library
+    from tokenizers import decoders, models, pre_tokenizers, trainers
 
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer = Library(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(

@@ -9,17 +9,33 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from mindspeed_core.hosts.standalone.measures import detail_lines
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-_SHOWN = ("step", "loss", "learning_rate", "grad_norm", "tokens_per_second", "step_ms", "peak_memory_bytes")
+    from mindspeed_core.hosts.standalone.writers import Writers
+
+# What the line of a step shows in its own words, and what has lines of its own.
+_SHOWN = (
+    *("step", "loss", "learning_rate", "grad_norm", "tokens_per_second", "step_ms", "peak_memory_bytes"),
+    *("tflops_per_device", "hardware_tflops_per_device", "share_of_peak"),
+    *("straggler_rank", "straggler_ratio"),
+)
 
 
 class Watch:
     """Prints and records the numbers of a run on the rank that owns it; silent elsewhere."""
 
     def __init__(
-        self, run_dir: Path | None, *, total: int, start: int, progress: bool, output: TextIO | None = None
+        self,
+        run_dir: Path | None,
+        *,
+        total: int,
+        start: int,
+        progress: bool,
+        output: TextIO | None = None,
+        writers: Writers | None = None,
     ) -> None:
         """Open ``metrics.jsonl`` and, on a terminal, a progress bar.
 
@@ -29,10 +45,12 @@ class Watch:
             start: steps already done (a resume); later records of an earlier attempt are dropped.
             progress: show a live bar when the output is a terminal.
             output: where lines go; standard output by default.
+            writers: what gets every record too.
         """
         self.active = run_dir is not None
         self.total = total
         self._output = output or sys.stdout
+        self._writers = writers
         self._file: TextIO | None = None
         self._bar: Progress | None = None
         self._task: TaskID | None = None
@@ -70,15 +88,19 @@ class Watch:
             self._bar.console.print(line, highlight=False, soft_wrap=True)
         else:
             print(line, file=self._output, flush=True)
+        for detail in detail_lines(numbers):
+            self.say(detail)
 
     def validation(self, step: int, losses: Mapping[str, float], split: str = "valid") -> None:
         """Show and record a validation."""
         if not self.active or "lm loss" not in losses:
             return
         key = "validation_loss" if split == "valid" else "test_loss"
-        self._record({"step": step, key: losses["lm loss"]})
+        several = {name.removeprefix("lm loss "): loss for name, loss in losses.items() if name != "lm loss"}
+        self._record({"step": step, key: losses["lm loss"], **{f"{key} {n}": v for n, v in several.items()}})
         name = "validation" if split == "valid" else "test"
-        self.say(f"step {step:>{len(str(self.total))}}/{self.total} | {name} loss {losses['lm loss']:.6f}")
+        line = f"step {step:>{len(str(self.total))}}/{self.total} | {name} loss {losses['lm loss']:.6f}"
+        self.say(" | ".join([line, *(f"{each} {loss:.6f}" for each, loss in several.items())]))
 
     def say(self, text: str) -> None:
         """Print a line beside the progress bar."""
@@ -95,11 +117,15 @@ class Watch:
             self._bar.stop()
         if self._file is not None:
             self._file.close()
+        if self._writers is not None:
+            self._writers.close()
         self.active = False
 
     def _record(self, record: Mapping[str, Any]) -> None:
         if self._file is not None:
             self._file.write(json.dumps(dict(record)) + "\n")
+        if self._writers is not None:
+            self._writers.record(record)
 
 
 def format_step(numbers: Mapping[str, Any], total: int) -> str:
@@ -113,6 +139,8 @@ def format_step(numbers: Mapping[str, Any], total: int) -> str:
         parts.append(f"grad norm {numbers['grad_norm']:.4f}")
     if numbers.get("tokens_per_second") is not None:
         parts.append(f"{numbers['tokens_per_second']:,.0f} tokens/s")
+    if "tflops_per_device" in numbers:
+        parts.append(_format_throughput(numbers))
     parts.append(f"{numbers['step_ms']:.1f} ms")
     parts.append(f"{numbers['peak_memory_bytes'] / 2**20:,.0f} MiB ({numbers['memory_source']})")
     if numbers.get("skipped"):
@@ -125,6 +153,15 @@ def format_step(numbers: Mapping[str, Any], total: int) -> str:
         ):
             parts.append(f"{name} {value:.6g}")
     return " | ".join(parts)
+
+
+def _format_throughput(numbers: Mapping[str, Any]) -> str:
+    text = f"{numbers['tflops_per_device']:.3g} TFLOP/s per device"
+    if "hardware_tflops_per_device" in numbers:
+        text += f" ({numbers['hardware_tflops_per_device']:.3g} with recompute)"
+    if "share_of_peak" in numbers:
+        text += f", {numbers['share_of_peak']:.1%} of peak"
+    return text
 
 
 def _drop_records_after(path: Path, step: int) -> None:

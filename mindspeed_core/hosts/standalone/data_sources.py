@@ -1,0 +1,203 @@
+"""Which dataset files a run reads: the blends of ``--data-path`` and its relatives.
+
+One blend may serve all splits (``--data-path``, ``--data-args-path``; ``--split`` divides it), or each split
+has its own (``--train-data-path`` …, ``--per-split-data-args-path``). Read here once, without torch, so that
+a wrong list is refused before anything starts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindspeed_core.errors import ArgumentError, DataError
+
+__all__ = ["SPLITS", "Blend", "Sources", "data_sources", "parse_blend", "parse_split"]
+
+SPLITS = ("train", "validation", "test")
+
+_PER_SPLIT = ("train_data_path", "valid_data_path", "test_data_path")
+_KEYS = ("train", "valid", "test")
+
+
+@dataclass(frozen=True)
+class Blend:
+    """Datasets that are mixed.
+
+    Attributes:
+        prefixes: paths of ``.bin`` / ``.idx`` pairs without suffix.
+        weights: share of each dataset, or None for shares by length, without repetition.
+        flag: where it was given, for errors.
+    """
+
+    prefixes: tuple[str, ...]
+    weights: tuple[float, ...] | None
+    flag: str
+
+    @property
+    def pair(self) -> tuple[list[str], list[float] | None]:
+        """The form that megatron-core takes."""
+        return list(self.prefixes), None if self.weights is None else list(self.weights)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where samples come from; all None with ``--mock-data``.
+
+    Attributes:
+        shared: one blend for all splits, divided by ``--split``.
+        per_split: a blend, or None for no data, for train, validation and test each.
+    """
+
+    shared: Blend | None = None
+    per_split: tuple[Blend | None, Blend | None, Blend | None] | None = None
+
+    @property
+    def made_up(self) -> bool:
+        """Whether no file is read at all."""
+        return self.shared is None and self.per_split is None
+
+    def blend(self, split: int) -> Blend | None:
+        """The blend that a split (0 train, 1 validation, 2 test) is cut from."""
+        return self.shared if self.per_split is None else self.per_split[split]
+
+    def prefixes(self) -> tuple[str, ...]:
+        """Every dataset once, in the order in which they are given."""
+        blends = [self.shared] if self.per_split is None else list(self.per_split)
+        return tuple(dict.fromkeys(prefix for blend in blends if blend for prefix in blend.prefixes))
+
+
+def data_sources(args: Namespace) -> Sources:
+    """Read the flags, and the files they name.
+
+    Raises:
+        ArgumentError: flags contradict each other, or a list makes no sense.
+        DataError: a file with a list cannot be read.
+    """
+    given = [
+        name
+        for name in ("data_path", "data_args_path", *_PER_SPLIT, "per_split_data_args_path")
+        if getattr(args, name, None)
+    ]
+    if args.mock_data:
+        if given:
+            raise ArgumentError(
+                "--mock-data", None, f"makes up its samples, {_option(given[0])} is given too", "keep one"
+            )
+        return Sources()
+    one_per_split = [name for name in given if name in _PER_SPLIT]
+    kinds = [name for name in given if name not in _PER_SPLIT] + one_per_split[:1]
+    if len(kinds) > 1:
+        raise ArgumentError(
+            _option(kinds[0]), None, f"{_option(kinds[1])} is given too", "say in one way where the data is"
+        )
+    if not kinds:
+        raise ArgumentError(
+            "--data-path",
+            None,
+            "no data to train on",
+            "name a dataset there or in --train-data-path, or use --mock-data",
+        )
+    if kinds[0] == "data_path":
+        return Sources(parse_blend(args.data_path))
+    if kinds[0] == "data_args_path":
+        words = _read("--data-args-path", args.data_args_path).split()
+        return Sources(parse_blend(words, f"--data-args-path {args.data_args_path}"))
+    if kinds[0] == "per_split_data_args_path":
+        sources = Sources(per_split=_per_split_file(args.per_split_data_args_path))
+    else:
+        blends = [
+            parse_blend(words, _option(name)) if (words := getattr(args, name)) else None
+            for name in _PER_SPLIT
+        ]
+        sources = Sources(per_split=(blends[0], blends[1], blends[2]))
+    if sources.blend(0) is None and not getattr(args, "skip_train", False):
+        raise ArgumentError(
+            "--train-data-path", None, "the other splits have data, training has none", "name a dataset"
+        )
+    return sources
+
+
+def parse_blend(words: Sequence[str], flag: str = "--data-path") -> Blend:
+    """Read prefixes, or pairs of weight and prefix.
+
+    Args:
+        words: what was given.
+        flag: where it was given, for errors.
+
+    Raises:
+        ArgumentError: it is empty, or weights and prefixes do not alternate.
+    """
+    if not words:
+        raise ArgumentError(flag, None, "no data to train on", "name a dataset, or use --mock-data")
+    weights = [_number(word) for word in words[::2]]
+    if len(words) == 1 or all(weight is None for weight in weights):
+        return Blend(tuple(words), None, flag)
+    shown = " ".join(words) if len(words) <= 8 else " ".join([*words[:8], "…"])
+    if len(words) % 2 or any(weight is None for weight in weights):
+        raise ArgumentError(
+            flag, shown, "weights and prefixes do not alternate", "give 'weight prefix' pairs"
+        )
+    positive = tuple(weight for weight in weights if weight is not None and weight > 0)
+    if len(positive) < len(weights):
+        raise ArgumentError(flag, shown, "a weight is not above zero", "leave that dataset out")
+    return Blend(tuple(words[1::2]), positive, flag)
+
+
+def parse_split(split: str) -> tuple[float, float, float]:
+    """Read ``--split``: shares of train, validation and test that sum to 1.
+
+    Raises:
+        ArgumentError: it is not one to three numbers, or all are zero.
+    """
+    parts = [_number(part) for part in re.split(r"[,/\s]+", split.strip())]
+    numbers = [part for part in parts if part is not None and part >= 0]
+    if len(numbers) != len(parts) or not 1 <= len(numbers) <= 3 or sum(numbers) == 0:
+        raise ArgumentError(
+            "--split", split, "is not the shares of train, validation and test", "write for example 969,30,1"
+        )
+    numbers += [0.0] * (3 - len(numbers))
+    total = sum(numbers)
+    return numbers[0] / total, numbers[1] / total, numbers[2] / total
+
+
+def _per_split_file(path: str) -> tuple[Blend | None, Blend | None, Blend | None]:
+    flag = f"--per-split-data-args-path {path}"
+    try:
+        content: Any = json.loads(_read("--per-split-data-args-path", path))
+    except ValueError as error:
+        raise DataError(f"{flag}: is not JSON ({error})") from error
+    if not isinstance(content, dict) or set(content) - set(_KEYS):
+        raise DataError(f"{flag}: is not an object with the keys {', '.join(_KEYS)}; write it as one")
+    blends: list[Blend | None] = []
+    for key in _KEYS:
+        words = content.get(key)
+        if isinstance(words, str):
+            words = words.split()
+        if words is not None and not isinstance(words, list):
+            raise DataError(f"{flag}: {key!r} is neither text nor a list; write 'weight prefix' pairs")
+        blends.append(parse_blend([str(word) for word in words], f"{flag} ({key})") if words else None)
+    return blends[0], blends[1], blends[2]
+
+
+def _read(flag: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{flag} {path!r}: cannot be read ({error}); check the path") from error
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None

@@ -1,0 +1,134 @@
+"""megatron-core's datasets with an index cache that jobs can share.
+
+megatron-core writes index files under their final names, where a second job may read a half-written one and a
+killed job leaves one behind for good. The classes here build in a folder of their own and rename what is
+complete, under a lock that lets a second job wait and reuse; a damaged file counts as missing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from megatron.core.datasets import blended_dataset, gpt_dataset
+
+__all__ = ["BlendedDataset", "GPTDataset", "is_complete", "through_cache"]
+
+_LOCK = ".lock"
+_BUILDING = ".building-"
+
+
+class GPTDataset(gpt_dataset.GPTDataset):
+    """Samples cut from documents; named as megatron-core's, so that both find the same cache files."""
+
+    def _build_document_sample_shuffle_indices(self) -> Any:
+        folder = self.config.path_to_cache
+        if folder is None:
+            folder = os.path.join(self.dataset.path_prefix, "cache", f"{type(self).__name__}_indices")
+        return through_cache(
+            self.config,
+            Path(folder),
+            f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}-",
+            ("document_index.npy", "sample_index.npy", "shuffle_index.npy"),
+            super()._build_document_sample_shuffle_indices,
+        )
+
+
+class BlendedDataset(blended_dataset.BlendedDataset):
+    """A mix of datasets; without a cache folder its index is computed anew, as in megatron-core."""
+
+    def _build_indices(self) -> Any:
+        build = super()._build_indices
+        folder = self.config.path_to_cache
+        # Without a process group megatron-core's builder of a blend cannot ask which rank it is.
+        if not folder or not dist.is_initialized():
+            return _with_cache(self.config, None, build)
+        return through_cache(
+            self.config,
+            Path(folder),
+            f"{self.unique_description_hash}-{type(self).__name__}-{self.split.name}-",
+            ("dataset_index.npy", "dataset_sample_index.npy"),
+            build,
+        )
+
+
+def through_cache(
+    config: Any, folder: Path, stem: str, arrays: Sequence[str], build: Callable[[], Any]
+) -> Any:
+    """Let megatron-core build or load one index.
+
+    Args:
+        config: its ``path_to_cache`` names another folder while the index is built.
+        folder: the cache.
+        stem: how the names of this index begin.
+        arrays: how the names of its arrays end.
+        build: builds the index and writes it to ``config.path_to_cache``, or loads it from there.
+
+    Returns:
+        What ``build`` returns.
+
+    Raises:
+        OSError: the folder cannot be written, or a rank that does not build finds no index.
+    """
+    if is_complete(folder, stem, arrays) or (dist.is_initialized() and dist.get_rank() != 0):
+        return _with_cache(config, folder, build)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder) as alone:
+        if is_complete(folder, stem, arrays):
+            return _with_cache(config, folder, build)
+        if alone:
+            for leftover in folder.glob(f"{_BUILDING}*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+        private = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=folder))
+        try:
+            built = _with_cache(config, private, build)
+            # An index counts as there when its description is, so that comes last.
+            for name in (*arrays, "description.txt"):
+                os.replace(private / f"{stem}{name}", folder / f"{stem}{name}")
+        finally:
+            shutil.rmtree(private, ignore_errors=True)
+    return built
+
+
+def is_complete(folder: Path, stem: str, arrays: Sequence[str]) -> bool:
+    """Whether all files of an index are there and as long as their headers say."""
+    if not (folder / f"{stem}description.txt").is_file():
+        return False
+    for name in arrays:
+        try:
+            np.load(folder / f"{stem}{name}", mmap_mode="r")
+        except (OSError, ValueError, EOFError):
+            return False
+    return True
+
+
+def _with_cache(config: Any, folder: Path | None, build: Callable[[], Any]) -> Any:
+    given = config.path_to_cache
+    config.path_to_cache = None if folder is None else str(folder)
+    try:
+        return build()
+    finally:
+        config.path_to_cache = given
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Hold the folder's lock; yields False where the file system has no locks: renaming is enough then."""
+    with (folder / _LOCK).open("a") as stream:
+        alone = False
+        with suppress(OSError):
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            alone = True
+        try:
+            yield alone
+        finally:
+            with suppress(OSError):
+                fcntl.flock(stream, fcntl.LOCK_UN)

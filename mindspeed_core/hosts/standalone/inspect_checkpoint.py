@@ -1,0 +1,291 @@
+"""``mindspeed-train inspect CHECKPOINT``: what a checkpoint holds, how it was made, and whether it is intact.
+
+Needs no process group, no model and no device. Nothing is unpickled before its globals were checked, and
+tensors are only read with ``--values``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mindspeed_core.cli.tables import print_table
+from mindspeed_core.errors import CheckpointError
+from mindspeed_core.hosts.standalone import checkpoint_security, publish
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.checkpoint.metadata import Metadata
+
+_BATCH_BYTES = 256 << 20
+
+
+def inspect(
+    path: Path, *, step: int | None = None, verify: str = "hash", values: bool = False
+) -> dict[str, Any]:
+    """Describe a checkpoint.
+
+    Args:
+        path: a folder of checkpoints, or the directory of one.
+        step: this step instead of the latest; only with a folder.
+        verify: ``hash`` reads every file, ``size`` compares sizes, ``off`` looks at nothing.
+        values: also read every tensor and look for elements that are not finite.
+
+    Returns:
+        Plain values, ready for JSON: ``path``, ``iteration``, ``written_by``, ``manifest``, ``files``,
+        ``tensors``, ``parts``, ``objects``, ``common`` and ``problems``.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or its index cannot be read.
+    """
+    directory, manifest, warning = _choose(path, step)
+    problems = [warning] if warning else []
+    problems += _verify(directory, manifest, verify)
+    index = _read_index(directory)
+    tensors = list(_tensors(index))
+    parts: dict[str, dict[str, int]] = {}
+    for tensor in tensors:
+        part = parts.setdefault(tensor["part"], {"tensors": 0, "elements": 0, "bytes": 0})
+        part["tensors"] += 1
+        part["elements"] += math.prod(tensor["shape"])
+        part["bytes"] += tensor["bytes"]
+    common = _read_common(directory, problems)
+    if values:
+        problems += _bad_values(directory, index)
+    return {
+        "path": str(directory),
+        "iteration": manifest.iteration if manifest is not None else common.get("iteration"),
+        "written_by": "mindspeed-core" if manifest is not None else "another program (no manifest)",
+        "manifest": None if manifest is None else _described(manifest),
+        "files": {file.name: file.stat().st_size for file in sorted(directory.iterdir()) if file.is_file()},
+        "verified": verify if manifest is not None else "off",
+        "values_read": values,
+        "parts": parts,
+        "tensors": tensors,
+        "objects": sorted(key for key, _ in _objects(index)),
+        "common": common,
+        "problems": problems,
+    }
+
+
+def _choose(path: Path, step: int | None) -> tuple[Path, publish.Manifest | None, str]:
+    if (path / ".metadata").is_file() or (path / publish.MANIFEST).is_file():
+        manifest = publish.read_manifest(path) if (path / publish.MANIFEST).is_file() else None
+        return path, manifest, ""
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: is no directory")
+    found = publish.find(path, step, accept_unpublished=True)
+    if found is None:
+        raise CheckpointError(f"{path}: holds no checkpoint (no {publish.directory_name(0)[:5]}… directory)")
+    return found.path, found.manifest, found.warning
+
+
+def _verify(directory: Path, manifest: publish.Manifest | None, how: str) -> list[str]:
+    if manifest is None or how == "off":
+        return []
+    checked = (
+        publish.check_file(directory, name, expected, contents=how == "hash")
+        for name, expected in sorted(manifest.files.items())
+    )
+    problems = [problem for problem in checked if problem]
+    known = {*manifest.files, publish.MANIFEST}
+    extra = sorted(file.name for file in directory.iterdir() if file.name not in known)
+    return problems + [f"{directory / name}: not in the manifest" for name in extra]
+
+
+def _read_index(directory: Path) -> Metadata:
+    from torch.distributed.checkpoint import FileSystemReader
+
+    checkpoint_security.check_metadata(directory)
+    try:
+        return FileSystemReader(str(directory)).read_metadata()
+    except Exception as error:
+        raise CheckpointError(
+            f"{directory / '.metadata'}: cannot be read ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _tensors(index: Metadata) -> Iterator[dict[str, Any]]:
+    for key, entry in sorted(index.state_dict_metadata.items()):
+        size = getattr(entry, "size", None)
+        if size is None:
+            continue
+        dtype: torch.dtype = entry.properties.dtype  # type: ignore[union-attr]
+        yield {
+            "key": str(key),
+            "part": part_of(str(key)),
+            "shape": list(size),
+            "dtype": str(dtype).removeprefix("torch."),
+            "bytes": math.prod(size) * dtype.itemsize,
+            "shards": len(entry.chunks),  # type: ignore[union-attr]
+        }
+
+
+def part_of(key: str) -> str:
+    """The part of a checkpoint that a key belongs to: a feature, the optimizer, or the model."""
+    if key.startswith("features."):
+        return f"feature {key.split('.')[1]}"
+    return "optimizer" if key.startswith(("optimizer.", "chained_")) else "model"
+
+
+def _objects(index: Metadata) -> Iterator[tuple[str, Any]]:
+    for key, entry in index.state_dict_metadata.items():
+        if getattr(entry, "size", None) is None:
+            yield str(key), entry
+
+
+def _read_common(directory: Path, problems: list[str]) -> dict[str, Any]:
+    import torch
+
+    path = directory / "common.pt"
+    try:
+        checkpoint_security.check_common(directory)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except CheckpointError as error:
+        problems.append(str(error))
+        return {}
+    except Exception as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        problems.append(f"{path}: cannot be read ({first})")
+        return {}
+    keys = ("iteration", "checkpoint_version", "consumed_train_samples", "consumed_valid_samples", "layout")
+    found = {key: state[key] for key in keys if isinstance(state.get(key), (int, float, dict))}
+    for key in ("opt_param_scheduler", "content_metadata"):
+        if isinstance(state.get(key), Mapping):
+            found[key] = {str(k): v for k, v in state[key].items() if isinstance(v, (bool, int, float, str))}
+    args = state.get("args")
+    if args is not None and hasattr(args, "__dict__"):
+        plain = {k: v for k, v in sorted(vars(args).items()) if isinstance(v, (bool, int, float, str))}
+        found["args"] = plain
+    return found
+
+
+def _described(manifest: publish.Manifest) -> dict[str, Any]:
+    plan = manifest.plan
+    return {
+        "features": [
+            f"{feature['name']} {feature.get('version', '')}".strip()
+            for feature in plan.get("features") or ()
+        ],
+        "plan": dict(plan),
+        "versions": dict(manifest.versions),
+        "layout": dict(manifest.layout),
+        "model": dict(manifest.model),
+        "feature_state": list(manifest.features),
+        "job": manifest.job,
+        "bytes": sum(size for size, _ in manifest.files.values()),
+    }
+
+
+def _bad_values(directory: Path, index: Metadata) -> list[str]:
+    """Read tensors in groups that fit into memory and name those with elements that are not finite."""
+    import torch
+    from torch.distributed import checkpoint as dcp
+
+    problems: list[str] = []
+    group: dict[str, Any] = {}
+    held = 0
+    entries = [item for item in sorted(index.state_dict_metadata.items()) if hasattr(item[1], "size")]
+    for number, (key, entry) in enumerate(entries):
+        dtype = entry.properties.dtype  # type: ignore[union-attr]
+        group[key] = torch.empty(entry.size, dtype=dtype)  # type: ignore[union-attr]
+        held += group[key].numel() * dtype.itemsize
+        if held < _BATCH_BYTES and number + 1 < len(entries):
+            continue
+        try:
+            with warnings.catch_warnings():
+                # That there is no process group is the intention.
+                warnings.simplefilter("ignore")
+                dcp.load(group, storage_reader=dcp.FileSystemReader(str(directory)), no_dist=True)
+        except Exception as error:
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            problems.append(f"{directory}: tensors from {min(group)} on cannot be read ({first})")
+        else:
+            problems += [
+                problem for name, value in group.items() if (problem := _bad(directory, name, value))
+            ]
+        group, held = {}, 0
+    return problems
+
+
+def _bad(directory: Path, name: str, value: torch.Tensor) -> str:
+    if not value.is_floating_point():
+        return ""
+    bad = int((~value.float().isfinite()).sum())
+    return f"{directory}: {name} holds {bad} elements that are not finite" if bad else ""
+
+
+@click.command("inspect")
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.option("--step", type=int, help="This step instead of the latest.")
+@click.option(
+    "--verify",
+    type=click.Choice(["hash", "size", "off"]),
+    default="hash",
+    show_default=True,
+    help="How files are compared with the manifest.",
+)
+@click.option("--values", is_flag=True, help="Read every tensor and look for elements that are not finite.")
+@click.option("--tensors", is_flag=True, help="List every tensor.")
+@click.option("--json", "as_json", is_flag=True, help="Everything, for programs.")
+def command(
+    checkpoint: Path, step: int | None, verify: str, values: bool, tensors: bool, as_json: bool
+) -> int:
+    """Show what CHECKPOINT (a --save folder, or one iter_… directory) holds and whether it is intact."""
+    found = inspect(checkpoint, step=step, verify=verify, values=values)
+    if as_json:
+        click.echo(json.dumps(found, indent=1, default=str))
+    else:
+        _print(found, tensors)
+    return 1 if found["problems"] else 0
+
+
+def _print(found: Mapping[str, Any], tensors: bool) -> None:
+    click.echo(f"{found['path']}: step {found['iteration']}, written by {found['written_by']}")
+    manifest = found["manifest"]
+    if manifest is not None:
+        click.echo(f"features: {', '.join(manifest['features']) or 'none'}")
+        click.echo(f"plan: digest {manifest['plan'].get('digest', 'unknown')}")
+        click.echo("versions: " + ", ".join(f"{name} {v}" for name, v in manifest["versions"].items()))
+        click.echo("layout: " + ", ".join(f"{name} {size}" for name, size in manifest["layout"].items()))
+        click.echo("model: " + ", ".join(f"{name} {value}" for name, value in manifest["model"].items()))
+    samples = found["common"].get("consumed_train_samples")
+    if samples is not None:
+        click.echo(f"samples trained on: {samples:,}")
+    rows = [
+        (name, part["tensors"], f"{part['elements']:,}", _size(part["bytes"]))
+        for name, part in found["parts"].items()
+    ]
+    print_table(("part", "tensors", "elements", "size"), rows)
+    click.echo(f"files: {len(found['files'])}, {_size(sum(found['files'].values()))}")
+    if tensors:
+        shown = [
+            (tensor["key"], "x".join(map(str, tensor["shape"])), tensor["dtype"], _size(tensor["bytes"]))
+            for tensor in found["tensors"]
+        ]
+        print_table(("tensor", "shape", "dtype", "size"), shown)
+    for problem in found["problems"]:
+        click.echo(f"problem: {problem}")
+    if not found["problems"]:
+        how = {
+            "hash": "all files unchanged",
+            "size": "all files have their size",
+            "off": "files not compared",
+        }
+        checked = how[found["verified"]] + (", all values finite" if found["values_read"] else "")
+        click.echo(f"health: {checked}")
+
+
+def _size(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

@@ -1,0 +1,62 @@
+"""Default construction of the model's configuration: every field from the arguments, and what is derived."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core.transformer import MLATransformerConfig, TransformerConfig
+
+from mindspeed_core.errors import ArgumentError
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.standalone.config_values import config_values
+
+if TYPE_CHECKING:
+    from mindspeed_core.session import Session
+
+
+@hookimpl(trylast=True)
+def build_transformer_config(session: Session, args: Namespace) -> TransformerConfig:
+    """Fill megatron-core's configuration: by name, and the fields that Megatron-LM names otherwise."""
+    kind = MLATransformerConfig if args.multi_latent_attention else TransformerConfig
+    values = config_values(kind, args)
+    values.update(
+        persist_layer_norm=False,
+        # gloo reads the memory of a send in flight; only a device runtime orders its release after the send.
+        deallocate_pipeline_outputs=session.platform.device_type != "cpu" or not args.overlap_p2p_comm,
+        pipeline_dtype=args.pipeline_dtype,
+        batch_p2p_comm=not args.overlap_p2p_comm,
+        num_query_groups=args.num_query_groups if args.group_query_attention else None,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        apply_rope_fusion=False,
+    )
+    values.update(_activation(args))
+    if args.init_method_xavier_uniform:
+        values["init_method"] = torch.nn.init.xavier_uniform_
+    try:
+        return kind(**values)
+    except (AssertionError, ValueError, ImportError) as error:
+        raise ArgumentError("model flags", None, f"megatron-core refuses them: {error}") from error
+
+
+def _activation(args: Namespace) -> dict[str, Any]:
+    if args.swiglu:
+        return {
+            "activation_func": torch.nn.functional.silu,
+            "gated_linear_unit": True,
+            "bias_activation_fusion": args.bias_swiglu_fusion,
+        }
+    if args.quick_geglu:
+        from megatron.core.fusions.fused_bias_geglu import quick_gelu
+
+        # megatron-core fuses it for routed experts alone, and has one switch for all layers.
+        return {"activation_func": quick_gelu, "gated_linear_unit": True, "bias_activation_fusion": False}
+    if args.squared_relu:
+        from megatron.core.activations import squared_relu
+
+        return {"activation_func": squared_relu, "bias_activation_fusion": False}
+    # The fused GELU adds a bias, and knows nothing of an expert's weight per token.
+    fused = args.bias_gelu_fusion and args.add_bias_linear and args.num_experts is None
+    return {"bias_activation_fusion": fused}

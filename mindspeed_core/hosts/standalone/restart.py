@@ -1,0 +1,35 @@
+"""What a job that was started again loads: the latest checkpoint that this very job published.
+
+``--load`` says where the job came from (perhaps a pretrained model with ``--finetune``); once the job has a
+checkpoint of its own, that one counts. Others in ``--save``, of earlier jobs, are left alone.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from mindspeed_core.hosts.standalone import publish
+from mindspeed_core.launch.environment import Job, current_job
+
+
+def own_checkpoint(args: Namespace, job: Job | None = None) -> publish.Found | None:
+    """The checkpoint to continue from, or None where the job was not restarted or has published none.
+
+    Args:
+        args: ``save`` is read.
+        job: the job; by default that of this process.
+    """
+    job = current_job() if job is None else job
+    if not job.restart or not job.name or not args.save:
+        return None
+    return publish.find_of_job(Path(args.save), job.name)
+
+
+def continue_from(args: Namespace, found: publish.Found) -> None:
+    """Change what the flags said about the start of the job into the continuation of it."""
+    args.load = str(found.path.parent)
+    args.ckpt_step = None
+    args.finetune = False
+    args.no_load_optim = args.no_save_optim
+    args.no_load_rng = args.no_save_rng

@@ -1,0 +1,196 @@
+"""How long a run is and how large its steps are, in steps and in samples.
+
+A run is counted in steps (``--train-iters``) or in samples (``--train-samples``); with samples the batch may
+grow at first (``--rampup-batch-size``). Everything is a function of the arguments and of the samples consumed
+so far, so that a resumed run continues with the batch it would have had.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mindspeed_core.errors import ArgumentError
+
+__all__ = ["StepBatch", "batch_at", "derive_batch", "derive_schedule", "samples_wanted"]
+
+_BY_STEPS = ("lr_decay_iters", "lr_warmup_iters", "lr_wsd_decay_iters")
+_BY_SAMPLES = ("lr_decay_samples", "lr_warmup_samples", "lr_wsd_decay_samples")
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """The batch of one step: samples over all ranks, and micro-batches on each rank."""
+
+    samples: int
+    microbatches: int
+
+
+def batch_at(args: Namespace, consumed_samples: int) -> StepBatch:
+    """The batch of the step that follows after ``consumed_samples``, by megatron-core's rule."""
+    if not args.rampup_batch_size:
+        return StepBatch(args.global_batch_size, args.num_microbatches)
+    from megatron.core.num_microbatches_calculator import RampupBatchsizeNumMicroBatchesCalculator
+
+    # Rank -1: the calculator reports its start on rank 0, and it starts anew for each step here.
+    calculator = RampupBatchsizeNumMicroBatchesCalculator(
+        args.global_batch_size,
+        args.micro_batch_size,
+        args.data_parallel_size,
+        False,
+        -1,
+        *args.rampup_batch_size,
+    )
+    calculator.update(consumed_samples, consistency_check=True)
+    return StepBatch(calculator.get_current_global_batch_size(), calculator.get())
+
+
+def derive_batch(args: Namespace) -> None:
+    """Set ``global_batch_size`` and ``num_microbatches`` (those after a ramp), and check the ramp.
+
+    Raises:
+        ArgumentError: a batch size cannot be divided over the ranks or over the pipeline.
+    """
+    if args.micro_batch_size is None:
+        args.micro_batch_size = 1
+    unit = args.micro_batch_size * args.data_parallel_size
+    if args.global_batch_size is None:
+        args.global_batch_size = unit
+    args.num_microbatches = args.global_batch_size // unit
+    for size, flag, value in _batch_sizes(args):
+        if size % unit:
+            raise ArgumentError(
+                flag,
+                value,
+                f"a batch of {size} is not divisible by micro-batch x data-parallel = "
+                f"{args.micro_batch_size} x {args.data_parallel_size} = {unit}",
+                f"use multiples of {unit}",
+            )
+        pp = args.pipeline_model_parallel_size
+        if args.virtual_pipeline_model_parallel_size is not None and (size // unit) % pp:
+            raise ArgumentError(
+                flag,
+                value,
+                f"a batch of {size} gives {size // unit} micro-batches; an interleaved pipeline needs a "
+                f"multiple of {pp}",
+            )
+
+
+def derive_schedule(args: Namespace) -> None:
+    """Set ``train_iters`` and the lengths of the schedule in samples.
+
+    These are ``lr_decay_steps``, ``lr_warmup_steps``, ``wd_incr_steps`` and ``wsd_decay_steps``, named as the
+    parameters of megatron-core's scheduler.
+
+    Raises:
+        ArgumentError: a length is missing, counted in both ways, or does not fit the others.
+    """
+    if not args.train_iters and not args.train_samples:
+        raise ArgumentError(
+            "--train-iters", None, "is required", "say how many steps to train, or give --train-samples"
+        )
+    if args.train_iters and args.train_samples:
+        raise ArgumentError("--train-samples", args.train_samples, "--train-iters is given too", "keep one")
+    by_samples = bool(args.train_samples)
+    for name in _BY_STEPS if by_samples else (*_BY_SAMPLES, "rampup_batch_size"):
+        value = getattr(args, name)
+        if value:
+            shown = " ".join(map(str, value)) if isinstance(value, list) else value
+            kind, other = ("--train-samples", "samples") if by_samples else ("--train-iters", "iters")
+            remedy = (
+                "count the run with --train-samples"
+                if name == "rampup_batch_size"
+                else f"use {_option(name.rpartition('_')[0])}-{other}"
+            )
+            raise ArgumentError(_option(name), shown, f"the run is counted by {kind}", remedy)
+    batch = 1 if by_samples else args.global_batch_size
+    kind = "samples" if by_samples else "iters"
+    if by_samples:
+        args.train_iters, _ = _whole_run(args)
+        if not args.train_iters:
+            raise ArgumentError(
+                "--train-samples", args.train_samples, f"is less than one batch of {args.global_batch_size}"
+            )
+    length = args.train_samples if by_samples else args.train_iters
+    decay = getattr(args, f"lr_decay_{kind}")
+    if decay is None:
+        decay = length
+        setattr(args, f"lr_decay_{kind}", decay)
+    warmup = getattr(args, f"lr_warmup_{kind}")
+    if args.lr_warmup_fraction is not None:
+        if warmup:
+            raise ArgumentError(
+                "--lr-warmup-fraction",
+                args.lr_warmup_fraction,
+                f"--lr-warmup-{kind} is given too",
+                "keep one",
+            )
+        if not 0.0 <= args.lr_warmup_fraction < 1.0:
+            raise ArgumentError("--lr-warmup-fraction", args.lr_warmup_fraction, "is not a share below 1")
+        warmup = args.lr_warmup_fraction * decay
+    if warmup >= decay:
+        raise ArgumentError(
+            f"--lr-warmup-{kind}",
+            warmup,
+            f"must be below the {decay} {'samples' if by_samples else 'steps'} of the decay",
+        )
+    last_phase = getattr(args, f"lr_wsd_decay_{kind}")
+    if args.lr_decay_style == "WSD" and last_phase is None:
+        raise ArgumentError(
+            "--lr-decay-style", "WSD", "needs the length of its last phase", f"add --lr-wsd-decay-{kind}"
+        )
+    args.lr_warmup_steps = warmup * batch
+    args.lr_decay_steps = decay * batch
+    args.wd_incr_steps = length * batch
+    args.wsd_decay_steps = None if last_phase is None else last_phase * batch
+
+
+def samples_wanted(args: Namespace) -> tuple[int, int | None, int]:
+    """Samples of train, validation and test; None asks for one pass over the whole split."""
+    batch = args.global_batch_size
+    train = 0
+    evaluations = 1
+    if not args.skip_train:
+        train = args.train_iters * batch
+        if args.train_samples:
+            # The last step of a ramp may begin before the end and reach beyond it.
+            train = max(args.train_samples, _whole_run(args)[1])
+        evaluations = args.train_iters // args.eval_interval + 1
+    valid = None if args.full_validation else evaluations * args.eval_iters * batch
+    return train, valid, args.eval_iters * batch
+
+
+def _whole_run(args: Namespace) -> tuple[int, int]:
+    """Steps of a run that is counted in samples, and the samples they consume; Megatron-LM's rule."""
+    steps = consumed = 0
+    if args.rampup_batch_size:
+        while consumed <= args.rampup_batch_size[2] and consumed <= args.train_samples:
+            consumed += batch_at(args, consumed).samples
+            steps += 1
+    constant = max(0, args.train_samples - consumed) // args.global_batch_size
+    return steps + constant, consumed + constant * args.global_batch_size
+
+
+def _batch_sizes(args: Namespace) -> Iterator[tuple[int, str, object]]:
+    yield args.global_batch_size, "--global-batch-size", args.global_batch_size
+    if not args.rampup_batch_size:
+        return
+    start, increment, samples = args.rampup_batch_size
+    shown = " ".join(map(str, args.rampup_batch_size))
+    if start < 1 or increment < 1 or samples < 1:
+        raise ArgumentError("--rampup-batch-size", shown, "has a number below 1")
+    grown = args.global_batch_size - start
+    if grown <= 0 or grown % increment:
+        raise ArgumentError(
+            "--rampup-batch-size",
+            shown,
+            f"steps of {increment} do not lead from {start} to --global-batch-size {args.global_batch_size}",
+            "start below it, and choose an increment that divides the difference",
+        )
+    for size in range(start, args.global_batch_size, increment):
+        yield size, "--rampup-batch-size", shown
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")

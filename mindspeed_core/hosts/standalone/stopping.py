@@ -1,0 +1,112 @@
+"""When a run ends before its last step: signals, a duration, an interval, agreed by all ranks.
+
+A signal handler only remembers; the loop asks after each step and after each save, and every rank gets the
+same answer, so that a signal to one of them (or to all at slightly different moments) saves one step on all.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import weakref
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from mindspeed_core.run import Run
+    from mindspeed_core.session import Session
+
+ALSO = signal.SIGUSR1
+"""Ends a run whatever ``--exit-signal`` says: batch systems send it some time before they kill."""
+
+
+class StopControl:
+    """What ends this process's run; use as a context, which puts earlier signal handlers back."""
+
+    def __init__(self) -> None:
+        """Start the clock of ``--exit-duration-in-mins``."""
+        self.received: int = 0
+        self.agreed_signal: int = 0
+        self._started = time.monotonic()
+        self._before: dict[int, Any] = {}
+        self._owner = os.getpid()
+
+    def listen(self, *signals: signal.Signals) -> None:
+        """Remember these signals instead of dying of them; only a main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in dict.fromkeys(signals):
+            self._before[number] = signal.signal(number, self._remember)
+
+    def __enter__(self) -> StopControl:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._before:
+            number, handler = self._before.popitem()
+            # None: the earlier handler was not installed from Python and cannot be put back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        # Forked writers of a checkpoint inherit the handler: what they write is to be finished.
+        if os.getpid() == self._owner:
+            self.received = self.received or number
+
+    def reason(self, run: Run) -> str:
+        """Why the run ends now, or an empty string; the same on every rank. Collective.
+
+        The collective is spared where neither signals nor a duration can end the run.
+        """
+        args = run.args
+        minutes = args.exit_duration_in_mins
+        if args.exit_signal_handler or minutes:
+            late = bool(minutes) and (time.monotonic() - self._started) / 60.0 >= minutes
+            number, late = _largest(run, self.received, late)
+            if number:
+                self.agreed_signal = number
+                return f"received {signal.Signals(number).name}"
+            if late:
+                return f"--exit-duration-in-mins {minutes:g}"
+        interval = args.exit_interval
+        if interval and run.iteration % interval == 0 and run.iteration < args.train_iters:
+            return f"--exit-interval {interval}"
+        return ""
+
+
+def _largest(run: Run, number: int, late: bool) -> tuple[int, bool]:
+    if run.dist.world_size == 1:
+        return number, late
+    facts = torch.tensor([number, int(late)], dtype=torch.int32, device=run.dist.device)
+    dist.all_reduce(facts, op=dist.ReduceOp.MAX)
+    highest, any_late = facts.tolist()
+    return highest, bool(any_late)
+
+
+_controls: weakref.WeakKeyDictionary[Session, StopControl] = weakref.WeakKeyDictionary()
+
+
+def control(session: Session) -> StopControl:
+    """The control of a session's run."""
+    return _controls.setdefault(session, StopControl())
+
+
+def listening(session: Session) -> StopControl:
+    """The control, listening to the signals that the arguments name until its context ends."""
+    found = control(session)
+    if session.args.exit_signal_handler:
+        found.listen(signal.Signals[session.args.exit_signal], ALSO)
+    return found
+
+
+def save_reason(session: Session, reason: str) -> str:
+    """The ``reason`` of the save at the end of the loop, in the words of the stage ``save_checkpoint``."""
+    if not reason:
+        return "end"
+    return "signal" if control(session).agreed_signal else "exit"

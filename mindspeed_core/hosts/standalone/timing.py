@@ -1,0 +1,136 @@
+"""The parts of a step timed: megatron-core's timers, gathered over ranks at log steps.
+
+megatron-core starts and stops timers around its own parts (``forward-backward``, ``all-grads-sync``,
+``optimizer-inner-step``, ``forward-recv`` …); the host adds ``batch-generator`` and ``optimizer``. Level 1
+lets ranks meet and the device finish before a part is timed; level 2 waits for the device at every transfer
+and micro-batch too, so both slow a run down a little. Level 0 times nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from megatron.core.timers import Timers
+
+if TYPE_CHECKING:
+    from mindspeed_core.run import Run
+
+Times = dict[str, list[float]]
+
+
+class StepTimers(Timers):
+    """The timers of a run: what megatron-core calls as ``config.timers(name, log_level=…)``."""
+
+    def __init__(self, level: int) -> None:
+        """Time parts up to a level; see ``--timing-log-level``."""
+        super().__init__(level, "minmax")
+        self.steps = 0
+
+    def take(self) -> dict[str, float]:
+        """Milliseconds per step of each part on this rank since the last call."""
+        steps, self.steps = max(1, self.steps), 0
+        return {name: timer.elapsed(reset=True) * 1e3 / steps for name, timer in self._timers.items()}
+
+
+def step_timers(run: Run) -> StepTimers | None:
+    """The timers that ``--timing-log-level`` asks for; None at level 0."""
+    if not run.args.timing_log_level:
+        return None
+    return StepTimers(run.args.timing_log_level)
+
+
+def install_timers(run: Run) -> None:
+    """Hand the timers to the configurations of the model and of every optimizer."""
+    assert run.optimizer is not None
+    run.config.timers = step_timers(run)
+    for optimizer in getattr(run.optimizer, "chained_optimizers", [run.optimizer]):
+        optimizer.config.timers = run.config.timers
+
+
+@contextmanager
+def untimed(run: Run) -> Iterator[None]:
+    """Time nothing in the body: validation is not part of a step."""
+    timers, run.config.timers = run.config.timers, None
+    try:
+        yield
+    finally:
+        run.config.timers = timers
+
+
+def timed(run: Run, name: str, level: int) -> AbstractContextManager[Any]:
+    """Time the body as a part of the step, where the level asks for it."""
+    timers = run.config.timers
+    if timers is None:
+        return nullcontext()
+    return _Part(timers(name, log_level=level), run.config.barrier_with_L1_time and level == 1)
+
+
+class _Part:
+    """A timer around a body."""
+
+    def __init__(self, timer: Any, barrier: bool) -> None:
+        self.timer, self.barrier = timer, barrier
+
+    def __enter__(self) -> None:
+        self.timer.start(barrier=self.barrier)
+
+    def __exit__(self, *error: object) -> None:
+        self.timer.stop()
+
+
+def gather_times(run: Run) -> Times:
+    """Milliseconds per step of every part since the last call, by rank; a collective call.
+
+    Ranks that did not run a part (a first stage receives nothing) have no entry in its list.
+    """
+    timers = run.config.timers
+    if not isinstance(timers, StepTimers):
+        return {}
+    mine = timers.take()
+    parts: list[Any] = [mine]
+    if run.dist.world_size > 1:
+        parts = [None] * run.dist.world_size
+        dist.all_gather_object(parts, mine)
+    return merge_times(parts)
+
+
+def merge_times(parts: Sequence[Mapping[str, float]]) -> Times:
+    """The times of all ranks by part; parts that took no time on a rank are left out there."""
+    merged: Times = {}
+    for part in parts:
+        for name, milliseconds in part.items():
+            if milliseconds > 0.0:
+                merged.setdefault(name, []).append(milliseconds)
+    return merged
+
+
+def reported_times(times: Times, option: str) -> dict[str, Any]:
+    """The times under ``--timing-log-option``: a number, ``{"min": …, "max": …}``, or a list over ranks."""
+    if option == "max":
+        return {name: max(values) for name, values in times.items()}
+    if option == "minmax":
+        return {name: {"min": min(values), "max": max(values)} for name, values in times.items()}
+    return dict(times)
+
+
+def time_lines(reported: Mapping[str, Any]) -> list[str]:
+    """Lines for a person, the longest part first."""
+    rows = sorted(reported.items(), key=lambda row: -slowest(row[1]))
+    width = max((len(name) for name, _ in rows), default=0)
+    return ["ms per step:", *(f"    {name:<{width}}  {_shown(value)}" for name, value in rows)]
+
+
+def slowest(value: Any) -> float:
+    """The slowest rank's time in what `reported_times` says about a part."""
+    if isinstance(value, Mapping):
+        return float(value["max"])
+    return float(max(value)) if isinstance(value, list) else float(value)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{value['min']:.2f} to {value['max']:.2f}"
+    return "  ".join(f"{each:.2f}" for each in value) if isinstance(value, list) else f"{value:.2f}"

@@ -1,0 +1,94 @@
+"""The variables that tell a worker who it is, whoever started it: this package, torchrun or Slurm.
+
+Torch-free. Slurm's own variables are translated into those of torch.distributed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+
+from mindspeed_core.errors import UserError
+
+SUPERVISOR = "MINDSPEED_SUPERVISOR"
+"""``<report descriptor>,<life descriptor>`` of a worker started by this package."""
+STORE = "MINDSPEED_STORE_DESCRIPTOR"
+"""The listening socket on which rank 0 serves the store."""
+JOB = "MINDSPEED_JOB_ID"
+RESTART = "MINDSPEED_RESTART"
+
+
+@dataclass(frozen=True)
+class Job:
+    """The job that this process works for.
+
+    Attributes:
+        name: the same for all attempts of one job; empty where nobody restarts it.
+        restart: how often it was started again.
+    """
+
+    name: str = ""
+    restart: int = 0
+
+
+def current_job(environment: Mapping[str, str] | None = None) -> Job:
+    """The job by the variables of this package, of torchrun or of Slurm, in this order."""
+    env = os.environ if environment is None else environment
+    if env.get(JOB):
+        return Job(f"mindspeed:{env[JOB]}", _count(env.get(RESTART)))
+    run_id = env.get("TORCHELASTIC_RUN_ID", "none")
+    if run_id != "none":
+        return Job(f"torchrun:{run_id}", _count(env.get("TORCHELASTIC_RESTART_COUNT")))
+    if env.get("SLURM_JOB_ID"):
+        return Job(f"slurm:{env['SLURM_JOB_ID']}", _count(env.get("SLURM_RESTART_COUNT")))
+    return Job()
+
+
+def translate_slurm(environment: MutableMapping[str, str]) -> bool:
+    """Set torch.distributed's variables from those of ``srun``; nothing where ``RANK`` is set.
+
+    In a batch script outside ``srun`` the same variables describe the allocation and no process has peers:
+    only a job step counts.
+
+    Returns:
+        Whether variables were set.
+
+    Raises:
+        UserError: the step spans nodes, but their names are not known.
+    """
+    env = environment
+    step = env.get("SLURM_STEP_ID", env.get("SLURM_STEPID"))
+    if "RANK" in env or step is None or "SLURM_PROCID" not in env:
+        return False
+    world = _count(env.get("SLURM_STEP_NUM_TASKS", env.get("SLURM_NTASKS", "1")))
+    if world <= 1:
+        return False
+    env["RANK"] = env["SLURM_PROCID"]
+    env["WORLD_SIZE"] = str(world)
+    env["LOCAL_RANK"] = env.get("SLURM_LOCALID", "0")
+    if "MASTER_ADDR" not in env:
+        nodes = env.get("SLURM_STEP_NODELIST", env.get("SLURM_JOB_NODELIST", ""))
+        if not nodes:
+            raise UserError(
+                "Slurm's variables name no nodes (SLURM_STEP_NODELIST is unset); set MASTER_ADDR to the node "
+                "of the first task"
+            )
+        env["MASTER_ADDR"] = first_host(nodes)
+    if "MASTER_PORT" not in env:
+        # The same on every task without talking to each other, and different for jobs that share a node.
+        env["MASTER_PORT"] = str(15000 + (_count(env.get("SLURM_JOB_ID")) * 8 + _count(step)) % 15000)
+    return True
+
+
+def first_host(nodes: str) -> str:
+    """The first name of a Slurm node list: ``gpu[003-006,9],login1`` gives ``gpu003``."""
+    match = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^,]*))?", nodes)
+    if match is None:
+        raise UserError(f"SLURM_STEP_NODELIST {nodes!r}: no list of nodes; set MASTER_ADDR")
+    return match[1] + (match[2] or "") + (match[3] or "")
+
+
+def _count(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() else 0

@@ -1,0 +1,159 @@
+"""How a worker comes to life: as a fork of this process with the heavy imports done once, or on its own.
+
+A fork costs milliseconds instead of the import of torch and megatron-core per worker, also at every restart.
+It is only taken where no device runtime can have been started by an import.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import gc
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from mindspeed_core.errors import ArgumentError, UserError
+from mindspeed_core.launch import worker
+from mindspeed_core.launch.supervisor import FORWARDED, Birth, Supervisor
+
+PRELOAD = (
+    "mindspeed_core.hosts.standalone.loop",
+    "megatron.core.models.gpt",
+    "megatron.core.models.gpt.gpt_layer_specs",
+    "megatron.core.datasets.gpt_dataset",
+)
+"""Imported before the first fork, with the modules of the host's stages."""
+
+
+def wanted(arguments: Sequence[str]) -> argparse.Namespace | None:
+    """The launch that a command line asks for, or None: it trains in this very process.
+
+    Raises:
+        UserError: workers are asked for by two launchers, or the number is no number.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--nproc", type=int)
+    parser.add_argument("--max-restarts", type=int, default=0)
+    parser.add_argument("--platform", default="auto")
+    parser.add_argument("--run-dir")
+    try:
+        found, _ = parser.parse_known_args(list(arguments))
+    except argparse.ArgumentError as error:
+        raise UserError(str(error)) from error
+    if worker.supervised():
+        return None
+    if found.nproc is None:
+        if found.max_restarts:
+            raise ArgumentError(
+                "--max-restarts",
+                found.max_restarts,
+                "only workers that were started here can be restarted",
+                "add --nproc; torchrun has its own --max-restarts",
+            )
+        return None
+    if found.nproc < 1:
+        raise ArgumentError("--nproc", found.nproc, "must be at least 1")
+    if found.max_restarts < 0:
+        raise ArgumentError("--max-restarts", found.max_restarts, "must not be negative")
+    if "RANK" in os.environ:
+        raise ArgumentError(
+            "--nproc", found.nproc, "another launcher started this process already (RANK is set)", "drop it"
+        )
+    return found
+
+
+def launch(arguments: Sequence[str], found: argparse.Namespace, main: Callable[[Sequence[str]], int]) -> int:
+    """Run the program in workers and watch over them; the exit status.
+
+    Args:
+        arguments: of the program.
+        found: see `wanted`.
+        main: the program; a fork calls it, an interpreter of its own runs ``mindspeed_core.train``.
+    """
+    if found.nproc > 1:
+        # As torchrun does: workers share the cores.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    arguments = list(arguments)
+    if found.run_dir is None:
+        # Restarted workers go on in the same folder.
+        from time import strftime
+
+        arguments += ["--run-dir", os.path.join("runs", strftime("%Y%m%d-%H%M%S"))]
+    if _platform(found.platform) == "cpu":
+        _import_all()
+
+        def start(birth: Birth) -> int:
+            return _fork(birth, lambda: main(arguments))
+
+    else:
+
+        def start(birth: Birth) -> int:
+            return _spawn(birth, arguments)
+
+    return Supervisor(start, found.nproc, found.max_restarts).run()
+
+
+def _platform(requested: str) -> str:
+    from mindspeed_core.platforms.selection import choose_platform
+    from mindspeed_core.registry import Registry
+
+    return choose_platform(requested, Registry.discover())[0]
+
+
+def _import_all() -> None:
+    from mindspeed_core.hosts.standalone import HOST
+
+    for name in (*PRELOAD, *HOST.stages):
+        import_module(name)
+    # Pages of what is imported stay shared as long as nobody writes into them.
+    gc.collect()
+    gc.freeze()
+
+
+def _fork(birth: Birth, program: Callable[[], int]) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (*FORWARDED, signal.SIGCHLD):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        os.setpgid(0, 0)
+        for descriptor in birth.close:
+            os.close(descriptor)
+        os.environ.update(birth.environment)
+        status = program()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        # Never back into the frames of the parent.
+        os._exit(status)
+
+
+def _spawn(birth: Birth, arguments: Sequence[str]) -> int:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mindspeed_core.train", *arguments],
+        env={**os.environ, **birth.environment},
+        pass_fds=birth.keep,
+        start_new_session=False,
+        preexec_fn=_own_group,
+    )
+    # The supervisor waits for the process itself.
+    process.returncode = 0
+    return process.pid
+
+
+def _own_group() -> None:
+    os.setpgid(0, 0)

@@ -1,0 +1,298 @@
+"""Starts workers, passes signals on, finds out which worker failed first, and starts all of them again.
+
+The workers of one run live and die together: a collective cannot go on without one of them. Whatever ends
+them is one message.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from mindspeed_core.launch import environment
+
+GRACE_SECONDS = 5.0
+"""How long the other workers get to say what happened when one only noticed another's failure."""
+EXIT_PROBLEMS = 1
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Birth:
+    """What a worker is started with.
+
+    Attributes:
+        environment: variables to set.
+        keep: descriptors it inherits.
+        close: descriptors of the supervisor that a fork closes.
+    """
+
+    environment: Mapping[str, str]
+    keep: tuple[int, ...]
+    close: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why an attempt failed.
+
+    Attributes:
+        rank: the worker that failed first.
+        kind: see `worker.tell`; ``killed`` for a signal, ``silent`` for an exit without a word.
+        text: what it said.
+    """
+
+    rank: int
+    kind: str
+    text: str
+
+    @property
+    def worth_a_restart(self) -> bool:
+        """Whether the same could go well another time; what the user has to put right does not."""
+        return self.kind != "explained"
+
+
+@dataclass
+class _Worker:
+    rank: int
+    pid: int
+    pipe: int
+    said: bytes = b""
+    status: int | None = None
+    ended: float = 0.0
+
+    def message(self) -> dict[str, Any] | None:
+        line, newline, _ = self.said.partition(b"\n")
+        return json.loads(line) if newline else None
+
+
+@dataclass
+class _Attempt:
+    workers: list[_Worker] = field(default_factory=list)
+    killed_by_us: bool = False
+
+
+class Supervisor:
+    """Runs one job with a number of workers on this machine."""
+
+    def __init__(self, start: Callable[[Birth], int], count: int, restarts: int) -> None:
+        """Describe the job.
+
+        Args:
+            start: starts a worker and returns its process id.
+            count: workers.
+            restarts: how often all of them may be started again.
+        """
+        self._start = start
+        self.count = count
+        self.restarts = restarts
+        self._job = uuid.uuid4().hex
+        self._stopping = 0
+        self._attempt = _Attempt()
+
+    def run(self) -> int:
+        """Run the job to its end; the exit status."""
+        wake_read, wake_write = os.pipe()
+        life_read, life_write = os.pipe()
+        for descriptor in (wake_read, wake_write):
+            os.set_blocking(descriptor, False)
+        before = {number: signal.signal(number, self._forward) for number in FORWARDED}
+        before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, _notice)
+        old_wakeup = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        mine = (wake_read, wake_write, life_write)
+        try:
+            return self._run(wake_read, life_read, mine)
+        finally:
+            self._kill()
+            signal.set_wakeup_fd(old_wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            for descriptor in (*mine, life_read):
+                os.close(descriptor)
+
+    def _run(self, wake: int, life: int, mine: tuple[int, ...]) -> int:
+        restart = 0
+        while True:
+            self._begin(restart, life, mine)
+            cause = self._watch(wake)
+            if cause is None:
+                return 0
+            if self._stopping:
+                # Workers that were still starting have nothing to save and die of the signal.
+                print(f"stopped by {signal.Signals(self._stopping).name}", file=sys.stderr)
+                return 128 + self._stopping
+            if not cause.worth_a_restart or restart == self.restarts:
+                self._say(cause, restart)
+                return EXIT_PROBLEMS
+            restart += 1
+            print(
+                f"{self._who(cause)} {_headline(cause)}; starting the workers again from the last checkpoint "
+                f"({restart} of --max-restarts {self.restarts})",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _begin(self, restart: int, life: int, mine: tuple[int, ...]) -> None:
+        self._attempt = _Attempt()
+        with socket.create_server(("127.0.0.1", 0), backlog=max(128, self.count)) as listener:
+            for rank in range(self.count):
+                reading, writing = os.pipe()
+                variables = {
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                    "WORLD_SIZE": str(self.count),
+                    "LOCAL_WORLD_SIZE": str(self.count),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(listener.getsockname()[1]),
+                    environment.SUPERVISOR: f"{writing},{life}",
+                    environment.JOB: self._job,
+                    environment.RESTART: str(restart),
+                }
+                keep: tuple[int, ...] = (writing, life)
+                if rank == 0 and self.count > 1:
+                    variables[environment.STORE] = str(listener.fileno())
+                    keep = (*keep, listener.fileno())
+                others = tuple(worker.pipe for worker in self._attempt.workers)
+                unused = () if rank == 0 else (listener.fileno(),)
+                pid = self._start(Birth(variables, keep, (*mine, *others, reading, *unused)))
+                os.close(writing)
+                os.set_blocking(reading, False)
+                self._attempt.workers.append(_Worker(rank, pid, reading))
+                if self._stopping:
+                    self._send(self._stopping)
+
+    def _watch(self, wake: int) -> Cause | None:
+        """Wait until every worker has ended; None when all did well."""
+        workers = self._attempt.workers
+        deadline: float | None = None
+        with selectors.DefaultSelector() as selector:
+            selector.register(wake, selectors.EVENT_READ, None)
+            for worker in workers:
+                selector.register(worker.pipe, selectors.EVENT_READ, worker)
+            while any(worker.status is None for worker in workers):
+                timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+                for key, _ in selector.select(timeout):
+                    data = _drain(key.fd)
+                    if key.data is not None:
+                        key.data.said += data
+                        if not data:
+                            selector.unregister(key.fd)
+                self._reap()
+                failed = [worker for worker in workers if worker.status]
+                if failed and deadline is None:
+                    certain = any(_cause(worker).kind not in ("consequence", "silent") for worker in failed)
+                    deadline = time.monotonic() + (0.0 if certain and not self._stopping else GRACE_SECONDS)
+                if deadline is not None and time.monotonic() >= deadline:
+                    self._kill()
+        failed = sorted((worker for worker in workers if worker.status), key=lambda worker: worker.ended)
+        for worker in workers:
+            worker.said += _drain(worker.pipe)
+            os.close(worker.pipe)
+        if not failed:
+            return None
+        return min((_cause(worker) for worker in failed), key=lambda cause: _ORDER.index(cause.kind))
+
+    def _reap(self) -> None:
+        for worker in self._attempt.workers:
+            if worker.status is not None:
+                continue
+            pid, status = os.waitpid(worker.pid, os.WNOHANG)
+            if pid:
+                worker.status = os.waitstatus_to_exitcode(status)
+                worker.ended = time.monotonic()
+                if self._attempt.killed_by_us and worker.status == -signal.SIGKILL:
+                    # It was well until its peers failed.
+                    worker.status = 0
+                # What it started (data loaders, writers of a checkpoint) has nobody to work for.
+                if worker.status:
+                    _signal_group(worker.pid, signal.SIGKILL)
+
+    def _kill(self) -> None:
+        self._attempt.killed_by_us = True
+        for worker in self._attempt.workers:
+            if worker.status is None:
+                _signal_group(worker.pid, signal.SIGKILL)
+        for worker in self._attempt.workers:
+            if worker.status is None:
+                with suppress(ChildProcessError):
+                    os.waitpid(worker.pid, 0)
+                worker.status = 0
+
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        again = bool(self._stopping) and number in (signal.SIGINT, signal.SIGTERM)
+        self._stopping = self._stopping or number
+        self._send(signal.SIGKILL if again else number)
+
+    def _send(self, number: int) -> None:
+        for worker in self._attempt.workers:
+            if worker.status is None:
+                with suppress(ProcessLookupError):
+                    os.kill(worker.pid, number)
+
+    def _who(self, cause: Cause) -> str:
+        return f"rank {cause.rank} of {self.count}"
+
+    def _say(self, cause: Cause, restart: int) -> None:
+        if cause.kind in ("killed", "silent"):
+            spent = f"; --max-restarts {self.restarts} are used up" if restart else ""
+            print(f"error: {self._who(cause)} {_headline(cause)}{spent}", file=sys.stderr, flush=True)
+            return
+        if self.count > 1:
+            print(f"{self._who(cause)}:", file=sys.stderr)
+        print(cause.text.rstrip(), file=sys.stderr, flush=True)
+
+
+_ORDER = ("hang", "killed", "explained", "unexpected", "silent", "consequence")
+"""Which failure counts as the cause: a worker that the others wait for or that was killed explains all
+others, one that only noticed a closed connection explains nothing."""
+
+
+def _cause(worker: _Worker) -> Cause:
+    assert worker.status
+    message = worker.message()
+    if message is not None:
+        rank = int(message.get("rank", worker.rank))
+        return Cause(rank, str(message["kind"]), str(message["text"]))
+    if worker.status < 0:
+        name = signal.Signals(-worker.status).name
+        why = " (by hand, or by the system for lack of memory)" if name == "SIGKILL" else ""
+        return Cause(worker.rank, "killed", f"was killed by {name}{why}")
+    return Cause(worker.rank, "silent", f"ended with status {worker.status} without a message")
+
+
+def _headline(cause: Cause) -> str:
+    if cause.kind in ("killed", "silent"):
+        return cause.text
+    lines = [line.strip() for line in cause.text.splitlines() if line.strip()] or [cause.kind]
+    # A traceback's last line is its error.
+    said = lines[-1] if lines[0].startswith("Traceback") else lines[0].removeprefix("error: ")
+    return f"failed: {said}"
+
+
+def _drain(descriptor: int) -> bytes:
+    data = b""
+    with suppress(BlockingIOError):
+        while chunk := os.read(descriptor, 65536):
+            data += chunk
+    return data
+
+
+def _signal_group(pid: int, number: int) -> None:
+    for send in (os.killpg, os.kill):
+        with suppress(ProcessLookupError, PermissionError):
+            send(pid, number)
+
+
+def _notice(number: int, frame: FrameType | None) -> None:
+    """Only the descriptor that signals wake matters."""

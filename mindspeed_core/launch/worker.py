@@ -1,0 +1,62 @@
+"""A worker's side of the line to its supervisor: it tells why it fails, and does not outlive the supervisor.
+
+Without a supervisor every function here does nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from typing import Any
+
+from mindspeed_core.launch.environment import SUPERVISOR
+
+LONGEST_TEXT = 30_000
+"""Characters of a message; a pipe takes it whole even when nobody reads."""
+
+_watched: set[int] = set()
+
+
+def supervised() -> bool:
+    """Whether a supervisor started this process."""
+    return SUPERVISOR in os.environ
+
+
+def attach() -> None:
+    """End this process when its supervisor is gone, however that happened."""
+    if not supervised():
+        return
+    life = int(os.environ[SUPERVISOR].split(",")[1])
+    if os.getpid() not in _watched:
+        _watched.add(os.getpid())
+        threading.Thread(target=_watch, args=(life,), name="mindspeed supervisor watch", daemon=True).start()
+
+
+def tell(kind: str, text: str, **details: Any) -> bool:
+    """Say why this worker fails.
+
+    Args:
+        kind: ``explained`` (the user can put it right), ``unexpected``, ``consequence`` (of another worker's
+            failure) or ``hang``.
+        text: the whole message.
+        details: further plain values.
+
+    Returns:
+        Whether there is a supervisor that listens; otherwise the caller speaks itself.
+    """
+    if not supervised():
+        return False
+    message = json.dumps({"kind": kind, "text": text[-LONGEST_TEXT:], **details}) + "\n"
+    try:
+        os.write(int(os.environ[SUPERVISOR].split(",")[0]), message.encode())
+    except OSError:
+        return False
+    return True
+
+
+def _watch(life: int) -> None:
+    # Nothing is ever written: the read ends when the supervisor's end of the pipe is closed.
+    while os.read(life, 1):
+        pass
+    os._exit(1)

@@ -1,0 +1,238 @@
+"""A training job whose workers are killed at random moments, and the proof that nothing but time was lost.
+
+The job runs as a user starts it, with ``mindspeed-train --nproc N --max-restarts K``; what it printed and
+published is compared with an undisturbed job of the same flags.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+_STEP = re.compile(r"^step +(\d+)/\d+ \| loss (\S+) \|.*?grad norm (\S+)", re.MULTILINE)
+_START = re.compile(r"^training from (?:step (\d+)|scratch)", re.MULTILINE)
+_TRACKER = "latest_checkpointed_iteration.txt"
+_LOOK_SECONDS = 0.02
+
+
+@dataclass
+class Job:
+    """A running ``mindspeed-train --nproc``.
+
+    Attributes:
+        process: the supervisor.
+        output: the file that takes what it prints.
+    """
+
+    process: subprocess.Popen[bytes]
+    output: Path
+
+    def workers(self) -> list[psutil.Process]:
+        """The worker processes that live now, by process id."""
+        with suppress(psutil.NoSuchProcess):
+            children = psutil.Process(self.process.pid).children()
+            return sorted((child for child in children if _lives(child)), key=lambda child: child.pid)
+        return []
+
+    def text(self) -> str:
+        """Everything printed so far."""
+        return self.output.read_text(errors="replace") if self.output.exists() else ""
+
+    def pause(self, seconds: float) -> bool:
+        """Let the job run on; False when it has ended."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        return self.process.poll() is None
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+        """Wait until the condition holds.
+
+        Raises:
+            AssertionError: the job ended first, or it took too long; with what the job printed.
+        """
+        end = time.monotonic() + seconds
+        while not condition():
+            running = self.pause(_LOOK_SECONDS)
+            if not running and not condition():
+                raise AssertionError(f"the job ended with {self.process.returncode}:\n{self.text()[-4000:]}")
+            if time.monotonic() > end:
+                raise AssertionError(f"nothing happened for {seconds:g} s:\n{self.text()[-4000:]}")
+
+    def starts(self) -> list[int]:
+        """The step from which each attempt trained."""
+        return [int(step or 0) for step in _START.findall(self.text())]
+
+    def end(self, seconds: float = 60.0) -> int:
+        """Wait for the end; the exit status."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.close()
+            raise AssertionError(
+                f"the job did not end within {seconds:g} s:\n{self.text()[-4000:]}"
+            ) from None
+
+    def close(self) -> None:
+        """End the job and everything it started, if it still lives."""
+        if self.process.poll() is None:
+            for worker in self.workers():
+                with suppress(psutil.NoSuchProcess):
+                    worker.kill()
+            self.process.kill()
+            self.process.wait()
+
+
+def start_job(flags: Sequence[str], output: Path, environment: Mapping[str, str] | None = None) -> Job:
+    """Start ``mindspeed-train FLAGS``; its standard output and error go to a file."""
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mindspeed_core.train", *flags],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+        )
+    return Job(process, output)
+
+
+@dataclass
+class KillReport:
+    """What became of a job whose workers were killed.
+
+    Attributes:
+        kills: workers killed.
+        starts: the step from which each attempt trained.
+        lost: resumes behind a checkpoint that was published before the kill, as messages.
+        printed: ``step: (loss, grad norm)`` as printed, of every attempt.
+        contradictions: steps that two attempts printed differently, as messages.
+        last: the last step of the job.
+        leftovers: names of unfinished checkpoints that were left in the folder at the end.
+    """
+
+    kills: int = 0
+    starts: list[int] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    printed: dict[int, tuple[str, str]] = field(default_factory=dict)
+    contradictions: list[str] = field(default_factory=list)
+    last: int = 0
+    leftovers: list[str] = field(default_factory=list)
+
+
+def kill_repeatedly(
+    flags: Sequence[str], folder: Path, *, processes: int, kills: int, seed: int, longest_delay: float = 1.2
+) -> KillReport:
+    """Run a job, kill a random worker at random moments, then end it with SIGTERM.
+
+    Args:
+        flags: of the program, without ``--save``, ``--run-dir``, ``--nproc`` and ``--max-restarts``; steps
+            must be plenty.
+        folder: takes the job's files.
+        processes: workers.
+        kills: how many times a worker is killed with SIGKILL.
+        seed: of the moments and the victims.
+        longest_delay: seconds between the birth of the workers and the latest kill, whatever they do then:
+            start, train, save.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    choice = random.Random(seed)
+    save = folder / "checkpoints"
+    own = ["--nproc", str(processes), "--max-restarts", str(kills), "--save", str(save)]
+    job = start_job([*flags, *own, "--run-dir", str(folder / "run")], folder / "output.txt")
+    report = KillReport()
+    known: set[int] = set()
+    published: list[tuple[int, int]] = []
+    try:
+        for _ in range(kills):
+            job.wait_for(partial(_are_new, job, known, processes))
+            workers = job.workers()
+            known |= {worker.pid for worker in workers}
+            # Every third attempt lives until it has published something, so that the job gets on.
+            if report.kills % 3 == 0:
+                job.wait_for(partial(_is_later, save, _latest(save)))
+            job.pause(choice.uniform(0.0, longest_delay))
+            published.append((len(job.starts()), _latest(save)))
+            choice.choice(workers).kill()
+            report.kills += 1
+        job.wait_for(partial(_is_later, save, _latest(save)))
+        job.process.send_signal(signal.SIGTERM)
+        status = job.end()
+        if status:
+            raise AssertionError(f"the job ended with {status}:\n{job.text()[-4000:]}")
+    finally:
+        job.close()
+    report.starts = job.starts()
+    for attempt, latest in published:
+        # An attempt that was killed before it trained printed no start; the next one counts.
+        if attempt < len(report.starts) and report.starts[attempt] < latest:
+            report.lost.append(
+                f"step {latest} was published, the next attempt began at {report.starts[attempt]}"
+            )
+    _read_steps(job.text(), report)
+    report.last = _latest(save)
+    report.leftovers = sorted(path.name for path in save.iterdir() if path.name.startswith("."))
+    return report
+
+
+def run_undisturbed(
+    flags: Sequence[str], folder: Path, *, processes: int, steps: int
+) -> dict[int, tuple[str, str]]:
+    """The same job without interference: ``step: (loss, grad norm)`` as printed, up to a step."""
+    folder.mkdir(parents=True, exist_ok=True)
+    own = ["--nproc", str(processes), "--exit-interval", str(steps), "--run-dir", str(folder / "run")]
+    job = start_job([*flags, *own], folder / "output.txt")
+    try:
+        status = job.end(300.0)
+    finally:
+        job.close()
+    if status:
+        raise AssertionError(f"the job ended with {status}:\n{job.text()[-4000:]}")
+    report = KillReport()
+    _read_steps(job.text(), report)
+    return report.printed
+
+
+def records(folder: Path) -> dict[int, tuple[float, float]]:
+    """``step: (loss, grad norm)`` of a run's ``metrics.jsonl``, exact."""
+    found = {}
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if "loss" in record:
+            found[int(record["step"])] = (record["loss"], record["grad_norm"])
+    return found
+
+
+def _read_steps(text: str, report: KillReport) -> None:
+    for step, loss, norm in _STEP.findall(text):
+        number, values = int(step), (loss, norm)
+        if report.printed.setdefault(number, values) != values:
+            report.contradictions.append(f"step {number}: {report.printed[number]} and {values}")
+
+
+def _latest(save: Path) -> int:
+    with suppress(OSError, ValueError):
+        return int((save / _TRACKER).read_text())
+    return 0
+
+
+def _is_later(save: Path, step: int) -> bool:
+    return _latest(save) > step
+
+
+def _are_new(job: Job, known: set[int], count: int) -> bool:
+    return len({worker.pid for worker in job.workers()} - known) == count
+
+
+def _lives(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -1,0 +1,56 @@
+"""megatron-core's own parts in place of the host's: what a run does without the host's corrections."""
+
+from __future__ import annotations
+
+from megatron.core.tensor_parallel import RowParallelLinear
+from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
+
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.layer_spec import SpecEditor
+
+
+class NativeExperts:
+    """Sequential experts as megatron-core builds them."""
+
+    @hookimpl(wrapper=True)
+    def build_layer_spec(self):
+        spec = yield
+        editor = SpecEditor(spec, owner="")
+        editor.replace("experts", lambda site: site.carry(SequentialMLP))
+        return editor.spec
+
+
+class NativeBias:
+    """Experts that are megatron-core's but for the sum of their gradients."""
+
+    @hookimpl(wrapper=True)
+    def build_model(self):
+        chunks = yield
+        for chunk in chunks:
+            for module in chunk.modules():
+                if isinstance(module, RowParallelLinear) and module.is_expert and module.bias is not None:
+                    module.bias.tensor_model_parallel = False
+        return chunks
+
+
+class NativeLatentAttention:
+    """Multi-latent attention as megatron-core builds it."""
+
+    @hookimpl(wrapper=True)
+    def build_layer_spec(self):
+        spec = yield
+        editor = SpecEditor(spec, owner="")
+        editor.replace("self_attention", lambda site: site.carry(MLASelfAttention))
+        return editor.spec
+
+
+class BatchedExchange:
+    """An interleaved pipeline that sends and receives in one batch."""
+
+    @hookimpl(wrapper=True)
+    def build_transformer_config(self):
+        config = yield
+        config.overlap_p2p_comm = False
+        config.batch_p2p_comm = True
+        return config

@@ -1,0 +1,148 @@
+"""Steps that would spoil the weights: found, named, and skipped or the end of the run, on all ranks alike."""
+
+import shlex
+
+import pytest
+
+from mindspeed_core.testing.worlds import run_world
+
+FLAGS = shlex.split(
+    "--platform cpu --num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --vocab-size 64 "
+    "--micro-batch-size 1 --global-batch-size 2 --mock-data --num-workers 0 --lr 1e-3 --train-iters 40 "
+    "--eval-iters 0 --use-cpu-initialization"
+)
+
+
+class Spoil:
+    """Multiplies what a module gives, or a gradient, with nan on the last rank while it is on."""
+
+    def __init__(self, run, module=None, parameter=None):
+        self.mine = run.dist.rank == run.dist.world_size - 1
+        self.on = self.mine
+        if module is not None:
+            run.model[0].module.get_submodule(module).register_forward_hook(self.output)
+        if parameter is not None:
+            run.model[0].module.get_parameter(parameter).register_hook(self.gradient)
+
+    def output(self, module, inputs, output):
+        if not self.on:
+            return None
+        return (output[0] * float("nan"), *output[1:]) if isinstance(output, tuple) else output * float("nan")
+
+    def gradient(self, gradient):
+        return gradient * float("nan") if self.on else gradient
+
+
+def weights(run):
+    return [parameter.detach().clone() for chunk in run.model for parameter in chunk.parameters()]
+
+
+def world(cases):
+    import torch
+
+    from mindspeed_core.activation import activate
+    from mindspeed_core.errors import UserError
+    from mindspeed_core.hosts.standalone import bad_steps, loop
+
+    found = {}
+    for case, flags in cases.items():
+        session = activate([*FLAGS, *flags])
+        run = loop.setup(session)
+        for _ in range(2):
+            session.call("train_step", run=run)
+            run.iteration += 1
+        before = weights(run)
+        spoil = None
+        if "module" in case:
+            spoil = Spoil(run, module="decoder.layers.1.mlp.linear_fc1")
+        elif "gradient" in case:
+            spoil = Spoil(run, parameter="decoder.layers.0.self_attention.linear_proj.weight")
+        elif "weight" in case:
+            with torch.no_grad():
+                run.model[0].module.get_parameter("decoder.final_layernorm.weight")[3] = float("inf")
+        elif "spike" in case:
+            recent = bad_steps.memory(session).recent
+            recent.clear()
+            recent.extend([0.01] * 10)
+        try:
+            result = session.call("train_step", run=run)
+            run.iteration += 1
+            error, skipped = "", result.skipped
+        except UserError as caught:
+            error, skipped = str(caught), None
+        same = all(torch.equal(a, b) for a, b in zip(before, weights(run)))
+        after = None
+        if spoil is not None and not error:
+            spoil.on = False
+            after = session.call("train_step", run=run).skipped
+            spoil.on = spoil.mine
+            try:
+                for _ in range(4):
+                    session.call("train_step", run=run)
+            except UserError as caught:
+                error = str(caught)
+        found[case] = {
+            "error": error,
+            "skipped": skipped,
+            "same": same,
+            "after": after,
+        }
+        loop.teardown(session)
+        session.close()
+    return found
+
+
+SKIP = ["--bad-step-action", "skip", "--bad-step-limit", "2"]
+CASES = {
+    "skip module": SKIP,
+    "skip gradient": SKIP,
+    "skip gradient, sharded": [*SKIP, "--use-distributed-optimizer", "--overlap-grad-reduce"],
+    "skip spike": [*SKIP, "--check-for-spiky-loss"],
+    "stop spike": ["--check-for-spiky-loss", "--loss-spike-factor", "50"],
+    "spike unnoticed": [],
+}
+ALONE = {"module": [], "weight": [], "gradient": []}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return run_world(world, 2, CASES, timeout=100)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return run_world(world, 1, ALONE)[0]
+
+
+@pytest.mark.parametrize("case", ["skip module", "skip gradient", "skip gradient, sharded", "skip spike"])
+def test_a_bad_step_is_skipped_on_all_ranks_and_changes_nothing(pair, case):
+    for rank in pair:
+        assert rank[case]["skipped"] is True
+        assert rank[case]["same"]
+
+
+@pytest.mark.parametrize("case", ["skip module", "skip gradient"])
+def test_training_goes_on_after_a_skipped_step_until_the_limit(pair, case):
+    for rank in pair:
+        assert rank[case]["after"] is False
+        assert "--bad-step-limit" in rank[case]["error"]
+
+
+def test_a_spike_ends_the_run_on_all_ranks(pair):
+    for rank in pair:
+        assert "50 times 0.01" in rank["stop spike"]["error"]
+        assert rank["stop spike"]["same"]
+        assert rank["spike unnoticed"]["error"] == ""
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("module", ["the output of decoder.layers.1.mlp.linear_fc1 (ColumnParallelLinear)", "step 3"]),
+        ("weight", ["the weight decoder.final_layernorm.weight holds inf in 1 of 32 elements"]),
+        ("gradient", ["the gradient of decoder.layers.0.self_attention.linear_proj.weight holds nan"]),
+    ],
+)
+def test_the_first_bad_tensor_is_named(alone, case, words):
+    for word in words:
+        assert word in alone[case]["error"]

@@ -1,0 +1,85 @@
+"""Every training flag of Megatron-LM has an answer: it is here, or a rule says why not."""
+
+import subprocess
+import sys
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+import pytest
+
+from mindspeed_core.feature import Flag
+from mindspeed_core.flags import flag_set
+from mindspeed_core.hosts.standalone.megatron_lm import (
+    NOT_APPLICABLE,
+    REFUSED,
+    RULES,
+    SUPPORTED,
+    answers,
+    megatron_lm_flags,
+)
+from mindspeed_core.registry import Registry
+
+
+@lru_cache(maxsize=1)
+def found():
+    entries = flag_set(Registry.discover(), "standalone").entries
+    return {answer.option: answer for answer in answers({o: e.flag for e in entries for o in e.flag.options})}
+
+
+def test_nobody_has_to_guess_about_any_flag():
+    assert len(found()) == len(megatron_lm_flags()[1]) > 600
+    assert all(answer.reason for answer in found().values() if answer.status != SUPPORTED)
+
+
+@pytest.mark.parametrize(
+    ("option", "status"),
+    [
+        ("--hidden-size", SUPPORTED),
+        ("--timing-log-level", SUPPORTED),
+        ("--yaml-cfg", REFUSED),
+        ("--fake-process-group", NOT_APPLICABLE),
+        ("--rl-use-sequence-packing", NOT_APPLICABLE),
+    ],
+)
+def test_a_flag_has_the_status_of_what_the_host_does(option, status):
+    assert found()[option].status == status
+
+
+def test_a_flag_that_is_refused_whatever_its_value_is_not_called_supported():
+    answer = found()["--hybrid-override-pattern"]
+    assert answer.status == REFUSED
+    assert "mamba_ssm" in answer.reason
+
+
+def test_a_value_that_is_refused_is_noted():
+    answer = found()["--moe-token-dispatcher-type"]
+    assert answer.status == SUPPORTED
+    assert "flex refused without the package deep_ep" in answer.reason
+
+
+def test_another_default_is_noted():
+    assert found()["--log-interval"].reason == "default 1, in Megatron-LM 100"
+
+
+def test_every_pattern_of_a_rule_names_a_flag():
+    options = [option for facts in megatron_lm_flags()[1] for option in facts["options"]]
+    patterns = [pattern for rule in RULES for pattern in rule.options]
+    assert [p for p in patterns if not any(fnmatchcase(option, p) for option in options)] == []
+
+
+def test_a_flag_without_answer_is_an_error():
+    with pytest.raises(LookupError, match="--tensor-model-parallel-size"):
+        list(answers({"--other": Flag("--other", help="x")}))
+
+
+def test_the_command_line_says_why_a_flag_is_not_here():
+    flags = flag_set(Registry.discover(), "standalone")
+    (problem,) = flags.parse(["--yaml-cfg"]).problems
+    assert "a model is described by its flags" in str(problem)
+    (unknown,) = flags.parse(["--no-such-thing"]).problems
+    assert "no such flag" in str(unknown)
+
+
+def test_the_table_needs_no_torch():
+    code = "import sys, mindspeed_core.hosts.standalone.megatron_lm as m; m.megatron_lm_flags()"
+    subprocess.run([sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"], check=True)

@@ -1,0 +1,163 @@
+"""What a model or a layout cannot do is refused before training, with flag, reason and way out."""
+
+import pytest
+
+from mindspeed_core.activation import prepare
+from mindspeed_core.errors import ArgumentError
+from mindspeed_core.hosts.standalone.refusals import REFUSALS, option_of
+from mindspeed_core.registry import Registry
+
+SMALL = (
+    "--platform cpu --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+    "--micro-batch-size 1 --vocab-size 128 --mock-data --train-iters 4 --lr 1e-3"
+).split()
+MOE = "--num-experts 4"
+TP2 = "--tensor-model-parallel-size 2"
+PP2 = "--pipeline-model-parallel-size 2"
+LATENT = "--multi-latent-attention"
+
+
+@pytest.fixture(scope="module")
+def registry():
+    return Registry.of(())
+
+
+@pytest.fixture
+def validate(registry, monkeypatch):
+    def run(flags, world=1):
+        monkeypatch.setenv("WORLD_SIZE", str(world))
+        with prepare([*SMALL, *flags.split()], registry=registry) as session:
+            args = session.call("validate_arguments_early", args=session.args, plan=session.plan)
+            return session.call("validate_arguments", args=args, plan=session.plan)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("flags", "world", "named"),
+    [
+        (f"{MOE} {TP2}", 2, ["--num-experts 4", "--sequence-parallel"]),
+        (f"{MOE} {TP2} --sequence-parallel", 2, ["--disable-bias-linear", "--expert-tensor-parallel-size 1"]),
+        ("--num-experts 3 --expert-model-parallel-size 2", 2, ["--num-experts 3"]),
+        (f"{MOE} --expert-model-parallel-size 4", 2, ["--expert-model-parallel-size 4", "world size 2"]),
+        ("--expert-model-parallel-size 2", 2, ["--num-experts"]),
+        ("--moe-ffn-hidden-size 32", 1, ["--moe-ffn-hidden-size 32", "--num-experts"]),
+        (f"{MOE} --moe-router-topk 5", 1, ["--moe-router-topk 5"]),
+        (f"{MOE} --moe-router-topk 1", 1, ["--moe-router-pre-softmax"]),
+        (f"{MOE} --moe-layer-freq [0,1]", 1, ["--moe-layer-freq", "--num-layers is 4"]),
+        (
+            f"{MOE} --moe-router-load-balancing-type sinkhorn --moe-aux-loss-coeff 0.1",
+            1,
+            ["--moe-aux-loss-coeff", "sinkhorn"],
+        ),
+        (
+            f"{MOE} --moe-expert-capacity-factor 3 --moe-pad-expert-input-to-capacity",
+            1,
+            ["--moe-expert-capacity-factor 3.0", "at most"],
+        ),
+        (f"{MOE} --moe-apply-probs-on-input", 1, ["--moe-router-topk 1"]),
+        (f"{LATENT} --group-query-attention", 1, ["--group-query-attention"]),
+        (f"{LATENT} --qk-layernorm {TP2}", 2, ["--qk-layernorm", "--sequence-parallel"]),
+        (f"{LATENT} --softmax-scale 0.5", 1, ["--softmax-scale 0.5", "--mscale"]),
+        ("--rope-type yarn", 1, ["--rope-type", "--use-rope-scaling"]),
+        (f"--mtp-num-layers 1 {PP2}", 2, ["--untie-embeddings-and-output-weights"]),
+        (
+            f"--mtp-num-layers 1 --untie-embeddings-and-output-weights {PP2} "
+            "--pipeline-model-parallel-layout Et|ttt|m|L",
+            2,
+            ["--pipeline-model-parallel-layout", "between t and L"],
+        ),
+        (f"{PP2} --pipeline-model-parallel-layout Et|tL", 2, ["--pipeline-model-parallel-layout"]),
+        ("--pipeline-model-parallel-layout EttttL", 1, ["one pipeline stage"]),
+        (f"{PP2} --num-layers 5", 2, ["--num-layers 5", "--pipeline-model-parallel-layout"]),
+        (
+            f"{PP2} --num-virtual-stages-per-pipeline-rank 2 --no-overlap-p2p-communication",
+            2,
+            ["--no-overlap-p2p-communication", "mixes up"],
+        ),
+        ("--fp16 --bf16", 1, ["--fp16", "--bf16"]),
+        ("--window-size 8,0 --create-attention-mask-in-dataloader", 1, ["--window-size", "mask"]),
+        ("--recompute-granularity selective --recompute-num-layers 1", 1, ["--recompute-num-layers 1"]),
+        ("--quick-geglu --swiglu", 1, ["--quick-geglu", "--swiglu"]),
+        ("--transformer-impl transformer_engine", 1, ["TransformerEngine is not installed", "local"]),
+    ],
+)
+def test_what_cannot_train_is_refused_by_name(validate, flags, world, named):
+    with pytest.raises(ArgumentError) as refused:
+        validate(flags, world)
+    for text in named:
+        assert text in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--fp8-format hybrid",
+        "--moe-permute-fusion",
+        "--tp-comm-overlap",
+        "--attention-backend flash",
+        "--cpu-offloading",
+        "--recompute-granularity selective --recompute-modules core_attn layernorm",
+        "--moe-token-dispatcher-type flex",
+        "--moe-grouped-gemm",
+        "--experimental-attention-variant gated_delta_net",
+        "--hybrid-override-pattern M*M*",
+        "--is-hybrid-model",
+        "--heterogeneous-layers-config-path layers.json",
+        "--use-precision-aware-optimizer",
+        "--num-distributed-optimizer-instances 2",
+        "--optimizer-cpu-offload",
+        "--overlap-param-gather-with-optimizer-step",
+        "--apply-residual-connection-post-layernorm",
+    ],
+)
+def test_what_needs_other_packages_or_another_loop_is_refused(validate, flags):
+    with pytest.raises(ArgumentError) as refused:
+        validate(flags)
+    named = [word for word in flags.split() if word.startswith("--")][-1]
+    assert str(refused.value).startswith(named)
+    assert ";" in str(refused.value)
+
+
+def test_every_refusal_names_a_flag_of_the_host(registry):
+    from mindspeed_core.hosts.standalone.flags import host_flags
+
+    options = {option for flag in host_flags() for option in flag.options}
+    assert {option_of(refusal.dest) for refusal in REFUSALS} <= options
+
+
+def test_a_feature_that_declares_the_flag_is_trusted(monkeypatch):
+    from mindspeed_core.feature import Feature, Flag
+
+    class Fused(Feature):
+        """Fused permutation without TransformerEngine."""
+
+        name = "fused-permutation"
+        family = "test"
+        summary = "Fused permutation."
+        flags = (Flag("--moe-permute-fusion", help="Fuse."),)
+
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with prepare([*SMALL, *MOE.split(), "--moe-permute-fusion"], registry=Registry.of([Fused])) as session:
+        args = session.call("validate_arguments_early", args=session.args, plan=session.plan)
+        checked = session.call("validate_arguments", args=args, plan=session.plan)
+    assert checked.moe_permute_fusion
+
+
+@pytest.mark.parametrize(
+    ("flags", "chunks"),
+    [
+        ("--num-virtual-stages-per-pipeline-rank 2", 2),
+        ("--num-layers-per-virtual-pipeline-stage 1", 2),
+        ("--pipeline-model-parallel-layout E|tt|t|tL", 2),
+        ("--pipeline-model-parallel-layout Et|tttL", None),
+        ("--decoder-first-pipeline-num-layers 1", None),
+    ],
+)
+def test_the_number_of_chunks_follows_from_the_layout(validate, flags, chunks):
+    assert validate(f"{PP2} --global-batch-size 2 {flags}", 2).virtual_pipeline_model_parallel_size == chunks
+
+
+def test_dynamic_loss_scaling_does_not_stop_at_gradients_that_are_not_finite(validate):
+    assert not validate("--fp16").check_for_nan_in_loss_and_grad
+    assert validate("--fp16 --loss-scale 128").check_for_nan_in_loss_and_grad

@@ -1,0 +1,33 @@
+"""A training with every measurement on, where one rank is slow; executed by the ranks of a test world."""
+
+import time
+from pathlib import Path
+
+from mindspeed_core.activation import prepare
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.standalone.loop import train
+from mindspeed_core.testing.model_flags import training_flags
+
+LATE_SECONDS = 0.05
+
+
+class LateBatches:
+    """Makes every batch of rank 1 arrive late."""
+
+    @hookimpl(wrapper=True)
+    def get_batch(self, run):
+        if run.dist.rank == 1 and run.context.training:
+            until = time.perf_counter() + LATE_SECONDS
+            while time.perf_counter() < until:
+                pass
+        return (yield)
+
+
+def train_watched(folder):
+    watching = (
+        "--log-throughput --peak-tflops 2 --timing-log-level 2 --log-straggler --log-interval 2 "
+        "--eval-iters 3 --eval-interval 3 --platform cpu"
+    ).split()
+    flags = [*training_flags(watching, 4), "--run-dir", str(Path(folder))]
+    with prepare(flags, extra_plugins=[LateBatches()]) as session:
+        train(session)
