@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import feature_source, write_metadata
+from made_packages import feature_source, write_metadata
 
 from mindspeed_core.activation import activate
 from mindspeed_core.errors import PatchError

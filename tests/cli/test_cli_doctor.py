@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from conftest import write_metadata
+from made_packages import write_metadata
 
 from mindspeed_core import doctor
 from mindspeed_core.compatibility import TABLE, matches, same_release

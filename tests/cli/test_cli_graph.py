@@ -81,7 +81,7 @@ def test_dot_text_declares_every_node_and_line():
 
 @pytest.mark.parametrize(("form", "start"), [("mermaid", "graph LR"), ("dot", "digraph")])
 def test_the_command_draws_what_is_installed(features, install, form, start):
-    from conftest import feature_source
+    from made_packages import feature_source
 
     install("pack-a", feature_source("thing-a"))
 
@@ -92,7 +92,7 @@ def test_the_command_draws_what_is_installed(features, install, form, start):
 
 
 def test_with_flags_only_the_plan_is_drawn(features, install):
-    from conftest import feature_source
+    from made_packages import feature_source
 
     install("pack-a", feature_source("thing-a"))
     install("pack-b", feature_source("thing-b"))

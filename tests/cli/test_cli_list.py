@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from conftest import feature_source
+from made_packages import feature_source
 
 HEAVY = ("torch", "megatron", "numpy", "rich", "pluggy")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from conftest import feature_source
+from made_packages import feature_source
 
 PATCHED = (
     'patches = (Patch("torch:nowhere", "x:y", "has no other way", versions="torch>=2.6", also=("a:b",)),)'

@@ -7,7 +7,7 @@ import random
 
 import pytest
 from click.testing import CliRunner
-from conftest import feature_source
+from made_packages import feature_source
 
 from mindspeed_core.cli.features import program
 

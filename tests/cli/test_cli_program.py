@@ -6,7 +6,7 @@ import sys
 
 import click
 import pytest
-from conftest import feature_source, write_metadata
+from made_packages import feature_source, write_metadata
 
 import mindspeed_core
 from mindspeed_core.cli.errors import describe, guarded

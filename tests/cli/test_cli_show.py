@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conftest import feature_source
+from made_packages import feature_source
 
 BODY = """
 requires = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import feature_source
+from made_packages import feature_source
 
 from mindspeed_core.testing import verify as harness
 from mindspeed_core.testing.verify import Verdict
