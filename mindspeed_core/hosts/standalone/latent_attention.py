@@ -65,7 +65,7 @@ class LatentSelfAttention(MLASelfAttention):
             self.linear_kv_down_proj.register_forward_hook(self._complete)
 
     def _complete(self, linear: Module, inputs: Any, result: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
-        """Turn ``[s, b, (kv+p)/tp]`` into ``[s, b, kv+p]``, or ``[s/tp, b, kv+p]`` if sharded.
+        """Turn ``[s, b, (kv+p)/tp]`` into ``[s, b, kv+p]``, or ``[s/tp, b, kv+p]`` with a cut sequence.
 
         Given whole rows, megatron-core gathers nothing but the positions of a sharded sequence, with the right
         gradient.
