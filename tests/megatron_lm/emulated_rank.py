@@ -1,7 +1,7 @@
 """One rank of Megatron-LM's own `pretrain_gpt.py` on the processor, recording the numbers of each step.
 
-The checkout's cuda calls are answered by the cpu platform of this package, through a ledger of patches as in a
-session. Megatron-LM asks more of a device than megatron-core does (that there is one, and which), so a few
+The checkout's cuda calls are answered by the cpu platform of this package, through a ledger of patches as in
+a session. Megatron-LM asks more of a device than megatron-core does (that there is one, and which), so a few
 answers are added here.
 
 Usage: `MEGATRON_LM_PATH=... python emulated_rank.py NUMBERS [FLAGS of pretrain_gpt.py]`; the last pipeline
