@@ -9,7 +9,8 @@ from mindspeed_core.testing.faults import start_job
 
 FLAGS = (
     "--platform cpu --num-layers 4 --hidden-size 128 --num-attention-heads 2 --seq-length 16 "
-    "--vocab-size 2048 --micro-batch-size 1 --global-batch-size 2 --mock-data --num-workers 0 --lr 1e-3 --train-iters 5000 "
+    "--vocab-size 2048 --micro-batch-size 1 --global-batch-size 2 "
+    "--mock-data --num-workers 0 --lr 1e-3 --train-iters 5000 "
     "--eval-iters 0 --no-progress --nproc 2 --keep-last-n 2"
 ).split()
 
