@@ -3,7 +3,7 @@
 import pytest
 from test_checkpoint_resume import NO_DROPOUT, close_run, open_run, save, train
 
-from mindspeed_core.errors import ArgumentError
+from mindspeed_core.errors import ArgumentError, UserError
 from mindspeed_core.flags import flag_set
 from mindspeed_core.hosts.standalone.fully_sharded_arguments import check_fully_sharded
 from mindspeed_core.registry import Registry
@@ -21,7 +21,12 @@ LLAMA = (
     ("layout", "size"),
     [
         pytest.param((), 2, id="dp2"),
-        pytest.param(("--torch-fsdp2-no-reshard-after-forward",), 2, id="dp2-kept-parameters"),
+        pytest.param(
+            "--torch-fsdp2-no-reshard-after-forward --recompute-granularity full --recompute-method uniform "
+            "--recompute-num-layers 1".split(),
+            2,
+            id="dp2-kept-parameters-recompute",
+        ),
         pytest.param(("--tensor-model-parallel-size", "2", "--sequence-parallel"), 4, id="tp2-dp2"),
     ],
 )
@@ -74,6 +79,25 @@ def resume_rank(folder, dtype):
         results["sharded again"] = train(run, 2)
         close_run(run)
     return results
+
+
+def test_a_gradient_that_went_bad_on_one_rank_is_named_and_ends_the_run():
+    first, second = run_world(f"{__name__}:spoiled_rank", 2, timeout=200)
+    assert "a gradient on rank 1 is not finite" in first
+    assert "the gradient of output_layer.weight holds nan in 1 of" in second
+
+
+def spoiled_rank():
+    from mindspeed_core.hosts.standalone import bad_steps
+
+    run = open_run(["--use-torch-fsdp2", *LLAMA])
+    train(run, 1)
+    if run.dist.rank == 1:
+        run.model[0].module.output_layer.weight.grad.to_local()[0, 0] = float("nan")
+    with pytest.raises(UserError) as caught:
+        bad_steps.verdict(run, {"lm loss": 4.0})
+    close_run(run)
+    return str(caught.value)
 
 
 def losses(steps):
