@@ -52,7 +52,7 @@ def take_turns(parts: Mapping[str, Part], steps: int, warmup: int) -> dict[str, 
     processes = []
     for name, (target, extra) in parts.items():
         ours, theirs = context.Pipe()
-        process = context.Process(target=target, args=(theirs, *extra), daemon=True)
+        process = context.Process(target=target, args=(theirs, *extra))
         process.start()
         theirs.close()
         pipes[name], processes = ours, [*processes, process]
@@ -60,7 +60,7 @@ def take_turns(parts: Mapping[str, Part], steps: int, warmup: int) -> dict[str, 
         return _round_robin(pipes, steps, warmup)
     finally:
         for process in processes:
-            process.join(timeout=60)
+            process.join(timeout=30)
             # A training that was left waiting for its turn would wait for ever.
             process.kill()
 

@@ -25,3 +25,6 @@ def quieten() -> None:
     for category, pattern in _REPETITIVE:
         warnings.filterwarnings("ignore", pattern, category)
     logging.getLogger("megatron").setLevel(logging.ERROR)
+    # A writer's error comes back to the save, which says it once, with the file and the way out.
+    writers = "megatron.core.dist_checkpointing.strategies.filesystem_async"
+    logging.getLogger(writers).setLevel(logging.CRITICAL)

@@ -6,21 +6,26 @@ published is compared with an undisturbed job of the same flags.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
 import re
+import resource
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import psutil
+
+from mindspeed_core.testing.worlds import fork_server_process
 
 _STEP = re.compile(r"^step +(\d+)/\d+ \| loss (\S+) \|.*?grad norm (\S+)", re.MULTILINE)
 _START = re.compile(r"^training from (?:step (\d+)|scratch)", re.MULTILINE)
@@ -37,7 +42,7 @@ class Job:
         output: the file that takes what it prints.
     """
 
-    process: subprocess.Popen[bytes]
+    process: _Program
     output: Path
 
     def workers(self) -> list[psutil.Process]:
@@ -53,9 +58,7 @@ class Job:
 
     def pause(self, seconds: float) -> bool:
         """Let the job run on; False when it has ended."""
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(seconds)
-        return self.process.poll() is None
+        return self.process.wait(seconds) is None
 
     def wait_for(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         """Wait until the condition holds.
@@ -67,7 +70,7 @@ class Job:
         while not condition():
             running = self.pause(_LOOK_SECONDS)
             if not running and not condition():
-                raise AssertionError(f"the job ended with {self.process.returncode}:\n{self.text()[-4000:]}")
+                raise AssertionError(f"the job ended with {self.process.wait(0)}:\n{self.text()[-4000:]}")
             if time.monotonic() > end:
                 raise AssertionError(f"nothing happened for {seconds:g} s:\n{self.text()[-4000:]}")
 
@@ -77,34 +80,73 @@ class Job:
 
     def end(self, seconds: float = 60.0) -> int:
         """Wait for the end; the exit status."""
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
+        status = self.process.wait(seconds)
+        if status is None:
             self.close()
-            raise AssertionError(
-                f"the job did not end within {seconds:g} s:\n{self.text()[-4000:]}"
-            ) from None
+            raise AssertionError(f"the job did not end within {seconds:g} s:\n{self.text()[-4000:]}")
+        return status
 
     def close(self) -> None:
         """End the job and everything it started, if it still lives."""
-        if self.process.poll() is None:
+        if self.process.wait(0) is None:
             for worker in self.workers():
                 with suppress(psutil.NoSuchProcess):
                     worker.kill()
-            self.process.kill()
-            self.process.wait()
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait(10.0)
 
 
-def start_job(flags: Sequence[str], output: Path, environment: Mapping[str, str] | None = None) -> Job:
-    """Start ``mindspeed-train FLAGS``; its standard output and error go to a file."""
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mindspeed_core.train", *flags],
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
-        )
-    return Job(process, output)
+class _Program:
+    """``mindspeed-train`` in a process that the fork server gave, with the heavy imports behind it."""
+
+    def __init__(self, birth: Mapping[str, Any]) -> None:
+        self._process = fork_server_process(_run_program, birth)
+        self.pid: int = self._process.pid
+
+    def wait(self, seconds: float) -> int | None:
+        """The exit status, or None when the program still runs after so many seconds."""
+        self._process.join(seconds)
+        status: int | None = self._process.exitcode
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the program, not to its workers."""
+        os.kill(self.pid, number)
+
+
+def _run_program(birth: Mapping[str, Any]) -> None:
+    os.environ.clear()
+    os.environ.update(birth["environment"])
+    sys.path[:] = birth["path"]
+    os.chdir(birth["directory"])
+    output = os.open(birth["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", 0, closefd=False), write_through=True)
+    sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", 0, closefd=False), write_through=True)
+    limit = birth["largest_file"]
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    sys.exit(import_module("mindspeed_core.cli.train").main(birth["flags"]))
+
+
+def start_job(flags: Sequence[str], output: Path, *, largest_file: int | None = None) -> Job:
+    """Start ``mindspeed-train FLAGS``.
+
+    Args:
+        flags: of the program.
+        output: takes what it prints.
+        largest_file: bytes that the program and its workers may write into one file.
+    """
+    birth = {
+        "environment": {**os.environ, "OMP_NUM_THREADS": "1"},
+        "path": sys.path,
+        "directory": os.getcwd(),
+        "output": str(output),
+        "flags": list(flags),
+        "largest_file": largest_file,
+    }
+    return Job(_Program(birth), output)
 
 
 @dataclass

@@ -322,6 +322,24 @@ class _World:
                 print(f"[rank {rank.rank}] {line}")
 
 
+def fork_server_process(function: Callable[..., None], *args: Any) -> Any:
+    """Start a module-level function in a process of its own, with the heavy imports behind it.
+
+    Returns:
+        The running ``multiprocessing`` process; it may have children and ends on its own.
+    """
+    context = multiprocessing.get_context("forkserver")
+    with _start_lock:
+        hidden = _HiddenMain()
+        try:
+            _start_fork_server(context)
+            process = context.Process(target=function, args=args)
+            process.start()
+        finally:
+            hidden.restore()
+    return process
+
+
 class _HiddenMain:
     """Keeps multiprocessing from importing the program's main module in every child.
 

@@ -78,6 +78,11 @@ def validate(registry, monkeypatch):
         ("--fp16 --bf16", 1, ["--fp16", "--bf16"]),
         ("--window-size 8,0 --create-attention-mask-in-dataloader", 1, ["--window-size", "mask"]),
         ("--recompute-granularity selective --recompute-num-layers 1", 1, ["--recompute-num-layers 1"]),
+        (
+            "--recompute-granularity selective --recompute-modules mlp",
+            1,
+            ["--recompute-modules", "--disable-bias-linear"],
+        ),
         ("--quick-geglu --swiglu", 1, ["--quick-geglu", "--swiglu"]),
         ("--transformer-impl transformer_engine", 1, ["TransformerEngine is not installed", "local"]),
     ],

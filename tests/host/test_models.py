@@ -97,7 +97,8 @@ def test_predictions_sit_where_the_layout_says(equivalence):
     ],
 )
 def test_recomputation_changes_no_bit(equivalence, recompute):
-    equivalence(recompute.split(), (), tolerance=0.0)
+    model = ("--disable-bias-linear", "--num-layers", "2")
+    equivalence((*model, *recompute.split()), model, tolerance=0.0)
 
 
 def test_without_us_latent_attention_loses_gradients_of_other_ranks(equivalence):
@@ -136,7 +137,7 @@ def test_float16_follows_float32(equivalence):
 
 
 def test_a_scale_that_overflows_is_lowered_until_steps_succeed():
-    side = train_side(("--fp16", "--initial-loss-scale", "1e9", "--hysteresis", "1"), 1, 12, gradients=False)
-    losses = side.losses["lm loss"]
-    assert losses[0] == losses[1]
-    assert losses[-1] < losses[0]
+    side = train_side(("--fp16", "--hysteresis", "1"), 1, 18, gradients=False)
+    assert side.grad_norms[0] is None
+    assert side.grad_norms[-1] is not None
+    assert side.losses["lm loss"][-1] < side.losses["lm loss"][0]

@@ -60,16 +60,6 @@ def test_experts_on_a_layout_equal_one_process(equivalence, options, layout, siz
     equivalence((*model, *layout.split()), model, world_size=size, baseline_world_size=1)
 
 
-def test_a_balance_over_the_global_batch_needs_the_same_micro_batches(equivalence):
-    model = (*MOE, "--moe-router-load-balancing-type", "global_aux_loss")
-    equivalence(
-        (*model, *EP2, "--micro-batch-size", "2"),
-        (*model, "--micro-batch-size", "4"),
-        world_size=2,
-        baseline_world_size=1,
-    )
-
-
 @pytest.mark.parametrize("layout", [(*TP2, *ETP1), (*TP2, *ETP1, *EP2)], ids=["ep1", "ep2"])
 def test_experts_with_biases_equal_one_process(equivalence, layout):
     equivalence((*BIASED, *layout), BIASED, world_size=2, baseline_world_size=1)
@@ -104,7 +94,7 @@ def test_every_rank_draws_experts_of_its_own_on_the_processor():
         (*MOE, *EP2), 2, 1, gradients=False, probes=("native_parts:NativeExperts",)
     ).initial.tensors
     key = next(key for key in one if key.endswith("experts.experts.linear_fc2.weight"))
-    assert torch.equal(ours[key], one[key])
+    assert [name for name in one if not torch.equal(ours[name], one[name])] == []
     assert torch.equal(without[key][0], without[key][2])
 
 

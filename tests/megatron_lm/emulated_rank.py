@@ -1,7 +1,7 @@
 """One rank of Megatron-LM's own `pretrain_gpt.py` on the processor, recording the numbers of each step.
 
-The checkout's cuda calls are answered by the cpu platform of this package, through a ledger of patches as in a
-session. Megatron-LM asks more of a device than megatron-core does (that there is one, and which), so a few
+The checkout's cuda calls are answered by the cpu platform of this package, through a ledger of patches as in
+a session. Megatron-LM asks more of a device than megatron-core does (that there is one, and which), so a few
 answers are added here.
 
 Usage: `MEGATRON_LM_PATH=... python emulated_rank.py NUMBERS [FLAGS of pretrain_gpt.py]`; the last pipeline
@@ -55,19 +55,19 @@ def no_kernels(args: Any) -> None:
 
 
 def keeps_generator(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The warm-up of fused functions.
+    """A function that draws from one of two generators, the device's and the processor's; here they are one.
 
-    It draws from the device's generator. Position embeddings are initialised from the processor's; here the
-    two are one.
+    The warm-up of fused functions draws from the device's, position embeddings are initialised from the
+    processor's. Data loaders draw a seed from the processor's, dropout draws from the device's.
     """
 
-    def warm_up(*args: Any, **options: Any) -> Any:
+    def call(*args: Any, **options: Any) -> Any:
         state = torch.get_rng_state()
         result = original(*args, **options)
         torch.set_rng_state(state)
         return result
 
-    return warm_up
+    return call
 
 
 def recorded(original: Callable[..., Any], numbers: Path) -> Callable[..., Any]:
@@ -119,6 +119,8 @@ def main() -> None:
 
     fused_kernels.load = no_kernels
     initialize._warmup_jit_function = keeps_generator(initialize._warmup_jit_function)
+    for name in ("build_train_valid_test_data_iterators", "evaluate"):
+        setattr(training, name, keeps_generator(getattr(training, name)))
     training.train_step = recorded(training.train_step, numbers)
     runpy.run_path(sys.argv[0], run_name="__main__")
 

@@ -1,7 +1,7 @@
 """Per-step losses of `mindspeed-train` and of Megatron-LM's own training, side by side.
 
-Run with MEGATRON_LM_PATH naming a checkout of core_v0.16.1; README.md beside this file has the recipe. The exit
-status is 0 when every loss of every case agrees within the tolerance.
+Run with MEGATRON_LM_PATH naming a checkout of core_v0.16.1; README.md beside this file has the recipe. The
+exit status is 0 when every loss of every case agrees within the tolerance.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def main() -> int:
     chosen = [known[name] for name in arguments.case] if arguments.case else list(CASES)
     recorded: dict[str, dict[str, list[float]]] = {}
     agreed = True
-    print(f"{'case':32} {'steps':>5} {'first loss':>10} {'last loss':>10} {'loss, worst':>12} {'norm, worst':>12}")
+    print(
+        f"{'case':32} {'steps':>5} {'first loss':>10} {'last loss':>10} {'loss, off':>12} {'norm, off':>12}"
+    )
     with tempfile.TemporaryDirectory() as folder:
         prefix = Path(folder) / "corpus"
         write_corpus(prefix)
@@ -104,7 +106,9 @@ def _run(command: Sequence[str], world_size: int, log: Path) -> None:
         "OMP_NUM_THREADS": "1",
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         # The checkout compiles its index helpers for the first python3 and python3-config of the path.
-        "PATH": os.pathsep.join((str(python.parent), str(python.resolve().parent), os.environ.get("PATH", ""))),
+        "PATH": os.pathsep.join(
+            (str(python.parent), str(python.resolve().parent), os.environ.get("PATH", ""))
+        ),
         "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH")))),
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(port),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.standalone.arguments_survival import check_survival
 from mindspeed_core.hosts.standalone.data_sources import data_sources
 from mindspeed_core.hosts.standalone.fully_sharded_arguments import check_fully_sharded
 from mindspeed_core.hosts.standalone.model_arguments import check_model
@@ -81,6 +82,7 @@ def validate_arguments(session: Session, args: Namespace) -> Namespace:
     _check_ranges(session, args)
     _check_needs_feature(session, args)
     check_writers(args)
+    check_survival(args)
     _derive_world(args)
     _derive_model(session, args)
     check_fully_sharded(args)

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.hosts.standalone import rng_state
+from mindspeed_core.hosts.standalone.fully_sharded import local_part
 
 if TYPE_CHECKING:
     from megatron.core.transformer.module import MegatronModule
@@ -106,7 +107,9 @@ def verdict(run: Run, losses: dict[str, float]) -> str:
     """
     args, seen = run.args, memory(run.session)
     skips = args.bad_step_action == "skip"
-    if not skips and not args.check_for_spiky_loss:
+    # Buckets of gradients are checked by megatron-core when they are reduced; torch's shards are not.
+    looks = skips or (args.use_torch_fsdp2 and args.check_for_nan_in_loss_and_grad)
+    if not looks and not args.check_for_spiky_loss:
         return ""
     reason = ""
     loss = losses.get("lm loss")
@@ -119,7 +122,7 @@ def verdict(run: Run, losses: dict[str, float]) -> str:
                 f"its loss {loss:.6g} is more than {args.loss_spike_factor:g} times {max(seen.recent):.6g}, "
                 f"the largest of the last {len(seen.recent)} steps"
             )
-    if not reason and skips and args.check_for_nan_in_loss_and_grad:
+    if not reason and looks and args.check_for_nan_in_loss_and_grad:
         reason = _agreed_gradient(run)
     if not reason:
         seen.in_a_row = 0
@@ -156,6 +159,9 @@ def _agreed_gradient(run: Run) -> str:
 
 
 def _gradients_finite(run: Run) -> bool:
+    if run.args.use_torch_fsdp2:
+        shards = [local_part(p.grad) for _, p in _parameters(run) if p.grad is not None]
+        return all(bool(torch.isfinite(shard.sum(dtype=torch.float32))) for shard in shards)
     buffers = [
         buffer.grad_data
         for chunk in run.model
@@ -170,7 +176,7 @@ def bad_gradient(run: Run) -> str:
     """Name the first parameter of this rank whose gradient is not finite."""
     for name, parameter in _parameters(run):
         gradient = getattr(parameter, "main_grad", None)
-        gradient = parameter.grad if gradient is None else gradient
+        gradient = local_part(parameter.grad if gradient is None else gradient)
         if gradient is not None and not bool(torch.isfinite(gradient).all()):
             return f"the gradient of {name} {_what(gradient)}"
     return "a gradient is not finite"
@@ -183,8 +189,11 @@ def origin_of_loss(run: Run, batch: Batch, model_chunk: MegatronModule) -> str:
     data would have to take part (expert or context parallelism), only weights are looked at.
     """
     for name, parameter in _parameters(run):
-        if not bool(torch.isfinite(parameter).all()):
-            return f"the weight {name} {_what(parameter)}: an earlier update spoiled it"
+        weight = local_part(parameter)
+        if not bool(torch.isfinite(weight).all()):
+            return f"the weight {name} {_what(weight)}: an earlier update spoiled it"
+    if run.args.use_torch_fsdp2:
+        return "this rank's parts of all weights are finite"
     if run.pg.cp.size() > 1 or (getattr(run.pg, "ep", None) is not None and run.pg.ep.size() > 1):
         return "all weights are finite"
     chunk = model_chunk

@@ -12,6 +12,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -203,8 +204,16 @@ def _write_and_digest(write: Callable[..., None], temporary: Path, rank: int, *a
     Runs in a forked process when the save is in the background, hence the file.
     """
     write(*arguments)
-    digests = {path.name: publish.digest_file(path) for path in temporary.glob(f"__{rank}_*.distcp")}
-    (temporary / _digest_name(rank)).write_text(json.dumps(digests), encoding="utf-8")
+    try:
+        digests = {path.name: publish.digest_file(path) for path in temporary.glob(f"__{rank}_*.distcp")}
+        publish.write_synced(temporary / _digest_name(rank), json.dumps(digests))
+    except OSError as error:
+        # The reason has to get through a full disk; the shards, of no use any more, make room for it.
+        for path in temporary.glob(f"__{rank}_*.distcp"):
+            path.unlink()
+        # Where another rank took that room, its own reason gets through; here only the digests are missing.
+        with suppress(OSError):
+            (temporary / _digest_name(rank)).write_text(json.dumps(publish.explain(error)), encoding="utf-8")
 
 
 def _digest_name(rank: int) -> str:
@@ -227,7 +236,12 @@ def _take_digests(temporary: Path) -> dict[str, tuple[int, str]]:
         if written:
             raise CheckpointError(f"{temporary}: the writer of rank {rank} ended before it was done")
         return {}
-    digests = {name: (size, digest) for name, (size, digest) in json.loads(path.read_text()).items()}
+    text = path.read_text(encoding="utf-8")
+    # Empty where even the reason found no room.
+    told = json.loads(text) if text else "no space left on the device; free some, or lower --keep-last-n"
+    if isinstance(told, str):
+        raise CheckpointError(f"saving {temporary} (rank {rank}): {told}")
+    digests = {name: (size, digest) for name, (size, digest) in told.items()}
     path.unlink()
     if sorted(digests) != written:
         raise CheckpointError(f"{temporary}: rank {rank} wrote {written}, but described {sorted(digests)}")

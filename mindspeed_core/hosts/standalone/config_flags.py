@@ -1,8 +1,8 @@
 """Flags made from the fields of the installed megatron-core's configuration classes.
 
 A field becomes a flag by Megatron-LM's rules, so that what a new megatron-core adds can be given on the
-command line without a change here. The tables hold what a rule cannot know: names that Megatron-LM spells otherwise,
-defaults it has otherwise, and fields that are no flag, each with the reason.
+command line without a change here. The tables hold what a rule cannot know: names that Megatron-LM spells
+otherwise, defaults it has otherwise, and fields that are no flag, each with the reason.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ SPELLINGS: Mapping[str, Spelling] = {
 """Fields whose flag Megatron-LM spells otherwise, or whose annotation no rule covers."""
 
 _DERIVED = "the host derives it from other flags"
-_FSDP = "an option of Megatron-FSDP, which this host does not build"
+_FSDP = "an option of Megatron-FSDP, whose flags are written by hand"
 _INFERENCE = "an option of megatron-core's inference engines"
 _DEPRECATED = "deprecated in megatron-core, and no flag of Megatron-LM"
 _ACTIVATION = "chosen with --swiglu, --squared-relu or --quick-geglu"

@@ -11,6 +11,7 @@ each other.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -73,9 +74,12 @@ class ExpertOutput(RowParallelLinear):
 
 def _draw(count: int, config: TransformerConfig, submodules: MLPSubmodules, groups: Any) -> None:
     """Draw and forget the weights of other ranks' experts, so that all ranks leave the generator alike."""
+    # An expert takes the width of its second linear from the configuration.
+    narrow = copy(config)
+    narrow.ffn_hidden_size = config.moe_ffn_hidden_size
     for _ in range(count):
         MLP(
-            config,
+            narrow,
             submodules,
             is_expert=True,
             ffn_hidden_size=config.moe_ffn_hidden_size,

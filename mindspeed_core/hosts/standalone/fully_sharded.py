@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 class FullyShardedChunk(TorchFullyShardedDataParallel):
-    """A model chunk whose parameters torch gathers for each use and whose gradients it reduces in backward."""
+    """A model chunk whose parameters torch gathers for each use, and whose gradients it reduces."""
 
     def finish_grad_sync(self, force_all_reduce: bool | None = False) -> None:
-        """Nothing is left to reduce; megatron-core 0.16 passes an argument that its own class does not take."""
+        """Nothing is left to reduce; megatron-core's own class does not take the argument it passes."""
 
 
 def sharding_config(args: Namespace) -> DistributedDataParallelConfig:
@@ -65,14 +65,12 @@ def wrap_fully_sharded(
         for name, parameter in chunk.named_parameters():
             if parameter.shape[0] % size:
                 raise UserError(
-                    f"--use-torch-fsdp2: {name} has {parameter.shape[0]} rows, which {size} data-parallel ranks do not "
-                    "share equally; use another number of ranks, or other sizes"
+                    f"--use-torch-fsdp2: {name} has {parameter.shape[0]} rows, which {size} data-parallel "
+                    "ranks do not share equally; use another number of ranks, or other sizes"
                 )
     session.ledger.apply([_LOCAL_PART], owner="standalone")
     wrapped = [
-        FullyShardedChunk(
-            config=config, ddp_config=ddp_config, module=chunk, process_group=pg.dp_cp
-        )
+        FullyShardedChunk(config=config, ddp_config=ddp_config, module=chunk, process_group=pg.dp_cp)
         for chunk in model
     ]
     for chunk in wrapped:
@@ -92,8 +90,8 @@ def _gated_shards(
 ) -> dict[str, Any]:
     """``sharded_state_dict`` of a gated MLP, whose first weight holds the gate above the other half.
 
-    megatron-core describes every rank's part as one half over the other, which is so under tensor parallelism;
-    a part cut by torch is a range of rows of the whole, in one of the halves.
+    megatron-core describes every rank's part as one half over the other, which is so under tensor
+    parallelism; a part cut by torch is a range of rows of the whole, in one of the halves.
     """
     described: dict[str, Any] = type(mlp).sharded_state_dict(mlp, prefix, sharded_offsets, metadata)
     half = pg.dp_cp.size() // 2

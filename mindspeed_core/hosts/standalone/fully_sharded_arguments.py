@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+
 from mindspeed_core.errors import ArgumentError
 
 _FLAG = "--use-torch-fsdp2"

@@ -7,7 +7,7 @@ from mindspeed_core.feature import Flag
 FULLY_SHARDED_FLAGS = (
     Flag(
         "--use-torch-fsdp2",
-        help="Shard parameters, gradients and optimizer state over data parallelism with torch's fully_shard.",
+        help="Shard parameters, gradients and optimizer state over data parallelism, with torch's FSDP2.",
     ),
     Flag(
         "--torch-fsdp2-no-reshard-after-forward",

@@ -65,10 +65,10 @@ class LatentSelfAttention(MLASelfAttention):
             self.linear_kv_down_proj.register_forward_hook(self._complete)
 
     def _complete(self, linear: Module, inputs: Any, result: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
-        """Turn ``[s, b, (kv+p)/tp]`` into ``[s, b, kv+p]``, or ``[s/tp, b, kv+p]`` if sharded.
+        """Turn ``[s, b, (kv+p)/tp]`` into ``[s, b, kv+p]``, or ``[s/tp, b, kv+p]`` when cut.
 
-        Given whole rows, megatron-core gathers nothing but the positions of a sharded sequence, with the right
-        gradient.
+        Given whole rows, megatron-core gathers nothing but the positions of a sharded sequence, with the
+        right gradient.
         """
         group = self.pg_collection.tp
         whole = gather_from_tensor_model_parallel_region(result[0], group=group)

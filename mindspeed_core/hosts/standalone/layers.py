@@ -34,7 +34,7 @@ def build_layer_spec(
         config,
         use_transformer_engine=use_te,
         normalization=args.normalization,
-        qk_l2_norm=config.qk_l2_norm,
+        qk_l2_norm=args.qk_l2_norm,
         vp_stage=vp_stage,
     )
     return spec if use_te else plain_parts(spec, config)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from mindspeed_core.errors import DataError, UserError
-from mindspeed_core.hosts.standalone import checkpoint, hang_watch, rng_state, stopping
+from mindspeed_core.hosts.standalone import checkpoint, hang_watch, rng_state, save_failures, stopping
 from mindspeed_core.hosts.standalone.measures import Measures
 from mindspeed_core.hosts.standalone.run_length import batch_at, samples_wanted
 from mindspeed_core.hosts.standalone.step import configure_for_training, without_param_gather
@@ -139,7 +139,8 @@ def _loop(run: Run, watch: Watch) -> None:
     validates = args.eval_iters > 0 or args.full_validation
     batch = batch_at(args, run.consumed_train_samples)
     while run.iteration < args.train_iters and not reason:
-        checkpoint.poll(run)
+        with save_failures.tolerated(run, watch.say):
+            checkpoint.poll(run)
         result = session.call("train_step", run=run)
         if not gather_on and not result.skipped:
             for chunk in run.model:
@@ -158,15 +159,13 @@ def _loop(run: Run, watch: Watch) -> None:
             evaluated = run.iteration
         reason = session.call("should_stop", run=run)
         if args.save and args.save_interval and run.iteration % args.save_interval == 0:
-            _save(run, watch, "interval")
-            saved = run.iteration
+            saved = run.iteration if _save(run, watch, "interval") else saved
             # A signal that came while saving ends the run here, not a step and a save later.
             reason = reason or session.call("should_stop", run=run)
         earlier, batch = batch, batch_at(args, run.consumed_train_samples)
         if args.save and batch != earlier and saved != run.iteration and not reason:
             # As Megatron-LM does it: the last state of each batch size is kept.
-            _save(run, watch, "rampup")
-            saved = run.iteration
+            saved = run.iteration if _save(run, watch, "rampup") else saved
     if reason:
         watch.say(f"stopping after step {run.iteration}: {reason}")
     if validates and evaluated != run.iteration and not reason:
@@ -186,10 +185,16 @@ def _evaluate(run: Run, watch: Watch, split: str) -> None:
         run.history.append({"step": run.iteration, key: losses["lm loss"]})
 
 
-def _save(run: Run, watch: Watch, reason: str) -> None:
-    with without_param_gather(run, param_sync=True):
-        info = run.session.call("save_checkpoint", run=run, reason=reason)
-    watch.say(f"saved {info.path}")
+def _save(run: Run, watch: Watch, reason: str) -> bool:
+    with save_failures.tolerated(run, watch.say):
+        # What became of the save before this one is its own matter.
+        checkpoint.poll(run, blocking=True)
+    with save_failures.tolerated(run, watch.say, reason):
+        with without_param_gather(run, param_sync=True):
+            info = run.session.call("save_checkpoint", run=run, reason=reason)
+        watch.say(f"saved {info.path}")
+        return True
+    return False
 
 
 def _check_dtype(session: Session) -> None:

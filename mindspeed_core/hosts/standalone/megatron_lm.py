@@ -127,9 +127,9 @@ RULES: tuple[Rule, ...] = (
     _elsewhere("a research switch of Megatron-LM's authors", "--enable-experimental --fake-process-group"),
     _elsewhere("samples are tokens of documents of any length", "--hybrid-context-parallel"),
     _refused(
-        "fully sharded data parallelism is not joined to this host; --use-distributed-optimizer shards "
-        "the optimizer state",
-        "--use-torch-fsdp2 --torch-fsdp2-* --use-megatron-fsdp --data-parallel-sharding-strategy "
+        "Megatron-FSDP keeps its checkpoints in a format of its own, which this host neither writes nor "
+        "reads; --use-torch-fsdp2 shards parameters, gradients and optimizer state",
+        "--use-megatron-fsdp --data-parallel-sharding-strategy "
         "--outer-dp-sharding-strategy --fsdp-* --suggested-communication-unit-size "
         "--keep-fp8-transpose-cache --enable-full-sharding-in-hsdp --init-model-with-meta-device",
     ),

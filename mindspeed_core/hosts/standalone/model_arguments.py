@@ -32,6 +32,9 @@ def check_model(session: Session, args: Namespace) -> None:
 
 
 def _older_spellings(args: Namespace) -> None:
+    if not hasattr(args, "qk_l2_norm"):
+        # megatron-core 0.15 has the norm, and no field for it.
+        args.qk_l2_norm = False
     if args.use_rotary_position_embeddings:
         args.position_embedding_type = "rope"
     if args.recompute_activations:
@@ -380,6 +383,15 @@ def _derive_recompute(args: Namespace) -> None:
             raise ArgumentError(
                 "--recompute-granularity", "full", "needs a number of layers", "add --recompute-num-layers 1"
             )
+    modules = args.recompute_modules or ()
+    if args.recompute_granularity == "selective" and "mlp" in modules and args.add_bias_linear:
+        # The bias leaves the checkpointed function as it is, becomes its result, and backward never ends.
+        raise ArgumentError(
+            "--recompute-modules",
+            " ".join(modules),
+            "megatron-core recomputes a dense MLP with a bias for ever",
+            "add --disable-bias-linear, or leave mlp out",
+        )
     if args.recompute_granularity == "selective" and args.recompute_num_layers is not None:
         raise ArgumentError(
             "--recompute-num-layers",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from math import exp, isfinite
 from typing import Any, Protocol
@@ -70,8 +71,7 @@ class WandbWriter:
 
     def __init__(self, args: Namespace) -> None:
         """Start the run that the ``--wandb`` flags describe, with all arguments as its configuration."""
-        import wandb
-
+        wandb: Any = import_module("wandb")
         self._run: Any = wandb.init(
             project=args.wandb_project,
             name=args.wandb_exp_name,

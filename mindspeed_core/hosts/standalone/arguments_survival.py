@@ -1,0 +1,32 @@
+"""Checks of the flags about what a run survives."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from mindspeed_core.errors import ArgumentError
+
+
+def check_survival(args: Namespace) -> None:
+    """Refuse values that cannot work.
+
+    Raises:
+        ArgumentError: names flag, value and the way out.
+    """
+    if args.exit_duration_in_mins is not None and args.exit_duration_in_mins <= 0:
+        raise ArgumentError("--exit-duration-in-mins", args.exit_duration_in_mins, "must be positive")
+    if args.loss_spike_factor <= 1:
+        raise ArgumentError(
+            "--loss-spike-factor",
+            args.loss_spike_factor,
+            "an ordinary loss would be a spike",
+            "use more than 1",
+        )
+    if args.bad_step_limit < 1:
+        raise ArgumentError(
+            "--bad-step-limit", args.bad_step_limit, "must be at least 1", "or use --bad-step-action stop"
+        )
+    if args.hang_timeout_minutes is not None and args.hang_timeout_minutes < 0:
+        raise ArgumentError(
+            "--hang-timeout-minutes", args.hang_timeout_minutes, "must not be negative", "0 switches it off"
+        )

@@ -1,0 +1,185 @@
+"""Workers started here: who failed first, what is worth a restart, and what Slurm's variables mean."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from mindspeed_core.errors import UserError
+from mindspeed_core.launch import start, worker
+from mindspeed_core.launch.environment import Job, current_job, first_host, translate_slurm
+from mindspeed_core.launch.supervisor import Supervisor
+
+
+def starter(life):
+    """Start workers that live as ``life(rank, restart)`` says: a status, or None to wait for a signal."""
+
+    def begin(birth):
+        pid = os.fork()
+        if pid:
+            return pid
+        status = 99
+        try:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+                signal.signal(number, signal.SIG_DFL)
+            signal.set_wakeup_fd(-1)
+            os.setpgid(0, 0)
+            os.environ.update(birth.environment)
+            for descriptor in birth.close:
+                os.close(descriptor)
+            answer = life(int(os.environ["RANK"]), int(os.environ["MINDSPEED_RESTART"]))
+            if answer is None:
+                signal.pause()
+            status = answer
+        finally:
+            os._exit(status)
+
+    return begin
+
+
+def run(life, count=2, restarts=0):
+    return Supervisor(starter(life), count, restarts).run()
+
+
+def killed(rank, restart):
+    if rank == 1 and restart < 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return None if restart < 2 else 0
+
+
+def explained(rank, restart):
+    if rank == 1:
+        worker.tell("explained", "error: --lr -1: must not be negative\n")
+        return 1
+    worker.tell("consequence", "Connection closed by peer\n")
+    return 1
+
+
+def noticed_only(rank, restart):
+    if rank == 1:
+        worker.tell("consequence", "Connection closed by peer\n")
+    return 1 if rank == 1 else 3
+
+
+def test_a_job_whose_workers_end_well_ends_well():
+    assert run(lambda rank, restart: 0, count=3) == 0
+
+
+def test_a_killed_worker_is_started_again_with_all_others(capfd):
+    assert run(killed, restarts=2) == 0
+    said = capfd.readouterr().err
+    assert said.count("rank 1 of 2 was killed by SIGKILL") == 2
+    assert "2 of --max-restarts 2" in said
+
+
+def test_restarts_are_limited(capfd):
+    assert run(killed, restarts=1) == 1
+    assert "--max-restarts 1 are used up" in capfd.readouterr().err
+
+
+def test_what_the_user_has_to_put_right_is_said_once_and_not_tried_again(capfd):
+    assert run(explained, restarts=3) == 1
+    assert capfd.readouterr().err == "rank 1 of 2:\nerror: --lr -1: must not be negative\n"
+
+
+def test_an_exit_without_a_word_counts_more_than_a_consequence(capfd):
+    assert run(noticed_only) == 1
+    assert "rank 0 of 2 ended with status 3 without a message" in capfd.readouterr().err
+
+
+def test_a_supervisor_leaves_the_signal_handlers_as_they_were():
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)]
+    run(lambda rank, restart: 0)
+    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)] == before
+
+
+def test_without_a_supervisor_a_worker_speaks_itself(monkeypatch):
+    monkeypatch.delenv("MINDSPEED_SUPERVISOR", raising=False)
+    assert not worker.supervised()
+    assert not worker.tell("explained", "text")
+
+
+def test_a_worker_tells_its_supervisor_one_line(monkeypatch):
+    reading, writing = os.pipe()
+    monkeypatch.setenv("MINDSPEED_SUPERVISOR", f"{writing},0")
+    assert worker.tell("hang", "two\nlines", rank=3)
+    line = os.read(reading, 1000)
+    assert json.loads(line) == {"kind": "hang", "text": "two\nlines", "rank": 3}
+    assert line.count(b"\n") == 1
+    os.close(reading)
+    os.close(writing)
+
+
+STEP = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "8",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_NODELIST": "gpu[003-004]",
+}
+
+
+def test_srun_gives_rank_world_and_meeting_place():
+    env = dict(STEP)
+    assert translate_slurm(env)
+    assert (env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"]) == ("5", "8", "1")
+    assert env["MASTER_ADDR"] == "gpu003"
+    assert 15000 <= int(env["MASTER_PORT"]) < 30000
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"RANK": "0"}, {"SLURM_STEP_ID": None}, {"SLURM_NTASKS": "1"}, {"SLURM_PROCID": None}],
+    ids=["torchrun inside", "batch script", "one task", "no task"],
+)
+def test_other_processes_under_slurm_are_left_alone(changed):
+    env = {name: value for name, value in {**STEP, **changed}.items() if value is not None}
+    before = dict(env)
+    assert not translate_slurm(env)
+    assert env == before
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("gpu[003-006,9],login1", "gpu003"), ("a,b", "a"), ("node7", "node7"), ("n[1,3]-ib", "n1-ib")],
+)
+def test_the_first_node_of_a_list(nodes, first):
+    assert first_host(nodes) == first
+
+
+@pytest.mark.parametrize(
+    ("env", "job"),
+    [
+        ({}, Job()),
+        ({"MINDSPEED_JOB_ID": "x", "MINDSPEED_RESTART": "2"}, Job("mindspeed:x", 2)),
+        ({"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "1"}, Job()),
+        ({"TORCHELASTIC_RUN_ID": "r", "TORCHELASTIC_RESTART_COUNT": "1"}, Job("torchrun:r", 1)),
+        ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "3"}, Job("slurm:7", 3)),
+    ],
+)
+def test_the_job_is_known_by_its_launcher(env, job):
+    assert current_job(env) == job
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--nproc", "0"], "--nproc 0"),
+        (["--nproc", "x"], "--nproc"),
+        (["--max-restarts", "2"], "add --nproc"),
+        (["--nproc", "2", "--max-restarts", "-1"], "--max-restarts -1"),
+    ],
+)
+def test_a_launch_that_cannot_work_is_refused(flags, words, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(UserError) as caught:
+        start.wanted(flags)
+    assert words in str(caught.value)
+
+
+def test_two_launchers_are_refused(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UserError, match="another launcher"):
+        start.wanted(["--nproc", "2"])
