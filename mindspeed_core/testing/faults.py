@@ -90,8 +90,9 @@ class Job:
         """End the job and everything it started, if it still lives."""
         if self.process.wait(0) is None:
             for worker in self.workers():
-                with suppress(psutil.NoSuchProcess):
-                    worker.kill()
+                # Each worker leads a group, with the writers and loaders it forked.
+                with suppress(ProcessLookupError):
+                    os.killpg(worker.pid, signal.SIGKILL)
             self.process.send_signal(signal.SIGKILL)
             self.process.wait(10.0)
 

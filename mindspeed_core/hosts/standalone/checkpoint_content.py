@@ -6,6 +6,7 @@ are those of Megatron-LM's checkpoints where it has them.
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ import torch
 from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedObject, ShardedTensorFactory
 
 from mindspeed_core.errors import CheckpointError
+from mindspeed_core.hosts.standalone import checkpoint_megatron_lm as megatron_lm
 from mindspeed_core.hosts.standalone import optimizer_state, rng_state
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT_VERSION = 3.0
 _LIBRARIES = ("torch", "megatron-core", "mindspeed-core")
-_PLAIN = (type(None), bool, int, float, str, torch.Tensor, torch.dtype, torch.Size)
+_PLAIN = (type(None), bool, int, float, str, torch.Tensor, torch.dtype, torch.Size, Namespace)
 
 
 def layout_metadata(run: Run, *, sharding: str = "fully_reshardable") -> dict[str, Any]:
@@ -130,6 +132,7 @@ def common_state(run: Run) -> dict[str, Any]:
         "consumed_train_samples": run.consumed_train_samples,
         "consumed_valid_samples": run.consumed_valid_samples,
         "layout": layout(run),
+        "args": megatron_lm.arguments(run),
     }
     if run.scheduler is not None:
         state["opt_param_scheduler"] = run.scheduler.state_dict()

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone import (
     checkpoint_content,
+    checkpoint_megatron_lm,
     checkpoint_security,
     optimizer_state,
     publish,
@@ -152,7 +153,9 @@ class _Load:
                 checkpoint_security.check_common(self.path)
             try:
                 # Never torch's advice to switch weights_only off: only the user's own word does that.
-                return torch.load(path, map_location="cpu", weights_only=not trusted)
+                with torch.serialization.safe_globals(checkpoint_megatron_lm.record_classes()):
+                    state = torch.load(path, map_location="cpu", weights_only=not trusted)
+                return checkpoint_megatron_lm.with_arguments(state)
             except OSError as error:
                 raise CheckpointError(f"{path}: {publish.explain(error)}") from error
             except Exception as error:
@@ -182,7 +185,9 @@ class _Load:
 
         index = together(self.what, read)
         if not trusted:
-            shards = checkpoint_security.object_shards(index)
+            # What Megatron-LM keeps to repeat a step is never loaded, and so never unpickled.
+            found = checkpoint_security.object_shards(index)
+            shards = [shard for shard in found if not shard[0].startswith("rerun_state_machine")]
             share = shards[dist.get_rank() :: dist.get_world_size()]
             together(self.what, lambda: checkpoint_security.check_objects(self.path, share))
         return index

@@ -64,8 +64,22 @@ _METADATA = [
     "_MEM_FORMAT_ENCODING",
 ]
 
+_MEGATRON_LM = [
+    "argparse.Namespace",
+    "types.SimpleNamespace",
+    "signal.Signals",
+    "megatron.core.enums.ModelType",
+    "megatron.core.transformer.enums.AttnBackend",
+    "megatron.core.transformer.enums.CudaGraphScope",
+    "megatron.core.rerun_state_machine.RerunMode",
+    "megatron.core.rerun_state_machine.RerunState",
+    "megatron.core.rerun_state_machine.RerunDiagnostic",
+]
+"""What the arguments in Megatron-LM's checkpoints are made of: records and enumerations without behaviour."""
+
 ALLOWED: frozenset[str] = frozenset(
     {
+        *_MEGATRON_LM,
         "torch.Size",
         "torch.device",
         "torch.strided",

@@ -28,7 +28,8 @@ def config_values(kind: type[Any], args: Namespace) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     for field in fields(kind):
-        dest = dest_of(field.name)
+        # Arguments that a feature adds are named like the field, whatever Megatron-LM calls its flag.
+        dest = field.name if hasattr(args, field.name) else dest_of(field.name)
         if not field.init or not hasattr(args, dest):
             continue
         value = getattr(args, dest)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -146,7 +148,8 @@ def _read_common(directory: Path, problems: list[str]) -> dict[str, Any]:
     path = directory / "common.pt"
     try:
         checkpoint_security.check_common(directory)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([Namespace, SimpleNamespace]):
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except CheckpointError as error:
         problems.append(str(error))
         return {}

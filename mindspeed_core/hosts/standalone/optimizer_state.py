@@ -165,7 +165,7 @@ def _keep_main_parameters_sharded(inner: Any, state: Any) -> None:
 def _keep_moments_sharded(inner: Any) -> None:
     """Loaded moments are parts where their parameters are."""
     for parameter in _parameters(inner):
-        state = inner.optimizer.state[parameter]
+        state = inner.optimizer.state.get(parameter, {})
         for name, value in state.items():
             state[name] = as_part_of(parameter, value)
 

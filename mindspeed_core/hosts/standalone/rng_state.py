@@ -21,49 +21,47 @@ if TYPE_CHECKING:
 def capture(platform: Platform) -> dict[str, Any]:
     """The states of Python's, NumPy's, torch's, the device's and the tensor-parallel generators.
 
-    Only tensors, lists, numbers and strings, so that no class has to be unpickled to read them.
+    Under Megatron-LM's keys and in forms that its loader takes, but made of tensors, lists, tuples, numbers
+    and strings only, so that no class has to be unpickled to read them.
     """
-    version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    state: dict[str, Any] = {
-        "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
-        "numpy": [
+    return {
+        "random_rng_state": random.getstate(),
+        "np_rng_state": (
             str(name),
-            torch.tensor(np.asarray(keys, dtype=np.int64)),
+            [int(key) for key in np.asarray(keys)],
             int(position),
             int(has_gauss),
             float(cached),
-        ],
-        "torch": torch.get_rng_state(),
-        "tracker": {
+        ),
+        "torch_rng_state": torch.get_rng_state(),
+        "cuda_rng_state": platform.rng_state().cpu(),
+        "rng_tracker_states": {
             key: _as_tensor(value)
             for key, value in tensor_parallel.get_cuda_rng_tracker().get_states().items()
         },
     }
-    if platform.device_type != "cpu":
-        state["device"] = platform.rng_state().cpu()
-    return state
 
 
 def apply(state: dict[str, Any], platform: Platform) -> None:
-    """Set every generator to a captured state."""
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words.tolist()), gauss))
-    name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(state["torch"])
-    if "device" in state:
-        platform.set_rng_state(state["device"])
+    """Set every generator to a captured state, of this program or of Megatron-LM."""
+    version, words, gauss = state["random_rng_state"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, position, has_gauss, cached = state["np_rng_state"]
+    np.random.set_state((name, np.asarray(keys, dtype=np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch_rng_state"])
+    if platform.device_type != "cpu":
+        platform.set_rng_state(state["cuda_rng_state"])
     tracker = tensor_parallel.get_cuda_rng_tracker()
     current = tracker.get_states()
     # A tracker of registered generators (CUDA graphs) is set in place, a plain one takes a new dictionary.
-    for key, value in state["tracker"].items():
+    for key, value in state["rng_tracker_states"].items():
         if isinstance(current.get(key), torch.Generator):
             current[key].set_state(value)
     tracker.set_states(
         {
             key: current[key] if isinstance(current.get(key), torch.Generator) else value.clone()
-            for key, value in state["tracker"].items()
+            for key, value in state["rng_tracker_states"].items()
         }
     )
 

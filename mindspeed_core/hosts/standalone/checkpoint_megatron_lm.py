@@ -1,0 +1,72 @@
+"""Checkpoints that change hands with Megatron-LM, in its ``torch_dist`` format.
+
+Both programs describe model and optimizer by megatron-core's own keys, so tensors need no translation. What
+differs is beside them: Megatron-LM keeps counters and sizes in its ``args``, and has no manifest. This module
+writes the part of ``args`` that its loader reads, and reads it back.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mindspeed_core.run import Run
+
+COUNTERS = ("consumed_train_samples", "consumed_valid_samples")
+_SIZES = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "dp": "data_parallel_size",
+}
+_ALSO = (
+    "num_layers hidden_size num_attention_heads max_position_embeddings add_position_embedding "
+    "make_vocab_size_divisible_by padded_vocab_size tokenizer_type world_size no_save_optim no_save_rng "
+    "use_distributed_optimizer ckpt_fully_parallel_save"
+).split()
+
+
+def arguments(run: Run) -> Namespace:
+    """What Megatron-LM's loader looks up in ``args``: sizes, the model's shape and the counters.
+
+    Only numbers, strings and switches; `argparse.Namespace` itself has no behaviour.
+    """
+    from mindspeed_core.hosts.standalone.checkpoint_content import layout
+
+    sizes = layout(run)
+    values: dict[str, Any] = {name: sizes[short] for short, name in _SIZES.items()}
+    for name in _ALSO:
+        value = getattr(run.args, name, None)
+        if isinstance(value, (bool, int, float, str)):
+            values[name] = value
+    # Its loader compares them with its own flags; both are off unless their features are in use.
+    values.setdefault("add_position_embedding", True)
+    values.setdefault("tokenizer_type", None)
+    values["consumed_train_samples"] = run.consumed_train_samples
+    values["consumed_valid_samples"] = run.consumed_valid_samples
+    values["skipped_train_samples"] = 0
+    return Namespace(**values)
+
+
+def record_classes() -> list[Any]:
+    """The classes that ``args`` may be made of, for torch's reader that knows none but plain values."""
+    safe = import_module("megatron.core.safe_globals") if find_spec("megatron.core.safe_globals") else None
+    return [Namespace, SimpleNamespace, *getattr(safe, "SAFE_GLOBALS", ())]
+
+
+def with_arguments(common: Mapping[str, Any]) -> dict[str, Any]:
+    """Common state with counters and layout, wherever the writing program keeps them."""
+    found = dict(common)
+    args = found.get("args")
+    if args is None:
+        return found
+    for name in COUNTERS:
+        found.setdefault(name, int(getattr(args, name, 0) or 0))
+    found.setdefault("layout", {short: int(getattr(args, name, 1) or 1) for short, name in _SIZES.items()})
+    return found
