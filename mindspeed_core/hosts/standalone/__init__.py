@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from mindspeed_core.feature import HostDeclaration
 
-_STAGES = "arguments parallel model_config layers model data optimizer step evaluation checkpoint reporting".split()
+_STAGES = (
+    "arguments parallel model_config layers model data optimizer step evaluation checkpoint reporting".split()
+)
 
 HOST = HostDeclaration(
     name="standalone",

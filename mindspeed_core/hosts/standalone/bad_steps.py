@@ -7,6 +7,7 @@ message names the first tensor that went bad: a weight, the output of a module, 
 from __future__ import annotations
 
 import logging
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -62,7 +63,7 @@ def check_loss(run: Run, batch: Batch, total: torch.Tensor, model_chunk: Megatro
     Raises:
         UserError: it is not finite, and such a step ends the run.
     """
-    if not run.args.check_for_nan_in_loss_and_grad or bool(torch.isfinite(total)):
+    if not run.args.check_for_nan_in_loss_and_grad or math.isfinite(total.item()):
         return
     where = f"micro-batch {run.context.microbatch} on rank {run.dist.rank}"
     origin = _guarded(lambda: origin_of_loss(run, batch, model_chunk))

@@ -66,12 +66,10 @@ def config_fields() -> tuple[ConfigField, ...]:
 
 
 def _megatron_core() -> Path | None:
-    try:
-        found = find_spec("megatron.core")
-    except ModuleNotFoundError:
-        return None
-    places = list(found.submodule_search_locations or ()) if found is not None else []
-    return Path(places[0]) if places else None
+    # Asked for the sub-package, find_spec would import the package around it.
+    found = find_spec("megatron")
+    places = (found.submodule_search_locations or ()) if found is not None else ()
+    return next((root for place in places if (root := Path(place) / "core").is_dir()), None)
 
 
 def _fields(root: Path) -> Iterator[ConfigField]:

@@ -225,9 +225,7 @@ _DATA = _group(
         per_rank=True,
         help="Dataset prefixes, optionally 'weight prefix' pairs.",
     ),
-    Flag(
-        "--train-data-path", type=str, nargs="*", per_rank=True, help="As --data-path, for training alone."
-    ),
+    Flag("--train-data-path", type=str, nargs="*", per_rank=True, help="As --data-path, for training alone."),
     Flag(
         "--valid-data-path", type=str, nargs="*", per_rank=True, help="As --data-path, for validation alone."
     ),
