@@ -39,6 +39,9 @@ def _older_spellings(args: Namespace) -> None:
         args.position_embedding_type = "rope"
     if args.recompute_activations:
         args.recompute_granularity = "selective"
+    if args.num_experts is None:
+        # A feature that brings experts names them like the field of the configuration.
+        args.num_experts = getattr(args, "num_moe_experts", None)
     if args.num_experts == 0:
         args.num_experts = None
 
