@@ -68,7 +68,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typecheck(session: nox.Session) -> None:
     """mypy over the core and every plugin."""
-    install(session, "mypy")
+    install(session, "mypy", "pytest>=8")
     session.run("mypy")
     for plugin in PLUGINS:
         session.run("mypy", "--config-file", str(ROOT / "pyproject.toml"), "-p", plugin.name)
