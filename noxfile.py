@@ -102,4 +102,5 @@ def compat(session: nox.Session, megatron_core: str) -> None:
     older = "pyarrow<20\n" if megatron_core.startswith("0.15") else ""
     constraints.write_text(f"torch==2.13.0\nmegatron-core=={megatron_core}\n{older}")
     install_for_tests(session, constraints=str(constraints))
-    session.run("pytest", *session.posargs, env=THREADS)
+    # The documentation describes the newest version: its flags are not those of an older one.
+    session.run("pytest", "--ignore", str(ROOT / "tests" / "docs"), *session.posargs, env=THREADS)
