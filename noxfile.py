@@ -14,6 +14,21 @@ ROOT = Path(__file__).resolve().parent
 PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
 TEST_PLUGINS = sorted(path.parent for path in ROOT.glob("tests/plugins/*/pyproject.toml"))
 COMPAT = ("0.15.3", "0.16.1")
+OF_THE_NEWEST = (
+    # Pages and tables of flags describe the newest version.
+    "tests/docs",
+    "tests/core/test_flags.py::test_the_table_of_announced_flags_is_current_and_names_only_flags",
+    "tests/host/test_megatron_lm_flags.py",
+    "tests/host/test_config_flags.py",
+    # Options that 0.15 lacks or defines otherwise: l2 norm of query and key, predicted tokens, its timers.
+    "tests/host/test_model_arguments.py",
+    "tests/host/test_models.py",
+    "tests/host/test_flops.py",
+    "tests/host/test_watching.py::test_a_timer_counts_milliseconds_per_step_and_starts_again",
+    # 0.15 cannot write the layout of sharded optimizers that these checkpoints have, without TransformerEngine.
+    "tests/host/test_checkpoint_megatron_lm.py",
+)
+"""What an older megatron-core is not held to."""
 THREADS = {"OMP_NUM_THREADS": "1"}
 
 
@@ -102,5 +117,6 @@ def compat(session: nox.Session, megatron_core: str) -> None:
     older = "pyarrow<20\n" if megatron_core.startswith("0.15") else ""
     constraints.write_text(f"torch==2.13.0\nmegatron-core=={megatron_core}\n{older}")
     install_for_tests(session, constraints=str(constraints))
-    # The documentation describes the newest version: its flags are not those of an older one.
-    session.run("pytest", "--ignore", str(ROOT / "tests" / "docs"), *session.posargs, env=THREADS)
+    left_out = OF_THE_NEWEST if megatron_core != COMPAT[-1] else ()
+    options = [option for name in left_out for option in ("--deselect", name)]
+    session.run("pytest", *options, *session.posargs, env=THREADS)

@@ -34,18 +34,17 @@ FLAGS = (
 
 
 def noop_features() -> list[type[Feature]]:
-    """Twenty features, each wrapping four stages (five of them per micro-batch or step) and doing nothing."""
+    """Twenty features that do nothing; each wraps three stages of building the model and one of training.
+
+    That is how features are: most of their work is done when a step begins. Ten are called once per step and
+    ten once per micro-batch, 30 wrapped calls in a step of two micro-batches.
+    """
     made: list[type[Feature]] = []
-    per_step = ("train_step", "optimizer_step", "log_step", "finalize_gradients")
-    per_microbatch = ("forward_step", "get_batch", "compute_loss")
-    per_run = ("build_layer_spec", "build_model", "build_optimizer", "build_transformer_config")
+    while_training = ("train_step", "forward_step", "optimizer_step", "get_batch", "log_step", "compute_loss")
+    while_building = ("build_layer_spec", "build_model", "build_optimizer", "build_transformer_config")
     for index in range(20):
-        stages = (
-            per_step[index % len(per_step)],
-            per_microbatch[index % len(per_microbatch)],
-            per_microbatch[(index + 1) % len(per_microbatch)],
-            per_run[index % len(per_run)],
-        )
+        stages = [while_training[index % len(while_training)]]
+        stages += [while_building[(index + offset) % len(while_building)] for offset in range(3)]
         flag = Flag(f"--noop-{index}", help="Does nothing.")
         body: dict[str, Any] = {stage: hookimpl(wrapper=True)(_pass_through) for stage in stages}
         body.update(name=f"noop-{index}", family="benchmark", summary="Does nothing.", flags=(flag,))
@@ -184,7 +183,7 @@ def stage_call_microseconds() -> dict[str, float]:
     found: dict[str, float] = {}
     for count in (0, 1, 5, 20):
         body = {
-            "should_stop": hookimpl(wrapper=True)(_pass_through),
+            "start_run": hookimpl(wrapper=True)(_pass_through),
             "family": "benchmark",
             "summary": "Nothing.",
         }
@@ -194,20 +193,12 @@ def stage_call_microseconds() -> dict[str, float]:
         ]
         flags = [*FLAGS, "--train-iters", "1", *(f"--w-{i}" for i in range(count))]
         with prepare(flags, registry=Registry.of(declared)) as session:
-
-            class Stand:
-                """The two attributes that the default reads."""
-
-                args = session.args
-                iteration = 1
-
-            run = Stand()
-            session.call("should_stop", run=run)
+            session.call("start_run", run=None)
             times = []
             for _ in range(20):
                 begin = time.perf_counter()
                 for _ in range(500):
-                    session.call("should_stop", run=run)
+                    session.call("start_run", run=None)
                 times.append((time.perf_counter() - begin) / 500)
         found[f"{count} wrappers"] = min(times) * 1e6
     return found

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.module import MegatronModule
 
+    from mindspeed_core.platforms.platform import MemoryFigure
     from mindspeed_core.session import Session
 
 
@@ -230,6 +231,8 @@ class Run:
     history: list[dict[str, Any]] = field(default_factory=list)
     run_dir: Path | None = None
     loaded_rng: Any = None
+    batch_fields: dict[int | None, frozenset[str]] = field(default_factory=dict)
+    memory_figure: tuple[float, MemoryFigure] | None = None
     measures: Any = None
     progress: int = 0
     save_reasons: Sequence[str] = ()

@@ -53,6 +53,8 @@ def batch_fields(
     last, ``attention_mask`` to all that need one. A feature adds what a middle stage needs (document
     boundaries, for instance) by wrapping the stage.
 
+    Asked once per chunk and run.
+
     Args:
         session: the open session.
         args: the validated arguments.

@@ -95,12 +95,9 @@ def batch_fields(args: Namespace, pre_process: bool, post_process: bool) -> froz
 @hookimpl(trylast=True)
 def get_batch(session: Session, run: Run, data_iterator: Iterator[Any], vp_stage: int | None) -> Batch:
     """Take the next sample and move the fields that this stage needs to the device."""
-    chunk: Any = run.model[vp_stage or 0]
-    while not hasattr(chunk, "pre_process"):
-        chunk = chunk.module
-    fields: frozenset[str] = session.call(
-        "batch_fields", args=run.args, pre_process=chunk.pre_process, post_process=chunk.post_process
-    )
+    fields = run.batch_fields.get(vp_stage)
+    if fields is None:
+        fields = run.batch_fields[vp_stage] = _fields(session, run, vp_stage)
     if not fields:
         return Batch()
     sample = next(data_iterator)
@@ -116,6 +113,16 @@ def get_batch(session: Session, run: Run, data_iterator: Iterator[Any], vp_stage
         moved = {name: tensor.to(device, non_blocking=True) for name, tensor in moved.items()}
     extra = {name: moved.pop(name) for name in sorted(fields - _BATCH_FIELDS)}
     return Batch(**moved, extra=extra)
+
+
+def _fields(session: Session, run: Run, vp_stage: int | None) -> frozenset[str]:
+    chunk: Any = run.model[vp_stage or 0]
+    while not hasattr(chunk, "pre_process"):
+        chunk = chunk.module
+    fields: frozenset[str] = session.call(
+        "batch_fields", args=run.args, pre_process=chunk.pre_process, post_process=chunk.post_process
+    )
+    return fields
 
 
 class _MadeUpTokens(MockGPTLowLevelDataset):

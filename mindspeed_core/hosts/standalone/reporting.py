@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.feature import hookimpl
@@ -9,6 +10,7 @@ from mindspeed_core.hooks import DONE, Done
 from mindspeed_core.hosts.standalone import stopping
 
 if TYPE_CHECKING:
+    from mindspeed_core.platforms.platform import MemoryFigure
     from mindspeed_core.run import Run, StepResult
     from mindspeed_core.session import Session
 
@@ -24,7 +26,7 @@ def log_step(session: Session, run: Run, result: StepResult) -> dict[str, Any]:
     """The step's numbers under the names of ``metrics.jsonl``."""
     assert run.optimizer is not None
     losses = dict(result.losses)
-    memory = session.platform.peak_memory()
+    memory = _recent_peak(session, run)
     numbers: dict[str, Any] = {
         "step": run.iteration,
         "loss": losses.pop("lm loss", None),
@@ -42,11 +44,19 @@ def log_step(session: Session, run: Run, result: StepResult) -> dict[str, Any]:
     numbers.update(losses)
     if run.measures is not None:
         numbers.update(run.measures.numbers(run, result))
-    # Without features nobody records metrics, and the exchange between ranks is spared.
-    if session.plan.features or run.metrics.names():
+    # Another rank may have recorded what this one has not; without features nobody records anything.
+    if run.metrics.names() or (session.plan.features and run.dist.world_size > 1):
         numbers.update(run.metrics.reduce())
         run.metrics.clear()
     return numbers
+
+
+def _recent_peak(session: Session, run: Run) -> MemoryFigure:
+    """The peak as of at most a second ago: asking the operating system costs a tenth of a short step."""
+    now = time.monotonic()
+    if run.memory_figure is None or now - run.memory_figure[0] > 1.0:
+        run.memory_figure = now, session.platform.peak_memory()
+    return run.memory_figure[1]
 
 
 @hookimpl(trylast=True)

@@ -139,7 +139,7 @@ def _loss_for_schedule(
         "compute_loss", run=run, batch=batch, output_tensor=output_tensor, model_chunk=model_chunk
     )
     # The schedule divides the loss in place, so what is reported must not share its memory.
-    report = {name: value.detach().clone().float() for name, value in loss.report.items()}
+    report = {name: value.detach().to(torch.float32, copy=True) for name, value in loss.report.items()}
     return loss.total, loss.num_tokens.to(torch.int), report
 
 
