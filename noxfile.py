@@ -25,7 +25,7 @@ OF_THE_NEWEST = (
     "tests/host/test_models.py",
     "tests/host/test_flops.py",
     "tests/host/test_watching.py::test_a_timer_counts_milliseconds_per_step_and_starts_again",
-    # 0.15 cannot write the layout of sharded optimizers that these checkpoints have, without TransformerEngine.
+    # Without TransformerEngine 0.15 cannot write the optimizer layout of these checkpoints.
     "tests/host/test_checkpoint_megatron_lm.py",
 )
 """What an older megatron-core is not held to."""

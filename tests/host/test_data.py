@@ -86,6 +86,7 @@ def run_with(datasets=None, args=None, *, rank=0, size=1, chunks=None, consumed=
         datasets=datasets,
         pg=SimpleNamespace(dp=FakeGroup(rank, size)),
         dist=SimpleNamespace(device=torch.device("cpu")),
+        batch_fields={},
         model=chunks or [chunk()],
         consumed_train_samples=consumed[0],
         consumed_valid_samples=consumed[1],
