@@ -23,7 +23,7 @@ from mindspeed_core.discovery import FEATURES, HOSTS, PLATFORMS, Source, sources
 from mindspeed_core.feature import PROJECT, Conflict, Feature, Flag, Patch, Requirement
 from mindspeed_core.flags import FlagEntry, flag_set
 from mindspeed_core.hooks import API_VERSION, STAGE_MODULES
-from mindspeed_core.hosts.standalone import megatron_lm
+from mindspeed_core.hosts.standalone import megatron_lm_flags
 from mindspeed_core.registry import Registry
 from mindspeed_core.slots import CORE_SLOTS
 
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
 NOTICE = "<!-- Written by docs/generate.py: change the code it is made from, then run that program. -->"
 HOST = "standalone"
-STATUSES = (megatron_lm.SUPPORTED, megatron_lm.REFUSED, megatron_lm.NOT_APPLICABLE)
+STATUSES = (megatron_lm_flags.SUPPORTED, megatron_lm_flags.REFUSED, megatron_lm_flags.NOT_APPLICABLE)
 SECTIONS = ("Args", "Returns", "Raises")
 
 
@@ -406,12 +406,12 @@ def megatron_lm_page(registry: Registry) -> str:
     """Every training flag of Megatron-LM and what holds for it here."""
     # Plugins of the repository may bring a flag that the plain host has not.
     flags = {option: e.flag for e in flag_set(registry, HOST).entries for option in e.flag.options}
-    found = list(megatron_lm.answers(flags))
+    found = list(megatron_lm_flags.answers(flags))
     counts = {status: sum(answer.status == status for answer in found) for status in STATUSES}
     lines = [
         "# Megatron-LM's flags",
         "",
-        f"Every training flag of Megatron-LM {megatron_lm.megatron_lm_flags()[0]} and what holds for it:",
+        f"Every training flag of Megatron-LM {megatron_lm_flags.megatron_lm_flags()[0]} and its answer here:",
         ", ".join(f"{count} {status}" for status, count in counts.items()) + ".",
         "",
         "*Refused* flags end the program before training, with a message; *not applicable* ones belong to",

@@ -43,7 +43,7 @@ def main() -> int:
     started = time.monotonic()
 
     say("1. real text: documentation topics and docstrings of this Python installation")
-    from mindspeed_core.hosts.standalone.text_corpus import write_corpus
+    from mindspeed_core.hosts.standalone.text.corpus import write_corpus
 
     documents, size = write_corpus(out / "corpus")
     print(f"   {documents:,} documents, {size / 2**20:.1f} MiB in {out / 'corpus'}")
@@ -76,9 +76,9 @@ def main() -> int:
     )  # fmt: skip
 
     say("7. the result")
-    from mindspeed_core.hosts.standalone.loss_curve import draw_loss_curve
-    from mindspeed_core.hosts.standalone.prepare_text import unigram_entropy
-    from mindspeed_core.hosts.standalone.watch import read_metrics
+    from mindspeed_core.hosts.standalone.text.prepare import unigram_entropy
+    from mindspeed_core.hosts.standalone.watching.loss_curve import draw_loss_curve
+    from mindspeed_core.hosts.standalone.watching.watch import read_metrics
 
     entropy = unigram_entropy(out / "text")
     history = read_metrics(out / "run" / "metrics.jsonl")

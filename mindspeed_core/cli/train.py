@@ -15,10 +15,10 @@ from mindspeed_core.cli.errors import guarded
 
 _COMMANDS = {
     "inspect": (
-        "mindspeed_core.hosts.standalone.inspect_checkpoint:command",
+        "mindspeed_core.hosts.standalone.checkpoint.inspection:command",
         "show what a checkpoint holds and whether it is intact",
     ),
-    "prepare-text": ("mindspeed_core.hosts.standalone.prepare_text:command", "turn text into a dataset"),
+    "prepare-text": ("mindspeed_core.hosts.standalone.text.prepare:command", "turn text into a dataset"),
     "sample": ("mindspeed_core.hosts.standalone.sample:command", "continue a prompt with a trained model"),
 }
 

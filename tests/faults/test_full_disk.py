@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from mindspeed_core.hosts.standalone.inspect_checkpoint import inspect
+from mindspeed_core.hosts.standalone.checkpoint.inspection import inspect
 from mindspeed_core.testing.faults import start_job
 
 FLAGS = (

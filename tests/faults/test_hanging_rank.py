@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from mindspeed_core.feature import Feature, hookimpl
-from mindspeed_core.hosts.standalone.hang_watch import Pulse, find_culprit
+from mindspeed_core.hosts.standalone.watching.hang_watch import Pulse, find_culprit
 from mindspeed_core.testing.faults import start_job
 from mindspeed_core.testing.worlds import WorldError, run_world
 

@@ -10,7 +10,7 @@ import zipfile
 import pytest
 
 from mindspeed_core.cli.train import main
-from mindspeed_core.hosts.standalone.inspect_checkpoint import inspect, part_of
+from mindspeed_core.hosts.standalone.checkpoint.inspection import inspect, part_of
 from mindspeed_core.testing.worlds import run_world
 
 FLAGS = (

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from mindspeed_core.hosts.standalone.inspect_checkpoint import inspect
+from mindspeed_core.hosts.standalone.checkpoint.inspection import inspect
 from mindspeed_core.testing.faults import start_job
 
 FLAGS = (

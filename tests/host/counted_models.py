@@ -9,7 +9,7 @@ from megatron.core.transformer import MLATransformerConfig, TransformerConfig, m
 from torch.utils.flop_counter import FlopCounterMode
 
 from mindspeed_core.activation import prepare
-from mindspeed_core.hosts.standalone.flops import count_flops
+from mindspeed_core.hosts.standalone.watching.flops import count_flops
 from mindspeed_core.layer_spec import NORM_ROLES, SpecEditor
 from mindspeed_core.megatron_state import destroy_megatron_state
 from mindspeed_core.plain_norm import PlainNorm

@@ -42,7 +42,8 @@ def world(cases):
 
     from mindspeed_core.activation import activate
     from mindspeed_core.errors import UserError
-    from mindspeed_core.hosts.standalone import bad_steps, loop
+    from mindspeed_core.hosts.standalone import loop
+    from mindspeed_core.hosts.standalone.watching import bad_steps
 
     found = {}
     for case, flags in cases.items():

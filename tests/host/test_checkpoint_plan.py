@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from mindspeed_core.hosts.standalone import checkpoint_plan as plans
+from mindspeed_core.hosts.standalone.checkpoint import plan as plans
 
 
 def plan(*names, version="1.0", slots=None):

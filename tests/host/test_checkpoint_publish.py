@@ -11,12 +11,12 @@ import sys
 import pytest
 
 from mindspeed_core.errors import CheckpointError
-from mindspeed_core.hosts.standalone import publish
+from mindspeed_core.hosts.standalone.checkpoint import publish
 
 INTERRUPTED = """
 import sys
 from pathlib import Path
-from mindspeed_core.hosts.standalone import publish
+from mindspeed_core.hosts.standalone.checkpoint import publish
 
 temporary = publish.begin(Path(sys.argv[1]), 2)
 (temporary / "shard").write_text("half")

@@ -7,7 +7,7 @@ import queue
 
 import pytest
 
-from mindspeed_core.hosts.standalone.checkpoint_results import FileResults
+from mindspeed_core.hosts.standalone.checkpoint.results import FileResults
 
 
 @pytest.fixture

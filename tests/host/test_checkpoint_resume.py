@@ -66,7 +66,7 @@ def close_run(run):
 
 
 def train(run, steps):
-    from mindspeed_core.hosts.standalone import checkpoint
+    from mindspeed_core.hosts.standalone.checkpoint import stages as checkpoint
 
     results = []
     for _ in range(steps):
@@ -106,7 +106,7 @@ def uninterrupted_and_resumed(directory, flags, resume_plugins=()):
     train(run, 2)
     save(run)
     expected = train(run, 4)
-    from mindspeed_core.hosts.standalone import checkpoint
+    from mindspeed_core.hosts.standalone.checkpoint import stages as checkpoint
 
     checkpoint.poll(run, blocking=True)
     close_run(run)
@@ -331,7 +331,7 @@ def features_round_trip(root):
 
 def rotation(root):
     """Three saves with --keep-last-n 2, one of them in the background, and what remains each time."""
-    from mindspeed_core.hosts.standalone import checkpoint
+    from mindspeed_core.hosts.standalone.checkpoint import stages as checkpoint
 
     directory = root / "rotation"
     run = open_run(["--save", str(directory), "--keep-last-n", "2", "--async-save"])

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from mindspeed_core.errors import CheckpointError
-from mindspeed_core.hosts.standalone import checkpoint_security as security
+from mindspeed_core.hosts.standalone.checkpoint import security
 
 
 class Attack:

@@ -12,8 +12,8 @@ import torch
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from mindspeed_core.errors import DataError
-from mindspeed_core.hosts.standalone import data
-from mindspeed_core.hosts.standalone.prepare_text import prepare_text
+from mindspeed_core.hosts.standalone.data import stages as data
+from mindspeed_core.hosts.standalone.text.prepare import prepare_text
 from mindspeed_core.run import Datasets
 
 SEQ = 16

@@ -7,7 +7,7 @@ import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from mindspeed_core.errors import DataError
-from mindspeed_core.hosts.standalone.dataset_files import check_dataset_files, largest_token, token_counts
+from mindspeed_core.hosts.standalone.data.files import check_dataset_files, largest_token, token_counts
 
 DOCUMENTS = [[1, 2, 3], [4], [5, 6, 7, 8, 2]]
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron.core.datasets import helpers_cpp as compiled
 
-from mindspeed_core.hosts.standalone import datasets_python
+from mindspeed_core.hosts.standalone.data import python_helpers as datasets_python
 
 
 @settings(max_examples=150, deadline=None)

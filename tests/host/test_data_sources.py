@@ -8,7 +8,7 @@ from argparse import Namespace
 import pytest
 
 from mindspeed_core.errors import ArgumentError, DataError
-from mindspeed_core.hosts.standalone.data_sources import data_sources, parse_blend, parse_split
+from mindspeed_core.hosts.standalone.data.sources import data_sources, parse_blend, parse_split
 
 
 def sources(**given):

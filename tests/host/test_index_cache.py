@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mindspeed_core.hosts.standalone import index_cache
-from mindspeed_core.hosts.standalone.index_cache import is_complete, through_cache
+from mindspeed_core.hosts.standalone.data import index_cache
+from mindspeed_core.hosts.standalone.data.index_cache import is_complete, through_cache
 
 ARRAYS = ("one.npy", "two.npy")
 STEM = "hash-"

@@ -9,7 +9,7 @@ import pytest
 
 from mindspeed_core.feature import Flag
 from mindspeed_core.flags import flag_set
-from mindspeed_core.hosts.standalone.megatron_lm import (
+from mindspeed_core.hosts.standalone.megatron_lm_flags import (
     NOT_APPLICABLE,
     REFUSED,
     RULES,
@@ -81,5 +81,5 @@ def test_the_command_line_says_why_a_flag_is_not_here():
 
 
 def test_the_table_needs_no_torch():
-    code = "import sys, mindspeed_core.hosts.standalone.megatron_lm as m; m.megatron_lm_flags()"
+    code = "import sys, mindspeed_core.hosts.standalone.megatron_lm_flags as m; m.megatron_lm_flags()"
     subprocess.run([sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"], check=True)

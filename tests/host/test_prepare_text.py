@@ -10,16 +10,16 @@ from click.testing import CliRunner
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from mindspeed_core.errors import ArgumentError, DataError
-from mindspeed_core.hosts.standalone import prepare_text as module
-from mindspeed_core.hosts.standalone.prepare_text import (
+from mindspeed_core.hosts.standalone.text import prepare as module
+from mindspeed_core.hosts.standalone.text.corpus import corpus_documents, write_corpus
+from mindspeed_core.hosts.standalone.text.input import Reading, text_files
+from mindspeed_core.hosts.standalone.text.prepare import (
     command,
     prepare_text,
     read_documents,
     unigram_entropy,
 )
-from mindspeed_core.hosts.standalone.text_corpus import corpus_documents, write_corpus
-from mindspeed_core.hosts.standalone.text_input import Reading, text_files
-from mindspeed_core.hosts.standalone.tokenizer import load_tokenizer
+from mindspeed_core.hosts.standalone.text.tokenizer import load_tokenizer
 
 STORY = "Once upon a time there was a small model.\nIt learned to read.\n"
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mindspeed_core.hosts.standalone.publish import MANIFEST
-from mindspeed_core.hosts.standalone.summary import as_html, as_markdown, summarize, write_summary
-from mindspeed_core.hosts.standalone.svg_curve import svg_curve, thinned
+from mindspeed_core.hosts.standalone.checkpoint.publish import MANIFEST
+from mindspeed_core.hosts.standalone.watching.summary import as_html, as_markdown, summarize, write_summary
+from mindspeed_core.hosts.standalone.watching.svg_curve import svg_curve, thinned
 from mindspeed_core.plan import HeldBack, Plan
 
 

@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from mindspeed_core.errors import DataError
-from mindspeed_core.hosts.standalone.text_input import Reading, read_segment, segments_of, text_files
+from mindspeed_core.hosts.standalone.text.input import Reading, read_segment, segments_of, text_files
 
 RECORDS = [{"text": f"document {number} " + "é" * number, "title": f"title {number}"} for number in range(40)]
 TEXTS = [record["text"] for record in RECORDS]

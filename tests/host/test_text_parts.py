@@ -13,15 +13,15 @@ import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from mindspeed_core.errors import ArgumentError, DataError
-from mindspeed_core.hosts.standalone.dataset_files import check_dataset_files, token_dtype, write_index
-from mindspeed_core.hosts.standalone.prepare_text import prepare_text
+from mindspeed_core.hosts.standalone.data.files import check_dataset_files, token_dtype, write_index
+from mindspeed_core.hosts.standalone.text.prepare import prepare_text
 
 SUFFIXES = ("bin", "idx", "tokenizer.json")
 OPTIONS = {"vocab_size": 300, "part_bytes": 2000}
 
 KILLED = """
 import os, signal, sys
-from mindspeed_core.hosts.standalone import prepare_text, text_parts
+from mindspeed_core.hosts.standalone.text import prepare as prepare_text, parts as text_parts
 
 made = []
 make = text_parts._make
@@ -135,7 +135,7 @@ def test_there_is_at_least_one_worker(texts, tmp_path):
 def test_no_torch_is_loaded(texts, tmp_path):
     script = (
         "import sys\n"
-        "from mindspeed_core.hosts.standalone.prepare_text import prepare_text\n"
+        "from mindspeed_core.hosts.standalone.text.prepare import prepare_text\n"
         f"prepare_text([{str(texts)!r}], {str(tmp_path / 'data')!r}, vocab_size=300)\n"
         "sys.exit('torch' in sys.modules or 'megatron' in sys.modules)\n"
     )

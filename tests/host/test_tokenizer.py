@@ -9,7 +9,7 @@ from argparse import Namespace
 import pytest
 
 from mindspeed_core.errors import ArgumentError, DataError
-from mindspeed_core.hosts.standalone.tokenizer import (
+from mindspeed_core.hosts.standalone.text.tokenizer import (
     END_OF_DOCUMENT,
     NullTokenizer,
     load_tokenizer,

@@ -1,7 +1,7 @@
 """The standalone host: training on megatron-core from PyPI, without a Megatron-LM checkout.
 
 Flag names and semantics are Megatron-LM's, parts are megatron-core's; this package only joins them. Each
-module here is one group of stage defaults, or a piece that those stages use.
+module is one group of stage defaults, or a piece that those stages use; the folders are their subjects.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from mindspeed_core.feature import HostDeclaration
 
 _STAGES = (
-    "arguments parallel model_config layers model data optimizer step evaluation checkpoint reporting".split()
-)
+    "arguments parallel model.config model.layers model.build data.stages optimizer step evaluation "
+    "checkpoint.stages watching.reporting"
+).split()
 
 HOST = HostDeclaration(
     name="standalone",
@@ -18,5 +19,5 @@ HOST = HostDeclaration(
     flags="mindspeed_core.hosts.standalone.flags:host_flags",
     stages=tuple(f"mindspeed_core.hosts.standalone.{name}" for name in _STAGES),
     train="mindspeed_core.hosts.standalone.loop:train",
-    absent="mindspeed_core.hosts.standalone.megatron_lm:why_absent",
+    absent="mindspeed_core.hosts.standalone.megatron_lm_flags:why_absent",
 )

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.arguments_survival import check_survival
-from mindspeed_core.hosts.standalone.data_sources import data_sources
-from mindspeed_core.hosts.standalone.fully_sharded_arguments import check_fully_sharded
-from mindspeed_core.hosts.standalone.model_arguments import check_model
+from mindspeed_core.hosts.standalone.data.sources import data_sources
+from mindspeed_core.hosts.standalone.model.arguments import check_model
+from mindspeed_core.hosts.standalone.model.fully_sharded_arguments import check_fully_sharded
 from mindspeed_core.hosts.standalone.run_length import derive_batch, derive_schedule
-from mindspeed_core.hosts.standalone.writers import check_writers
+from mindspeed_core.hosts.standalone.watching.writers import check_writers
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -239,7 +239,7 @@ def _derive_model(session: Session, args: Namespace) -> None:
 
 
 def _derive_vocabulary(args: Namespace) -> None:
-    from mindspeed_core.hosts.standalone.tokenizer import tokenizer_of
+    from mindspeed_core.hosts.standalone.text.tokenizer import tokenizer_of
 
     ids = args.vocab_size
     if ids is None or args.tokenizer_type == "NullTokenizer":

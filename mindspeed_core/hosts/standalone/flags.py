@@ -6,11 +6,11 @@ Data only: the command line is parsed, and a plan is made, without torch. `argum
 from __future__ import annotations
 
 from mindspeed_core.feature import Flag
-from mindspeed_core.hosts.standalone.config_flags import generated_flags
 from mindspeed_core.hosts.standalone.flags_survival import SURVIVAL
-from mindspeed_core.hosts.standalone.fully_sharded_flags import FULLY_SHARDED_FLAGS
-from mindspeed_core.hosts.standalone.model_flags import MODEL_FLAGS
-from mindspeed_core.hosts.standalone.watching_flags import WATCHING_FLAGS
+from mindspeed_core.hosts.standalone.model.config_flags import generated_flags
+from mindspeed_core.hosts.standalone.model.flags import MODEL_FLAGS
+from mindspeed_core.hosts.standalone.model.fully_sharded_flags import FULLY_SHARDED_FLAGS
+from mindspeed_core.hosts.standalone.watching.flags import WATCHING_FLAGS
 
 
 def host_flags() -> tuple[Flag, ...]:

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.hosts.standalone.config_fields import config_fields
-from mindspeed_core.hosts.standalone.config_flags import flag_of
+from mindspeed_core.hosts.standalone.model.config_fields import config_fields
+from mindspeed_core.hosts.standalone.model.config_flags import flag_of
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session

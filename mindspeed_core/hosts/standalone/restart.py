@@ -9,7 +9,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from mindspeed_core.hosts.standalone import publish
+from mindspeed_core.hosts.standalone.checkpoint import publish
 from mindspeed_core.launch.environment import Job, current_job
 
 

@@ -69,7 +69,7 @@ def command(prompt: str, length: int, top_k: int, sample_seed: int, flags: tuple
     """Continue a prompt. FLAGS are the training run's own flags, with --load and --tokenizer-model."""
     from mindspeed_core.activation import prepare
     from mindspeed_core.hosts.standalone.loop import setup, teardown
-    from mindspeed_core.hosts.standalone.tokenizer import load_tokenizer
+    from mindspeed_core.hosts.standalone.text.tokenizer import load_tokenizer
 
     with prepare(list(flags), host="standalone", mode="inference") as session:
         if not session.args.load or not session.args.tokenizer_model:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hooks import DONE, Done
-from mindspeed_core.hosts.standalone import checkpoint_load
-from mindspeed_core.hosts.standalone.checkpoint_save import saver
+from mindspeed_core.hosts.standalone.checkpoint import load as checkpoint_load
+from mindspeed_core.hosts.standalone.checkpoint.save import saver
 from mindspeed_core.run import LoadInfo, Run, SaveInfo
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ def arguments(run: Run) -> Namespace:
 
     Only numbers, strings and switches; `argparse.Namespace` itself has no behaviour.
     """
-    from mindspeed_core.hosts.standalone.checkpoint_content import layout
+    from mindspeed_core.hosts.standalone.checkpoint.content import layout
 
     sizes = layout(run)
     values: dict[str, Any] = {name: sizes[short] for short, name in _SIZES.items()}

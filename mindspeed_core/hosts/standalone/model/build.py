@@ -19,8 +19,8 @@ from megatron.core.transformer.multi_token_prediction import get_mtp_num_layers_
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.hosts.standalone.config_values import config_values
-from mindspeed_core.hosts.standalone.fully_sharded import sharding_config, wrap_fully_sharded
+from mindspeed_core.hosts.standalone.model.config_values import config_values
+from mindspeed_core.hosts.standalone.model.fully_sharded import sharding_config, wrap_fully_sharded
 from mindspeed_core.run import BoundarySchema, TensorSpec
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mindspeed_core.errors import ArgumentError, DataError
-from mindspeed_core.hosts.standalone.tokenizer_sentencepiece import SentencePieceTokenizer
+from mindspeed_core.hosts.standalone.text.sentencepiece_tokenizer import SentencePieceTokenizer
 
 __all__ = [
     "END_OF_DOCUMENT",

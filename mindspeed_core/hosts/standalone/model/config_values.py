@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mindspeed_core.hosts.standalone.config_flags import dest_of
+from mindspeed_core.hosts.standalone.model.config_flags import dest_of
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.uint8}
 # One word on the command line is the value itself, as in Megatron-LM; several are a list.

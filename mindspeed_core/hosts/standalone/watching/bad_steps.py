@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.hosts.standalone import rng_state
-from mindspeed_core.hosts.standalone.fully_sharded import local_part
+from mindspeed_core.hosts.standalone.checkpoint import rng_state
+from mindspeed_core.hosts.standalone.model.fully_sharded import local_part
 
 if TYPE_CHECKING:
     from megatron.core.transformer.module import MegatronModule

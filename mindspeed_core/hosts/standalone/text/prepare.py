@@ -23,15 +23,15 @@ import click
 import numpy as np
 
 from mindspeed_core.errors import ArgumentError, DataError, UserError
-from mindspeed_core.hosts.standalone.dataset_files import token_counts, token_dtype, write_index
-from mindspeed_core.hosts.standalone.text_input import (
+from mindspeed_core.hosts.standalone.data.files import token_counts, token_dtype, write_index
+from mindspeed_core.hosts.standalone.text.input import (
     SUFFIXES,
     Reading,
     read_segment,
     segments_of,
     text_files,
 )
-from mindspeed_core.hosts.standalone.text_parts import (
+from mindspeed_core.hosts.standalone.text.parts import (
     PART_BYTES,
     Part,
     Work,
@@ -41,7 +41,7 @@ from mindspeed_core.hosts.standalone.text_parts import (
     make_parts,
     plan_parts,
 )
-from mindspeed_core.hosts.standalone.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
+from mindspeed_core.hosts.standalone.text.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
 
 __all__ = ["PreparedText", "command", "prepare_text", "read_documents", "unigram_entropy"]
 

@@ -18,8 +18,8 @@ from megatron.core.transformer.torch_norm import L2Norm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.hosts.standalone.experts import ExpertOutput, PlainExperts
-from mindspeed_core.hosts.standalone.latent_attention import LatentCoreAttention, LatentSelfAttention
+from mindspeed_core.hosts.standalone.model.experts import ExpertOutput, PlainExperts
+from mindspeed_core.hosts.standalone.model.latent_attention import LatentCoreAttention, LatentSelfAttention
 from mindspeed_core.layer_spec import NORM_ROLES, Site, SpecEditor
 from mindspeed_core.plain_norm import PlainNorm
 

@@ -25,18 +25,18 @@ from torch.utils.data import DataLoader, Dataset
 
 from mindspeed_core.errors import DataError, UserError
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.hosts.standalone.data_sources import (
+from mindspeed_core.hosts.standalone.data.files import DatasetFiles, check_dataset_files, largest_token
+from mindspeed_core.hosts.standalone.data.index_cache import BlendedDataset, GPTDataset
+from mindspeed_core.hosts.standalone.data.python_helpers import index_builders
+from mindspeed_core.hosts.standalone.data.sampler import MicroBatchSampler
+from mindspeed_core.hosts.standalone.data.sources import (
     SPLITS,
     Blend,
     Sources,
     data_sources,
     parse_split,
 )
-from mindspeed_core.hosts.standalone.dataset_files import DatasetFiles, check_dataset_files, largest_token
-from mindspeed_core.hosts.standalone.datasets_python import index_builders
-from mindspeed_core.hosts.standalone.index_cache import BlendedDataset, GPTDataset
-from mindspeed_core.hosts.standalone.sampler import MicroBatchSampler
-from mindspeed_core.hosts.standalone.tokenizer import NullTokenizer, Tokenizer, tokenizer_of
+from mindspeed_core.hosts.standalone.text.tokenizer import NullTokenizer, Tokenizer, tokenizer_of
 from mindspeed_core.run import Batch, DataIterators, Datasets, Run
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from mindspeed_core.hosts.standalone.measures import detail_lines
+from mindspeed_core.hosts.standalone.watching.measures import detail_lines
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from mindspeed_core.hosts.standalone.writers import Writers
+    from mindspeed_core.hosts.standalone.watching.writers import Writers
 
 # What the line of a step shows in its own words, and what has lines of its own.
 _SHOWN = (

@@ -27,10 +27,11 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyPara
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 
 from mindspeed_core.errors import ArgumentError, CheckpointError
-from mindspeed_core.hosts.standalone import checkpoint_content, optimizer_state, publish
-from mindspeed_core.hosts.standalone.checkpoint_agreement import exchange, on_first_rank, together
-from mindspeed_core.hosts.standalone.checkpoint_plan import model_arguments
-from mindspeed_core.hosts.standalone.checkpoint_results import use_file_results
+from mindspeed_core.hosts.standalone.checkpoint import content as checkpoint_content
+from mindspeed_core.hosts.standalone.checkpoint import optimizer_state, publish
+from mindspeed_core.hosts.standalone.checkpoint.agreement import exchange, on_first_rank, together
+from mindspeed_core.hosts.standalone.checkpoint.plan import model_arguments
+from mindspeed_core.hosts.standalone.checkpoint.results import use_file_results
 from mindspeed_core.launch.environment import current_job
 from mindspeed_core.run import SaveInfo
 

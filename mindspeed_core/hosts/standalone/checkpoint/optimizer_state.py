@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
-from mindspeed_core.hosts.standalone.fully_sharded import as_part_of
+from mindspeed_core.hosts.standalone.model.fully_sharded import as_part_of
 
 if TYPE_CHECKING:
     from megatron.core.optimizer import MegatronOptimizer

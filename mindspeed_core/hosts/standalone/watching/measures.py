@@ -8,9 +8,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.hosts.standalone.straggler import ForwardClock, straggler_line, straggler_report
-from mindspeed_core.hosts.standalone.throughput import Throughput, measure_throughput
-from mindspeed_core.hosts.standalone.timing import gather_times, reported_times, time_lines
+from mindspeed_core.hosts.standalone.watching.straggler import ForwardClock, straggler_line, straggler_report
+from mindspeed_core.hosts.standalone.watching.throughput import Throughput, measure_throughput
+from mindspeed_core.hosts.standalone.watching.timing import gather_times, reported_times, time_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

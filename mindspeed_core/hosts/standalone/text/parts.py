@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from mindspeed_core.errors import DataError
-from mindspeed_core.hosts.standalone.text_input import Reading, Segment, read_segment, segments_of
-from mindspeed_core.hosts.standalone.tokenizer import TextTokenizer, load_tokenizer
+from mindspeed_core.hosts.standalone.text.input import Reading, Segment, read_segment, segments_of
+from mindspeed_core.hosts.standalone.text.tokenizer import TextTokenizer, load_tokenizer
 
 __all__ = ["PART_BYTES", "Part", "Work", "file_facts", "join_parts", "locked", "make_parts", "plan_parts"]
 

@@ -10,7 +10,7 @@ from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.hosts.standalone.config_values import config_values
+from mindspeed_core.hosts.standalone.model.config_values import config_values
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session

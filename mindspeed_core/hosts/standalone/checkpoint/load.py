@@ -22,23 +22,19 @@ from megatron.core.dist_checkpointing.utils import extract_sharded_base
 from torch.distributed.checkpoint import FileSystemReader
 
 from mindspeed_core.errors import CheckpointError
-from mindspeed_core.hosts.standalone import (
-    checkpoint_content,
-    checkpoint_megatron_lm,
-    checkpoint_security,
-    optimizer_state,
-    publish,
-    restart,
-    rng_state,
-)
-from mindspeed_core.hosts.standalone.checkpoint_agreement import (
+from mindspeed_core.hosts.standalone import restart
+from mindspeed_core.hosts.standalone.checkpoint import content as checkpoint_content
+from mindspeed_core.hosts.standalone.checkpoint import megatron_lm as checkpoint_megatron_lm
+from mindspeed_core.hosts.standalone.checkpoint import optimizer_state, publish, rng_state
+from mindspeed_core.hosts.standalone.checkpoint import security as checkpoint_security
+from mindspeed_core.hosts.standalone.checkpoint.agreement import (
     FAILURES,
     exchange,
     on_first_rank,
     together,
     wrapped_failure,
 )
-from mindspeed_core.hosts.standalone.checkpoint_plan import (
+from mindspeed_core.hosts.standalone.checkpoint.plan import (
     compare_models,
     compare_plans,
     compare_versions,

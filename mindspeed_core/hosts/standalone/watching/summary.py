@@ -17,9 +17,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.hosts.standalone.publish import MANIFEST
-from mindspeed_core.hosts.standalone.svg_curve import Points, svg_curve
-from mindspeed_core.hosts.standalone.throughput import operations_of
+from mindspeed_core.hosts.standalone.checkpoint.publish import MANIFEST
+from mindspeed_core.hosts.standalone.watching.svg_curve import Points, svg_curve
+from mindspeed_core.hosts.standalone.watching.throughput import operations_of
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run

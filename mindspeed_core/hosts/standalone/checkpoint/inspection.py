@@ -19,7 +19,8 @@ import click
 
 from mindspeed_core.cli.tables import print_table
 from mindspeed_core.errors import CheckpointError
-from mindspeed_core.hosts.standalone import checkpoint_security, publish
+from mindspeed_core.hosts.standalone.checkpoint import publish
+from mindspeed_core.hosts.standalone.checkpoint import security as checkpoint_security
 
 if TYPE_CHECKING:
     import torch

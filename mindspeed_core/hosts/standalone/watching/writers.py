@@ -15,7 +15,7 @@ from math import exp, isfinite
 from typing import Any, Protocol
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.hosts.standalone.timing import slowest
+from mindspeed_core.hosts.standalone.watching.timing import slowest
 
 _NAMES = {
     "loss": "lm loss",

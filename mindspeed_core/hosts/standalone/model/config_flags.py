@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_core.feature import Flag
-from mindspeed_core.hosts.standalone.config_fields import UNKNOWN, ConfigField, config_fields
-from mindspeed_core.hosts.standalone.patterns import layer_pattern, window
+from mindspeed_core.hosts.standalone.model.config_fields import UNKNOWN, ConfigField, config_fields
+from mindspeed_core.hosts.standalone.model.patterns import layer_pattern, window
 
 DTYPES = ("fp32", "bf16", "fp16", "fp8")
 

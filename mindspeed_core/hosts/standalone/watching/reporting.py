@@ -69,8 +69,8 @@ def should_stop(session: Session, run: Run) -> str:
 def finish_run(run: Run) -> Done:
     """Draw the loss curve and write the summary on rank 0."""
     if run.dist.rank == 0 and run.run_dir is not None and run.history:
-        from mindspeed_core.hosts.standalone.loss_curve import draw_loss_curve
-        from mindspeed_core.hosts.standalone.summary import write_summary
+        from mindspeed_core.hosts.standalone.watching.loss_curve import draw_loss_curve
+        from mindspeed_core.hosts.standalone.watching.summary import write_summary
 
         draw_loss_curve(run.history, run.run_dir / "loss_curve.png")
         write_summary(run)

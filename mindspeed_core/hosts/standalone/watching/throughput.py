@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.hosts.standalone.flops import FlopCount, count_flops, uncounted
+from mindspeed_core.hosts.standalone.watching.flops import FlopCount, count_flops, uncounted
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from mindspeed_core.errors import CheckpointError
-from mindspeed_core.hosts.standalone.publish import explain
+from mindspeed_core.hosts.standalone.checkpoint.publish import explain
 
 T = TypeVar("T")
 

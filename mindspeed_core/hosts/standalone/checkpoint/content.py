@@ -17,8 +17,7 @@ import torch
 from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedObject, ShardedTensorFactory
 
 from mindspeed_core.errors import CheckpointError
-from mindspeed_core.hosts.standalone import checkpoint_megatron_lm as megatron_lm
-from mindspeed_core.hosts.standalone import optimizer_state, rng_state
+from mindspeed_core.hosts.standalone.checkpoint import megatron_lm, optimizer_state, rng_state
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run

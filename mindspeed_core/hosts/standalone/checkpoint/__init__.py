@@ -1,0 +1,1 @@
+"""Checkpoints: written beside the training, published whole, read under any layout."""

@@ -1,0 +1,1 @@
+"""Data: which samples a run reads, from which files, in which order."""

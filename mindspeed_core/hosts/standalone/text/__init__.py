@@ -1,0 +1,1 @@
+"""Text: tokenizers, and the program that turns text into a dataset."""
