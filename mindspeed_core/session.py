@@ -177,7 +177,7 @@ class Session:
             plugin: Any = import_module(module)
             if attribute:
                 plugin = getattr(plugin, attribute)
-            self._register(plugin, f"host {self.host.name}/{path.rpartition('.')[2]}", module)
+            self._register(plugin, f"host {self.host.name}, {path}", module)
         for index, plugin in enumerate(self._extra_plugins):
             self._register(plugin, f"extra {index} {type(plugin).__qualname__}", type(plugin).__module__)
 
