@@ -146,7 +146,7 @@ def test_the_first_in_the_plan_is_the_outermost_wrapper(opened):
 
 
 def test_an_inactive_feature_is_not_registered(opened):
-    assert opened("--inner").implementations("should_stop") == ["inner", f"host tiny/{__name__}:TINY_HOST"]
+    assert opened("--inner").implementations("should_stop") == ["inner", f"host tiny, {__name__}:TINY_HOST"]
 
 
 def test_a_feature_that_replaces_a_stage_can_ask_for_the_default(opened):
