@@ -1,9 +1,10 @@
 """The host's tokens/s against loops around the same model, and what saving costs while training goes on.
 
 The trainings take turns step by step in one run. Always: the host against a hand-written megatron-core loop.
-With ``MEGATRON_LM_PATH`` set: against that checkout's own training loop on the same model. Then a larger
-model is trained by the host three times: without saving, with asynchronous and with synchronous saves; the
-turn that holds the call of a save and the turns after it are compared with the others.
+With ``MEGATRON_LM_PATH`` set: against that checkout's own training loop on the same model, run by the
+interpreter ``MEGATRON_LM_PYTHON`` where that is set. Ratios are of medians, by the wall clock and by
+processor time. Then a larger model is trained by the host three times: without saving, with asynchronous and
+with synchronous saves.
 """
 
 from __future__ import annotations
@@ -13,13 +14,12 @@ import os
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+import megatron_lm_loop
 from machine import write
-from megatron_lm_loop import by_megatron_lm
-from trainings import by_hand, by_host
-from turns import Part, take_turns
+from turns import Part, Seconds, take_turns
 
 # Megatron-LM's tokenizer without text adds one id; both then pad to 512.
 FLAGS = (
@@ -35,57 +35,72 @@ HAND, HOST, MEGATRON = "hand-written loop", "host", "Megatron-LM's loop"
 
 
 def compare_loops(steps: int, warmup: int) -> dict[str, dict[str, float]]:
-    """Tokens/s of each loop, and the host's share of it over pairs of neighbouring turns."""
-    parts: dict[str, Part] = {HAND: (by_hand, (steps, FLAGS)), HOST: (by_host, (steps, FLAGS))}
+    """Tokens/s of each loop by its median turn, and the host's share of them by both clocks."""
+    parts = {HAND: Part("trainings:by_hand", (steps, FLAGS)), HOST: Part("trainings:by_host", (steps, FLAGS))}
     if os.environ.get("MEGATRON_LM_PATH"):
-        parts[MEGATRON] = (by_megatron_lm, (steps, FLAGS))
-    turns = take_turns(parts, steps, warmup)
+        parts[MEGATRON] = megatron_lm_loop.part(steps, FLAGS)
+    turns = take_turns(parts, warmup)
     rows: dict[str, dict[str, float]] = {}
+    host = medians(turns[HOST])
     for name, seconds in turns.items():
-        ratio = statistics.median(theirs / ours for ours, theirs in zip(turns[HOST], seconds))
-        rows[name] = {"tokens_per_second": TOKENS / statistics.median(seconds), "host_over_it": ratio}
-        print(f"{name:<20}{rows[name]['tokens_per_second']:>12,.0f} tokens/s   host / it {ratio:.4f}")
+        median = medians(seconds)
+        rows[name] = row = {
+            "tokens_per_second": TOKENS / median.wall,
+            "tokens_per_processor_second": TOKENS / median.processor,
+            "host_over_it": median.wall / host.wall,
+            "host_over_it_by_processor_time": median.processor / host.processor,
+        }
+        print(
+            f"{name:<20}{row['tokens_per_second']:>10,.0f} tokens/s   host / it {row['host_over_it']:.4f}"
+            f"   by processor time {row['host_over_it_by_processor_time']:.4f}"
+        )
     return rows
 
 
-def compare_saves(steps: int, warmup: int, interval: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of a turn without a save, of the turn with the call, and of the turns after it."""
+def medians(turns: Sequence[Seconds]) -> Seconds:
+    """The median turn by each clock."""
+    return Seconds(*(statistics.median(column) for column in zip(*turns)))
+
+
+def compare_saves(steps: int, interval: int) -> dict[str, dict[str, float]]:
+    """What saves add to a turn: ``interval`` steps, with the call in the first of them.
+
+    A whole turn belongs to one training, so an asynchronous save has no idle machine to write on.
+    """
     with tempfile.TemporaryDirectory() as folder:
 
-        def saving(name: str, *flags: str) -> list[str]:
+        def saving(name: str, *flags: str) -> Part:
             where = ("--save", str(Path(folder) / name), "--keep-last-n", "1")
-            return [*SAVED, *where, "--save-interval", str(interval), *flags]
+            flags = (*SAVED, *where, "--save-interval", str(interval), *flags)
+            return Part("trainings:by_host", (steps, flags))
 
         turns = take_turns(
             {
-                "no saves": (by_host, (steps, SAVED)),
-                "asynchronous saves": (by_host, (steps, saving("async", "--async-save"))),
-                "synchronous saves": (by_host, (steps, saving("sync"))),
+                "no saves": Part("trainings:by_host", (steps, SAVED)),
+                "asynchronous saves": saving("async", "--async-save"),
+                "synchronous saves": saving("sync"),
             },
-            steps,
-            warmup,
+            # A turn starts with the step after which a save is called; the first has no call.
+            warmup=interval - 1,
+            steps_per_turn=interval,
         )
+    # The last turn ends with the run: its only step closes everything.
+    walls = {name: [step.wall for step in taken][: steps - 2 * interval] for name, taken in turns.items()}
+    plain = walls["no saves"]
+    usual = statistics.median(plain)
     rows: dict[str, dict[str, float]] = {}
-    for name, seconds in turns.items():
-        # A turn ends where the next step begins, so the save after step n belongs to turn n.
-        over = [mine - base for mine, base in zip(seconds, turns["no saves"])]
-        numbered = list(enumerate(over, start=warmup + 1))
-        # The last step's save is at the end of the run.
-        calls = [value for step, value in numbered if step % interval == 0 and step < steps]
-        after = [
-            value for step, value in numbered if 1 <= step % interval <= interval // 2 and step > interval
-        ]
-        usual = statistics.median(turns["no saves"])
-        rows[name] = {
+    for name, seconds in walls.items():
+        begins = range(0, len(seconds), interval)
+        over = [sum(seconds[at : at + interval]) - sum(plain[at : at + interval]) for at in begins]
+        rows[name] = row = {
             "step_ms": statistics.median(seconds) * 1e3,
-            "call_ms": statistics.median(calls) * 1e3,
-            "after_ms_per_step": statistics.mean(after) * 1e3,
-            "increase_over_all_steps_percent": statistics.mean(over) / usual * 100,
+            "call_ms": statistics.median(seconds[at] - plain[at] for at in begins) * 1e3,
+            "turn_ms": statistics.median(over) * 1e3,
+            "turn_percent": statistics.median(over) / (usual * interval) * 100,
         }
-        row = rows[name]
         print(
-            f"{name:<20}step {row['step_ms']:7.1f} ms   call {row['call_ms']:+8.1f} ms   steps after it "
-            f"{row['after_ms_per_step']:+7.1f} ms   all {row['increase_over_all_steps_percent']:+6.1f} %"
+            f"{name:<20}step {row['step_ms']:7.1f} ms   a save: {row['call_ms']:+8.1f} ms at its call, "
+            f"{row['turn_ms']:+8.1f} ms over {interval} steps ({row['turn_percent']:+.1f} %)"
         )
     return rows
 
@@ -96,18 +111,19 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--no-saves", action="store_true", help="compare the loops alone")
     parser.add_argument("--warmup", type=int, default=10)
-    parser.add_argument("--save-steps", type=int, default=60)
+    parser.add_argument("--save-steps", type=int, default=100)
     parser.add_argument("--save-interval", type=int, default=10)
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     loops = compare_loops(options.steps, options.warmup)
-    bounds: dict[str, Any] = {"host / hand-written loop >= 0.99": loops[HAND]["host_over_it"] >= 0.99}
+    bounds = {"host / hand-written loop >= 0.99": loops[HAND]["host_over_it"] >= 0.99}
     saves: dict[str, dict[str, float]] = {}
     if not options.no_saves:
-        saves = compare_saves(options.save_steps, options.warmup, options.save_interval)
-        calls = {name: row["call_ms"] for name, row in saves.items()}
-        shorter = calls["asynchronous saves"] < calls["synchronous saves"]
-        bounds["an asynchronous save holds the run up less than a synchronous one"] = shorter
+        saves = compare_saves(options.save_steps, options.save_interval)
+        asynchronous, synchronous = (saves[f"{kind}synchronous saves"] for kind in ("a", ""))
+        for what, key in (("call", "call_ms"), ("turn", "turn_ms")):
+            shorter = asynchronous[key] < synchronous[key]
+            bounds[f"an asynchronous save adds less to its {what} than a synchronous one"] = shorter
     if MEGATRON in loops:
         bounds["host / Megatron-LM's loop >= 1.0"] = loops[MEGATRON]["host_over_it"] >= 1.0
     for bound, kept in bounds.items():

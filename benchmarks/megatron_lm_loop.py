@@ -12,11 +12,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from turns import Turns
+from turns import Part, Turns
 
 EMULATION = Path(__file__).resolve().parent.parent / "tests" / "megatron_lm"
 # Flags of this host that Megatron-LM does not have, with the number of their values.
@@ -43,12 +42,21 @@ def flags_for(given: Sequence[str]) -> list[str]:
     return [*kept, *_THEIRS, "--max-position-embeddings", length]
 
 
-def by_megatron_lm(pipe: Connection, steps: int, given: Sequence[str]) -> None:
+def part(steps: int, given: Sequence[str]) -> Part:
+    """The checkout's training as a part; ``MEGATRON_LM_PYTHON`` runs it, or this interpreter."""
+    sys.path.insert(0, str(EMULATION))
+    from parity import environment_for
+
+    interpreter = os.environ.get("MEGATRON_LM_PYTHON", sys.executable)
+    return Part(
+        "megatron_lm_loop:by_megatron_lm", (steps, given), interpreter, environment_for(Path(interpreter))
+    )
+
+
+def by_megatron_lm(turns: Turns, steps: int, given: Sequence[str]) -> None:
     """Train with the checkout that ``MEGATRON_LM_PATH`` names; a turn is one whole iteration of its loop."""
     sys.path.insert(0, str(EMULATION))
     import emulated_rank
-
-    turns = Turns(pipe)
 
     def taking_turns(step: Callable[..., Any], numbers: Path) -> Callable[..., Any]:
         def train_step(*arguments: Any, **options: Any) -> Any:
@@ -68,4 +76,4 @@ def by_megatron_lm(pipe: Connection, steps: int, given: Sequence[str]) -> None:
         sys.argv = ["pretrain_gpt.py", folder, *flags_for(given), "--train-iters", str(steps)]
         with (Path(folder) / "log").open("w") as log, redirect_stdout(log):
             emulated_rank.main()
-    turns.wait()
+    turns.finish()

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from machine import write
+from trainings import hand_written_step
+from turns import Seconds, now, since
 
 from mindspeed_core.feature import Feature, Flag, hookimpl
 
@@ -56,15 +58,15 @@ def _pass_through(self: Any) -> Any:
     return (yield)
 
 
-class TakeTurns:
+class BothInOne:
     """Outermost wrapper of the step: before each of the host's turns, a hand-written step on the same model.
 
     The host's turn is everything until the wrapper is entered again: the step, its logging, the loop.
     """
 
     def __init__(self) -> None:
-        self.seconds: dict[str, list[tuple[float, float]]] = {"hand": [], "host": []}
-        self.host_started: tuple[float, float] | None = None
+        self.seconds: dict[str, list[Seconds]] = {"hand": [], "host": []}
+        self.host_started: Seconds | None = None
         self.step_by_hand: Callable[[], None] | None = None
 
     @hookimpl(wrapper=True)
@@ -72,7 +74,9 @@ class TakeTurns:
         if self.host_started is not None:
             self.seconds["host"].append(since(self.host_started))
         if self.step_by_hand is None:
-            self.step_by_hand = hand_written_step(run)
+            samples = run.session.call("build_data_iterators", run=run).train[0]
+            log = (run.run_dir / "hand_written.log").open("w")
+            self.step_by_hand = hand_written_step(run, samples, log)
         begin = now()
         self.step_by_hand()
         self.seconds["hand"].append(since(begin))
@@ -80,69 +84,14 @@ class TakeTurns:
         return (yield)
 
 
-def now() -> tuple[float, float]:
-    """Wall and processor time, in seconds."""
-    return time.perf_counter(), time.process_time()
-
-
-def since(begin: tuple[float, float]) -> tuple[float, float]:
-    """Wall and processor seconds since `now`."""
-    wall, processor = now()
-    return wall - begin[0], processor - begin[1]
-
-
-def hand_written_step(run: Any) -> Callable[[], None]:
-    """One iteration with megatron-core's parts called directly: what one would write without a framework."""
-    import torch
-    from megatron.core.distributed import finalize_model_grads
-    from megatron.core.pipeline_parallel import get_forward_backward_func
-
-    model, optimizer, scheduler, args = run.model[0], run.optimizer, run.scheduler, run.args
-    iterator = run.session.call("build_data_iterators", run=run).train[0]
-    schedule = get_forward_backward_func()
-    finalize_of_host = run.config.finalize_model_grads_func
-    log = (run.run_dir / "hand_written.log").open("w")
-
-    def loss_function(mask: Any, output: Any) -> Any:
-        total = (output.view(-1).float() * mask.view(-1)).sum()
-        tokens = mask.sum().to(torch.int)
-        return total, tokens, {"lm loss": torch.stack([total.detach().clone(), tokens])}
-
-    def forward(data: Any, chunk: Any) -> Any:
-        sample = next(data)
-        output = chunk(sample["tokens"], sample["position_ids"], None, labels=sample["labels"])
-        return output, lambda out: loss_function(sample["loss_mask"], out)
-
-    def step() -> None:
-        run.config.finalize_model_grads_func = finalize_model_grads
-        model.zero_grad_buffer()
-        optimizer.zero_grad()
-        reports = schedule(
-            forward_step_func=forward,
-            data_iterator=[iterator],
-            model=[model],
-            num_microbatches=args.num_microbatches,
-            seq_length=args.seq_length,
-            micro_batch_size=args.micro_batch_size,
-            forward_only=False,
-        )
-        _, norm, _ = optimizer.step()
-        scheduler.step(increment=args.global_batch_size)
-        total, count = torch.stack([report["lm loss"] for report in reports]).sum(dim=0).tolist()
-        print(total / count, float(norm), file=log, flush=True)
-        run.config.finalize_model_grads_func = finalize_of_host
-
-    return step
-
-
-def take_turns(features: int, steps: int, pipe: Connection) -> None:
+def in_one_process(features: int, steps: int, pipe: Connection) -> None:
     """Train through the host with a number of no-op features; send the seconds of all turns."""
     from mindspeed_core.activation import prepare
     from mindspeed_core.hosts.standalone.loop import train
     from mindspeed_core.registry import Registry
 
     flags = [*FLAGS, "--train-iters", str(steps), *(f"--noop-{index}" for index in range(features))]
-    turns = TakeTurns()
+    turns = BothInOne()
     registry = Registry.of(noop_features()[:features])
     with tempfile.TemporaryDirectory() as folder:
         session = prepare([*flags, "--run-dir", folder], registry=registry, extra_plugins=[turns])
@@ -155,7 +104,7 @@ def overhead(features: int, steps: int, warmup: int) -> dict[str, float]:
     """Median step by hand and by the host, and the median of their differences, in milliseconds."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=take_turns, args=(features, steps, theirs))
+    process = context.Process(target=in_one_process, args=(features, steps, theirs))
     process.start()
     theirs.close()  # so that a child that fails ends the wait
     seconds = ours.recv()

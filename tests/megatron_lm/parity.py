@@ -96,20 +96,25 @@ def run_ours(case: Case, flags: Sequence[str], folder: Path) -> dict[str, list[f
     return _columns([{"lm loss": record["loss"], "grad_norm": record["grad_norm"]} for record in steps])
 
 
-def _run(command: Sequence[str], world_size: int, log: Path) -> None:
-    """Run one process per rank, as torchrun does."""
-    package, python = str(_HERE.parent.parent), Path(command[0])
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    environment = os.environ | {
+def environment_for(python: Path) -> dict[str, str]:
+    """What the checkout needs to run with this interpreter, beside the rank."""
+    return os.environ | {
         "OMP_NUM_THREADS": "1",
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         # The checkout compiles its index helpers for the first python3 and python3-config of the path.
         "PATH": os.pathsep.join(
             (str(python.parent), str(python.resolve().parent), os.environ.get("PATH", ""))
         ),
-        "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH")))),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(_HERE.parent.parent), os.environ.get("PYTHONPATH")))),
+    }
+
+
+def _run(command: Sequence[str], world_size: int, log: Path) -> None:
+    """Run one process per rank, as torchrun does."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    environment = environment_for(Path(command[0])) | {
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(world_size),
