@@ -7,7 +7,7 @@ wrong kind, metadata that cannot be read) becomes one `BrokenPlugin` record here
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
@@ -150,6 +150,8 @@ def _distribution(entry: EntryPoint) -> tuple[str, str]:
 def broken(source: Source, error: BaseException | str, feature: str = "", remedy: str = "") -> BrokenPlugin:
     """The record of a failure while loading or checking a source."""
     text = error if isinstance(error, str) else describe(error, source.package)
+    if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "mindspeed_core":
+        remedy = remedy or "it may need a newer core: pip install --upgrade mindspeed-core"
     return BrokenPlugin(
         dist=source.dist,
         version=source.version,
@@ -159,6 +161,19 @@ def broken(source: Source, error: BaseException | str, feature: str = "", remedy
         remedy=remedy
         or f"pip install --upgrade {source.dist}, or pip uninstall {source.dist} if you do not need it",
     )
+
+
+def iterate(loaded: Any) -> list[Any]:
+    """The declarations that an entry point names.
+
+    Raises:
+        TypeError: it names something else.
+    """
+    if isinstance(loaded, (str, bytes, type)) or not isinstance(loaded, Iterable):
+        raise TypeError(
+            f"the entry point names {loaded!r}, not an iterable of declarations (a tuple of Feature classes)"
+        )
+    return list(loaded)
 
 
 def describe(error: BaseException, package: str = "") -> str:

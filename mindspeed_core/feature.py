@@ -356,6 +356,20 @@ class StageSpecs:
         object.__setattr__(self, "collecting", tuple(self.collecting))
 
 
+@dataclass(frozen=True)
+class HookApi:
+    """The version of the hook interface that a plugin was written for, among its declarations.
+
+    A core that is too old for the plugin then says so in one sentence. Without it the version is worked out
+    from the stages and arguments that the plugin's features use.
+
+    Attributes:
+        version: ``"MAJOR.MINOR"``, the ``mindspeed_core.hooks.API_VERSION`` of the core it is tested with.
+    """
+
+    version: str
+
+
 class Feature:
     """Base of every feature: data as class attributes, hook implementations as methods.
 
@@ -389,6 +403,8 @@ class Feature:
     modes: ClassVar[Sequence[str]] = ("train", "inference")
     places_modules: ClassVar[bool] = False
     """The feature replaces modules or changes built instances: matching none of them is an error."""
+    needs_open_session: ClassVar[bool] = False
+    """Its modules work only while the session is open: they call patched symbols, or are changed instances."""
 
     fake_tensors: ClassVar[bool | None] = None
     """Fact: works on fake tensors (dry run)."""
@@ -436,6 +452,8 @@ class Feature:
             for name, value in vars(klass).items():
                 if hasattr(value, PROJECT + "_impl"):
                     found[name] = value
+                else:
+                    found.pop(name, None)
         return found
 
 
@@ -510,6 +528,8 @@ class HostDeclaration:
         patches: what the host itself has to change.
         absent: ``"module:function"`` that says why the host lacks a flag, given its option string; an empty
             answer for flags it knows nothing about. Asked about unknown flags alone; must not import torch.
+        session: ``"module:Class"``, a subclass of ``Session`` with functions of the host's own.
+        never_calls: stages the host has no place for. A feature that takes part in nothing else is refused.
     """
 
     name: str
@@ -519,3 +539,5 @@ class HostDeclaration:
     train: str = ""
     patches: tuple[Patch, ...] = field(default=())
     absent: str = ""
+    session: str = ""
+    never_calls: tuple[str, ...] = ()

@@ -7,15 +7,13 @@ not, so that neither torch nor megatron is loaded.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import EntryPoint
 from typing import Any
 
-from mindspeed_core.core_flags import CORE_FLAGS
+from mindspeed_core.declaration_checks import Candidate, check_alone, check_together, guess, identity
 from mindspeed_core.discovery import (
     COMMANDS,
     FEATURES,
@@ -26,25 +24,27 @@ from mindspeed_core.discovery import (
     broken,
     damaged,
     describe,
+    iterate,
     sources,
 )
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import (
-    PROJECT,
+    DeclarationError,
     ExtensionPoint,
     Feature,
     Flag,
+    HookApi,
     HostDeclaration,
     Slot,
     StageSpecs,
-    check_feature,
 )
+from mindspeed_core.former_names import presently
+from mindspeed_core.hooks.versions import parsed, refusal
 from mindspeed_core.platforms.platform import Platform
 from mindspeed_core.slots import CORE_SLOTS
+from mindspeed_core.stages import Stage, core_stages, wanted_arguments
 
-__all__ = ["BrokenPlugin", "FeatureRecord", "Registry", "RegistryError", "Stage", "core_stages"]
-
-HELP_OPTIONS = ("--help",)
+__all__ = ["BrokenPlugin", "FeatureRecord", "Registry", "RegistryError"]
 
 
 class RegistryError(UserError):
@@ -60,50 +60,17 @@ class FeatureRecord:
         dist: the distribution that ships it.
         version: its version.
         entry_point: name of the entry point.
+        hook_api: the version of the hook interface it was written for: what its plugin states, otherwise the
+            oldest that has every stage and argument it uses.
+        notices: what its authors should change before the next major version, one sentence each.
     """
 
     cls: type[Feature]
     dist: str
     version: str
     entry_point: str
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A stage that implementations can be checked against without importing what it is made of.
-
-    Attributes:
-        name: the hook's name.
-        arguments: what it offers, or ``None`` where that is known only when a session opens.
-        firstresult: the first result ends it; ``False`` collects every implementation's result.
-    """
-
-    name: str
-    arguments: frozenset[str] | None
-    firstresult: bool
-
-
-_CORE_STAGES: dict[str, Stage] = {}
-
-
-def core_stages() -> Mapping[str, Stage]:
-    """The stages of `mindspeed_core.hooks` by name."""
-    if not _CORE_STAGES:
-        from mindspeed_core.hooks import STAGE_MODULES
-
-        for name in STAGE_MODULES:
-            for stage, function in vars(import_module(name)).items():
-                options = getattr(function, PROJECT + "_spec", None)
-                if options is not None:
-                    offered = frozenset(inspect.signature(function).parameters)
-                    _CORE_STAGES[stage] = Stage(stage, offered, bool(options["firstresult"]))
-    return _CORE_STAGES
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    cls: type[Feature]
-    source: Source
+    hook_api: str = "1.0"
+    notices: tuple[str, ...] = ()
 
 
 class Registry:
@@ -152,7 +119,7 @@ class Registry:
         failed = damaged()
         for source in sources(FEATURES):
             try:
-                declared.append((source, _iterate(source.load())))
+                declared.append((source, iterate(source.load())))
             except (Exception, SystemExit) as error:
                 failed.append(broken(source, error))
         return cls(
@@ -186,7 +153,7 @@ class Registry:
             entry = EntryPoint(name=dist, value=dist.replace("-", "_"), group=FEATURES)
             source = Source(dist, version, dist, entry.value, entry)
             try:
-                declared.append((source, _iterate(declarations)))
+                declared.append((source, iterate(declarations)))
             except (Exception, SystemExit) as error:
                 failed.append(broken(source, error))
         return cls(declared, broken_sources=failed, platforms=sources(PLATFORMS), hosts=sources(HOSTS))
@@ -316,7 +283,7 @@ class Registry:
         claimed = found.get(name)
         if not claimed:
             known = ", ".join(sorted(found)) or "none"
-            raise RegistryError(f"{kind} {name!r} is not installed (installed: {known}){_guess(name, found)}")
+            raise RegistryError(f"{kind} {name!r} is not installed (installed: {known}){guess(name, found)}")
         if len(claimed) > 1:
             owners = " and ".join(f"{s.dist} {s.version}" for s in claimed)
             raise RegistryError(f"{kind} {name!r} is shipped by {owners}; pip uninstall one of them")
@@ -336,11 +303,16 @@ class Registry:
         """Top-level import packages of every distribution that has an entry point of ours."""
         return {dist: tuple(sorted(names)) for dist, (_, names) in sorted(self._packages.items())}
 
-    def _collect(self, declared: Sequence[tuple[Source, Sequence[Any]]]) -> list[_Candidate]:
+    def _collect(self, declared: Sequence[tuple[Source, Sequence[Any]]]) -> list[Candidate]:
         """Sort declarations by kind; features that are unsound by themselves are out already."""
-        candidates: list[_Candidate] = []
+        candidates: list[Candidate] = []
         for source, declarations in declared:
+            stated = self._stated_version(source, declarations)
+            if stated is None:
+                continue
             for item in declarations:
+                if isinstance(item, HookApi):
+                    continue
                 if isinstance(item, Slot):
                     self._slots.setdefault(item.name, item)
                 elif isinstance(item, StageSpecs):
@@ -354,12 +326,34 @@ class Registry:
                 elif isinstance(item, type) and issubclass(item, Platform):
                     self._platform_classes.setdefault(item.name, item)
                 else:
-                    problems = _check_alone(item)
+                    problems = check_alone(item)
                     if problems:
                         self._break(source, item, "; ".join(problems))
                     else:
-                        candidates.append(_Candidate(item, source))
+                        cls, notices = presently(item, self._stages)
+                        candidates.append(Candidate(cls, source, stated, notices))
         return candidates
+
+    def _stated_version(self, source: Source, declarations: Sequence[Any]) -> str | None:
+        """The hook interface that a plugin states, empty for none; None, and broken, when it is not ours."""
+        stated = {item.version for item in declarations if isinstance(item, HookApi)}
+        if not stated:
+            return ""
+        try:
+            version = max(stated, key=parsed)
+            refused = refusal(version)
+        except DeclarationError as error:
+            refused, version = (str(error), ""), ""
+        if refused is None:
+            return version
+        why, remedy = refused
+        flags = [flag for item in declarations for flag in identity(item)[1]]
+        options = tuple(dict.fromkeys(option for flag in flags for option in flag.options))
+        record = replace(broken(source, why, remedy=remedy), flags=options)
+        self._broken.append(record)
+        for option in options:
+            self._broken_flags.setdefault(option, record)
+        return None
 
     def _add_point(self, source: Source, point: ExtensionPoint) -> None:
         other = self._points.get(point.name)
@@ -370,104 +364,45 @@ class Registry:
         self._points[point.name] = point
 
     def _break(self, source: Source, item: Any, error: str) -> None:
-        name, flags = _identity(item)
+        name, flags = identity(item)
         remedy = (
             f"pip install --upgrade {source.dist}, or report it to its authors; "
             "the other features of this installation work"
         )
-        record = broken(source, error, feature=name, remedy=remedy)
         options = tuple(option for flag in flags for option in flag.options)
-        record = BrokenPlugin(**{**vars(record), "flags": options})
+        record = replace(broken(source, error, feature=name, remedy=remedy), flags=options)
         self._broken.append(record)
         for option in options:
             self._broken_flags.setdefault(option, record)
 
-    def _check(self, candidates: list[_Candidate]) -> dict[str, FeatureRecord]:
+    def _check(self, candidates: list[Candidate]) -> dict[str, FeatureRecord]:
         """Check features against slots, stages and each other; keep the sound ones."""
-        faults: dict[int, list[str]] = {id(c): [] for c in candidates}
-        self._check_names(candidates, faults)
-        self._check_flags(candidates, faults)
-        for candidate in candidates:
-            faults[id(candidate)] += self._check_slots(candidate.cls)
-            faults[id(candidate)] += self._check_stages(candidate.cls)
-        _check_cycles([c for c in candidates if not faults[id(c)]], faults)
+        check_together(candidates, self._slots, self._stages)
         sound: dict[str, FeatureRecord] = {}
         for candidate in sorted(candidates, key=lambda c: (c.cls.family, c.cls.name, c.source.dist)):
-            errors = faults[id(candidate)]
-            if errors:
-                self._break(candidate.source, candidate.cls, "; ".join(errors))
+            if candidate.faults:
+                self._break(candidate.source, candidate.cls, "; ".join(candidate.faults))
             else:
-                source = candidate.source
-                sound[candidate.cls.name] = FeatureRecord(
-                    candidate.cls, source.dist, source.version, source.name
-                )
+                sound[candidate.cls.name] = self._record(candidate)
         taken = {option for record in sound.values() for f in record.cls.flags for option in f.options}
         for option in taken & set(self._broken_flags):
             del self._broken_flags[option]
         return sound
 
-    def _check_names(self, candidates: list[_Candidate], faults: dict[int, list[str]]) -> None:
-        named: dict[str, list[_Candidate]] = {}
-        for candidate in candidates:
-            named.setdefault(candidate.cls.name, []).append(candidate)
-        for name, claimed in named.items():
-            if len(claimed) > 1:
-                owners = " and by ".join(sorted(f"{c.source.dist} {c.source.version}" for c in claimed))
-                for candidate in claimed:
-                    faults[id(candidate)].append(f"feature name {name!r} is declared by {owners}")
-
-    def _check_flags(self, candidates: list[_Candidate], faults: dict[int, list[str]]) -> None:
-        reserved = {option for flag in CORE_FLAGS for option in flag.options} | set(HELP_OPTIONS)
-        declared: dict[str, list[tuple[_Candidate, Flag]]] = {}
-        for candidate in candidates:
-            seen: set[str] = set()
-            for flag in candidate.cls.flags:
-                for option in flag.options:
-                    if option in reserved:
-                        faults[id(candidate)].append(f"flag {option} is reserved by mindspeed-core")
-                    if option in seen:
-                        faults[id(candidate)].append(f"flag {option} is declared twice")
-                    seen.add(option)
-                    declared.setdefault(option, []).append((candidate, flag))
-        for option, claims in declared.items():
-            if len({flag.meaning() for _, flag in claims}) < 2:
-                continue
-            owners = sorted({f"{c.cls.name} ({c.source.dist} {c.source.version})" for c, _ in claims})
-            for candidate, _ in claims:
-                faults[id(candidate)].append(
-                    f"flag {option} means different things in {' and in '.join(owners)}"
-                )
-
-    def _check_slots(self, feature: type[Feature]) -> list[str]:
-        return [
-            f"slot {slot!r} is declared by nobody{_guess(slot, self._slots)}; a plugin declares its own with "
-            "Slot(...)"
-            for slot in feature.slots
-            if slot not in self._slots
+    def _record(self, candidate: Candidate) -> FeatureRecord:
+        source = candidate.source
+        used = [
+            self._stages[name].needed(wanted_arguments(function))
+            for name, function in candidate.cls.hooks().items()
         ]
-
-    def _check_stages(self, feature: type[Feature]) -> list[str]:
-        problems = []
-        for name, function in feature.hooks().items():
-            stage = self._stages.get(name)
-            if stage is None:
-                problems.append(f"stage {name!r} does not exist{_guess(name, self._stages)}")
-                continue
-            if stage.arguments is None:
-                continue
-            try:
-                parameters = list(inspect.signature(function).parameters.values())[1:]
-            except (TypeError, ValueError) as error:
-                problems.append(f"stage {name!r}: its implementation has no signature ({error})")
-                continue
-            wanted = [p.name for p in parameters if p.default is p.empty]
-            unknown = [repr(p) for p in wanted if p not in stage.arguments]
-            if unknown:
-                problems.append(
-                    f"stage {name!r}: unknown argument {', '.join(unknown)}; the stage offers "
-                    f"{', '.join(sorted(stage.arguments))}"
-                )
-        return problems
+        return FeatureRecord(
+            candidate.cls,
+            source.dist,
+            source.version,
+            source.name,
+            hook_api=candidate.stated or max(used, key=parsed, default="1.0"),
+            notices=candidate.notices,
+        )
 
 
 def _by_name(found: Sequence[Source]) -> dict[str, list[Source]]:
@@ -477,102 +412,6 @@ def _by_name(found: Sequence[Source]) -> dict[str, list[Source]]:
     return named
 
 
-def _iterate(loaded: Any) -> list[Any]:
-    if isinstance(loaded, (str, bytes, type)) or not isinstance(loaded, Iterable):
-        raise TypeError(
-            f"the entry point names {loaded!r}, not an iterable of declarations (a tuple of Feature classes)"
-        )
-    return list(loaded)
-
-
-def _check_alone(item: Any) -> list[str]:
-    try:
-        return check_feature(item)
-    except Exception as error:
-        return [f"its declaration cannot be read: {describe(error)}"]
-
-
-def _identity(item: Any) -> tuple[str, tuple[Flag, ...]]:
-    """Name and flags of something that need not be a sound feature."""
-    try:
-        name = item.name if isinstance(item.name, str) and item.name else ""
-    except Exception:
-        name = ""
-    try:
-        flags = tuple(flag for flag in item.flags if isinstance(flag, Flag))
-    except Exception:
-        flags = ()
-    return name or str(getattr(item, "__name__", "") or type(item).__name__), flags
-
-
 def _attribute(path: str) -> Any:
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
-
-
-def _guess(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _check_cycles(candidates: list[_Candidate], faults: dict[int, list[str]]) -> None:
-    """Features that come before themselves through ``requires`` and ``after`` are broken."""
-    by_name = {c.cls.name: c for c in candidates}
-    before = {
-        c.cls.name: sorted(
-            {r.feature for r in c.cls.requires if r.feature in by_name}
-            | {name for name in c.cls.after if name in by_name}
-        )
-        for c in candidates
-    }
-    for cycle in cycles(before):
-        text = " -> ".join((*cycle, cycle[0]))
-        for name in cycle:
-            faults[id(by_name[name])].append(f"its requires and after form a cycle: {text}")
-
-
-def cycles(before: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
-    """A shortest cycle through each node of a directed graph that lies on one, without duplicates.
-
-    Args:
-        before: the nodes that come before each node.
-
-    Returns:
-        Each cycle begins with its smallest name.
-    """
-    # What remains after peeling off nodes without predecessors and nodes without successors is small.
-    alive = {name: [b for b in befores if b in before] for name, befores in before.items()}
-    while True:
-        pointed = {b for befores in alive.values() for b in befores}
-        dead = [name for name, befores in alive.items() if not befores or name not in pointed]
-        if not dead:
-            break
-        for name in dead:
-            del alive[name]
-        alive = {name: [b for b in befores if b in alive] for name, befores in alive.items()}
-    found: dict[tuple[str, ...], None] = {}
-    for start in sorted(alive):
-        cycle = _shortest_cycle(alive, start)
-        if cycle:
-            first = cycle.index(min(cycle))
-            found[cycle[first:] + cycle[:first]] = None
-    return list(found)
-
-
-def _shortest_cycle(before: Mapping[str, Sequence[str]], start: str) -> tuple[str, ...]:
-    came: dict[str, str] = {}
-    frontier = [start]
-    while frontier:
-        following = []
-        for name in frontier:
-            for other in before[name]:
-                if other == start:
-                    path = [name]
-                    while path[-1] != start:
-                        path.append(came[path[-1]])
-                    return tuple(reversed(path))
-                if other not in came and other != start:
-                    came[other] = name
-                    following.append(other)
-        frontier = following
-    return ()

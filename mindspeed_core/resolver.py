@@ -16,10 +16,11 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from mindspeed_core.cycles import cycles
 from mindspeed_core.discovery import describe
 from mindspeed_core.feature import Conflict, Feature, Flag, Patch, Requirement
 from mindspeed_core.plan import ActiveFeature, HeldBack, Plan, PlanError, Problem
-from mindspeed_core.registry import FeatureRecord, Registry, RegistryError, cycles
+from mindspeed_core.registry import FeatureRecord, Registry, RegistryError
 from mindspeed_core.requirements import unmet
 
 __all__ = ["resolve"]
@@ -69,6 +70,16 @@ class _Index:
 
 
 _indexes: WeakKeyDictionary[Registry, dict[str, _Index]] = WeakKeyDictionary()
+
+
+def _kinds(registry: Registry, platform: str) -> tuple[frozenset[str], str]:
+    """The names under which features may list a platform, and the one that their requirements test."""
+    try:
+        found = registry.platform(platform)
+    except RegistryError:
+        # A plan can be made for a platform that is not installed here.
+        return frozenset({platform}), platform
+    return found.kinds() | {platform}, found.like or platform
 
 
 def _host_flags(registry: Registry, host: str) -> tuple[Flag, ...]:
@@ -135,6 +146,7 @@ class _Resolution:
         self.args = args
         self.provenance = provenance
         self.platform = platform
+        self.kinds, self.kind = _kinds(registry, platform)
         self.host = host
         self.mode = mode
         self.versions = versions
@@ -216,12 +228,12 @@ class _Resolution:
                 name, f"it has no effect in mode {self.mode}", flag, "nothing; the flag is ignored"
             )
             return False
-        if self.platform not in cls.platforms:
+        if not self.kinds & {*cls.platforms}:
             return self._fall_back(name, cls, flag)
         bad = [
             problem
             for package in cls.packages
-            if (problem := unmet(package, self.platform, self.versions)) is not None
+            if (problem := unmet(package, self.kind, self.versions)) is not None
         ]
         if bad:
             for reason, remedy in bad:
@@ -453,7 +465,7 @@ class _Resolution:
             for patch in owned[name]:
                 if patch.kind == "replace":
                     replaced.setdefault(patch.target, []).append(name)
-                bad = unmet(patch.versions, self.platform, self.versions) if patch.versions else None
+                bad = unmet(patch.versions, self.kind, self.versions) if patch.versions else None
                 if bad is not None:
                     self._problem("E-PATCH-VERSION", name, f"its patch of {patch.target}: {bad[0]}", bad[1])
         for target, names in sorted(replaced.items()):

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import threading
 import traceback
+import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -23,11 +24,14 @@ from mindspeed_core.errors import SessionError, UserError
 from mindspeed_core.feature import PROJECT, Feature, HostDeclaration, hookimpl
 from mindspeed_core.groups import Groups
 from mindspeed_core.hooks import DONE, Done
+from mindspeed_core.hooks.versions import HookDeprecationWarning
 from mindspeed_core.instances import Instances
 from mindspeed_core.patching import PatchLedger
 
 if TYPE_CHECKING:
     from argparse import Namespace
+
+    from torch.distributed import ProcessGroup
 
     from mindspeed_core.plan import Plan
     from mindspeed_core.platforms.platform import Platform
@@ -107,6 +111,7 @@ class Session:
         self.ledger = PatchLedger()
         self.placements: Counter[str] = Counter()
         self._feature_classes = tuple(features)
+        self._features: tuple[Feature, ...] = ()
         self._extra_plugins = tuple(extra_plugins)
         self._environment: dict[str, Any] = {}
         self._manager: pluggy.PluginManager | None = None
@@ -162,8 +167,11 @@ class Session:
         for specs in self.registry.stage_specs():
             manager.add_hookspecs(import_module(specs.module))
         self._register(_CoreDefaults(), "core", "mindspeed_core.session")
-        for feature in reversed(self._feature_classes):
-            self._register(feature(), feature.name, feature.__module__.partition(".")[0])
+        # A session that is opened again goes on with the features it had, and with what they remember.
+        self._features = self._features or tuple(feature() for feature in self._feature_classes)
+        for feature in reversed(self._features):
+            self._register(feature, feature.name, type(feature).__module__.partition(".")[0])
+            self._warn_of_changes(feature)
         self._check_unknown_stages()
         self.call("prepare_process", args=self.args)
         owned = list(self.platform.patches())
@@ -191,6 +199,12 @@ class Session:
         self._owners.setdefault(module_prefix, name)
         self._callers.clear()
         self._defaults.clear()
+
+    def _warn_of_changes(self, feature: type[Feature]) -> None:
+        record = self.registry.features.get(feature.name)
+        for notice in record.notices if record is not None else ():
+            who = f"{feature.name} ({record.dist} {record.version})"  # type: ignore[union-attr]
+            warnings.warn(f"{who}: {notice}", HookDeprecationWarning, stacklevel=5)
 
     def _check_unknown_stages(self) -> None:
         assert self._manager is not None
@@ -323,10 +337,13 @@ class Session:
         """Record that a feature found ``count`` modules to replace or change; zero is worth recording too."""
         self.placements[owner] += count
 
-    def check_placements(self) -> None:
+    def check_placements(self, group: ProcessGroup | None = None) -> None:
         """Refuse to go on when a feature that changes modules found none, on any rank.
 
-        The host calls it when the model is built; collective over all ranks.
+        The host calls it when the model is built; collective over the group.
+
+        Args:
+            group: the ranks that hold the model together, by default all.
 
         Raises:
             SessionError: names every feature that matched nothing.
@@ -337,8 +354,8 @@ class Session:
         mine = [self.placements[name] + self.instances.placed(name) for name in wanted]
         parts: list[Any] = [mine]
         if wanted and dist.is_available() and dist.is_initialized():
-            parts = [None] * dist.get_world_size()
-            dist.all_gather_object(parts, mine)
+            parts = [None] * dist.get_world_size(group)
+            dist.all_gather_object(parts, mine, group=group)
         empty = [name for index, name in enumerate(wanted) if not any(part[index] for part in parts)]
         if empty:
             raise SessionError(
@@ -356,13 +373,7 @@ class Session:
         if _open is not self:
             return
         errors: list[BaseException] = []
-        for action in (
-            self.instances.revert,
-            self.groups.destroy,
-            lambda: self.platform.close(self),
-            self.ledger.revert,
-            self._restore_environment,
-        ):
+        for action in self._undoings():
             try:
                 action()
             except BaseException as error:
@@ -375,6 +386,16 @@ class Session:
             _open = None
         if errors:
             raise errors[0]
+
+    def _undoings(self) -> tuple[Callable[[], object], ...]:
+        """What takes back what the session changed, in this order; each is done even if another fails."""
+        return (
+            self.instances.revert,
+            self.groups.destroy,
+            lambda: self.platform.close(self),
+            self.ledger.revert,
+            self._restore_environment,
+        )
 
     def _restore_environment(self) -> None:
         for name, value in self._environment.items():

@@ -1,20 +1,20 @@
-"""The hookspec marker, the `DONE` sentinel and the version of the hook interface.
+"""The hookspec marker and the `DONE` sentinel.
 
 Apart from the stages themselves, so that declarations can name stages without importing pluggy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeVar, overload
 
 from mindspeed_core.feature import PROJECT
+from mindspeed_core.hooks.versions import API_VERSION, Change
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-API_VERSION = "1.0"
-"""Raised in its minor part when a stage or an argument is added, in its major part when one goes."""
+__all__ = ["API_VERSION", "DONE", "Done", "hookspec"]
 
 
 class Done(Enum):
@@ -30,9 +30,20 @@ DONE = Done.DONE
 @overload
 def hookspec(function: F) -> F: ...
 @overload
-def hookspec(*, firstresult: bool = ..., since: str = ...) -> Callable[[F], F]: ...
 def hookspec(
-    function: F | None = None, *, firstresult: bool = True, since: str = "1.0"
+    *,
+    firstresult: bool = ...,
+    since: str = ...,
+    added: Mapping[str, str] | None = ...,
+    changes: Sequence[Change] = ...,
+) -> Callable[[F], F]: ...
+def hookspec(
+    function: F | None = None,
+    *,
+    firstresult: bool = True,
+    since: str = "1.0",
+    added: Mapping[str, str] | None = None,
+    changes: Sequence[Change] = (),
 ) -> F | Callable[[F], F]:
     """Mark a function as a stage.
 
@@ -41,6 +52,9 @@ def hookspec(
         firstresult: the first implementation that returns something ends the stage. ``False`` collects the
             results of every implementation.
         since: the interface version that introduced the stage.
+        added: arguments that came later than the stage, with the interface version of each.
+        changes: former names that still work, and what is going to go. Only for stages of the core: a plugin
+            that publishes stages keeps its own versions.
     """
 
     def mark(target: F) -> F:
@@ -50,6 +64,8 @@ def hookspec(
             {"firstresult": firstresult, "historic": False, "warn_on_impl": None, "warn_on_impl_args": None},
         )
         target.__mindspeed_since__ = since  # type: ignore[attr-defined]
+        target.__mindspeed_added__ = dict(added or {})  # type: ignore[attr-defined]
+        target.__mindspeed_changes__ = tuple(changes)  # type: ignore[attr-defined]
         return target
 
     return mark if function is None else mark(function)

@@ -39,6 +39,8 @@ class Platform:
     """Base of every platform. Instantiated once per session, without arguments."""
 
     name: ClassVar[str] = ""
+    like: ClassVar[str] = ""
+    """A platform whose features run here too, with what they require there; empty for none."""
     device_type: ClassVar[str] = "cpu"
     """``torch.device`` type."""
     backend: ClassVar[str] = "gloo"
@@ -49,6 +51,11 @@ class Platform:
     """Whether a collective proceeds beside computation without occupying its processor."""
     distributions: ClassVar[Sequence[str]] = ()
     """Distributions whose versions take part in the cross-rank check."""
+
+    @classmethod
+    def kinds(cls) -> frozenset[str]:
+        """The names under which features may list this platform: its own, and that of the one it is like."""
+        return frozenset(filter(None, (cls.name, cls.like)))
 
     @classmethod
     def probe(cls) -> Availability:

@@ -6,6 +6,7 @@ import textwrap
 
 import pytest
 
+from mindspeed_core.cycles import cycles
 from mindspeed_core.feature import (
     ExtensionPoint,
     Feature,
@@ -16,7 +17,7 @@ from mindspeed_core.feature import (
     StageSpecs,
     hookimpl,
 )
-from mindspeed_core.registry import Registry, RegistryError, cycles
+from mindspeed_core.registry import Registry, RegistryError
 
 
 def feature(name, **attributes):

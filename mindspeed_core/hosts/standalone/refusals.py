@@ -172,7 +172,7 @@ def check_refused(session: Session, args: Namespace) -> None:
         value = getattr(args, refusal.dest, None)
         if not _set(value, refusal) or _possible(refusal, args):
             continue
-        if refusal.platforms and session.platform.name not in refusal.platforms:
+        if refusal.platforms and not session.platform.kinds() & {*refusal.platforms}:
             continue
         flag = option_of(refusal.dest)
         if not session.claims(flag):

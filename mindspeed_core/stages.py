@@ -1,0 +1,76 @@
+"""The stages as data: what declarations are checked against, without pluggy and without importing a host."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from mindspeed_core.feature import PROJECT
+from mindspeed_core.hooks.versions import Change, parsed
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage that implementations can be checked against without importing what it is made of.
+
+    Attributes:
+        name: the hook's name.
+        arguments: what it offers, or ``None`` where that is known only when a session opens.
+        firstresult: the first result ends it; ``False`` collects every implementation's result.
+        since: the version of the hook interface that brought it.
+        added: arguments that came later, with the version of each.
+        changes: former names that still work, and what is going to go.
+    """
+
+    name: str
+    arguments: frozenset[str] | None
+    firstresult: bool
+    since: str = "1.0"
+    added: Mapping[str, str] = field(default_factory=dict)
+    changes: tuple[Change, ...] = ()
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Stage:
+        """The stage that a function marked with ``hookspec`` specifies."""
+        options = getattr(function, PROJECT + "_spec")
+        return cls(
+            function.__name__,
+            frozenset(inspect.signature(function).parameters),
+            bool(options["firstresult"]),
+            getattr(function, "__mindspeed_since__", "1.0"),
+            getattr(function, "__mindspeed_added__", {}),
+            getattr(function, "__mindspeed_changes__", ()),
+        )
+
+    def needed(self, arguments: Iterable[str]) -> str:
+        """The oldest version of the hook interface that has the stage with these arguments."""
+        return max((self.since, *(self.added.get(name, self.since) for name in arguments)), key=parsed)
+
+
+_CORE_STAGES: dict[str, Stage] = {}
+
+
+def core_stages() -> Mapping[str, Stage]:
+    """The stages of `mindspeed_core.hooks` by name."""
+    if not _CORE_STAGES:
+        from mindspeed_core.hooks import STAGE_MODULES
+
+        for name in STAGE_MODULES:
+            for function in vars(import_module(name)).values():
+                if hasattr(function, PROJECT + "_spec"):
+                    _CORE_STAGES[function.__name__] = Stage.of(function)
+    return _CORE_STAGES
+
+
+def wanted_arguments(function: Callable[..., Any]) -> list[str]:
+    """The arguments that an implementation asks a stage for, without ``self``.
+
+    Raises:
+        TypeError: the implementation has no signature.
+        ValueError: the same.
+    """
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    return [parameter.name for parameter in parameters if parameter.default is parameter.empty]
