@@ -11,14 +11,15 @@ from __future__ import annotations
 import re
 import shlex
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.core_flags import CORE_FLAGS, CORE_OWNER
 from mindspeed_core.discovery import describe
 from mindspeed_core.feature import Feature, Flag
+from mindspeed_core.flag_help import help_text, placeholder
+from mindspeed_core.flag_presets import DEFAULT, apply_adopted_defaults, apply_presets
 from mindspeed_core.flag_values import (
     SHOWN,
     RefusedValue,
@@ -33,11 +34,10 @@ from mindspeed_core.flag_values import (
     typed,
 )
 from mindspeed_core.plan import Problem
+from mindspeed_core.unknown_flags import bad_choice, unknown_flag
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import Registry
-
-DEFAULT = "default"
 
 _NEGATIVE = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
 
@@ -311,7 +311,7 @@ class FlagSet:
         if len(values) < least or (most is not None and len(values) > most):
             wanted = arity(flag)
             shown = f"got {len(values)}" if values else "got none"
-            remedy = f"write {option} {_placeholder(flag)}; a value that begins with -- needs {option}=VALUE"
+            remedy = f"write {option} {placeholder(flag)}; a value that begins with -- needs {option}=VALUE"
             problems.append(Problem("E-FLAG-VALUE", f"takes {wanted}, {shown}", remedy, flag=option))
             return
         self._convert(entry, option, values, given, problems)
@@ -374,27 +374,12 @@ class FlagSet:
                 problems.append(bad_value(option, value, f"not a {type_name(flag)}{detail}"))
                 return
             if flag.choices and result not in flag.choices:
-                problems.append(self._bad_choice(entry, option, value, result))
+                problems.append(bad_choice(entry.flag, option, value, result, self._registry))
                 return
             converted.append(result)
         scalar = flag.nargs is None or flag.nargs == "?"
         final: Any = converted if not scalar else (converted[0] if converted else None)
         given[flag.dest] = (final, f"flag {option}")
-
-    def _bad_choice(self, entry: FlagEntry, option: str, value: Any, result: Any) -> Problem:
-        broken = self._registry.broken_flags.get(option) if self._registry is not None else None
-        choices = [str(choice) for choice in entry.flag.choices]
-        from mindspeed_core.known_flags import choice_owners
-
-        close = get_close_matches(str(result)[:SHOWN], choices, n=1, cutoff=0.7)
-        reason = f"not one of {', '.join(choices)}"
-        remedy = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(choices)}"
-        owner = choice_owners().get(f"{entry.flag.name} {result}") if isinstance(result, str) else None
-        if owner is not None:
-            remedy = f"pip install {owner}, which adds it"
-        if broken is not None:
-            remedy += f"; if the value belongs to {broken.feature}: {broken}"
-        return bad_value(option, value, reason, remedy)
 
     def _finish(
         self, given: dict[str, tuple[Any, str]], problems: list[Problem], wants_help: bool
@@ -410,133 +395,17 @@ class FlagSet:
         args = Namespace(**values)
         used = {source.removeprefix("flag ") for _, source in given.values()}
         problems += [problem for problem, options in self._clashes if options & used]
-        self._apply_presets(args, provenance, problems)
-        self._apply_adopted_defaults(args, provenance)
+        apply_presets(self._features, args, provenance, problems)
+        apply_adopted_defaults(self._entries, self._features, args, provenance)
         return ParsedArguments(args, provenance, tuple(problems), wants_help)
-
-    def _apply_presets(self, args: Namespace, provenance: dict[str, str], problems: list[Problem]) -> None:
-        level = getattr(args, "optimization_level", 2)
-        for feature in self._features:
-            if feature.presets.__func__ is Feature.presets.__func__ or feature.level > level:  # type: ignore[attr-defined]
-                continue
-            try:
-                preset = dict(feature.presets(args))
-            except Exception as error:
-                problems.append(
-                    Problem(
-                        "E-PRESET",
-                        f"its presets cannot be computed: {describe(error)}",
-                        "check the values of its flags, or report it to its authors",
-                        feature=feature.name,
-                        flag=feature.flags[0].name if feature.flags else "",
-                    )
-                )
-                continue
-            for dest, value in preset.items():
-                source = provenance.get(dest)
-                if source is None:
-                    problems.append(
-                        Problem(
-                            "E-PRESET", f"it presets {dest!r}, which no flag defines", feature=feature.name
-                        )
-                    )
-                elif source == DEFAULT:
-                    setattr(args, dest, value)
-                    provenance[dest] = f"preset {feature.name}"
-                elif source.startswith("preset ") and getattr(args, dest) != value:
-                    other = source.removeprefix("preset ")
-                    problems.append(
-                        Problem(
-                            "E-PRESET",
-                            f"{other} presets {dest} to {getattr(args, dest)!r}, this feature to {value!r}",
-                            "give the flag yourself",
-                            feature=feature.name,
-                        )
-                    )
-
-    def _apply_adopted_defaults(self, args: Namespace, provenance: dict[str, str]) -> None:
-        """A feature's other default for a flag it adopted holds while the feature is asked for."""
-        wanted: dict[str, list[tuple[str, Any]]] = {}
-        for entry in self._entries:
-            for adoption in entry.adoptions:
-                flag = adoption.flag
-                if flag.default is None or flag.is_switch or flag.default == entry.flag.default:
-                    continue
-                if provenance[entry.flag.dest] == DEFAULT:
-                    wanted.setdefault(adoption.owner, []).append((entry.flag.dest, flag.default))
-        level = getattr(args, "optimization_level", 2)
-        for feature in self._features:
-            if feature.name not in wanted or feature.level > level:
-                continue
-            try:
-                asked = feature.enabled(args)
-            except Exception:
-                # The resolver asks again and reports it; a feature that cannot say so is not asked for here.
-                asked = False
-            for dest, value in wanted[feature.name] if asked else ():
-                if provenance[dest] == DEFAULT:
-                    setattr(args, dest, value)
-                    provenance[dest] = f"preset {feature.name}"
 
     def unknown(self, option: str) -> Problem:
         """The problem of an option string nobody here defines: who owns it, or what was meant."""
-        from mindspeed_core.known_flags import flag_owners
-
-        shown = option[:SHOWN]
-        owner = flag_owners().get(option, "")
-        registry = self._registry
-        if registry is not None:
-            record = registry.broken_flags.get(option)
-            if record is None and owner:
-                record = next((b for b in registry.broken if _same(b.dist, owner)), None)
-            if record is not None:
-                return Problem(
-                    "E-BROKEN-PLUGIN", str(record), record.remedy, feature=record.feature, flag=shown
-                )
-            version = next((v for d, v in registry.distributions().items() if _same(d, owner)), "")
-            if owner and version:
-                return Problem(
-                    "E-UNKNOWN-FLAG",
-                    f"the installed {owner} {version} does not have this flag",
-                    f"pip install --upgrade {owner}",
-                    flag=shown,
-                )
-        if owner:
-            return Problem(
-                "E-UNKNOWN-FLAG",
-                f"belongs to {owner}, which is not installed",
-                f"pip install {owner}",
-                flag=shown,
-            )
-        reason = registry.why_absent(self.host, option) if registry is not None and self.host else ""
-        if reason:
-            return Problem("E-UNKNOWN-FLAG", reason, "leave it out", flag=shown)
-        known = {**dict.fromkeys(self._by_option), **flag_owners()}
-        close = get_close_matches(option[:80], known, n=3, cutoff=0.6)
-        remedies = [f"did you mean {' or '.join(close)}?"] if close else ["see --help"]
-        if registry is not None:
-            whole = [record for record in registry.broken if not record.feature]
-            remedies += [f"it may belong to what cannot be loaded: {record}" for record in whole[:3]]
-        return Problem("E-UNKNOWN-FLAG", "no such flag", "; ".join(remedies), flag=shown)
+        return unknown_flag(option, self._by_option, self._registry, self.host)
 
     def format_help(self, prog: str = "mindspeed-train") -> str:
         """The text of ``--help``, flags grouped by owner."""
-        from argparse import ArgumentParser
-
-        parser = ArgumentParser(prog=prog, allow_abbrev=False, usage=f"{prog} [flags]")
-        groups: dict[str, Any] = {}
-        for entry in self._entries:
-            if entry.heading not in groups:
-                groups[entry.heading] = parser.add_argument_group(_escape(entry.heading))
-            flag = entry.flag
-            options: dict[str, Any] = {"dest": f"flag_{len(groups)}_{flag.dest}", "help": _help(entry)}
-            if flag.is_switch:
-                options["action"] = "store_true"
-            else:
-                options["nargs"] = flag.nargs
-                options["metavar"] = _placeholder(flag)
-            groups[entry.heading].add_argument(*flag.options, **options)
-        return parser.format_help()
+        return help_text(self._entries, prog)
 
 
 def flag_set(registry: Registry, host: str = "standalone") -> FlagSet:
@@ -573,37 +442,3 @@ def _is_option(token: str) -> bool:
     if len(token) < 2 or token[0] != "-" or _NEGATIVE.match(token):
         return False
     return " " not in token.partition("=")[0]
-
-
-def _same(dist: str, other: str) -> bool:
-    return bool(dist) and dist.lower().replace("_", "-") == other.lower().replace("_", "-")
-
-
-def _escape(text: str) -> str:
-    return text.replace("%", "%%")
-
-
-def _placeholder(flag: Flag) -> str:
-    if flag.metavar:
-        return flag.metavar
-    if flag.choices:
-        joined = ",".join(str(choice) for choice in flag.choices)
-        return "{" + joined + "}" if len(joined) <= 60 else "CHOICE"
-    letters: dict[Callable[..., Any], str] = {int: "N", float: "X", str: "TEXT"}
-    return letters.get(flag.type, "VALUE")
-
-
-def _help(entry: FlagEntry) -> str:
-    flag = entry.flag
-    parts = [flag.help or "-"]
-    if not flag.is_switch and flag.default not in (None, ""):
-        several = isinstance(flag.default, (list, tuple))
-        shown = " ".join(map(str, flag.default)) if several else flag.default
-        parts.append(f"(default: {shown})")
-    if flag.choices and _placeholder(flag) == "CHOICE":
-        parts.append(f"(one of: {', '.join(str(choice) for choice in flag.choices)})")
-    parts += entry.notes
-    used = [adoption.owner for adoption in entry.adoptions]
-    if used:
-        parts.append(f"(also used by {', '.join(used)})")
-    return _escape(" ".join(parts))
