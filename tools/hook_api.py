@@ -1,0 +1,61 @@
+"""Writes down the public hook interface, so that every change of it is deliberate.
+
+``python tools/hook_api.py`` writes ``tests/contract/hook_api/VERSION.json`` for the present version. Files of
+earlier versions stay: the tests hold the present interface against each of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from mindspeed_core import feature as declarations
+from mindspeed_core.feature import Feature
+from mindspeed_core.hooks import API_VERSION
+from mindspeed_core.platforms.platform import Platform
+from mindspeed_core.stages import core_stages
+
+FOLDER = Path(__file__).resolve().parent.parent / "tests" / "contract" / "hook_api"
+DECLARATIONS = (
+    "Flag Slot Requirement Conflict Fallback Patch Gain Scenario ExtensionPoint StageSpecs HookApi "
+    "HostDeclaration"
+)
+
+
+def interface() -> dict[str, Any]:
+    """The interface as plain data: stages with arguments and versions, declarations with their fields."""
+    return {
+        "version": API_VERSION,
+        "stages": {
+            name: {
+                "since": stage.since,
+                "arguments": {
+                    argument: stage.added.get(argument, stage.since)
+                    for argument in sorted(stage.arguments or ())
+                },
+                "collects": not stage.firstresult,
+                "changes": [dataclasses.asdict(change) for change in stage.changes],
+            }
+            for name, stage in sorted(core_stages().items())
+        },
+        "declarations": {
+            name: [field.name for field in dataclasses.fields(getattr(declarations, name))]
+            for name in DECLARATIONS.split()
+        },
+        "feature": sorted(name for name in vars(Feature) if not name.startswith("_")),
+        "platform": sorted(name for name in vars(Platform) if not name.startswith("_")),
+    }
+
+
+def main() -> None:
+    """Write the file of the present version."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path = FOLDER / f"{API_VERSION}.json"
+    path.write_text(json.dumps(interface(), indent=2) + "\n", encoding="utf-8")
+    print(path.name)
+
+
+if __name__ == "__main__":
+    main()
