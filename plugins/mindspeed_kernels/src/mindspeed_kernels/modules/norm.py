@@ -65,7 +65,7 @@ class FusedRMSNorm(Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Normalize ``[..., h]`` over the last dimension, in its dtype."""
-        return rms_norm(hidden_states, self.weight, self.eps, zero_centered=self.zero_centered)
+        return rms_norm(hidden_states, self.weight, self.eps, self.zero_centered)
 
     def extra_repr(self) -> str:
         """Size and epsilon for ``repr``."""

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mindspeed_kernels.ops.operator import Operator
+from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.contract import NPU_FLOATING, Dtype, SameDtype
+from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
 _NPU_MASK_SIZE = 2048
 """Side of the compressed mask that the NPU kernel expands itself."""
@@ -211,4 +213,19 @@ def _visible(sq: int, sk: int, left: int | None, right: int | None, device: torc
     return visible
 
 
-attention = Operator("attention", attention_reference, {"cpu": _sdpa, "cuda": _sdpa, "npu": _npu})
+def _samples(make: Make) -> list[Sample]:
+    tensors = make(6, 2, 4, 16), make(6, 2, 2, 16), make(6, 2, 2, 16)
+    return [Sample(tensors), Sample(tensors, {"causal": False}), Sample(tensors, {"window": (2, 0)})]
+
+
+attention = Operator(
+    "attention",
+    attention_reference,
+    contract=(Dtype("query"), SameDtype(("query", "key", "value"))),
+    saved="query, key, value, the result and one number per row",
+    samples=_samples,
+)
+attention.backend("sdpa", ("cpu", "cuda"))(_sdpa)
+attention.backend("npu", ("npu",), available=torch_npu_missing, contract=(Dtype("query", NPU_FLOATING),))(
+    _npu
+)

@@ -1,69 +1,340 @@
-"""An operator: one definition, and the implementations that compute it on each kind of device.
+"""An operator: one definition, any number of backends, a contract; and the dispatch of its calls.
 
-Dispatch is a dictionary look-up in plain Python, about a microsecond, and transparent to ``torch.compile``.
+A call computes a small key (device, dtypes, ranks, options; never values of tensors), finds the backend that
+was chosen for that key in a dictionary and calls it: about a microsecond. Only the first call of each kind
+checks contracts and weighs backends. ``torch.compile`` sees through it without a graph break.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+import inspect
+import logging
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 
+from mindspeed_kernels.ops.availability import always
+from mindspeed_kernels.ops.call import Call, call_of, eager_key, trace_key, traced_call
+from mindspeed_kernels.ops.choice import EVERY, STATE, BackendError, forced_backend
+from mindspeed_kernels.ops.contract import Contract, ContractError, first_violation
 
-class Operator:
-    """A function of tensors with one implementation per device type.
+logger = logging.getLogger("mindspeed_kernels.ops")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+REFERENCE = "reference"
+OPERATORS: dict[str, Operator[..., Any]] = {}
+"""Every operator of this process by name."""
+_dynamo_compiling = torch.compiler.is_dynamo_compiling
+
+
+def everything(call: Call) -> str:
+    """Supports every call that keeps the contracts."""
+    return ""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One implementation of an operator.
 
     Attributes:
-        name: as other packages and messages call it.
-        reference: the definition, in differentiable torch operations; runs on every device.
-        paths: the fast implementation by ``torch.device`` type, with the reference's signature.
+        operator: name of the operator.
+        name: unique among the operator's backends.
+        function: the implementation, with the signature of the operator's reference.
+        devices: types of the devices it runs on, ``("*",)`` for all.
+        priority: the highest one that can serve is chosen; references have -100.
+        available: why it cannot run in this process; empty when it can.
+        supports: why it cannot serve a `Call`, empty when it can; may look at nothing but what the
+            operator's key holds: device, dtypes, ranks, and texts and switches.
+        contract: its limits besides the operator's contract. Automatic choice passes over a backend whose
+            limits a call exceeds.
+        deterministic: the same bits on every run.
+        differentiable: False: calls with a tensor that requires grad are refused instead of answered with a
+            result that autograd does not follow.
+        dist: the package that brings it; filled in when it is added.
+    """
+
+    operator: str
+    name: str
+    function: Callable[..., Any]
+    devices: tuple[str, ...] = ("*",)
+    priority: int = 0
+    available: Callable[[], str] = always
+    supports: Callable[[Call], str] = everything
+    contract: Contract = ()
+    deterministic: bool = True
+    differentiable: bool = True
+    dist: str = ""
+
+    def runs_on(self, device: str) -> bool:
+        """Whether it is meant for a type of device."""
+        return device in self.devices or "*" in self.devices
+
+    def refusal(self, call: Call) -> str:
+        """Why it cannot serve a call; empty when it can."""
+        if not self.runs_on(call.device):
+            return f"it runs on {', '.join(self.devices)}, the tensors are on {call.device}"
+        if STATE.deterministic and not self.deterministic:
+            return "it is not deterministic, and deterministic operators were asked for"
+        reason = self.available() or self.supports(call)
+        if reason:
+            return reason
+        violation = first_violation(self.contract, call)
+        return "" if violation is None else violation.message(self.operator, self.name)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Arguments of an example call, for tests of backends.
+
+    Attributes:
+        args: positional arguments.
+        options: the others.
+        backward: whether gradients are compared too.
+    """
+
+    args: tuple[Any, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    backward: bool = True
+
+
+Make = Callable[..., torch.Tensor]
+"""``make(*shape, dtype=None)``: a random tensor on the device under test; integer dtypes give zeros."""
+
+
+class Operator(Generic[P, R]):
+    """A function of tensors whose implementation is chosen per call; call it like its reference.
+
+    Attributes:
+        name: unique; as flags and messages call it.
+        reference: the definition, in differentiable torch operations; also the backend ``reference``.
+        contract: what every call must keep, whatever the backend.
+        backends: by name.
+        saved: what backward keeps, one sentence.
+        samples: example calls, from a function that makes tensors.
     """
 
     def __init__(
         self,
         name: str,
-        reference: Callable[..., torch.Tensor],
-        paths: Mapping[str, Callable[..., torch.Tensor]],
+        reference: Callable[P, R],
+        *,
+        contract: Contract = (),
+        key: Callable[P, Hashable] | None = None,
+        saved: str = "",
+        samples: Callable[[Make], Sequence[Sample]] | None = None,
+        differentiable: bool = True,
+        dist: str = "mindspeed-kernels",
     ) -> None:
-        """Put an operator together.
+        """Make an operator with its reference as the only backend.
 
         Args:
-            name: its name.
-            reference: its definition.
-            paths: fast implementations by device type.
-        """
-        self.name = name
-        self.reference = reference
-        self.paths = dict(paths)
-        self._forced: Callable[..., torch.Tensor] | None = None
-        self.__doc__ = reference.__doc__
-
-    def __call__(self, tensor: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-        """Compute the operator where ``tensor`` is."""
-        chosen = self._forced or self.paths.get(tensor.device.type, self.reference)
-        return chosen(tensor, *args, **options)
-
-    @contextmanager
-    def forced(self, path: str) -> Iterator[None]:
-        """Use one implementation on every device inside the context.
-
-        Args:
-            path: ``"reference"``, or the device type whose implementation is wanted.
+            name: unique name.
+            reference: the definition.
+            contract: rules for every call.
+            key: what may decide about the backend, from the arguments: devices, dtypes, ranks, options. By
+                default all of that is taken from every argument, in twice the time. While a graph is traced
+                it is not asked.
+            saved: what backward keeps.
+            samples: example calls for tests of backends.
+            differentiable: whether the reference is.
+            dist: the package that brings it.
 
         Raises:
-            ValueError: there is no such implementation.
+            BackendError: there is an operator of this name.
         """
-        if path != "reference" and path not in self.paths:
-            raise ValueError(f"{self.name} has no path {path!r}; it has reference, {', '.join(self.paths)}")
-        previous = self._forced
-        self._forced = self.reference if path == "reference" else self.paths[path]
+        if name in OPERATORS:
+            raise BackendError(f"there is an operator {name!r} already, from {OPERATORS[name].dist}")
+        self.name = name
+        self.reference = reference
+        self.contract = contract
+        self.saved = saved
+        self.samples = samples
+        self.dist: str = dist
+        self.signature = inspect.signature(reference)
+        self.backends: dict[str, Backend] = {}
+        self._functions: dict[str, Callable[..., R]] = {}
+        self._chosen: dict[Hashable, str] = {}
+        self._key = key
+        self._said: set[tuple[str, str]] = set()
+        self.__name__ = name
+        self.__doc__ = reference.__doc__
+        self.__signature__ = self.signature
+        self.add(Backend(name, REFERENCE, reference, priority=-100, differentiable=differentiable))
+        OPERATORS[name] = self
+
+    def __call__(self, *args: P.args, **options: P.kwargs) -> R:
+        """Compute the operator with the backend that suits the arguments."""
+        if _dynamo_compiling():
+            return self._functions[choose_traced(self.name, STATE.token, trace_key(args, options))](
+                *args, **options
+            )
+        if self._key is None:
+            key: Hashable = (STATE.token, eager_key(args, options))
+        else:
+            key = (STATE.token, self._key(*args, **options))
+        name = self._chosen.get(key)
+        if name is None:
+            name = self._first_call(key, args, options)
         try:
-            yield
-        finally:
-            self._forced = previous
+            return self._functions[name](*args, **options)
+        except Exception as error:
+            violation = self._violation(name, args, options)
+            if violation:
+                raise ContractError(violation) from error
+            raise
+
+    def backend(
+        self,
+        name: str,
+        devices: Sequence[str],
+        **facts: Any,
+    ) -> Callable[[F], F]:
+        """Decorate a function: it is a backend of this operator.
+
+        Args:
+            name: unique among the operator's backends.
+            devices: types of devices.
+            facts: further attributes of `Backend`.
+        """
+
+        def add(function: F) -> F:
+            self.add(Backend(self.name, name, function, tuple(devices), **facts))
+            return function
+
+        return add
+
+    def add(self, backend: Backend) -> None:
+        """Add a backend.
+
+        Raises:
+            BackendError: there is one of this name, or it belongs to another operator.
+        """
+        if backend.operator != self.name:
+            raise BackendError(f"backend {backend.name} is for {backend.operator}, not for {self.name}")
+        if not backend.dist:
+            backend = replace(backend, dist=self.dist)
+        other = self.backends.get(backend.name)
+        if other is not None:
+            raise BackendError(
+                f"{self.name} has a backend {backend.name!r} already, from {other.dist}; the one from "
+                f"{backend.dist} needs another name"
+            )
+        self.backends[backend.name] = backend
+        self._functions[backend.name] = (
+            backend.function if backend.differentiable else _refusing_grad(backend)
+        )
+        self._chosen.clear()
+
+    def remove(self, name: str) -> None:
+        """Take a backend away again."""
+        del self.backends[name], self._functions[name]
+        self._chosen.clear()
+
+    def call_of(self, *args: Any, **options: Any) -> Call:
+        """What contracts and backends see of a call with these arguments."""
+        return call_of(self.signature, args, options)
+
+    def choose(self, call: Call) -> Backend:
+        """The backend for a call.
+
+        Raises:
+            ContractError: the call is outside of what the operator computes.
+            BackendError: the backend that was forced does not exist or cannot serve it.
+        """
+        from mindspeed_kernels.ops.catalog import load_backends
+
+        load_backends()
+        violation = first_violation(self.contract, call)
+        if violation is not None:
+            raise ContractError(violation.message(self.name, forced_backend(self.name)[0] or "any"))
+        forced = self._forced(call)
+        if forced is not None:
+            return forced
+        refusals: list[tuple[Backend, str]] = []
+        for backend in self.candidates(call.device):
+            reason = backend.refusal(call)
+            if not reason:
+                self._say(backend, call.device, refusals)
+                return backend
+            refusals.append((backend, reason))
+        reasons = "; ".join(f"{backend.name}: {reason}" for backend, reason in refusals)
+        raise BackendError(f"{self.name}: no backend can serve this call on {call.device}: {reasons}")
+
+    def candidates(self, device: str) -> list[Backend]:
+        """The backends for a type of device, the preferred one first."""
+        found = [backend for backend in self.backends.values() if backend.runs_on(device)]
+        return sorted(found, key=lambda backend: (-backend.priority, backend.name))
+
+    def _first_call(self, key: Hashable, args: tuple[Any, ...], options: Mapping[str, Any]) -> str:
+        name = self.choose(self.call_of(*args, **options)).name
+        if not STATE.checking:
+            self._chosen[key] = name
+        return name
+
+    def _violation(self, name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> str:
+        """The contract that a failed call broke: only the first call of each kind was checked before it."""
+        contract = (*self.contract, *self.backends[name].contract)
+        violation = first_violation(contract, self.call_of(*args, **options))
+        return "" if violation is None else violation.message(self.name, name)
+
+    def _forced(self, call: Call) -> Backend | None:
+        name, source = forced_backend(self.name)
+        if not name:
+            return None
+        backend = self.backends.get(name)
+        if backend is None:
+            if f"{EVERY}=" in source:
+                return None
+            raise BackendError(
+                f"{self.name} has no backend {name!r} ({source}); it has {', '.join(sorted(self.backends))}"
+            )
+        reason = backend.refusal(call)
+        if reason:
+            raise BackendError(
+                f"{self.name}: backend {name} was asked for ({source}) and cannot serve: {reason}"
+            )
+        return backend
+
+    def _say(self, backend: Backend, device: str, passed_over: Sequence[tuple[Backend, str]]) -> None:
+        """Tell once which backend serves, and aloud when a better one had to be passed over."""
+        better = [(other.name, why) for other, why in passed_over if not other.available()]
+        reason = "; ".join(f"{name} cannot: {why}" for name, why in better)
+        if (device, backend.name + reason) in self._said:
+            return
+        self._said.add((device, backend.name + reason))
+        if reason:
+            logger.warning("%s on %s uses %s; %s", self.name, device, backend.name, reason)
+        else:
+            logger.info("%s on %s uses %s", self.name, device, backend.name)
 
     def __repr__(self) -> str:
-        """Name and devices."""
-        return f"Operator({self.name!r}, paths={sorted(self.paths)})"
+        """Name and backends."""
+        return f"Operator({self.name!r}, backends={sorted(self.backends)})"
+
+
+def _refusing_grad(backend: Backend) -> Callable[..., Any]:
+    def call(*args: Any, **options: Any) -> Any:
+        if torch.is_grad_enabled():
+            for value in (*args, *options.values()):
+                for item in value if isinstance(value, (list, tuple)) else (value,):
+                    if isinstance(item, torch.Tensor) and item.requires_grad:
+                        raise ContractError(
+                            f"{backend.operator}[{backend.name}]: it has no backward, and an argument "
+                            "requires grad; nearest supported: call it under torch.no_grad(), or force "
+                            "a backend that is differentiable"
+                        )
+        return backend.function(*args, **options)
+
+    return call
+
+
+@torch.compiler.assume_constant_result
+def choose_traced(operator: str, token: str, key: tuple[Any, ...]) -> str:
+    """Name of the backend for a call that is being traced; evaluated once per traced kind of call."""
+    found = OPERATORS[operator]
+    return found.choose(traced_call(found.signature, key)).name

@@ -13,25 +13,30 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mindspeed_kernels.ops.operator import Operator
+from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.call import Call
+from mindspeed_kernels.ops.contract import NPU_FLOATING, Dtype, Range, Rank, SameSize
+from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
 
-def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False) -> Tensor:
-    """``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension.
+def rms_norm_reference(
+    x: Tensor, gamma: Tensor, epsilon: float = 1e-6, zero_centered: bool = False
+) -> Tensor:
+    """``x / sqrt(mean(x ** 2) + epsilon) * gamma`` over the last dimension.
 
     Args:
         x: ``[..., h]``, any floating dtype.
-        weight: ``[h]``, floating; its dtype may differ from that of ``x``.
-        eps: added to the mean square.
-        zero_centered: scale with ``1 + weight``.
+        gamma: ``[h]``, floating; its dtype may differ from that of ``x``.
+        epsilon: added to the mean square.
+        zero_centered: scale with ``1 + gamma``.
 
     Returns:
         ``[..., h]`` in the dtype of ``x``.
     """
     wide = _wide(x.dtype)
-    scale = weight.to(wide) + 1.0 if zero_centered else weight.to(wide)
     values = x.to(wide)
-    return (values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps) * scale).to(x.dtype)
+    normed = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + epsilon)
+    return (normed * _scale(gamma, wide, zero_centered)).to(x.dtype)
 
 
 class RMSNormFunction(torch.autograd.Function):
@@ -72,26 +77,6 @@ class RMSNormFunction(torch.autograd.Function):
         return dx, dw, None, None
 
 
-def _cpu(x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False) -> Tensor:
-    result: Tensor = RMSNormFunction.apply(x, weight, eps, zero_centered)
-    return result
-
-
-def _cuda(x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False) -> Tensor:
-    if zero_centered or weight.dtype != x.dtype:
-        # Torch's kernel takes the scale in the dtype of the input: 1 + weight would be rounded before use.
-        return _cpu(x, weight, eps, zero_centered)
-    return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
-
-
-def _npu(x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False) -> Tensor:
-    import torch_npu
-
-    scale = (weight.float() + 1.0 if zero_centered else weight).to(x.dtype)
-    result: Tensor = torch_npu.npu_rms_norm(x, scale, epsilon=eps)[0]
-    return result
-
-
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -100,4 +85,63 @@ def _scale(weight: Tensor, dtype: torch.dtype, zero_centered: bool) -> Tensor:
     return weight.to(dtype) + 1.0 if zero_centered else weight.to(dtype)
 
 
-rms_norm = Operator("rms_norm", rms_norm_reference, {"cpu": _cpu, "cuda": _cuda, "npu": _npu})
+def _key(x: Tensor, gamma: Tensor, epsilon: float = 1e-6, zero_centered: bool = False) -> tuple[Any, ...]:
+    return x.device, x.dtype, x.ndim, gamma.dtype, zero_centered
+
+
+def _samples(make: Make) -> list[Sample]:
+    return [
+        Sample((make(4, 2, 64), make(64))),
+        Sample((make(3, 7), make(7), 1e-5)),
+        Sample((make(5, 1, 16), make(16)), {"zero_centered": True}),
+        Sample((make(0, 8), make(8))),
+    ]
+
+
+rms_norm = Operator(
+    "rms_norm",
+    rms_norm_reference,
+    contract=(
+        Dtype("x"),
+        Dtype("gamma"),
+        Rank("x", 1, 8),
+        Rank("gamma", 1, 1),
+        SameSize("gamma", 0, "x", -1),
+        Range("epsilon", 0.0, 1.0),
+    ),
+    key=_key,
+    saved="the input and one number per row",
+    samples=_samples,
+)
+
+
+@rms_norm.backend("rows", ("cpu", "cuda"))
+def _rows(x: Tensor, gamma: Tensor, epsilon: float = 1e-6, zero_centered: bool = False) -> Tensor:
+    result: Tensor = RMSNormFunction.apply(x, gamma, epsilon, zero_centered)
+    return result
+
+
+def _torch_supports(call: Call) -> str:
+    if call["zero_centered"] or call.dtype("gamma") != call.dtype("x"):
+        # Torch's kernel takes the scale in the dtype of the input: 1 + gamma would be rounded before use.
+        return "it takes gamma in the dtype of x only, and rounds 1 + gamma"
+    return ""
+
+
+@rms_norm.backend("torch", ("cuda",), priority=10, supports=_torch_supports)
+def _torch(x: Tensor, gamma: Tensor, epsilon: float = 1e-6, zero_centered: bool = False) -> Tensor:
+    return torch.nn.functional.rms_norm(x, (x.shape[-1],), gamma, epsilon)
+
+
+@rms_norm.backend(
+    "npu",
+    ("npu",),
+    available=torch_npu_missing,
+    contract=(Dtype("x", NPU_FLOATING), Rank("x", 2, 8)),
+)
+def _npu(x: Tensor, gamma: Tensor, epsilon: float = 1e-6, zero_centered: bool = False) -> Tensor:
+    import torch_npu
+
+    scale = (gamma.float() + 1.0 if zero_centered else gamma).to(x.dtype)
+    result: Tensor = torch_npu.npu_rms_norm(x, scale, epsilon=epsilon)[0]
+    return result

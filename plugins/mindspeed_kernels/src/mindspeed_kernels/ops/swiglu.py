@@ -15,27 +15,30 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from mindspeed_kernels.ops.operator import Operator
+from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.contract import NPU_FLOATING, ContractError, Dtype, Rank
+from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
 _CACHED_ELEMENTS = 1 << 17
 """Elements of the input that a CPU works on at a time."""
 
 
-def swiglu_reference(x: Tensor) -> Tensor:
-    """``silu(a) * b`` with ``[a | b] = x`` along the last dimension.
+def swiglu_reference(x: Tensor, dim: int = -1) -> Tensor:
+    """``silu(a) * b`` with ``[a | b] = x`` along one dimension.
 
     Args:
         x: ``[..., 2 f]``, any floating dtype.
+        dim: the dimension that holds gate and value.
 
     Returns:
         ``[..., f]`` in the dtype of ``x``.
 
     Raises:
-        ValueError: the last dimension is odd.
+        ContractError: the dimension is odd.
     """
-    _check(x)
+    _check(x, dim)
     wide = _wide(x.dtype)
-    gate, value = x.to(wide).chunk(2, dim=-1)
+    gate, value = x.to(wide).chunk(2, dim=dim)
     return (gate * torch.sigmoid(gate) * value).to(x.dtype)
 
 
@@ -99,27 +102,51 @@ def _blocks(rows: Tensor) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
-def _fused(x: Tensor) -> Tensor:
-    _check(x)
-    result: Tensor = SwiGLUFunction.apply(x)
-    return result
-
-
-def _npu(x: Tensor) -> Tensor:
-    import torch_npu
-
-    _check(x)
-    result: Tensor = torch_npu.npu_swiglu(x, dim=-1)
-    return result
-
-
-def _check(x: Tensor) -> None:
-    if x.shape[-1] % 2:
-        raise ValueError(f"swiglu: the last dimension holds gate and value, must be even, got {x.shape[-1]}")
-
-
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-swiglu = Operator("swiglu", swiglu_reference, {"cpu": _fused, "cuda": _fused, "npu": _npu})
+def _check(x: Tensor, dim: int) -> None:
+    # An odd width of 3 would otherwise broadcast to a wrong result.
+    if x.shape[dim] % 2:
+        raise ContractError(
+            f"swiglu: dimension {dim} of x holds gate and value, must be even, got {x.shape[dim]}; "
+            f"nearest supported: {x.shape[dim] + 1}"
+        )
+
+
+def _key(x: Tensor, dim: int = -1) -> tuple[Any, ...]:
+    return x.device, x.dtype, x.ndim
+
+
+def _samples(make: Make) -> list[Sample]:
+    return [Sample((make(4, 2, 64),)), Sample((make(6, 10), 0)), Sample((make(0, 8),))]
+
+
+swiglu = Operator(
+    "swiglu",
+    swiglu_reference,
+    contract=(Dtype("x"), Rank("x", 1, 8)),
+    key=_key,
+    saved="the input",
+    samples=_samples,
+)
+
+
+@swiglu.backend("fused", ("cpu", "cuda"))
+def _fused(x: Tensor, dim: int = -1) -> Tensor:
+    _check(x, dim)
+    if dim in (-1, x.ndim - 1):
+        result: Tensor = SwiGLUFunction.apply(x)
+        return result
+    moved: Tensor = SwiGLUFunction.apply(x.movedim(dim, -1))
+    return moved.movedim(-1, dim)
+
+
+@swiglu.backend("npu", ("npu",), available=torch_npu_missing, contract=(Dtype("x", NPU_FLOATING),))
+def _npu(x: Tensor, dim: int = -1) -> Tensor:
+    import torch_npu
+
+    _check(x, dim)
+    result: Tensor = torch_npu.npu_swiglu(x, dim=dim)
+    return result

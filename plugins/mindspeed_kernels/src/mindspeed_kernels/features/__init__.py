@@ -1,0 +1,22 @@
+"""Declarations of the fused operators: flags, requirements, proofs. No torch."""
+
+from __future__ import annotations
+
+from mindspeed_core.feature import ExtensionPoint
+from mindspeed_kernels.features.activation import FusedSwiGLUFeature
+from mindspeed_kernels.features.attention import FlashAttention
+from mindspeed_kernels.features.backend_choice import OpsBackend
+from mindspeed_kernels.features.norm import FusedRMSNormFeature
+
+DECLARATIONS = (
+    ExtensionPoint(
+        name="kernels.backends",
+        group="mindspeed_kernels.backends",
+        summary="iterables of mindspeed_kernels.ops.Backend: implementations of operators",
+        check="mindspeed_kernels.ops.catalog:check_backends",
+    ),
+    OpsBackend,
+    FusedRMSNormFeature,
+    FusedSwiGLUFeature,
+    FlashAttention,
+)

@@ -1,0 +1,62 @@
+"""The declaration of the fused activation."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from mindspeed_core.feature import Feature, Flag, Gain, Requirement, Scenario, hookimpl
+from mindspeed_kernels.features.proofs import LLAMA, STEADY, scenarios
+
+
+class FusedSwiGLUFeature(Feature):
+    """SwiGLU that keeps its input only."""
+
+    name = "fused-swiglu"
+    family = "kernels"
+    summary = "SwiGLU in one operator that keeps only its input for backward"
+    level = 1
+    flags = (Flag("--use-fused-swiglu", help="Fused SwiGLU in every MLP."),)
+    requires = (Requirement(flag="--swiglu", reason="the fused operator computes SwiGLU only"),)
+    slots = ("activation",)
+    packages = ("torch_npu>=2.6; platform == 'npu'",)
+    docs = "mindspeed_kernels:docs/fused-swiglu.md"
+    places_modules = True
+    deterministic = True
+    affects_checkpoint = False
+    fake_tensors = True
+    verify = (
+        *scenarios(
+            "--use-fused-swiglu",
+            LLAMA,
+            baseline=("--no-bias-swiglu-fusion",),
+            gain=(Gain("peak_bytes", 0.98),),
+        ),
+        Scenario(
+            "against-megatron-fusion",
+            flags=(*LLAMA, "--use-fused-swiglu"),
+            baseline=LLAMA,
+            gains=(Gain("peak_bytes", 1.02),),
+        ),
+        Scenario(
+            "with-bias",
+            flags=(*STEADY, "--swiglu", "--use-fused-swiglu"),
+            baseline=(*STEADY, "--swiglu", "--no-bias-swiglu-fusion"),
+        ),
+    )
+
+    @hookimpl(wrapper=True)
+    def build_transformer_config(self) -> Generator[None, Any, Any]:
+        """Let the MLP build its activation from the specification."""
+        config = yield
+        from mindspeed_kernels.modules.activation import use_activation_modules
+
+        return use_activation_modules(config)
+
+    @hookimpl(wrapper=True)
+    def build_layer_spec(self, session: Any) -> Generator[None, Any, Any]:
+        """Fill the activation of every MLP."""
+        spec = yield
+        from mindspeed_kernels.modules.activation import place_swiglu
+
+        return place_swiglu(session, spec)

@@ -1,0 +1,38 @@
+"""The declaration of the flag that forces backends of operators."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from mindspeed_core.feature import Feature, Flag, hookimpl
+
+
+class OpsBackend(Feature):
+    """Forces the backends of operators for a whole training."""
+
+    name = "ops-backend"
+    family = "kernels"
+    summary = "Which backend serves an operator, for whoever does not want the automatic choice"
+    level = 0
+    flags = (
+        Flag(
+            "--ops-backend",
+            type=str,
+            metavar="OP=BACKEND[,OP=BACKEND]",
+            help="Force backends of operators, *=reference for all; mindspeed-features ops lists them.",
+        ),
+    )
+    docs = "mindspeed_kernels:docs/ops-backend.md"
+    deterministic = True
+    affects_checkpoint = False
+    fake_tensors = True
+
+    @hookimpl(wrapper=True)
+    def prepare_process(self, session: Any, args: Any) -> Generator[None, Any, Any]:
+        """Force them until the session closes."""
+        done = yield
+        from mindspeed_kernels.ops.forcing import force_until_close
+
+        force_until_close(session, args.ops_backend, owner=self.name)
+        return done

@@ -1,0 +1,50 @@
+"""The declaration of the fused norm."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from mindspeed_core.feature import Feature, Flag, Gain, Requirement, Scenario, hookimpl
+from mindspeed_kernels.features.proofs import LLAMA, RECOMPUTE, scenarios
+
+
+class FusedRMSNormFeature(Feature):
+    """RMSNorm that keeps its input and one number per row."""
+
+    name = "fused-rmsnorm"
+    family = "kernels"
+    summary = "RMSNorm in one operator, also under sequence parallelism; keeps only its input for backward"
+    level = 1
+    flags = (Flag("--use-fused-rmsnorm", help="Fused RMSNorm at every norm of the model."),)
+    requires = (
+        Requirement(flag="--normalization", equals="RMSNorm", reason="the operator computes RMSNorm only"),
+    )
+    slots = ("norm",)
+    packages = ("torch_npu>=2.6; platform == 'npu'",)
+    docs = "mindspeed_kernels:docs/fused-rmsnorm.md"
+    places_modules = True
+    deterministic = True
+    affects_checkpoint = False
+    fake_tensors = True
+    verify = (
+        *scenarios("--use-fused-rmsnorm", (*LLAMA, "--qk-layernorm"), gain=(Gain("peak_bytes", 0.98),)),
+        Scenario(
+            "zero-centred",
+            flags=(*LLAMA, "--apply-layernorm-1p", "--use-fused-rmsnorm"),
+            baseline=(*LLAMA, "--apply-layernorm-1p"),
+        ),
+        Scenario(
+            "recompute",
+            flags=(*LLAMA, *RECOMPUTE, "--use-fused-rmsnorm"),
+            baseline=(*LLAMA, *RECOMPUTE),
+        ),
+    )
+
+    @hookimpl(wrapper=True)
+    def build_layer_spec(self, session: Any) -> Generator[None, Any, Any]:
+        """Replace every norm."""
+        spec = yield
+        from mindspeed_kernels.modules.norm import place_rms_norm
+
+        return place_rms_norm(session, spec)

@@ -1,0 +1,48 @@
+"""Why a backend cannot run in this process: reasons as text, empty when it can."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+
+import torch
+
+
+def device_missing(device_type: str) -> str:
+    """Why there is no device of a type here; empty when there is one."""
+    if device_type == "cpu":
+        return ""
+    if device_type == "cuda":
+        return "" if torch.cuda.is_available() else "no CUDA device"
+    if device_type == "npu":
+        reason = torch_npu_missing()
+        if reason:
+            return reason
+        return "" if torch.npu.is_available() else "no Ascend device"  # type: ignore[attr-defined]
+    module = getattr(torch, device_type, None)
+    available = getattr(module, "is_available", None)
+    return "" if available is not None and available() else f"no device of type {device_type}"
+
+
+def torch_npu_missing() -> str:
+    """Why ``torch_npu`` cannot be used; empty when it can."""
+    return package_missing("torch_npu")
+
+
+def package_missing(name: str) -> str:
+    """Why a package cannot be imported; empty when it can."""
+    if name in sys.modules:
+        return ""
+    if find_spec(name) is None:
+        return f"package {name} is not installed"
+    try:
+        import_module(name)
+    except Exception as error:
+        return f"package {name} cannot be imported: {type(error).__name__}: {error}"
+    return ""
+
+
+def always() -> str:
+    """Available everywhere."""
+    return ""
