@@ -94,7 +94,9 @@ def in_one_process(features: int, steps: int, pipe: Connection) -> None:
     turns = BothInOne()
     registry = Registry.of(noop_features()[:features])
     with tempfile.TemporaryDirectory() as folder:
-        session = prepare([*flags, "--run-dir", folder], registry=registry, extra_plugins=[turns])
+        session = prepare(
+            [*flags, "--run-dir", folder], registry=registry, extra_plugins=[turns], host="standalone"
+        )
         with (Path(folder) / "log").open("w") as log, redirect_stdout(log), session:
             train(session)
     pipe.send(turns.seconds)
@@ -141,7 +143,7 @@ def stage_call_microseconds() -> dict[str, float]:
             for i in range(count)
         ]
         flags = [*FLAGS, "--train-iters", "1", *(f"--w-{i}" for i in range(count))]
-        with prepare(flags, registry=Registry.of(declared)) as session:
+        with prepare(flags, registry=Registry.of(declared), host="standalone") as session:
             session.call("start_run", run=None)
             times = []
             for _ in range(20):
@@ -159,7 +161,7 @@ def open_close_milliseconds() -> dict[str, float]:
 
     opened, closed = [], []
     for _ in range(12):
-        session = prepare([*FLAGS, "--train-iters", "1"])
+        session = prepare([*FLAGS, "--train-iters", "1"], host="standalone")
         begin = time.perf_counter()
         session.open()
         middle = time.perf_counter()

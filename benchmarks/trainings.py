@@ -35,7 +35,7 @@ def by_host(turns: Turns, steps: int, given: Sequence[str]) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         flags = [*given, "--train-iters", str(steps), "--run-dir", folder]
-        session = prepare(flags, extra_plugins=[TakeTurns(turns.wait)])
+        session = prepare(flags, extra_plugins=[TakeTurns(turns.wait)], host="standalone")
         with (Path(folder) / "log").open("w") as log, redirect_stdout(log), session:
             train(session)
     turns.finish()
@@ -47,7 +47,10 @@ def by_hand(turns: Turns, steps: int, given: Sequence[str]) -> None:
     from mindspeed_core.hosts.standalone.loop import setup, teardown
 
     # The session supplies the cpu platform and builds the parts; no stage is called after that.
-    with prepare([*given, "--train-iters", str(steps)]) as session, tempfile.TemporaryFile("w") as log:
+    with (
+        prepare([*given, "--train-iters", str(steps)], host="standalone") as session,
+        tempfile.TemporaryFile("w") as log,
+    ):
         run = setup(session)
         step = hand_written_step(run, run.data.train[0], log)
         for _ in range(steps):

@@ -9,39 +9,83 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.flags import FlagSet, ParsedArguments, flag_set
+from mindspeed_core.flags import DEFAULT, FlagSet, ParsedArguments, flag_set
 from mindspeed_core.plan import Plan, PlanError, Problem
 from mindspeed_core.platforms.selection import choose_platform
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver import resolve
 
 if TYPE_CHECKING:
+    from mindspeed_core.hosts.library.session import LibrarySession
     from mindspeed_core.session import Session
 
 Flags = Mapping[str, Any] | Sequence[str] | Namespace
+Library = Literal["library"]
 
 
-def parse_flags(flags: Flags, known: FlagSet) -> ParsedArguments:
-    """Read flags in any of the forms `activate` takes."""
+def parse_flags(flags: Flags, known: FlagSet, configs: Sequence[object] = ()) -> ParsedArguments:
+    """Read flags in any of the forms `activate` takes.
+
+    Args:
+        flags: a command line, a dictionary, or somebody's namespace.
+        known: the flags that exist.
+        configs: megatron-core's configuration objects; they say what no flag says. A dictionary or command
+            line that contradicts them is wrong; a namespace is not, since the configurations were made from
+            it later on.
+    """
     if isinstance(flags, Namespace):
-        return known.parse_namespace(flags)
+        return _described(known.parse_namespace(flags), known, configs, contradictions=False)
     if isinstance(flags, Mapping):
-        return known.parse_mapping(flags)
+        return _described(known.parse_mapping(flags), known, configs, contradictions=True)
     if isinstance(flags, (str, bytes)):
         raise TypeError("flags is one string; pass a list of arguments, shlex.split(text) for instance")
-    return known.parse(flags)
+    return _described(known.parse(flags), known, configs, contradictions=True)
+
+
+def _described(
+    parsed: ParsedArguments, known: FlagSet, configs: Sequence[object], *, contradictions: bool
+) -> ParsedArguments:
+    """Fill in what the configurations say where no flag does."""
+    if not configs:
+        return parsed
+    from mindspeed_core.hosts.library.description import described
+
+    args, provenance = Namespace(**vars(parsed.args)), dict(parsed.provenance)
+    problems = list(parsed.problems)
+    of_features = {entry.flag.dest for entry in known.entries if not entry.owner.startswith("host ")}
+    for dest, (value, source) in described(configs).items():
+        if dest in of_features:
+            continue
+        given = provenance.get(dest, DEFAULT)
+        if given.startswith("flag ") and contradictions:
+            if getattr(args, dest) != value:
+                flag = given.removeprefix("flag ")
+                problems.append(
+                    Problem(
+                        "E-CONFIG",
+                        f"the flag says {getattr(args, dest)!r}, but {source} is {value!r}",
+                        "leave the flag out, or build the configuration as the flag says",
+                        flag=flag,
+                    )
+                )
+            continue
+        setattr(args, dest, value)
+        provenance[dest] = source
+    return replace(parsed, args=args, provenance=provenance, problems=tuple(problems))
 
 
 def plan_for(
     flags: Flags,
     *,
-    host: str = "standalone",
+    host: str = "library",
     platform: str | None = None,
     mode: str = "train",
     registry: Registry | None = None,
+    configs: Sequence[object] = (),
 ) -> tuple[Plan, ParsedArguments]:
     """Parse and resolve, reporting what is wrong with the flags and with the plan together.
 
@@ -51,6 +95,7 @@ def plan_for(
         platform: name of the platform; by default what ``--platform`` says.
         mode: ``train`` or ``inference``.
         registry: what is installed; read from the environment by default.
+        configs: configuration objects that say what no flag says.
 
     Returns:
         The plan, and the arguments with ``platform`` resolved to a name; its provenance is the reason.
@@ -59,7 +104,7 @@ def plan_for(
         PlanError: carries every problem.
     """
     registry = registry or Registry.discover()
-    parsed = parse_flags(flags, flag_set(registry, host))
+    parsed = parse_flags(flags, flag_set(registry, host), configs)
     problems = list(parsed.problems)
     try:
         asked = platform or str(getattr(parsed.args, "platform", "auto"))
@@ -75,18 +120,63 @@ def plan_for(
         )
     except PlanError as error:
         raise PlanError([*problems, *error.problems]) from None
+    problems += _without_effect(plan, registry)
     if problems:
         raise PlanError(problems)
     return plan, parsed
 
 
+def _without_effect(plan: Plan, registry: Registry) -> list[Problem]:
+    """Active features that take part only in stages which the host never calls."""
+    never = frozenset(registry.host(plan.host).never_calls) if plan.features else frozenset()
+    problems = []
+    for feature in plan.features if never else ():
+        cls = registry.features[feature.name].cls
+        stages = cls.hooks()
+        if stages and stages.keys() <= never and not cls.patches:
+            problems.append(
+                Problem(
+                    "E-HOST",
+                    f"it works through {' and '.join(sorted(stages))}, which host {plan.host} leaves to "
+                    "your program",
+                    f"drop {feature.why}",
+                    feature=feature.name,
+                    flag=feature.why if feature.why.startswith("--") else "",
+                )
+            )
+    return problems
+
+
+@overload
 def prepare(
     flags: Flags,
     *,
-    host: str = "standalone",
+    host: Library = ...,
+    platform: str | None = ...,
+    mode: str = ...,
+    registry: Registry | None = ...,
+    configs: Sequence[object] = ...,
+    extra_plugins: Sequence[object] = ...,
+) -> LibrarySession: ...
+@overload
+def prepare(
+    flags: Flags,
+    *,
+    host: str,
+    platform: str | None = ...,
+    mode: str = ...,
+    registry: Registry | None = ...,
+    configs: Sequence[object] = ...,
+    extra_plugins: Sequence[object] = ...,
+) -> Session: ...
+def prepare(
+    flags: Flags,
+    *,
+    host: str = "library",
     platform: str | None = None,
     mode: str = "train",
     registry: Registry | None = None,
+    configs: Sequence[object] = (),
     extra_plugins: Sequence[object] = (),
 ) -> Session:
     """Plan a session without opening it.
@@ -95,39 +185,69 @@ def prepare(
         flags: a command line (``["--use-flash-attn"]``); a dictionary from flag names, with or without
             dashes, to values (an unknown name is an error); or a namespace, of which only our attributes are
             read.
-        host: name of the host.
+        host: name of the host: ``library`` for a training loop of your own, whose functions the session then
+            has (`mindspeed_core.hosts.library.session.LibrarySession`); ``standalone`` for the one that is
+            here.
         platform: name of the platform; by default what ``--platform`` says, which is ``auto``.
         mode: ``train`` or ``inference``.
         registry: what is installed; read from the environment by default.
+        configs: megatron-core's configuration objects (of the model, the optimizer, of data parallelism).
+            They say what no flag says: a feature that needs ``--normalization RMSNorm`` finds it there.
         extra_plugins: further objects with hook implementations, outermost.
 
     Raises:
         PlanError: the flags cannot be read or resolved; carries every problem.
         mindspeed_core.registry.RegistryError: host or platform is not installed or cannot be loaded.
     """
-    from mindspeed_core.session import Session
-
     registry = registry or Registry.discover()
-    plan, parsed = plan_for(flags, host=host, platform=platform, mode=mode, registry=registry)
-    return Session(
+    plan, parsed = plan_for(
+        flags, host=host, platform=platform, mode=mode, registry=registry, configs=configs
+    )
+    declaration = registry.host(host)
+    module, _, name = (declaration.session or "mindspeed_core.session:Session").partition(":")
+    kind: type[Session] = getattr(import_module(module), name)
+    return kind(
         plan,
         parsed.args,
         platform=registry.platform(plan.platform)(),
         registry=registry,
-        host=registry.host(host),
+        host=declaration,
         features=[registry.features[name].cls for name in plan.names],
         provenance=parsed.provenance,
         extra_plugins=extra_plugins,
     )
 
 
+@overload
 def activate(
     flags: Flags,
     *,
-    host: str = "standalone",
+    host: Library = ...,
+    platform: str | None = ...,
+    mode: str = ...,
+    registry: Registry | None = ...,
+    configs: Sequence[object] = ...,
+    extra_plugins: Sequence[object] = ...,
+) -> LibrarySession: ...
+@overload
+def activate(
+    flags: Flags,
+    *,
+    host: str,
+    platform: str | None = ...,
+    mode: str = ...,
+    registry: Registry | None = ...,
+    configs: Sequence[object] = ...,
+    extra_plugins: Sequence[object] = ...,
+) -> Session: ...
+def activate(
+    flags: Flags,
+    *,
+    host: str = "library",
     platform: str | None = None,
     mode: str = "train",
     registry: Registry | None = None,
+    configs: Sequence[object] = (),
     extra_plugins: Sequence[object] = (),
 ) -> Session:
     """Plan a session and open it; the arguments are those of `prepare`.
@@ -142,6 +262,7 @@ def activate(
         platform=platform,
         mode=mode,
         registry=registry,
+        configs=configs,
         extra_plugins=extra_plugins,
     )
     return session.open()

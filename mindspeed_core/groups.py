@@ -1,8 +1,15 @@
-"""Process groups that features create, found by name and destroyed with their session."""
+"""Process groups that features create, found by name.
+
+Groups are expensive, and no backend takes a single one back safely while others work. A session that ends for
+good destroys its groups together with the world; one that may be followed by another hands them to a pool of
+the process, from which the next session with the same ranks and options takes them.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +17,52 @@ from mindspeed_core.errors import SessionError
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Created:
+    """A group, or torch's mark for one this rank is not in, and what it was made with."""
+
+    key: Key
+    group: Any
+
+
+class _Pool:
+    """Groups of the current world that no session holds, by ranks and options.
+
+    Every rank asks for the same groups in the same order, also for those it is not in: so either all ranks
+    find a group here, or all ranks create it.
+    """
+
+    def __init__(self) -> None:
+        self._idle: dict[Key, list[_Created]] = {}
+        self._world: weakref.ref[Any] = lambda: None  # type: ignore[assignment]
+
+    def take(self, key: Key) -> _Created | None:
+        """A group with these ranks and options, or None."""
+        idle = self._of_this_world().get(key)
+        return idle.pop(0) if idle else None
+
+    def take_back(self, created: _Created) -> None:
+        """Take this very group out again, for the session that left it here."""
+        idle = self._of_this_world().get(created.key, [])
+        idle[:] = [other for other in idle if other is not created]
+
+    def put(self, created: _Created) -> None:
+        """Keep a group for the next session."""
+        self._of_this_world().setdefault(created.key, []).append(created)
+
+    def _of_this_world(self) -> dict[Key, list[_Created]]:
+        world = current_world()
+        if self._world() is not world:
+            self._idle = {}
+            self._world = weakref.ref(world)
+        return self._idle
+
+
+_pool = _Pool()
 
 
 class Groups:
@@ -23,6 +76,8 @@ class Groups:
         """Start without groups."""
         self._mine: dict[str, list[dist.ProcessGroup]] = {}
         self._ranks: dict[str, list[list[int]]] = {}
+        self._held: list[_Created] = []
+        self._released_in: weakref.ref[Any] | None = None
 
     def create(
         self,
@@ -34,6 +89,8 @@ class Groups:
         options: Any = None,
     ) -> dist.ProcessGroup | None:
         """Create one group per rank list and keep those this rank belongs to.
+
+        A group that an earlier session of this process released is taken instead of a new one.
 
         Args:
             name: for instance ``cp.ring``; taken once per session.
@@ -55,11 +112,16 @@ class Groups:
         mine: list[dist.ProcessGroup] = []
         rank = dist.get_rank()
         for ranks in ranks_per_group:
-            group = dist.new_group(
-                list(ranks), timeout=timeout, backend=backend, pg_options=options, group_desc=name
-            )
+            key = (tuple(ranks), backend, timeout, _values(options))
+            created = _pool.take(key)
+            if created is None:
+                group = dist.new_group(
+                    list(ranks), timeout=timeout, backend=backend, pg_options=options, group_desc=name
+                )
+                created = _Created(key, group)
+            self._held.append(created)
             if rank in ranks:
-                mine.append(group)
+                mine.append(created.group)
         self._mine[name] = mine
         self._ranks[name] = [list(ranks) for ranks in ranks_per_group]
         return mine[0] if mine else None
@@ -124,5 +186,52 @@ class Groups:
                 for group in reversed(groups):
                     if group is not dist.group.WORLD:
                         dist.destroy_process_group(group)
+        self.forget()
+
+    def release(self) -> None:
+        """Leave the groups to the pool of this process; their names stay known for `reclaim`.
+
+        Modules that hold a group go on using it.
+        """
+        world = current_world()
+        self._released_in = weakref.ref(world) if world is not None else None
+        if world is not None:
+            for created in self._held:
+                _pool.put(created)
+
+    def reclaim(self) -> bool:
+        """Take the released groups again.
+
+        Returns:
+            Whether they can be used: the world they belong to is still there. If not, they are forgotten.
+        """
+        released_in, self._released_in = self._released_in, None
+        world = current_world()
+        if world is None or released_in is None or released_in() is not world:
+            self.forget()
+            return False
+        for created in self._held:
+            _pool.take_back(created)
+        return True
+
+    def forget(self) -> None:
+        """Drop every group without destroying it: the world it belongs to is gone."""
         self._mine.clear()
         self._ranks.clear()
+        self._held.clear()
+
+
+def current_world() -> Any:
+    """The default group, which changes when ``torch.distributed`` is initialized anew; None without one."""
+    import torch.distributed as dist
+
+    return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+
+
+def _values(options: Any) -> tuple[tuple[str, str], ...]:
+    """A backend's options as something to compare: the object itself has no equality."""
+    if options is None:
+        return ()
+    names = (name for name in dir(options) if not name.startswith("_"))
+    values = ((name, getattr(options, name, None)) for name in names)
+    return tuple((name, repr(value)) for name, value in values if not callable(value))

@@ -29,6 +29,7 @@ class Instances:
     def __init__(self) -> None:
         """Start without changes."""
         self._changes: list[tuple[InstanceChange, weakref.ref[Any], Any, Any]] = []
+        self._suspended: list[tuple[InstanceChange, weakref.ref[Any], Any]] = []
 
     def set(self, owner: str, instance: Any, attribute: str, value: Any) -> None:
         """Set an attribute in the instance's own dictionary and remember what was there.
@@ -64,6 +65,19 @@ class Instances:
     def listing(self) -> list[InstanceChange]:
         """The changes on instances that still live."""
         return [change for change, ref, *_ in self._changes if ref() is not None]
+
+    def suspend(self) -> None:
+        """Take every change back like `revert`, and remember it for `resume`."""
+        self._suspended += [(change, ref, value) for change, ref, _, value in self._changes]
+        self.revert()
+
+    def resume(self) -> None:
+        """Make the changes that `suspend` took back once more, on instances that still live."""
+        suspended, self._suspended = self._suspended, []
+        for change, ref, value in suspended:
+            instance = ref()
+            if instance is not None:
+                self.set(change.owner, instance, change.attribute, value)
 
     def revert(self) -> None:
         """Take every change back, last first, on instances that still live."""

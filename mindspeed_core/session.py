@@ -171,7 +171,7 @@ class Session:
         self._features = self._features or tuple(feature() for feature in self._feature_classes)
         for feature in reversed(self._features):
             self._register(feature, feature.name, type(feature).__module__.partition(".")[0])
-            self._warn_of_changes(feature)
+            self._warn_of_changes(type(feature))
         self._check_unknown_stages()
         self.call("prepare_process", args=self.args)
         owned = list(self.platform.patches())

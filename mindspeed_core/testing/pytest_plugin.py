@@ -1,4 +1,4 @@
-"""The pytest plugin: fixtures for worlds and equivalence in the tests of every plugin.
+"""The pytest plugin: fixtures for worlds and equivalence, and ``--contract`` for any plugin's author.
 
 Loaded by every pytest run in an environment that has the core, so it imports nothing heavy until used.
 """
@@ -12,6 +12,37 @@ import pytest
 
 if TYPE_CHECKING:
     from mindspeed_core.testing.verify import Verdict
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Offer ``--contract`` and what belongs to it."""
+    group = parser.getgroup("mindspeed", "contracts of mindspeed-core's plugins")
+    group.addoption(
+        "--contract",
+        action="append",
+        default=[],
+        metavar="DISTRIBUTION",
+        help="hold an installed distribution to the contract of plugins; without paths nothing else is run",
+    )
+    group.addoption(
+        "--contract-platform",
+        default="auto",
+        metavar="NAME",
+        help="the platform on which the contract opens sessions; by default the best available",
+    )
+    group.addoption(
+        "--contract-without-proofs",
+        action="store_true",
+        help="plan the proofs of features, but do not run them",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Load the contract where it is asked for."""
+    if config.getoption("contract"):
+        from mindspeed_core.testing.contract_pytest import ContractPlugin
+
+        config.pluginmanager.register(ContractPlugin(config), "mindspeed-contract")
 
 
 @pytest.fixture(scope="session")

@@ -165,6 +165,7 @@ def train_rank(request: SideRequest) -> RankRecord:
         platform=request.platform,
         registry=_registry(request.declarations),
         extra_plugins=(probe, *(_named(path)() for path in request.probes)),
+        host="standalone",
     )
     try:
         run = loop.setup(session)

@@ -179,13 +179,13 @@ def test_a_patch_whose_target_is_gone(damage):
     assert plugin.plan().exit_code == 0
 
     with pytest.raises(PatchError) as raised:
-        activate([*MODEL, plugin.flag, "0.5"], platform="cpu")
+        activate([*MODEL, plugin.flag, "0.5"], platform="cpu", host="standalone")
 
     message = str(raised.value)
     assert "\n\n" not in message
     for text in (plugin.feature, "megatron.core.utils:no_longer_there"):
         assert text in message
-    with activate([*MODEL, f"--{HEALTHY}"], platform="cpu") as session:
+    with activate([*MODEL, f"--{HEALTHY}"], platform="cpu", host="standalone") as session:
         assert HEALTHY in session.plan
 
 
@@ -204,14 +204,14 @@ def test_an_exception_inside_a_hook_names_feature_and_stage(damage):
     plugin = damage("bad-run", ("        result = yield\n", "        1 / 0\n        result = yield\n"))
     assert plugin.plan().exit_code == 0
 
-    with activate([*MODEL, plugin.flag, "0.5"], platform="cpu") as session:
+    with activate([*MODEL, plugin.flag, "0.5"], platform="cpu", host="standalone") as session:
         with pytest.raises(ZeroDivisionError) as raised:
             session.call("train_step", run=None)
 
     assert raised.value.__notes__ == [
         f"mindspeed: raised in stage 'train_step' by feature '{plugin.feature}'"
     ]
-    with activate([*MODEL, f"--{HEALTHY}"], platform="cpu") as session:
+    with activate([*MODEL, f"--{HEALTHY}"], platform="cpu", host="standalone") as session:
         assert HEALTHY in session.plan
 
 

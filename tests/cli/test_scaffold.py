@@ -153,7 +153,8 @@ from mindspeed_core.activation import activate
 from mindspeed_core.hosts.standalone import loop
 from mindspeed_core.testing.model_flags import training_flags
 
-with activate(training_flags(["--acme-losses-loss-average", "0.5"], 2), platform="cpu") as session:
+flags = training_flags(["--acme-losses-loss-average", "0.5"], 2)
+with activate(flags, host="standalone", platform="cpu") as session:
     run = loop.setup(session)
     first = session.call("train_step", run=run).losses["lm loss"]
     assert "acme-losses loss average: lm loss" in run.metrics.names(), run.metrics.names()

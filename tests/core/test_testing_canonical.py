@@ -61,7 +61,7 @@ def loaded_and_gathered(flags, state):
     from mindspeed_core.activation import activate
     from mindspeed_core.hosts.standalone import loop
 
-    with activate(training_flags(flags, 1)) as session:
+    with activate(training_flags(flags, 1), host="standalone") as session:
         run = loop.setup(session)
         load_canonical(run, state)
         main = [p for group in run.optimizer.param_groups for p in group["params"]]

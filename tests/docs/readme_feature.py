@@ -20,6 +20,7 @@ def train_with(source: str, run_dir: str) -> list[dict[str, Any]]:
         training_flags(["--log-gradient-noise", "--run-dir", run_dir, "--no-progress"], 1),
         platform="cpu",
         registry=Registry.of([names["GradientNoise"]]),
+        host="standalone",
     )
     with session:
         loop.train(session)

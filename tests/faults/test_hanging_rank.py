@@ -34,7 +34,7 @@ def stuck_world(folder):
     from mindspeed_core.hosts.standalone.loop import train
 
     flags = [*FLAGS, "--train-iters", "5", "--run-dir", folder, "--hang-timeout-minutes", "0.05"]
-    with activate(flags, extra_plugins=[Stuck()]) as session:
+    with activate(flags, extra_plugins=[Stuck()], host="standalone") as session:
         train(session)
 
 

@@ -26,7 +26,7 @@ def train(folder, poison):
     from mindspeed_core.activation import activate
     from mindspeed_core.hosts.standalone import loop
 
-    with activate([*FLAGS, "--save", folder]) as session:
+    with activate([*FLAGS, "--save", folder], host="standalone") as session:
         run = loop.setup(session)
         session.call("train_step", run=run)
         run.iteration += 1

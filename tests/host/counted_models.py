@@ -50,7 +50,7 @@ class TwoProducts(torch.nn.Module):
 
 def counts(cases):
     """For each case ``{field: value}``: (what torch counted, `FlopCount.hardware` without mask, `.model`)."""
-    with prepare([*training_flags((), 1), "--platform", "cpu"]):
+    with prepare([*training_flags((), 1), "--platform", "cpu"], host="standalone"):
         torch.distributed.init_process_group("gloo", init_method="env://")
         parallel_state.initialize_model_parallel()
         model_parallel_cuda_manual_seed(1)

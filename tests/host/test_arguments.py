@@ -25,7 +25,7 @@ def validate(registry, monkeypatch):
         for flag in without:
             position = command.index(flag)
             del command[position : position + 2]
-        with prepare([*command, *flags], registry=registry, mode=mode) as session:
+        with prepare([*command, *flags], registry=registry, mode=mode, host="standalone") as session:
             args = session.call("validate_arguments_early", args=session.args, plan=session.plan)
             return session.call("validate_arguments", args=args, plan=session.plan)
 

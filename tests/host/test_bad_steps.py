@@ -47,7 +47,7 @@ def world(cases):
 
     found = {}
     for case, flags in cases.items():
-        session = activate([*FLAGS, *flags])
+        session = activate([*FLAGS, *flags], host="standalone")
         run = loop.setup(session)
         for _ in range(2):
             session.call("train_step", run=run)

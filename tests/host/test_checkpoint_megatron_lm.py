@@ -22,7 +22,7 @@ def open_run(flags):
     from mindspeed_core.activation import activate
     from mindspeed_core.hosts.standalone import loop
 
-    return loop.setup(activate([*FLAGS, *flags]))
+    return loop.setup(activate([*FLAGS, *flags], host="standalone"))
 
 
 def close_run(run):

@@ -38,7 +38,7 @@ def open_run(flags, extra_plugins=(), registry=None):
     # The ranks of a world are daemons, which may not fork; the writers of a checkpoint are forks.
     multiprocessing.current_process()._config["daemon"] = False
     _join_world()
-    session = activate([*SMALL, *flags], extra_plugins=extra_plugins, registry=registry)
+    session = activate([*SMALL, *flags], extra_plugins=extra_plugins, registry=registry, host="standalone")
     return loop.setup(session)
 
 

@@ -28,7 +28,7 @@ def train(*flags):
 
     # The ranks of a world are daemons, which may not fork; the writers of a checkpoint are forks.
     multiprocessing.current_process()._config["daemon"] = False
-    with activate([*SMALL, *flags]) as session:
+    with activate([*SMALL, *flags], host="standalone") as session:
         run = loop.train(session)
         assert run.run_dir is not None
         records = [json.loads(line) for line in Path(run.run_dir, "metrics.jsonl").read_text().splitlines()]
@@ -118,7 +118,7 @@ def samples(folder, world_flags):
         *("--data-cache-path", str(folder / "cache"), "--global-batch-size", "8", "--train-iters", "3"),
         *("--full-validation", "--multiple-validation-sets", *world_flags),
     ]
-    with activate([*SMALL, *flags]) as session:
+    with activate([*SMALL, *flags], host="standalone") as session:
         run = loop.setup(session)
         losses = [session.call("evaluate", run=run, split="valid") for _ in range(2)]
         steps = []
@@ -179,7 +179,7 @@ def losses_of_two_documents(folder, flags):
     end = 63
     flags = ["--data-path", str(folder / "ends"), "--split", "100,0,0", "--global-batch-size", "2", *flags]
     common = ["--train-iters", "1", "--eval-iters", "0", "--attention-dropout", "0", "--hidden-dropout", "0"]
-    with activate([*SMALL, *common, *flags]) as session:
+    with activate([*SMALL, *common, *flags], host="standalone") as session:
         run = loop.setup(session)
         batch = session.call("get_batch", run=run, data_iterator=run.data.train[0], vp_stage=None)
         first_end = int((batch.tokens[0] == end).nonzero()[0])

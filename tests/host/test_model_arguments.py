@@ -26,7 +26,7 @@ def registry():
 def validate(registry, monkeypatch):
     def run(flags, world=1):
         monkeypatch.setenv("WORLD_SIZE", str(world))
-        with prepare([*SMALL, *flags.split()], registry=registry) as session:
+        with prepare([*SMALL, *flags.split()], registry=registry, host="standalone") as session:
             args = session.call("validate_arguments_early", args=session.args, plan=session.plan)
             return session.call("validate_arguments", args=args, plan=session.plan)
 
@@ -114,6 +114,15 @@ def test_what_cannot_train_is_refused_by_name(validate, flags, world, named):
         "--optimizer-cpu-offload",
         "--overlap-param-gather-with-optimizer-step",
         "--apply-residual-connection-post-layernorm",
+        # Options of such parts, away from their defaults.
+        "--no-tp-comm-bulk-wgrad",
+        "--fp8-margin 1",
+        "--qk-clip-threshold 50",
+        "--mamba-state-dim 64",
+        "--muon-momentum 0.9",
+        "--cuda-graph-warmup-steps 5",
+        "--optimizer-offload-fraction 0.5",
+        "--moe-deepep-num-sms 10",
     ],
 )
 def test_what_needs_other_packages_or_another_loop_is_refused(validate, flags):
@@ -122,6 +131,10 @@ def test_what_needs_other_packages_or_another_loop_is_refused(validate, flags):
     named = [word for word in flags.split() if word.startswith("--")][-1]
     assert str(refused.value).startswith(named)
     assert ";" in str(refused.value)
+
+
+def test_the_default_of_an_option_without_effect_is_no_mistake(validate):
+    validate("--fp8-margin 0 --fp8-recipe delayed --qk-clip-threshold 100 --mamba-state-dim 128")
 
 
 def test_every_refusal_names_a_flag_of_the_host(registry):
@@ -143,7 +156,9 @@ def test_a_feature_that_declares_the_flag_is_trusted(monkeypatch):
         flags = (Flag("--moe-permute-fusion", help="Fuse."),)
 
     monkeypatch.setenv("WORLD_SIZE", "1")
-    with prepare([*SMALL, *MOE.split(), "--moe-permute-fusion"], registry=Registry.of([Fused])) as session:
+    with prepare(
+        [*SMALL, *MOE.split(), "--moe-permute-fusion"], registry=Registry.of([Fused]), host="standalone"
+    ) as session:
         args = session.call("validate_arguments_early", args=session.args, plan=session.plan)
         checked = session.call("validate_arguments", args=args, plan=session.plan)
     assert checked.moe_permute_fusion

@@ -29,7 +29,7 @@ def train_twice_with_other_features():
     from mindspeed_core.hosts.standalone import loop
 
     def train(*flags):
-        with activate([*FLAGS, *flags]) as session:
+        with activate([*FLAGS, *flags], host="standalone") as session:
             run = loop.setup(session)
             losses = [session.call("train_step", run=run).losses["lm loss"] for _ in range(2)]
             names = session.plan.names

@@ -29,5 +29,5 @@ def train_watched(folder):
         "--eval-iters 3 --eval-interval 3 --platform cpu"
     ).split()
     flags = [*training_flags(watching, 4), "--run-dir", str(Path(folder))]
-    with prepare(flags, extra_plugins=[LateBatches()]) as session:
+    with prepare(flags, extra_plugins=[LateBatches()], host="standalone") as session:
         train(session)

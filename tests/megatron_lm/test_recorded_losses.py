@@ -53,7 +53,7 @@ def _train(case, folder):
 
     data = ["--data-path", f"{folder}/corpus", "--data-cache-path", f"{folder}/cache", "--num-workers", "0"]
     _meet(case.world_size)
-    session = activate([*flags_of(case, STEPS_OF_THE_RUN), *OURS, *data])
+    session = activate([*flags_of(case, STEPS_OF_THE_RUN), *OURS, *data], host="standalone")
     try:
         run = loop.setup(session)
         losses, norms = [], []

@@ -24,7 +24,7 @@ def test_every_toy_is_sound_and_inactive_without_its_flag(registry):
     toys = [name for name in registry.features if name.startswith("toy-")]
     assert len(toys) >= 20
     assert [record for record in registry.broken if record.dist.startswith("mindspeed-toy")] == []
-    plan, _ = plan_for(training_flags((), 1), registry=registry)
+    plan, _ = plan_for(training_flags((), 1), registry=registry, host="standalone")
     assert plan.names == ()
 
 
@@ -50,19 +50,19 @@ def test_an_inverted_flag_is_true_unless_it_is_given(registry):
 def test_two_features_on_one_slot_exclude_each_other(registry):
     flags = training_flags(("--toy-attention-scale", "2", "--toy-documents", "7"), 1)
     with pytest.raises(PlanError, match="core-attention"):
-        plan_for(flags, registry=registry)
+        plan_for(flags, registry=registry, host="standalone")
 
 
 def test_a_required_feature_is_implied_and_says_by_whom(registry):
     flags = training_flags(("--toy-v-shape", "--untie-embeddings-and-output-weights"), 1)
-    plan, _ = plan_for(flags, registry=registry)
+    plan, _ = plan_for(flags, registry=registry, host="standalone")
     assert plan.names == ("toy-sequential-schedule", "toy-v-shape")
     assert "toy-v-shape" in plan.features[0].why
 
 
 def test_a_features_own_check_of_its_arguments_is_a_problem_of_the_plan(registry):
     with pytest.raises(PlanError, match="--toy-init-depth 2 is below --num-layers 4"):
-        plan_for(training_flags(("--toy-init-depth", "2"), 1), registry=registry)
+        plan_for(training_flags(("--toy-init-depth", "2"), 1), registry=registry, host="standalone")
 
 
 COMMAND = """

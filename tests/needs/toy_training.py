@@ -33,7 +33,9 @@ PP2 = ("--pipeline-model-parallel-size", "2")
 @contextmanager
 def opened(*flags: str, probes: Sequence[object] = (), mode: str = "train") -> Iterator[Session]:
     """An open session; the process group outlives it, as it does in a framework that owns it."""
-    session = activate(training_flags(flags, 10), platform="cpu", mode=mode, extra_plugins=probes)
+    session = activate(
+        training_flags(flags, 10), platform="cpu", mode=mode, extra_plugins=probes, host="standalone"
+    )
     try:
         with session:
             yield session

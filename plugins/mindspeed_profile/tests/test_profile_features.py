@@ -38,7 +38,7 @@ def test_the_declaration_imports_neither_torch_nor_megatron():
 
 def plan(*flags):
     registry = Registry.of(DECLARATIONS, "mindspeed-profile")
-    return prepare(training_flags(flags, 1), platform="cpu", registry=registry).plan
+    return prepare(training_flags(flags, 1), platform="cpu", registry=registry, host="standalone").plan
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,31 @@
+"""The library host: sessions inside somebody else's training loop on megatron-core.
+
+The loop, the model and the data are the caller's; the stages are functions of the session, each of which
+passes one thing of the caller's through the active features. The defaults return what they are given.
+"""
+
+from __future__ import annotations
+
+from mindspeed_core.feature import HostDeclaration
+
+HOST = HostDeclaration(
+    name="library",
+    summary="a session inside your own training loop on megatron-core",
+    flags="mindspeed_core.hosts.library.flags:host_flags",
+    stages=("mindspeed_core.hosts.library.stages",),
+    session="mindspeed_core.hosts.library.session:LibrarySession",
+    absent="mindspeed_core.hosts.library.flags:why_absent",
+    never_calls=(
+        "seed_everything",
+        "build_model_chunk",
+        "build_mtp_spec",
+        "build_scheduler",
+        "build_datasets",
+        "build_data_iterators",
+        "batch_fields",
+        "load_checkpoint",
+        "save_checkpoint",
+        "evaluate",
+        "should_stop",
+    ),
+)

@@ -1,0 +1,123 @@
+"""Between the forms that loops on megatron-core use and the records that stages pass.
+
+A batch is a dictionary there, a loss function returns a tuple, an update returns another; features see the
+records of `mindspeed_core.run`. What comes back to the caller has the form it came in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+
+from mindspeed_core.run import Batch, Loss, OptimizerStep, StepResult
+
+_FIELDS = tuple(entry.name for entry in fields(Batch) if entry.name != "extra")
+
+
+def batch_of(given: Mapping[str, Any] | Batch | None) -> Batch:
+    """A batch from a dictionary: names that `Batch` does not know go into ``extra``."""
+    if isinstance(given, Batch):
+        return given
+    values = dict(given or {})
+    known = {name: values.pop(name) for name in _FIELDS if name in values}
+    return Batch(**known, extra=values)
+
+
+def mapping_of(batch: Batch, names: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch as a dictionary: the names it came with, and what features added."""
+    found = {name: getattr(batch, name) for name in _FIELDS}
+    return {
+        **{name: value for name, value in found.items() if name in names or value is not None},
+        **batch.extra,
+    }
+
+
+@dataclass
+class LossForm:
+    """A loss function of the caller, which returns ``(loss, report)`` or ``(loss, num_tokens, report)``.
+
+    Attributes:
+        function: the caller's.
+        averaged: whether the last call returned two values: then the loss is a mean already.
+    """
+
+    function: Callable[[torch.Tensor], tuple[Any, ...]]
+    averaged: bool = field(default=False, init=False)
+
+    def record(self, output_tensor: torch.Tensor) -> Loss:
+        """Call the function."""
+        result = self.function(output_tensor)
+        self.averaged = len(result) == 2
+        if self.averaged:
+            loss, report = result
+            return Loss(loss, torch.ones((), dtype=torch.int, device=loss.device), report)
+        loss, num_tokens, report = result
+        return Loss(loss, num_tokens, report)
+
+    def tuple_of(self, loss: Loss) -> tuple[Any, ...]:
+        """What megatron-core's schedules take, with as many values as the function returned."""
+        if self.averaged:
+            return loss.total, loss.report
+        return loss.total, loss.num_tokens, loss.report
+
+
+@dataclass
+class UpdateForm:
+    """The caller's ``optimizer.step``, megatron-core's with three results or torch's with none.
+
+    Attributes:
+        step: the bound method, with its arguments.
+        result: what it returned; ``()`` before it was called.
+    """
+
+    step: Callable[[], Any]
+    result: Any = field(default=(), init=False)
+
+    def record(self) -> OptimizerStep:
+        """Update once."""
+        self.result = self.step()
+        if not self._is_megatrons:
+            return OptimizerStep(successful=True, grad_norm=None, num_zeros=None)
+        successful, norm, zeros = self.result
+        return OptimizerStep(
+            bool(successful),
+            None if norm is None else float(norm),
+            None if zeros is None else int(zeros),
+        )
+
+    def returned(self, update: OptimizerStep) -> Any:
+        """What the caller's loop expects of ``step``."""
+        if self._is_megatrons or self.result == ():
+            return update.successful, update.grad_norm, update.num_zeros
+        return self.result
+
+    @property
+    def _is_megatrons(self) -> bool:
+        return isinstance(self.result, tuple) and len(self.result) == 3
+
+
+@dataclass
+class StepForm:
+    """The caller's function of one training step, with whatever it returns.
+
+    Attributes:
+        step: the function, with its arguments.
+        result: what it returned.
+    """
+
+    step: Callable[[], Any]
+    result: Any = field(default=None, init=False)
+
+    def record(self) -> StepResult:
+        """Do the step."""
+        self.result = self.step()
+        if isinstance(self.result, StepResult):
+            return self.result
+        return StepResult(losses={}, skipped=False, grad_norm=None, num_zeros=None)
+
+    def returned(self, result: StepResult) -> Any:
+        """What the caller gets: its own result, or the record where it returned one."""
+        return result if self.result is None or isinstance(self.result, StepResult) else self.result

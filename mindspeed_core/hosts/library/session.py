@@ -1,0 +1,374 @@
+"""A session as functions for a training loop of your own, each usable without the others.
+
+Every function passes one thing of the caller's (a configuration, a specification, an optimizer, a batch)
+through the active features and returns what became of it. The session prints nothing, seeds nothing and
+reads no command line.
+"""
+
+from __future__ import annotations
+
+import copy
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+
+from mindspeed_core.hosts.library.forms import LossForm, StepForm, UpdateForm, batch_of, mapping_of
+from mindspeed_core.hosts.library.schedule import MicroBatches, Schedule
+from mindspeed_core.hosts.library.surroundings import MADE_WITH, EmbeddedSession
+from mindspeed_core.run import Batch, StepResult
+
+if TYPE_CHECKING:
+    import torch
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.transformer import ModuleSpec, TransformerConfig
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
+Config = TypeVar("Config")
+Optimizer = TypeVar("Optimizer")
+Chunks = TypeVar("Chunks")
+
+
+class LibrarySession(EmbeddedSession):
+    """One plan inside the caller's program; `mindspeed_core.activate` makes it.
+
+    Attributes:
+        microbatches: where the current step stands.
+    """
+
+    def __init__(self, *positional: Any, **named: Any) -> None:
+        """Put a session together, as `Session` does; nothing happens before it is opened."""
+        super().__init__(*positional, **named)
+        self.microbatches = MicroBatches()
+
+    def config(self, config: Config) -> Config:
+        """A copy of a model configuration with what features need changed in it.
+
+        Args:
+            config: a ``TransformerConfig`` or a subclass of it; left as it is.
+
+        Returns:
+            A configuration of the same class. One that this session (or one with the same plan) returned
+            comes back unchanged.
+
+        Raises:
+            mindspeed_core.plan.PlanError: an active feature does not go with this configuration.
+            SessionError: another session made it.
+        """
+        if self._made_here(config):
+            return config
+        self._check(config)
+        args = self._arguments(config)
+        made: Config = self._through("build_transformer_config", (config, dict(vars(args))), args=args)
+        setattr(made, MADE_WITH, self.plan.digest)
+        return made
+
+    def layer_spec(
+        self,
+        config: TransformerConfig,
+        base: ModuleSpec | TransformerBlockSubmodules | None = None,
+        vp_stage: int | None = None,
+    ) -> TransformerBlockSubmodules:
+        """The module specification of one model chunk, for ``GPTModel(transformer_layer_spec=...)``.
+
+        Args:
+            config: what `config` returned; the caller's own where no active feature changes configurations.
+            base: specification of a layer or of a whole chunk; by default megatron-core's GPT layers with
+                parts that work without TransformerEngine.
+            vp_stage: virtual pipeline stage of the chunk, None without interleaving.
+
+        Raises:
+            SessionError: the configuration lacks what features change.
+        """
+        self._check_config(config, "layer_spec")
+        return cast(
+            "TransformerBlockSubmodules",
+            self._through(
+                "build_layer_spec", base, args=self._arguments(config), config=config, vp_stage=vp_stage
+            ),
+        )
+
+    def model(self, model: Chunks) -> Chunks:
+        """Let features change a built model in place, and check that each of them is in it.
+
+        Args:
+            model: a chunk, or the list of this rank's chunks, before it is wrapped for data parallelism.
+
+        Returns:
+            The model in the form in which it came.
+
+        Raises:
+            SessionError: a feature that works on modules has found none of them on any rank.
+        """
+        from megatron.core.utils import get_model_config
+
+        chunks = _chunks(model)
+        config = get_model_config(chunks[0])
+        self._check_config(config, "model")
+        args = self._arguments(config)
+        built = self._through("build_model", chunks, args=args, config=config, pg=self.run.pg)
+        pg = self.run.pg
+        self.check_placements(getattr(pg, "mp", None) if pg is not None else None)
+        self.watch(built)
+        if not self.run.model:
+            self._trains(built, config, args)
+        return _like(model, built)
+
+    def ddp_config(self, ddp_config: DistributedDataParallelConfig) -> DistributedDataParallelConfig:
+        """A copy of the options of data parallelism, with what features change of them."""
+        args = self._arguments(self.run.config, ddp_config)
+        made: DistributedDataParallelConfig = self._through(
+            "build_ddp_config", copy.copy(ddp_config), args=args
+        )
+        return made
+
+    def wrap_ddp(self, model: Chunks, ddp_config: DistributedDataParallelConfig | None = None) -> Chunks:
+        """Wrap a model for data parallelism, with megatron-core's wrapper unless a feature has another.
+
+        Args:
+            model: a chunk, or the list of this rank's chunks.
+            ddp_config: the caller's options, which pass `ddp_config` here.
+        """
+        from megatron.core.distributed import DistributedDataParallelConfig
+        from megatron.core.utils import get_model_config
+
+        chunks = _chunks(model)
+        config = get_model_config(chunks[0])
+        options = self.ddp_config(ddp_config or DistributedDataParallelConfig())
+        args = self._arguments(config, options)
+        wrapped = self.call(
+            "wrap_ddp", args=args, config=config, ddp_config=options, model=chunks, pg=self.run.pg
+        )
+        self._trains(wrapped, config, args)
+        return _like(model, wrapped)
+
+    def optimizer_config(self, optimizer_config: Config) -> Config:
+        """A copy of the optimizer's options, with what features change of them."""
+        args = self._arguments(self.run.config, optimizer_config)
+        made: Config = self._through("build_optimizer_config", copy.copy(optimizer_config), args=args)
+        return made
+
+    def wrap_optimizer(self, optimizer: Optimizer, model: Any = None) -> Optimizer:
+        """Let features change or replace an optimizer, and take part in its ``step``.
+
+        Args:
+            optimizer: a ``MegatronOptimizer``; another object with ``step`` is fine where no feature looks
+                inside.
+            model: the chunks it updates; by default those that `wrap_ddp` or `model` saw.
+        """
+        options = getattr(optimizer, "config", None)
+        args = self._arguments(self.run.config, options)
+        chunks = _chunks(model) if model is not None else self.run.model
+        if model is not None:
+            self._trains(chunks, self.run.config or getattr(chunks[0], "config", None), args)
+        made: Any = self._through(
+            "build_optimizer", optimizer, args=args, optimizer_config=options, model=chunks, pg=self.run.pg
+        )
+        self.run.optimizer = made
+        if self.features_in("optimizer_step"):
+            self.instances.set("optimizer_step", made, "step", partial(self._update, made.step))
+        return cast(Optimizer, made)
+
+    def forward_backward(self, config: TransformerConfig | None = None) -> Schedule:
+        """The pipeline schedule, called like the one of ``get_forward_backward_func()``, by keyword.
+
+        Args:
+            config: the model's; by default that of the trained model.
+        """
+        config = config if config is not None else self.run.config
+        args = self._arguments(config)
+        function = self.call("get_forward_backward", args=args, config=config, pg=self.run.pg)
+        return Schedule(self, function, args, config)
+
+    def forward_step(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A schedule's ``forward_step_func`` around the caller's.
+
+        Args:
+            function: called with ``data_iterator``, ``model``, and ``return_schedule_plan=True`` by schedules
+                that ask for it; returns the output tensor and the loss function.
+        """
+        self.build_groups()
+
+        def forward(data_iterator: Iterator[Any], model: Any, return_schedule_plan: bool = False) -> Any:
+            context = self.run.context
+            context.vp_stage = getattr(_bare(model), "vp_stage", None)
+            context.microbatch = self.microbatches.next(context.vp_stage)
+            return self._through(
+                "forward_step",
+                function,
+                run=self.run,
+                data_iterator=data_iterator,
+                model_chunk=model,
+                return_schedule_plan=return_schedule_plan,
+            )
+
+        return forward
+
+    @overload
+    def batch(self, batch: Batch) -> Batch: ...
+    @overload
+    def batch(self, batch: Mapping[str, Any]) -> dict[str, Any]: ...
+    def batch(self, batch: Mapping[str, Any] | Batch) -> dict[str, Any] | Batch:
+        """One micro-batch with what features change and add, on every pipeline stage.
+
+        Args:
+            batch: tokens ``[b, s]`` and the other fields of `mindspeed_core.run.Batch`, as such or as a
+                dictionary, whose other names are kept.
+        """
+        context = self.run.context
+        made: Batch = self._through(
+            "get_batch",
+            batch_of(batch),
+            run=self.run,
+            data_iterator=iter(()),
+            vp_stage=context.vp_stage,
+            microbatch=context.microbatch,
+        )
+        return made if isinstance(batch, Batch) else mapping_of(made, batch)
+
+    def loss(
+        self,
+        function: Callable[[torch.Tensor], tuple[Any, ...]],
+        batch: Mapping[str, Any] | Batch | None = None,
+        model: Any = None,
+    ) -> Callable[..., tuple[Any, ...]]:
+        """The loss function that a forward step returns, around the caller's.
+
+        Args:
+            function: from the output tensor to ``(loss, report)`` or ``(loss, num_tokens, report)``.
+            batch: the micro-batch, for features that read it.
+            model: the chunk, for features that read it.
+        """
+        record = batch_of(batch)
+
+        def compute(output_tensor: torch.Tensor, **options: Any) -> tuple[Any, ...]:
+            form = LossForm(partial(function, **options))
+            if options.get("non_loss_data"):
+                return form.function(output_tensor)
+            loss = self._through(
+                "compute_loss",
+                form.record,
+                run=self.run,
+                batch=record,
+                output_tensor=output_tensor,
+                model_chunk=model,
+            )
+            return form.tuple_of(loss)
+
+        return compute
+
+    def finalize_gradients(self, function: Callable[..., Any] | None = None) -> Callable[..., None]:
+        """What ``config.finalize_model_grads_func`` is set to.
+
+        Args:
+            function: the caller's, with the signature of megatron-core's ``finalize_model_grads``, which is
+                the default.
+        """
+        self.build_groups()
+
+        def finalize(model: list[Any], num_tokens: torch.Tensor | None = None, **options: Any) -> None:
+            self._through(
+                "finalize_gradients",
+                partial(function, **options) if function is not None else None,
+                run=self.run,
+                model=model,
+                num_tokens=num_tokens,
+                pg=options.get("pg_collection"),
+                force_all_reduce=options.get("force_all_reduce", False),
+            )
+
+        return finalize
+
+    def train_step(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """One training step around the caller's: what features do per step happens here.
+
+        Args:
+            function: does a whole step; what it returns comes back. A `StepResult` tells features more.
+        """
+        self.build_groups()
+
+        def step(*positional: Any, **named: Any) -> Any:
+            if not self._started:
+                self.call("start_run", run=self.run)
+                self._started = True
+            form = StepForm(partial(function, *positional, **named))
+            result = self._through("train_step", form.record, run=self.run)
+            self.run.iteration += 1
+            return form.returned(result)
+
+        return step
+
+    def log_step(self, numbers: Mapping[str, Any], result: StepResult | None = None) -> dict[str, Any]:
+        """The caller's numbers of a step with those of features; collective over all ranks.
+
+        Args:
+            numbers: by name.
+            result: the step they belong to, for features that read it.
+        """
+        step = result or StepResult(losses={}, skipped=False, grad_norm=None, num_zeros=None)
+        made: dict[str, Any] = self._through("log_step", dict(numbers), run=self.run, result=step)
+        return made
+
+    def state_dict(self) -> dict[str, Any]:
+        """The features' own state by feature, for a checkpoint; also the template to load it with.
+
+        It may hold megatron-core's ``ShardedTensor`` and belongs into the dictionary that
+        ``dist_checkpointing`` saves.
+        """
+        parts = self.collect("checkpoint_state", run=self.run)
+        return {name: state for part in parts for name, state in part.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give features back what `state_dict` returned, after the model and the optimizer were loaded."""
+        self.collect("restore_checkpoint_state", run=self.run, state=state)
+        self.call("after_load_checkpoint", run=self.run)
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """A block in which parameters and optimizer state are in the form that belongs into checkpoints."""
+        self.call("before_save_checkpoint", run=self.run)
+        try:
+            yield
+        finally:
+            self.call("after_load_checkpoint", run=self.run)
+
+    def report(self) -> dict[str, Any]:
+        """What is active and what it did so far, as plain data: plan, patches, modules, groups, stages."""
+        return {
+            **self.plan.as_dict(),
+            "applied_patches": [f"{patch.target} ({patch.owner})" for patch in self.ledger.listing()],
+            "modules": {
+                name: self.placements[name] + self.instances.placed(name)
+                for name in self.plan.names
+                if self.placements[name] or self.instances.placed(name)
+            },
+            "groups": {name: self.groups.ranks(name) for name in self.groups},
+            "stages": {
+                stage: self.features_in(stage)
+                for stage in sorted({stage for cls in self._feature_classes for stage in cls.hooks()})
+            },
+        }
+
+    def _trains(self, chunks: list[Any], config: Any, args: Namespace) -> None:
+        """Remember which model this session trains."""
+        self.run.model, self.run.config, self.run.args = list(chunks), config, args
+
+    def _update(self, step: Callable[..., Any], *positional: Any, **named: Any) -> Any:
+        form = UpdateForm(partial(step, *positional, **named))
+        update = self._through("optimizer_step", form.record, run=self.run)
+        return form.returned(update)
+
+
+def _chunks(model: Any) -> list[Any]:
+    return list(model) if isinstance(model, (list, tuple)) else [model]
+
+
+def _like(model: Any, chunks: list[Any]) -> Any:
+    return chunks if isinstance(model, (list, tuple)) else chunks[0]
+
+
+def _bare(model: Any) -> Any:
+    while hasattr(model, "module"):
+        model = model.module
+    return model
