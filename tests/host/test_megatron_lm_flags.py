@@ -1,14 +1,20 @@
 """Every training flag of Megatron-LM has an answer: it is here, or a rule says why not."""
 
+import re
 import subprocess
 import sys
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
 
 import pytest
 
+import mindspeed_core
 from mindspeed_core.feature import Flag
 from mindspeed_core.flags import flag_set
+from mindspeed_core.hosts.standalone.flags import host_flags
 from mindspeed_core.hosts.standalone.megatron_lm_flags import (
     NOT_APPLICABLE,
     REFUSED,
@@ -17,7 +23,19 @@ from mindspeed_core.hosts.standalone.megatron_lm_flags import (
     answers,
     megatron_lm_flags,
 )
+from mindspeed_core.hosts.standalone.model.config_fields import config_fields
+from mindspeed_core.hosts.standalone.model.config_flags import dest_of
+from mindspeed_core.hosts.standalone.refusals import REFUSALS
 from mindspeed_core.registry import Registry
+
+HOST = Path(mindspeed_core.__file__).parent / "hosts" / "standalone"
+DECLARATIONS = tuple("flags megatron_lm_flags refusals model/flags model/config_flags watching/flags".split())
+# What of megatron-core no training of this host reaches.
+ELSEWHERE = tuple(
+    "extensions inference export post_training resharding ssm models/mamba models/T5 models/bert "
+    "models/vision models/multimodal models/retro models/gpt/exp transformer/exp fp8_utils fp4_utils "
+    "full_cuda_graph transformer/cuda_graphs optimizer/muon".split()
+)
 
 
 @lru_cache(maxsize=1)
@@ -49,6 +67,44 @@ def test_a_flag_that_is_refused_whatever_its_value_is_not_called_supported():
     answer = found()["--hybrid-override-pattern"]
     assert answer.status == REFUSED
     assert "mamba_ssm" in answer.reason
+
+
+def test_what_is_called_supported_is_read_by_somebody():
+    """By the host, by a plugin, or by what of megatron-core runs without TransformerEngine."""
+    read = names_read(HOST, DECLARATIONS, r"args\.(\w+)|\"(\w+)\"")
+    read |= names_read(megatron_core(), ELSEWHERE, r"\.(\w+)|getattr\(\w+, ['\"](\w+)")
+    fields = {dest_of(field.name): field.name for field in config_fields()}
+    accounted = {refusal.dest for refusal in REFUSALS} | {fields.get(r.dest, r.dest) for r in REFUSALS}
+    idle = []
+    for option, answer in found().items():
+        flag = host_flag(option)
+        if answer.status != SUPPORTED or flag is None or answer.reason.endswith(("always so here", "alone")):
+            continue
+        if not {flag.dest, fields.get(flag.dest, flag.dest)} & (read | accounted):
+            idle.append(option)
+    assert idle == []
+
+
+def megatron_core():
+    return next(Path(place) / "core" for place in find_spec("megatron").submodule_search_locations)
+
+
+def names_read(root, left_out, pattern):
+    """The names that the pattern finds in the modules below a folder."""
+    names = set()
+    for path in root.rglob("*.py"):
+        if not path.relative_to(root).as_posix().startswith(left_out):
+            names.update(filter(None, chain(*re.findall(pattern, path.read_text(encoding="utf-8")))))
+    return names
+
+
+@lru_cache(maxsize=1)
+def host_options():
+    return {option: flag for flag in host_flags() for option in flag.options}
+
+
+def host_flag(option):
+    return host_options().get(option)
 
 
 def test_a_value_that_is_refused_is_noted():

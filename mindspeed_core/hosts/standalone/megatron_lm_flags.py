@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from mindspeed_core.feature import Flag
 
 SUPPORTED, REFUSED, NOT_APPLICABLE = "supported", "refused", "not applicable"
+ALWAYS = "Accepted; "
+"""How the help of a flag begins that asks for what is so whether it is given or not."""
 
 
 @dataclass(frozen=True)
@@ -233,11 +235,12 @@ def why_absent(option: str) -> str:
     return f"Megatron-LM's flag is {rule.status} here: {rule.reason}" if rule is not None else ""
 
 
-def answers(present: Mapping[str, Flag]) -> Iterator[Answer]:
+def answers(present: Mapping[str, Flag], packages: Mapping[str, str] | None = None) -> Iterator[Answer]:
     """What holds for each of Megatron-LM's flags, in its order.
 
     Args:
         present: the host's flags by option string.
+        packages: the distribution that brings a flag, by option string, for flags that are not the host's.
 
     Raises:
         LookupError: a flag is neither there nor named by a rule.
@@ -246,7 +249,8 @@ def answers(present: Mapping[str, Flag]) -> Iterator[Answer]:
         options = facts["options"]
         flag = next((present[option] for option in options if option in present), None)
         if flag is not None:
-            yield _present(facts, flag)
+            package = next((packages[o] for o in options if o in packages), "") if packages else ""
+            yield _present(facts, flag, package)
             continue
         rule = next((rule for rule in map(rule_for, options) if rule is not None), None)
         if rule is None:
@@ -254,8 +258,12 @@ def answers(present: Mapping[str, Flag]) -> Iterator[Answer]:
         yield Answer(options[0], rule.status, rule.reason)
 
 
-def _present(facts: Mapping[str, Any], flag: Flag) -> Answer:
-    notes = [_difference(facts, flag.default)]
+def _present(facts: Mapping[str, Any], flag: Flag, package: str) -> Answer:
+    notes = [
+        f"with {package}" if package else "",
+        _difference(facts, flag.default),
+        _fewer_choices(facts, flag),
+    ]
     for refusal in (refusal for refusal in REFUSALS if refusal.dest == flag.dest):
         if not (refusal.without or refusal.values or refusal.platforms):
             return Answer(facts["options"][0], REFUSED, f"{refusal.reason}; {refusal.remedy}")
@@ -264,6 +272,18 @@ def _present(facts: Mapping[str, Any], flag: Flag) -> Answer:
         notes.append(f"{values or 'refused'}{' refused' if values else ''}{_condition(refusal)}{where}")
         notes[-1] += f": {refusal.reason}"
     return Answer(facts["options"][0], SUPPORTED, "; ".join(note for note in notes if note))
+
+
+def _fewer_choices(facts: Mapping[str, Any], flag: Flag) -> str:
+    """The values that Megatron-LM takes and this host does not; and what is so anyway."""
+    if flag.help.startswith(ALWAYS):
+        return "always so here"
+    theirs = facts.get("choices", ())
+    ours = [choice for choice in theirs if choice in (flag.choices or theirs)]
+    missing = [choice for choice in theirs if choice not in ours]
+    if len(missing) > len(ours):
+        return f"{' or '.join(map(str, ours))} alone"
+    return f"not {' or '.join(map(str, missing))}" if missing else ""
 
 
 def _condition(refusal: Refusal) -> str:

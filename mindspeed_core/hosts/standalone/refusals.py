@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.hosts.standalone.model.config_fields import config_fields
-from mindspeed_core.hosts.standalone.model.config_flags import flag_of
+from mindspeed_core.hosts.standalone.model.config_flags import dest_of, flag_of, why_excluded
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -28,7 +29,7 @@ class Refusal:
     """One option that cannot be honoured.
 
     Attributes:
-        dest: the attribute of the arguments.
+        dest: the attribute of the arguments; its default is never refused.
         reason: why not.
         remedy: the way out.
         values: the values concerned; empty for any that is set.
@@ -49,6 +50,10 @@ def _te(dests: str, reason: str, values: tuple[Any, ...] = ()) -> tuple[Refusal,
     return tuple(Refusal(dest, reason, f"use {_TE}", values, "te") for dest in dests.split())
 
 
+def _package(dests: str, package: str, reason: str, remedy: str = _LEAVE_OUT) -> tuple[Refusal, ...]:
+    return tuple(Refusal(dest, reason, remedy, without=package) for dest in dests.split())
+
+
 def _never(dests: str, reason: str, remedy: str = _LEAVE_OUT) -> tuple[Refusal, ...]:
     return tuple(Refusal(dest, reason, remedy) for dest in dests.split())
 
@@ -57,18 +62,29 @@ REFUSALS: tuple[Refusal, ...] = (
     *_te(
         "fp8 fp8_param_gather fp8_dot_product_attention fp8_multi_head_attention fp4 fp4_param "
         "first_last_layers_bf16 moe_router_padding_for_quantization moe_router_padding_for_fp8 "
-        "activation_func_fp8_input_store tp_only_amax_red reuse_grad_buf_for_mxfp8_param_ag",
+        "activation_func_fp8_input_store tp_only_amax_red reuse_grad_buf_for_mxfp8_param_ag fp8_recipe "
+        "fp8_quantizer_factory fp8_margin fp8_interval fp8_amax_history_len fp8_amax_compute_algo fp8_wgrad "
+        "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 fp4_recipe fp4_quantizer_factory "
+        "disable_parameter_transpose_cache",
         "the low-precision matrix products are TransformerEngine's",
     ),
-    *_te("tp_comm_overlap", "the overlapped linears are TransformerEngine's"),
+    *_te(
+        "tp_comm_overlap tp_comm_bulk_wgrad tp_comm_bulk_dgrad tp_comm_overlap_ag tp_comm_overlap_rs "
+        "tp_comm_overlap_rs_dgrad tp_comm_overlap_disable_qkv tp_comm_overlap_disable_fc1 "
+        "tp_comm_bootstrap_backend",
+        "the overlapped linears are TransformerEngine's",
+    ),
     *_te("moe_permute_fusion moe_router_fusion", "the fused kernels are TransformerEngine's"),
     *_te("use_te_activation_func", "the activations are TransformerEngine's"),
     *_te("use_te_rng_tracker", "the generator tracker is TransformerEngine's"),
     *_te("moe_latent_size", "the latent projections are TransformerEngine's linears"),
-    *_te("qk_clip log_max_attention_logit", "only TransformerEngine's attention reports its largest logit"),
+    *_te(
+        "qk_clip qk_clip_alpha qk_clip_threshold log_max_attention_logit",
+        "only TransformerEngine's attention reports its largest logit",
+    ),
     *_te("attention_backend", "the backend is one of TransformerEngine's attention", ("flash", "fused")),
     *_te("cross_entropy_fusion_impl", "the kernel is TransformerEngine's", ("te",)),
-    *_te("cpu_offloading", "moving activations to the host is TransformerEngine's"),
+    *_te("cpu_offloading cpu_offloading_num_layers", "moving activations to the host is TransformerEngine's"),
     *_te("use_precision_aware_optimizer", "the optimizer's kernel is TransformerEngine's"),
     *_te("delay_wgrad_compute", "only TransformerEngine's linears can delay their weight gradient"),
     *_te("batch_invariant_mode", "the kernels are TransformerEngine's and FlashAttention's"),
@@ -79,6 +95,7 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal("memory_efficient_layer_norm", "the kernel is Apex's", without="apex"),
     Refusal("use_kitchen", "needs the package nvidia_kitchen", without="nvidia_kitchen"),
     Refusal("use_kitchen_attention", "needs the package nvidia_kitchen", without="nvidia_kitchen"),
+    Refusal("kitchen_attention_backend", "needs the package nvidia_kitchen", without="nvidia_kitchen"),
     Refusal(
         "moe_grouped_gemm",
         "neither TransformerEngine's layers nor the package grouped_gemm are there",
@@ -93,7 +110,12 @@ REFUSALS: tuple[Refusal, ...] = (
         ("flex",),
         "deep_ep",
     ),
-    Refusal("moe_enable_deepep", "needs the package deep_ep and CUDA", "use alltoall", (), "deep_ep"),
+    *_package(
+        "moe_enable_deepep moe_deepep_num_sms moe_hybridep_num_sms moe_flex_dispatcher_backend",
+        "deep_ep",
+        "belongs to the flexible dispatcher, which needs the package deep_ep and CUDA",
+        "use --moe-token-dispatcher-type alltoall",
+    ),
     Refusal(
         "experimental_attention_variant",
         "needs the packages of its kernels (fla) and CUDA",
@@ -107,8 +129,20 @@ REFUSALS: tuple[Refusal, ...] = (
         ("dsa",),
         "te",
     ),
+    *_te(
+        "dsa_indexer_n_heads dsa_indexer_head_dim dsa_indexer_topk dsa_indexer_loss_coeff "
+        "dsa_indexer_use_sparse_loss",
+        "sparse attention is built from TransformerEngine's layers",
+    ),
+    *_package(
+        "linear_attention_freq linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim "
+        "linear_num_key_heads linear_num_value_heads",
+        "fla",
+        "linear attention needs the package fla and CUDA",
+    ),
     *_never(
-        "is_hybrid_model hybrid_override_pattern",
+        "is_hybrid_model hybrid_override_pattern mamba_state_dim mamba_head_dim mamba_num_groups "
+        "mamba_num_heads use_mamba_mem_eff_path",
         "Mamba layers need the CUDA packages mamba_ssm and causal_conv1d",
         "train a GPT without them",
     ),
@@ -118,13 +152,30 @@ REFUSALS: tuple[Refusal, ...] = (
         "choose dense and expert layers with --moe-layer-freq",
     ),
     *_never("moe_use_upcycling", "this host does not convert checkpoints", "train from scratch"),
-    *_never("enable_cuda_graph external_cuda_graph", "this host captures no graphs", "leave it out"),
+    *_never(
+        "muon_momentum muon_split_qkv muon_use_nesterov muon_scale_mode muon_fp32_matmul_prec "
+        "muon_num_ns_steps muon_tp_mode muon_extra_scale_factor",
+        "megatron-core's Muon needs the package emerging_optimizers",
+        "use --optimizer adam or sgd",
+    ),
+    *_never(
+        "defer_embedding_wgrad_compute wgrad_deferral_limit",
+        "megatron-core defers weight gradients only where an Apex kernel adds them up",
+    ),
+    *_never(
+        "enable_cuda_graph external_cuda_graph cuda_graph_scope cuda_graph_warmup_steps",
+        "this host captures no graphs",
+        "leave it out",
+    ),
     Refusal("cuda_graph_impl", "this host captures no graphs", values=("local", "transformer_engine")),
     *_never(
         "overlap_moe_expert_parallel_comm ep_overlap_early_attn_memory_release",
         "the schedule that pairs forward and backward passes needs TransformerEngine's layers and streams",
     ),
-    *_never("fine_grained_activation_offloading", "it moves activations between memories with CUDA streams"),
+    *_never(
+        "fine_grained_activation_offloading offload_modules min_offloaded_tensor_size",
+        "it moves activations between memories with CUDA streams",
+    ),
     *_never(
         "num_microbatches_with_partial_activation_checkpoints",
         "recomputation is the same for every micro-batch here",
@@ -143,10 +194,16 @@ REFUSALS: tuple[Refusal, ...] = (
         ("layernorm", "moe_act", "mla_up_proj"),
         "te",
     ),
-    Refusal(
-        "optimizer_cpu_offload",
-        "parameters are on the processor already",
-        platforms=("cpu",),
+    *(
+        Refusal(dest, "parameters are on the processor already", platforms=("cpu",))
+        for dest in (
+            "optimizer_cpu_offload",
+            "optimizer_offload_fraction",
+            "use_torch_optimizer_for_cpu_offload",
+            "overlap_cpu_optimizer_d2h_h2d",
+            "pin_cpu_grads",
+            "pin_cpu_params",
+        )
     ),
 )
 
@@ -190,7 +247,21 @@ def _set(value: Any, refusal: Refusal) -> bool:
     if refusal.values:
         given = value if isinstance(value, (list, tuple)) else [value]
         return any(item in refusal.values for item in given)
-    return value is not None and value is not False and value != []
+    default = _defaults().get(refusal.dest)
+    if isinstance(default, (list, tuple)):
+        default = list(default)
+    return value is not None and value != (default or False) and value != []
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    """What an option of a configuration is when nobody gave it, by the attribute of the arguments."""
+    # Of classes that share a field's name the first one makes the flag.
+    fields = [field for field in reversed(config_fields()) if not why_excluded(field)]
+    return {
+        dest_of(field.name): field.default if field.annotation == "bool" else flag_of(field).default
+        for field in fields
+    }
 
 
 def _possible(refusal: Refusal, args: Namespace) -> bool:
