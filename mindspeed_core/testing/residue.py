@@ -1,0 +1,85 @@
+"""What a session leaves behind in this process: attributes of torch and megatron, environment variables.
+
+Every module and class of the two packages is looked at. Values that training itself keeps (numbers, caches,
+process groups) come and go; functions, classes and names do not, and are compared by identity.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+PACKAGES = ("torch", "megatron")
+_LAZY = ("torch.ops", "torch._ops", "torch.classes", "torch._classes")
+"""Their attributes are made when somebody asks for them."""
+_COMPARED = (FunctionType, BuiltinFunctionType, type, staticmethod, classmethod, property)
+
+_CHANGING = object()
+
+
+@dataclass(frozen=True)
+class Residue:
+    """The process at one moment.
+
+    Attributes:
+        attributes: by module, name and, for classes, name within the class.
+        environment: the environment variables.
+    """
+
+    attributes: Mapping[tuple[str, ...], Any]
+    environment: Mapping[str, str]
+
+    @classmethod
+    def now(cls) -> Residue:
+        """Look at the process as it is."""
+        return cls(dict(_attributes()), dict(os.environ))
+
+    def left_since(self, before: Residue) -> list[str]:
+        """What differs from an earlier moment, one phrase each.
+
+        Names that appeared are left out where their whole module is new, or where they are modules.
+        """
+        found = []
+        modules = {key[0] for key in before.attributes}
+        for key, value in self.attributes.items():
+            if key[0] not in modules:
+                continue
+            then = before.attributes.get(key, _ABSENT)
+            if then is _ABSENT:
+                # A class that is imported later brings all of its attributes with it.
+                if value is not _CHANGING and (len(key) == 2 or key[:2] in before.attributes):
+                    found.append(f"{_dotted(key)} is new")
+            elif then is not value:
+                found.append(f"{_dotted(key)} is another object")
+        found += [f"{_dotted(key)} is gone" for key in before.attributes if key not in self.attributes]
+        for name in sorted({*self.environment, *before.environment}):
+            if self.environment.get(name) != before.environment.get(name):
+                found.append(f"environment variable {name} changed")
+        return found
+
+
+_ABSENT = object()
+
+
+def _dotted(key: tuple[str, ...]) -> str:
+    return ".".join(key)
+
+
+def _attributes() -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] not in PACKAGES or name.startswith(_LAZY):
+            continue
+        if not isinstance(module, ModuleType):
+            continue
+        # Lazy modules import on access: read their namespace, never the attributes.
+        for key, value in list(ModuleType.__getattribute__(module, "__dict__").items()):
+            if isinstance(value, ModuleType):
+                continue
+            yield (name, key), value if isinstance(value, _COMPARED) else _CHANGING
+            if isinstance(value, type) and value.__module__ == name:
+                for attribute, raw in list(vars(value).items()):
+                    yield (name, key, attribute), raw if isinstance(raw, _COMPARED) else _CHANGING
