@@ -61,7 +61,7 @@ def command(
     if as_json:
         click.echo(json.dumps(_as_json(planned), indent=2, default=str))
     else:
-        _print(planned)
+        show(planned)
 
 
 def _problem(problem: Any) -> dict[str, str]:
@@ -85,7 +85,8 @@ def _as_json(planned: Planned) -> dict[str, Any]:
     }
 
 
-def _print(planned: Planned) -> None:
+def show(planned: Planned) -> None:
+    """Print a plan for a reader."""
     from mindspeed_core.cli.tables import print_table
 
     plan = planned.plan

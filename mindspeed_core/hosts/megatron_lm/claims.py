@@ -1,0 +1,48 @@
+"""Flags that a feature takes over from Megatron-LM, whose own code for them must not run beside it."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mindspeed_core.run import Run
+    from mindspeed_core.session import Session
+
+CLAIMABLE: Mapping[str, tuple[str, Any]] = {"--profile": ("profile", False)}
+"""Flags whose code is in Megatron-LM's loop: the argument, and the value that keeps that code still."""
+
+
+class SeenByFeatures(Namespace):
+    """Megatron-LM's arguments as they were given: what it must not see itself is kept here."""
+
+    def __init__(self, args: Namespace, kept: Mapping[str, Any]) -> None:
+        """Look through to ``args`` for everything but ``kept``."""
+        object.__setattr__(self, "_args", args)
+        vars(self).update(kept)
+
+    def __getattr__(self, name: str) -> Any:
+        """An argument that is not kept here."""
+        return getattr(vars(self)["_args"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an argument where it lives."""
+        if name in vars(self):
+            vars(self)[name] = value
+        else:
+            setattr(vars(self)["_args"], name, value)
+
+
+def leave_to_features(session: Session, run: Run) -> None:
+    """Switch off what Megatron-LM's loop would do for a flag that an active feature declares."""
+    args = session.args
+    if isinstance(args, SeenByFeatures):
+        return
+    kept = {}
+    for option, (dest, still) in CLAIMABLE.items():
+        if session.claims(option) and getattr(args, dest, still) != still:
+            kept[dest] = getattr(args, dest)
+            setattr(args, dest, still)
+    if kept:
+        session.args = run.args = SeenByFeatures(args, kept)

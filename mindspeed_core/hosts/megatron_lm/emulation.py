@@ -1,0 +1,81 @@
+"""What Megatron-LM asks of a device beyond what megatron-core does, answered on the cpu platform.
+
+The platform itself answers for ``torch.cuda`` as a whole; Megatron-LM's scripts insist besides on a device
+that is there, has a name and an age, and on CUDA kernels compiled at the start.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from mindspeed_core.platforms import process_memory
+
+CAPABILITY = (8, 0)
+"""Of a device that needs CUDA_DEVICE_MAX_CONNECTIONS, as every one before Blackwell does."""
+
+
+def says_available(original: Callable[[], bool]) -> Callable[[], bool]:
+    """``torch.cuda.is_available``: what stands for the device is there."""
+
+    @functools.wraps(original)
+    def is_available() -> bool:
+        return True
+
+    return is_available
+
+
+def get_device_properties(device: Any = None) -> SimpleNamespace:
+    """Name, age and size of the processor."""
+    return SimpleNamespace(
+        name="processor",
+        major=CAPABILITY[0],
+        minor=CAPABILITY[1],
+        total_memory=process_memory.physical_bytes(),
+        multi_processor_count=os.cpu_count() or 1,
+        warp_size=32,
+    )
+
+
+def get_device_capability(device: Any = None) -> tuple[int, int]:
+    """See `CAPABILITY`."""
+    return CAPABILITY
+
+
+def get_device_name(device: Any = None) -> str:
+    """For a log."""
+    return "processor"
+
+
+def no_kernels(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``fused_kernels.load``: the kernels belong to options that are off here."""
+
+    @functools.wraps(original)
+    def load(args: Any) -> None:
+        return None
+
+    return load
+
+
+def keeps_generator(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that draws random numbers which a device would draw from another generator than dropout's.
+
+    With a device, warming up draws from the device's generator while embeddings are initialised from the
+    processor's, and data loaders draw seeds from the processor's while dropout draws from the device's. Here
+    the two are one.
+    """
+
+    @functools.wraps(original)
+    def call(*args: Any, **options: Any) -> Any:
+        state = torch.get_rng_state()
+        try:
+            return original(*args, **options)
+        finally:
+            torch.set_rng_state(state)
+
+    return call

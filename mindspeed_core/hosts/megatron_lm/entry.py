@@ -1,0 +1,173 @@
+"""What the adaptor changes when it is imported: where a run begins, and where its arguments are read.
+
+These few patches stay for the life of the process, so that ``pretrain`` can be called again; everything else
+belongs to the session that one call of ``pretrain`` opens and closes. Apart from them nothing is changed by
+the import, and nothing is printed.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mindspeed_core.errors import UserError
+from mindspeed_core.feature import Patch
+from mindspeed_core.hosts.megatron_lm import opening, running, script
+from mindspeed_core.hosts.megatron_lm.interceptions import ENTRIES
+from mindspeed_core.hosts.megatron_lm.parser import CommandLine, platform_asked_for
+from mindspeed_core.patching import PatchLedger
+from mindspeed_core.plan import PlanError
+from mindspeed_core.platforms.selection import choose_platform
+from mindspeed_core.registry import Registry
+
+OWNER = "megatron-lm adaptor"
+
+_ledger = PatchLedger()
+_registry: Registry | None = None
+_extra: tuple[object, ...] = ()
+
+
+def install(registry: Registry | None = None, extra_plugins: Sequence[object] = ()) -> None:
+    """Let ``pretrain`` and the reading of its arguments go through this host; harmless when repeated.
+
+    Args:
+        registry: what is installed; read from the environment by default, when it is first needed.
+        extra_plugins: further objects with hook implementations, outermost (test probes).
+    """
+    global _registry, _extra
+    if registry is not None:
+        _registry = registry
+    _extra = tuple(extra_plugins) or _extra
+    if not _ledger.listing():
+        _ledger.apply([row.patch() for row in ENTRIES], owner=OWNER)
+
+
+def uninstall() -> None:
+    """Take back what `install` changed.
+
+    Raises:
+        PatchError: somebody has changed it in between.
+    """
+    global _registry, _extra
+    _registry, _extra = None, ()
+    _ledger.revert()
+
+
+def entry_patches() -> list[Any]:
+    """The patches of `install`, as a listing."""
+    return _ledger.listing()
+
+
+def _installed() -> Registry:
+    global _registry
+    if _registry is None:
+        _registry = Registry.discover()
+    return _registry
+
+
+def around_parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``parse_args``: the parser gets the flags of every installed feature."""
+
+    @functools.wraps(original)
+    def parse_args(
+        extra_args_provider: Callable[..., Any] | None = None, ignore_unknown_args: bool = False
+    ) -> Any:
+        line = CommandLine(sys.argv[1:], _installed())
+
+        def provider(parser: Any) -> Any:
+            if extra_args_provider is not None:
+                parser = extra_args_provider(parser)
+            line.extend(parser)
+            if not ignore_unknown_args and not line.wants_help:
+                with _told():
+                    line.check()
+            return parser
+
+        args = original(provider, ignore_unknown_args)
+        line.fill(args)
+        now = running.find()
+        if now is not None:
+            now.command_line = line
+        return args
+
+    return parse_args
+
+
+def around_validate_args(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``validate_args``: the plan is made and the session opens, then Megatron-LM validates."""
+
+    @functools.wraps(original)
+    def validate_args(args: Any, *rest: Any, **named: Any) -> Any:
+        now = running.find()
+        if now is None or now.session is not None or now.command_line is None:
+            return original(args, *rest, **named)
+
+        def validate(given: Any) -> Any:
+            result = original(given, *rest, **named)
+            return given if result is None else result
+
+        with _told():
+            return opening.open_session(now, args, validate, _installed(), _extra)
+
+    return validate_args
+
+
+def around_pretrain(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``pretrain``: the script's functions become stages, and whatever happens the session closes."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def pretrain(*args: Any, **named: Any) -> Any:
+        bound = signature.bind(*args, **named)
+        now = running.begin()
+        early = PatchLedger()
+        failed = True
+        try:
+            _make_available(early)
+            now.before_opening = early.revert
+            script.take_over(now, bound.arguments)
+            with _told():
+                result = original(*bound.args, **bound.kwargs)
+            failed = False
+            return result
+        except SystemExit as stop:
+            failed = stop.code not in (None, 0)
+            raise
+        finally:
+            try:
+                opening.close_session(now, failed)
+            finally:
+                running.end()
+                early.revert()
+
+    return pretrain
+
+
+def _make_available(ledger: PatchLedger) -> None:
+    """Let a device that is not CUDA's count as available until the session opens and says so itself."""
+    with _told():
+        name, _ = choose_platform(platform_asked_for(sys.argv[1:]), _installed())
+    if name != "cuda":
+        available = Patch(
+            "torch.cuda:is_available",
+            "mindspeed_core.hosts.megatron_lm.emulation:says_available",
+            "Megatron-LM asks before it reads its arguments",
+            kind="wrap",
+        )
+        ledger.apply([available], owner=OWNER)
+
+
+class _told:
+    """A context in which an error that the user can put right ends the program with one message."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, (PlanError, UserError)):
+            from mindspeed_core.cli.failure import report
+
+            raise SystemExit(report(error)) from None

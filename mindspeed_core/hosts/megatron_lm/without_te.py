@@ -1,0 +1,83 @@
+"""Defaults of flags that name kernels which are not installed: changed where the user gave no value.
+
+Megatron-LM's defaults expect TransformerEngine, Apex and its own CUDA extensions. Each value here is the one
+that a message of Megatron-LM would ask for a moment later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Default:
+    """Another default.
+
+    Attributes:
+        dest: the argument.
+        value: its value.
+        flag: how one would have typed it.
+        missing: packages; the default holds where none of them is installed.
+    """
+
+    dest: str
+    value: Any
+    flag: str
+    missing: tuple[str, ...]
+
+
+DEFAULTS = (
+    Default("transformer_impl", "local", "--transformer-impl local", ("transformer_engine",)),
+    Default("no_persist_layer_norm", True, "--no-persist-layer-norm", ("apex", "transformer_engine")),
+    Default("apply_rope_fusion", False, "--no-rope-fusion", ("apex", "transformer_engine")),
+    Default(
+        "gradient_accumulation_fusion",
+        False,
+        "--no-gradient-accumulation-fusion",
+        ("fused_weight_gradient_mlp_cuda",),
+    ),
+    Default(
+        "masked_softmax_fusion",
+        False,
+        "--no-masked-softmax-fusion",
+        ("scaled_upper_triang_masked_softmax_cuda",),
+    ),
+)
+
+
+def installed(names: Iterable[str]) -> bool:
+    """Whether one of these packages can be imported."""
+    return any(find_spec(name) is not None for name in names)
+
+
+def neither_te_nor_apex() -> bool:
+    """Whether megatron-core uses torch's own norms and optimizers."""
+    return not installed(("transformer_engine", "apex"))
+
+
+def apply_defaults(args: Any, provenance: Mapping[str, str], platform: str, backend: str) -> list[str]:
+    """Change what was not given.
+
+    Args:
+        args: Megatron-LM's arguments.
+        provenance: where each value came from.
+        platform: the platform in use.
+        backend: its ``torch.distributed`` backend.
+
+    Returns:
+        The flags that stand for what was changed.
+    """
+    changed: list[str] = []
+    rules = [rule for rule in DEFAULTS if not installed(rule.missing)]
+    if platform != "cuda":
+        rules.append(Default("distributed_backend", backend, f"--distributed-backend {backend}", ()))
+    for rule in rules:
+        given = provenance.get(rule.dest, "default") != "default"
+        if given or not hasattr(args, rule.dest) or getattr(args, rule.dest) == rule.value:
+            continue
+        setattr(args, rule.dest, rule.value)
+        changed.append(rule.flag)
+    return changed
