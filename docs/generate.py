@@ -1,4 +1,4 @@
-"""Writes the pages of ``docs/reference`` from what the code declares, so that they cannot disagree with it.
+"""Writes ``docs/reference`` and ``docs/features`` from what the code declares, so that they cannot disagree.
 
 ``python docs/generate.py`` writes every page; with ``--check`` it writes nothing, names the pages that are
 not up to date and exits with 1. Only the core and the plugins of this repository appear: what else is
@@ -17,15 +17,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from feature_pages import FEATURES, feature_page, features_page
+from mindspeed_flags import mindspeed_page
+from mindspeed_imports import imports_page
+from tables import code, codes, flag_table, table
+
 from mindspeed_core.compatibility import PYTHON, TABLE
 from mindspeed_core.core_flags import CORE_OWNER
-from mindspeed_core.discovery import FEATURES, HOSTS, PLATFORMS, Source, sources
-from mindspeed_core.feature import PROJECT, Conflict, Feature, Flag, Patch, Requirement
+from mindspeed_core.discovery import FEATURES as FEATURE_GROUP
+from mindspeed_core.discovery import HOSTS, PLATFORMS, Source, sources
+from mindspeed_core.feature import PROJECT, Patch
 from mindspeed_core.flags import FlagEntry, flag_set
 from mindspeed_core.hooks import API_VERSION, STAGE_MODULES
 from mindspeed_core.hosts.standalone import megatron_lm_flags
 from mindspeed_core.registry import Registry
 from mindspeed_core.slots import CORE_SLOTS
+from mindspeed_core.stages import core_stages
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -46,38 +53,17 @@ def tree_registry() -> Registry:
     def ours(group: str) -> list[Source]:
         return [source for source in sources(group) if source.dist in {"mindspeed-core", *plugins}]
 
-    missing = plugins - {source.dist for source in ours(FEATURES)}
+    missing = plugins - {source.dist for source in ours(FEATURE_GROUP)}
     if missing:
         raise SystemExit(f"not installed here: {', '.join(sorted(missing))}; pip install -e plugins/NAME")
     registry = Registry(
-        [(source, list(source.load())) for source in ours(FEATURES)],
+        [(source, list(source.load())) for source in ours(FEATURE_GROUP)],
         platforms=ours(PLATFORMS),
         hosts=ours(HOSTS),
     )
     if registry.broken:
         raise SystemExit("\n".join(str(broken) for broken in registry.broken))
     return registry
-
-
-def cell(text: object) -> str:
-    """Text as the cell of a Markdown table."""
-    return " ".join(str(text).split()).replace("|", "\\|")
-
-
-def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """The lines of a Markdown table."""
-    lines = ["| " + " | ".join(headers) + " |", "|" + "---|" * len(headers)]
-    return [*lines, *("| " + " | ".join(cell(value) for value in row) + " |" for row in rows)]
-
-
-def code(text: object) -> str:
-    """Text in a code span; nothing for nothing."""
-    return f"`{text}`" if text not in ("", None) else ""
-
-
-def codes(texts: Iterable[object]) -> str:
-    """Several code spans."""
-    return ", ".join(code(text) for text in texts)
 
 
 def markdown(text: str) -> str:
@@ -171,117 +157,16 @@ def stage_lines(
         lines += ["", f"Raises {code(error)}: {when}"]
     if not getattr(stage, PROJECT + "_spec")["firstresult"]:
         lines += ["", "Collects the result of every implementation."]
-    facts = [f"Since {getattr(stage, '__mindspeed_since__', '1.0')}"]
+    present = core_stages()[stage.__name__]
+    facts = [f"Since {present.since}"]
+    facts += [f"{code(argument)} since {version}" for argument, version in present.added.items()]
+    facts += [change.told(stage.__name__) for change in present.changes]
     if stage.__name__ in defaults:
         facts.append(f"default: {link(defaults[stage.__name__])}")
     by = [name for name, record in registry.features.items() if stage.__name__ in record.cls.hooks()]
     if by:
         facts.append(f"features: {codes(by)}")
     return [*lines, "", "; ".join(facts)]
-
-
-def page_of(feature: type[Feature]) -> Path | None:
-    """The feature's own page in this repository."""
-    package, _, relative = feature.docs.partition(":")
-    return next(iter(sorted(ROOT.glob(f"plugins/*/src/{package}/{relative}"))), None) if relative else None
-
-
-def value_text(condition: Requirement | Conflict) -> str:
-    """A flag with the values that count."""
-    if condition.one_of:
-        return f"{code(condition.flag)} one of {codes(condition.one_of)}"
-    return code(condition.flag if condition.equals is None else f"{condition.flag} {condition.equals}")
-
-
-def requirement_text(requirement: Requirement) -> str:
-    """One requirement with its reason."""
-    if requirement.any_of:
-        what = " or ".join(code(name) for name in requirement.any_of)
-    elif requirement.flag:
-        what = value_text(requirement)
-    else:
-        what = code(requirement.feature) + (" (switched on with it)" if requirement.implies else "")
-    return f"{what}: {requirement.reason}" if requirement.reason else what
-
-
-def conflict_text(conflict: Conflict) -> str:
-    """One conflict with its reason."""
-    what = code(conflict.feature) if conflict.feature else value_text(conflict)
-    return f"{what}: {conflict.reason}" if conflict.reason else what
-
-
-def features_page(registry: Registry) -> str:
-    """Every feature of the repository's plugins, as it declares itself."""
-    lines = [
-        "# Features",
-        "",
-        "What the plugins of this repository declare. `mindspeed-features show NAME` prints the same for",
-        "every feature that is installed where you are, with its documentation page.",
-    ]
-    family = ""
-    for name, record in registry.features.items():
-        feature = record.cls
-        if feature.family != family:
-            family = feature.family
-            lines += ["", f"## {family}"]
-        page = page_of(feature)
-        lines += ["", f"### {name}", "", f"{feature.summary}.", ""]
-        lines += table(("fact", "value"), feature_rows(record.dist, feature))
-        if feature.verify:
-            lines += ["", "Proofs:", ""]
-            lines += table(
-                ("name", "processes", "steps", "tolerance", "with", "without"),
-                (
-                    (
-                        code(s.name),
-                        s.world_size,
-                        s.steps,
-                        f"{s.tolerance:g}" if s.tolerance else "bit for bit",
-                        code(" ".join(s.flags)),
-                        code(" ".join(s.baseline)) or "the plain model",
-                    )
-                    for s in feature.verify
-                ),
-            )
-        if page is not None:
-            lines += ["", f"Its page: {link(page, page.name)}"]
-    return "\n".join(lines)
-
-
-def feature_rows(dist: str, feature: type[Feature]) -> list[tuple[str, str]]:
-    """What a feature declares, leaving out what it does not."""
-    stages = [
-        f"{code(stage)} ({'wraps' if function.mindspeed_impl['wrapper'] else 'replaces'})"  # type: ignore[attr-defined]
-        for stage, function in feature.hooks().items()
-    ]
-    facts = [
-        text
-        for text, value in (
-            ("works on fake tensors", feature.fake_tensors),
-            ("deterministic", feature.deterministic),
-            ("changes what a checkpoint needs to be read", feature.affects_checkpoint),
-        )
-        if value
-    ]
-    rows = [
-        ("package", code(dist)),
-        ("level, stability", f"{feature.level}, {feature.stability}"),
-        ("flags", codes(flag.name for flag in feature.flags)),
-        ("stages", ", ".join(stages)),
-        ("slots", codes(feature.slots)),
-        ("requires", "<br>".join(map(requirement_text, feature.requires))),
-        ("conflicts", "<br>".join(map(conflict_text, feature.conflicts))),
-        ("comes after", codes(feature.after)),
-        ("packages", codes(feature.packages)),
-        ("platforms", codes(feature.platforms)),
-        ("fallback", feature.fallback.reason if feature.fallback else ""),
-        ("modes", codes(feature.modes)),
-        ("patches", codes(patch.target for patch in feature.patches)),
-        ("facts", ", ".join(facts)),
-        ("formulas", "<br>".join(f"{name} = {code(text)}" for name, text in feature.formulas.items())),
-        ("tuning", "<br>".join(f"{code(flag)}: {codes(values)}" for flag, values in feature.tuning.items())),
-    ]
-    return [(name, text) for name, text in rows if text]
 
 
 def flags_page(registry: Registry) -> str:
@@ -297,10 +182,7 @@ def flags_page(registry: Registry) -> str:
     ]
     for name, members in groups.items():
         lines += ["", f"## {name}", ""]
-        lines += table(
-            ("flag", "value", "default", "meaning"),
-            ((codes(e.flag.options), flag_value(e.flag), flag_default(e.flag), e.flag.help) for e in members),
-        )
+        lines += flag_table(entry.flag for entry in members)
     return "\n".join(lines)
 
 
@@ -309,21 +191,6 @@ def heading(entry: FlagEntry, registry: Registry) -> str:
     if entry.owner in registry.features:
         return f"{registry.features[entry.owner].dist}: {registry.features[entry.owner].cls.family}"
     return "every host" if entry.owner == CORE_OWNER else entry.heading
-
-
-def flag_value(flag: Flag) -> str:
-    """What a flag takes."""
-    if flag.is_switch:
-        return "switch"
-    kind = codes(flag.choices) if flag.choices else flag.type.__name__
-    if flag.nargs is None:
-        return kind
-    return f"{kind}, {'any number' if flag.nargs in ('*', '+') else flag.nargs}"
-
-
-def flag_default(flag: Flag) -> str:
-    """The value without the flag."""
-    return "" if flag.is_switch or flag.default is None else code(flag.default)
 
 
 def compatibility_page(registry: Registry) -> str:
@@ -404,9 +271,11 @@ def patch_lines(title: str, patches: Sequence[Patch]) -> list[str]:
 
 def megatron_lm_page(registry: Registry) -> str:
     """Every training flag of Megatron-LM and what holds for it here."""
-    # Plugins of the repository may bring a flag that the plain host has not.
-    flags = {option: e.flag for e in flag_set(registry, HOST).entries for option in e.flag.options}
-    found = list(megatron_lm_flags.answers(flags))
+    by_option = {o: e for e in flag_set(registry, HOST).entries for o in e.flag.options}
+    owners = {option: entry.owner for option, entry in by_option.items()}
+    packages = {o: registry.features[name].dist for o, name in owners.items() if name in registry.features}
+    flags = {option: entry.flag for option, entry in by_option.items()}
+    found = list(megatron_lm_flags.answers(flags, packages))
     counts = {status: sum(answer.status == status for answer in found) for status in STATUSES}
     lines = [
         "# Megatron-LM's flags",
@@ -432,13 +301,18 @@ PAGES: dict[str, Callable[[Registry], str]] = {
     "slots": slots_page,
     "patches": patches_page,
     "megatron-lm-flags": megatron_lm_page,
+    "mindspeed-flags": mindspeed_page,
+    "mindspeed-imports": imports_page,
 }
 
 
 def render() -> dict[Path, str]:
     """Every page by its path."""
     registry = tree_registry()
-    return {REFERENCE / f"{name}.md": f"{NOTICE}\n\n{page(registry)}\n" for name, page in PAGES.items()}
+    pages = {REFERENCE / f"{name}.md": page(registry) for name, page in PAGES.items()}
+    for name, record in registry.features.items():
+        pages[FEATURES / record.dist / f"{name}.md"] = feature_page(record.dist, record.cls)
+    return {path: f"{NOTICE}\n\n{text}\n" for path, text in pages.items()}
 
 
 def stale() -> list[Path]:
@@ -447,7 +321,7 @@ def stale() -> list[Path]:
     differing = [
         path for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text
     ]
-    return differing + sorted(set(REFERENCE.glob("*.md")) - set(pages))
+    return differing + sorted({*REFERENCE.glob("*.md"), *FEATURES.rglob("*.md")} - set(pages))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -460,8 +334,8 @@ def main(arguments: Sequence[str]) -> int:
         for path in found:
             print(f"{path.relative_to(ROOT)} is not up to date; run python docs/generate.py", file=sys.stderr)
         return 1 if found else 0
-    REFERENCE.mkdir(exist_ok=True)
     for path, text in render().items():
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(ROOT))
     return 0

@@ -13,12 +13,21 @@ DOCUMENTS = (
     "docs/architecture.md",
     "docs/writing-a-plugin.md",
     "docs/faq.md",
+    "docs/quick-start.md",
+    "docs/quick-start.zh-CN.md",
+    "docs/training.md",
+    "docs/checkpoints.md",
+    "docs/migration.md",
+    "docs/migration.zh-CN.md",
 )
 
 READ_ONLY = {
     "mindspeed-features list": "fused-rmsnorm",
     "mindspeed-features plan -- --swiglu --normalization RMSNorm --use-fused-rmsnorm --use-fused-swiglu "
     "--use-flash-attn": "core-attention: flash-attn",
+    "mindspeed-features plan -- --use-flash-attn --normalization RMSNorm --use-fused-rmsnorm": (
+        "norm: fused-rmsnorm"
+    ),
     "mindspeed-features patches": "patches of",
     "mindspeed-features graph": "graph LR",
     "mindspeed-features doctor": "ready to train",
@@ -26,7 +35,15 @@ READ_ONLY = {
 }
 """Command as it stands: what its output contains."""
 
-TRAINED = ("mindspeed-train prepare-text ", "torchrun --standalone ", "torchrun --nnodes 2 ")
+TRAINED = (
+    "mindspeed-train prepare-text ",
+    "mindspeed-train --nproc 2 --data-path ",
+    "mindspeed-train --data-path ",
+    "mindspeed-train inspect checkpoints",
+    "mindspeed-train sample ",
+    "torchrun --standalone ",
+    "torchrun --nnodes 2 ",
+)
 """Beginnings of commands that are run with smaller sizes, or planned where they need several machines."""
 
 _INSTALLS = "downloads packages; noxfile.py installs the same for every session"
@@ -43,6 +60,12 @@ ELSEWHERE = {
     "pip install -c constraints.txt -e '.[dev]' -e plugins/mindspeed_kernels -e plugins/mindspeed_profile": (
         _INSTALLS
     ),
+    "pip install -c constraints.txt -e . -e plugins/mindspeed_kernels -e plugins/mindspeed_profile": (
+        _INSTALLS
+    ),
+    "pip uninstall mindspeed": "takes a package of somebody else away",
+    "pip install mindspeed-core mindspeed-kernels mindspeed-profile": _INSTALLS,
+    "mindspeed-features verify fused-swiglu": "plugins/mindspeed_kernels/tests runs the same proofs",
     "pytest tests/core": "part of this suite",
     "mindspeed-features new acme-tools": _SCAFFOLD,
     "pip install -e ./acme-tools": _SCAFFOLD,

@@ -3,66 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from documented_commands import DOCUMENTS, ELSEWHERE, READ_ONLY, TRAINED
 from markdown_files import blocks, commands, read
 from readme_feature import train_with
+from typed_commands import documented, smaller, typed
 
 from mindspeed_core.cli.features import COMMANDS
 from mindspeed_core.testing import run_world
 
-SMALLER = {
-    "--num-layers": "2",
-    "--hidden-size": "32",
-    "--num-attention-heads": "4",
-    "--seq-length": "32",
-    "--micro-batch-size": "1",
-    "--global-batch-size": "2",
-    "--train-iters": "2",
-    "--save-interval": "2",
-    "--lr-warmup-iters": "1",
-    "--vocab-size": "300",
-}
 DOCUMENT_COUNT = 1000
 """The default split gives one document in a thousand to the test set."""
 
 TEXT = "The stages of a training run are hooks. A feature wraps or replaces a stage.\n" * 4
-
-
-def typed(command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command as a shell would find it, with the programs installed beside this Python."""
-    program, *arguments = shlex.split(command)
-    return subprocess.run(
-        [str(Path(sys.executable).with_name(program)), *arguments],
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-
-
-def smaller(command: str) -> str:
-    """The command with tiny sizes, one batch where it would evaluate on a hundred, on any machine's CPU."""
-    words = shlex.split(command)
-    for option, value in SMALLER.items():
-        if option in words:
-            words[words.index(option) + 1] = value
-    if "--train-iters" in words:
-        words += ["--eval-iters", "1", "--platform", "cpu"]
-    return shlex.join(words)
-
-
-def documented(document: str, beginning: str) -> str:
-    (found,) = (command for command in commands(read(document)) if command.startswith(beginning))
-    return found
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -29,7 +29,7 @@ OF_OTHER_PROGRAMS = {
 }
 """Options of torchrun and of docs/generate.py."""
 
-OF_EXAMPLES = {"--log-gradient-noise", "--some-size"}
+OF_EXAMPLES = {"--log-gradient-noise", "--some-size", "--my-flag"}
 """Flags that a page declares or makes up itself."""
 
 
@@ -74,17 +74,39 @@ def test_every_link_to_a_heading_has_its_heading(path):
     assert missing == []
 
 
-def test_the_chinese_readme_has_the_same_code():
-    assert blocks(read("README.zh-CN.md")) == blocks(read("README.md"))
+TWINS = ("README", "docs/quick-start", "docs/migration")
+"""Pages that have a Chinese twin."""
 
 
-def test_the_chinese_readme_has_the_same_structure():
-    english, chinese = read("README.md"), read("README.zh-CN.md")
+def without_language(target: str) -> str:
+    """A link target as it is in both twins: without the page's language and the title it points to."""
+    return target.replace(".zh-CN", "").partition("#")[0]
+
+
+@pytest.mark.parametrize("page", TWINS)
+def test_the_chinese_twin_has_the_same_code(page):
+    assert blocks(read(f"{page}.zh-CN.md")) == blocks(read(f"{page}.md"))
+
+
+@pytest.mark.parametrize("page", TWINS)
+def test_the_chinese_twin_has_the_same_structure(page):
+    english, chinese = read(f"{page}.md"), read(f"{page}.zh-CN.md")
 
     assert headings(chinese) == headings(english)
     assert chinese.count("\n|") == english.count("\n|")
-    inside = [target for target in links(english) if "README" not in target]
-    assert [target for target in links(chinese) if "README" not in target] == inside
+    assert len(re.findall(r"^(?:- |\d+\. )", chinese, re.MULTILINE)) == len(
+        re.findall(r"^(?:- |\d+\. )", english, re.MULTILINE)
+    )
+
+
+@pytest.mark.parametrize("page", TWINS)
+def test_the_chinese_twin_leads_to_the_same_pages(page):
+    english, chinese = (
+        sorted(without_language(target) for target in links(read(name)))
+        for name in (f"{page}.md", f"{page}.zh-CN.md")
+    )
+
+    assert chinese == english
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -1,0 +1,47 @@
+/* Search without a server. A page opened from the file system may not start a worker; this one runs the same
+   script in a hidden frame. Nothing here is used when the pages come over http. */
+(() => {
+  if (location.protocol !== "file:") return;
+
+  const load = (frame, url) =>
+    new Promise((resolve, reject) => {
+      const script = frame.document.createElement("script");
+      script.src = url;
+      script.onload = resolve;
+      script.onerror = () => reject(new Error(`cannot load ${url}`));
+      frame.document.body.append(script);
+    });
+
+  class IFrameWorker extends EventTarget {
+    constructor(url) {
+      super();
+      const element = document.createElement("iframe");
+      element.hidden = true;
+      document.body.append(element);
+      this.frame = element.contentWindow;
+      this.frame.document.open();
+      this.frame.document.write("<!doctype html><body></body>");
+      this.frame.document.close();
+      // What the script calls in a worker: an answer goes to whoever made the worker, not to the frame.
+      this.frame.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }));
+      this.frame.importScripts = (...urls) =>
+        urls.reduce((loaded, next) => loaded.then(() => load(this.frame, next)), Promise.resolve());
+      this.loaded = load(this.frame, url);
+      this.loaded.catch((error) => console.error(error.message));
+    }
+
+    postMessage(data) {
+      this.loaded = this.loaded.then(() =>
+        this.frame.dispatchEvent(new this.frame.MessageEvent("message", { data })),
+      );
+    }
+
+    terminate() {
+      this.frame.frameElement.remove();
+    }
+  }
+
+  // The search script looks for this name to find its language files.
+  window.IFrameWorker = IFrameWorker;
+  window.Worker = IFrameWorker;
+})();

@@ -1,0 +1,178 @@
+"""The page of each feature and the list of all, from what the features declare and what their proofs gave."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from proofs import recorded
+from tables import code, codes, flag_table, table
+
+from mindspeed_core.feature import Conflict, Feature, Requirement, Scenario
+from mindspeed_core.registry import Registry
+
+ROOT = Path(__file__).resolve().parent.parent
+FEATURES = ROOT / "docs" / "features"
+
+
+def page_of(feature: type[Feature]) -> Path | None:
+    """The feature's own page in this repository."""
+    package, _, relative = feature.docs.partition(":")
+    return next(iter(sorted(ROOT.glob(f"plugins/*/src/{package}/{relative}"))), None) if relative else None
+
+
+def value_text(condition: Requirement | Conflict) -> str:
+    """A flag with the values that count."""
+    if condition.one_of:
+        return f"{code(condition.flag)} one of {codes(condition.one_of)}"
+    return code(condition.flag if condition.equals is None else f"{condition.flag} {condition.equals}")
+
+
+def requirement_text(requirement: Requirement) -> str:
+    """One requirement with its reason."""
+    if requirement.any_of:
+        what = " or ".join(code(name) for name in requirement.any_of)
+    elif requirement.flag:
+        what = value_text(requirement)
+    else:
+        what = code(requirement.feature) + (" (switched on with it)" if requirement.implies else "")
+    return f"{what}: {requirement.reason}" if requirement.reason else what
+
+
+def conflict_text(conflict: Conflict) -> str:
+    """One conflict with its reason."""
+    what = code(conflict.feature) if conflict.feature else value_text(conflict)
+    return f"{what}: {conflict.reason}" if conflict.reason else what
+
+
+def features_page(registry: Registry) -> str:
+    """Every feature of the repository's plugins in one line each, by family."""
+    lines = [
+        "# Features",
+        "",
+        "What the plugins of this repository bring, a page for each feature. `mindspeed-features show NAME`",
+        "prints the same for every feature that is installed where you are.",
+    ]
+    families: dict[str, list[tuple[str, type[Feature]]]] = {}
+    for record in registry.features.values():
+        families.setdefault(record.cls.family, []).append((record.dist, record.cls))
+    for family, members in families.items():
+        lines += ["", f"## {family}", ""]
+        lines += table(
+            ("feature", "what it does", "package", "switched on with", "platforms"),
+            (
+                (
+                    f"[{feature.name}](../{FEATURES.name}/{dist}/{feature.name}.md)",
+                    feature.summary,
+                    code(dist),
+                    code(feature.flags[0].name) if feature.flags else "",
+                    codes(feature.platforms),
+                )
+                for dist, feature in members
+            ),
+        )
+    return "\n".join(lines)
+
+
+def feature_page(dist: str, feature: type[Feature]) -> str:
+    """One feature: what it declares, its flags, its proofs and what they gave."""
+    lines = [f"# {feature.name}", "", f"{feature.summary}.", ""]
+    text = page_of(feature)
+    if text is not None:
+        here = (FEATURES / dist).as_posix()
+        lines += [f"[How it works]({posixpath.relpath(text.as_posix(), here)})", ""]
+    lines += ["## What it declares", "", *table(("fact", "value"), feature_rows(dist, feature))]
+    if feature.flags:
+        lines += ["", "## Its flags", "", *flag_table(feature.flags)]
+    if feature.verify:
+        lines += ["", "## Its proofs", "", *proof_lines(feature)]
+    return "\n".join(lines)
+
+
+def proof_lines(feature: type[Feature]) -> list[str]:
+    """The proofs of a feature, and where their results come from."""
+    where, results = recorded(feature)
+    lines = [
+        f"`mindspeed-features verify {feature.name}` trains each of these with and without the feature and",
+        "compares losses, gradients and weights.",
+        "",
+        *table(
+            ("proof", "processes", "steps", "allowed", "largest error", "measured"),
+            (
+                (
+                    code(scenario.name),
+                    scenario.world_size,
+                    scenario.steps,
+                    f"{scenario.tolerance:g}" if scenario.tolerance else "bit for bit",
+                    *result_cells(results.get(scenario.name)),
+                )
+                for scenario in feature.verify
+            ),
+        ),
+    ]
+    if results:
+        versions = ", ".join(f"{name} {value}" for name, value in where.items() if name != "platform")
+        lines += ["", f"Results of platform `{where['platform']}` with {versions}."]
+    for scenario in feature.verify:
+        lines += ["", f"### {scenario.name}", "", *command_lines(scenario)]
+    return lines
+
+
+def result_cells(result: Mapping[str, Any] | None) -> tuple[str, str]:
+    """The largest error of a proof that was run, and the ratios that were measured."""
+    if result is None:
+        return "not recorded", ""
+    error = result["largest_error"]
+    ratios = (
+        f"{gain['measure']} × {gain['ratio']:.3g}"
+        + ("" if gain["at_most"] is None else f" (at most {gain['at_most']:g})")
+        for gain in result["gains"]
+        if gain["ratio"] is not None
+    )
+    return ("failed" if not result["passed"] or error is None else f"{error:.1e}"), "<br>".join(ratios)
+
+
+def command_lines(scenario: Scenario) -> Iterable[str]:
+    """The two command lines of a proof, what both have in common said once."""
+    common = [flag for flag in scenario.baseline if flag in scenario.flags]
+    with_it = [flag for flag in scenario.flags if flag not in common]
+    without = [flag for flag in scenario.baseline if flag not in common]
+    rows = (("both", common), ("with the feature", with_it), ("without", without))
+    return table(("side", "flags"), ((side, code(" ".join(flags)) or "none") for side, flags in rows))
+
+
+def feature_rows(dist: str, feature: type[Feature]) -> list[tuple[str, str]]:
+    """What a feature declares, leaving out what it does not."""
+    stages = [
+        f"{code(stage)} ({'wraps' if function.mindspeed_impl['wrapper'] else 'replaces'})"  # type: ignore[attr-defined]
+        for stage, function in feature.hooks().items()
+    ]
+    facts = [
+        text
+        for text, value in (
+            ("works on fake tensors", feature.fake_tensors),
+            ("deterministic", feature.deterministic),
+            ("changes what a checkpoint needs to be read", feature.affects_checkpoint),
+        )
+        if value
+    ]
+    rows = [
+        ("package", code(dist)),
+        ("level, stability", f"{feature.level}, {feature.stability}"),
+        ("stages", ", ".join(stages)),
+        ("slots", codes(feature.slots)),
+        ("requires", "<br>".join(map(requirement_text, feature.requires))),
+        ("conflicts", "<br>".join(map(conflict_text, feature.conflicts))),
+        ("comes after", codes(feature.after)),
+        ("packages", codes(feature.packages)),
+        ("platforms", codes(feature.platforms)),
+        ("fallback", feature.fallback.reason if feature.fallback else ""),
+        ("modes", codes(feature.modes)),
+        ("patches", codes(patch.target for patch in feature.patches)),
+        ("facts", ", ".join(facts)),
+        ("formulas", "<br>".join(f"{name} = {code(text)}" for name, text in feature.formulas.items())),
+        ("tuning", "<br>".join(f"{code(flag)}: {codes(values)}" for flag, values in feature.tuning.items())),
+    ]
+    return [(name, text) for name, text in rows if text]

@@ -1,0 +1,188 @@
+"""Turns the repository's Markdown into the pages of the site.
+
+MkDocs calls the ``on_…`` functions. Pages outside ``docs`` (the README, the plugins' own pages) join the
+site, and a link to any other file of the repository leads to a page that shows it, so that the built site is
+whole without the repository and without a network.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from diagrams import drawn
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOT_PAGES = {
+    "README.md": "index.md",
+    "README.zh-CN.md": "index.zh-CN.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "CHANGELOG.md": "changelog.md",
+}
+"""Page of the repository's root: its place in the site."""
+
+FEATURES = "features/"
+LANGUAGES = {".py": "python", ".json": "json", ".toml": "toml", ".sh": "bash", ".yml": "yaml"}
+UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
+"""Files shown for reading would bury the manual among the results of a search."""
+
+_CODE = re.compile(r"^(?P<indent> *)```.*?^(?P=indent)```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+_TARGET = re.compile(r"(\]\()([^)\s]+)(\))")
+_DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_MANUAL = re.compile(r"^\[How it works\]\(([^)]+)\)$", re.MULTILINE)
+
+
+def slug(title: str, separator: str) -> str:
+    """The anchor of a heading, as code hosts make it: links work in the repository and in the site."""
+    return re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", separator)
+
+
+def outside_code(text: str, change: Callable[[str], str]) -> str:
+    """Text with everything but code blocks and code spans changed."""
+    pieces, end = [], 0
+    for code in _CODE.finditer(text):
+        pieces += [change(text[end : code.start()]), code[0]]
+        end = code.end()
+    return "".join([*pieces, change(text[end:])])
+
+
+def targets(text: str) -> Iterator[str]:
+    """The relative link targets of a page."""
+    found: list[str] = []
+    outside_code(text, lambda piece: found.extend(match[2] for match in _TARGET.finditer(piece)) or piece)
+    return (target for target in found if not re.match(r"[a-z]+:|#|/", target))
+
+
+def repository_path(origin: str, target: str) -> str:
+    """The file of the repository that a link in the page ``origin`` means; a folder's is its README."""
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(origin), target.partition("#")[0]))
+    return posixpath.join(path, "README.md") if (ROOT / path).is_dir() else path
+
+
+class Places:
+    """Where each file of the repository is in the site.
+
+    Attributes:
+        uri: repository path to the page that shows it.
+        origin: page to the repository path that its text comes from.
+    """
+
+    def __init__(self) -> None:
+        self.uri: dict[str, str] = {}
+        self.origin: dict[str, str] = {}
+
+    def add(self, path: str, uri: str) -> None:
+        """One page and the file it is made from."""
+        self.uri[path] = uri
+        self.origin[uri] = path
+
+    def relinked(self, text: str, origin: str, page: str) -> str:
+        """Text from the file ``origin``, its links as they must be on ``page``."""
+
+        def moved(match: re.Match[str]) -> str:
+            target = match[2]
+            if re.match(r"[a-z]+:|#|/", target):
+                return match[0]
+            uri = self.uri.get(repository_path(origin, target))
+            if uri is None:
+                return match[0]
+            _, mark, anchor = target.partition("#")
+            return (
+                match[1] + posixpath.relpath(uri, posixpath.dirname(page) or ".") + mark + anchor + match[3]
+            )
+
+        return outside_code(text, lambda piece: _TARGET.sub(moved, piece))
+
+
+_places = Places()
+
+
+def manuals() -> dict[str, str]:
+    """The text of each feature, by the page that the declarations made for it."""
+    found = {}
+    for page in sorted((ROOT / "docs" / FEATURES).rglob("*.md")):
+        path = page.relative_to(ROOT).as_posix()
+        if link := _MANUAL.search(page.read_text(encoding="utf-8")):
+            found[path] = repository_path(path, link[1])
+    return found
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Anchors as code hosts make them; the packages and their features in the navigation."""
+    config.mdx_configs.setdefault("toc", {})["slugify"] = slug
+    for section in config.nav or ():
+        if "Features" in section:
+            section["Features"] += list(package_entries())
+    return config
+
+
+def package_entries() -> Iterator[dict[str, Any]]:
+    """One section for each plugin: its page, then those of its features."""
+    for readme in sorted(ROOT.glob("plugins/*/README.md")):
+        package = readme.parent.name.replace("_", "-")
+        pages = sorted((ROOT / "docs" / FEATURES / package).glob("*.md"))
+        entries = [{page.stem: f"{FEATURES}{package}/{page.name}"} for page in pages]
+        yield {package: [{"Package": f"packages/{package}.md"}, *entries]}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages that do not lie in ``docs``, and one for every file that a page links to."""
+    _places.uri.clear()
+    _places.origin.clear()
+    for file in files.documentation_pages():
+        _places.add(f"docs/{file.src_uri}", file.src_uri)
+    for path, uri in ROOT_PAGES.items():
+        _add(files, config, path, uri)
+    for readme in ROOT.glob("plugins/*/README.md"):
+        package = readme.parent.name.replace("_", "-")
+        _add(files, config, readme.relative_to(ROOT).as_posix(), f"packages/{package}.md")
+    for page, text in manuals().items():
+        _places.uri[text] = page.removeprefix("docs/")
+    waiting = [*_places.uri]
+    while waiting:
+        origin = waiting.pop()
+        if not origin.endswith(".md"):
+            continue
+        for target in targets((ROOT / origin).read_text(encoding="utf-8")):
+            path = repository_path(origin, target)
+            if path not in _places.uri and (ROOT / path).is_file():
+                _add(files, config, path, f"source/{path.removesuffix('.md')}.md")
+                waiting.append(path)
+    return files
+
+
+def _add(files: Files, config: MkDocsConfig, path: str, uri: str) -> None:
+    """Adds a file of the repository as a page of the site."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    if not path.endswith(".md"):
+        language = LANGUAGES.get(os.path.splitext(path)[1], "text")
+        text = f"{UNSEARCHED}# {path}\n\n~~~~~~ {language}\n{text}\n~~~~~~\n"
+    files.append(File.generated(config, uri, content=text))
+    _places.add(path, uri)
+
+
+def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
+    """Links as the site needs them; the text of a feature on its page; diagrams drawn."""
+    uri = page.file.src_uri
+    origin = _places.origin[uri]
+    if not origin.endswith(".md"):
+        return markdown
+    text = _MANUAL.sub(lambda link: _manual_text(repository_path(origin, link[1]), uri), markdown)
+    text = _places.relinked(text, origin, uri)
+    return _DIAGRAM.sub(lambda block: drawn(block[1]), text)
+
+
+def _manual_text(path: str, page: str) -> str:
+    """The text of a feature without its title, one level deeper, linked as on its page."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    text = re.sub(r"\A# .*\n", "", text)
+    moved = _places.relinked(text, path, page)
+    return outside_code(moved, lambda piece: re.sub(r"^#", "##", piece, flags=re.MULTILINE)).strip()
