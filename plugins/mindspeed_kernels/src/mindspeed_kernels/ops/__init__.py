@@ -32,9 +32,32 @@ from mindspeed_kernels.ops.attention import attention
 from mindspeed_kernels.ops.catalog import Explanation, explain
 from mindspeed_kernels.ops.choice import BackendError, checking, use
 from mindspeed_kernels.ops.contract import ContractError
+from mindspeed_kernels.ops.dropout_add_layer_norm import npu_dropout_add_layer_norm
+from mindspeed_kernels.ops.dropout_add_rms_norm import npu_dropout_add_rms_norm
+from mindspeed_kernels.ops.ffn import npu_ffn
+from mindspeed_kernels.ops.gmm import grouped_matmul, npu_gmm, npu_gmm_v2
+from mindspeed_kernels.ops.lcal_functional import coc_ops
+from mindspeed_kernels.ops.npu_all_to_all_all_gather_bmm import npu_alltoall_allgather_bmm
+from mindspeed_kernels.ops.npu_bmm_reduce_scatter_all_to_all import npu_bmm_reducescatter_alltoall
+from mindspeed_kernels.ops.npu_grouped_mat_mul_all_reduce import npu_grouped_mat_mul_all_reduce
+from mindspeed_kernels.ops.npu_groupmatmul_add import npu_groupmatmul_add_fp32
+from mindspeed_kernels.ops.npu_matmul_add import npu_matmul_add_fp32
+from mindspeed_kernels.ops.npu_mm_all_reduce_add_rms_norm import npu_mm_all_reduce_add_rms_norm
+from mindspeed_kernels.ops.npu_mm_all_reduce_add_rms_norm_ import npu_mm_all_reduce_add_rms_norm_
+from mindspeed_kernels.ops.npu_moe_token_permute import npu_moe_token_permute
+from mindspeed_kernels.ops.npu_moe_token_unpermute import npu_moe_token_unpermute
+from mindspeed_kernels.ops.npu_ring_attention_update import npu_ring_attention_update
+from mindspeed_kernels.ops.npu_rotary_position_embedding import npu_rotary_position_embedding
 from mindspeed_kernels.ops.operator import OPERATORS, Backend, Operator, Sample
+from mindspeed_kernels.ops.overlapped_matmul import (
+    all_gather_matmul,
+    matmul_all_reduce,
+    matmul_reduce_scatter,
+)
+from mindspeed_kernels.ops.quant_gmm import npu_quant_gmm, npu_quant_gmm_v2
 from mindspeed_kernels.ops.rms_norm import rms_norm
 from mindspeed_kernels.ops.swiglu import swiglu
+from mindspeed_kernels.ops.weight_quant_gmm import npu_weight_quant_gmm, npu_weight_quant_gmm_v2
 
 __all__ = [
     "OPERATORS",
@@ -44,9 +67,34 @@ __all__ = [
     "Explanation",
     "Operator",
     "Sample",
+    "all_gather_matmul",
     "attention",
     "checking",
+    "coc_ops",
     "explain",
+    "grouped_matmul",
+    "matmul_all_reduce",
+    "matmul_reduce_scatter",
+    "npu_alltoall_allgather_bmm",
+    "npu_bmm_reducescatter_alltoall",
+    "npu_dropout_add_layer_norm",
+    "npu_dropout_add_rms_norm",
+    "npu_ffn",
+    "npu_gmm",
+    "npu_gmm_v2",
+    "npu_grouped_mat_mul_all_reduce",
+    "npu_groupmatmul_add_fp32",
+    "npu_matmul_add_fp32",
+    "npu_mm_all_reduce_add_rms_norm",
+    "npu_mm_all_reduce_add_rms_norm_",
+    "npu_moe_token_permute",
+    "npu_moe_token_unpermute",
+    "npu_quant_gmm",
+    "npu_quant_gmm_v2",
+    "npu_ring_attention_update",
+    "npu_rotary_position_embedding",
+    "npu_weight_quant_gmm",
+    "npu_weight_quant_gmm_v2",
     "rms_norm",
     "swiglu",
     "use",

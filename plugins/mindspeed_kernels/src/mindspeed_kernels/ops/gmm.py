@@ -1,0 +1,298 @@
+"""Grouped matrix product: consecutive groups of rows, each with a weight of its own (the experts of a layer).
+
+`grouped_matmul` is the operator; `npu_gmm` and `npu_gmm_v2` are its interface with the names and the argument
+order of the operator library it replaces. Backward can add weight gradients to ``main_grad`` in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.contract import NPU_FLOATING, ContractError, Dtype, Rank, SameDtype, SameSize
+from mindspeed_kernels.ops.library import custom_op
+from mindspeed_kernels.ops.npu_groupmatmul_add import npu_groupmatmul_add_fp32
+from mindspeed_kernels.ops.operator import Make, Operator, Sample
+from mindspeed_kernels.ops.row_groups import bounds, ends_of_groups
+
+
+def grouped_matmul_reference(
+    x: Tensor, weight: Tensor, ends: Tensor, parameter: Tensor | None = None
+) -> Tensor:
+    """``y_e = x_e · W_e`` for every group ``e`` of rows.
+
+    Args:
+        x: ``[m, k]``, rows of the groups behind one another, floating.
+        weight: ``[E, k, n]``, dtype of ``x``.
+        ends: ``[E]`` int64, where each group ends; groups may be empty.
+        parameter: the parameter that ``weight`` is a view of; when given, backward adds the weight's gradient
+            to ``parameter.main_grad`` in place, marks it as added, and hands autograd zeros without memory.
+
+    Returns:
+        ``[m, n]`` in the dtype of ``x``.
+    """
+    if parameter is not None:
+        return _apply(x, weight, ends, parameter, "loop")
+    return _loop(x, weight, ends)
+
+
+def _loop(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    if not weight.shape[0]:
+        return x.new_zeros(x.shape[0], weight.shape[-1])
+    return torch.cat([x[start:end] @ weight[e] for e, (start, end) in enumerate(bounds(ends))])
+
+
+def _loop_weights(x: Tensor, dy: Tensor, ends: Tensor) -> Tensor:
+    return torch.stack([x[start:end].t() @ dy[start:end] for start, end in bounds(ends)])
+
+
+@custom_op("grouped_matmul_rows")
+def _grouped_mm(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """An opaque node: torch's shape function of its kernel refuses what the kernel computes on CPUs."""
+    if not (_aligned(x) and _aligned(weight)):
+        return _loop(x, weight, ends)
+    return F.grouped_mm(x, weight, offs=ends.to(x.device, torch.int32))
+
+
+@_grouped_mm.register_fake
+def _(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[2])
+
+
+@custom_op("grouped_matmul_weights")
+def _grouped_mm_weights(x: Tensor, dy: Tensor, ends: Tensor) -> Tensor:
+    if not (_aligned(x) and _aligned(dy)):
+        return _loop_weights(x, dy, ends)
+    return F.grouped_mm(x.t(), dy, offs=ends.to(x.device, torch.int32))
+
+
+@_grouped_mm_weights.register_fake
+def _(x: Tensor, dy: Tensor, ends: Tensor) -> Tensor:
+    return x.new_empty(ends.shape[0], x.shape[1], dy.shape[1])
+
+
+def _aligned(matrix: Tensor) -> bool:
+    """Whether torch's kernel can read it: one contiguous direction, the other in steps of 16 bytes."""
+    rows, columns = matrix.stride()[-2:]
+    step = max(rows, columns) * matrix.element_size()
+    return 1 in (rows, columns) and step % 16 == 0 and matrix.numel() > 0
+
+
+def _npu_rows(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    import torch_npu
+
+    if weight.shape[0] == 1:  # The kernel takes no single group.
+        return x @ weight[0]
+    result: Tensor = torch_npu.npu_grouped_matmul(
+        [x], [weight], group_list=ends.to(x.device), split_item=3, group_type=0, group_list_type=0
+    )[0]
+    return result
+
+
+def _npu_weights(x: Tensor, dy: Tensor, ends: Tensor) -> Tensor:
+    import torch_npu
+
+    if ends.numel() == 1:
+        return (x.t() @ dy).unsqueeze(0)
+    result: Tensor = torch_npu.npu_grouped_matmul(
+        [x.t()], [dy], group_list=ends.to(x.device), split_item=3, group_type=2, group_list_type=0
+    )[0]
+    return result
+
+
+_PRODUCTS: dict[str, tuple[Any, Any]] = {
+    "loop": (_loop, _loop_weights),
+    "grouped_mm": (_grouped_mm, _grouped_mm_weights),
+    "npu": (_npu_rows, _npu_weights),
+}
+"""How a backend multiplies: groups of rows with weights, and groups of rows with one another."""
+
+
+class GroupedMatmulFunction(torch.autograd.Function):
+    """Keeps both operands; backward is two grouped products, or one and an accumulation in place."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, ends: Tensor, parameter: Tensor | None, products: str
+    ) -> Tensor:
+        """Rows ``[m, k]`` times weights ``[E, k, n]``."""
+        ctx.save_for_backward(x, weight, ends)
+        ctx.parameter, ctx.products = parameter, products
+        result: Tensor = _PRODUCTS[products][0](x, weight, ends)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients ``[m, k]`` and ``[E, k, n]``."""
+        x, weight, ends = ctx.saved_tensors
+        rows, weights = _PRODUCTS[ctx.products]
+        # Kernels read no gradient that is expanded from one number.
+        dy = gradients[0].contiguous()
+        dx = dw = None
+        if ctx.needs_input_grad[0]:
+            dx = rows(dy, weight.transpose(1, 2), ends)
+        if ctx.needs_input_grad[1] and ctx.parameter is not None:
+            npu_groupmatmul_add_fp32(x, dy, ends, ctx.parameter.main_grad.view(weight.shape))
+            # Tells distributed data parallelism not to add what autograd hands over.
+            ctx.parameter.grad_added_to_main_grad = True
+            dw = weight.new_zeros(()).expand(weight.shape)
+        elif ctx.needs_input_grad[1]:
+            dw = weights(x, dy, ends)
+        return dx, dw, None, None, None
+
+
+def _apply(x: Tensor, weight: Tensor, ends: Tensor, parameter: Tensor | None, products: str) -> Tensor:
+    result: Tensor = GroupedMatmulFunction.apply(x, weight, ends, parameter, products)
+    return result
+
+
+def _samples(make: Make) -> list[Sample]:
+    ends = torch.tensor([3, 3, 9, 13])
+    return [
+        Sample((make(13, 8), make(4, 8, 16), ends)),
+        Sample((make(13, 7), make(4, 7, 5), ends)),
+        Sample((make(13, 8), make(1, 8, 16), ends[3:])),
+        Sample((make(13, 8, dtype=torch.bfloat16), make(4, 8, 16, dtype=torch.bfloat16), ends)),
+    ]
+
+
+grouped_matmul = Operator(
+    "grouped_matmul",
+    grouped_matmul_reference,
+    contract=(
+        Rank("x", 2, 2),
+        Rank("weight", 3, 3),
+        Dtype("x"),
+        SameDtype(("x", "weight")),
+        SameSize("weight", 1, "x", 1),
+        Dtype("ends", (torch.int64,)),
+        Rank("ends", 1, 1),
+    ),
+    saved="the rows and the weights",
+    samples=_samples,
+)
+
+
+@grouped_matmul.backend(
+    "grouped_mm", ("cpu", "cuda"), contract=(Dtype("x", (torch.float32, torch.bfloat16, torch.float16)),)
+)
+def _torch(x: Tensor, weight: Tensor, ends: Tensor, parameter: Tensor | None = None) -> Tensor:
+    return _apply(x, weight, ends, parameter, "grouped_mm")
+
+
+@grouped_matmul.backend("npu", ("npu",), available=torch_npu_missing, contract=(Dtype("x", NPU_FLOATING),))
+def _npu(x: Tensor, weight: Tensor, ends: Tensor, parameter: Tensor | None = None) -> Tensor:
+    return _apply(x, weight, ends, parameter, "npu")
+
+
+def npu_gmm(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    group_list: Sequence[int] | Tensor | None = None,
+    group_type: int = 0,
+    gemm_fusion: bool = False,
+    original_weight: Tensor | None = None,
+) -> Tensor:
+    """Grouped matrix product with running ends.
+
+    Args:
+        x: ``[m, k]``; with ``group_type=2`` the transposed operand ``[n_rows, m]`` whose columns are grouped.
+        weight: ``[E, k, n]``; with ``group_type=2`` ``[m, n]``.
+        bias: ``[E, n]``, added to each group's rows; without gradient.
+        group_list: ``[E]`` running ends, list or int64 tensor; the last one is ``m``.
+        group_type: 0 groups the rows, 2 the summed dimension (then the result is ``[E, n_rows, n]``).
+        gemm_fusion: backward adds the weight's gradient to ``original_weight.main_grad`` in place.
+        original_weight: the parameter that has ``main_grad``; needed with ``gemm_fusion``.
+
+    Returns:
+        ``[m, n]``, or ``[E, n_rows, n]`` with ``group_type=2``.
+
+    Raises:
+        ContractError: an argument is outside of what is computed; the message says which.
+    """
+    return _gmm(
+        "npu_gmm", x, weight, bias, group_list, group_type, gemm_fusion, original_weight, counts=False
+    )
+
+
+def npu_gmm_v2(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    group_list: Tensor | None = None,
+    group_type: int = 0,
+    gemm_fusion: bool = False,
+    original_weight: Tensor | None = None,
+) -> Tensor:
+    """`npu_gmm` with a tensor of counts: ``group_list[e]`` is the number of rows of group ``e``."""
+    if group_list is not None and not isinstance(group_list, Tensor):
+        raise ContractError("npu_gmm_v2: group_list must be a tensor of counts; npu_gmm takes lists")
+    return _gmm(
+        "npu_gmm_v2", x, weight, bias, group_list, group_type, gemm_fusion, original_weight, counts=True
+    )
+
+
+def _gmm(
+    name: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    group_list: Sequence[int] | Tensor | None,
+    group_type: int,
+    gemm_fusion: bool,
+    original_weight: Tensor | None,
+    *,
+    counts: bool,
+) -> Tensor:
+    if bias is not None and torch.is_grad_enabled() and (bias.requires_grad or x.requires_grad):
+        raise ContractError(f"{name}: bias must be None where gradients are computed; add it to the result")
+    if group_type == 2:
+        return _summed_groups(name, x, weight, bias, group_list, counts=counts)
+    if group_type != 0:
+        raise ContractError(f"{name}: group_type must be 0 or 2, got {group_type}; nearest supported: 0")
+    parameter = _with_main_grad(name, original_weight) if gemm_fusion else None
+    ends = ends_of_groups(name, group_list, x.shape[0], weight.shape[0], counts=counts)
+    result = grouped_matmul(x, weight, ends, parameter)
+    if bias is not None:
+        rows = torch.diff(ends, prepend=ends.new_zeros(1)).to(x.device)
+        result = result + bias.to(result.dtype).repeat_interleave(rows, dim=0, output_size=x.shape[0])
+    return result
+
+
+def _with_main_grad(name: str, parameter: Tensor | None) -> Tensor:
+    if parameter is None or not isinstance(getattr(parameter, "main_grad", None), Tensor):
+        raise ContractError(
+            f"{name}: gemm_fusion adds to original_weight.main_grad, which is missing; pass the parameter "
+            "that distributed data parallelism gave a main_grad, or leave gemm_fusion off"
+        )
+    return parameter
+
+
+def _summed_groups(
+    name: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    group_list: Sequence[int] | Tensor | None,
+    *,
+    counts: bool,
+) -> Tensor:
+    if bias is not None or (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
+        raise ContractError(
+            f"{name}: group_type 2 has neither bias nor backward; call it under torch.no_grad()"
+        )
+    groups = 1 if group_list is None else len(group_list)
+    ends = ends_of_groups(name, group_list, weight.shape[0], groups, counts=counts)
+    products = {"cpu": "grouped_mm", "cuda": "grouped_mm", "npu": "npu"}.get(x.device.type, "loop")
+    result: Tensor = _PRODUCTS[products][1](x.t(), weight, ends)
+    return result

@@ -1,0 +1,108 @@
+"""Accumulation of a weight gradient: ``grad += grad_outputᵀ · total_input`` in place, in float32.
+
+This is gradient accumulation fusion. A separate weight gradient never exists, and micro batches are added up
+without being rounded to the parameters' dtype in between. The name and the argument order are those of the
+operator library it replaces.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.call import Call
+from mindspeed_kernels.ops.contract import NPU_FLOATING, Dtype, Rank, SameDtype, SameSize
+from mindspeed_kernels.ops.operator import Make, Operator, Sample
+
+_ROWS = 512
+"""Rows of bfloat16 operands that a CPU widens at a time."""
+
+
+def npu_matmul_add_fp32_reference(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:
+    """Add ``grad_outputᵀ · total_input`` to ``grad`` in place.
+
+    Args:
+        total_input: ``[m, k]``, input of the linear layer, floating.
+        grad_output: ``[m, n]``, gradient of its output, dtype of ``total_input``.
+        grad: ``[n, k]``, float32 (bfloat16 and float16 are added to as well, with their own rounding).
+    """
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    product = grad_output.to(wide).t() @ total_input.to(wide)
+    grad.copy_((grad.to(wide) + product).to(grad.dtype))
+
+
+def _samples(make: Make) -> list[Sample]:
+    x, dy = make(6, 8, dtype=torch.bfloat16), make(6, 16, dtype=torch.bfloat16)
+    return [
+        Sample((x, dy, make(16, 8, dtype=torch.float32)), backward=False),
+        Sample((x[:0], dy[:0], make(16, 8, dtype=torch.float32)), backward=False),
+    ]
+
+
+npu_matmul_add_fp32 = Operator(
+    "npu_matmul_add_fp32",
+    npu_matmul_add_fp32_reference,
+    contract=(
+        Rank("total_input", 2, 2),
+        Rank("grad_output", 2, 2),
+        Rank("grad", 2, 2),
+        Dtype("total_input"),
+        Dtype("grad"),
+        SameDtype(("total_input", "grad_output")),
+        SameSize("grad_output", 0, "total_input", 0),
+        SameSize("grad", 0, "grad_output", 1),
+        SameSize("grad", 1, "total_input", 1),
+    ),
+    samples=_samples,
+    differentiable=False,
+)
+
+
+@npu_matmul_add_fp32.backend("in-place", ("cpu",), differentiable=False)
+def _blocks(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:
+    """Widen a few rows at a time, so that no copy of an operand and no product is ever whole."""
+    if total_input.dtype == grad.dtype:
+        grad.addmm_(grad_output.t(), total_input)
+        return
+    if grad.dtype not in (torch.float32, torch.float64):
+        npu_matmul_add_fp32_reference(total_input, grad_output, grad)
+        return
+    for start in range(0, total_input.shape[0], _ROWS):
+        rows = slice(start, start + _ROWS)
+        grad.addmm_(grad_output[rows].to(grad.dtype).t(), total_input[rows].to(grad.dtype))
+
+
+def _mixed(call: Call) -> str:
+    """Kernels that read half precision and add to float32; one dtype throughout works everywhere."""
+    operands, grad = call.dtype("total_input"), call.dtype("grad")
+    if operands == grad or (operands in (torch.bfloat16, torch.float16) and grad == torch.float32):
+        return ""
+    return f"it adds to float32 or to the operands' dtype, not from {operands} to {grad}"
+
+
+@npu_matmul_add_fp32.backend("addmm", ("cuda", "npu"), supports=_mixed, differentiable=False)
+def _addmm(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:
+    if total_input.dtype == grad.dtype:
+        grad.addmm_(grad_output.t(), total_input)
+    else:
+        torch.ops.aten.addmm.dtype_out(grad, grad_output.t(), total_input, torch.float32, out=grad)
+
+
+def _atb_missing() -> str:
+    reason = torch_npu_missing()
+    if reason or hasattr(torch.ops.atb, "_npu_matmul_add_fp32"):
+        return reason
+    return "libatb is not loaded"
+
+
+@npu_matmul_add_fp32.backend(
+    "atb",
+    ("npu",),
+    priority=10,
+    available=_atb_missing,
+    contract=(Dtype("total_input", NPU_FLOATING), Dtype("grad", (torch.float32,))),
+    differentiable=False,
+)
+def _atb(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:
+    torch.ops.atb._npu_matmul_add_fp32(grad_output, total_input, grad)

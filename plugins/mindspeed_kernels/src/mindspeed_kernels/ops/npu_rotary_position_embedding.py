@@ -1,0 +1,192 @@
+"""Rotary position embedding (Su et al., 2021) of one tensor, in both pairings of dimensions.
+
+Mode 0 pairs dimension ``i`` with ``i + d / 2``, mode 1 pairs ``2 i`` with ``2 i + 1``. Everything is computed
+in float32 (float64 for float64) and rounded once. Backward keeps cosine and sine, and the input only where
+they need gradients themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.call import Call, TensorFacts
+from mindspeed_kernels.ops.contract import NPU_FLOATING, Choice, Divisible, Dtype, Holds, Rank
+from mindspeed_kernels.ops.operator import Make, Operator, Sample
+
+_CACHED_ELEMENTS = 1 << 16
+"""Elements of the input that a CPU rotates at a time."""
+
+
+def npu_rotary_position_embedding_reference(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:
+    """``x * cos + rotate(x) * sin``.
+
+    Args:
+        x: 4 dimensions, ``d`` the last one, even, floating.
+        cos: 4 dimensions that broadcast to ``x``, last one ``d``; any floating dtype.
+        sin: like ``cos``.
+        mode: 0: ``rotate([a | b]) = [-b | a]`` of halves; 1: the same of even and odd dimensions.
+
+    Returns:
+        Shape and dtype of ``x``.
+    """
+    wide = _wide(x.dtype)
+    values = x.to(wide)
+    return (values * cos.to(wide) + rotate(values, mode) * sin.to(wide)).to(x.dtype)
+
+
+def rotate(x: Tensor, mode: int) -> Tensor:
+    """``[-b | a]`` of ``[a | b]``, in halves (mode 0) or in pairs (mode 1)."""
+    first, second = _parts(x, mode)
+    if mode == 0:
+        return torch.cat((-second, first), dim=-1)
+    return torch.stack((-second, first), dim=-1).flatten(-2)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _parts(x: Tensor, mode: int) -> tuple[Tensor, Tensor]:
+    if mode == 1:
+        return x[..., ::2], x[..., 1::2]
+    half = x.shape[-1] // 2
+    return x[..., :half], x[..., half:]
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, mode: int, backward: bool) -> Tensor:
+    """Forward, or the transposed rotation that is its backward, block by block along the first dimension."""
+    wide = _wide(x.dtype)
+    result = torch.empty_like(x, memory_format=torch.contiguous_format)
+    for block in _blocks(x):
+        cosine, sine = _block(cos, block).to(wide), _block(sin, block).to(wide)
+        (cos_a, cos_b), (sin_a, sin_b) = _parts(cosine, mode), _parts(sine, mode)
+        a, b = (part.to(wide) for part in _parts(x[block], mode))
+        out_a, out_b = _parts(result[block], mode)
+        if backward:
+            out_a.copy_((a * cos_a).addcmul_(b, sin_b))
+            out_b.copy_((b * cos_b).addcmul_(a, sin_a, value=-1))
+        else:
+            out_a.copy_((a * cos_a).addcmul_(b, sin_a, value=-1))
+            out_b.copy_((b * cos_b).addcmul_(a, sin_b))
+    return result
+
+
+def _blocks(x: Tensor) -> Iterator[slice]:
+    step = max(1, _CACHED_ELEMENTS // max(1, x[:1].numel()))
+    for start in range(0, x.shape[0], step):
+        yield slice(start, start + step)
+
+
+def _block(table: Tensor, block: slice) -> Tensor:
+    return table if table.shape[0] == 1 else table[block]
+
+
+def _summed_to(gradient: Tensor, like: Tensor) -> Tensor:
+    return gradient.sum_to_size(like.shape).to(like.dtype)
+
+
+class RotaryFunction(torch.autograd.Function):
+    """Keeps cosine and sine, and the input only where those need gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
+        """Rotate; see `npu_rotary_position_embedding_reference`."""
+        kept = x if cos.requires_grad or sin.requires_grad else None
+        ctx.save_for_backward(kept, cos, sin)
+        ctx.mode = mode
+        return _rotated(x, cos, sin, mode, backward=False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Rotate the gradient back."""
+        x, cos, sin = ctx.saved_tensors
+        gradient = gradients[0]
+        to_x = to_cos = to_sin = None
+        if ctx.needs_input_grad[0]:
+            to_x = _rotated(gradient, cos, sin, ctx.mode, backward=True)
+        if ctx.needs_input_grad[1]:
+            to_cos = _summed_to(gradient * x, cos)
+        if ctx.needs_input_grad[2]:
+            to_sin = _summed_to(gradient * rotate(x, ctx.mode), sin)
+        return to_x, to_cos, to_sin, None
+
+
+def _broadcasts(name: str) -> Holds:
+    def judge(call: Call) -> tuple[Any, Any] | None:
+        table, x = call[name], call["x"]
+        if not isinstance(table, TensorFacts) or table.shape is None or x.shape is None:
+            return None
+        leading = zip(table.shape[:-1], x.shape[:-1], strict=False)
+        fits = all(size in (1, full) for size, full in leading) and table.shape[-1] == x.shape[-1]
+        if fits and len(table.shape) == len(x.shape):
+            return None
+        return table.shape, (*(1 for _ in x.shape[:-1]), x.shape[-1])
+
+    return Holds(name, "must have the sizes of x, or 1 in any dimension but the last", judge)
+
+
+def _samples(make: Make) -> list[Sample]:
+    angles = make(7, 1, 1, 8)
+    return [Sample((make(7, 2, 3, 8), angles.cos(), angles.sin(), mode)) for mode in (0, 1)] + [
+        Sample((make(7, 2, 3, 8), angles[:1].cos(), angles[:1].sin()))
+    ]
+
+
+npu_rotary_position_embedding = Operator(
+    "npu_rotary_position_embedding",
+    npu_rotary_position_embedding_reference,
+    contract=(
+        Rank("x", 4, 4),
+        Rank("cos", 4, 4),
+        Rank("sin", 4, 4),
+        Dtype("x"),
+        Dtype("cos"),
+        Dtype("sin"),
+        Divisible("x", -1, 2),
+        _broadcasts("cos"),
+        _broadcasts("sin"),
+        Choice("mode", (0, 1)),
+    ),
+    saved="cosine and sine; the input where those need gradients",
+    samples=_samples,
+)
+
+
+@npu_rotary_position_embedding.backend("blocks", ("cpu",))
+def _cpu(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:
+    if torch.compiler.is_compiling():
+        return npu_rotary_position_embedding_reference(x, cos, sin, mode)
+    result: Tensor = RotaryFunction.apply(x, cos, sin, mode)
+    return result
+
+
+def _in_kernel_range(call: Call) -> tuple[Any, Any] | None:
+    x = call["x"]
+    if x.shape is None or x.shape[-1] < 896:
+        return None
+    return x.shape[-1], 894
+
+
+@npu_rotary_position_embedding.backend(
+    "npu",
+    ("npu",),
+    available=torch_npu_missing,
+    contract=(
+        Dtype("x", NPU_FLOATING),
+        Holds("x", "last dimension must be below 896", _in_kernel_range),
+    ),
+)
+def _npu(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:
+    import torch_npu
+
+    result: Tensor = torch_npu.npu_rotary_mul(
+        x, cos.to(x.dtype), sin.to(x.dtype), rotary_mode="interleave" if mode else "half"
+    )
+    return result

@@ -1,0 +1,76 @@
+"""Groups of consecutive rows, as grouped products take them: where each ends, or how many rows it has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mindspeed_kernels.ops.contract import ContractError
+
+
+def ends_of_groups(
+    operator: str, group_list: Sequence[int] | Tensor | None, rows: int, groups: int, *, counts: bool = False
+) -> Tensor:
+    """Where each group of rows ends, checked where that costs no synchronisation with a device.
+
+    Args:
+        operator: name for messages.
+        group_list: running ends, or counts, one per group; list or one-dimensional integer tensor. None means
+            one group of all rows.
+        rows: number of rows there are.
+        groups: number of groups there must be.
+        counts: ``group_list`` holds the number of rows of each group.
+
+    Returns:
+        ``[groups]`` int64 on the device of the tensor that was given, on the CPU otherwise.
+
+    Raises:
+        ContractError: the numbers do not describe these rows.
+    """
+    if group_list is None:
+        group_list = [rows]
+    given = (
+        group_list if isinstance(group_list, Tensor) else torch.tensor(list(group_list), dtype=torch.int64)
+    )
+    if given.dim() != 1 or given.dtype not in (torch.int64, torch.int32):
+        raise ContractError(
+            f"{operator}: group_list must be one-dimensional int64, got {given.dim()} dimensions of "
+            f"{given.dtype}; nearest supported: a list of {groups} integers"
+        )
+    if given.numel() != groups:
+        raise ContractError(
+            f"{operator}: group_list must have one entry for each of the {groups} weights, got "
+            f"{given.numel()}"
+        )
+    ends = given.to(torch.int64)
+    if counts:
+        ends = ends.cumsum(0)
+    if ends.device.type == "cpu" and not _traced(ends):
+        _check(operator, ends.tolist(), rows, "counts" if counts else "ends")
+    return ends
+
+
+def _check(operator: str, ends: list[int], rows: int, kind: str) -> None:
+    if any(after < before for before, after in zip([0, *ends], ends, strict=False)):
+        rule = "must not be negative" if kind == "counts" else "must not decrease and not be negative"
+        raise ContractError(f"{operator}: group_list ({kind}) {rule}, got ends {ends}")
+    if ends and ends[-1] != rows:
+        raise ContractError(
+            f"{operator}: group_list ({kind}) must cover all {rows} rows, covers {ends[-1]}; "
+            f"nearest supported: a last group that ends at {rows}"
+        )
+
+
+def _traced(tensor: Tensor) -> bool:
+    """Whether the values are not known: fake tensors, and graphs that are being traced."""
+    from torch._subclasses.fake_tensor import is_fake
+
+    return torch.compiler.is_compiling() or is_fake(tensor)
+
+
+def bounds(ends: Tensor) -> list[tuple[int, int]]:
+    """First and last row (not included) of each group; waits for the device that holds ``ends``."""
+    numbers: list[int] = ends.tolist()
+    return list(zip([0, *numbers], numbers, strict=False))

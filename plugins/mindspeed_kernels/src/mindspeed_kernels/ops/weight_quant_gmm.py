@@ -1,0 +1,196 @@
+"""Grouped products of floating rows and 8-bit weights: ``npu_weight_quant_gmm`` and its second version.
+
+A weight is widened to ``(W + offset) * scale`` just before it is multiplied. For inference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mindspeed_kernels.ops.activations import NUMBERED
+from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.contract import Choice, ContractError, Dtype, Rank, SameShape, SameSize
+from mindspeed_kernels.ops.library import custom_op
+from mindspeed_kernels.ops.operator import Make, Operator, Sample
+from mindspeed_kernels.ops.quantization import widened_weight
+from mindspeed_kernels.ops.row_groups import bounds, ends_of_groups
+
+
+def weight_quant_grouped_matmul_reference(
+    x: Tensor,
+    weight: Tensor,
+    antiquant_scale: Tensor,
+    antiquant_offset: Tensor,
+    ends: Tensor,
+    bias: Tensor | None = None,
+    act_type: int = 0,
+) -> Tensor:
+    """``activation(x_e · ((W_e + offset_e) * scale_e) + bias_e)`` for every group ``e`` of rows.
+
+    Args:
+        x: ``[m, k]``, floating.
+        weight: int8 ``[E, k, n]``.
+        antiquant_scale: ``[E, n]``, dtype of ``x``.
+        antiquant_offset: ``[E, n]``.
+        ends: int64 ``[E]``, where each group ends.
+        bias: ``[E, n]``.
+        act_type: 0 none, 1 relu, 2 tanh-approximated gelu, 4 fast gelu, 5 silu.
+
+    Returns:
+        ``[m, n]`` in the dtype of ``x``.
+    """
+    result = torch.empty(x.shape[0], weight.shape[2], dtype=torch.float32, device=x.device)
+    for expert, (start, end) in enumerate(bounds(ends)):
+        if end > start:
+            wide = widened_weight(
+                weight[expert], antiquant_scale[expert], antiquant_offset[expert], 0, torch.float32
+            )
+            rows = x[start:end].float() @ wide
+            result[start:end] = rows if bias is None else rows + bias[expert].float()
+    return NUMBERED[act_type](result).to(x.dtype)
+
+
+def _samples(make: Make) -> list[Sample]:
+    x, weight = make(9, 16, dtype=torch.bfloat16), make(3, 16, 8, dtype=torch.int8)
+    scale, offset = make(3, 8, dtype=torch.bfloat16), make(3, 8, dtype=torch.bfloat16)
+    return [Sample((x, weight, scale, offset, torch.tensor([2, 2, 9])), backward=False)]
+
+
+weight_quant_grouped_matmul = Operator(
+    "weight_quant_grouped_matmul",
+    weight_quant_grouped_matmul_reference,
+    contract=(
+        Rank("x", 2, 2),
+        Rank("weight", 3, 3),
+        Dtype("x"),
+        Dtype("weight", (torch.int8,)),
+        SameSize("weight", 1, "x", 1),
+        SameSize("antiquant_scale", 0, "weight", 0),
+        SameSize("antiquant_scale", 1, "weight", 2),
+        SameShape("antiquant_offset", "antiquant_scale"),
+        Choice("act_type", tuple(NUMBERED)),
+    ),
+    samples=_samples,
+    differentiable=False,
+)
+
+
+@custom_op("weight_quant_grouped_matmul")
+def _opaque(
+    x: Tensor,
+    weight: Tensor,
+    antiquant_scale: Tensor,
+    antiquant_offset: Tensor,
+    ends: Tensor,
+    bias: Tensor | None,
+    act_type: int,
+) -> Tensor:
+    return weight_quant_grouped_matmul_reference(
+        x, weight, antiquant_scale, antiquant_offset, ends, bias, act_type
+    )
+
+
+@_opaque.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    antiquant_scale: Tensor,
+    antiquant_offset: Tensor,
+    ends: Tensor,
+    bias: Tensor | None,
+    act_type: int,
+) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[2])
+
+
+@weight_quant_grouped_matmul.backend("opaque", ("cpu", "cuda"), differentiable=False)
+def _groups(
+    x: Tensor,
+    weight: Tensor,
+    antiquant_scale: Tensor,
+    antiquant_offset: Tensor,
+    ends: Tensor,
+    bias: Tensor | None = None,
+    act_type: int = 0,
+) -> Tensor:
+    """The definition as a single node of a compiled graph, where the ends of the groups are not known."""
+    result: Tensor = _opaque(x, weight, antiquant_scale, antiquant_offset, ends, bias, act_type)
+    return result
+
+
+@weight_quant_grouped_matmul.backend(
+    "npu",
+    ("npu",),
+    available=torch_npu_missing,
+    contract=(Dtype("x", (torch.float16, torch.bfloat16)),),
+    differentiable=False,
+)
+def _npu(
+    x: Tensor,
+    weight: Tensor,
+    antiquant_scale: Tensor,
+    antiquant_offset: Tensor,
+    ends: Tensor,
+    bias: Tensor | None = None,
+    act_type: int = 0,
+) -> Tensor:
+    import torch_npu
+
+    result: Tensor = torch_npu.npu_grouped_matmul(
+        [x],
+        [weight],
+        bias=None if bias is None else [bias],
+        antiquant_scale=[antiquant_scale],
+        antiquant_offset=[antiquant_offset],
+        group_list=ends.to(x.device),
+        split_item=3,
+        group_type=0,
+        group_list_type=0,
+        act_type=act_type,
+    )[0]
+    return result
+
+
+def npu_weight_quant_gmm(
+    x: Tensor,
+    weight: Tensor,
+    antiquant_scale: Tensor,
+    *,
+    antiquant_offset: Tensor | None = None,
+    bias: Tensor | None = None,
+    group_list: Sequence[int] | Tensor | None = None,
+    act_type: int = 0,
+) -> Tensor:
+    """`weight_quant_grouped_matmul` with running ends as ``group_list`` (list or int64 tensor).
+
+    Raises:
+        ContractError: an argument is outside of what is computed; the message says which.
+    """
+    ends = ends_of_groups("npu_weight_quant_gmm", group_list, x.shape[0], weight.shape[0])
+    offset = _offset("npu_weight_quant_gmm", antiquant_offset)
+    return weight_quant_grouped_matmul(x, weight, antiquant_scale, offset, ends, bias, act_type)
+
+
+def npu_weight_quant_gmm_v2(
+    x: Tensor,
+    weight: Tensor,
+    antiquant_scale: Tensor,
+    *,
+    antiquant_offset: Tensor | None = None,
+    bias: Tensor | None = None,
+    group_list: Tensor | None = None,
+    act_type: int = 0,
+) -> Tensor:
+    """`npu_weight_quant_gmm` with a tensor of counts: ``group_list[e]`` is the rows of group ``e``."""
+    ends = ends_of_groups("npu_weight_quant_gmm_v2", group_list, x.shape[0], weight.shape[0], counts=True)
+    offset = _offset("npu_weight_quant_gmm_v2", antiquant_offset)
+    return weight_quant_grouped_matmul(x, weight, antiquant_scale, offset, ends, bias, act_type)
+
+
+def _offset(operator: str, offset: Tensor | None) -> Tensor:
+    if offset is None:
+        raise ContractError(f"{operator}: antiquant_offset is needed; pass zeros where there is none")
+    return offset
