@@ -1,6 +1,6 @@
 """Rules of the contract that need sessions: closing leaves nothing behind, proofs pass, platforms train.
 
-All features of a distribution train one after another in one world, so that each is also opened in a process
+The features of a distribution train one after another in one world, so that each is also opened in a process
 that others have used; each is compared with the moment before it.
 """
 
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from mindspeed_core.discovery import PLATFORMS
 from mindspeed_core.feature import Feature, Scenario
-from mindspeed_core.registry import RegistryError
+from mindspeed_core.platforms.platform import Availability
 from mindspeed_core.testing.contract import Check, Contract, Violation
 from mindspeed_core.testing.contract_features import HOST
 from mindspeed_core.testing.model_flags import training_flags
@@ -105,30 +105,39 @@ class _Sessions:
 
 
 def _in_world(group: list[Side], size: int) -> dict[str, Trained]:
-    timeout = 120.0 + 30.0 * len(group)
-    try:
-        ranks = run_world(f"{__name__}:train_all", size, group, timeout=timeout)
-    except WorldError as error:
-        return {side.subject: Trained({}, error=str(error)) for side in group}
-    # The first rank that has something to say speaks for all.
-    return {
-        side.subject: next((report for report in reports if report.error or report.left), reports[0])
-        for side, reports in zip(group, zip(*ranks))
-    }
+    """Train every side; one that fails or leaves something behind is the last one of its world."""
+    results: dict[str, Trained] = {}
+    while waiting := [side for side in group if side.subject not in results]:
+        # A rank that fails leaves the others waiting: where there are others, every side has its own world.
+        together = waiting if size == 1 else waiting[:1]
+        try:
+            ranks = run_world(f"{__name__}:train_all", size, together, timeout=120.0 + 30.0 * len(together))
+        except WorldError as error:
+            ranks = [[Trained({}, error=str(error))]]
+        for side, reports in zip(together, zip(*ranks)):
+            # The first rank that has something to say speaks for all.
+            results[side.subject] = next((r for r in reports if r.error or r.left), reports[0])
+    return results
 
 
 def train_all(group: list[Side]) -> list[Trained]:
-    """The life of one rank: every baseline once, then every subject, each compared with the moment before."""
+    """The life of one rank: every baseline once, then the subjects, each compared with the moment before.
+
+    Returns:
+        The reports, in the order of the subjects, up to the first that is not clean.
+    """
     from mindspeed_core.testing.residue import Residue
 
     for flags, platform in dict.fromkeys((side.baseline, side.baseline_platform) for side in group):
         _train("", flags, platform)
-    reports = []
+    reports: list[Trained] = []
     for side in group:
         before = Residue.now()
         report = _train(side.subject, side.flags, side.platform)
         left = Residue.now().left_since(before)
-        reports.append(Trained(report.loss, tuple(left), report.patched, report.memory, report.error))
+        reports.append(replace(report, left=tuple(left)))
+        if report.error or left:
+            break
     return reports
 
 
@@ -172,12 +181,14 @@ def _platform_checks(contract: Contract) -> Iterator[Check]:
     for source in contract.sources(PLATFORMS):
         try:
             platform = contract.registry.platform(source.name)
-            available = platform.probe()
-        except (RegistryError, TypeError, AttributeError):
+            answer: object = platform.probe()
+        except Exception:
+            answer = None
+        if not isinstance(answer, Availability):
             # The rule about its declaration says what is wrong.
             continue
-        if not available.available:
-            contract.left_out.append(f"platform {source.name}: {available.reason}")
+        if not answer.available:
+            contract.left_out.append(f"platform {source.name}: {answer.reason}")
             continue
         usual = platform.like or source.name
         side = Side(source.name, (), (), source.name, usual)

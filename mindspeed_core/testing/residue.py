@@ -73,13 +73,19 @@ def _attributes() -> Iterator[tuple[tuple[str, ...], Any]]:
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] not in PACKAGES or name.startswith(_LAZY):
             continue
-        if not isinstance(module, ModuleType):
+        if not issubclass(type(module), ModuleType):
             continue
         # Lazy modules import on access: read their namespace, never the attributes.
         for key, value in list(ModuleType.__getattribute__(module, "__dict__").items()):
-            if isinstance(value, ModuleType):
+            # Its type, never its __class__: asking some objects of torch for that warns.
+            kind = type(value)
+            if issubclass(kind, ModuleType):
                 continue
-            yield (name, key), value if isinstance(value, _COMPARED) else _CHANGING
-            if isinstance(value, type) and value.__module__ == name:
+            yield (name, key), _shown(value)
+            if issubclass(kind, type) and value.__module__ == name:
                 for attribute, raw in list(vars(value).items()):
-                    yield (name, key, attribute), raw if isinstance(raw, _COMPARED) else _CHANGING
+                    yield (name, key, attribute), _shown(raw)
+
+
+def _shown(value: Any) -> Any:
+    return value if issubclass(type(value), _COMPARED) else _CHANGING

@@ -1,0 +1,229 @@
+"""Distributions that break the contract, one rule each, written as installed packages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+HEAD = """
+from mindspeed_core.feature import (
+    Conflict, Fallback, Feature, Flag, HookApi, Patch, Requirement, Scenario, hookimpl
+)
+
+class Sound(Feature):
+    family = "bad"
+    summary = "keeps the contract but for one rule"
+    docs = "bad_features:page.md"
+
+def sound(name, **attributes):
+    flag = "--" + name
+    body = {
+        "name": name,
+        "__module__": __name__,
+        "family": "bad",
+        "summary": "keeps the contract but for one rule",
+        "docs": "bad_features:page.md",
+        "flags": (Flag(flag, help="Ask for it."),),
+        "verify": (Scenario("same", flags=(flag,), tolerance=0.0),),
+        **attributes,
+    }
+    return type(name.title().replace("-", ""), (Feature,), body)
+"""
+
+FEATURES = """
+DECLARATIONS = (
+    sound("bad-nothing"),
+    sound("bad-page", docs=""),
+    sound("bad-lost-page", docs="bad_features:nowhere.md"),
+    sound("bad-unmentioned"),
+    sound("bad-help", flags=(Flag("--bad-help"),)),
+    sound("bad-platform", platforms=("cpu", "cuba")),
+    sound("bad-fallback", platforms=("npu",), fallback=Fallback("", feature="bad-nobody")),
+    sound("bad-requirement", requires=(Requirement(flag="--no-such-flag"),)),
+    sound("bad-conflict", conflicts=(Conflict(flag="--swiglo", reason="it is misspelled"),)),
+    sound("bad-name", after=("bad-nothin",)),
+    sound("bad-hidden", conflicts=(Conflict(feature="bad-level", reason="never both"),)),
+    sound("bad-level", enabled=classmethod(lambda cls, args: args.bad_level and not args.bad_hidden)),
+    sound(
+        "bad-patch",
+        patches=(Patch("torch:add", new="bad_features.declared:kept", reason="to see", kind="wrap"),),
+    ),
+    sound("bad-proofless", verify=()),
+    sound("bad-idle-proof", verify=(Scenario("idle", flags=()),)),
+    sound("bad-twice", verify=(Scenario("one", ("--bad-twice",)), Scenario("one", ("--bad-twice",)))),
+    sound("bad-both-sides", verify=(Scenario("x", ("--bad-both-sides",), ("--bad-both-sides",)),)),
+    sound("bad-flags", verify=(Scenario("x", ("--bad-flags", "--bad-flaggs")),)),
+)
+
+def kept(function):
+    return function
+"""
+
+SESSIONS = """
+@hookimpl(wrapper=True)
+def train_step(self, run):
+    result = yield
+    import torch
+    torch.manual_sneed = lambda: None
+    return result
+
+@hookimpl(wrapper=True)
+def prepare_process(self):
+    import os
+    os.environ["BAD_VARIABLE"] = "1"
+    return (yield)
+
+@hookimpl(wrapper=True)
+def build_model(self):
+    raise RuntimeError("no model today")
+    yield
+
+@hookimpl(wrapper=True)
+def compute_loss(self):
+    from dataclasses import replace
+    loss = yield
+    return replace(loss, total=loss.total * 2)
+
+@hookimpl(wrapper=True)
+def prepare_process_with_attribute(self):
+    import torch.nn.functional
+    self._dropout = torch.nn.functional.dropout
+    torch.nn.functional.dropout = lambda *args, **kwargs: self._dropout(*args, **kwargs)
+    return (yield)
+
+DECLARATIONS = (
+    sound("bad-quiet"),
+    sound("bad-leak", train_step=train_step),
+    sound("bad-environment", prepare_process=prepare_process),
+    sound("bad-attribute", prepare_process=prepare_process_with_attribute),
+    sound("bad-model", build_model=build_model),
+    sound("bad-proof", compute_loss=compute_loss),
+)
+"""
+
+PAGE = (
+    "--bad-nothing --bad-page --bad-lost-page --bad-help --bad-platform --bad-fallback --bad-requirement "
+    "--bad-conflict --bad-name --bad-hidden --bad-level --bad-patch --bad-proofless --bad-idle-proof "
+    "--bad-twice --bad-both-sides --bad-flags --bad-leak --bad-environment --bad-attribute --bad-model "
+    "--bad-proof --bad-quiet"
+)
+
+PLATFORM = """
+from mindspeed_core.platforms.platform import Platform
+from mindspeed_core.platforms.cpu import CpuPlatform
+
+class Nameless(Platform):
+    name = "other"
+    like = "cqu"
+
+class Boastful(CpuPlatform):
+    name = "boastful"
+    like = "cpu"
+    preference = -5
+
+    @classmethod
+    def probe(cls):
+        return True
+
+class Spilling(CpuPlatform):
+    name = "spilling"
+    like = "cpu"
+    preference = -5
+
+    def open(self, session):
+        super().open(session)
+        import torch
+        torch.spilled = lambda: None
+
+    def memory_allocated(self):
+        from mindspeed_core.platforms.platform import MemoryFigure
+        return MemoryFigure(0, "")
+"""
+
+HEAVY = """
+import numpy
+from bad_heavy import deep
+DECLARATIONS = ()
+"""
+
+
+def install(site: Path) -> None:
+    """Write every distribution into a folder that is put on the path."""
+    _package(
+        site,
+        "bad-features",
+        {"declared.py": HEAD + FEATURES, "page.md": PAGE},
+        {"mindspeed.features": {"bad": "bad_features.declared:DECLARATIONS"}},
+        requires=("mindspeed-core>=0.1",),
+    )
+    _package(
+        site,
+        "bad-sessions",
+        {"declared.py": HEAD + SESSIONS},
+        {"mindspeed.features": {"sessions": "bad_sessions.declared:DECLARATIONS"}},
+        requires=("mindspeed-core>=0.1",),
+    )
+    _package(
+        site,
+        "bad-surroundings",
+        {
+            "platforms.py": PLATFORM,
+            "commands.py": "import click\n\ndef plain():\n    pass\n\n"
+            "@click.command()\ndef mute():\n    pass\n",
+        },
+        {
+            "mindspeed.platforms": {
+                "nameless": "bad_surroundings.platforms:Nameless",
+                "boastful": "bad_surroundings.platforms:Boastful",
+                "spilling": "bad_surroundings.platforms:Spilling",
+            },
+            "mindspeed.hosts": {"absent": "bad_surroundings.nowhere:HOST"},
+            "mindspeed.commands": {
+                "plain": "bad_surroundings.commands:plain",
+                "mute": "bad_surroundings.commands:mute",
+            },
+        },
+        requires=("mindspeed-core",),
+    )
+    _package(
+        site,
+        "bad-heavy",
+        {"declared.py": HEAVY, "deep.py": "import torch\n"},
+        {"mindspeed.features": {"heavy": "bad_heavy.declared:DECLARATIONS"}},
+    )
+    _package(
+        site,
+        "bad-load",
+        {"declared.py": HEAD + "DECLARATIONS = (sound('bad-load', sumary='x'),)\n"},
+        {"mindspeed.features": {"load": "bad_load.declared:DECLARATIONS"}},
+    )
+    _package(
+        site,
+        "bad-version",
+        {
+            "declared.py": HEAD
+            + "@hookimpl(wrapper=True)\ndef should_stop(self):\n    return (yield)\n"
+            + "DECLARATIONS = (HookApi('1.0'), sound('bad-version', should_stop=should_stop))\n"
+        },
+        {"mindspeed.features": {"version": "bad_version.declared:DECLARATIONS"}},
+    )
+
+
+def _package(
+    site: Path,
+    dist: str,
+    files: dict[str, str],
+    groups: dict[str, dict[str, str]],
+    requires: tuple[str, ...] = (),
+) -> None:
+    package = dist.replace("-", "_")
+    (site / package).mkdir()
+    for name, text in {"__init__.py": "", **files}.items():
+        (site / package / name).write_text(text)
+    info = site / f"{package}-1.0.dist-info"
+    info.mkdir()
+    lines = ["Metadata-Version: 2.1", f"Name: {dist}", "Version: 1.0"]
+    (info / "METADATA").write_text("\n".join([*lines, *(f"Requires-Dist: {text}" for text in requires), ""]))
+    points = []
+    for group, entries in groups.items():
+        points += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+    (info / "entry_points.txt").write_text("\n".join(points) + "\n")

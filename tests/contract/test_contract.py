@@ -1,0 +1,176 @@
+"""Every rule of the contract bites, and says what to change."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from dataclasses import replace
+
+import bad_plugins
+import pytest
+
+from mindspeed_core.hooks.versions import Change
+from mindspeed_core.stages import core_stages
+from mindspeed_core.testing.contract import Contract, Violation, contract_checks
+from mindspeed_core.testing.residue import Residue
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    bad_plugins.install(folder)
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    yield folder
+    sys.path.remove(str(folder))
+    for name in [name for name in sys.modules if name.startswith("bad_") and name != "bad_plugins"]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def checks(site):
+    """Every check of the bad distributions, by its name."""
+    found = {}
+    for dist in ("bad-features", "bad-sessions", "bad-surroundings", "bad-heavy", "bad-load", "bad-version"):
+        found |= {str(check): check for check in Contract.of(dist, platform="cpu").checks()}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("check", "words"),
+    [
+        ("page[bad-page]", 'no page: docs = "bad_features:docs/bad-page.md"'),
+        ("page[bad-lost-page]", "the installed package has no such file"),
+        ("page[bad-unmentioned]", "does not mention --bad-unmentioned"),
+        ("flags-documented[bad-help]", "--bad-help has no help text"),
+        ("platforms-known[bad-platform]", "platform 'cuba' is not installed; did you mean 'cuda'?"),
+        ("platforms-known[bad-fallback]", "gives no reason"),
+        ("platforms-known[bad-fallback]", "'bad-nobody' is no installed feature"),
+        ("names-known[bad-requirement]", "--no-such-flag, which nobody defines"),
+        ("names-known[bad-requirement]", "its requirement on --no-such-flag gives no reason"),
+        ("names-known[bad-conflict]", "did you mean '--swiglu'?"),
+        ("names-known[bad-name]", "did you mean 'bad-nothing'?"),
+        ("patches-stated[bad-patch]", "its patch of torch:add does not say what it was written for"),
+        ("proofs-stated[bad-proofless]", "it carries no proof"),
+        ("proofs-stated[bad-idle-proof]", "the feature is not active"),
+        ("proofs-stated[bad-twice]", "2 of its proofs are called 'one'"),
+        ("proofs-stated[bad-both-sides]", "baseline: the feature is active"),
+        ("proofs-stated[bad-flags]", "--bad-flaggs"),
+        ("conflicts-resolvable[bad-hidden]", "its conflict with --bad-level never shows"),
+        ("platform-declared[nameless]", "its class has the name 'other', its entry point 'nameless'"),
+        ("platform-declared[nameless]", "it is like 'cqu', which is no installed platform"),
+        ("platform-declared[nameless]", "it does not implement probe()"),
+        ("platform-declared[boastful]", "probe() returns True, not an Availability"),
+        ("host-declared[absent]", "No module named 'bad_surroundings.nowhere'"),
+        ("command-declared[plain]", "not a click command"),
+        ("command-declared[mute]", "it has no help"),
+        ("requires-the-core[bad-heavy]", "does not require the core"),
+        ("requires-the-core[bad-surroundings]", "of any version"),
+        ("declarations-are-light[bad-heavy]", "imports numpy"),
+        ("declarations-are-light[bad-heavy]", "bad_heavy/deep.py:1"),
+        ("loads[bad-load]", "unknown attribute 'sumary'"),
+    ],
+)
+def test_a_rule_about_declarations_bites_and_names_the_remedy(checks, check, words):
+    with pytest.raises(Violation) as caught:
+        checks[check]()
+
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("check", "words"),
+    [
+        ("closes-clean[bad-leak]", "torch.manual_sneed is new"),
+        ("closes-clean[bad-environment]", "environment variable BAD_VARIABLE changed"),
+        ("closes-clean[bad-attribute]", "torch.nn.functional.dropout is another object"),
+        ("closes-clean[bad-model]", "RuntimeError: no model today"),
+        ("platform-trains[spilling]", "torch.spilled is new"),
+        ("proof[bad-proof, same]", "FAILED"),
+    ],
+)
+def test_a_rule_about_sessions_bites_and_shows_what_it_saw(checks, check, words):
+    with pytest.raises(Violation) as caught:
+        checks[check]()
+
+    assert words in str(caught.value)
+
+
+def test_what_is_sound_beside_bad_features_passes(checks):
+    passed = [check for name, check in checks.items() if name.endswith("[bad-quiet]")]
+
+    assert len(passed) == 8
+    for check in passed:
+        check()
+
+
+def test_a_version_that_is_too_low_for_what_is_used_is_found(site, monkeypatch):
+    later = replace(core_stages()["should_stop"], since="1.4")
+    monkeypatch.setitem(core_stages(), "should_stop", later)
+    (check,) = (c for c in contract_checks("bad-version", proofs=False) if c.rule == "hook-interface")
+    with pytest.raises(Violation, match=r"states HookApi\('1\.0'\): state '1\.4'"):
+        check()
+
+
+def test_what_is_on_its_way_out_is_found(site, monkeypatch):
+    going = replace(core_stages()["should_stop"], changes=(Change("1.0", instead="wrap train_step"),))
+    monkeypatch.setitem(core_stages(), "should_stop", going)
+    (check,) = (c for c in contract_checks("bad-version", proofs=False) if c.rule == "hook-interface")
+    with pytest.raises(Violation, match="wrap train_step"):
+        check()
+
+
+def test_the_residue_of_nothing_is_nothing():
+    before = Residue.now()
+
+    assert Residue.now().left_since(before) == []
+
+
+@pytest.mark.parametrize("dist", ["mindspeed-core", "mindspeed-kernels", "mindspeed-profile"])
+def test_what_this_repository_ships_keeps_the_contract(dist):
+    # Its proofs are run by the tests of each plugin.
+    wrong = violations(contract_checks(dist, platform="cpu", proofs=False))
+
+    assert not wrong, "\n".join(wrong)
+
+
+def violations(checks):
+    """What is wrong, one text per check."""
+    wrong = []
+    for check in checks:
+        try:
+            check()
+        except Violation as violation:
+            wrong.append(f"{check}: {violation}")
+    return wrong
+
+
+def pytest_run(*arguments, cwd):
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=200)
+
+
+def test_the_option_runs_nothing_but_the_contract_and_prints_no_traceback(site, tmp_path):
+    (tmp_path / "test_mine.py").write_text("def test_mine():\n    assert False\n")
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.path.insert(0, {str(site)!r})\n")
+    answer = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--contract", "bad-heavy"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": f"{tmp_path}"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+    assert answer.returncode == 1, answer.stdout + answer.stderr
+    assert "2 failed, 2 passed" in answer.stdout
+    assert "its metadata does not require the core" in answer.stdout
+    assert "Traceback" not in answer.stdout
+
+
+def test_an_unknown_distribution_is_one_message(tmp_path):
+    answer = pytest_run("--contract", "no-such-dist", cwd=tmp_path)
+
+    assert answer.returncode == 4
+    assert "'no-such-dist' is not installed" in answer.stderr
