@@ -22,7 +22,7 @@ from mindspeed_flags import mindspeed_page
 from mindspeed_imports import imports_page
 from tables import code, codes, flag_table, table
 
-from mindspeed_core.compatibility import PYTHON, TABLE
+from mindspeed_core.compatibility import NPU_CANN, NPU_PYTHON, PYTHON, TABLE, TRIALS, same_release
 from mindspeed_core.core_flags import CORE_OWNER
 from mindspeed_core.discovery import FEATURES as FEATURE_GROUP
 from mindspeed_core.discovery import HOSTS, PLATFORMS, Source, sources
@@ -213,11 +213,42 @@ def compatibility_page(registry: Registry) -> str:
             ),
         ),
         "",
-        "`mindspeed-features doctor` compares what is installed with this table and says how to mend a",
+        "## What was run",
+        "",
+        *table(
+            ("platform", "megatron-core", "torch", "Python", "extent"),
+            ((code(t.platform), t.megatron_core, t.torch, t.python, t.extent) for t in TRIALS),
+        ),
+        "",
+        "Everything else is not tested: no CUDA device, no NPU and no other Python runs the suite. The CUDA",
+        "and NPU platforms are written against the sources of torch and torch_npu 2.13.0 and tested with",
+        "stand-ins.",
+        "",
+        "## On an NPU",
+        "",
+        "torch_npu has to be of torch's version and made for the CANN of the machine. The builds that its",
+        "authors publish for each pair; where nothing stands they state none.",
+        "",
+        *table(
+            ("torch", "Python", *(f"CANN {cann}" for cann in NPU_CANN)),
+            (
+                (torch, python, *(npu_build(torch, builds) for builds in NPU_CANN.values()))
+                for torch, python in NPU_PYTHON.items()
+            ),
+        ),
+        "",
+        "## What to do about a difference",
+        "",
+        "`mindspeed-features doctor` compares what is installed with the first table and says how to mend a",
         "difference. A plugin states its own requirements in its package metadata and in `packages` of each",
         "feature; the plan refuses a feature whose requirement is not met.",
     ]
     return "\n".join(lines)
+
+
+def npu_build(torch: str, builds: Sequence[str]) -> str:
+    """The torch_npu of a CANN release that belongs to a torch release; empty when there is none."""
+    return codes(build for build in builds if same_release(build, torch))
 
 
 def slots_page(registry: Registry) -> str:

@@ -52,6 +52,54 @@ TABLE = (
     ),
 )
 
+NPU_PYTHON = {
+    "2.13.0": "3.10 to 3.14",
+    "2.12.0": "3.10 to 3.14",
+    "2.11.0": "3.10 to 3.14",
+    "2.10.0": "3.10 to 3.13",
+    "2.9.0": "3.10 to 3.13",
+    "2.8.0": "3.9 to 3.13",
+    "2.7.1": "3.9 to 3.13",
+    "2.6.0": "3.9 to 3.11",
+}
+"""torch releases that have a torch_npu, and the Pythons of both, as torch_npu's authors publish them."""
+
+NPU_CANN = {
+    "9.1.0": ("2.12.0", "2.11.0", "2.10.0.post4", "2.9.0.post6", "2.7.1.post8"),
+    "9.0.0": ("2.10.0", "2.9.0.post2", "2.8.0.post4", "2.7.1.post4"),
+    "8.5.0": ("2.9.0", "2.8.0.post2", "2.7.1.post2", "2.6.0.post5"),
+    "8.3.RC1": ("2.8.0", "2.7.1", "2.6.0.post3"),
+    "8.2.RC1": ("2.6.0",),
+}
+"""CANN release: the torch_npu builds made for it. A build belongs to the torch of its first three numbers."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A combination that was run, and how far.
+
+    Attributes:
+        platform: where.
+        megatron_core: version, or the Megatron-LM tag whose scripts were run.
+        torch: version.
+        python: version.
+        extent: what was run.
+    """
+
+    platform: str
+    megatron_core: str
+    torch: str
+    python: str
+    extent: str
+
+
+TRIALS = (
+    Trial("cpu", "0.16.1", "2.13.0", "3.11", "the whole suite, worlds of one, two and four processes"),
+    Trial("cpu", "0.15.3", "2.13.0", "3.11", "the suite without what 0.15 lacks or does otherwise"),
+    Trial("cpu", "Megatron-LM core_v0.16.1", "2.13.0", "3.11", "losses of its own scripts, step by step"),
+)
+"""What is not listed was not run: no CUDA device, no NPU, no other Python."""
+
 
 def matches(version: str, versions: str) -> bool:
     """Whether an installed version satisfies a PEP 440 specifier; local parts (``+cu126``) do not count."""

@@ -181,8 +181,7 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
 
 
 def _manual_text(path: str, page: str) -> str:
-    """The text of a feature without its title, one level deeper, linked as on its page."""
+    """The text of a feature without its title, linked as on its page."""
     text = (ROOT / path).read_text(encoding="utf-8")
     text = re.sub(r"\A# .*\n", "", text)
-    moved = _places.relinked(text, path, page)
-    return outside_code(moved, lambda piece: re.sub(r"^#", "##", piece, flags=re.MULTILINE)).strip()
+    return _places.relinked(text, path, page).strip()

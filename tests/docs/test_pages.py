@@ -13,6 +13,7 @@ from markdown_files import ROOT, blocks, files, headings, links, read
 
 from mindspeed_core.cli.features import program
 from mindspeed_core.cli.train import _COMMANDS as TOOLS
+from mindspeed_core.compatibility import NPU_CANN
 from mindspeed_core.flags import flag_set
 from mindspeed_core.registry import Registry
 
@@ -72,6 +73,12 @@ def test_every_link_to_a_heading_has_its_heading(path):
                 missing.append(target)
 
     assert missing == []
+
+
+def test_every_build_of_torch_npu_stands_in_the_table():
+    page = read("docs/reference/compatibility.md")
+
+    assert [build for builds in NPU_CANN.values() for build in builds if f"`{build}`" not in page] == []
 
 
 TWINS = ("README", "docs/quick-start", "docs/migration")
