@@ -53,6 +53,7 @@ ELSEWHERE = {
     "python3 bootstrap.py demo": "trains for minutes; a session of its own",
     "python3 bootstrap.py tests": "this suite itself",
     "python3 bootstrap.py lint typecheck": "sessions of their own",
+    "python3 bootstrap.py docs": "a session of its own; tests/docs/test_site.py builds the same site",
     "git clone <this repository> && cd mindspeed-core": "needs the network; whoever runs this has done it",
     "pip install mindspeed-core mindspeed-kernels": _INSTALLS,
     "python3 -m venv .venv && . .venv/bin/activate": "bootstrap.py makes such an environment",
