@@ -1,0 +1,156 @@
+"""Where sources use torch_npu: every call and every mention, by file and line.
+
+The sources are read, not imported. What is followed is what people write: imports in any scope, names bound
+to them, ``torch.npu``, ``torch.ops.npu``, and ``self.runtime()``, which a platform of ours answers with
+``torch.npu``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from mindspeed_core.errors import UserError
+
+ROOTS = ("torch_npu", "torch.npu", "torch.ops.npu", "torch.ops.atb")
+ALIASES: Mapping[str, str] = {"self.runtime()": "torch.npu"}
+EXCUSE = "needs an NPU:"
+"""``# needs an NPU: REASON`` on a call's first line excuses it from running; its name is still checked."""
+
+
+@dataclass(frozen=True)
+class CallSite:
+    """One use of torch_npu in a source.
+
+    Attributes:
+        path: the file.
+        line: first line of the expression.
+        last_line: its last line.
+        name: what is used, ``torch_npu.npu_swiglu``.
+        is_call: whether it is called here; a mention is handed on and may be called elsewhere.
+        excuse: why it cannot run without a device; empty for everything that must.
+    """
+
+    path: Path
+    line: int
+    last_line: int
+    name: str
+    is_call: bool
+    excuse: str = ""
+
+    def __str__(self) -> str:
+        """File, line and name, as failures show it."""
+        return f"{self.path}:{self.line}: {self.name}"
+
+
+def call_sites(roots: Iterable[Path]) -> list[CallSite]:
+    """Every use of torch_npu in the Python files below folders, in order of file and line."""
+    files = sorted({path for root in roots for path in (root.rglob("*.py") if root.is_dir() else [root])})
+    return [site for path in files for site in sites_of(path.read_text(encoding="utf-8"), path)]
+
+
+def sites_of(text: str, path: Path) -> list[CallSite]:
+    """Every use of torch_npu in one source.
+
+    Args:
+        text: the source.
+        path: where it is, for the sites.
+    """
+    if not any(word in text for word in ("torch_npu", ".npu", ".atb", *ALIASES)):
+        return []
+    tree = ast.parse(text)
+    names = _bound_names(tree)
+    lines = text.splitlines()
+    found: list[CallSite] = []
+    inner: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.Call, ast.Attribute, ast.Name)) or node in inner:
+            continue
+        target = node.func if isinstance(node, ast.Call) else node
+        name = _path(target, names)
+        if name is None or not _is_used(name):
+            continue
+        inner.update(ast.walk(target))
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            continue
+        excuse = lines[node.lineno - 1].partition(EXCUSE)[2].strip()
+        last = node.end_lineno or node.lineno
+        found.append(CallSite(path, node.lineno, last, name, isinstance(node, ast.Call), excuse))
+    return sorted(found, key=lambda site: (site.line, site.name))
+
+
+def package_folders(packages: Iterable[str]) -> list[Path]:
+    """Folders (or files) of import packages, which are not imported.
+
+    Raises:
+        UserError: there is no such package.
+    """
+    folders: list[Path] = []
+    for name in packages:
+        spec = find_spec(name)
+        if spec is None:
+            raise UserError(f"--source {name}: no such package is installed")
+        if spec.submodule_search_locations:
+            folders += [Path(location) for location in spec.submodule_search_locations]
+        elif spec.origin:
+            folders.append(Path(spec.origin))
+    return folders
+
+
+def _is_used(name: str) -> bool:
+    """Whether a path leads to something inside the package; importing it or naming a namespace is no use."""
+    return name not in ROOTS and any(name.startswith(root + ".") for root in ROOTS)
+
+
+def _bound_names(tree: ast.AST) -> dict[str, str]:
+    """What the names of a module mean, scopes taken together."""
+    names: dict[str, str] = {"torch": "torch"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for item in node.names:
+                if item.name.partition(".")[0] == "torch_npu":
+                    names[item.asname or "torch_npu"] = item.name if item.asname else "torch_npu"
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch_npu":
+            for item in node.names:
+                names[item.asname or item.name] = f"{node.module}.{item.name}"
+    for node, name in _assignments(tree):
+        found = _path(node, names)
+        if found is not None and (found in ROOTS or _is_used(found)):
+            names[name] = found
+    return names
+
+
+def _assignments(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            yield node.value, node.targets[0].id
+
+
+def _path(node: ast.expr, names: Mapping[str, str]) -> str | None:
+    """The dotted path that an expression means; None when it is none."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id)
+    if isinstance(node, ast.Attribute):
+        parent = _path(node.value, names)
+        return None if parent is None else f"{parent}.{node.attr}"
+    if isinstance(node, ast.Call):
+        text = ast.unparse(node)
+        if text in ALIASES:
+            return ALIASES[text]
+        return _named_attribute(node, names)
+    return None
+
+
+def _named_attribute(node: ast.Call, names: Mapping[str, str]) -> str | None:
+    """``getattr(torch_npu, "name")``."""
+    if not (
+        isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr") and len(node.args) >= 2
+    ):
+        return None
+    parent, name = _path(node.args[0], names), node.args[1]
+    if parent is None or not (isinstance(name, ast.Constant) and isinstance(name.value, str)):
+        return None
+    return f"{parent}.{name.value}"

@@ -1,0 +1,90 @@
+"""The platform of the core against the real torch_npu: every call exists and takes what we pass."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+import torch
+
+from mindspeed_core.doctor_probe import probe
+from mindspeed_core.patching import PatchLedger
+from mindspeed_core.platforms.npu import NpuPlatform
+from mindspeed_core.testing.npu import fake_npu
+
+REFUSED = "507899"
+
+
+def type_of(tensor):
+    return tensor.type()
+
+
+@pytest.fixture
+def platform():
+    return NpuPlatform()
+
+
+def test_every_patch_has_a_target_and_a_replacement(platform):
+    ledger = PatchLedger()
+    ledger.apply(platform.patches(), owner=platform.name)
+    try:
+        assert torch.cuda._lazy_call is torch.npu._lazy_call
+        assert torch.cuda.is_available()
+        torch.cuda.nvtx.range_push("a range")
+        torch.cuda.nvtx.range_pop()
+    finally:
+        ledger.revert()
+
+
+def test_the_type_of_a_tensor_is_told_to_megatron_in_its_words(platform):
+    ledger = PatchLedger()
+    ledger.apply(platform.patches(), owner=platform.name)
+    try:
+        with fake_npu() as npu:
+            asked_by_megatron = types.FunctionType(type_of.__code__, {"__name__": "megatron.core.optimizer"})
+            assert asked_by_megatron(npu.tensor(2)) == "torch.cuda.BFloat16Tensor"
+            assert type_of(npu.tensor(2)) != "torch.cuda.BFloat16Tensor"
+    finally:
+        ledger.revert()
+
+
+def test_devices_and_dtypes(platform):
+    platform.set_device(0)
+    assert platform.device(0) == torch.device("npu", 0)
+    assert torch.bfloat16 in platform.supported_dtypes()
+
+
+def test_memory_figures_come_from_an_allocator_that_gave_nothing(platform):
+    assert platform.memory_allocated().bytes == platform.peak_memory().bytes == 0
+    platform.reset_peak_memory()
+    platform.empty_cache()
+    platform.allocator_settings("expandable_segments:True")
+
+
+def limit_memory(platform):
+    platform.set_memory_limit(0.5)
+
+
+@pytest.mark.parametrize("act", [NpuPlatform.total_memory, NpuPlatform.synchronize, limit_memory])
+def test_what_needs_a_device_reaches_the_runtime_and_is_refused_there(platform, act):
+    with pytest.raises(RuntimeError, match=REFUSED):
+        act(platform)
+
+
+def test_streams_and_events(platform):
+    stream = platform.stream(priority=0)
+    with platform.use_stream(stream):
+        assert platform.current_stream() == stream
+    assert platform.event(enable_timing=True) is not None
+
+
+def test_random_state_is_saved_and_restored(platform):
+    torch.npu.manual_seed(7)
+    state = platform.rng_state()
+    torch.npu.manual_seed(8)
+    platform.set_rng_state(state)
+    assert torch.equal(platform.rng_state(), state)
+
+
+def test_the_doctor_sees_the_announced_device():
+    assert probe()["npu"] == ["Ascend910B1"]
