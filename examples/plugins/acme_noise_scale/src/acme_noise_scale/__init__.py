@@ -1,0 +1,1 @@
+"""The simple noise scale of the gradient, for mindspeed-core."""

@@ -1,0 +1,85 @@
+"""The platform ``acme``: what mindspeed-core asks of a device, answered by the device's runtime.
+
+Copy this file, put your runtime behind `runtime`, and go through the methods from top to bottom. As it comes,
+the processor stands in for the device, so that everything can be run: names and figures say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mindspeed_core.feature import Patch
+from mindspeed_core.platforms.accelerator import AcceleratorPlatform
+from mindspeed_core.platforms.platform import Availability, MemoryFigure
+
+if TYPE_CHECKING:
+    import torch
+
+    from mindspeed_core.session import Session
+
+
+class AcmePlatform(AcceleratorPlatform):
+    """An Acme device, for which the processor stands in."""
+
+    name: ClassVar[str] = "acme"
+    # Features that list the cpu run here too. A device whose runtime has CUDA's names says "cuda".
+    like: ClassVar[str] = "cpu"
+    # Of a real device its own: torch.rename_privateuse1_backend("acme") makes a device type, a C++ extension
+    # of torch.distributed a backend.
+    device_type: ClassVar[str] = "cpu"
+    backend: ClassVar[str] = "gloo"
+    # "auto" takes the highest: a stand-in is below every real device, and below the plain processor.
+    preference: ClassVar[int] = -10
+    collectives_asynchronous: ClassVar[bool] = False
+    visible_devices: ClassVar[str] = "ACME_VISIBLE_DEVICES"
+    # Distributions whose versions all ranks compare at the start: the driver package of the device.
+    distributions: ClassVar[Sequence[str]] = ("acme-platform",)
+
+    def __init__(self) -> None:
+        """A session makes one instance."""
+        from mindspeed_core.platforms.cpu import CpuPlatform
+
+        self._processor = CpuPlatform()
+
+    @classmethod
+    def probe(cls) -> Availability:
+        """Look for the device without starting it: a device file, a driver package. Imports no torch."""
+        return Availability(True, "the processor stands in for an Acme device")
+
+    def runtime(self) -> Any:
+        """The module with the interface of ``torch.cuda``: ``torch_acme`` for a real device."""
+        from acme_platform import runtime
+
+        return runtime
+
+    def patches(self) -> Sequence[Patch]:
+        """What makes megatron-core's calls of ``torch.cuda`` mean this device; closing takes it back.
+
+        The stand-in computes on the processor, so the emulation of the cpu platform is right for it.
+        """
+        return self._processor.patches()
+
+    def open(self, session: Session) -> None:
+        """Prepare the process, after the patches: settings that `session.ledger` takes back."""
+        self._processor.open(session)
+
+    def device(self, local_rank: int) -> torch.device:
+        """Of a real device ``torch.device("acme", local_rank)``, which is what the base class gives."""
+        import torch
+
+        return torch.device(self.device_type)
+
+    def memory_allocated(self) -> MemoryFigure:
+        """Bytes in use, with the source that is printed beside them."""
+        return MemoryFigure(self.runtime().memory_allocated(), self.runtime().MEMORY_SOURCE)
+
+    def peak_memory(self) -> MemoryFigure:
+        """Most bytes in use since `reset_peak_memory`."""
+        return MemoryFigure(self.runtime().max_memory_allocated(), self.runtime().MEMORY_SOURCE)
+
+    def pinned_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A host buffer; the base class locks its pages, which needs a device."""
+        import torch
+
+        return torch.empty(tuple(shape), dtype=dtype)

@@ -1,0 +1,1 @@
+"""Soft-capped attention scores, for mindspeed-core."""
