@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.call import Call, TensorFacts
-from mindspeed_kernels.ops.contract import NPU_FLOATING, Choice, Divisible, Dtype, Holds, Rank
+from mindspeed_kernels.ops.contract import NPU_FLOATING, Choice, ContractError, Divisible, Dtype, Holds, Rank
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
 _CACHED_ELEMENTS = 1 << 16
@@ -55,6 +55,8 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 def _parts(x: Tensor, mode: int) -> tuple[Tensor, Tensor]:
     if mode == 1:
         return x[..., ::2], x[..., 1::2]
+    if mode:
+        raise ContractError(f"npu_rotary_position_embedding: mode must be 0 or 1, got {mode}")
     half = x.shape[-1] // 2
     return x[..., :half], x[..., half:]
 
