@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from mindspeed_core.activation import activate as activate
+    from mindspeed_core.activation import prepare as prepare
     from mindspeed_core.feature import Feature as Feature
     from mindspeed_core.feature import Flag as Flag
     from mindspeed_core.feature import Patch as Patch
@@ -28,6 +29,7 @@ _PUBLIC = {
     "Requirement": "mindspeed_core.feature",
     "Slot": "mindspeed_core.feature",
     "hookimpl": "mindspeed_core.feature",
+    "prepare": "mindspeed_core.activation",
     "Session": "mindspeed_core.session",
 }
 

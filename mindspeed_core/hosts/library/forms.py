@@ -61,7 +61,7 @@ class LossForm:
         """What megatron-core's schedules take, with as many values as the function returned."""
         if self.averaged:
             return loss.total, loss.report
-        return loss.total, loss.num_tokens, loss.report
+        return loss.total, loss.num_tokens.to(torch.int), loss.report
 
 
 @dataclass

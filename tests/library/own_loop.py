@@ -1,0 +1,198 @@
+"""A training loop that knows megatron-core and a session, and the standalone host to compare it with.
+
+Both start from the same weights and see the same batches; what the loop is told of features are flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.models.gpt import GPTModel
+from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.utils import unwrap_model
+
+from mindspeed_core.activation import activate, prepare
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.standalone import loop
+from mindspeed_core.megatron_state import destroy_megatron_state
+from mindspeed_core.run import Run
+from mindspeed_core.testing.model_flags import training_flags
+
+STEPS = 3
+
+
+@dataclass
+class Recorded:
+    """What the standalone host trained, for a loop that does the same.
+
+    Attributes:
+        batches: the micro-batches in order.
+        weights: of each chunk at the start.
+        losses: of each step.
+        numbers: what was logged of each step.
+    """
+
+    batches: list[Any] = field(default_factory=list)
+    weights: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    numbers: list[dict[str, Any]] = field(default_factory=list)
+
+
+@contextmanager
+def recorded(*flags: str) -> Iterator[tuple[Recorded, Run]]:
+    """A few steps of the standalone host."""
+    memory = Recorded()
+    command = training_flags(flags, STEPS)
+    with activate(command, host="standalone", platform="cpu", extra_plugins=[_Recorder(memory)]) as session:
+        run = loop.setup(session)
+        for chunk in unwrap_model(run.model):
+            memory.weights.append({name: p.detach().clone() for name, p in chunk.named_parameters()})
+        for _ in range(STEPS):
+            result = session.call("train_step", run=run)
+            run.iteration += 1
+            run.consumed_train_samples += run.args.global_batch_size
+            memory.losses.append(result.losses["lm loss"])
+            memory.numbers.append(session.call("log_step", run=run, result=result))
+        yield memory, run
+        session.groups.destroy()
+
+
+class _Recorder:
+    """Sees the batch before any feature does: innermost of all wrappers."""
+
+    def __init__(self, memory: Recorded) -> None:
+        self.memory = memory
+
+    @hookimpl(wrapper=True, trylast=True)
+    def get_batch(self) -> Iterator[None]:
+        batch = yield
+        self.memory.batches.append(batch)
+        return batch
+
+
+def plain_configs(*flags: str) -> tuple[Any, Any, Any]:
+    """Configurations of model, data parallelism and optimizer, as a framework of its own builds them."""
+    with prepare(training_flags(flags, STEPS), host="standalone", platform="cpu") as session:
+        args = session.call("validate_arguments", args=session.args, plan=session.plan)
+        return (
+            session.call("build_transformer_config", args=args),
+            DistributedDataParallelConfig(),
+            session.call("build_optimizer_config", args=args),
+        )
+
+
+@dataclass
+class OwnLoop:
+    """A loop of somebody's own: it builds everything itself and passes it through the session."""
+
+    session: Any
+    configs: tuple[Any, Any, Any]
+    memory: Recorded
+    model_flags: Any
+
+    def __post_init__(self) -> None:
+        """Build model, optimizer and schedule."""
+        session, args = self.session, self.model_flags
+        config, ddp_config, optimizer_config = self.configs
+        self.config = config = session.config(config)
+        from megatron.core import parallel_state
+
+        model = GPTModel(
+            config,
+            session.layer_spec(config),
+            vocab_size=args.padded_vocab_size,
+            max_sequence_length=args.seq_length,
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
+            share_embeddings_and_output_weights=True,
+            position_embedding_type=args.position_embedding_type,
+        )
+        model = session.model(model)
+        self.chunks = session.wrap_ddp([model], ddp_config)
+        with torch.no_grad():
+            for chunk, weights in zip(unwrap_model(self.chunks), self.memory.weights):
+                for name, parameter in chunk.named_parameters():
+                    parameter.copy_(weights[name])
+        optimizer_config = session.optimizer_config(optimizer_config)
+        self.optimizer = session.wrap_optimizer(get_megatron_optimizer(optimizer_config, self.chunks))
+        config.grad_scale_func = self.optimizer.scale_loss
+        config.finalize_model_grads_func = session.finalize_gradients()
+        self.schedule = session.forward_backward(config)
+        self.step = session.train_step(self._step)
+        self.forward = session.forward_step(self._forward)
+
+    def _forward(self, iterator: Iterator[Any], model: Any) -> Any:
+        batch = self.session.batch(next(iterator))
+        options = {} if batch.packed_seq_params is None else {"packed_seq_params": batch.packed_seq_params}
+        output = model(
+            batch.tokens, batch.position_ids, batch.attention_mask, labels=batch.labels, **options
+        )
+        return output, self.session.loss(partial(_loss, batch.loss_mask), batch, model)
+
+    def _step(self, batches: Sequence[Any], args: Any) -> float:
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        reports = self.schedule(
+            forward_step_func=self.forward,
+            data_iterator=[iter(batches)],
+            model=self.chunks,
+            num_microbatches=len(batches),
+            seq_length=args.seq_length,
+            micro_batch_size=args.micro_batch_size,
+            forward_only=False,
+        )
+        self.optimizer.step()
+        return _mean(reports)
+
+
+def _loss(mask: torch.Tensor, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    mask = mask.reshape(-1).float()
+    total = torch.sum(output.reshape(-1).float() * mask)
+    return total, mask.sum().int(), {"lm loss": torch.stack([total.detach(), mask.sum()])}
+
+
+def _mean(reports: Sequence[dict[str, torch.Tensor]]) -> float:
+    """Over micro-batches and data-parallel ranks, from the last stage to all."""
+    from megatron.core import parallel_state
+
+    sums = torch.zeros(2)
+    for report in reports:
+        sums += report["lm loss"]
+    dist.all_reduce(sums, group=parallel_state.get_data_parallel_group())
+    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+        group = parallel_state.get_pipeline_model_parallel_group()
+        dist.all_reduce(sums, op=dist.ReduceOp.MAX, group=group)
+    return float(sums[0] / sums[1])
+
+
+def both(model_flags: Sequence[str], feature_flags: Sequence[str]) -> tuple[Any, ...]:
+    """The losses of the standalone host and of the own loop, what each logged, and the loop's report."""
+    # The loop has no scheduler, which would be what excepts norms and biases from weight decay.
+    model_flags = (*model_flags, "--weight-decay", "0")
+    with recorded(*model_flags, *feature_flags) as (memory, run):
+        args = run.args
+        per_step = len(memory.batches) // STEPS
+    configs = plain_configs(*model_flags)
+    flags = [*_of_the_batches(args), *feature_flags]
+    with activate(flags, platform="cpu", configs=configs) as session:
+        own = OwnLoop(session, configs, memory, args)
+        losses, numbers = [], []
+        for index in range(STEPS):
+            loss = own.step(memory.batches[index * per_step : (index + 1) * per_step], args)
+            losses.append(loss)
+            numbers.append(session.log_step({"loss": loss, "step": session.run.iteration}))
+        report = session.report()
+    destroy_megatron_state()
+    return memory.losses, losses, memory.numbers, numbers, report
+
+
+def _of_the_batches(args: Any) -> list[str]:
+    return ["--micro-batch-size", str(args.micro_batch_size), "--seq-length", str(args.seq_length)]
