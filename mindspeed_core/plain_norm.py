@@ -68,11 +68,19 @@ class PlainNorm(Module):
             torch.nn.init.zeros_(self.bias)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Normalize ``[..., h]`` over the last dimension, in its dtype."""
-        weight = 1.0 + self.weight if self.zero_centered else self.weight
-        if self.bias is None:
-            return F.rms_norm(hidden_states, (self.hidden_size,), weight, self.eps)
-        return F.layer_norm(hidden_states, (self.hidden_size,), weight, self.bias, self.eps)
+        """Normalize ``[..., h]`` over the last dimension; the result has the parameters' dtype.
+
+        A residual stream in float32 beside smaller parameters is normalized in float32.
+        """
+        weight: Tensor = self.weight.to(hidden_states.dtype)
+        bias = None if self.bias is None else self.bias.to(hidden_states.dtype)
+        if self.zero_centered:
+            weight = 1.0 + weight
+        if bias is None:
+            normal = F.rms_norm(hidden_states, (self.hidden_size,), weight, self.eps)
+        else:
+            normal = F.layer_norm(hidden_states, (self.hidden_size,), weight, bias, self.eps)
+        return normal.to(self.weight.dtype)
 
     def extra_repr(self) -> str:
         """Size, epsilon and kind for ``repr``."""

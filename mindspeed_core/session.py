@@ -114,6 +114,7 @@ class Session:
         self._features: tuple[Feature, ...] = ()
         self._extra_plugins = tuple(extra_plugins)
         self._environment: dict[str, Any] = {}
+        self._at_close: list[Callable[[], object]] = []
         self._manager: pluggy.PluginManager | None = None
         self._callers: dict[str, Any] = {}
         self._defaults: dict[str, Any] = {}
@@ -333,6 +334,10 @@ class Session:
         self._environment.setdefault(name, os.environ.get(name, _ABSENT))
         os.environ[name] = value
 
+    def at_close(self, action: Callable[[], object]) -> None:
+        """Run ``action`` when the session closes, the last given first: for state that no patch reaches."""
+        self._at_close.append(action)
+
     def place(self, owner: str, count: int) -> None:
         """Record that a feature found ``count`` modules to replace or change; zero is worth recording too."""
         self.placements[owner] += count
@@ -389,7 +394,9 @@ class Session:
 
     def _undoings(self) -> tuple[Callable[[], object], ...]:
         """What takes back what the session changed, in this order; each is done even if another fails."""
+        actions, self._at_close = self._at_close, []
         return (
+            *reversed(actions),
             self.instances.revert,
             self.groups.destroy,
             lambda: self.platform.close(self),

@@ -36,3 +36,12 @@ def test_parameters_are_marked_for_sequence_parallelism():
 def test_parameter_names_are_those_of_the_torch_norms():
     assert set(norm(normalization="LayerNorm").state_dict()) == {"weight", "bias"}
     assert set(norm(normalization="RMSNorm").state_dict()) == {"weight"}
+
+
+@pytest.mark.parametrize("normalization", ["LayerNorm", "RMSNorm"])
+def test_a_residual_stream_in_float32_is_normalized_in_float32(normalization):
+    x = torch.randn(4, 2, 8) * 100
+    small = norm(normalization=normalization).bfloat16()
+    result = small(x)
+    assert result.dtype == torch.bfloat16
+    torch.testing.assert_close(result, norm(normalization=normalization)(x).bfloat16())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.tensor_parallel import RowParallelLinear
+from megatron.core.transformer import ModuleSpec
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 
@@ -42,6 +44,17 @@ class NativeLatentAttention:
         spec = yield
         editor = SpecEditor(spec, owner="")
         editor.replace("self_attention", lambda site: site.carry(MLASelfAttention))
+        return editor.spec
+
+
+class NativeResiduals:
+    """Layers that add to the residual stream as megatron-core does."""
+
+    @hookimpl(wrapper=True)
+    def build_layer_spec(self):
+        spec = yield
+        editor = SpecEditor(spec, owner="")
+        editor.replace(("self_attn_bda", "mlp_bda"), ModuleSpec(module=get_bias_dropout_add))
         return editor.spec
 
 

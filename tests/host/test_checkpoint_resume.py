@@ -366,6 +366,19 @@ def single_world(directory):
     }
 
 
+def weights_of_all_ranks(flags):
+    """The sum of each rank's weights, and its next random number, before the first step."""
+    import torch
+    import torch.distributed as dist
+
+    run = open_run(flags)
+    weights = sum(parameter.double().sum().item() for parameter in run.model[0].parameters())
+    everyones = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, (weights, torch.rand(()).item()))
+    close_run(run)
+    return everyones
+
+
 INTERLEAVED = shlex.split(
     "--num-layers 4 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1"
 )
@@ -380,6 +393,8 @@ def pair_world(directory):
         "sharded bf16 dp2": uninterrupted_and_resumed(str(root / "bf16"), ["--bf16", SHARDED[0]]),
         "interleaved": uninterrupted_and_resumed(str(root / "vp"), INTERLEAVED),
         "async dp2": uninterrupted_and_resumed(str(root / "async2"), [*SHARDED[:1], "--async-save"]),
+        "own seeds dp2": uninterrupted_and_resumed(str(root / "own"), ["--data-parallel-random-init"]),
+        "first weights": weights_of_all_ranks(["--data-parallel-random-init"]),
     }
     source = str(root / "reshard")
     run = open_run(["--save", source, *NO_DROPOUT, SHARDED[0]], [Average(scale=5.0, updates=1)])
@@ -433,11 +448,19 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(single, case):
     assert said == []
 
 
-@pytest.mark.parametrize("case", ["plain dp2", "sharded dp2", "sharded bf16 dp2", "async dp2", "interleaved"])
+@pytest.mark.parametrize(
+    "case", ["plain dp2", "sharded dp2", "sharded bf16 dp2", "async dp2", "own seeds dp2", "interleaved"]
+)
 def test_a_resumed_parallel_run_repeats_the_uninterrupted_one_bit_for_bit(pair, case):
     expected, resumed, start, _ = pair[case]
     assert start == (2, 8)
     assert resumed == expected
+
+
+def test_data_parallel_ranks_with_seeds_of_their_own_start_from_the_same_weights(pair):
+    (weights, drawn), (other_weights, other_drawn) = pair["first weights"]
+    assert other_weights == weights
+    assert other_drawn != drawn
 
 
 @pytest.mark.parametrize("layout", ["tp2", "pp2"])

@@ -76,6 +76,7 @@ def validate(registry, monkeypatch):
             ["--no-overlap-p2p-communication", "mixes up"],
         ),
         ("--fp16 --bf16", 1, ["--fp16", "--bf16"]),
+        ("--deterministic-mode --cross-entropy-loss-fusion", 1, ["--cross-entropy-loss-fusion", "same bits"]),
         ("--window-size 8,0 --create-attention-mask-in-dataloader", 1, ["--window-size", "mask"]),
         ("--recompute-granularity selective --recompute-num-layers 1", 1, ["--recompute-num-layers 1"]),
         (
@@ -114,6 +115,7 @@ def test_what_cannot_train_is_refused_by_name(validate, flags, world, named):
         "--optimizer-cpu-offload",
         "--overlap-param-gather-with-optimizer-step",
         "--apply-residual-connection-post-layernorm",
+        "--config-logger-dir logged",
         # Options of such parts, away from their defaults.
         "--no-tp-comm-bulk-wgrad",
         "--fp8-margin 1",

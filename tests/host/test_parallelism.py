@@ -66,3 +66,28 @@ def test_bfloat16_follows_float32(equivalence):
 
 def test_sgd_trains_alike_under_data_parallelism(equivalence):
     equivalence(("--optimizer", "sgd"), ("--optimizer", "sgd"), world_size=2, baseline_world_size=1)
+
+
+def test_a_residual_stream_in_float32_follows_float32(equivalence):
+    residual = (*LLAMA, "--bf16", "--fp32-residual-connection", *PP2)
+    equivalence(residual, LLAMA, world_size=2, baseline_world_size=1, tolerance=0.05, steps=2)
+
+
+def test_without_us_pipeline_stages_disagree_about_the_dtype_of_the_residual_stream(equivalence):
+    residual = (*LLAMA, "--bf16", "--fp32-residual-connection", *PP2)
+    with pytest.raises(AssertionError, match="gradients of step 1"):
+        equivalence(
+            residual,
+            LLAMA,
+            world_size=2,
+            baseline_world_size=1,
+            tolerance=0.05,
+            steps=2,
+            probes=("native_parts:NativeResiduals",),
+        )
+
+
+def test_saved_activations_can_be_divided_over_tensor_parallel_ranks(equivalence):
+    recompute = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1".split()
+    flags = (*TP2, "--distribute-saved-activations", *recompute)
+    equivalence(flags, (), world_size=2, baseline_world_size=1)

@@ -25,14 +25,19 @@ def attributes():
 
 
 def train_twice_with_other_features():
+    import torch
+
     from mindspeed_core.activation import activate
     from mindspeed_core.hosts.standalone import loop
+
+    deterministic = []
 
     def train(*flags):
         with activate([*FLAGS, *flags], host="standalone") as session:
             run = loop.setup(session)
             losses = [session.call("train_step", run=run).losses["lm loss"] for _ in range(2)]
             names = session.plan.names
+            deterministic.append(torch.are_deterministic_algorithms_enabled())
             loop.teardown(session)
         return names, losses
 
@@ -40,9 +45,10 @@ def train_twice_with_other_features():
     before = attributes()
     fused = train("--use-fused-rmsnorm", "--use-flash-attn", "--tensor-model-parallel-size", "2")
     after = attributes()
+    train("--deterministic-mode")
     again = train()
     changed = sorted(key for key in before if key in after and before[key] != after[key])
-    return plain, fused, again, changed
+    return plain, fused, again, changed, deterministic
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +57,7 @@ def ranks():
 
 
 def test_two_processes_meet_again_with_other_features_and_with_the_first(ranks):
-    for plain, fused, again, _ in ranks:
+    for plain, fused, again, *_ in ranks:
         assert plain == again
         assert plain[0] == ()
         assert set(fused[0]) == {"fused-rmsnorm", "flash-attn"}
@@ -61,3 +67,8 @@ def test_no_symbol_of_torch_or_megatron_differs_after_a_session_with_features(ra
     changed = ranks[0][3]
     # What a training keeps in private module globals is state; symbols are the rest.
     assert [key for key in changed if not key[1].startswith("_")] == []
+
+
+def test_deterministic_algorithms_are_used_by_the_run_that_asked_for_them_alone(ranks):
+    *_, deterministic = ranks[0]
+    assert deterministic == [False, False, True, False]

@@ -89,8 +89,10 @@ def build_process_groups(args: Namespace) -> ProcessGroupCollection:
 
 
 @hookimpl(trylast=True)
-def seed_everything(args: Namespace, pg: ProcessGroupCollection) -> RngInfo:
+def seed_everything(session: Session, args: Namespace, pg: ProcessGroupCollection) -> RngInfo:
     """Seed by Megatron-LM's rule: pipeline stages differ, data-parallel ranks only where asked."""
+    if args.deterministic_mode:
+        _only_deterministic(session)
     seed = args.seed + 100 * pg.pp.rank()
     if args.data_parallel_random_init:
         seed += 10 * pg.dp.rank()
@@ -99,3 +101,14 @@ def seed_everything(args: Namespace, pg: ProcessGroupCollection) -> RngInfo:
     torch.manual_seed(seed)
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     return RngInfo(seed=args.seed, model_parallel_seed=seed)
+
+
+def _only_deterministic(session: Session) -> None:
+    """Let torch choose reproducible algorithms, or raise where it has none, until the session closes."""
+    before = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    session.at_close(lambda: torch.use_deterministic_algorithms(before, warn_only=warns))
+    if "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
+        # Without it torch refuses deterministic matrix products on CUDA.
+        session.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)

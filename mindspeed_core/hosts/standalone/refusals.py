@@ -90,6 +90,7 @@ REFUSALS: tuple[Refusal, ...] = (
     *_te("batch_invariant_mode", "the kernels are TransformerEngine's and FlashAttention's"),
     *_te("fused_single_qkv_rope", "the fused rotary kernel is TransformerEngine's"),
     *_never("apply_residual_connection_post_layernorm", "the layers of megatron-core's GPT ignore it"),
+    *_never("config_logger_dir", "megatron-core cannot write down the process groups it is given"),
     *_never("moe_per_layer_logging", "this host reports the mean over the layers"),
     *_never("moe_enable_routing_replay", "nothing records routes here that could be replayed"),
     Refusal("memory_efficient_layer_norm", "the kernel is Apex's", without="apex"),
@@ -248,9 +249,7 @@ def _set(value: Any, refusal: Refusal) -> bool:
         given = value if isinstance(value, (list, tuple)) else [value]
         return any(item in refusal.values for item in given)
     default = _defaults().get(refusal.dest)
-    if isinstance(default, (list, tuple)):
-        default = list(default)
-    return value is not None and value != (default or False) and value != []
+    return value is not None and value != default if default else bool(value)
 
 
 @cache

@@ -14,6 +14,7 @@ from importlib import metadata as distributions
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedObject, ShardedTensorFactory
 
 from mindspeed_core.errors import CheckpointError
@@ -140,7 +141,12 @@ def common_state(run: Run) -> dict[str, Any]:
 
 def _rng_object(run: Run) -> ShardedObject:
     pg = run.pg
-    state = [rng_state.capture(run.session.platform)]
+    state: list[Any] = [rng_state.capture(run.session.platform)]
+    if run.args.data_parallel_random_init:
+        # Megatron-LM's form: the states of all data-parallel ranks in one list.
+        everyones: list[Any] = [None] * pg.dp.size()
+        dist.all_gather_object(everyones, state[0], group=pg.dp)
+        state = everyones
     groups, replica = [pg.pp, pg.tp], pg.dp_cp.rank()
     if layout(run)["ep"] > 1:
         # Expert-parallel generators differ along the data-parallel ranks.
@@ -150,12 +156,19 @@ def _rng_object(run: Run) -> ShardedObject:
     return ShardedObject("rng_state", state, shape, offset, replica_id=replica)
 
 
+def own_rng(run: Run, states: list[Any]) -> Any:
+    """This rank's random states from the list of a checkpoint, which has one for all or one for each."""
+    return states[run.pg.dp.rank()] if len(states) == run.pg.dp.size() > 1 else states[0]
+
+
 def rng_fits(run: Run, saved: Mapping[str, int]) -> bool:
     """Whether the random states of a checkpoint with that layout belong to the ranks of this run."""
     now = layout(run)
     names = ["tp", "pp"]
     if now["ep"] > 1 or saved.get("ep", 1) > 1:
         names += ["ep", "dp", "cp"]
+    if run.args.data_parallel_random_init:
+        names.append("dp")
     return all(saved.get(name, 1) == now[name] for name in names)
 
 

@@ -318,7 +318,7 @@ class _Load:
                 run.optimizer.reload_model_params()
         self._apply_schedule(state)
         if self.with_rng:
-            run.loaded_rng = state["rng_state"][0]
+            run.loaded_rng = checkpoint_content.own_rng(run, state["rng_state"])
             rng_state.apply(run.loaded_rng, run.session.platform)
 
     def _apply_schedule(self, state: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ def check_model(session: Session, args: Namespace) -> None:
     _older_spellings(args)
     check_refused(session, args)
     _check_activation(args)
+    _check_deterministic(args)
     _derive_dtype(args)
     _derive_pipeline(args)
     _derive_experts(args)
@@ -60,6 +61,16 @@ def _check_activation(args: Namespace) -> None:
             args.activation_func_clamp_value,
             "only quick GEGLU clamps",
             "add --quick-geglu",
+        )
+
+
+def _check_deterministic(args: Namespace) -> None:
+    if args.deterministic_mode and args.cross_entropy_loss_fusion:
+        raise ArgumentError(
+            "--cross-entropy-loss-fusion",
+            None,
+            "does not give the same bits twice",
+            "drop it, or --deterministic-mode",
         )
 
 

@@ -166,7 +166,7 @@ def wrap_ddp(
     options: dict[str, Any] = {}
     if "pg_collection" in signature(DistributedDataParallel.__init__).parameters:
         options["pg_collection"] = pg
-    return [
+    wrapped: list[MegatronModule] = [
         DistributedDataParallel(
             config=config,
             ddp_config=ddp_config,
@@ -177,6 +177,10 @@ def wrap_ddp(
         )
         for index, chunk in enumerate(model)
     ]
+    if args.data_parallel_random_init:
+        for chunk in wrapped:
+            chunk.broadcast_params()
+    return wrapped
 
 
 def unwrap(chunk: Any) -> MegatronModule:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_decoder_block_spec,
     get_gpt_mtp_block_spec,
@@ -37,7 +39,7 @@ def build_layer_spec(
         qk_l2_norm=args.qk_l2_norm,
         vp_stage=vp_stage,
     )
-    return spec if use_te else plain_parts(spec, config)
+    return with_residuals(spec if use_te else plain_parts(spec, config), config)
 
 
 @hookimpl(trylast=True)
@@ -50,7 +52,52 @@ def build_mtp_spec(
     """Prediction layers like the decoder's last layer."""
     use_te = args.transformer_impl == "transformer_engine"
     spec = get_gpt_mtp_block_spec(config, layer_spec, use_transformer_engine=use_te, vp_stage=vp_stage)
-    return spec if use_te else plain_parts(spec, config)
+    return with_residuals(spec if use_te else plain_parts(spec, config), config)
+
+
+def with_residuals(spec: Any, config: TransformerConfig) -> Any:
+    """Keep the residual stream in the dtype it has under ``fp32_residual_connection``.
+
+    megatron-core converts the residual to the dtype of what is added to it, so that nothing of the option is
+    left after the first sum, and pipeline stages disagree about the dtype of what they exchange.
+
+    Args:
+        spec: a specification tree.
+        config: the model's configuration.
+
+    Returns:
+        The tree, or a changed copy where the option is on.
+    """
+    if not config.fp32_residual_connection:
+        return spec
+    editor = SpecEditor(spec, owner="")
+    editor.replace(("self_attn_bda", "mlp_bda"), ModuleSpec(module=residual_dropout_add))
+    return editor.spec
+
+
+def residual_dropout_add(
+    training: bool, fused: bool
+) -> Callable[[tuple[torch.Tensor, torch.Tensor | None], torch.Tensor, float], torch.Tensor]:
+    """What megatron-core's ``get_bias_dropout_add`` gives, with the sum in the residual's dtype.
+
+    Args:
+        training: whether values are dropped.
+        fused: accepted; there is nothing to fuse.
+
+    Returns:
+        A function of an output ``[s, b, h]`` and its bias ``[h]`` or None, the residual ``[s, b, h]`` and the
+        share of dropped values.
+    """
+
+    def add(
+        output: tuple[torch.Tensor, torch.Tensor | None], residual: torch.Tensor, share: float
+    ) -> torch.Tensor:
+        values, bias = output
+        if bias is not None:
+            values = values + bias
+        return residual + torch.nn.functional.dropout(values, p=share, training=training).to(residual.dtype)
+
+    return add
 
 
 def plain_parts(spec: Any, config: TransformerConfig) -> Any:
