@@ -397,12 +397,18 @@ class Session:
         actions, self._at_close = self._at_close, []
         return (
             *reversed(actions),
-            self.instances.revert,
-            self.groups.destroy,
+            self._leave_instances,
+            self._leave_groups,
             lambda: self.platform.close(self),
             self.ledger.revert,
             self._restore_environment,
         )
+
+    def _leave_instances(self) -> None:
+        self.instances.revert()
+
+    def _leave_groups(self) -> None:
+        self.groups.destroy()
 
     def _restore_environment(self) -> None:
         for name, value in self._environment.items():

@@ -7,7 +7,7 @@ models of each live on. So nothing that belongs to a model is lost when its sess
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -131,6 +131,8 @@ class LastingSession(Session):
                 "not use them again"
             )
 
-    def _undoings(self) -> tuple[Callable[[], object], ...]:
-        _, _, *rest = super()._undoings()
-        return (self.instances.suspend, self.groups.release, *rest)
+    def _leave_instances(self) -> None:
+        self.instances.suspend()
+
+    def _leave_groups(self) -> None:
+        self.groups.release()
