@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Gain, Scenario, hookimpl
@@ -43,6 +43,13 @@ class FlashAttention(Feature):
             tolerance=2e-5,
         ),
     )
+
+    @classmethod
+    def presets(cls, args: Any) -> Mapping[str, Any]:
+        """No mask from the data loader where that is the host's default."""
+        asked = getattr(args, "use_flash_attn", False)
+        masked = getattr(args, "create_attention_mask_in_dataloader", False)
+        return {"create_attention_mask_in_dataloader": False} if asked and masked else {}
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
