@@ -10,8 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +17,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from mindspeed_core.errors import PatchError
 from mindspeed_core.feature import Patch
+from mindspeed_core.installed import installed_version
 from mindspeed_core.patch_targets import (
     ABSENT,
     MissingTarget,
@@ -362,7 +361,6 @@ def _maker(candidates: Sequence[_Record], name: str) -> _Record | None:
     return candidates[0] if candidates else None
 
 
-@lru_cache(maxsize=256)
 def _version_mismatch(requirement: str) -> str:
     """Why an installed version does not satisfy a requirement, or an empty string."""
     if not requirement:
@@ -371,9 +369,8 @@ def _version_mismatch(requirement: str) -> str:
         parsed = Requirement(requirement)
     except InvalidRequirement as error:
         return f"which is not a version requirement ({error})"
-    try:
-        installed = version(parsed.name)
-    except PackageNotFoundError:
+    installed = installed_version(parsed.name)
+    if not installed:
         return f"but {parsed.name} is not installed"
     if parsed.specifier.contains(installed, prereleases=True):
         return ""

@@ -16,10 +16,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from mindspeed_core.installed import installed_version
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import Registry
@@ -180,10 +181,7 @@ def _per_rank(session: Session) -> frozenset[str]:
 
 
 def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return _ABSENT
+    return installed_version(name) or _ABSENT
 
 
 def agreed(

@@ -11,8 +11,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from mindspeed_core.installed import installed_version
+
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
+    from packaging.specifiers import SpecifierSet
 
 _CLAUSE = re.compile(r"""\s*platform\s*(==|!=|not\s+in|in)\s*(?:'([^']*)'|"([^"]*)")\s*\Z""")
 _MENTIONED = re.compile(r"(?<![\w.])platform(?![\w.])")
@@ -26,31 +29,25 @@ def unmet(text: str, platform: str, versions: Mapping[str, str] | None = None) -
         platform: the platform of the run.
         versions: installed distributions with their versions; by default asked of the environment.
     """
-    if versions is None:
-        return _unmet_here(text, platform)
-    return _unmet(text, platform, versions)
-
-
-@lru_cache(maxsize=4096)
-def _unmet_here(text: str, platform: str) -> tuple[str, str] | None:
-    return _unmet(text, platform, None)
-
-
-def _unmet(text: str, platform: str, versions: Mapping[str, str] | None) -> tuple[str, str] | None:
     try:
         requirement = _parse(text, platform)
     except ValueError as error:
         return f"its requirement {text!r} cannot be read: {error}", "report it to its authors"
     if requirement is None:
         return None
-    found = _installed(requirement.name) if versions is None else _lookup(versions, requirement.name)
+    found = installed_version(requirement.name) if versions is None else _lookup(versions, requirement.name)
     wanted = f"{requirement.name}{requirement.specifier}"
     if not found:
         return f"needs {wanted}, which is not installed", f"pip install '{wanted}'"
     # A development build such as 2.7.1+git or 0.17.0rc0 is what people on new hardware have.
-    if not requirement.specifier.contains(found, prereleases=True):
+    if not _contains(requirement.specifier, found):
         return f"needs {wanted}, found {found}", f"pip install '{wanted}'"
     return None
+
+
+@lru_cache(maxsize=4096)
+def _contains(specifier: SpecifierSet, found: str) -> bool:
+    return specifier.contains(found, prereleases=True)
 
 
 @lru_cache(maxsize=4096)
@@ -89,16 +86,6 @@ def _clause(clause: str, platform: str) -> bool:
     if operator == ["!="]:
         return platform != value
     return (platform in names) != (len(operator) == 2)
-
-
-@lru_cache(maxsize=1024)
-def _installed(name: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(name) or ""
-    except PackageNotFoundError:
-        return ""
 
 
 def _lookup(versions: Mapping[str, str], name: str) -> str:
