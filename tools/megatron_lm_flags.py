@@ -1,7 +1,7 @@
 """Writes down which flags a Megatron-LM checkout has, so that the reference can say what holds for each.
 
 ``python tools/megatron_lm_flags.py CHECKOUT VERSION`` builds the checkout's argument parser and records facts
-alone: option strings, destination, type, default, choices. The result is
+alone: option strings, destination, type, number of values, default, choices. The result is
 ``mindspeed_core/hosts/standalone/megatron_lm_flags.json``.
 """
 
@@ -76,8 +76,11 @@ def facts(parser: argparse.ArgumentParser) -> Iterator[dict[str, Any]]:
         record: dict[str, Any] = {"options": list(action.option_strings), "dest": action.dest}
         if action.nargs == 0:
             record["value"] = "switch"
+            record["sets"] = "either" if _has_negation(action) else bool(action.const)
         else:
             record["value"] = getattr(action.type, "__name__", "str")
+            if action.nargs is not None:
+                record["nargs"] = action.nargs
         for name in ("default", "choices"):
             value = getattr(action, name)
             if name == "choices" and value is not None:
@@ -85,6 +88,10 @@ def facts(parser: argparse.ArgumentParser) -> Iterator[dict[str, Any]]:
             if value is not None:
                 record[name] = value if _plain(value) else str(getattr(value, "name", value))
         yield record
+
+
+def _has_negation(action: argparse.Action) -> bool:
+    return isinstance(action, argparse.BooleanOptionalAction)
 
 
 def _plain(value: Any) -> bool:
