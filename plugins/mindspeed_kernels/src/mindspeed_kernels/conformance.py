@@ -86,9 +86,9 @@ def check_backend(
 
 
 def _compare(operator: Operator[..., Any], backend: Backend, sample: Sample, dtype: torch.dtype) -> None:
-    expected = outcome(operator.backends[REFERENCE].function, sample)
+    expected = outcome(operator.backends[REFERENCE].function, sample, operator.comparable)
     sample = sample if backend.differentiable else Sample(sample.args, sample.options, backward=False)
-    got = outcome(backend.function, sample)
+    got = outcome(backend.function, sample, operator.comparable)
     rtol, atol = _TOLERANCE[dtype]
     where = f"{operator.name}[{backend.name}] {describe(sample)}"
 
@@ -107,8 +107,16 @@ def _compare(operator: Operator[..., Any], backend: Backend, sample: Sample, dty
         torch.testing.assert_close(mine_, other_, rtol=10 * rtol, atol=10 * atol, msg=message)
 
 
-def outcome(function: Callable[..., Any], sample: Sample) -> Outcome:
-    """Call an implementation with copies of a sample's tensors, and run backward where the sample says so."""
+def outcome(
+    function: Callable[..., Any], sample: Sample, comparable: Callable[[Any], Any] | None = None
+) -> Outcome:
+    """Call an implementation with copies of a sample's tensors, and run backward where the sample says so.
+
+    Args:
+        function: the implementation.
+        sample: arguments.
+        comparable: what of the result counts; by default everything.
+    """
     followed: list[Tensor] = []
     seen: list[Tensor] = []
 
@@ -127,6 +135,7 @@ def outcome(function: Callable[..., Any], sample: Sample) -> Outcome:
     args = tuple(copied(value) for value in sample.args)
     options = {name: copied(value) for name, value in sample.options.items()}
     result = function(*args, **options)
+    result = result if comparable is None else comparable(result)
     results = tuple(item for item in _flat(result) if isinstance(item, Tensor))
     if sample.backward:
         _backward(results)

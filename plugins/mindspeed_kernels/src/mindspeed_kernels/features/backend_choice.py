@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from mindspeed_core.feature import Feature, Flag, hookimpl
+from mindspeed_core.feature import Feature, Flag, Scenario, hookimpl
+from mindspeed_kernels.features.proofs import LLAMA
 
 
 class OpsBackend(Feature):
@@ -27,6 +28,13 @@ class OpsBackend(Feature):
     deterministic = True
     affects_checkpoint = False
     fake_tensors = True
+    verify = (
+        Scenario(
+            "references",
+            flags=(*LLAMA, "--use-fused-rmsnorm", "--use-fused-swiglu", "--ops-backend", "*=reference"),
+            baseline=(*LLAMA, "--use-fused-rmsnorm", "--use-fused-swiglu"),
+        ),
+    )
 
     @hookimpl(wrapper=True)
     def prepare_process(self, session: Any, args: Any) -> Generator[None, Any, Any]:

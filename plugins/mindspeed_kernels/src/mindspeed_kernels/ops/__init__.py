@@ -35,6 +35,8 @@ from mindspeed_kernels.ops.contract import ContractError
 from mindspeed_kernels.ops.dropout_add_layer_norm import npu_dropout_add_layer_norm
 from mindspeed_kernels.ops.dropout_add_rms_norm import npu_dropout_add_rms_norm
 from mindspeed_kernels.ops.ffn import npu_ffn
+from mindspeed_kernels.ops.fusion_attention import npu_fusion_attention
+from mindspeed_kernels.ops.fusion_attention_grad import npu_fusion_attention_grad
 from mindspeed_kernels.ops.gmm import grouped_matmul, npu_gmm, npu_gmm_v2
 from mindspeed_kernels.ops.lcal_functional import coc_ops
 from mindspeed_kernels.ops.npu_all_to_all_all_gather_bmm import npu_alltoall_allgather_bmm
@@ -80,6 +82,8 @@ __all__ = [
     "npu_dropout_add_layer_norm",
     "npu_dropout_add_rms_norm",
     "npu_ffn",
+    "npu_fusion_attention",
+    "npu_fusion_attention_grad",
     "npu_gmm",
     "npu_gmm_v2",
     "npu_grouped_mat_mul_all_reduce",

@@ -14,7 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindspeed_kernels.attention.arguments import OPERATOR, Options, check_numbers, prepare, views
+from mindspeed_kernels.attention.arguments import (
+    OPERATOR,
+    check_numbers,
+    kernel_switches,
+    options_of,
+    prepare,
+    views,
+)
 from mindspeed_kernels.attention.blockwise import BlockwiseAttention
 from mindspeed_kernels.attention.layouts import LAYOUTS, from_bnsd
 from mindspeed_kernels.attention.reference import dense_attention
@@ -96,28 +103,29 @@ def fusion_attention_reference(
     Raises:
         ContractError: arguments do not fit together, or are not supported.
     """
-    options = _options(
-        head_num, input_layout, pse, padding_mask, atten_mask, scale, keep_prob, pre_tokens, next_tokens,
-        prefix, actual_seq_qlen, actual_seq_kvlen, sparse_mode, pse_type, q_start_idx, kv_start_idx, sink,
-        dropout_mask,
-    )  # fmt: skip
+    options = options_of(
+        head_num,
+        input_layout,
+        pse=pse,
+        padding_mask=padding_mask,
+        atten_mask=atten_mask,
+        scale=scale,
+        keep_prob=keep_prob,
+        pre_tokens=pre_tokens,
+        next_tokens=next_tokens,
+        prefix=prefix,
+        actual_seq_qlen=actual_seq_qlen,
+        actual_seq_kvlen=actual_seq_kvlen,
+        sparse_mode=sparse_mode,
+        pse_type=pse_type,
+        q_start_idx=q_start_idx,
+        kv_start_idx=kv_start_idx,
+        sink=sink,
+        dropout_mask=dropout_mask,
+    )
     inputs = prepare(query, key, value, options)
     context, maximum, total = dense_attention(inputs, sink)
     return _result(context, maximum, total, options.layout, 0)
-
-
-def _options(
-    head_num: int,
-    input_layout: str,
-    pse: Tensor | None,
-    padding_mask: Tensor | None,
-    *others: Any,
-) -> Options:
-    if padding_mask is not None:
-        from mindspeed_kernels.attention.arguments import refuse
-
-        raise refuse("padding_mask", "must be None", "a tensor", "atten_mask")
-    return Options(head_num, input_layout, pse, *others)
 
 
 def _result(context: Tensor, maximum: Tensor, total: Tensor, layout: str, seed: int) -> Result:
@@ -136,7 +144,9 @@ def stats_of(logsum: Tensor) -> tuple[Tensor, Tensor]:
 
 def logsum_of(maximum: Tensor, total: Tensor) -> Tensor:
     """The logarithm of a sum, infinite for rows that see nothing."""
-    return torch.where(total > 0, maximum + total.clamp_min(torch.finfo(total.dtype).tiny).log(), float("inf"))
+    return torch.where(
+        total > 0, maximum + total.clamp_min(torch.finfo(total.dtype).tiny).log(), float("inf")
+    )
 
 
 def comparable(result: Result) -> tuple[Tensor, Tensor]:
@@ -205,43 +215,17 @@ npu_fusion_attention = Operator(
 
 @npu_fusion_attention.backend("blocks", ("cpu", "cuda"))
 def _blocks(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    head_num: int,
-    input_layout: str,
-    *,
-    pse: Tensor | None = None,
-    padding_mask: Tensor | None = None,
-    atten_mask: Tensor | None = None,
-    scale: float = 1.0,
-    keep_prob: float = 1.0,
-    pre_tokens: int = UNLIMITED,
-    next_tokens: int = UNLIMITED,
-    inner_precise: int = 0,
-    prefix: Sequence[int] | Tensor | None = None,
-    actual_seq_qlen: Sequence[int] | Tensor | None = None,
-    actual_seq_kvlen: Sequence[int] | Tensor | None = None,
-    sparse_mode: int = 0,
-    gen_mask_parallel: bool = True,
-    sync: bool = False,
-    pse_type: int = 1,
-    q_start_idx: Sequence[int] | int | None = None,
-    kv_start_idx: Sequence[int] | int | None = None,
-    sink: Tensor | None = None,
-    dropout_mask: Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str, **given: Any
 ) -> Result:
-    options = _options(
-        head_num, input_layout, pse, padding_mask, atten_mask, scale, keep_prob, pre_tokens, next_tokens,
-        prefix, actual_seq_qlen, actual_seq_kvlen, sparse_mode, pse_type, q_start_idx, kv_start_idx, sink,
-        dropout_mask,
-    )  # fmt: skip
-    random = keep_prob < 1.0 and dropout_mask is None
+    options = options_of(head_num, input_layout, **given)
+    random = options.keep_prob < 1.0 and options.dropout_mask is None
     # Drawn from the generator of the device, so that recomputation and parallel ranks behave as with dropout.
     seed = int(torch.randint(1 << 52, (), device=query.device)) if random else 0
     inputs = prepare(query, key, value, options, seed)
-    bias = pse if pse is not None and pse.requires_grad else None
-    context, logsum = BlockwiseAttention.apply(inputs.query, inputs.key, inputs.value, bias, sink, inputs.problem)
+    bias = options.pse if options.pse is not None and options.pse.requires_grad else None
+    context, logsum = BlockwiseAttention.apply(
+        inputs.query, inputs.key, inputs.value, bias, options.sink, inputs.problem
+    )
     return _result(context, *stats_of(logsum), options.layout, seed)
 
 
@@ -252,38 +236,9 @@ def _blocks(
     contract=(Dtype("query", NPU_FLOATING),),
     supports=npu_limits,
 )
-def _npu(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    head_num: int,
-    input_layout: str,
-    *,
-    pse: Tensor | None = None,
-    padding_mask: Tensor | None = None,
-    atten_mask: Tensor | None = None,
-    scale: float = 1.0,
-    keep_prob: float = 1.0,
-    pre_tokens: int = UNLIMITED,
-    next_tokens: int = UNLIMITED,
-    inner_precise: int = 0,
-    prefix: Sequence[int] | Tensor | None = None,
-    actual_seq_qlen: Sequence[int] | Tensor | None = None,
-    actual_seq_kvlen: Sequence[int] | Tensor | None = None,
-    sparse_mode: int = 0,
-    gen_mask_parallel: bool = True,
-    sync: bool = False,
-    pse_type: int = 1,
-    q_start_idx: Sequence[int] | int | None = None,
-    kv_start_idx: Sequence[int] | int | None = None,
-    sink: Tensor | None = None,
-    dropout_mask: Tensor | None = None,
-) -> Result:
-    options = _options(
-        head_num, input_layout, pse, padding_mask, atten_mask, scale, keep_prob, pre_tokens, next_tokens,
-        prefix, actual_seq_qlen, actual_seq_kvlen, sparse_mode, pse_type, q_start_idx, kv_start_idx, sink,
-        dropout_mask,
-    )  # fmt: skip
+def _npu(query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str, **given: Any) -> Result:
+    options = options_of(head_num, input_layout, **given)
     check_numbers(options)
     views(query, key, value, options)
-    return npu_attention(query, key, value, options, inner_precise, gen_mask_parallel, sync)
+    result: Result = npu_attention(query, key, value, options, **kernel_switches(given))
+    return result

@@ -116,6 +116,7 @@ class Operator(Generic[P, R]):
         backends: by name.
         saved: what backward keeps, one sentence.
         samples: example calls, from a function that makes tensors.
+        comparable: what of a result all backends agree on, None for everything.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class Operator(Generic[P, R]):
         key: Callable[P, Hashable] | None = None,
         saved: str = "",
         samples: Callable[[Make], Sequence[Sample]] | None = None,
+        comparable: Callable[[Any], Any] | None = None,
         differentiable: bool = True,
         dist: str = "mindspeed-kernels",
     ) -> None:
@@ -141,6 +143,7 @@ class Operator(Generic[P, R]):
                 it is not asked.
             saved: what backward keeps.
             samples: example calls for tests of backends.
+            comparable: what of a result all backends agree on; by default everything.
             differentiable: whether the reference is.
             dist: the package that brings it.
 
@@ -154,6 +157,7 @@ class Operator(Generic[P, R]):
         self.contract = contract
         self.saved = saved
         self.samples = samples
+        self.comparable = comparable
         self.dist: str = dist
         self.signature = inspect.signature(reference)
         self.backends: dict[str, Backend] = {}

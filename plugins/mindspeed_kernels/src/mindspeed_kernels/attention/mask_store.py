@@ -1,0 +1,113 @@
+"""Attention masks as tensors, for kernels that want one: each made once per device and shared by all layers.
+
+Kernels in the modes 2 to 4 and 6 to 8 expand a small mask themselves, whatever the length of the sequence:
+4 MiB instead of one byte per query and key. Kernels that know the word causal need no tensor at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mindspeed_kernels.attention.visibility import Visibility
+from mindspeed_kernels.ops.contract import ContractError
+
+COMPRESSED = 2048
+PREFIX_ROWS = 3072
+
+
+@dataclass
+class MaskStore:
+    """Masks by kind and device; True hides.
+
+    Attributes:
+        given: a mask that somebody set for all attention, or None.
+    """
+
+    given: Tensor | None = None
+    _made: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
+
+    def causal(self, device: torch.device) -> Tensor:
+        """``[2048, 2048]``, the strict upper triangle."""
+        return self._once(("causal", device), Visibility(COMPRESSED, COMPRESSED, 0, None, 0), device)
+
+    def prefix(self, device: torch.device) -> Tensor:
+        """``[3072, 2048]``: the strict upper triangle above 1024 rows whose right half is hidden."""
+        name = ("prefix", device)
+        if name not in self._made:
+            tail = torch.zeros(PREFIX_ROWS - COMPRESSED, COMPRESSED, dtype=torch.bool, device=device)
+            tail[:, COMPRESSED // 2 :] = True
+            self._made[name] = torch.cat((self.causal(device), tail))
+        return self._made[name]
+
+    def full(self, visibility: Visibility, device: torch.device) -> Tensor:
+        """``[sq, sk]`` of a visibility without mask tensor and prefix."""
+        if visibility.hidden is not None or visibility.prefix:
+            raise ValueError("a stored mask belongs to a band")
+        band = visibility.offset, visibility.left, visibility.right
+        name = ("full", visibility.sq, visibility.sk, *band, device)
+        return self._once(name, visibility, device)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.given = None
+        self._made.clear()
+
+    def _once(self, name: tuple[object, ...], visibility: Visibility, device: torch.device) -> Tensor:
+        if name not in self._made:
+            size = visibility.sq, visibility.sk
+            visible = visibility.block((0, size[0]), (0, size[1]), device)
+            hidden = torch.zeros(size, dtype=torch.bool, device=device)
+            self._made[name] = hidden if visible is None else ~visible[0, 0]
+        return self._made[name]
+
+
+STORE = MaskStore()
+"""The masks of this process."""
+
+
+def set_attention_mask(mask: Tensor | None) -> None:
+    """Let all attention hide what ``mask`` hides; None takes it back.
+
+    Args:
+        mask: ``[sq, sk]`` or ``[b | 1, n | 1, sq, sk]`` bool, True hides.
+
+    Raises:
+        ContractError: it is no such tensor.
+    """
+    if mask is not None and (mask.dtype != torch.bool or mask.dim() not in (2, 4)):
+        raise ContractError(
+            f"set_attention_mask: mask must be bool with 2 or 4 dimensions, got {mask.dtype} with "
+            f"{mask.dim()}; nearest supported: [sq, sk] bool"
+        )
+    STORE.given = mask
+
+
+def get_attention_mask(sequence_length: int, device: torch.device | str = "cpu") -> Tensor:
+    """The mask of all attention: the one that was set, otherwise the causal one.
+
+    Args:
+        sequence_length: number of queries and keys.
+        device: where it is needed.
+    """
+    if STORE.given is not None:
+        return STORE.given
+    return generate_attention_mask(sequence_length, compress=True, device=device)
+
+
+def generate_attention_mask(
+    sequence_length: int, *, compress: bool = True, device: torch.device | str = "cpu"
+) -> Tensor:
+    """The causal mask, True hides: the small form that kernels expand, or one value per query and key.
+
+    Args:
+        sequence_length: number of queries and keys.
+        compress: ``[2048, 2048]`` instead of ``[s, s]``.
+        device: where it is needed.
+    """
+    place = torch.device(device)
+    if compress:
+        return STORE.causal(place)
+    return STORE.full(Visibility(sequence_length, sequence_length, 0, None, 0), place)

@@ -1,0 +1,257 @@
+"""Gradients of fused attention from what forward returned: for rings, and for whoever keeps tensors himself.
+
+The keys may be one part of those that the context and the row numbers belong to; the gradients of the parts
+add up to those of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mindspeed_kernels.attention.arguments import Inputs, Options, kernel_switches, options_of, prepare
+from mindspeed_kernels.attention.blockwise import attend_backward
+from mindspeed_kernels.attention.layouts import from_bnsd, to_bnsd
+from mindspeed_kernels.attention.reference import dense_gradients
+from mindspeed_kernels.attention.service import npu_attention_grad
+from mindspeed_kernels.attention.visibility import UNLIMITED
+from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.contract import (
+    NPU_FLOATING,
+    Choice,
+    ContractError,
+    Dtype,
+    Range,
+    Rank,
+    SameDtype,
+)
+from mindspeed_kernels.ops.fusion_attention import logsum_of
+from mindspeed_kernels.ops.operator import Make, Operator, Sample
+
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+
+
+def fusion_attention_grad_reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dy: Tensor,
+    head_num: int,
+    input_layout: str,
+    *,
+    softmax_max: Tensor,
+    softmax_sum: Tensor,
+    attention_in: Tensor,
+    pse: Tensor | None = None,
+    padding_mask: Tensor | None = None,
+    atten_mask: Tensor | None = None,
+    softmax_in: Tensor | None = None,
+    scale_value: float = 1.0,
+    keep_prob: float = 1.0,
+    pre_tokens: int = UNLIMITED,
+    next_tokens: int = UNLIMITED,
+    inner_precise: int = 0,
+    seed: int = 0,
+    offset: int = 0,
+    numels: int = 0,
+    prefix: Sequence[int] | Tensor | None = None,
+    actual_seq_qlen: Sequence[int] | Tensor | None = None,
+    actual_seq_kvlen: Sequence[int] | Tensor | None = None,
+    sparse_mode: int = 0,
+    gen_mask_parallel: bool = True,
+    sync: bool = False,
+    pse_type: int = 1,
+    q_start_idx: Sequence[int] | int | None = None,
+    kv_start_idx: Sequence[int] | int | None = None,
+    sink: Tensor | None = None,
+    dropout_mask: Tensor | None = None,
+) -> Gradients:
+    """Gradients of queries, keys, values, ``pse`` and ``sink``.
+
+    With ``P = exp(scores - logsum)`` and ``delta`` the row sums of ``dy * context``: ``dv = P^T dy``,
+    ``ds = P * (dy v^T - delta)``, ``dq = scale * ds k``, ``dk = scale * ds^T q``.
+
+    Args:
+        query: as in forward, like everything below with a name of `npu_fusion_attention`.
+        key: as in forward, or one part of it.
+        value: likewise.
+        dy: gradient of the context, in its layout.
+        head_num: as in forward.
+        input_layout: as in forward.
+        softmax_max: from forward, possibly of all keys.
+        softmax_sum: from forward.
+        attention_in: the context from forward.
+        pse: as in forward.
+        padding_mask: must be None.
+        atten_mask: as in forward.
+        softmax_in: without meaning.
+        scale_value: ``scale`` of forward.
+        keep_prob: as in forward.
+        pre_tokens: as in forward.
+        next_tokens: as in forward.
+        inner_precise: as in forward.
+        seed: from forward.
+        offset: from forward.
+        numels: from forward.
+        prefix: as in forward.
+        actual_seq_qlen: as in forward.
+        actual_seq_kvlen: as in forward.
+        sparse_mode: as in forward.
+        gen_mask_parallel: as in forward.
+        sync: as in forward.
+        pse_type: as in forward.
+        q_start_idx: as in forward.
+        kv_start_idx: as in forward.
+        sink: as in forward.
+        dropout_mask: as in forward.
+
+    Returns:
+        ``(dq, dk, dv, dpse, dsink)``; the last two are None where there is nothing to differentiate.
+
+    Raises:
+        ContractError: arguments are not supported; dropped weights are known from ``dropout_mask`` only.
+    """
+    options = options_of(
+        head_num,
+        input_layout,
+        pse=pse,
+        padding_mask=padding_mask,
+        atten_mask=atten_mask,
+        scale=scale_value,
+        keep_prob=keep_prob,
+        pre_tokens=pre_tokens,
+        next_tokens=next_tokens,
+        prefix=prefix,
+        actual_seq_qlen=actual_seq_qlen,
+        actual_seq_kvlen=actual_seq_kvlen,
+        sparse_mode=sparse_mode,
+        pse_type=pse_type,
+        q_start_idx=q_start_idx,
+        kv_start_idx=kv_start_idx,
+        sink=sink,
+        dropout_mask=dropout_mask,
+    )
+    if keep_prob < 1.0 and dropout_mask is None:
+        raise ContractError(
+            "npu_fusion_attention_grad[reference]: keep_prob below 1 needs dropout_mask, got None; "
+            "nearest supported: the mask that forward was given"
+        )
+    inputs = prepare(query, key, value, options)
+    outer, context, logsum = _outcome(dy, attention_in, softmax_max, softmax_sum, options, inputs)
+    return _in_layout(dense_gradients(inputs, outer, context, logsum, sink), options.layout)
+
+
+def _outcome(
+    dy: Tensor,
+    attention_in: Tensor,
+    softmax_max: Tensor,
+    softmax_sum: Tensor,
+    options: Options,
+    inputs: Inputs,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradient and context as ``[b, n, sq, dv]`` and the logarithm of the sums ``[b, n, sq]``."""
+    shape = (*inputs.query.shape[:3], inputs.value.shape[3])
+    outer, context = (to_bnsd(item, options.layout, options.head_num) for item in (dy, attention_in))
+    for name, item in (("dy", outer), ("attention_in", context)):
+        if item.shape != shape:
+            raise ContractError(
+                f"npu_fusion_attention_grad[any]: {name} must be like the context {shape}, got "
+                f"{tuple(item.shape)}; nearest supported: {shape}"
+            )
+    wide = torch.promote_types(inputs.query.dtype, torch.float32)
+    logsum = logsum_of(softmax_max[..., 0], softmax_sum[..., 0]).to(wide)
+    if options.layout == "TND":
+        logsum = logsum.transpose(0, 1).unsqueeze(0)
+    return outer, context, logsum
+
+
+def _in_layout(found: Gradients, layout: str) -> Gradients:
+    to_query, to_key, to_value = (from_bnsd(item, layout) for item in found[:3])
+    return to_query, to_key, to_value, found[3], found[4]
+
+
+def _samples(make: Make) -> list[Sample]:
+    query, key, value, dy = make(6, 2, 32), make(7, 2, 16), make(7, 2, 16), make(6, 2, 32)
+    context = make(6, 2, 32)
+    maximum = torch.full((2, 4, 6, 8), 3.0, dtype=torch.float32, device=query.device)
+    facts = {"softmax_max": maximum, "softmax_sum": torch.ones_like(maximum), "attention_in": context}
+    return [
+        Sample((query, key, value, dy, 4, "SBH"), {**facts, "sparse_mode": 2}, backward=False),
+        Sample(
+            (query, key, value, dy, 4, "SBH"), {**facts, "sparse_mode": 3, "scale_value": 0.3}, backward=False
+        ),
+    ]
+
+
+npu_fusion_attention_grad = Operator(
+    "npu_fusion_attention_grad",
+    fusion_attention_grad_reference,
+    contract=(
+        Dtype("query"),
+        SameDtype(("query", "key", "value", "dy", "attention_in")),
+        Rank("query", 3, 4),
+        Choice("input_layout", ("SBH", "BSH", "BNSD", "BSND", "TND", "SBND")),
+        Range("sparse_mode", 0, 8),
+    ),
+    saved="nothing",
+    samples=_samples,
+    differentiable=False,
+)
+
+
+@npu_fusion_attention_grad.backend("blocks", ("cpu", "cuda"), differentiable=False)
+def _blocks(
+    query: Tensor, key: Tensor, value: Tensor, dy: Tensor, head_num: int, input_layout: str, **given: Any
+) -> Gradients:
+    options, state = _split(head_num, input_layout, given)
+    inputs = prepare(query, key, value, options, state["seed"])
+    facts = given["attention_in"], given["softmax_max"], given["softmax_sum"]
+    outer, context, logsum = _outcome(dy, *facts, options, inputs)
+    tensor = None if inputs.problem.bias is None else inputs.problem.bias.tensor
+    if tensor is not None and (options.layout == "TND" or tensor.shape[2] not in (1, inputs.query.shape[2])):
+        tensor = None
+    found = attend_backward(
+        outer,
+        inputs.query,
+        inputs.key,
+        inputs.value,
+        tensor,
+        options.sink,
+        context,
+        logsum,
+        inputs.problem,
+    )
+    return _in_layout(found, options.layout)
+
+
+@npu_fusion_attention_grad.backend(
+    "npu",
+    ("npu",),
+    available=torch_npu_missing,
+    contract=(Dtype("query", NPU_FLOATING),),
+    differentiable=False,
+)
+def _npu(
+    query: Tensor, key: Tensor, value: Tensor, dy: Tensor, head_num: int, input_layout: str, **given: Any
+) -> Gradients:
+    options, state = _split(head_num, input_layout, given)
+    found: Gradients = npu_attention_grad(
+        (query, key, value, dy),
+        options,
+        given["softmax_max"],
+        given["softmax_sum"],
+        given["attention_in"],
+        {**state, **kernel_switches(given)},
+    )
+    return found
+
+
+def _split(head_num: int, input_layout: str, given: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
+    """The options of forward, and what forward returned about its random numbers."""
+    state = {name: given.get(name, 0) for name in ("seed", "offset", "numels")}
+    others = ("softmax_max", "softmax_sum", "attention_in", "softmax_in", "scale_value", *state)
+    forward = {name: value for name, value in given.items() if name not in others}
+    return options_of(head_num, input_layout, scale=given.get("scale_value", 1.0), **forward), state
