@@ -92,6 +92,17 @@ def test_backward_adds_to_the_main_gradient_and_keeps_none_of_its_own():
     assert largest.elements < weight.numel()
 
 
+def test_hooks_of_a_parameter_see_a_gradient_that_takes_no_memory():
+    weight = torch.nn.Parameter(torch.randn(2, 8, 8))
+    weight.main_grad = torch.zeros(2, 8, 8)
+    seen = []
+    node = weight.expand_as(weight).grad_fn.next_functions[0][0]
+    node.register_hook(lambda *_: seen.append(weight.grad.untyped_storage().nbytes()))
+    result = npu_gmm(torch.randn(4, 8), weight, group_list=[1, 4], gemm_fusion=True, original_weight=weight)
+    result.sum().backward()
+    assert seen == [4]
+
+
 def test_groups_of_the_summed_dimension_give_one_product_each():
     x, y = torch.randn(5, 9), torch.randn(9, 4)
     result = npu_gmm(x, y, group_list=[2, 2, 9], group_type=2)

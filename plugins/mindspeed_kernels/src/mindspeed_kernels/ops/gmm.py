@@ -32,7 +32,7 @@ def grouped_matmul_reference(
         weight: ``[E, k, n]``, dtype of ``x``.
         ends: ``[E]`` int64, where each group ends; groups may be empty.
         parameter: the parameter that ``weight`` is a view of; when given, backward adds the weight's gradient
-            to ``parameter.main_grad`` in place, marks it as added, and hands autograd zeros without memory.
+            to ``parameter.main_grad`` in place, marks it as added, and hands autograd nothing.
 
     Returns:
         ``[m, n]`` in the dtype of ``x``.
@@ -140,12 +140,21 @@ class GroupedMatmulFunction(torch.autograd.Function):
             dx = rows(dy, weight.transpose(1, 2), ends)
         if ctx.needs_input_grad[1] and ctx.parameter is not None:
             npu_groupmatmul_add_fp32(x, dy, ends, ctx.parameter.main_grad.view(weight.shape))
-            # Tells distributed data parallelism not to add what autograd hands over.
-            ctx.parameter.grad_added_to_main_grad = True
-            dw = weight.new_zeros(()).expand(weight.shape)
+            _mark_added(ctx.parameter)
         elif ctx.needs_input_grad[1]:
             dw = weights(x, dy, ends)
         return dx, dw, None, None, None
+
+
+def _mark_added(parameter: Tensor) -> None:
+    """Tell distributed data parallelism that the gradient is in ``main_grad``.
+
+    Its hooks ask for a ``grad`` all the same: one number in the parameter's shape, which autograd would copy to
+    full size if it were handed over as a gradient.
+    """
+    parameter.grad_added_to_main_grad = True  # type: ignore[attr-defined]
+    if parameter.grad is None:
+        parameter.grad = parameter.new_zeros(()).expand(parameter.shape)
 
 
 def _apply(x: Tensor, weight: Tensor, ends: Tensor, parameter: Tensor | None, products: str) -> Tensor:
