@@ -149,8 +149,8 @@ class GroupedMatmulFunction(torch.autograd.Function):
 def _mark_added(parameter: Tensor) -> None:
     """Tell distributed data parallelism that the gradient is in ``main_grad``.
 
-    Its hooks ask for a ``grad`` all the same: one number in the parameter's shape, which autograd would copy to
-    full size if it were handed over as a gradient.
+    Its hooks ask for a ``grad`` all the same: one number in the parameter's shape, which autograd would copy
+    to full size if it were handed over as a gradient.
     """
     parameter.grad_added_to_main_grad = True  # type: ignore[attr-defined]
     if parameter.grad is None:
