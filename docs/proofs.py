@@ -60,14 +60,24 @@ def verdicts(name: str) -> dict[str, Any]:
     return answer
 
 
-def record(feature: type[Feature]) -> Path:
-    """Run the proofs of one feature and write what came out."""
+def record(feature: type[Feature]) -> list[str]:
+    """Run the proofs of one feature and write what came out; nothing is written when one fails.
+
+    Returns:
+        What failed, one text each.
+    """
     answer = verdicts(feature.name)
+    failed = [
+        f"{feature.name} / {verdict['scenario']}: {verdict['error'] or '; '.join(verdict['differences'])}"
+        for verdict in answer["verdicts"]
+        if not verdict["passed"]
+    ]
+    if failed:
+        return failed
     declared = {scenario.name: identity(scenario) for scenario in feature.verify}
     proofs = {
         verdict["scenario"]: {
             "proof": declared[verdict["scenario"]],
-            "passed": verdict["passed"],
             "largest_error": verdict["largest_error"],
             "compared": verdict["compared"],
             "gains": [
@@ -86,7 +96,7 @@ def record(feature: type[Feature]) -> Path:
     RECORDS.mkdir(exist_ok=True)
     path = RECORDS / f"{feature.name}.json"
     path.write_text(json.dumps({"where": where, "proofs": proofs}, indent=1) + "\n", encoding="utf-8")
-    return path
+    return []
 
 
 def main(names: Sequence[str]) -> int:
@@ -98,13 +108,12 @@ def main(names: Sequence[str]) -> int:
     if unknown:
         print(f"not a feature of this repository: {', '.join(unknown)}", file=sys.stderr)
         return 2
-    failed = False
+    failed: list[str] = []
     for name in names or features:
-        path = record(features[name])
-        results = json.loads(path.read_text(encoding="utf-8"))["proofs"].values()
-        failed = failed or not all(result["passed"] for result in results)
-        print(f"{name}: {sum(result['passed'] for result in results)} of {len(results)} passed", flush=True)
-    return int(failed)
+        found = record(features[name])
+        failed += found
+        print("\n".join(found) or f"{name}: recorded", flush=True)
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-/* Search without a server. A page opened from the file system may not start a worker; this one runs the same
-   script in a hidden frame. Nothing here is used when the pages come over http. */
-(() => {
-  if (location.protocol !== "file:") return;
+/* The search without a server, and for flags.
 
+   A page opened from the file system may not start a worker: there the same script runs in a hidden frame. And
+   a dash before a word means "without it" to the search engine, while readers of this documentation mean a flag. */
+(() => {
   const load = (frame, url) =>
     new Promise((resolve, reject) => {
       const script = frame.document.createElement("script");
@@ -41,7 +41,15 @@
     }
   }
 
+  const fromFile = location.protocol === "file:";
+  const QUERY = 2;
+
+  window.Worker = class extends (fromFile ? IFrameWorker : window.Worker) {
+    postMessage(message) {
+      const flags = message.type === QUERY ? message.data.replace(/(^|\s)-+(?=\w)/g, "$1") : message.data;
+      super.postMessage({ ...message, data: flags });
+    }
+  };
   // The search script looks for this name to find its language files.
-  window.IFrameWorker = IFrameWorker;
-  window.Worker = IFrameWorker;
+  if (fromFile) window.IFrameWorker = IFrameWorker;
 })();

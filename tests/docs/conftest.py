@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from markdown_files import ROOT, blocks, read
 
-# What draws the diagrams of the site lies beside the pages.
-sys.path.insert(0, str(ROOT / "docs" / "site"))
+# What makes the pages lies beside them.
+sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "docs" / "site")]
 
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -134,10 +134,15 @@ def test_the_search_index_holds_both_languages_and_no_source_listings(index):
     assert [location for location in locations if location.startswith("source/mindspeed_core")] == []
 
 
-def test_chinese_words_are_searchable_character_by_character(index):
-    words = re.split(index["config"]["separator"], "恢复训练 TP=2")
-
-    assert list(filter(None, words)) == ["恢", "复", "训", "练", "TP", "2"]
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("恢复训练 TP=2", ["恢", "复", "训", "练", "TP", "2"]),
+        ("`--use-flash-attn`", ["use", "flash", "attn"]),
+    ],
+)
+def test_chinese_is_searched_by_character_and_flags_by_word(index, text, words):
+    assert list(filter(None, re.split(index["config"]["separator"], text))) == words
 
 
 def test_every_page_brings_the_worker_that_searches_without_a_server(pages):

@@ -1,0 +1,71 @@
+"""Recorded results of proofs are shown for exactly the proofs that were run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import proofs
+import pytest
+from feature_pages import feature_page
+from generate import tree_registry
+
+from mindspeed_core.feature import Feature, Flag, Scenario
+
+RUN = Scenario("plain", ("--swift",), steps=2, tolerance=1e-5)
+
+
+class Swift(Feature):
+    name = "swift"
+    family = "kernels"
+    summary = "Does the same, sooner."
+    flags = (Flag("--swift", help="Do it sooner."),)
+    verify = (RUN,)
+
+
+@pytest.fixture
+def record(tmp_path, monkeypatch):
+    """The result of one proof, recorded as `proofs.record` writes it."""
+    gain = {"measure": "peak_bytes", "ratio": 0.5, "at_most": 0.9}
+    result = {"proof": proofs.identity(RUN), "largest_error": 2e-7, "compared": 9, "gains": [gain]}
+    where = {"platform": "cpu", "torch": "2.13.0", "megatron-core": "0.16.1", "python": "3.11"}
+    (tmp_path / "swift.json").write_text(json.dumps({"where": where, "proofs": {"plain": result}}))
+    monkeypatch.setattr(proofs, "RECORDS", tmp_path)
+
+
+@pytest.mark.usefixtures("record")
+def test_a_recorded_result_stands_on_the_page_of_the_feature():
+    page = feature_page("acme", Swift)
+
+    assert "| `plain` | 1 | 2 | 1e-05 | 2.0e-07 | peak_bytes × 0.5 (at most 0.9) |" in page
+    assert "Results of platform `cpu` with torch 2.13.0, megatron-core 0.16.1, python 3.11." in page
+
+
+@pytest.mark.usefixtures("record")
+@pytest.mark.parametrize(
+    "change", [{"tolerance": 1e-7}, {"flags": ("--swift", "--bf16")}, {"steps": 3}, {"world_size": 2}]
+)
+def test_a_result_of_another_proof_is_not_shown(monkeypatch, change):
+    monkeypatch.setattr(Swift, "verify", (replace(RUN, **change),))
+
+    assert "not recorded" in feature_page("acme", Swift)
+
+
+def test_a_failed_proof_is_told_and_not_recorded(tmp_path, monkeypatch):
+    verdict = {
+        "scenario": "plain",
+        "passed": False,
+        "error": "",
+        "differences": ["loss of step 1: 2 against 1"],
+    }
+    monkeypatch.setattr(proofs, "RECORDS", tmp_path)
+    monkeypatch.setattr(proofs, "verdicts", lambda name: {"platform": "cpu", "verdicts": [verdict]})
+
+    assert proofs.record(Swift) == ["swift / plain: loss: 2 against 1"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_record_belongs_to_a_feature():
+    features = tree_registry().features
+
+    assert {path.stem for path in proofs.RECORDS.glob("*.json")} - set(features) == set()
