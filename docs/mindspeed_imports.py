@@ -27,7 +27,7 @@ ENTRANCES = (
     (
         "from mindspeed.megatron_adaptor import repatch",
         "from mindspeed_core import activate",
-        "close the session and open one with the other flags",
+        "`activate` once, then `session.reopen(flags)`",
     ),
     (
         "from mindspeed.features_manager.feature import MindSpeedFeature",

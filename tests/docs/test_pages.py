@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 
 import click
 import pytest
 from markdown_files import ROOT, blocks, files, headings, links, read
+from mindspeed_imports import ENTRANCES
 
 from mindspeed_core.cli.features import program
 from mindspeed_core.cli.train import _COMMANDS as TOOLS
@@ -73,6 +76,15 @@ def test_every_link_to_a_heading_has_its_heading(path):
                 missing.append(target)
 
     assert missing == []
+
+
+@pytest.mark.parametrize("line", [new for _, new, _ in ENTRANCES])
+def test_what_is_imported_instead_of_mindspeed_exists(line):
+    (statement,) = ast.parse(line).body
+    if isinstance(statement, ast.Import):
+        assert find_spec(statement.names[0].name) is not None
+    else:
+        assert hasattr(import_module(statement.module), statement.names[0].name)
 
 
 def test_every_build_of_torch_npu_stands_in_the_table():
