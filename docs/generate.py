@@ -22,6 +22,7 @@ from mindspeed_flags import mindspeed_page
 from mindspeed_imports import imports_page
 from tables import code, codes, flag_table, table
 
+from mindspeed_core import __version__
 from mindspeed_core.compatibility import NPU_CANN, NPU_PYTHON, PYTHON, TABLE, TRIALS, same_release
 from mindspeed_core.core_flags import CORE_OWNER
 from mindspeed_core.discovery import FEATURES as FEATURE_GROUP
@@ -198,7 +199,7 @@ def compatibility_page(registry: Registry) -> str:
     lines = [
         "# Compatibility",
         "",
-        f"Python {code(PYTHON)}; hook interface {API_VERSION}.",
+        f"mindspeed-core {__version__}: Python {code(PYTHON)}, hook interface {API_VERSION}.",
         "",
         *table(
             ("distribution", "works with", "tested with", "needed"),
