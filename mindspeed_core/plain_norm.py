@@ -72,15 +72,20 @@ class PlainNorm(Module):
 
         A residual stream in float32 beside smaller parameters is normalized in float32.
         """
-        weight: Tensor = self.weight.to(hidden_states.dtype)
-        bias = None if self.bias is None else self.bias.to(hidden_states.dtype)
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
+        if hidden_states.dtype == weight.dtype:
+            return self._normalize(hidden_states, weight, bias)
+        larger = hidden_states.dtype
+        normal = self._normalize(hidden_states, weight.to(larger), None if bias is None else bias.to(larger))
+        return normal.to(weight.dtype)
+
+    def _normalize(self, hidden_states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if self.zero_centered:
             weight = 1.0 + weight
         if bias is None:
-            normal = F.rms_norm(hidden_states, (self.hidden_size,), weight, self.eps)
-        else:
-            normal = F.layer_norm(hidden_states, (self.hidden_size,), weight, bias, self.eps)
-        return normal.to(self.weight.dtype)
+            return F.rms_norm(hidden_states, (self.hidden_size,), weight, self.eps)
+        return F.layer_norm(hidden_states, (self.hidden_size,), weight, bias, self.eps)
 
     def extra_repr(self) -> str:
         """Size, epsilon and kind for ``repr``."""
