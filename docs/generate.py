@@ -11,7 +11,7 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -347,13 +347,17 @@ def render() -> dict[Path, str]:
     return {path: f"{NOTICE}\n\n{text}\n" for path, text in pages.items()}
 
 
-def stale() -> list[Path]:
+def unwritten(pages: Mapping[Path, str]) -> list[Path]:
+    """Pages in the folders of generated pages that nothing writes any more."""
+    return sorted({*REFERENCE.glob("*.md"), *FEATURES.rglob("*.md")} - set(pages))
+
+
+def stale(pages: Mapping[Path, str]) -> list[Path]:
     """Pages that differ from what the code says now, and pages that nothing writes."""
-    pages = render()
     differing = [
         path for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text
     ]
-    return differing + sorted({*REFERENCE.glob("*.md"), *FEATURES.rglob("*.md")} - set(pages))
+    return differing + unwritten(pages)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -361,12 +365,15 @@ def main(arguments: Sequence[str]) -> int:
     if arguments not in ([], ["--check"]):
         print("usage: python docs/generate.py [--check]", file=sys.stderr)
         return 2
+    pages = render()
     if arguments:
-        found = stale()
+        found = stale(pages)
         for path in found:
             print(f"{path.relative_to(ROOT)} is not up to date; run python docs/generate.py", file=sys.stderr)
         return 1 if found else 0
-    for path, text in render().items():
+    for path in unwritten(pages):
+        path.unlink()
+    for path, text in pages.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(ROOT))
