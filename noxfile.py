@@ -12,7 +12,11 @@ nox.options.reuse_existing_virtualenvs = True
 
 ROOT = Path(__file__).resolve().parent
 PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
-TEST_PLUGINS = sorted(path.parent for path in ROOT.glob("tests/plugins/*/pyproject.toml"))
+EXAMPLE_PLUGINS = sorted(path.parent for path in ROOT.glob("examples/plugins/*/pyproject.toml"))
+TEST_PLUGINS = [
+    *sorted(path.parent for path in ROOT.glob("tests/plugins/*/pyproject.toml")),
+    *EXAMPLE_PLUGINS,
+]
 COMPAT = ("0.15.3", "0.16.1")
 OF_THE_NEWEST = (
     # Pages and tables of flags describe the newest version.
@@ -49,7 +53,7 @@ def install_for_tests(session: nox.Session, **options: str) -> None:
     install(
         session,
         *("pytest>=8", "hypothesis>=6.100", "sentencepiece>=0.2", "pyarrow>=15", "mkdocs-material>=9.7,<10"),
-        *("build>=1.2", "hatchling>=1.21", "editables"),
+        *("build>=1.2", "hatchling>=1.21", "editables", "ruff>=0.8"),
         **options,
     )
     # Dependencies are installed above; the test plugins themselves need no network.
@@ -85,7 +89,8 @@ def typecheck(session: nox.Session) -> None:
     """mypy over the core and every plugin."""
     install(session, "mypy", "pytest>=8")
     session.run("mypy")
-    for plugin in PLUGINS:
+    session.install("--no-deps", "--no-build-isolation", *(f"-e{path}" for path in EXAMPLE_PLUGINS))
+    for plugin in (*PLUGINS, *EXAMPLE_PLUGINS):
         session.run("mypy", "--config-file", str(ROOT / "pyproject.toml"), "-p", plugin.name)
 
 

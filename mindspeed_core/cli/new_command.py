@@ -17,7 +17,7 @@ import click
     help="The directory in which the plugin's own directory is made; by default this one.",
 )
 def command(plugin: str, parent: Path) -> None:
-    """Start a plugin: a package with one working feature, its documentation, its tests and its proof.
+    """Start a plugin: a package with one working feature, its page, its tests, its proof and its tasks.
 
     PLUGIN is the distribution's name, for instance acme-losses. Nothing is ever overwritten.
     """
@@ -30,4 +30,6 @@ def command(plugin: str, parent: Path) -> None:
     click.echo("\nNext:")
     click.echo(f"  pip install -e {target}")
     click.echo(f"  mindspeed-features show {plugin}-loss-average")
+    click.echo(f"  mindspeed-features verify {plugin}-loss-average")
     click.echo(f"  pytest {target}")
+    click.echo(f"  pytest --contract {plugin}")

@@ -1,7 +1,8 @@
 """Starts a third-party plugin: a package that installs, lists, trains and proves itself as it comes.
 
 The directory ``plugin`` beside this file is the package with ``$plugin``, ``$package``, ``$option`` and so on
-in place of names; what `create_plugin` writes differs from it in nothing else.
+in place of names, and ``dot_`` in place of the dot that hidden names begin with; what `create_plugin` writes
+differs from it in nothing else.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
+from mindspeed_core import __version__
 from mindspeed_core.errors import UserError
+from mindspeed_core.hooks.versions import API_VERSION
 
 TEMPLATE = Path(__file__).parent / "plugin"
 SUFFIX = ".tmpl"
@@ -57,6 +60,9 @@ def plugin_names(plugin: str) -> dict[str, str]:
         "option": f"--{plugin}-loss-average",
         "dest": f"{package}_loss_average",
         "metric": f"{plugin} loss average",
+        "hook_api": API_VERSION,
+        "core": ".".join(__version__.split(".")[:2]),
+        "next": str(int(__version__.split(".")[0]) + 1),
     }
 
 
@@ -88,7 +94,8 @@ def create_plugin(plugin: str, parent: Path) -> list[Path]:
     written = []
     for source in sorted(path for path in TEMPLATE.rglob("*" + SUFFIX)):
         relative = source.relative_to(TEMPLATE).as_posix().replace("__package__", names["package"])
-        path = target / relative[: -len(SUFFIX)]
+        parts = [re.sub(r"^dot_", ".", part) for part in relative[: -len(SUFFIX)].split("/")]
+        path = target.joinpath(*parts)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(Template(source.read_text(encoding="utf-8")).substitute(names), encoding="utf-8")
         written.append(path)

@@ -115,6 +115,37 @@ def _features(installed, *arguments: str) -> subprocess.CompletedProcess[str]:
     return _run(installed, "-m", "mindspeed_core.cli.features", *arguments)
 
 
+def test_the_generated_plugin_has_everything_that_a_published_one_needs(installed):
+    plugin, _ = installed
+    written = {str(p.relative_to(plugin)) for p in plugin.rglob("*") if p.is_file()}
+
+    assert {
+        ".github/workflows/tests.yml",
+        ".gitignore",
+        "README.md",
+        "noxfile.py",
+        "pyproject.toml",
+        "src/acme_losses/docs/loss_average.md",
+        "src/acme_losses/py.typed",
+        "tests/test_contract.py",
+    } <= written
+
+
+def test_the_generated_files_are_clean_by_their_own_configuration(installed):
+    for command in (["check", "--no-cache", "."], ["format", "--no-cache", "--check", "."]):
+        done = _run(installed, "-m", "ruff", *command)
+
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_generated_tasks_run_the_contract(installed):
+    plugin, _ = installed
+    source = (plugin / "noxfile.py").read_text()
+
+    assert '"--contract", "acme-losses"' in source
+    assert "nox -s contract" in (plugin / ".github" / "workflows" / "tests.yml").read_text()
+
+
 def test_the_generated_plugin_is_listed_without_a_complaint(installed):
     done = _features(installed, "list", "--family", "acme-losses")
 
@@ -127,6 +158,7 @@ def test_the_generated_documentation_travels_with_the_package(installed):
     done = _features(installed, "show", "acme-losses-loss-average")
 
     assert "the first\nloss is the first average" in done.stdout
+    assert "equal bit for bit" in done.stdout
 
 
 def test_the_generated_feature_is_planned_and_checks_its_flag(installed):

@@ -1,6 +1,6 @@
 """The simple noise scale from the norms of two batch sizes (McCandlish et al., arXiv 1812.06162, A.1).
 
-The squared norm of a gradient over ``B`` samples is expected to be ``|G|^2 + S / B``: that of the true gradient,
+The squared norm of a gradient over ``B`` samples is expected to be ``|G|^2 + S / B``: of the true gradient,
 and noise that averages out. Two batch sizes give two equations for the signal ``|G|^2`` and the noise ``S``.
 """
 

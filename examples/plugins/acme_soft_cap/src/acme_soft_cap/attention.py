@@ -71,7 +71,7 @@ class SoftCappedAttention(DotProductAttention):
             kwargs: of ``DotProductAttention``.
         """
         super().__init__(*args, **kwargs)
-        self.scale_mask_softmax = SoftCappedSoftmax(self.scale_mask_softmax, options)
+        self.scale_mask_softmax: torch.nn.Module = SoftCappedSoftmax(self.scale_mask_softmax, options)
 
 
 def place_soft_cap(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspeed_core.feature import Conflict, Fallback, Feature, Flag, HookApi, Requirement, Scenario, hookimpl
 
@@ -43,14 +43,14 @@ class SoftCap(Feature):
     name = "acme-soft-cap"
     family = "acme"
     summary = "Caps attention scores smoothly: cap * tanh(score / cap)"
-    flags = (_CAP, _LAYERS)
+    flags: ClassVar[Sequence[Flag]] = (_CAP, _LAYERS)
     conflicts = _CONFLICTS
     slots = ("core-attention",)
     docs = _DOCS
     places_modules = True
     deterministic = True
     affects_checkpoint = False
-    verify = (
+    verify: ClassVar[Sequence[Scenario]] = (
         Scenario("far-cap", flags=_FAR),
         Scenario("far-cap-tp2-sp", flags=(*_TP2, *_FAR), baseline=_TP2, world_size=2),
         Scenario(
