@@ -58,8 +58,14 @@ def test_all_three_are_active_together():
     [
         (["--use-fused-rmsnorm"], "--normalization"),
         (["--use-fused-swiglu"], "--swiglu"),
-        (["--use-flash-attn", "--create-attention-mask-in-dataloader"], "makes its own causal mask"),
-        (["--use-flash-attn", "--reset-attention-mask"], "--reset-attention-mask"),
+        (["--use-flash-attn", "--sparse-mode", "6"], "--sparse-mode 6 needs the length of every sample"),
+        (["--use-flash-attn", "--sparse-mode", "4", "--next-tockens", "2"], "--next-tockens 2 lets a query"),
+        (["--use-flash-attn", "--sparse-mode", "4", "--pre-tockens", "-1"], "nothing to see"),
+        (["--use-flash-attn", "--sparse-mode", "8", "--pre-tockens", "2147483647"], "is no limit"),
+        (
+            ["--position-embedding-type", "alibi", "--use-rotary-position-embeddings"],
+            "positions are a bias of attention already",
+        ),
         (["--use-flash-attn", "--context-parallel-size", "2"], "--context-parallel-size is 2"),
     ],
 )

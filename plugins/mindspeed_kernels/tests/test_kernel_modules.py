@@ -1,26 +1,15 @@
 """The modules inside megatron-core: a GPT layer with them equals one without, on values and gradients."""
 
-import logging
-
 import pytest
 import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.dot_product_attention import DotProductAttention
-from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP
-from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from mindspeed_core.plain_norm import PlainNorm
 from mindspeed_kernels.modules.activation import FusedSwiGLU, place_swiglu, use_activation_modules
-from mindspeed_kernels.modules.core_attention import (
-    FlashCoreAttention,
-    place_attention,
-    without_attention_recompute,
-)
 from mindspeed_kernels.modules.norm import FusedRMSNorm, place_rms_norm
 
 
@@ -161,95 +150,3 @@ def test_every_mlp_gets_the_activation_including_experts():
 def test_the_activation_refuses_a_clamped_gate():
     with pytest.raises(ValueError, match=r"activation_func_clamp_value is 7\.0"):
         FusedSwiGLU(config(activation_func_clamp_value=7.0))
-
-
-def core(kind, model, **options):
-    arguments = {"layer_number": 1, "attn_mask_type": AttnMaskType.causal, "attention_type": "self"}
-    return build_module(kind, config=model, **{**arguments, **options})
-
-
-def tensors(sq=12, groups=4):
-    torch.manual_seed(0)
-    return (
-        torch.randn(sq, 2, 4, 8, requires_grad=True),
-        torch.randn(sq, 2, groups, 8, requires_grad=True),
-        torch.randn(sq, 2, groups, 8, requires_grad=True),
-    )
-
-
-def native_mask(size=12):
-    return torch.ones(1, 1, size, size, dtype=torch.bool).triu(1)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"num_query_groups": 2},
-        {"apply_query_key_layer_scaling": True, "attention_softmax_in_fp32": True},
-        {"softmax_scale": 0.5},
-    ],
-    ids=["plain", "grouped-queries", "layer-scaling", "own-scale"],
-)
-def test_core_attention_equals_that_of_megatron(groups, tracker, monkeypatch, changes):
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
-    model = config(**changes)
-    arguments = {"layer_number": 3, "softmax_scale": model.softmax_scale}
-    results = []
-    for kind, mask in ((DotProductAttention, native_mask()), (FlashCoreAttention, None)):
-        inputs = tensors(groups=model.num_query_groups)
-        output = core(kind, model, **arguments)(*inputs, mask)
-        output.square().sum().backward()
-        results.append((output, *(tensor.grad for tensor in inputs)))
-    for got, expected in zip(*results):
-        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_a_window_applies_to_the_layers_that_have_one():
-    model = config(window_size=(3, 0), window_attn_skip_freq=2)
-    assert core(FlashCoreAttention, model, layer_number=1).window == (3, 0)
-    assert core(FlashCoreAttention, model, layer_number=2).window is None
-
-
-def test_narrower_values_of_latent_attention_give_a_narrower_context():
-    query, key, value = tensors()
-    module = core(FlashCoreAttention, config(), k_channels=8, v_channels=4)
-    assert module(query, key, value[..., :4], None).shape == (12, 2, 16)
-
-
-def test_dropout_draws_from_the_ranks_own_state(tracker):
-    module = core(FlashCoreAttention, config(attention_dropout=0.5))
-    module(*tensors(), None)
-    module.eval()(*tensors(), None)
-    assert tracker.forks == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            {"attention_mask": torch.ones(1, 1, 12, 12, dtype=torch.bool)},
-            "--create-attention-mask-in-dataloader",
-        ),
-        ({"attention_mask": None, "attn_mask_type": AttnMaskType.padding}, "--reset-attention-mask"),
-        ({"attention_mask": None, "attention_bias": torch.zeros(1)}, "no attention bias"),
-        ({"attention_mask": None, "packed_seq_params": PackedSeqParams()}, "packed sequences"),
-    ],
-)
-def test_what_it_cannot_compute_is_refused_with_the_flag(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        core(FlashCoreAttention, config())(*tensors(), **arguments)
-
-
-def test_every_core_attention_is_replaced():
-    session = Placements()
-    place_attention(session, block())
-    assert session.counts == {"flash-attn": 2}
-
-
-def test_selective_recompute_leaves_attention_alone_and_says_so(caplog):
-    model = config(recompute_granularity="selective", recompute_modules=["core_attn", "mlp"])
-    with caplog.at_level(logging.WARNING):
-        changed = without_attention_recompute(model)
-    assert changed.recompute_modules == ["mlp"]
-    assert "--recompute-granularity selective" in caplog.text

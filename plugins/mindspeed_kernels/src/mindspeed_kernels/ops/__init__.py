@@ -28,7 +28,6 @@ A backend from another package is a `Backend` in an iterable that an entry point
 
 from __future__ import annotations
 
-from mindspeed_kernels.ops.attention import attention
 from mindspeed_kernels.ops.catalog import Explanation, explain
 from mindspeed_kernels.ops.choice import BackendError, checking, use
 from mindspeed_kernels.ops.contract import ContractError
@@ -70,7 +69,6 @@ __all__ = [
     "Operator",
     "Sample",
     "all_gather_matmul",
-    "attention",
     "checking",
     "coc_ops",
     "explain",

@@ -1,0 +1,189 @@
+"""The declarations of weight gradients that are added up in place, and of grouped experts."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from mindspeed_core.feature import Conflict, Feature, Flag, Gain, Patch, Requirement, Scenario, hookimpl
+from mindspeed_kernels.features.proofs import LLAMA, RECOMPUTE, STEADY, scenarios
+
+_VERSIONS = "megatron-core>=0.15,<0.17"
+_UTIL = "megatron.core.transformer.moe.grouped_gemm_util"
+_LAYERS = "megatron.core.tensor_parallel.layers"
+_MOE = (
+    *STEADY,
+    *("--swiglu", "--disable-bias-linear", "--num-experts", "4", "--moe-router-topk", "2"),
+    *("--moe-token-dispatcher-type", "alltoall"),
+)
+_EP2 = ("--expert-model-parallel-size", "2")
+_TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
+
+
+class GradientAccumulationFusion(Feature):
+    """Linear layers add their weight gradient to the main gradient in place, in float32."""
+
+    name = "matmul-add"
+    family = "kernels"
+    summary = "Weight gradients of linear layers added to the main gradient in place, without Apex"
+    level = 1
+    flags = (
+        Flag(
+            "--use-gradient-accumulation-fusion",
+            help="Add weight gradients of linear layers to the float32 main gradient in place.",
+        ),
+    )
+    conflicts = (
+        Conflict(
+            flag="--use-torch-fsdp2",
+            reason="fully sharded parameters have no main gradient to add to",
+        ),
+    )
+    patches = (
+        Patch(
+            target=f"{_LAYERS}:fused_weight_gradient_mlp_cuda",
+            new="mindspeed_kernels.modules.weight_gradients:LinearWeightGradients",
+            kind="add",
+            reason="linear layers call this optional extension by its name, which is missing without Apex",
+            versions=_VERSIONS,
+        ),
+        Patch(
+            target=f"{_LAYERS}:_grad_accum_fusion_available",
+            new=True,
+            reason="linear layers refuse the option while this says that the extension is missing",
+            versions=_VERSIONS,
+        ),
+    )
+    packages = ("torch_npu>=2.6; platform == 'npu'",)
+    docs = "mindspeed_kernels:docs/matmul-add.md"
+    deterministic = True
+    affects_checkpoint = False
+    verify = (
+        *scenarios("--use-gradient-accumulation-fusion", LLAMA, gain=(Gain("peak_bytes", 1.0),)),
+        Scenario(
+            "overlapped",
+            flags=(
+                *LLAMA,
+                *("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"),
+                "--use-gradient-accumulation-fusion",
+            ),
+            baseline=(*LLAMA, "--use-distributed-optimizer"),
+            world_size=2,
+        ),
+        Scenario(
+            "recompute",
+            flags=(*LLAMA, *RECOMPUTE, "--use-gradient-accumulation-fusion"),
+            baseline=(*LLAMA, *RECOMPUTE),
+        ),
+    )
+
+    @hookimpl(wrapper=True)
+    def build_transformer_config(self) -> Generator[None, Any, Any]:
+        """Switch the option on that linear layers read."""
+        config = yield
+        config.gradient_accumulation_fusion = True
+        return config
+
+
+class GroupedExperts(Feature):
+    """All experts of a layer in one grouped product."""
+
+    name = "grouped-experts"
+    family = "kernels"
+    summary = "The experts of a layer in one grouped product, without TransformerEngine or grouped_gemm"
+    level = 1
+    flags = (Flag("--moe-grouped-gemm", help="Compute the experts of a layer in one grouped product."),)
+    requires = (
+        Requirement(flag="--num-experts", reason="there is nothing to group without experts"),
+        Requirement(flag="--disable-bias-linear", reason="grouped products of experts have no bias"),
+    )
+    conflicts = (
+        Conflict(flag="--use-torch-fsdp2", reason="views of a fully sharded parameter cannot be multiplied"),
+    )
+    slots = ("experts",)
+    patches = (
+        Patch(
+            target=f"{_UTIL}:grouped_gemm",
+            new="mindspeed_kernels.modules.weight_gradients:GroupedGemm",
+            reason="the grouped experts of megatron-core ask this name whether their package is there",
+            versions=_VERSIONS,
+        ),
+        Patch(
+            target=f"{_UTIL}:ops",
+            new="mindspeed_kernels.modules.weight_gradients:GroupedProducts",
+            reason="the grouped experts of megatron-core multiply through this name",
+            versions=_VERSIONS,
+        ),
+    )
+    packages = ("torch_npu>=2.6; platform == 'npu'",)
+    docs = "mindspeed_kernels:docs/grouped-experts.md"
+    deterministic = True
+    affects_checkpoint = False
+    verify = (
+        Scenario("single", flags=(*_MOE, "--moe-grouped-gemm"), baseline=_MOE),
+        Scenario("ep2", flags=(*_MOE, *_EP2, "--moe-grouped-gemm"), baseline=(*_MOE, *_EP2), world_size=2),
+        Scenario("tp2-sp", flags=(*_MOE, *_TP2, "--moe-grouped-gemm"), baseline=(*_MOE, *_TP2), world_size=2),
+    )
+
+
+class GroupedGradientAccumulation(Feature):
+    """Grouped experts add their weight gradients to the main gradients in place."""
+
+    name = "gmm-add"
+    family = "kernels"
+    summary = "Weight gradients of grouped experts added to the main gradient in place, in float32"
+    level = 1
+    flags = (
+        Flag(
+            "--gemm-gradient-accumulation-fusion",
+            help="Add weight gradients of grouped experts to the float32 main gradient in place.",
+        ),
+    )
+    requires = (
+        Requirement(feature="grouped-experts", reason="it is only supported with --moe-grouped-gemm"),
+    )
+    packages = ("torch_npu>=2.6; platform == 'npu'",)
+    docs = "mindspeed_kernels:docs/gmm-add.md"
+    places_modules = True
+    deterministic = True
+    affects_checkpoint = False
+    verify = (
+        Scenario(
+            "single",
+            flags=(*_MOE, "--moe-grouped-gemm", "--gemm-gradient-accumulation-fusion"),
+            baseline=(*_MOE, "--moe-grouped-gemm"),
+            gains=(Gain("peak_bytes", 1.0),),
+        ),
+        Scenario(
+            "ep2",
+            flags=(*_MOE, *_EP2, "--moe-grouped-gemm", "--gemm-gradient-accumulation-fusion"),
+            baseline=(*_MOE, *_EP2, "--moe-grouped-gemm"),
+            world_size=2,
+        ),
+        Scenario(
+            "dp2-distributed-optimizer",
+            flags=(
+                *_MOE,
+                *("--use-distributed-optimizer", "--overlap-grad-reduce"),
+                *("--moe-grouped-gemm", "--gemm-gradient-accumulation-fusion"),
+            ),
+            baseline=(*_MOE, "--use-distributed-optimizer", "--moe-grouped-gemm"),
+            world_size=2,
+        ),
+    )
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Nothing to add to without distributed data parallelism's buffers."""
+        if getattr(args, "use_torch_fsdp2", False):
+            return ("--gemm-gradient-accumulation-fusion needs main gradients; drop --use-torch-fsdp2",)
+        return ()
+
+    @hookimpl(wrapper=True)
+    def build_model(self, session: Any) -> Generator[None, Any, Any]:
+        """Mark the weights of grouped experts; data parallelism gives them main gradients later."""
+        model = yield
+        from mindspeed_kernels.modules.weight_gradients import accumulate_in_place
+
+        accumulate_in_place(session, model)
+        return model
