@@ -39,13 +39,13 @@ def program() -> Program:
 
 @pytest.fixture(scope="session")
 def guide_plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package that docs/writing-a-plugin.md builds, put together from its blocks and made importable."""
+    """The package that docs/plugin-recipes.md builds, put together from its blocks and made importable."""
     try:
         import tomllib
     except ImportError:
         import tomli as tomllib
 
-    text, folder = read("docs/writing-a-plugin.md"), tmp_path_factory.mktemp("guide")
+    text, folder = read("docs/plugin-recipes.md"), tmp_path_factory.mktemp("guide")
     (folder / "src" / "acme_tools").mkdir(parents=True)
     (folder / "src" / "acme_tools" / "__init__.py").touch()
     (folder / "tests").mkdir()

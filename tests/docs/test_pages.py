@@ -30,8 +30,11 @@ OF_OTHER_PROGRAMS = {
     "--rdzv-id",
     "--check",
     "--help",
+    "--contract",
+    "--contract-platform",
+    "--contract-without-proofs",
 }
-"""Options of torchrun and of docs/generate.py."""
+"""Options of torchrun, of docs/generate.py and of pytest."""
 
 OF_EXAMPLES = {"--log-gradient-noise", "--some-size", "--my-flag"}
 """Flags that a page declares or makes up itself."""

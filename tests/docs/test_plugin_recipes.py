@@ -1,4 +1,4 @@
-"""The plugin that the guide builds works: it is found, planned, trained and tested by its own tests."""
+"""The plugin that the recipes build works: it is found, planned, trained and tested by its own tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from markdown_files import blocks, read
 
 def test_every_feature_of_the_guide_is_discovered_and_nothing_is_broken(program, guide_plugin):
     listed = program("mindspeed_core.cli.features", "list", path=guide_plugin / "src")
-    source = "".join(block.text for block in blocks(read("docs/writing-a-plugin.md"), "python"))
+    source = "".join(block.text for block in blocks(read("docs/plugin-recipes.md"), "python"))
     declared = re.findall(r'^    name = "(acme-[a-z-]+)"', source, re.MULTILINE)
 
     assert listed.returncode == 0, listed.stderr
