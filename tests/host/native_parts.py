@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.tensor_parallel import RowParallelLinear
 from megatron.core.transformer import ModuleSpec
@@ -67,3 +68,44 @@ class BatchedExchange:
         config.overlap_p2p_comm = False
         config.batch_p2p_comm = True
         return config
+
+
+class NativeReduction:
+    """Megatron-FSDP that reduces the gradients of a single rank as those of several."""
+
+    @hookimpl(wrapper=True)
+    def wrap_ddp(self):
+        chunks = yield
+        for chunk in chunks:
+            chunk._alone.clear()
+        return chunks
+
+
+class OverlappedReduction:
+    """Megatron-FSDP that shards the optimizer's state alone and reduces while backward runs."""
+
+    @hookimpl(wrapper=True)
+    def build_ddp_config(self, args):
+        args.overlap_grad_reduce = True
+        return (yield)
+
+
+class NativeGradientNorm:
+    """The norm of gradients that every rank holds, summed over the ranks."""
+
+    @hookimpl(wrapper=True)
+    def build_optimizer(self, pg):
+        optimizer = yield
+        optimizer.grad_stats_parallel_group = pg.dp_cp
+        return optimizer
+
+
+class NativeRandomStates:
+    """Megatron-FSDP as it leaves random states: those of the first tensor-parallel rank on all."""
+
+    @hookimpl(wrapper=True)
+    def wrap_ddp(self):
+        chunks = yield
+        for chunk in chunks:
+            FullyShardedDataParallel.sync_rng_states_across_tp_group(chunk)
+        return chunks

@@ -14,7 +14,10 @@ from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.arguments_survival import check_survival
 from mindspeed_core.hosts.standalone.data.sources import data_sources
 from mindspeed_core.hosts.standalone.model.arguments import check_model
-from mindspeed_core.hosts.standalone.model.fully_sharded_arguments import check_fully_sharded
+from mindspeed_core.hosts.standalone.model.fully_sharded_arguments import (
+    check_connections,
+    check_fully_sharded,
+)
 from mindspeed_core.hosts.standalone.run_length import derive_batch, derive_schedule
 from mindspeed_core.hosts.standalone.watching.writers import check_writers
 
@@ -86,6 +89,7 @@ def validate_arguments(session: Session, args: Namespace) -> Namespace:
     _derive_world(args)
     _derive_model(session, args)
     check_fully_sharded(args)
+    check_connections(session.platform.device_type, args)
     derive_batch(args)
     if session.mode == "train":
         _check_data(session, args)

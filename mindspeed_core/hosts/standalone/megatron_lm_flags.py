@@ -129,11 +129,10 @@ RULES: tuple[Rule, ...] = (
     _elsewhere("a research switch of Megatron-LM's authors", "--enable-experimental --fake-process-group"),
     _elsewhere("samples are tokens of documents of any length", "--hybrid-context-parallel"),
     _refused(
-        "Megatron-FSDP keeps its checkpoints in a format of its own, which this host neither writes nor "
-        "reads; --use-torch-fsdp2 shards parameters, gradients and optimizer state",
-        "--use-megatron-fsdp --data-parallel-sharding-strategy "
-        "--outer-dp-sharding-strategy --fsdp-* --suggested-communication-unit-size "
-        "--keep-fp8-transpose-cache --enable-full-sharding-in-hsdp --init-model-with-meta-device",
+        "Megatron-FSDP shards over all data-parallel ranks at once here, and parameters that have memory "
+        "already and are not fp8",
+        "--outer-dp-sharding-strategy --keep-fp8-transpose-cache --enable-full-sharding-in-hsdp "
+        "--init-model-with-meta-device",
     ),
     _refused(
         "needs TransformerEngine's layers and fp8 hardware",
@@ -141,7 +140,8 @@ RULES: tuple[Rule, ...] = (
     ),
     _refused(
         "tuning of NCCL that has no counterpart on other platforms; set NCCL's environment variables",
-        "--use-nccl-ub --disable-symmetric-registration --use-sharp --sharp-enabled-group "
+        "--use-nccl-ub --fsdp-manual-registration --disable-symmetric-registration --use-sharp "
+        "--sharp-enabled-group "
         "--nccl-communicator-config-path --high-priority-stream-groups --use-ring-exchange-p2p "
         "--create-all-gather-group",
     ),

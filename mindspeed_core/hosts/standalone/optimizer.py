@@ -42,7 +42,10 @@ def build_optimizer_config(args: Namespace) -> OptimizerConfig:
 
 @hookimpl(trylast=True)
 def build_optimizer(
-    optimizer_config: OptimizerConfig, model: list[MegatronModule], pg: ProcessGroupCollection
+    args: Namespace,
+    optimizer_config: OptimizerConfig,
+    model: list[MegatronModule],
+    pg: ProcessGroupCollection,
 ) -> MegatronOptimizer:
     """megatron-core's optimizer; norms and biases carry no weight decay (its standard rule)."""
     options: dict[str, Any] = {}
@@ -50,7 +53,11 @@ def build_optimizer(
     overrides = getattr(mcore_optimizer, "get_standard_config_overrides", None)
     if overrides is not None and "config_overrides" in parameters:
         options["config_overrides"] = overrides(config=optimizer_config)
-    return get_megatron_optimizer(config=optimizer_config, model_chunks=model, **options)
+    optimizer = get_megatron_optimizer(config=optimizer_config, model_chunks=model, **options)
+    if args.use_megatron_fsdp and args.data_parallel_sharding_strategy == "no_shard":
+        # Every rank holds all gradients; megatron-core would sum their norm over the data-parallel ranks.
+        optimizer.grad_stats_parallel_group = pg.mp
+    return optimizer
 
 
 @hookimpl(trylast=True)

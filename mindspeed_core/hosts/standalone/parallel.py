@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 @hookimpl(trylast=True)
 def init_distributed(session: Session, args: Namespace, platform: Platform) -> DistInfo:
     """Start the platform's backend from the environment that torchrun (or Slurm) set."""
-    if args.tensor_model_parallel_size > 1 and "CUDA_DEVICE_MAX_CONNECTIONS" not in os.environ:
+    one_queue = args.tensor_model_parallel_size > 1 and not (args.use_torch_fsdp2 or args.use_megatron_fsdp)
+    if one_queue and "CUDA_DEVICE_MAX_CONNECTIONS" not in os.environ:
         # One hardware queue keeps a layer's collectives ahead of the matmuls they overlap with; read when the
-        # device runtime starts.
+        # device runtime starts. Fully sharded parameters are gathered beside the computation instead.
         session.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     platform.set_device(args.local_rank)
     if not dist.is_initialized():

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
+from mindspeed_core.hosts.standalone.checkpoint import fully_sharded_state
 from mindspeed_core.hosts.standalone.model.fully_sharded import as_part_of
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def sharded_state(
     """
     for inner in _inner(optimizer):
         _allocate(inner)
+        if fully_sharded_state.is_megatron_sharded(inner):
+            return fully_sharded_state.sharded_state(inner, metadata, is_loading=is_loading)
         if isinstance(inner, DistributedOptimizer) and _is_torch_adam(inner):
             _serve_ranks_without_parameters(inner)
     return optimizer.sharded_state_dict(dict(model_state), is_loading=is_loading, metadata=dict(metadata))
@@ -47,7 +50,13 @@ def sharded_state(
 
 def load_state(optimizer: MegatronOptimizer, state: Any) -> None:
     """Load what a template of `sharded_state` was filled with."""
-    adams = [inner for inner in _inner(optimizer) if _is_torch_adam(inner)]
+    found = _inner(optimizer)
+    if found and fully_sharded_state.is_megatron_sharded(found[0]):
+        fully_sharded_state.load_state(found[0], state)
+        return
+    if len(found) > 1 and "optimizer" in state:
+        state = fully_sharded_state.as_parts(state, found)
+    adams = [inner for inner in found if _is_torch_adam(inner)]
     if adams:
         _name_the_step_of_an_unused_optimizer(state)
     for inner, part in _parts(optimizer, state):

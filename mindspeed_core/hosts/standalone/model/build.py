@@ -163,6 +163,10 @@ def wrap_ddp(
     """megatron-core's DistributedDataParallel around every chunk; only the first is cut into buckets."""
     if args.use_torch_fsdp2:
         return wrap_fully_sharded(session, config, ddp_config, model, pg)
+    if args.use_megatron_fsdp:
+        from mindspeed_core.hosts.standalone.model.fully_sharded_megatron import wrap_megatron_sharded
+
+        return wrap_megatron_sharded(session, config, ddp_config, model, pg)
     options: dict[str, Any] = {}
     if "pg_collection" in signature(DistributedDataParallel.__init__).parameters:
         options["pg_collection"] = pg

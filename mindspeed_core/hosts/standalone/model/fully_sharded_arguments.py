@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
+from importlib.metadata import version
+from importlib.util import find_spec
+
+from packaging.version import Version
 
 from mindspeed_core.errors import ArgumentError
 
 _FLAG = "--use-torch-fsdp2"
+_MEGATRON = "--use-megatron-fsdp"
 
 
 def check_fully_sharded(args: Namespace) -> None:
@@ -15,6 +21,7 @@ def check_fully_sharded(args: Namespace) -> None:
     Raises:
         ArgumentError: names the flag, its value and the way out.
     """
+    check_megatron_sharded(args)
     if not args.use_torch_fsdp2:
         if not args.torch_fsdp2_reshard_after_forward:
             raise ArgumentError(
@@ -50,3 +57,117 @@ def check_fully_sharded(args: Namespace) -> None:
             "one weight in two places cannot be sharded in both",
             "add --untie-embeddings-and-output-weights",
         )
+
+
+def check_megatron_sharded(args: Namespace) -> None:
+    """Refuse what Megatron-FSDP of megatron-core 0.16.1 cannot do, or does wrongly, and derive what it needs.
+
+    Raises:
+        ArgumentError: names the flag, its value and the way out.
+    """
+    if not args.use_megatron_fsdp:
+        _refuse_options_alone(args)
+        return
+    if args.use_torch_fsdp2:
+        raise ArgumentError(_MEGATRON, None, f"{_FLAG} shards the same parameters", "drop one of them")
+    if not args.use_distributed_optimizer:
+        raise ArgumentError(
+            _MEGATRON,
+            None,
+            "its parts are updated by the distributed optimizer",
+            "add --use-distributed-optimizer",
+        )
+    if Version(version("megatron-core")) < Version("0.16"):
+        raise ArgumentError(
+            _MEGATRON,
+            None,
+            "its parts are described as megatron-core 0.16 cuts them",
+            "install megatron-core 0.16",
+        )
+    if find_spec("einops") is None:
+        raise ArgumentError(
+            _MEGATRON, None, "needs the package einops", "run pip install 'mindspeed-core[fsdp]'"
+        )
+    strategy = args.data_parallel_sharding_strategy
+    no_shard = strategy == "no_shard"
+    grouped = args.moe_grouped_gemm and args.transformer_impl == "local"
+    drop = "drop it, or " + _MEGATRON
+    for flag, value, reason, remedy in (
+        (
+            "--pipeline-model-parallel-size",
+            args.pipeline_model_parallel_size > 1 and args.pipeline_model_parallel_size,
+            "megatron-core lays all ranks of the world out over data and tensor parallelism",
+            "use 1",
+        ),
+        (
+            "--fp16",
+            args.fp16,
+            "loss scaling asks every rank for a gradient of every parameter, of which ranks may hold nothing",
+            "use --bf16",
+        ),
+        ("--optimizer", args.optimizer != "adam" and args.optimizer, "only Adam's state is sharded", drop),
+        (
+            "--overlap-grad-reduce",
+            args.overlap_grad_reduce and strategy == "optim",
+            "with --data-parallel-sharding-strategy optim megatron-core adds a rank's own gradient twice",
+            "drop it, or shard with optim_grads",
+        ),
+        (
+            "--expert-model-parallel-size",
+            no_shard and args.expert_model_parallel_size > 1 and args.expert_model_parallel_size,
+            "under the strategy no_shard the gradient norm would miss other ranks' experts",
+            "shard with optim",
+        ),
+        (
+            "--moe-grouped-gemm",
+            grouped or args.moe_use_legacy_grouped_gemm,
+            "weights that hold all experts side by side are not cut by rows",
+            drop,
+        ),
+        (
+            "--data-parallel-random-init",
+            args.data_parallel_random_init,
+            "ranks would hold parts of different weights",
+            drop,
+        ),
+        ("--fp8-param-gather", args.fp8_param_gather, "checkpoints hold parameters in their own dtype", drop),
+        (
+            "--use-precision-aware-optimizer",
+            args.use_precision_aware_optimizer,
+            "its main parameters are not part of the shards",
+            drop,
+        ),
+        ("--optimizer-cpu-offload", args.optimizer_cpu_offload, "the shards stay on their device", drop),
+    ):
+        if value:
+            shown = None if value is True else value
+            raise ArgumentError(flag, shown, f"{reason} with {_MEGATRON}", remedy)
+    if no_shard:
+        # megatron-core's reduction after the backward pass leaves out every buffer.
+        args.overlap_grad_reduce = True
+
+
+def check_connections(device_type: str, args: Namespace) -> None:
+    """Refuse an environment in which gathering and computing wait for each other.
+
+    Raises:
+        ArgumentError: the device has one hardware queue.
+    """
+    one_queue = device_type == "cuda" and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
+    if args.use_megatron_fsdp and one_queue:
+        raise ArgumentError(
+            _MEGATRON,
+            None,
+            "CUDA_DEVICE_MAX_CONNECTIONS=1 puts gathering and computing into one queue",
+            "unset the variable",
+        )
+
+
+def _refuse_options_alone(args: Namespace) -> None:
+    for flag, given in (
+        ("--data-parallel-sharding-strategy", args.data_parallel_sharding_strategy != "no_shard"),
+        ("--suggested-communication-unit-size", args.suggested_communication_unit_size is not None),
+        ("--fsdp-double-buffer", args.fsdp_double_buffer),
+    ):
+        if given:
+            raise ArgumentError(flag, None, "it is an option of Megatron-FSDP", f"add {_MEGATRON}")

@@ -108,8 +108,8 @@ def verdict(run: Run, losses: dict[str, float]) -> str:
     """
     args, seen = run.args, memory(run.session)
     skips = args.bad_step_action == "skip"
-    # Buckets of gradients are checked by megatron-core when they are reduced; torch's shards are not.
-    looks = skips or (args.use_torch_fsdp2 and args.check_for_nan_in_loss_and_grad)
+    # Buckets of gradients are checked by megatron-core when they are reduced; shards are not.
+    looks = skips or (_fully_sharded(run) and args.check_for_nan_in_loss_and_grad)
     if not looks and not args.check_for_spiky_loss:
         return ""
     reason = ""
@@ -160,7 +160,7 @@ def _agreed_gradient(run: Run) -> str:
 
 
 def _gradients_finite(run: Run) -> bool:
-    if run.args.use_torch_fsdp2:
+    if _fully_sharded(run):
         shards = [local_part(p.grad) for _, p in _parameters(run) if p.grad is not None]
         return all(bool(torch.isfinite(shard.sum(dtype=torch.float32))) for shard in shards)
     buffers = [
@@ -193,7 +193,7 @@ def origin_of_loss(run: Run, batch: Batch, model_chunk: MegatronModule) -> str:
         weight = local_part(parameter)
         if not bool(torch.isfinite(weight).all()):
             return f"the weight {name} {_what(weight)}: an earlier update spoiled it"
-    if run.args.use_torch_fsdp2:
+    if _fully_sharded(run):
         return "this rank's parts of all weights are finite"
     if run.pg.cp.size() > 1 or (getattr(run.pg, "ep", None) is not None and run.pg.ep.size() > 1):
         return "all weights are finite"
@@ -240,6 +240,10 @@ def _parameters(run: Run) -> Iterator[tuple[str, torch.nn.Parameter]]:
         while hasattr(chunk, "module"):
             chunk = chunk.module
         yield from chunk.named_parameters()
+
+
+def _fully_sharded(run: Run) -> bool:
+    return bool(run.args.use_torch_fsdp2 or run.args.use_megatron_fsdp)
 
 
 def _finite(value: Any) -> bool:

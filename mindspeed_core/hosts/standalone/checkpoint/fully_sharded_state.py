@@ -1,0 +1,184 @@
+"""The optimizer's state under Megatron-FSDP, as part of checkpoints that the distributed optimizer reads too.
+
+megatron-core has a format of its own for it. Here every moment is described like the part of the parameter it
+belongs to, under the keys of the distributed optimizer's ``fully_reshardable`` state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+from mindspeed_core.errors import CheckpointError
+from mindspeed_core.hosts.standalone.model.fully_sharded_parts import described, take
+
+_FORMAT = "fully_reshardable"
+_MAIN = "param"
+_STATE = (_MAIN, "exp_avg", "exp_avg_sq")
+"""The float32 parameters and Adam's moments."""
+_OURS = ("params", "step", "is_expert_parallel")
+"""What a group keeps to itself when it takes over the rest from a checkpoint."""
+_IDENTIFIERS = ("wd_mult", "lr_mult", "is_decoupled_lr")
+"""What tells groups of parameters apart; expert parameters are in the groups of the others here."""
+
+
+def is_megatron_sharded(inner: Any) -> bool:
+    """Whether an optimizer updates the parts of Megatron-FSDP."""
+    return isinstance(inner, DistributedOptimizer) and bool(inner.ddp_config.use_megatron_fsdp)
+
+
+def sharded_state(inner: Any, metadata: Mapping[str, Any], *, is_loading: bool) -> dict[str, Any]:
+    """The optimizer's sharded state, to save or as the template of a load. Collective.
+
+    Args:
+        inner: an optimizer whose state exists.
+        metadata: how the state is laid out, see ``layout_metadata``.
+        is_loading: build a template.
+
+    Raises:
+        CheckpointError: the checkpoint has the state in a form that other layouts cannot read.
+    """
+    found = metadata.get("distrib_optim_sharding_type", _FORMAT)
+    if found != _FORMAT:
+        raise CheckpointError(
+            f"the checkpoint holds the optimizer's state as {found}, which only the layout that wrote it "
+            "reads; --no-load-optim resumes without"
+        )
+    step = _common_step(inner)
+    groups = [
+        {**{key: value for key, value in group.items() if key != "params"}, "step": step}
+        for group in inner.optimizer.param_groups
+    ]
+    return {
+        "optimizer": {"param_groups": groups},
+        "param_state": {
+            index: {name: _chunk_state(inner, chunk, name, metadata, is_loading) for name in _STATE}
+            for index, chunk in enumerate(inner.model_chunks)
+        },
+        "param_state_sharding_type": _FORMAT,
+    }
+
+
+def load_state(inner: Any, state: Mapping[str, Any]) -> None:
+    """Load what a template of `sharded_state` was filled with.
+
+    Raises:
+        CheckpointError: the checkpoint's groups of parameters are others.
+    """
+    step = _load_groups(inner, list(_saved_groups(state)))
+    for index, chunk in enumerate(inner.model_chunks):
+        chunk.hold_parts()
+        parts = dict(_model(chunk).named_parameters())
+        for name, loaded in state["param_state"][index].items():
+            for key, tensor in loaded.items():
+                part = parts.get(key)
+                target = None if part is None else _tensor(inner, name)(part)
+                if target is not None:
+                    take(target, tensor)
+        for part in parts.values():
+            if "step" in inner.optimizer.state[part]:
+                inner.optimizer.state[part]["step"] = torch.tensor(float(step), dtype=torch.float32)
+        chunk.take_over_parts()
+
+
+def as_parts(state: Mapping[Any, Any], inner: list[Any]) -> dict[int, dict[str, Any]]:
+    """The state for optimizers in a chain, from a checkpoint with one optimizer for all parameters.
+
+    Args:
+        state: the filled template of the chain, with the checkpoint's common part beside it.
+        inner: the chained optimizers.
+    """
+    saved = list(_saved_groups(state))
+    parts: dict[int, dict[str, Any]] = {}
+    for index, optimizer in enumerate(inner):
+        groups = [
+            {**_matching(saved, group), "is_expert_parallel": group["is_expert_parallel"]}
+            for group in optimizer.optimizer.param_groups
+        ]
+        parts[index] = {
+            **state[index],
+            "optimizer": {"param_groups": groups},
+            "param_state_sharding_type": state["param_state_sharding_type"],
+        }
+    return parts
+
+
+def _model(chunk: Any) -> Any:
+    while hasattr(chunk, "module"):
+        chunk = chunk.module
+    return chunk
+
+
+def _tensor(inner: Any, name: str) -> Callable[[Any], Any]:
+    if name == _MAIN:
+        return lambda part: part
+    return lambda part: inner.optimizer.state[part].get(name) if part in inner.optimizer.state else None
+
+
+def _chunk_state(
+    inner: Any, chunk: Any, name: str, metadata: Mapping[str, Any], is_loading: bool
+) -> dict[str, Any]:
+    chunk.hold_parts()
+    model, tensor = _model(chunk), _tensor(inner, name)
+
+    def value(part: Any) -> torch.Tensor | None:
+        found = tensor(part)
+        if found is None:
+            return None
+        # What is loaded must not lie in the parameters, which the model's own state is copied into first.
+        return torch.empty_like(found._local_tensor) if is_loading else found._local_tensor.detach()
+
+    held = dict(model.named_parameters())
+    state = described(model, value, metadata=dict(metadata))
+    return {key: _renamed(entry, name) for key, entry in state.items() if key in held}
+
+
+def _renamed(entry: Any, name: str) -> Any:
+    if isinstance(entry, (ShardedTensor, ShardedTensorFactory)):
+        return replace(entry, key=f"optimizer.state.{name}.{entry.key}")
+    return entry
+
+
+def _common_step(inner: Any) -> float:
+    """How often Adam has stepped; a rank that holds no part learns it from the others."""
+    holders = [*inner.optimizer.state.values(), *inner.optimizer.param_groups]
+    steps = [float(holder["step"]) for holder in holders if "step" in holder]
+    step = torch.tensor([max(steps, default=0.0)], device=torch.cuda.current_device())
+    if dist.get_world_size() > 1:
+        dist.all_reduce(step, op=dist.ReduceOp.MAX)
+    return float(step.item())
+
+
+def _saved_groups(state: Mapping[Any, Any]) -> Iterator[dict[str, Any]]:
+    """The checkpoint's groups, of one optimizer or of several in a chain."""
+    for part in (state, *(state[key] for key in state if isinstance(key, int))):
+        yield from (part.get("optimizer") or {}).get("param_groups", ())
+
+
+def _matching(saved: list[dict[str, Any]], group: Mapping[str, Any]) -> dict[str, Any]:
+    wanted = [group.get(key) for key in _IDENTIFIERS]
+    for candidate in saved:
+        if [candidate.get(key) for key in _IDENTIFIERS] == wanted:
+            return candidate
+    raise CheckpointError(
+        f"the checkpoint has no group of parameters with {dict(zip(_IDENTIFIERS, wanted))}; --no-load-optim "
+        "resumes without the optimizer's state"
+    )
+
+
+def _load_groups(inner: Any, saved: list[dict[str, Any]]) -> float:
+    step = 0.0
+    fused = any("step" in group for group in inner.optimizer.param_groups)
+    for group in inner.optimizer.param_groups:
+        found = _matching(saved, group)
+        step = max(step, float(found.get("step") or 0.0))
+        group.update({key: value for key, value in found.items() if key not in _OURS})
+        if fused:
+            group["step"] = int(step)
+    return step
