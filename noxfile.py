@@ -79,6 +79,16 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def npu_conformance(session: nox.Session) -> None:
+    """NPU branches of the core and every plugin, on stand-ins for the device; needs gcc and binutils."""
+    install(session, "torch_npu==2.13.0", "pytest>=8")
+    tests = ("tests/npu_conformance", *(str(path.relative_to(ROOT) / "tests" / "npu") for path in PLUGINS))
+    folders = [path for path in tests if (ROOT / path).is_dir()]
+    options = session.posargs or ("--schemas", "tests/npu_conformance/schemas.json")
+    session.run("python", "-m", "mindspeed_core.testing.npu", *folders, *options, env=THREADS)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """ruff over everything."""
     session.install("-c", str(ROOT / "constraints.txt"), "ruff")

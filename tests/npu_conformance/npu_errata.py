@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch_npu
 
-from mindspeed_core.testing.npu import Call, fake_npu, run_call
+from mindspeed_core.testing.npu import Call, fake_npu, run_call, run_calls
 
 
 def attention_inputs(npu, layout="BNSD", **kwargs):
@@ -67,7 +67,7 @@ def test_add_rms_norm_has_no_derivative():
 
 
 def test_add_layer_norm_has_no_shapes_for_its_backward():
-    with fake_npu() as npu:
+    with fake_npu(shapes={}) as npu:
         x = npu.tensor(4, 8, requires_grad=True)
         result = torch_npu.npu_add_layer_norm(x, npu.tensor(4, 8), npu.tensor(8), npu.tensor(8), 1e-5, True)[
             0
@@ -77,11 +77,24 @@ def test_add_layer_norm_has_no_shapes_for_its_backward():
 
 
 def test_the_second_attention_has_broken_shapes_for_its_backward():
-    with fake_npu() as npu:
+    with fake_npu(shapes={}) as npu:
         q, k, v = attention_inputs(npu, requires_grad=True)
         result = torch_npu.npu_fusion_attention_v2(q, k, v, 4, "BNSD")[0]
         with pytest.raises(TypeError, match="empty_like"):
             result.sum().backward()
+
+
+def test_what_has_no_shapes_has_them_from_us():
+    def normed(x1, x2, gamma, beta):
+        return torch_npu.npu_add_layer_norm(x1, x2, gamma, beta, 1e-5, True)[0]
+
+    def attended(q, k, v):
+        return torch_npu.npu_fusion_attention_v2(q, k, v, 4, "BNSD")[0]
+
+    shapes = ((4, 8), (4, 8), (8,), (8,))
+    norms = Call("norm", normed, lambda npu: [npu.tensor(*s, requires_grad=True) for s in shapes])
+    attention = Call("attention", attended, lambda npu: attention_inputs(npu, requires_grad=True))
+    run_calls([norms, attention])
 
 
 def test_the_second_attention_has_wrong_shapes_of_its_statistics():

@@ -57,15 +57,26 @@ def test_devices_and_dtypes(platform):
 def test_memory_figures_come_from_an_allocator_that_gave_nothing(platform):
     assert platform.memory_allocated().bytes == platform.peak_memory().bytes == 0
     platform.reset_peak_memory()
-    platform.empty_cache()
-    platform.allocator_settings("expandable_segments:True")
 
 
 def limit_memory(platform):
     platform.set_memory_limit(0.5)
 
 
-@pytest.mark.parametrize("act", [NpuPlatform.total_memory, NpuPlatform.synchronize, limit_memory])
+def expand_segments(platform):
+    platform.allocator_settings("expandable_segments:True")
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        NpuPlatform.total_memory,
+        NpuPlatform.synchronize,
+        NpuPlatform.empty_cache,
+        limit_memory,
+        expand_segments,
+    ],
+)
 def test_what_needs_a_device_reaches_the_runtime_and_is_refused_there(platform, act):
     with pytest.raises(RuntimeError, match=REFUSED):
         act(platform)

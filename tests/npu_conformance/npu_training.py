@@ -55,13 +55,14 @@ def test_sequence_parallel_ranks_communicate_what_the_algorithm_says(size, rank)
     flags = (*KERNELS, "--tensor-model-parallel-size", str(size), "--sequence-parallel")
     record = step(*flags, world_size=size, rank=rank)
     assert record.without_gradient == ()
-    # Forward gathers before qkv, fc1 and the output layer and scatters after proj, fc2 and the embedding;
-    # backward mirrors that and gathers the inputs of the three once more for the gradients of weights. yers =
-    # {"gathers": 2 * LAYERS + 1, "scatters": 2 * LAYERS + 1} sert record.calls("all_gather_into_tensor",
-    # "TENSOR") == MICRO_BATCHES * 3 * layers["gathers"] sert record.calls("reduce_scatter_tensor", "TENSOR")
-    # == MICRO_BATCHES * 2 * layers["scatters"] thered = record.communication["all_gather_into_tensor",
-    # "TENSOR_MODEL_PARALLEL_GROUP"] dden_states = 4096 * 4096 * 2 sert gathered.input_bytes == MICRO_BATCHES
-    # * 3 * layers["gathers"] * hidden_states // size
+    # Forward gathers before qkv, fc1 and the output layer, and scatters after proj, fc2 and the embedding.
+    # Backward mirrors that, and gathers the three inputs once more for the gradients of their weights.
+    joints = MICRO_BATCHES * (2 * LAYERS + 1)
+    assert record.calls("all_gather_into_tensor", "TENSOR") == 3 * joints
+    assert record.calls("reduce_scatter_tensor", "TENSOR") == 2 * joints
+    gathered = record.communication["all_gather_into_tensor", "TENSOR_MODEL_PARALLEL_GROUP"]
+    hidden_states = 4096 * 4096 * 2
+    assert gathered.input_bytes == 3 * joints * hidden_states // size
 
 
 def test_flash_attention_keeps_no_scores():

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mindspeed_core.testing.npu.sources import CallSite, call_sites
     from mindspeed_core.testing.npu.stubs import Stubs, build_stubs
     from mindspeed_core.testing.npu.training import ShapeOnlyTraining, shape_only_training
+    from mindspeed_core.testing.npu.world import fake_world
 
 _HOMES = {
     "Call": "calls",
@@ -34,6 +35,7 @@ _HOMES = {
     "call_sites": "sources",
     "compare_snapshot": "schemas",
     "fake_npu": "fake",
+    "fake_world": "world",
     "run_call": "calls",
     "run_calls": "calls",
     "schema_snapshot": "schemas",
@@ -51,6 +53,7 @@ __all__ = [
     "call_sites",
     "compare_snapshot",
     "fake_npu",
+    "fake_world",
     "run_call",
     "run_calls",
     "schema_snapshot",

@@ -2,14 +2,14 @@
 
 `fake_npu` is `torch`'s fake-tensor mode with three differences. A device is present, so that code which looks
 for one finds it, but nothing is ever allocated there. Numbers that code reads from a tensor (``item()``) have
-a fixed answer, because whole models cannot be run otherwise. And every operation of the device's namespaces
-is counted.
+a fixed answer, because whole models cannot be run otherwise; only a single number
+that was made on the host is still known. And every operation of the device's namespaces is counted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -18,6 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mindspeed_core.testing.npu.errata import SHAPES
 from mindspeed_core.testing.npu.stubs import check_stubbed
 
 DEVICE_NAMESPACES = ("npu", "atb")
@@ -53,10 +54,11 @@ class FakeNpu(TorchDispatchMode):
             ``npu.npu_swiglu.default``.
     """
 
-    def __init__(self) -> None:
-        """Start with nothing counted."""
+    def __init__(self, shapes: Mapping[str, Callable[..., Any]]) -> None:
+        """Start with nothing counted; ``shapes`` stands in for shape functions of torch_npu."""
         super().__init__()
         self.operations: Counter[str] = Counter()
+        self._shapes = shapes
 
     def tensor(
         self, *shape: int, dtype: torch.dtype = torch.bfloat16, requires_grad: bool = False
@@ -76,12 +78,15 @@ class FakeNpu(TorchDispatchMode):
             self.operations[str(func)] += 1
             if func.namespace in DEVICE_NAMESPACES:
                 DISPATCHED[str(func)] += 1
-        if func is _READ:
+        if func is _READ and getattr(args[0], "constant", None) is None:
             return _number(args[0].dtype)
         if func.name() in _COALESCED:
             from torch.distributed._meta_registrations import create_fakework
 
             return create_fakework(args, return_first_arg=False)
+        shapes = self._shapes.get(str(func))
+        if shapes is not None:
+            return shapes(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
@@ -93,11 +98,15 @@ def _number(dtype: torch.dtype) -> Any:
 
 
 @contextmanager
-def fake_npu() -> Iterator[FakeNpu]:
+def fake_npu(shapes: Mapping[str, Callable[..., Any]] = SHAPES) -> Iterator[FakeNpu]:
     """Make tensors on ``npu`` inside the context without a device; see the module.
 
     Backward runs on the calling thread, so that what observes a thread sees it too. A tensor made inside
     means nothing outside.
+
+    Args:
+        shapes: shape functions by operation with overload, in the place of torch_npu's own: by default those
+            that are known to be missing or wrong.
 
     Raises:
         UserError: the process was not started with the stand-in libraries.
@@ -106,7 +115,7 @@ def fake_npu() -> Iterator[FakeNpu]:
     import torch_npu  # noqa: F401
 
     mode = _NoDeviceStart(allow_non_fake_inputs=True)
-    counting = FakeNpu()
+    counting = FakeNpu(shapes)
     with ExitStack() as stack:
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(mock.patch.object(torch.utils, "swap_tensors", _swapping(mode)))

@@ -1,4 +1,4 @@
-"""The pytest plugin of ``python -m mindspeed_core.testing.npu``: it watches what of torch_npu the tests reach.
+"""The pytest plugin of ``python -m mindspeed_core.testing.npu``: it watches what tests use of torch_npu.
 
 A run without failures still fails when a call was never run, or when a name does not exist. The process ends
 without the interpreter's usual clean-up, in which torch_npu would ask the device for things that the

@@ -72,8 +72,8 @@ class ReachedSites:
         if lines is None:
             return None
         last = max((line for _, _, line in code.co_lines() if line), default=code.co_firstlineno)
-        # Inner functions report for themselves; what counts is whether this code can meet a watched line at
-        # all. turn lines if any(code.co_firstlineno <= line <= last for line in lines) else None
+        # Inner functions report for themselves; what counts is whether this code can meet a watched line.
+        return lines if any(code.co_firstlineno <= line <= last for line in lines) else None
 
 
 class _Frame:

@@ -138,8 +138,8 @@ def installed_version() -> str:
         return version("torch_npu")
     except PackageNotFoundError as error:
         raise UserError(
-            "torch_npu is not installed here; install the one whose version equals torch's, in an environment of "
-            "its own (beside it, torch can only be imported with the stand-in libraries)"
+            "torch_npu is not installed here; install the one whose version equals torch's, in an "
+            "environment of its own (beside it, torch can only be imported with the stand-in libraries)"
         ) from error
 
 

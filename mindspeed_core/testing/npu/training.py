@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 
 from mindspeed_core.activation import activate
-from mindspeed_core.feature import Patch, hookimpl
+from mindspeed_core.feature import hookimpl
 from mindspeed_core.megatron_state import destroy_megatron_state
 from mindspeed_core.platforms.npu import NpuPlatform
 from mindspeed_core.platforms.platform import Availability
@@ -28,6 +27,7 @@ from mindspeed_core.run import Batch, DataIterators, Datasets
 from mindspeed_core.testing.communication import Total, count_communication
 from mindspeed_core.testing.memory import TensorBytes
 from mindspeed_core.testing.npu.fake import FakeNpu, fake_npu
+from mindspeed_core.testing.npu.world import fake_world
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import Registry
@@ -136,9 +136,8 @@ def shape_only_training(
             extra_plugins=(_NoData(), *extra_plugins),
         )
         stack.callback(session.close)
-        session.ledger.apply(_ALONE, owner="shape-only training")
-        _join(rank, world_size)
-        stack.callback(_leave)
+        stack.enter_context(fake_world(world_size, rank))
+        stack.callback(destroy_megatron_state)
         npu = stack.enter_context(fake_npu())
         from mindspeed_core.hosts.standalone import loop
 
@@ -163,54 +162,3 @@ class _NoData:
         tokens = torch.empty(shape, dtype=torch.int64, device="npu")
         mask = torch.empty(shape, dtype=torch.float32, device="npu")
         return Batch(tokens=tokens, labels=tokens, loss_mask=mask, position_ids=tokens)
-
-
-def _join(rank: int, world_size: int) -> None:
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-
-
-def _leave() -> None:
-    destroy_megatron_state()
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def fake_group(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``new_group``: whatever backend is asked for, nobody is there."""
-
-    def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, **options: Any) -> Any:
-        return original(ranks, timeout=timeout, backend="fake", **options)
-
-    return new_group
-
-
-def same_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``all_gather_object``: every rank says what this one says."""
-
-    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
-        object_list[:] = [obj] * len(object_list)
-
-    return all_gather_object
-
-
-def said_here(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``broadcast_object_list``: the source says what is here already."""
-
-    def broadcast_object_list(object_list: list[Any], *args: Any, **options: Any) -> None:
-        return None
-
-    return broadcast_object_list
-
-
-_REASON = "the other ranks of the world do not exist"
-_C10D = "torch.distributed.distributed_c10d:"
-_ALONE = tuple(
-    Patch(target=_C10D + name, new=new, kind="wrap", reason=_REASON)
-    for name, new in (
-        ("new_group", fake_group),
-        ("all_gather_object", same_everywhere),
-        ("broadcast_object_list", said_here),
-    )
-)

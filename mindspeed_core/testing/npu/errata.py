@@ -1,0 +1,46 @@
+"""Shape functions that torch_npu 2.13.0 lacks or has wrong, for operations that backward calls.
+
+Only fake tensors need these; the operations themselves do without. A test beside the harness shows each
+fault, so that an entry leaves when a release has mended it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def add_layer_norm_backward(
+    dy: Tensor | None,
+    x1: Tensor,
+    x2: Tensor,
+    rstd: Tensor,
+    mean: Tensor,
+    gamma: Tensor,
+    dsum: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """``npu_add_layer_norm_backward`` has none: gradients of both summands, gamma and beta (float32)."""
+    affine = torch.empty_like(gamma, dtype=torch.float32)
+    return torch.empty_like(x1), torch.empty_like(x2), affine, torch.empty_like(affine)
+
+
+def fusion_attention_grad_v2(
+    query: Tensor, key: Tensor, value: Tensor, dy: Tensor, head_num: int, input_layout: str, **options: Any
+) -> tuple[Tensor | None, ...]:
+    """``npu_fusion_attention_grad_v2`` passes a list where a tensor belongs, and raises TypeError.
+
+    Gradients of query, key, value, bias, both rotary parts, and sink; what was not given has no elements.
+    """
+    sizes = [options.get(name) for name in ("pse", "query_rope", "key_rope", "sink")]
+    rest = [query.new_empty(0) if given is None else torch.empty_like(given) for given in sizes]
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), *rest
+
+
+SHAPES: Mapping[str, Callable[..., Any]] = {
+    "npu.npu_add_layer_norm_backward.default": add_layer_norm_backward,
+    "npu.npu_fusion_attention_grad_v2.default": fusion_attention_grad_v2,
+}
+"""By operation with overload."""

@@ -1,0 +1,15 @@
+"""torch_npu's real profiler takes what we pass, at every level."""
+
+from __future__ import annotations
+
+import pytest
+
+from mindspeed_profile.backends import make_profiler
+from mindspeed_profile.options import ProfileOptions
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_the_profiler_of_the_device_is_made(tmp_path, level):
+    options = ProfileOptions(10, 12, level, True, False, False, False, tmp_path, (2,))
+    profiler = make_profiler(options, "npu", 2, 1, 10, 12)
+    assert type(profiler).__module__.startswith("torch_npu.profiler")
