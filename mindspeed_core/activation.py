@@ -38,12 +38,31 @@ def parse_flags(flags: Flags, known: FlagSet, configs: Sequence[object] = ()) ->
             it later on.
     """
     if isinstance(flags, Namespace):
-        return _described(known.parse_namespace(flags), known, configs, contradictions=False)
+        parsed = _as_they_are(known.parse_namespace(flags), known, flags)
+        return _described(parsed, known, configs, contradictions=False)
     if isinstance(flags, Mapping):
         return _described(known.parse_mapping(flags), known, configs, contradictions=True)
     if isinstance(flags, (str, bytes)):
         raise TypeError("flags is one string; pass a list of arguments, shlex.split(text) for instance")
     return _described(known.parse(flags), known, configs, contradictions=True)
+
+
+def _as_they_are(parsed: ParsedArguments, known: FlagSet, namespace: Namespace) -> ParsedArguments:
+    """Take over what a framework's own arguments say in its own types (a dtype, a path, an enumeration).
+
+    In a library session nothing is built from them: that the host's flag could not be typed so is no mistake.
+    """
+    if known.host != "library":
+        return parsed
+    args, provenance, problems = Namespace(**vars(parsed.args)), dict(parsed.provenance), []
+    for problem in parsed.problems:
+        if problem.flag not in known or not known[problem.flag].owner.startswith("host "):
+            problems.append(problem)
+            continue
+        flag = known[problem.flag].flag
+        setattr(args, flag.dest, getattr(namespace, flag.dest))
+        provenance[flag.dest] = f"flag {flag.name}"
+    return replace(parsed, args=args, provenance=provenance, problems=tuple(problems))
 
 
 def _described(

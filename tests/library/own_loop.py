@@ -131,9 +131,7 @@ class OwnLoop:
     def _forward(self, iterator: Iterator[Any], model: Any) -> Any:
         batch = self.session.batch(next(iterator))
         options = {} if batch.packed_seq_params is None else {"packed_seq_params": batch.packed_seq_params}
-        output = model(
-            batch.tokens, batch.position_ids, batch.attention_mask, labels=batch.labels, **options
-        )
+        output = model(batch.tokens, batch.position_ids, batch.attention_mask, labels=batch.labels, **options)
         return output, self.session.loss(partial(_loss, batch.loss_mask), batch, model)
 
     def _step(self, batches: Sequence[Any], args: Any) -> float:

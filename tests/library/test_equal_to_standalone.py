@@ -1,4 +1,4 @@
-"""A loop of one's own with a session trains what the standalone host trains with the same flags, bit for bit."""
+"""A loop of one's own with a session trains, to the bit, what the standalone host trains."""
 
 import pytest
 from own_loop import both
@@ -56,3 +56,26 @@ def test_the_losses_are_those_of_the_standalone_host(trained, name):
     for expected, losses, *_ in trained[0][name]:
         assert losses == expected
         assert len(set(losses)) == len(losses)
+
+
+def of_features(numbers):
+    """Without what depends on the process's memory, and on the host's own name of the loss."""
+    left_out = ("toy memory share", "toy perplexity")
+    return {key: value for key, value in numbers.items() if key.startswith("toy") and key not in left_out}
+
+
+@pytest.mark.parametrize("name", [*ALONE, *TOGETHER])
+def test_features_log_the_same_numbers(trained, name):
+    for _, _, theirs, ours, _ in trained[0][name]:
+        assert [of_features(step) for step in ours] == [of_features(step) for step in theirs]
+
+
+def test_a_profiler_wrote_the_chosen_step(trained):
+    assert [path for path in trained[1].rglob("*") if path.is_file()]
+
+
+def test_the_report_says_what_features_did(trained):
+    report = trained[0]["kernels"][0][-1]
+    assert report["modules"] == {"flash-attn": 4, "fused-rmsnorm": 9, "fused-swiglu": 4}
+    assert report["stages"]["build_layer_spec"] == ["flash-attn", "fused-rmsnorm", "fused-swiglu"]
+    assert trained[0]["data parallel"][1][-1]["groups"]["toy.forward"] == [[0, 1], [0, 1]]

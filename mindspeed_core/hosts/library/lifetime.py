@@ -35,7 +35,7 @@ class LastingSession(Session):
         absent: Any = None
         self.run = Run(session=self, args=self.args, config=absent, pg=absent, dist=absent, model=[])
         self._models: list[weakref.ref[Any]] = []
-        self._validated = False
+        self._situated = False
         self._started = False
         self._entered_open = False
 
@@ -45,7 +45,7 @@ class LastingSession(Session):
         try:
             self.instances.resume()
             if not self.groups.reclaim():
-                self._validated = False
+                self._situated = False
         except BaseException:
             super().close()
             raise

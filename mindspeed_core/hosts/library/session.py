@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from mindspeed_core.hosts.library.forms import LossForm, StepForm, UpdateForm, batch_of, mapping_of
 from mindspeed_core.hosts.library.schedule import MicroBatches, Schedule
-from mindspeed_core.hosts.library.surroundings import MADE_WITH, EmbeddedSession
+from mindspeed_core.hosts.library.surroundings import MADE, EmbeddedSession, Made
 from mindspeed_core.run import Batch, StepResult
 
 if TYPE_CHECKING:
@@ -59,9 +59,12 @@ class LibrarySession(EmbeddedSession):
         if self._made_here(config):
             return config
         self._check(config)
-        args = self._arguments(config)
-        made: Config = self._through("build_transformer_config", (config, dict(vars(args))), args=args)
-        setattr(made, MADE_WITH, self.plan.digest)
+        self.build_groups()
+        facts = self._facts(config)
+        args, changed = self._understand(facts)
+        given = (config, dict(vars(args)), changed | self.feature_arguments)
+        made: Config = self._through("build_transformer_config", given, args=args)
+        setattr(made, MADE, Made(self.plan.digest, facts))
         return made
 
     def layer_spec(
@@ -111,8 +114,8 @@ class LibrarySession(EmbeddedSession):
         pg = self.run.pg
         self.check_placements(getattr(pg, "mp", None) if pg is not None else None)
         self.watch(built)
-        if not self.run.model:
-            self._trains(built, config, args)
+        if self.run.config is None:
+            self.run.config, self.run.args = config, args
         return _like(model, built)
 
     def ddp_config(self, ddp_config: DistributedDataParallelConfig) -> DistributedDataParallelConfig:
@@ -155,13 +158,13 @@ class LibrarySession(EmbeddedSession):
         Args:
             optimizer: a ``MegatronOptimizer``; another object with ``step`` is fine where no feature looks
                 inside.
-            model: the chunks it updates; by default those that `wrap_ddp` or `model` saw.
+            model: the chunks it updates; by default those that `wrap_ddp` saw.
         """
         options = getattr(optimizer, "config", None)
         args = self._arguments(self.run.config, options)
         chunks = _chunks(model) if model is not None else self.run.model
         if model is not None:
-            self._trains(chunks, self.run.config or getattr(chunks[0], "config", None), args)
+            self._trains(chunks, getattr(chunks[0], "config", self.run.config), args)
         made: Any = self._through(
             "build_optimizer", optimizer, args=args, optimizer_config=options, model=chunks, pg=self.run.pg
         )

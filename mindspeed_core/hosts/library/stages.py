@@ -84,15 +84,10 @@ def build_process_groups(session: LibrarySession) -> ProcessGroupCollection:
 @hookimpl(trylast=True)
 def build_transformer_config(session: LibrarySession, args: Namespace) -> TransformerConfig:
     """A copy of the caller's configuration, with what features changed of the arguments."""
-    given, known = session.given("build_transformer_config")
-    changed = {
-        name for name, value in vars(args).items() if name not in known or not _same(value, known[name])
-    }
-    return with_arguments(given, args, changed | session.feature_arguments)
-
-
-def _same(one: Any, other: Any) -> bool:
-    return one is other or bool(one == other)
+    given, known, changed = session.given("build_transformer_config")
+    # A feature that asks for the default again may have changed further arguments.
+    later = {name for name, value in vars(args).items() if value is not known.get(name)}
+    return with_arguments(given, args, changed | later)
 
 
 @hookimpl(trylast=True)
@@ -112,7 +107,8 @@ def build_layer_spec(
         )
     if isinstance(base.module, type) and issubclass(base.module, TransformerBlock):
         return base.submodules
-    count = get_num_layers_to_build(config, vp_stage)
+    alone = config.pipeline_model_parallel_size == 1
+    count = config.num_layers if alone else get_num_layers_to_build(config, vp_stage)
     return TransformerBlockSubmodules(layer_specs=[base] * count, layer_norm=LayerNormImpl)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import weakref
 from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import SessionError
@@ -20,8 +22,21 @@ from mindspeed_core.resolver import resolve
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
 
-MADE_WITH = "_mindspeed_plan"
-"""Attribute of a configuration that a session made: the digest of its plan."""
+MADE = "_mindspeed_made"
+"""Attribute of a configuration that a session made."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """How a configuration came about; goes with its copies.
+
+    Attributes:
+        digest: of the session's plan.
+        facts: what the caller's configuration said, by argument.
+    """
+
+    digest: str
+    facts: Mapping[str, Any]
 
 
 class EmbeddedSession(LastingSession):
@@ -39,7 +54,7 @@ class EmbeddedSession(LastingSession):
             dest for dest in self.plan.arguments if self.provenance.get(dest, "default") != "default"
         )
         self._parsed = self.args
-        self._changed_arguments: frozenset[str] = frozenset()
+        self._understood: dict[str, tuple[Namespace, frozenset[str]]] = {}
         self._given: dict[str, list[Any]] = {}
         self._world: weakref.ref[Any] | None = None
 
@@ -61,8 +76,8 @@ class EmbeddedSession(LastingSession):
         from megatron.core import parallel_state
 
         world = current_world()
-        if not self._validated or world is not (self._world() if self._world is not None else None):
-            self._validate(world)
+        if not self._situated or world is not (self._world() if self._world is not None else None):
+            self._situate(world)
         ready = world is not None and (pg is not None or parallel_state.model_parallel_is_initialized())
         if ready and (self.run.pg is None or (pg is not None and pg is not self.run.pg)):
             self.run.pg = self._through("build_process_groups", pg, args=self.args, dist_info=self.run.dist)
@@ -98,42 +113,56 @@ class EmbeddedSession(LastingSession):
         finally:
             values.pop()
 
-    def _validate(self, world: Any) -> None:
-        """Run the stages around arguments for the world that is there now."""
-        before = Namespace(**vars(self._parsed))
-        args = self.call("validate_arguments_early", args=Namespace(**vars(before)), plan=self.plan)
-        args = self.call("validate_arguments", args=args, plan=self.plan)
-        self._changed_arguments = frozenset(
-            name for name, value in vars(before).items() if getattr(args, name, None) != value
-        )
-        self.args = self.run.args = args
-        self.run.dist = self.call("init_distributed", args=args, platform=self.platform)
+    def _situate(self, world: Any) -> None:
+        """Start over in the world that is there now."""
         absent: Any = None
+        self._understood.clear()
         self.run.pg = absent
         self.groups.forget()
         self._world = weakref.ref(world) if world is not None else None
+        self.args = self.run.args = self._understand({})[0]
+        self.run.dist = self.call("init_distributed", args=self.args, platform=self.platform)
         if world is not None:
             check_agreement(self, self.run.dist)
-        self._validated = True
+        self._situated = True
+
+    def _understand(self, facts: Mapping[str, Any]) -> tuple[Namespace, frozenset[str]]:
+        """The arguments with what configurations say, validated; and those that features changed.
+
+        Args:
+            facts: values by argument; arguments of features are theirs and never among them.
+        """
+        key = repr(sorted(facts.items()))
+        if key not in self._understood:
+            before = vars(self._parsed) | dict(facts)
+            args = self.call("validate_arguments_early", args=Namespace(**before), plan=self.plan)
+            args = self.call("validate_arguments", args=args, plan=self.plan)
+            changed = {name for name, value in before.items() if not _same(getattr(args, name, None), value)}
+            self._understood[key] = (args, frozenset(changed))
+        args, kept = self._understood[key]
+        return Namespace(**vars(args)), kept
+
+    def _facts(self, *configs: Any) -> dict[str, Any]:
+        """What configurations say, by argument; of one that a session made, what it said before."""
+        facts: dict[str, Any] = {}
+        for config in configs:
+            made = getattr(config, MADE, None)
+            if made is not None:
+                facts |= made.facts
+            elif config is not None:
+                facts |= {dest: value for dest, (value, _) in described([config]).items()}
+        return {dest: value for dest, value in facts.items() if dest not in self.plan.arguments}
 
     def _arguments(self, *configs: Any) -> Namespace:
-        """The arguments for a stage: what configurations say wins, except over what features say."""
+        """The arguments for a stage that concerns these configurations."""
         self.build_groups()
-        args = Namespace(**vars(self.args))
-        for dest, (value, _) in described([config for config in configs if config is not None]).items():
-            if dest not in self._changed_arguments and dest not in self.plan.arguments:
-                setattr(args, dest, value)
-        return args
+        return self._understand(self._facts(*configs))[0]
 
     def _check(self, config: Any) -> None:
         """Resolve again with what a configuration says: whatever features require of it is found."""
-        args = Namespace(**vars(self._parsed))
-        for dest, (value, _) in described([config]).items():
-            if dest not in self.plan.arguments:
-                setattr(args, dest, value)
         plan = resolve(
             self.registry,
-            args,
+            Namespace(**(vars(self._parsed) | self._facts(config))),
             provenance=self.provenance,
             platform=self.plan.platform,
             host=self.host.name,
@@ -148,13 +177,13 @@ class EmbeddedSession(LastingSession):
 
     def _made_here(self, config: Any) -> bool:
         """Whether this session, or one with the same plan, made a configuration."""
-        made_with = getattr(config, MADE_WITH, None)
-        if made_with not in (None, self.plan.digest):
+        made = getattr(config, MADE, None)
+        if made is not None and made.digest != self.plan.digest:
             raise SessionError(
                 f"this {type(config).__name__} was made by a session with another plan; pass the one that "
                 "session.config was called with"
             )
-        return made_with is not None
+        return made is not None
 
     def _check_config(self, config: Any, function: str) -> None:
         if self._made_here(config):
@@ -166,3 +195,7 @@ class EmbeddedSession(LastingSession):
                 "build the model with config = session.config(config)"
             )
         self._check(config)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or bool(one == other)

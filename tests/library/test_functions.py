@@ -1,0 +1,304 @@
+"""Each function of a library session alone: what goes in comes out, with what features changed."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+import torch.distributed as dist
+from library_features import OwnConfig, build, logits, parallel, registry, small
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
+from megatron.core.optimizer import OptimizerConfig
+from megatron.core.transformer import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
+
+from mindspeed_core import activate
+from mindspeed_core.errors import SessionError
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.megatron_state import destroy_megatron_state
+from mindspeed_core.plan import PlanError
+from mindspeed_core.run import Batch, StepResult
+from mindspeed_core.testing import run_world
+from mindspeed_kernels.modules.core_attention import FusedCoreAttention
+
+KERNELS = {"use_fused_rmsnorm": True, "use_fused_swiglu": True, "use_flash_attn": True}
+
+
+@pytest.fixture(scope="module")
+def parallel_state_of_one():
+    """megatron-core's groups in this process: some of its functions ask for them."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    parallel_state.initialize_model_parallel()
+    yield
+    destroy_megatron_state()
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def opened(parallel_state_of_one):
+    sessions = []
+
+    def open_with(flags, **options):
+        options.setdefault("registry", registry())
+        sessions.append(activate(flags, platform="cpu", **options))
+        return sessions[-1]
+
+    yield open_with
+    for session in sessions:
+        session.close(force=True)
+
+
+class Adds:
+    """An extra plugin that takes part in the stages of a step."""
+
+    @hookimpl(wrapper=True)
+    def get_batch(self):
+        batch = yield
+        return batch.with_(tokens=batch.tokens + 1, extra={**batch.extra, "seen": True})
+
+    @hookimpl(wrapper=True)
+    def compute_loss(self, batch):
+        loss = yield
+        return dataclasses.replace(
+            loss, total=loss.total * 3, report={**loss.report, "extra": len(batch.extra)}
+        )
+
+    @hookimpl(wrapper=True)
+    def optimizer_step(self, run):
+        update = yield
+        run.metrics.add("updates", float(update.successful), "sum")
+        return update
+
+    @hookimpl(wrapper=True)
+    def build_optimizer_config(self):
+        config = yield
+        config.lr = 0.5
+        return config
+
+    @hookimpl(wrapper=True)
+    def build_ddp_config(self):
+        return dataclasses.replace((yield), bucket_size=7)
+
+    @hookimpl(wrapper=True)
+    def get_forward_backward(self):
+        yield
+        return lambda **options: ("theirs", options)
+
+
+def test_a_configuration_keeps_its_class_its_fields_and_its_other_attributes(opened):
+    session, config = opened({"deeper": True}, configs=[small()]), small()
+    config.note = "mine"
+    before = dict(vars(config))
+    made = session.config(config)
+    assert type(made) is OwnConfig
+    assert (made.num_layers, made.rope_scaling_kind, made.note) == (3, "linear", "mine")
+    assert vars(config) == before
+
+
+def test_a_configuration_passes_once(opened):
+    session = opened({"deeper": True}, configs=[small()])
+    made = session.config(small())
+    assert session.config(made) is made
+    assert session.config(copy.deepcopy(made)).num_layers == 3
+
+
+def test_another_model_s_configuration_is_its_own(opened):
+    session = opened({"deeper": True}, configs=[small()])
+    assert session.config(small(hidden_size=64)).hidden_size == 64
+
+
+def test_a_configuration_that_a_feature_cannot_work_with_is_refused(opened):
+    session = opened({"no_bias": True}, configs=[small()])
+    with pytest.raises(PlanError, match="LayerNorm"):
+        session.layer_spec(small(normalization="LayerNorm"))
+
+
+def test_a_configuration_that_lacks_what_features_change_is_refused(opened):
+    session = opened({"use_fused_swiglu": True}, configs=[small()], registry=None)
+    with pytest.raises(SessionError, match=r"lacks what fused-swiglu changes; .* session\.config\(config\)"):
+        session.layer_spec(small())
+
+
+def test_a_configuration_of_another_session_is_refused(opened):
+    config = small()
+    first = opened({"use_fused_swiglu": True}, configs=[config], registry=None)
+    made = first.config(config)
+    first.close()
+    with pytest.raises(SessionError, match="was made by a session with another plan"):
+        opened({}, configs=[config]).layer_spec(made)
+
+
+@pytest.mark.parametrize("kind", ["layer", "chunk", "block", "none"])
+def test_any_form_of_specification_becomes_that_of_a_chunk(opened, kind):
+    config = small()
+    layer = get_gpt_layer_local_spec(normalization="RMSNorm")
+    chunk = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm")
+    forms = {"layer": layer, "chunk": chunk, "block": ModuleSpec(TransformerBlock, submodules=chunk)}
+    session = opened({"use_flash_attn": True}, configs=[config], registry=None)
+    spec = session.layer_spec(session.config(config), forms.get(kind))
+    assert isinstance(spec, TransformerBlockSubmodules)
+    assert len(spec.layer_specs) == 2
+    for one in spec.layer_specs:
+        core = one.submodules.self_attention.submodules.core_attention
+        assert core.module is FusedCoreAttention
+    assert session.report()["modules"] == {"flash-attn": 2}
+
+
+def test_what_is_no_specification_is_refused(opened):
+    with pytest.raises(SessionError, match="base is a str"):
+        opened({}).layer_spec(small(), "local")
+
+
+def test_options_of_optimizer_and_data_parallelism_are_changed_in_copies(opened):
+    session = opened({}, extra_plugins=[Adds()])
+    optimizer, ddp = OptimizerConfig(lr=0.1), DistributedDataParallelConfig()
+    assert session.optimizer_config(optimizer).lr == 0.5
+    assert session.ddp_config(ddp).bucket_size == 7
+    assert (optimizer.lr, ddp.bucket_size) == (0.1, None)
+
+
+def test_a_batch_comes_back_in_its_form(opened):
+    session, tokens = opened({}, extra_plugins=[Adds()]), torch.zeros(1, 2, dtype=torch.long)
+    made = session.batch({"tokens": tokens, "labels": None, "reward": 1.5})
+    assert made.keys() == {"tokens", "labels", "reward", "seen"}
+    assert made["tokens"].tolist() == [[1, 1]]
+    assert isinstance(session.batch(Batch(tokens=tokens)), Batch)
+
+
+def test_a_loss_returns_as_many_values_as_the_caller_s(opened):
+    session, output = opened({}, extra_plugins=[Adds()]), torch.tensor([1.0, 2.0])
+    mean = session.loss(lambda out: (out.mean(), {"loss": out.mean()}), {"reward": 1.0})
+    total = session.loss(lambda out: (out.sum(), torch.tensor(2.0), {}))
+    assert [float(mean(output)[0]), mean(output)[1]["extra"]] == [4.5, 1]
+    assert [float(value) for value in total(output)[:2]] == [9.0, 2.0]
+    assert total(output)[1].dtype == torch.int, "megatron-core adds it to whole numbers"
+    assert session.loss(lambda out, non_loss_data: out)(output, non_loss_data=True) is output
+
+
+def test_the_update_of_any_optimizer_passes_through_the_session(opened):
+    session = opened({}, extra_plugins=[Adds()])
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = session.wrap_optimizer(torch.optim.SGD([parameter], lr=0.5))
+    parameter.grad = torch.ones(2)
+    assert optimizer.step() is None
+    assert parameter.tolist() == [0.5, 0.5]
+    assert session.log_step({"loss": 1.0}) == {"loss": 1.0, "updates": 1.0}
+    session.close()
+    optimizer.step()
+    assert session.run.metrics.names() == [], "a closed session takes no part any more"
+
+
+def test_an_update_returns_what_megatron_core_s_does(opened):
+    class Optimizer:
+        def step(self):
+            return True, 2.5, None
+
+    session = opened({}, extra_plugins=[Adds()])
+    assert session.wrap_optimizer(Optimizer()).step() == (True, 2.5, None)
+
+
+def test_the_schedule_is_that_of_features(opened):
+    name, options = opened({}, extra_plugins=[Adds()]).forward_backward()(num_microbatches=2)
+    assert (name, options["num_microbatches"]) == ("theirs", 2)
+
+
+def test_the_forward_step_knows_its_micro_batch(opened):
+    session, seen = opened({}), []
+
+    def forward(iterator, model, return_schedule_plan=False):
+        seen.append((session.run.context.microbatch, return_schedule_plan))
+        return torch.ones(()), None
+
+    wrapped = session.forward_step(forward)
+    schedule = session.forward_backward()
+    schedule._function = lambda **_: [wrapped(None, None), wrapped(None, None, return_schedule_plan=True)]
+    for _ in range(2):
+        schedule()
+    assert seen == [(0, False), (1, True)] * 2
+    assert session.run.context.microbatch == -1
+
+
+def test_a_training_step_may_say_what_it_did(opened):
+    session = opened({})
+    result = StepResult(losses={"loss": 1.0}, skipped=False, grad_norm=None, num_zeros=None)
+    assert session.train_step(lambda: result)() is result
+    assert session.train_step(lambda **options: options)(a=1) == {"a": 1}
+    assert session.run.iteration == 2
+
+
+def saved_with_a_block():
+    session = activate({"toy_lion": True, "optimizer": "adam"}, platform="cpu")
+    with session.saving():
+        inside = session.is_open
+    session.close()
+    return inside
+
+
+def test_a_block_for_saving_passes_the_stages():
+    assert run_world(saved_with_a_block, 1) == [True]
+
+
+def model_without_its_specification():
+    parallel()
+    config = small()
+    session = activate({"use_fused_rmsnorm": True}, platform="cpu", configs=[config])
+    plain = activate_nothing(config)
+    try:
+        session.model(plain)
+    except SessionError as error:
+        return str(error), session.is_open
+    finally:
+        session.close()
+
+
+def activate_nothing(config):
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+    model_parallel_cuda_manual_seed(1)
+    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm")
+    return GPTModel(config, spec, 64, 16, position_embedding_type="rope")
+
+
+def test_a_model_that_was_built_without_its_features_is_refused():
+    ((message, still),) = run_world(model_without_its_specification, 1)
+    assert "fused-rmsnorm: active, but matched no module" in message
+    assert still
+
+
+def modules_alone():
+    """The fused modules in a model of megatron-core, without any session."""
+    from mindspeed_core.layer_spec import NORM_ROLES, SpecEditor
+    from mindspeed_core.session import current
+    from mindspeed_kernels.modules.activation import FusedSwiGLU
+    from mindspeed_kernels.modules.norm import FusedRMSNorm
+
+    try:
+        current()
+    except SessionError as error:
+        alone = str(error)
+    parallel()
+    config = small(use_te_activation_func=True)
+    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm")
+    editor = SpecEditor(spec, owner="")
+    editor.replace(NORM_ROLES, FusedRMSNorm)
+    editor.replace("core_attention", FusedCoreAttention)
+    editor.replace("activation", FusedSwiGLU, empty=True)
+    from megatron.core.models.gpt import GPTModel
+
+    torch.manual_seed(3)
+    model = GPTModel(config, editor.spec, 64, 16, position_embedding_type="rope")
+    tokens = torch.arange(32).reshape(2, 16)
+    losses = model(tokens, torch.arange(16).expand(2, 16), None, labels=tokens)
+    losses.mean().backward()
+    gradients = all(parameter.grad is not None for parameter in model.parameters())
+    with activate({}, platform="cpu", configs=[small()]) as session:
+        plain = build(session, small())
+        plain.load_state_dict(model.state_dict())
+        return alone, gradients, torch.allclose(logits(plain), logits(model.eval()), atol=1e-5)
+
+
+def test_modules_work_with_nothing_but_torch_and_megatron_core():
+    assert run_world(modules_alone, 1) == [("no mindspeed session is open", True, True)]
