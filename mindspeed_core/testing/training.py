@@ -230,29 +230,28 @@ class _Steps:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.gathering = not run.args.overlap_param_gather
-        if not self.gathering:
-            for chunk in run.model:
-                chunk.disable_forward_pre_hook(param_sync=False)
+        self.first_step = ExitStack()
+        self.first_step.enter_context(self._without_param_gather(param_sync=False))
 
     def once(self) -> Any:
         run = self.run
         started = time.perf_counter()
         result = run.session.call("train_step", run=run)
         seconds = time.perf_counter() - started
-        if not self.gathering and not result.skipped:
-            for chunk in run.model:
-                chunk.enable_forward_pre_hook()
-            self.gathering = True
+        if not result.skipped:
+            self.first_step.close()
         run.iteration += 1
         run.consumed_train_samples += batch_at(run.args, run.consumed_train_samples).samples
         return _Timed(dict(result.losses), result.grad_norm, seconds)
 
     def complete_parameters(self) -> Any:
         """A context in which every rank holds all updated parameters, also those gathered only in forward."""
+        return self._without_param_gather(param_sync=True)
+
+    def _without_param_gather(self, *, param_sync: bool) -> Any:
         from mindspeed_core.hosts.standalone.step import without_param_gather
 
-        return without_param_gather(self.run, param_sync=True)
+        return without_param_gather(self.run, param_sync=param_sync)
 
 
 @dataclass(frozen=True)

@@ -169,6 +169,22 @@ def test_a_checkpoint_can_be_validated_without_training(folder):
     assert found == wanted
 
 
+def skip_first_and_save(folder):
+    overlap = shlex.split("--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather")
+    flags = shlex.split(
+        "--mock-data --fp16 --train-iters 2 --save-interval 1 --eval-interval 1 --eval-iters 1"
+    )
+    places = ["--save", str(folder / "skipped"), "--run-dir", str(folder / "skipping")]
+    return train(*flags, "--global-batch-size", "2", *overlap, *places)[0]
+
+
+def test_a_first_step_that_was_skipped_is_validated_and_saved(folder):
+    records = run_world(skip_first_and_save, 1, folder, timeout=120)[0]
+    assert [record["skipped"] for record in records if "loss" in record] == [True, True]
+    assert sum("validation_loss" in record for record in records) == 2
+    assert len(list((folder / "skipped").glob("iter_*"))) == 2
+
+
 def losses_of_two_documents(folder, flags):
     """The loss at each position of a sample of two documents, for two versions of the first document."""
     import torch

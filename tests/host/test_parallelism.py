@@ -1,4 +1,4 @@
-"""Every layout the host offers trains like one process: losses, all gradients, parameters after the steps."""
+"""Every layout trains like one process: losses, all gradients, parameters after five steps."""
 
 import pytest
 
@@ -10,6 +10,13 @@ TP2 = ("--tensor-model-parallel-size", "2")
 PP2 = ("--pipeline-model-parallel-size", "2")
 SHARDED = ("--use-distributed-optimizer",)
 OVERLAP = (*SHARDED, "--overlap-grad-reduce", "--overlap-param-gather")
+# Buckets smaller than a layer, so that there is more than one.
+SMALL_BUCKETS = ("--ddp-bucket-size", "20000")
+VPP2 = (*PP2, "--num-layers-per-virtual-pipeline-stage", "1")
+FREELY = ("--no-align-grad-reduce", "--no-align-param-gather")
+SP = (*TP2, "--sequence-parallel")
+BLOCK = tuple("--recompute-granularity full --recompute-method block --recompute-num-layers 1".split())
+SELECTIVE = ("--recompute-granularity", "selective")
 
 
 @pytest.mark.parametrize(
@@ -21,9 +28,17 @@ OVERLAP = (*SHARDED, "--overlap-grad-reduce", "--overlap-param-gather")
         pytest.param(LLAMA, SHARDED, 2, id="llama-dp2-distributed-optimizer"),
         pytest.param(LLAMA, OVERLAP, 2, id="llama-dp2-overlap"),
         pytest.param(LLAMA, (*TP2, "--sequence-parallel"), 2, id="llama-tp2-sp"),
-        pytest.param(LLAMA, (*PP2, "--num-layers-per-virtual-pipeline-stage", "1"), 2, id="llama-vpp2"),
+        pytest.param(LLAMA, VPP2, 2, id="llama-vpp2"),
         pytest.param(LLAMA, (*TP2, "--sequence-parallel", *PP2), 4, id="llama-tp2-sp-pp2"),
         pytest.param(LLAMA, (*PP2, *OVERLAP), 4, id="llama-pp2-dp2-overlap"),
+        pytest.param(LLAMA, ("--overlap-grad-reduce", *SMALL_BUCKETS), 2, id="llama-dp2-overlap-reduce"),
+        pytest.param(LLAMA, (*VPP2, *OVERLAP, *SMALL_BUCKETS), 4, id="llama-vpp2-dp2-overlap"),
+        pytest.param(LLAMA, (*VPP2, *OVERLAP, *FREELY), 4, id="llama-vpp2-dp2-overlap-not-aligned"),
+        pytest.param((), (*SP, *OVERLAP), 4, id="learned-positions-tp2-sp-dp2-overlap"),
+        pytest.param(LLAMA, (*SP, *VPP2), 4, id="llama-tp2-sp-vpp2"),
+        pytest.param(LLAMA, (*SP, *PP2, "--pipeline-model-parallel-layout", "Et|tttL"), 4, id="llama-uneven"),
+        pytest.param((), (*VPP2, *BLOCK), 2, id="tied-embeddings-vpp2-block-recompute"),
+        pytest.param(LLAMA, (*SP, *SHARDED, *SELECTIVE), 4, id="llama-tp2-dp2-selective-recompute"),
         pytest.param(LLAMA, ("--pipeline-model-parallel-size", "4"), 4, id="llama-pp4"),
         # RMSNorm: a bias of the key norm shifts all scores of a query alike, so its true gradient is zero.
         pytest.param(
@@ -39,14 +54,14 @@ OVERLAP = (*SHARDED, "--overlap-grad-reduce", "--overlap-param-gather")
                 "--recompute-num-layers",
                 "1",
             ),
-            (*TP2, "--sequence-parallel"),
+            SP,
             2,
             id="full-recompute-tp2-sp",
         ),
     ],
 )
 def test_a_layout_equals_one_process(equivalence, model, layout, size):
-    equivalence((*model, *layout), model, world_size=size, baseline_world_size=1)
+    equivalence((*model, *layout), model, world_size=size, baseline_world_size=1, steps=5)
 
 
 def test_gradient_accumulation_equals_one_large_micro_batch(equivalence):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -73,6 +74,16 @@ def test_the_dataset_does_not_depend_on_the_number_of_workers(texts, whole, tmp_
 def test_the_dataset_does_not_depend_on_the_size_of_parts(texts, whole, tmp_path):
     made = prepare_text([texts], tmp_path / "data", vocab_size=300)
     assert content(made.prefix) == whole[1]
+
+
+def test_the_progress_bar_reaches_the_whole_input(texts, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    prepare_text([texts], tmp_path / "data", **{**OPTIONS, "workers": 2, "progress": True})
+    drawn = re.findall(
+        r"tokenizing.*?([\d.]+)/([\d.]+)", re.sub(r"\x1b\[[\d;?]*\w", "", capsys.readouterr().err)
+    )
+    done, whole = drawn[-1]
+    assert done == whole
 
 
 def test_a_killed_run_goes_on_with_the_parts_it_finished(texts, whole, tmp_path):

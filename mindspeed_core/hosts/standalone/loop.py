@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,10 +134,8 @@ def train(session: Session) -> Run:
 def _loop(run: Run, watch: Watch) -> None:
     session, args = run.session, run.args
     # Parameters are complete before the first step, and no gather has been launched yet.
-    gather_on = not args.overlap_param_gather
-    if not gather_on:
-        for chunk in run.model:
-            chunk.disable_forward_pre_hook(param_sync=False)
+    first_step = ExitStack()
+    first_step.enter_context(without_param_gather(run, param_sync=False))
     saved = evaluated = -1
     reason = ""
     validates = args.eval_iters > 0 or args.full_validation
@@ -145,10 +144,8 @@ def _loop(run: Run, watch: Watch) -> None:
         with save_failures.tolerated(run, watch.say):
             checkpoint.poll(run)
         result = session.call("train_step", run=run)
-        if not gather_on and not result.skipped:
-            for chunk in run.model:
-                chunk.enable_forward_pre_hook()
-            gather_on = True
+        if not result.skipped:
+            first_step.close()
         run.iteration += 1
         run.progress += 1
         run.consumed_train_samples += batch.samples

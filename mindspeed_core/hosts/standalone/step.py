@@ -222,8 +222,9 @@ def configure_for_training(run: Run) -> None:
     if args.overlap_grad_reduce:
         no_sync = [chunk.no_sync for chunk in model]
         config.no_sync_func = no_sync[0] if single else no_sync
-        if args.align_grad_reduce and not single:
-            config.grad_sync_func = [chunk.start_grad_sync for chunk in model]
+        if args.align_grad_reduce:
+            starts = [chunk.start_grad_sync for chunk in model]
+            config.grad_sync_func = starts[0] if single else starts
     if args.overlap_param_gather and args.align_param_gather and not single:
         config.param_sync_func = [chunk.start_param_sync for chunk in model]
 
@@ -246,22 +247,35 @@ def configure_for_training(run: Run) -> None:
 
 
 def without_param_gather(run: Run, *, param_sync: bool) -> Any:
-    """A context in which forward passes gather no parameters (evaluation, saving, the first step)."""
+    """A context in which forward passes gather no parameters: evaluation, saving, the first step.
+
+    One may be inside another: a first step that was skipped, and a checkpoint saved after it.
+
+    Args:
+        run: the run.
+        param_sync: gather now what is not complete.
+    """
     if not run.args.overlap_param_gather:
         return nullcontext()
     return _ParamGatherPaused(run, param_sync)
 
 
 class _ParamGatherPaused:
-    """Takes the forward pre-hooks of the overlapped gather off and puts them back."""
+    """Takes what starts the overlapped gather off and puts it back: hooks, and the schedule's own start."""
 
     def __init__(self, run: Run, param_sync: bool) -> None:
         self.run, self.param_sync = run, param_sync
+        self.chunks: list[Any] = []
+        self.start: Any = None
 
     def __enter__(self) -> None:
-        for chunk in self.run.model:
+        # An empty dictionary of hooks: somebody else paused the gather already.
+        self.chunks = [c for c in self.run.model if getattr(c, "remove_forward_pre_hook_handles", True)]
+        self.start, self.run.config.param_sync_func = self.run.config.param_sync_func, None
+        for chunk in self.chunks:
             chunk.disable_forward_pre_hook(param_sync=self.param_sync)
 
     def __exit__(self, *error: object) -> None:
-        for chunk in self.run.model:
+        self.run.config.param_sync_func = self.start
+        for chunk in self.chunks:
             chunk.enable_forward_pre_hook()
