@@ -56,7 +56,7 @@ def test_a_failed_proof_is_told_and_not_recorded(tmp_path, monkeypatch):
         "scenario": "plain",
         "passed": False,
         "error": "",
-        "differences": ["loss of step 1: 2 against 1"],
+        "differences": ["loss: 2 against 1"],
     }
     monkeypatch.setattr(proofs, "RECORDS", tmp_path)
     monkeypatch.setattr(proofs, "verdicts", lambda name: {"platform": "cpu", "verdicts": [verdict]})
