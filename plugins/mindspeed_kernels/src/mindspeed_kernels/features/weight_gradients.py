@@ -104,19 +104,14 @@ class GroupedExperts(Feature):
     patches = (
         Patch(
             target=f"{_UTIL}:grouped_gemm",
-            new="mindspeed_kernels.modules.weight_gradients:GroupedGemm",
-            reason="the grouped experts of megatron-core ask this name whether their package is there",
-            versions=_VERSIONS,
-        ),
-        Patch(
-            target=f"{_UTIL}:ops",
-            new="mindspeed_kernels.modules.weight_gradients:GroupedProducts",
-            reason="the grouped experts of megatron-core multiply through this name",
+            new="mindspeed_kernels.modules.grouped_experts:GroupedExperts",
+            reason="the constructor of megatron-core's grouped experts refuses while this name is None",
             versions=_VERSIONS,
         ),
     )
     packages = ("torch_npu>=2.6; platform == 'npu'",)
     docs = "mindspeed_kernels:docs/grouped-experts.md"
+    places_modules = True
     deterministic = True
     affects_checkpoint = False
     verify = (
@@ -124,6 +119,14 @@ class GroupedExperts(Feature):
         Scenario("ep2", flags=(*_MOE, *_EP2, "--moe-grouped-gemm"), baseline=(*_MOE, *_EP2), world_size=2),
         Scenario("tp2-sp", flags=(*_MOE, *_TP2, "--moe-grouped-gemm"), baseline=(*_MOE, *_TP2), world_size=2),
     )
+
+    @hookimpl(wrapper=True)
+    def build_layer_spec(self, session: Any) -> Generator[None, Any, Any]:
+        """Replace the experts of every layer."""
+        spec = yield
+        from mindspeed_kernels.modules.grouped_experts import place_grouped_experts
+
+        return place_grouped_experts(session, spec)
 
 
 class GroupedGradientAccumulation(Feature):
@@ -181,9 +184,9 @@ class GroupedGradientAccumulation(Feature):
 
     @hookimpl(wrapper=True)
     def build_model(self, session: Any) -> Generator[None, Any, Any]:
-        """Mark the weights of grouped experts; data parallelism gives them main gradients later."""
+        """Tell grouped experts to use the main gradients that data parallelism gives them later."""
         model = yield
-        from mindspeed_kernels.modules.weight_gradients import accumulate_in_place
+        from mindspeed_kernels.modules.grouped_experts import accumulate_in_place
 
         accumulate_in_place(session, model)
         return model

@@ -1,0 +1,91 @@
+"""The experts of a layer in one grouped product, as a megatron-core module, and its placement.
+
+The module is megatron-core's ``GroupedMLP`` with another forward: every dtype, our grouped product, and,
+where it was asked for, weight gradients that are added to the main gradients in place.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core.tensor_parallel import CheckpointWithoutOutput
+from megatron.core.transformer.moe.experts import GroupedMLP
+from torch import Tensor
+
+from mindspeed_core.layer_spec import SpecEditor
+from mindspeed_kernels.ops.gmm import grouped_matmul
+from mindspeed_kernels.ops.row_groups import ends_of_groups
+
+if TYPE_CHECKING:
+    from mindspeed_core.session import Session
+
+
+class GroupedExperts(GroupedMLP):
+    """Rows sorted by expert, times the weights of all local experts at once.
+
+    Attributes:
+        accumulates: backward adds weight gradients to the parameters' main gradients in place.
+    """
+
+    accumulates = False
+
+    def forward(
+        self, permuted_local_hidden_states: Tensor, tokens_per_expert: Tensor, permuted_probs: Tensor
+    ) -> tuple[Tensor, None]:
+        """Compute the experts.
+
+        Args:
+            permuted_local_hidden_states: ``[m, h]``, rows sorted by local expert.
+            tokens_per_expert: ``[E]``, number of rows of each; experts may have none.
+            permuted_probs: ``[m]``, the router's probability of each row.
+
+        Returns:
+            ``[m, h]``, and no bias.
+        """
+        rows, probs = permuted_local_hidden_states, permuted_probs.unsqueeze(-1)
+        if self.config.moe_apply_probs_on_input:
+            rows = (probs * rows).to(rows.dtype)
+            probs = torch.ones_like(probs)
+        hidden = self.config.hidden_size
+        ends = ends_of_groups(
+            "--moe-grouped-gemm", tokens_per_expert, rows.shape[0], self.num_local_experts, counts=True
+        )
+        first = self._product(rows, self.weight1, (self.num_local_experts, hidden, -1), ends)
+        shape = (self.num_local_experts, -1, hidden)
+        if not self.activation_recompute:
+            inner = self.activation_func_with_probs(first, probs)
+            return self._product(inner, self.weight2, shape, ends), None
+        checkpoint = CheckpointWithoutOutput()
+        inner = checkpoint.checkpoint(self.activation_func_with_probs, first, probs)
+        result = self._product(inner, self.weight2, shape, ends)
+        checkpoint.discard_output_and_register_recompute(result)
+        return result, None
+
+    def _product(self, rows: Tensor, parameter: Tensor, shape: tuple[int, ...], ends: Tensor) -> Tensor:
+        # Evaluation runs without main gradients, and so does a model that nothing wrapped for training.
+        adds = self.accumulates and torch.is_grad_enabled() and hasattr(parameter, "main_grad")
+        return grouped_matmul(rows, parameter.view(shape), ends, parameter if adds else None)
+
+
+def place_grouped_experts(session: Session, spec: Any) -> Any:
+    """The tree with `GroupedExperts` in every layer that has experts."""
+    editor = SpecEditor(spec, owner="grouped-experts", session=session)
+    editor.replace("experts", GroupedExperts)
+    return editor.spec
+
+
+def accumulate_in_place(session: Session, model: list[Any]) -> None:
+    """Let backward of every `GroupedExperts` add to the main gradients that data parallelism brings.
+
+    Args:
+        session: counts the modules that were found.
+        model: the chunks.
+    """
+    found = 0
+    for chunk in model:
+        for module in chunk.modules():
+            if isinstance(module, GroupedExperts):
+                found += 1
+                module.accumulates = True
+    session.place("gmm-add", found)
