@@ -97,8 +97,15 @@ TRIALS = (
     Trial("cpu", "0.16.1", "2.13.0", "3.11", "the whole suite, worlds of one, two and four processes"),
     Trial("cpu", "0.15.3", "2.13.0", "3.11", "the suite without what 0.15 lacks or does otherwise"),
     Trial("cpu", "Megatron-LM core_v0.16.1", "2.13.0", "3.11", "losses of its own scripts, step by step"),
+    Trial(
+        "npu",
+        "0.16.1",
+        "2.13.0, torch_npu 2.13.0",
+        "3.11",
+        "every use of torch_npu: arguments, shapes, gradients, with a stand-in for CANN; no kernel",
+    ),
 )
-"""What is not listed was not run: no CUDA device, no NPU, no other Python."""
+"""What is not listed was not run: nothing on a CUDA device or an NPU, no other Python."""
 
 
 def matches(version: str, versions: str) -> bool:

@@ -33,8 +33,13 @@ OF_OTHER_PROGRAMS = {
     "--contract",
     "--contract-platform",
     "--contract-without-proofs",
+    "--no-build-isolation",
+    "--no-deps",
+    "--source",
+    "--schemas",
+    "--write-schemas",
 }
-"""Options of torchrun, of docs/generate.py and of pytest."""
+"""Options of torchrun, pip, docs/generate.py, pytest and the programs of mindspeed_core.testing."""
 
 OF_EXAMPLES = {"--log-gradient-noise", "--some-size", "--my-flag"}
 """Flags that a page declares or makes up itself."""
