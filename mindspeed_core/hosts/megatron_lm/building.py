@@ -138,8 +138,11 @@ def _whole(spec: Any, config: Any, vp_stage: int | None, given: dict[str, Any]) 
 def build_layer_spec(args: Namespace, config: TransformerConfig) -> Any:
     """The script's layers; without TransformerEngine and Apex, with parts that also work sharded."""
     spec = running.current().pending("build_layer_spec")()
-    local = getattr(config, "transformer_impl", args.transformer_impl) == "local"
-    if not local or installed(("apex",)) or not isinstance(spec, TransformerBlockSubmodules):
+    if (
+        args.transformer_impl != "local"
+        or installed(("apex",))
+        or not isinstance(spec, TransformerBlockSubmodules)
+    ):
         return spec
     return plain_parts(spec, config)
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mindspeed_core.registry import Registry
 
 logger = logging.getLogger("mindspeed_core")
+_ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 
 
 def open_session(
@@ -86,6 +87,7 @@ def open_session(
     running.session = session
     _announce(session, changed)
     _prepare_environment(session)
+    _forget_attention_backend(session)
     given = session.call("validate_arguments_early", args=args, plan=plan)
     with running.calling("validate_arguments", validate):
         validated = session.call("validate_arguments", args=given, plan=plan)
@@ -168,6 +170,18 @@ def _prepare_environment(session: Session) -> None:
         # One hardware queue keeps a layer's collectives ahead of the matmuls they overlap with; Megatron-LM
         # insists on it.
         session.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+
+
+def _forget_attention_backend(session: Session) -> None:
+    """Take back, at the end, what megatron-core tells TransformerEngine; another run may choose otherwise."""
+    left = [name for name in _ATTENTION if name not in os.environ]
+    session.ledger.setting(
+        "os.environ:NVTE_*_ATTN",
+        lambda: None,
+        lambda: [os.environ.pop(name, None) for name in left],
+        owner=NAME,
+        reason="megatron-core sets them for the backend of a model, and insists on them in the next",
+    )
 
 
 def _announce(session: Session, changed: Sequence[str]) -> None:

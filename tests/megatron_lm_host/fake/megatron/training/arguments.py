@@ -1,0 +1,130 @@
+"""The command line."""
+
+import argparse
+import os
+
+import torch
+from megatron.core.transformer import TransformerConfig
+
+
+def add_megatron_arguments(parser):
+    group = parser.add_argument_group(title="everything")
+    add = group.add_argument
+    for name, default in (
+        ("num-layers", 2),
+        ("hidden-size", 32),
+        ("num-attention-heads", 4),
+        ("seq-length", 16),
+        ("max-position-embeddings", 16),
+        ("micro-batch-size", 2),
+        ("global-batch-size", 4),
+        ("train-iters", 3),
+        ("eval-iters", 1),
+        ("eval-interval", 100),
+        ("log-interval", 1),
+        ("seed", 1234),
+        ("tensor-model-parallel-size", 1),
+        ("pipeline-model-parallel-size", 1),
+        ("context-parallel-size", 1),
+        ("vocab-size", 64),
+        ("profile-step-start", 10),
+        ("profile-step-end", 12),
+        ("exit-interval", None),
+        ("save-interval", None),
+        ("ddp-bucket-size", None),
+    ):
+        add(f"--{name}", type=int, default=default)
+    for name in (
+        "sequence-parallel swiglu bf16 fp16 use-distributed-optimizer use-torch-fsdp2 use-megatron-fsdp "
+        "finetune profile skip-train overlap-grad-reduce untie-embeddings-and-output-weights "
+        "accumulate-allreduce-grads-in-fp32 data-parallel-random-init te-rng-tracker inference-rng-tracker "
+        "use-persistent-ckpt-worker ddp-average-in-collective no-persist-layer-norm no-load-optim "
+        "qk-layernorm"
+    ).split():
+        add(f"--{name}", action="store_true")
+    add("--disable-bias-linear", action="store_false", dest="add_bias_linear")
+    add("--no-masked-softmax-fusion", action="store_false", dest="masked_softmax_fusion")
+    add("--no-rope-fusion", action="store_false", dest="apply_rope_fusion")
+    add("--no-gradient-accumulation-fusion", action="store_false", dest="gradient_accumulation_fusion")
+    add("--no-bias-swiglu-fusion", action="store_false", dest="bias_swiglu_fusion")
+    add("--no-check-for-nan-in-loss-and-grad", action="store_false", dest="check_for_nan_in_loss_and_grad")
+    add(
+        "--no-create-attention-mask-in-dataloader",
+        action="store_false",
+        dest="create_attention_mask_in_dataloader",
+    )
+    add("--profile-ranks", nargs="+", type=int, default=[0])
+    add("--lr", type=float, default=1e-2)
+    add("--min-lr", type=float, default=0.0)
+    add("--hidden-dropout", type=float, default=0.0)
+    add("--attention-dropout", type=float, default=0.0)
+    add("--normalization", default="LayerNorm", choices=["LayerNorm", "RMSNorm"])
+    add("--position-embedding-type", default="learned_absolute", choices=("learned_absolute", "rope"))
+    add("--transformer-impl", default="transformer_engine", choices=["local", "transformer_engine"])
+    add("--optimizer", default="adam", choices=["adam", "sgd"])
+    add("--distributed-backend", default="nccl", choices=["nccl", "gloo"])
+    add("--ckpt-format", default="torch_dist", choices=["torch_dist", "torch"])
+    add("--num-experts", type=int)
+    add("--save")
+    add("--load")
+    add("--yaml-cfg")
+    return parser
+
+
+def parse_args(extra_args_provider=None, ignore_unknown_args=False):
+    parser = argparse.ArgumentParser(description="Megatron-LM Arguments", allow_abbrev=False)
+    parser = add_megatron_arguments(parser)
+    if extra_args_provider is not None:
+        parser = extra_args_provider(parser)
+    args = parser.parse_known_args()[0] if ignore_unknown_args else parser.parse_args()
+    args.rank = int(os.getenv("RANK", "0"))
+    args.world_size = int(os.getenv("WORLD_SIZE", "1"))
+    args.local_rank = int(os.getenv("LOCAL_RANK", "0"))
+    return args
+
+
+def validate_args(args, defaults=()):
+    for name, value in dict(defaults).items():
+        if getattr(args, name, None) is None:
+            setattr(args, name, value)
+    sharded = max(args.tensor_model_parallel_size, args.context_parallel_size) > 1
+    if sharded and torch.cuda.get_device_capability()[0] < 10:
+        assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1", "set CUDA_DEVICE_MAX_CONNECTIONS to 1"
+    if args.transformer_impl == "transformer_engine":
+        raise RuntimeError("Transformer Engine is not installed")
+    model_parallel = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
+    args.data_parallel_size = args.world_size // model_parallel
+    args.params_dtype = torch.bfloat16 if args.bf16 else torch.float32
+    args.padded_vocab_size = args.vocab_size
+    args.consumed_train_samples = 0
+    args.consumed_valid_samples = 0
+    args.iteration = 0
+    args.virtual_pipeline_model_parallel_size = None
+    return args
+
+
+def core_transformer_config_from_args(args, config_class=None):
+    config_class = config_class or TransformerConfig
+    return config_class(
+        num_layers=args.num_layers,
+        hidden_size=args.hidden_size,
+        num_attention_heads=args.num_attention_heads,
+        tensor_model_parallel_size=args.tensor_model_parallel_size,
+        pipeline_model_parallel_size=args.pipeline_model_parallel_size,
+        sequence_parallel=args.sequence_parallel,
+        pipeline_dtype=args.params_dtype,
+        params_dtype=args.params_dtype,
+        normalization=args.normalization,
+        add_bias_linear=args.add_bias_linear,
+        gated_linear_unit=args.swiglu,
+        activation_func=torch.nn.functional.silu if args.swiglu else torch.nn.functional.gelu,
+        bias_activation_fusion=args.bias_swiglu_fusion if args.swiglu else False,
+        masked_softmax_fusion=args.masked_softmax_fusion,
+        gradient_accumulation_fusion=args.gradient_accumulation_fusion,
+        apply_rope_fusion=args.apply_rope_fusion,
+        persist_layer_norm=not args.no_persist_layer_norm,
+        hidden_dropout=args.hidden_dropout,
+        attention_dropout=args.attention_dropout,
+        qk_layernorm=args.qk_layernorm,
+        bf16=args.bf16,
+    )

@@ -1,0 +1,86 @@
+"""A script as Megatron-LM's are: functions for the data, the model and the step, handed to ``pretrain``."""
+
+from functools import partial
+
+import torch
+from megatron.core.enums import ModelType
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.training import get_args, pretrain
+from megatron.training.arguments import core_transformer_config_from_args
+
+
+def gpt_builder(args, pre_process, post_process, vp_stage=None, config=None, pg_collection=None):
+    if config is None:
+        config = core_transformer_config_from_args(args)
+    return GPTModel(
+        config=config,
+        transformer_layer_spec=get_gpt_layer_local_spec(
+            normalization=args.normalization, qk_layernorm=args.qk_layernorm
+        ),
+        vocab_size=args.padded_vocab_size,
+        max_sequence_length=args.max_position_embeddings,
+        pre_process=pre_process,
+        post_process=post_process,
+        share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+        position_embedding_type=args.position_embedding_type,
+        vp_stage=vp_stage,
+        pg_collection=pg_collection,
+    )
+
+
+def model_provider(
+    model_builder, pre_process=True, post_process=True, vp_stage=None, config=None, pg_collection=None
+):
+    return model_builder(get_args(), pre_process, post_process, vp_stage, config, pg_collection)
+
+
+def get_batch(data_iterator, vp_stage=None):
+    core_transformer_config_from_args(get_args())
+    rows = next(data_iterator)
+    tokens, labels = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+    return tokens, labels, torch.ones(tokens.shape), None, positions, None
+
+
+def loss_func(loss_mask, output_tensor, model=None):
+    losses = output_tensor.view(-1).float()
+    total = torch.sum(losses * loss_mask.view(-1))
+    num_tokens = loss_mask.sum().to(torch.int)
+    report = torch.cat([total.detach().clone().view(1), num_tokens.view(1)])
+    return total, num_tokens, {"lm loss": report}
+
+
+def forward_step(data_iterator, model, return_schedule_plan=False):
+    tokens, labels, loss_mask, attention_mask, position_ids, packed = get_batch(data_iterator, None)
+    output = model(tokens, position_ids, attention_mask, labels=labels, packed_seq_params=packed)
+    return output, partial(loss_func, loss_mask, model=model)
+
+
+class Counting(torch.utils.data.Dataset):
+    """Rows that count upwards from another number each."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        args = get_args()
+        return (torch.arange(args.seq_length + 1) * (1 + index % 3) + 7 * index) % args.vocab_size
+
+
+def train_valid_test_datasets_provider(train_val_test_num_samples, vp_stage=None):
+    return tuple(Counting(length) for length in train_val_test_num_samples)
+
+
+if __name__ == "__main__":
+    train_valid_test_datasets_provider.is_distributed = True
+    pretrain(
+        train_valid_test_datasets_provider,
+        partial(model_provider, gpt_builder),
+        ModelType.encoder_or_decoder,
+        forward_step,
+        args_defaults={"tokenizer_type": "NullTokenizer"},
+    )

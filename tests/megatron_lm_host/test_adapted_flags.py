@@ -1,0 +1,75 @@
+"""The flags of features on Megatron-LM's command line: read, adopted, resolved and refused."""
+
+import fake_training as fake
+import pytest
+
+from mindspeed_core.testing.worlds import run_world
+
+LOCAL = ("--platform", "cpu")
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return run_world(f"{__name__}:run_all", 1, timeout=120)[0]
+
+
+def run_all():
+    fake.adapt(fake.Rotary, fake.OwnProfile, fake.Scaled)
+    spiral = ("--position-embedding-type", "spiral", "--log-interval", "1")
+    found = {}
+    for name, flags in {
+        "conflict": spiral,
+        "unknown": ("--scaled-token", "3"),
+        "value": ("--scaled-tokens", "many"),
+        "both": ("--scaled-tokens", "many", "--nothing-of-this-name"),
+        "plan": (*spiral, "--normalization", "RMSNorm", "--plan-only"),
+        "help": ("--help",),
+    }.items():
+        found[name] = fake.run_script(*LOCAL, *flags)
+    found["spiral"] = fake.run_script(*LOCAL, *spiral, "--normalization", "RMSNorm", "--scaled-tokens", "1")
+    from megatron.training import get_args
+
+    found["hidden size"] = get_args().hidden_size
+    fake.forget_run()
+    found["profile"] = fake.run_script(*LOCAL, "--profile")
+    return found
+
+
+def test_a_requirement_that_does_not_hold_ends_the_program_with_one_message(runs):
+    assert runs["conflict"]["status"] == 1
+    assert runs["conflict"]["err"].count("spirals need RMSNorm") == 1
+
+
+def test_an_unknown_flag_gets_a_suggestion(runs):
+    assert runs["unknown"]["status"] == 1
+    assert "did you mean --scaled-tokens" in runs["unknown"]["err"]
+
+
+def test_a_wrong_value_names_the_flag(runs):
+    assert runs["value"]["status"] == 1
+    assert "--scaled-tokens" in runs["value"]["err"]
+
+
+def test_all_problems_come_at_once(runs):
+    assert "2 problems" in runs["both"]["err"]
+
+
+def test_a_plan_is_printed_without_training(runs):
+    assert runs["plan"]["status"] == 0
+    assert "rotary" in runs["plan"]["out"]
+    assert runs["plan"]["log"] == []
+
+
+def test_help_shows_the_flags_of_features_and_what_they_add(runs):
+    assert "--scaled-tokens" in runs["help"]["out"]
+    assert "spiral: rotary" in runs["help"]["out"]
+
+
+def test_a_choice_that_a_feature_adds_is_accepted_and_its_preset_holds(runs):
+    assert runs["spiral"]["status"] == 0
+    assert runs["hidden size"] == 64
+
+
+def test_a_flag_that_a_feature_takes_over_is_kept_from_the_loop(runs):
+    assert runs["profile"]["status"] == 0
+    assert runs["profile"]["log"][0]["profiled"] == 1.0

@@ -1,0 +1,256 @@
+"""Megatron-LM's call graph with the adaptor's line: stages are reached, numbers right, nothing is left."""
+
+import inspect
+import re
+
+import fake_training as fake
+import pytest
+
+from mindspeed_core.hosts.megatron_lm.interceptions import NOT_HOSTED
+from mindspeed_core.hosts.standalone import loop as _standalone  # noqa: F401 - preloads what worlds need
+from mindspeed_core.registry import core_stages
+from mindspeed_core.testing.worlds import run_world
+
+LOCAL = ("--platform", "cpu")
+
+
+class Probe:
+    """Wraps every stage and remembers which were called."""
+
+    def __init__(self):
+        self.called = []
+
+
+def probe():
+    from mindspeed_core.feature import hookimpl
+
+    seen = Probe()
+    for name, stage in core_stages().items():
+        if name in NOT_HOSTED:
+            continue
+
+        def wrapper(name=name):
+            seen.called.append(name)
+            return (yield)
+
+        def plain(name=name):
+            seen.called.append(name)
+
+        function = (
+            hookimpl(wrapper=True)(_renamed(wrapper, name))
+            if stage.firstresult
+            else hookimpl(_renamed(plain, name))
+        )
+        setattr(seen, name, function)
+    return seen
+
+
+def _renamed(function, name):
+    def body():
+        seen = yield from function()
+        return seen
+
+    def collected():
+        return function()
+
+    chosen = body if inspect.isgeneratorfunction(function) else collected
+    chosen.__name__ = name
+    return chosen
+
+
+def world(name, *args, size=1, **options):
+    return run_world(f"{__name__}:{name}", size, *args, timeout=120, **options)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return world("train_plainly")[0]
+
+
+def train_plainly():
+    from mindspeed_core.testing.residue import Residue
+
+    fake.use_fake()
+    import megatron.training.training  # noqa: F401 - the adaptor comes last here
+    import torch
+    from torch.autograd import profiler
+
+    # What torch changes of itself on first use.
+    vars(profiler).pop("_cupti_monitor_module", None)
+    torch._dynamo.mutation_guard.install_generation_tagging_init()
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+    before = Residue.now()
+    adaptor = fake.adapt(fake.Scaled, fake.Failing, fake.Stopping)
+    entered = Residue.now()
+    found = {"none": fake.run_script(*LOCAL), "left": Residue.now().left_since(entered)}
+    fake.forget_run()
+    found["again"] = fake.run_script(*LOCAL, "--train-iters", "2")
+    fake.forget_run()
+    found["scaled"] = fake.run_script(*LOCAL, "--scaled-tokens", "3", "--log-interval", "3")
+    fake.forget_run()
+    found["stopped"] = fake.run_script(*LOCAL, "--stop-after", "2")
+    fake.forget_run()
+    found["exited"] = fake.run_script(*LOCAL, "--exit-interval", "1")
+    found["left by exit"] = Residue.now().left_since(entered)
+    fake.forget_run()
+    try:
+        fake.run_script(*LOCAL, "--failing")
+    except ValueError as error:
+        found["failure"] = [str(error), *getattr(error, "__notes__", [])]
+    found["left by failure"] = Residue.now().left_since(entered)
+    adaptor.uninstall()
+    found["left after uninstall"] = Residue.now().left_since(before)
+    return found
+
+
+def test_the_script_trains_evaluates_and_ends(plain):
+    losses = [line["lm loss"] for line in plain["none"]["log"] if "lm loss" in line]
+    assert len(losses) == 3
+    assert losses[2] < losses[0]
+    assert sum("validation lm loss" in line for line in plain["none"]["log"]) == 2
+    assert plain["none"]["status"] == 0
+
+
+def test_without_features_few_functions_are_intercepted(plain):
+    intercepted = re.search(r"(\d+) functions of Megatron-LM are intercepted", plain["none"]["out"])
+    assert int(intercepted.group(1)) <= 12
+    assert "train_step" not in plain["none"]["out"]
+    assert "features: none" in plain["none"]["out"]
+
+
+def test_defaults_that_need_packages_are_changed_and_said_in_one_line(plain):
+    lines = [line for line in plain["none"]["out"].splitlines() if "--transformer-impl local" in line]
+    assert len(lines) == 1
+    assert "--distributed-backend gloo" in lines[0]
+
+
+def test_pretrain_can_be_called_again_with_other_flags(plain):
+    again = [line["lm loss"] for line in plain["again"]["log"] if "lm loss" in line]
+    first = [line["lm loss"] for line in plain["none"]["log"] if "lm loss" in line]
+    assert len(again) == 2
+    assert again[0] == first[0]
+
+
+def test_a_feature_changes_what_the_model_sees(plain):
+    scaled = next(line for line in plain["scaled"]["log"] if "lm loss" in line)
+    losses = [line["lm loss"] for line in plain["none"]["log"] if "lm loss" in line]
+    assert abs(scaled["lm loss"] - sum(losses) / 3) > 1e-4
+
+
+def test_a_number_of_a_feature_is_printed_as_it_is_over_several_steps(plain):
+    line = next(line for line in plain["scaled"]["log"] if "lm loss" in line)
+    assert line["added to tokens"] == pytest.approx(3.0)
+
+
+def test_only_what_a_feature_implements_is_intercepted_besides(plain):
+    assert "training_log" in plain["scaled"]["out"]
+    assert "training:train_step" not in plain["scaled"]["out"]
+
+
+def test_a_feature_ends_the_run(plain):
+    assert sum("lm loss" in line for line in plain["stopped"]["log"]) == 2
+    assert "stopping: enough" in plain["stopped"]["out"]
+
+
+def test_leaving_the_loop_early_closes_the_session(plain):
+    assert sum("lm loss" in line for line in plain["exited"]["log"]) == 1
+    assert plain["left by exit"] == []
+
+
+def test_a_failing_step_says_whose_it_is_and_closes_the_session(plain):
+    assert plain["failure"][0] == "this step fails"
+    assert "feature 'failing'" in plain["failure"][1]
+    assert plain["left by failure"] == []
+
+
+def test_nothing_of_torch_and_megatron_stays_changed(plain):
+    assert plain["left"] == []
+    assert plain["left after uninstall"] == []
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return world("save_and_resume", str(tmp_path_factory.mktemp("saved")), size=2)
+
+
+def save_and_resume(folder):
+    seen = probe()
+    flags = (*LOCAL, "--use-distributed-optimizer", "--average", "--twice")
+    adaptor = fake.adapt(fake.Average, fake.Twice, extra=(seen,))
+    place = ("--save", folder, "--save-interval", "2", "--exit-interval", "2")
+    found = {"whole": fake.run_script(*flags, "--train-iters", "5")["log"]}
+    fake.forget_run()
+    found["part"] = fake.run_script(*flags, "--train-iters", "5", *place)["log"]
+    fake.forget_run()
+    found["rest"] = fake.run_script(*flags, "--train-iters", "5", "--load", folder)["log"]
+    found["called"] = sorted(set(seen.called))
+    fake.forget_run()
+    adaptor.install(extra_plugins=[object()])
+    found["without"] = fake.run_script(*LOCAL, "--use-distributed-optimizer", "--load", folder)["log"]
+    return found
+
+
+def test_every_stage_with_a_place_is_reached(saved):
+    # A probe is registered after the process is prepared; the others need a pipeline, and another model.
+    elsewhere = {"prepare_process", "boundary_schema", "build_mtp_spec"}
+    expected = set(core_stages()) - set(NOT_HOSTED) - elsewhere
+    assert expected - set(saved[0]["called"]) == set()
+
+
+def test_a_resumed_run_goes_on_exactly(saved):
+    whole = [line["lm loss"] for line in saved[0]["whole"] if "lm loss" in line]
+    rest = [line["lm loss"] for line in saved[0]["rest"] if "lm loss" in line]
+    assert rest == whole[2:]
+
+
+def test_the_state_of_a_feature_travels_in_the_checkpoint(saved):
+    assert saved[0]["rest"][0]["steps counted"] == 3
+
+
+def test_metrics_and_reports_of_features_are_those_of_all_ranks(saved):
+    first = saved[0]["whole"][0]
+    assert first["lm loss"] == saved[1]["whole"][0]["lm loss"]
+    assert first["micro-batch"] == 0
+    assert first["largest token"] == saved[1]["whole"][0]["largest token"] > 0
+
+
+@pytest.fixture(scope="module")
+def pipelined():
+    return world("train_in_stages", size=2)
+
+
+def train_in_stages():
+    seen = probe()
+    fake.adapt(fake.Average, extra=(seen,))
+    flags = (
+        "--pipeline-model-parallel-size",
+        "2",
+        "--untie-embeddings-and-output-weights",
+        "--hidden-dropout",
+        "0",
+    )
+    fake.adapt(fake.Average)
+    return fake.run_script(*LOCAL, *flags, "--average")["log"], "boundary_schema" in seen.called
+
+
+def test_every_rank_of_a_pipeline_logs_the_numbers_of_features(pipelined):
+    (first, _), (last, _) = pipelined
+    assert [line["steps counted"] for line in first[:3]] == [1, 2, 3]
+    assert "lm loss" not in first[0]
+    assert last[0]["lm loss"] > 0
+
+
+def test_features_are_asked_for_the_shapes_between_stages(pipelined):
+    assert all(asked for _, asked in pipelined)
+
+
+def test_tensor_parallel_ranks_train_with_sequence_parallelism():
+    losses = world("train_sharded", size=2)
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < losses[0][0]
+
+
+def train_sharded():
+    fake.adapt()
+    flags = ("--tensor-model-parallel-size", "2", "--sequence-parallel", "--normalization", "RMSNorm")
+    return [line["lm loss"] for line in fake.run_script(*LOCAL, *flags)["log"] if "lm loss" in line]
