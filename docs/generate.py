@@ -30,6 +30,17 @@ from mindspeed_core.discovery import HOSTS, PLATFORMS, Source, sources
 from mindspeed_core.feature import PROJECT, Patch
 from mindspeed_core.flags import FlagEntry, flag_set
 from mindspeed_core.hooks import API_VERSION, STAGE_MODULES
+from mindspeed_core.hosts.megatron_lm.interceptions import (
+    ARGUMENT,
+    ARGUMENTS,
+    ENTRIES,
+    ENTRY,
+    GLOBAL,
+    INSTANCE,
+    NOT_HOSTED,
+    PATCH,
+    PATCHES,
+)
 from mindspeed_core.hosts.standalone import megatron_lm_flags
 from mindspeed_core.registry import Registry
 from mindspeed_core.slots import CORE_SLOTS
@@ -325,6 +336,49 @@ def megatron_lm_page(registry: Registry) -> str:
     return "\n".join(lines)
 
 
+def megatron_lm_stages_page(registry: Registry) -> str:
+    """Which function of Megatron-LM stands for each stage, and how it is reached."""
+    known = [stage.__name__ for name in STAGE_MODULES for stage in stages_of(import_module(name))]
+    rows = []
+    for stage in known:
+        found = [row for row in (*ENTRIES, *ARGUMENTS, *PATCHES) if stage in row.stages]
+        for row in found:
+            rows.append((code(stage), code(row.target), MECHANISMS[row.mechanism], row.reason, row.versions))
+        if stage in NOT_HOSTED:
+            rows.append((code(stage), "", "no place", NOT_HOSTED[stage], ""))
+        elif not found:
+            rows.append((code(stage), "", "the core", "called when the session opens", ""))
+    own = [row for row in (*ENTRIES, *PATCHES) if not row.stages]
+    lines = [
+        "# Megatron-LM: stages and functions",
+        "",
+        "Where each stage happens inside Megatron-LM core_v0.16.1, and by which means. A function is",
+        "intercepted only when an active feature implements the stage, or when the host needs it on the",
+        "platform in use; entries are intercepted from the import of the adaptor on. The guide is",
+        "[Inside Megatron-LM's scripts](../megatron-lm.md).",
+        "",
+        *table(("stage", "Megatron-LM", "means", "why", "older versions"), rows),
+        "",
+        "## Without a stage",
+        "",
+        "What the host itself needs, and where.",
+        "",
+        *table(
+            ("Megatron-LM or torch", "platforms", "why"),
+            ((code(row.target), ", ".join(row.platforms) or "all", row.reason) for row in own),
+        ),
+    ]
+    return "\n".join(lines)
+
+
+MECHANISMS = {
+    ARGUMENT: "argument of `pretrain`",
+    INSTANCE: "attribute of the object",
+    GLOBAL: "name in the script",
+    PATCH: "intercepted on demand",
+    ENTRY: "entry",
+}
+
 PAGES: dict[str, Callable[[Registry], str]] = {
     "stages": stages_page,
     "features": features_page,
@@ -333,6 +387,7 @@ PAGES: dict[str, Callable[[Registry], str]] = {
     "slots": slots_page,
     "patches": patches_page,
     "megatron-lm-flags": megatron_lm_page,
+    "megatron-lm-stages": megatron_lm_stages_page,
     "mindspeed-flags": mindspeed_page,
     "mindspeed-imports": imports_page,
 }

@@ -530,6 +530,9 @@ class HostDeclaration:
             answer for flags it knows nothing about. Asked about unknown flags alone; must not import torch.
         session: ``"module:Class"``, a subclass of ``Session`` with functions of the host's own.
         never_calls: stages the host has no place for. A feature that takes part in nothing else is refused.
+        on_demand: ``"module:function"`` that names further patches for listings, given the stages that active
+            features implement and the platform; must not import torch. A host that lives in foreign code
+            applies them when it opens a session.
     """
 
     name: str
@@ -541,3 +544,4 @@ class HostDeclaration:
     absent: str = ""
     session: str = ""
     never_calls: tuple[str, ...] = ()
+    on_demand: str = ""

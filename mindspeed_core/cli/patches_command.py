@@ -5,6 +5,8 @@ The number of patches is a figure that the project publishes; fewer is better.
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import click
 
 from mindspeed_core.cli.flag_arguments import (
@@ -14,7 +16,7 @@ from mindspeed_core.cli.flag_arguments import (
     platform_option,
     training_flags,
 )
-from mindspeed_core.feature import Patch
+from mindspeed_core.feature import HostDeclaration, Patch
 
 
 @click.command(
@@ -41,17 +43,27 @@ def command(host: str, platform: str | None, verbose: bool, as_json: bool, flags
     patches: list[Patch]
     if flags:
         plan = make_plan(registry, flags, host=host, platform=platform).plan
-        chosen, patches = plan.platform, list(plan.patches)
+        chosen, patches, names = plan.platform, list(plan.patches), plan.names
     else:
         chosen = choose_platform(platform or "auto", registry)[0]
+        names = tuple(registry.features)
         patches = [
             replace(patch, owner=name)
             for name, record in sorted(registry.features.items())
             for patch in record.cls.patches
         ]
-    hosts = [replace(patch, owner=f"host {host}") for patch in registry.host(host).patches]
+    stages = {stage for name in names for stage in registry.features[name].cls.hooks()}
+    hosts = [replace(patch, owner=f"host {host}") for patch in _of_host(registry.host(host), stages, chosen)]
     own = [replace(patch, owner=f"platform {chosen}") for patch in registry.platform(chosen)().patches()]
     _print([*own, *hosts, *patches], verbose=verbose, as_json=as_json)
+
+
+def _of_host(host: HostDeclaration, stages: set[str], platform: str) -> list[Patch]:
+    found = list(host.patches)
+    if host.on_demand:
+        module, _, name = host.on_demand.partition(":")
+        found += getattr(import_module(module), name)(stages, platform)
+    return found
 
 
 def _print(patches: list[Patch], *, verbose: bool, as_json: bool) -> None:

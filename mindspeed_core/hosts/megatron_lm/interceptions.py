@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mindspeed_core.feature import Patch
+from mindspeed_core.hosts.megatron_lm.without_te import TE_AND_APEX, installed
 
 ARGUMENT, INSTANCE, GLOBAL, PATCH, ENTRY = "argument", "instance", "global", "patch", "entry"
 
@@ -403,3 +404,9 @@ def _applies(row: Interception, args: Any) -> bool:
         return False
     name, text = row.argument
     return not name or text in str(getattr(args, name, ""))
+
+
+def patches_for(stages: Collection[str], platform: str) -> tuple[Patch, ...]:
+    """The patches of a training with features that implement these stages, for listings."""
+    rows = needed(stages, platform, None, any_feature=bool(stages), without_te=not installed(TE_AND_APEX))
+    return tuple(row.patch() for row in (*ENTRIES, *rows))

@@ -13,7 +13,7 @@ from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import PROJECT
 from mindspeed_core.hosts.megatron_lm import HOST, NAME
 from mindspeed_core.hosts.megatron_lm.interceptions import NOT_HOSTED, needed
-from mindspeed_core.hosts.megatron_lm.without_te import apply_defaults, neither_te_nor_apex
+from mindspeed_core.hosts.megatron_lm.without_te import TE_AND_APEX, apply_defaults, installed
 from mindspeed_core.plan import PlanError, Problem
 from mindspeed_core.platforms.selection import choose_platform
 from mindspeed_core.resolver import resolve
@@ -67,7 +67,7 @@ def open_session(
         name,
         args,
         any_feature=bool(features or extra_plugins),
-        without_te=neither_te_nor_apex(),
+        without_te=not installed(TE_AND_APEX),
     )
     if args.plan_only:
         _show(plan, args, provenance, why)

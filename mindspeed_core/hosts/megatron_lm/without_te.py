@@ -29,10 +29,12 @@ class Default:
     missing: tuple[str, ...]
 
 
+TE_AND_APEX = ("transformer_engine", "apex")
+"""Without either, megatron-core uses torch's own norms and optimizers."""
 DEFAULTS = (
     Default("transformer_impl", "local", "--transformer-impl local", ("transformer_engine",)),
-    Default("no_persist_layer_norm", True, "--no-persist-layer-norm", ("apex", "transformer_engine")),
-    Default("apply_rope_fusion", False, "--no-rope-fusion", ("apex", "transformer_engine")),
+    Default("no_persist_layer_norm", True, "--no-persist-layer-norm", TE_AND_APEX),
+    Default("apply_rope_fusion", False, "--no-rope-fusion", TE_AND_APEX),
     Default(
         "gradient_accumulation_fusion",
         False,
@@ -51,11 +53,6 @@ DEFAULTS = (
 def installed(names: Iterable[str]) -> bool:
     """Whether one of these packages can be imported."""
     return any(find_spec(name) is not None for name in names)
-
-
-def neither_te_nor_apex() -> bool:
-    """Whether megatron-core uses torch's own norms and optimizers."""
-    return not installed(("transformer_engine", "apex"))
 
 
 def apply_defaults(args: Any, provenance: Mapping[str, str], platform: str, backend: str) -> list[str]:
