@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,7 @@ class Facts:
         hosts: hosts that are installed.
         platforms: installed platforms that load: whether each can be used here, and why (not).
         broken: broken plugins: (distribution and version, error, remedy).
+        of_host: what the host itself looked at.
     """
 
     python: str = machine.python_version()
@@ -81,6 +83,7 @@ class Facts:
     hosts: tuple[str, ...] = ("standalone",)
     platforms: Mapping[str, tuple[bool, str]] = field(default_factory=dict)
     broken: tuple[tuple[str, str, str], ...] = ()
+    of_host: tuple[Finding, ...] = ()
 
 
 def collect(registry: Registry, host: str = "standalone") -> Facts:
@@ -106,7 +109,17 @@ def collect(registry: Registry, host: str = "standalone") -> Facts:
         hosts=tuple(registry.host_names()),
         platforms=platforms,
         broken=tuple((f"{b.dist} {b.version}".strip(), b.error, b.remedy) for b in registry.broken),
+        of_host=_of_host(registry, host),
     )
+
+
+def _of_host(registry: Registry, host: str) -> tuple[Finding, ...]:
+    """What the host looks at by itself; one that is not installed is reported elsewhere."""
+    with suppress(UserError):
+        declared = registry.host(host).doctor
+        module, _, name = declared.partition(":")
+        return tuple(getattr(import_module(module), name)()) if declared else ()
+    return ()
 
 
 def examine(facts: Facts) -> list[Finding]:
@@ -358,6 +371,11 @@ def check_plugins(facts: Facts) -> list[Finding]:
     return findings
 
 
+def check_host(facts: Facts) -> list[Finding]:
+    """What the host itself needs."""
+    return list(facts.of_host)
+
+
 CHECKS: tuple[Callable[[Facts], list[Finding]], ...] = (
     check_python,
     check_versions,
@@ -370,4 +388,5 @@ CHECKS: tuple[Callable[[Facts], list[Finding]], ...] = (
     check_older_package,
     check_platforms,
     check_plugins,
+    check_host,
 )

@@ -533,6 +533,8 @@ class HostDeclaration:
         on_demand: ``"module:function"`` that names further patches for listings, given the stages that active
             features implement and the platform; must not import torch. A host that lives in foreign code
             applies them when it opens a session.
+        doctor: ``"module:function"`` that looks for what the host needs beside the core; called without
+            arguments, it returns findings as `mindspeed_core.doctor` has them; must not import torch.
     """
 
     name: str
@@ -545,3 +547,4 @@ class HostDeclaration:
     session: str = ""
     never_calls: tuple[str, ...] = ()
     on_demand: str = ""
+    doctor: str = ""

@@ -20,4 +20,5 @@ HOST = HostDeclaration(
     stages=tuple(f"mindspeed_core.hosts.megatron_lm.{name}" for name in _STAGES),
     never_calls=("batch_fields",),
     on_demand="mindspeed_core.hosts.megatron_lm.interceptions:patches_for",
+    doctor="mindspeed_core.hosts.megatron_lm.checkout:findings",
 )

@@ -8,6 +8,10 @@ from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mindspeed_core.doctor import Finding
 
 PACKAGES = {
     "six": "six",
@@ -65,3 +69,32 @@ def find_checkout(paths: Iterable[str] = ()) -> Path | None:
 def missing_packages() -> list[str]:
     """Distributions that the checkout needs and that are not installed."""
     return [brings for name, brings in PACKAGES.items() if find_spec(name) is None]
+
+
+def findings() -> list[Finding]:
+    """What a training with the adaptor needs beside the core: a checkout, and what it imports."""
+    from mindspeed_core.doctor import ERROR, NOTE, OK, Finding
+
+    found = []
+    checkout = find_checkout()
+    if checkout is None:
+        remedy = f"add a checkout to PYTHONPATH, or name it in {VARIABLE} for the tests"
+        found.append(Finding(ERROR, "Megatron-LM", "no checkout is on the module path", remedy))
+    elif str(checkout) == os.environ.get(VARIABLE, ""):
+        remedy = f"PYTHONPATH={checkout} where the scripts do not lie in the checkout"
+        found.append(Finding(NOTE, "Megatron-LM", f"{VARIABLE} names {checkout}", remedy))
+    else:
+        found.append(Finding(OK, "Megatron-LM", f"{checkout} is on the module path"))
+    missing = missing_packages()
+    if missing:
+        found.append(
+            Finding(
+                ERROR,
+                "Megatron-LM's imports",
+                f"not installed: {', '.join(missing)}",
+                f"pip install {' '.join(missing)}",
+            )
+        )
+    else:
+        found.append(Finding(OK, "Megatron-LM's imports", "all are installed"))
+    return found

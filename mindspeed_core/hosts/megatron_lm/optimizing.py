@@ -28,6 +28,7 @@ def around_optimizer_config(original: Callable[..., Any]) -> Callable[..., Any]:
         now = running.find()
         if now is None or now.session is None:
             return original(args)
+        now.optimizer_configured = True
         with now.calling("build_optimizer_config", lambda: original(args)) as call:
             config = now.session.call("build_optimizer_config", args=now.session.args)
         overrides = call.result[1] if call.made else original(args)[1]
@@ -52,6 +53,11 @@ def around_get_optimizer(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(config, model_chunks, *rest, **named)
         session = now.session
         pg = now.run.pg if now.run is not None else ProcessGroupCollection.use_mpu_process_groups()
+        if now.wants("build_optimizer_config") and not now.optimizer_configured:
+            # Megatron-LM 0.15 and older fill the configuration in the function that calls this one.
+            filled = config
+            with now.calling("build_optimizer_config", lambda: (filled, None)):
+                config = session.call("build_optimizer_config", args=session.args)
         with now.calling("build_optimizer", lambda chosen, chunks: original(chosen, chunks, *rest, **named)):
             optimizer = session.call(
                 "build_optimizer", args=session.args, optimizer_config=config, model=model_chunks, pg=pg

@@ -58,6 +58,7 @@ class Running:
         stages: what active features implement.
         before_opening: takes back what stood in for the session until it opens.
         script_opened: takes over names of the script once the session is open.
+        optimizer_configured: the stage of the optimizer's configuration was reached.
         microbatches: how many each chunk has seen of the current step.
     """
 
@@ -75,6 +76,7 @@ class Running:
         self.stages: frozenset[str] = frozenset()
         self.before_opening: Callable[[], object] = _nothing
         self.script_opened: Callable[[], object] = _nothing
+        self.optimizer_configured = False
         self.microbatches: dict[int | None, int] = {}
         self._calls: dict[str, list[Call]] = {}
 

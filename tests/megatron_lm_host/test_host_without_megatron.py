@@ -1,0 +1,135 @@
+"""What the host knows without a checkout: flags, interceptions, and what is missing."""
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from mindspeed_core.cli.features import program
+from mindspeed_core.doctor import ERROR, NOTE, OK
+from mindspeed_core.hosts.megatron_lm import HOST, checkout
+from mindspeed_core.hosts.megatron_lm.flags import _of_record, flags_of, host_flags
+from mindspeed_core.hosts.megatron_lm.interceptions import ENTRIES, NOT_HOSTED, PATCHES, needed, patches_for
+from mindspeed_core.hosts.megatron_lm.without_te import apply_defaults
+from mindspeed_core.platforms import npu
+from mindspeed_core.registry import Registry, core_stages
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FROM_PLUGINS = ("flash-attn", "fused-rmsnorm", "fused-swiglu", "profile")
+
+
+def test_flags_are_known_without_torch():
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from mindspeed_core.hosts.megatron_lm.flags import host_flags; "
+            "print(len(host_flags()), {'torch', 'megatron', 'numpy', 'pluggy'} & set(sys.modules))",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    count, loaded = done.stdout.split(maxsplit=1)
+    assert int(count) > 600
+    assert loaded.strip() == "set()"
+
+
+def test_the_table_says_the_same_as_the_parser_it_was_written_from():
+    spec = importlib.util.spec_from_file_location("table_tool", ROOT / "tools" / "megatron_lm_flags.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--kind", choices=["a", "b"], default="a")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[0])
+    parser.add_argument("--no-fusion", "--disable-fusion", action="store_false", dest="fusion")
+    parser.add_argument("--swiglu", action="store_true")
+    parser.add_argument("--offload", action=argparse.BooleanOptionalAction, default=False)
+    parser.add_argument("--pattern", type=lambda text: text.split(","))
+    written = json.loads(json.dumps(list(tool.facts(parser))))
+    from_table = [flag for record in written for flag in _of_record(record)]
+    assert [(f.options, f.meaning()) for f in from_table] == [
+        (f.options, f.meaning()) for f in flags_of(parser)
+    ]
+
+
+def test_a_plan_for_a_script_of_megatron_lm():
+    flags = ("--use-flash-attn", "--no-persist-layer-norm", "--iterations-to-skip", "1", "2")
+    done = CliRunner().invoke(
+        program, ["plan", "--host", "megatron-lm", "--platform", "cpu", "--json", "--", *flags]
+    )
+    planned = json.loads(done.output)
+    assert planned["host"] == "megatron-lm"
+    assert [feature["name"] for feature in planned["features"]] == ["flash-attn"]
+    assert planned["presets"]["create_attention_mask_in_dataloader"]["value"] is False
+
+
+def test_patches_are_listed_for_the_flags_of_a_run():
+    done = CliRunner().invoke(
+        program, ["patches", "--host", "megatron-lm", "--platform", "cpu", "--json", "--", "--profile"]
+    )
+    targets = {patch["target"] for patch in json.loads(done.output)}
+    assert "megatron.training.training:pretrain" in targets
+    assert "megatron.training.training:train_step" in targets
+    assert "megatron.training.training:training_log" not in targets
+
+
+@pytest.mark.parametrize("platform", ["cuda", "npu"])
+def test_host_and_platform_change_at_most_twenty_symbols_for_every_plugin(platform):
+    registry = Registry.discover()
+    stages = {stage for name in FROM_PLUGINS for stage in registry.features[name].cls.hooks()}
+    own = npu._LEFT_OUT if platform == "npu" else ()
+    assert len(patches_for(stages, platform)) + len(own) <= 20
+
+
+def test_nothing_of_the_loop_is_intercepted_without_features():
+    rows = needed((), "cuda", None, any_feature=False, without_te=False)
+    assert [row.target for row in rows] == ["megatron.core.parallel_state:initialize_model_parallel"]
+
+
+def test_the_table_speaks_of_stages_that_exist():
+    known = set(core_stages())
+    assert {stage for row in (*ENTRIES, *PATCHES) for stage in row.stages} <= known
+    assert set(HOST.never_calls) == set(NOT_HOSTED) <= known
+
+
+def test_a_default_that_was_given_is_left_alone():
+    args = argparse.Namespace(distributed_backend="mpi", transformer_impl="local")
+    changed = apply_defaults(args, {"distributed_backend": "flag --distributed-backend"}, "cpu", "gloo")
+    assert args.distributed_backend == "mpi"
+    assert changed == []
+
+
+def test_without_a_checkout_the_import_fails_with_one_sentence():
+    with pytest.raises(ImportError, match="no Megatron-LM checkout is importable"):
+        checkout.require()
+
+
+def test_a_missing_package_of_the_checkout_is_named(tmp_path, monkeypatch):
+    package = tmp_path / "megatron" / "training"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("import six_of_a_kind\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(checkout.PACKAGES, "six_of_a_kind", "six-kinds")
+    with pytest.raises(ImportError, match="pip install six-kinds"):
+        checkout.require()
+
+
+def test_the_doctor_sees_the_checkout_and_what_it_imports(tmp_path, monkeypatch):
+    monkeypatch.delenv(checkout.VARIABLE, raising=False)
+    assert checkout.findings()[0].severity == ERROR
+    (tmp_path / "megatron" / "training").mkdir(parents=True)
+    (tmp_path / "megatron" / "training" / "arguments.py").touch()
+    monkeypatch.setenv(checkout.VARIABLE, str(tmp_path))
+    assert checkout.findings()[0].severity == NOTE
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delenv(checkout.VARIABLE)
+    assert checkout.findings()[0].severity == OK
+    monkeypatch.setattr(checkout, "PACKAGES", {"no_such_package": "no-such-package", "os": "os"})
+    assert checkout.findings()[1].remedy == "pip install no-such-package"
