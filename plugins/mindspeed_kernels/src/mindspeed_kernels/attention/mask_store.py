@@ -24,9 +24,11 @@ class MaskStore:
 
     Attributes:
         given: a mask that somebody set for all attention, or None.
+        on_host: keep the mask of all attention whole and on the host.
     """
 
     given: Tensor | None = None
+    on_host: bool = False
     _made: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
 
     def causal(self, device: torch.device) -> Tensor:
@@ -52,7 +54,7 @@ class MaskStore:
 
     def reset(self) -> None:
         """Forget everything."""
-        self.given = None
+        self.given, self.on_host = None, False
         self._made.clear()
 
     def _once(self, name: tuple[object, ...], visibility: Visibility, device: torch.device) -> Tensor:
@@ -86,14 +88,16 @@ def set_attention_mask(mask: Tensor | None) -> None:
 
 
 def get_attention_mask(sequence_length: int, device: torch.device | str = "cpu") -> Tensor:
-    """The mask of all attention: the one that was set, otherwise the causal one.
+    """The mask of all attention: the one that was set, otherwise the causal one in its small form.
 
     Args:
         sequence_length: number of queries and keys.
-        device: where it is needed.
+        device: where it is needed; with ``--attention-mask-on-cpu`` it is the whole mask on the host.
     """
     if STORE.given is not None:
         return STORE.given
+    if STORE.on_host:
+        return generate_attention_mask(sequence_length, compress=False, device="cpu")
     return generate_attention_mask(sequence_length, compress=True, device=device)
 
 

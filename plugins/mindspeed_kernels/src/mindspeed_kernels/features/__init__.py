@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from mindspeed_core.feature import ExtensionPoint
 from mindspeed_kernels.features.activation import FusedSwiGLUFeature
-from mindspeed_kernels.features.attention import Alibi, FlashAttention, FusionAttentionV2
+from mindspeed_kernels.features.attention import Alibi, AlibiTensor, FlashAttention, FusionAttentionV2
 from mindspeed_kernels.features.backend_choice import OpsBackend
 from mindspeed_kernels.features.norm import FusedRMSNormFeature
+from mindspeed_kernels.features.numerics import AffinityCrossEntropy, Deterministic
+from mindspeed_kernels.features.other_attention import GenerateMask, MaskedSoftmaxFeature, TriangleAttention
 from mindspeed_kernels.features.rope import FusedRotaryEmbedding
 from mindspeed_kernels.features.weight_gradients import (
     GradientAccumulationFusion,
@@ -31,4 +33,10 @@ DECLARATIONS = (
     GroupedGradientAccumulation,
     FusionAttentionV2,
     Alibi,
+    AlibiTensor,
+    TriangleAttention,
+    MaskedSoftmaxFeature,
+    GenerateMask,
+    Deterministic,
+    AffinityCrossEntropy,
 )

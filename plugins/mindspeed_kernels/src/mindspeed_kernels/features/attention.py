@@ -10,6 +10,10 @@ from mindspeed_core.feature import Conflict, Feature, Flag, Gain, Requirement, S
 from mindspeed_kernels.features.proofs import GQA, LONG, PP2, RECOMPUTE, TP2, scenarios
 
 _UNLIMITED = 2147483647
+_LAYOUTS = (("single", (), 1), ("tp2-sp", TP2, 2), ("pp2", PP2, 2))
+_ALIBI = ("--position-embedding-type", "alibi")
+_ALIBI_TENSOR = (*_ALIBI, "--alibi-fusion-attn-type", "0")
+_BY_DEFINITION = ("--ops-backend", "npu_fusion_attention=reference")
 
 
 class FlashAttention(Feature):
@@ -186,7 +190,7 @@ class FusionAttentionV2(Feature):
             baseline=(*LONG, *layout, "--use-flash-attn"),
             world_size=size,
         )
-        for name, layout, size in (("single", (), 1), ("tp2-sp", TP2, 2), ("pp2", PP2, 2))
+        for name, layout, size in _LAYOUTS
     )
 
 
@@ -236,16 +240,19 @@ class Alibi(Feature):
     verify = tuple(
         Scenario(
             name,
-            flags=(*LONG, *GQA, *layout, "--position-embedding-type", "alibi"),
-            baseline=(
-                *(*LONG, *GQA, *layout, "--position-embedding-type", "alibi"),
-                *("--alibi-fusion-attn-type", "0", "--ops-backend", "npu_fusion_attention=reference"),
-            ),
+            flags=(*LONG, *GQA, *layout, *_ALIBI),
+            baseline=(*LONG, *GQA, *layout, *_ALIBI_TENSOR, *_BY_DEFINITION),
             world_size=size,
             tolerance=2e-5,
         )
-        for name, layout, size in (("single", (), 1), ("tp2-sp", TP2, 2), ("pp2", PP2, 2))
+        for name, layout, size in _LAYOUTS
     )
+
+    @classmethod
+    def enabled(cls, args: Any) -> bool:
+        """The bias is computed inside of the kernel."""
+        asked = getattr(args, "position_embedding_type", None) == "alibi"
+        return asked and args.alibi_fusion_attn_type in (2, 3)
 
     @hookimpl(wrapper=True)
     def validate_arguments_early(self) -> Generator[None, Any, Any]:
@@ -254,3 +261,26 @@ class Alibi(Feature):
         changed = copy.copy(args)
         changed.position_embedding_type = "none"
         return changed
+
+
+class AlibiTensor(Alibi):
+    """The same positions, handed to the kernel as a tensor of biases."""
+
+    name = "alibi-tensor"
+    summary = "Attention with linear biases that the kernel gets as a tensor: --alibi-fusion-attn-type 0"
+    verify = tuple(
+        Scenario(
+            name,
+            flags=(*LONG, *GQA, *layout, *_ALIBI_TENSOR),
+            baseline=(*LONG, *GQA, *layout, *_ALIBI, *_BY_DEFINITION),
+            world_size=size,
+            tolerance=2e-5,
+        )
+        for name, layout, size in _LAYOUTS
+    )
+
+    @classmethod
+    def enabled(cls, args: Any) -> bool:
+        """The bias is a tensor."""
+        asked = getattr(args, "position_embedding_type", None) == "alibi"
+        return asked and args.alibi_fusion_attn_type == 0

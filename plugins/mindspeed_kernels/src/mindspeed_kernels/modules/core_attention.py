@@ -336,7 +336,7 @@ def options_from_flags(args: Namespace, active: tuple[str, ...] = ()) -> Attenti
         sparse_mode=getattr(args, "sparse_mode", None) or default.sparse_mode,
         pre_tokens=default.pre_tokens if pre is None else pre,
         next_tokens=default.next_tokens if following is None else following,
-        alibi=getattr(args, "alibi_fusion_attn_type", None) if "alibi" in active else None,
+        alibi=args.alibi_fusion_attn_type if {"alibi", "alibi-tensor"} & set(active) else None,
         version=2 if "fusion-attn-v2" in active else 1,
     )
 

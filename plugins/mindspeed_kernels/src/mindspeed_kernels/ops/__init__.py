@@ -57,7 +57,9 @@ from mindspeed_kernels.ops.overlapped_matmul import (
 )
 from mindspeed_kernels.ops.quant_gmm import npu_quant_gmm, npu_quant_gmm_v2
 from mindspeed_kernels.ops.rms_norm import rms_norm
+from mindspeed_kernels.ops.scaled_masked_softmax import scaled_masked_softmax
 from mindspeed_kernels.ops.swiglu import swiglu
+from mindspeed_kernels.ops.triangle_attention import triangle_attention
 from mindspeed_kernels.ops.weight_quant_gmm import npu_weight_quant_gmm, npu_weight_quant_gmm_v2
 
 __all__ = [
@@ -98,6 +100,8 @@ __all__ = [
     "npu_weight_quant_gmm",
     "npu_weight_quant_gmm_v2",
     "rms_norm",
+    "scaled_masked_softmax",
     "swiglu",
+    "triangle_attention",
     "use",
 ]

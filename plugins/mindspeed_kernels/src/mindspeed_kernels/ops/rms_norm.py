@@ -7,6 +7,7 @@ rounded once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.call import Call
 from mindspeed_kernels.ops.contract import NPU_FLOATING, Dtype, Range, Rank, SameSize
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
+
+_CACHED_ELEMENTS = 1 << 18
+"""Elements of the input that a CPU works on at a time."""
 
 
 def rms_norm_reference(
@@ -46,35 +50,68 @@ class RMSNormFunction(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, zero_centered: bool) -> Tensor:
         """Normalize rows ``[..., h]``; see `rms_norm_reference`."""
         wide = _wide(x.dtype)
-        # The norm accumulates in the wide dtype without a wide copy of the input.
-        norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-        rstd = torch.rsqrt(norms.square_().div_(x.shape[-1]).add_(eps))
+        scale = _scale(weight, wide, zero_centered)
+        rows = x.reshape(-1, x.shape[-1])
+        if not _blockwise(x):
+            result, rstd = _normalized(rows, scale, eps)
+        else:
+            result, rstd = torch.empty_like(rows), rows.new_empty(rows.shape[0], 1, dtype=wide)
+            for block in _blocks(rows):
+                part, rstd[block] = _normalized(rows[block], scale, eps)
+                result[block] = part
         ctx.save_for_backward(x, weight, rstd)
         ctx.zero_centered = zero_centered
-        return (x * rstd).mul_(_scale(weight, wide, zero_centered)).to(x.dtype)
+        return result.to(x.dtype).view(x.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         """Gradients of input and weight; the weight's is accumulated in the wide dtype."""
         x, weight, rstd = ctx.saved_tensors
-        wide = rstd.dtype
         width = x.shape[-1]
-        scale = _scale(weight, wide, ctx.zero_centered)
-        rows = x.reshape(-1, width)
-        rstd = rstd.reshape(-1)
-        gradient = gradients[0].reshape(-1, width)
-        # Both reductions of g * x, along rows for dx and along columns for dw, are products with a vector.
-        product = gradient.to(wide) * rows
-        dx = dw = None
-        if ctx.needs_input_grad[1]:
-            dw = torch.mv(product.t(), rstd).to(weight.dtype)
-        if ctx.needs_input_grad[0]:
-            shared = torch.mv(product, scale).mul_(rstd.pow(3)).div_(width)
-            dx = torch.mul(gradient, scale, out=product) if gradient.dtype == wide else gradient * scale
-            dx.mul_(rstd.unsqueeze(-1)).addcmul_(rows.to(wide), shared.unsqueeze(-1), value=-1)
-            dx = dx.to(x.dtype).reshape(x.shape)
-        return dx, dw, None, None
+        scale = _scale(weight, rstd.dtype, ctx.zero_centered)
+        rows, outer = x.reshape(-1, width), gradients[0].reshape(-1, width)
+        if not _blockwise(x):
+            dx, dw = _gradients(rows, outer, scale, rstd)
+        else:
+            dx, dw = torch.empty_like(rows), torch.zeros_like(scale)
+            for block in _blocks(rows):
+                part, share = _gradients(rows[block], outer[block], scale, rstd[block])
+                dx[block] = part
+                dw += share
+        return dx.to(x.dtype).view(x.shape), dw.to(weight.dtype), None, None
+
+
+def _normalized(rows: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Rows ``[r, h]`` normalized and scaled in the wide dtype, and the factor of each row ``[r, 1]``."""
+    # Converting first is faster than operations on two dtypes at once.
+    values = rows.to(scale.dtype)
+    norms = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
+    rstd = torch.rsqrt(norms.square_().div_(rows.shape[-1]).add_(eps))
+    return torch.mul(values, rstd).mul_(scale), rstd
+
+
+def _gradients(rows: Tensor, outer: Tensor, scale: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of rows ``[r, h]`` and of the scale ``[h]``, both in the wide dtype."""
+    values, outer = rows.to(scale.dtype), outer.to(scale.dtype)
+    # Both reductions of g * x, along rows for dx and along columns for dw, are products with a vector.
+    product = outer * values
+    share = torch.mv(product.t(), rstd.squeeze(-1))
+    shared = torch.mv(product, scale).unsqueeze(-1).mul_(rstd.pow(3)).div_(rows.shape[-1])
+    to_rows = torch.mul(outer, scale, out=product).mul_(rstd).addcmul_(values, shared, value=-1)
+    return to_rows, share
+
+
+def _blockwise(x: Tensor) -> bool:
+    # A compiler fuses the whole computation itself; fake tensors have no cache.
+    return x.device.type == "cpu" and x.numel() > _CACHED_ELEMENTS and not torch.compiler.is_compiling()
+
+
+def _blocks(rows: Tensor) -> Iterator[slice]:
+    """Slices of rows, so few that intermediate results stay in a CPU's cache."""
+    step = max(1, _CACHED_ELEMENTS // rows.shape[1])
+    for start in range(0, rows.shape[0], step):
+        yield slice(start, start + step)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -1,0 +1,246 @@
+"""What `kernels.py` measures: our operator beside what megatron-core does without it, on equal tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Case:
+    """Two ways to compute the same.
+
+    Attributes:
+        name: what, and how large.
+        ours: a call of ours, forward and backward.
+        theirs: the same without us.
+        at_least: how many times faster ours has to be.
+        at_most: how much of their extra memory ours may take.
+        work: products, or bytes moved at least, of one call of ours.
+        limit: ``"flop"`` or ``"bytes"``, what ``work`` counts.
+        repeats: calls inside of ``ours`` and ``theirs``, for short ones.
+        rounds: how often to take turns, None for the default.
+        memory: whether the growth of the process is measured.
+    """
+
+    name: str
+    ours: Callable[[], object]
+    theirs: Callable[[], object]
+    at_least: float | None = None
+    at_most: float | None = None
+    work: float = 0.0
+    limit: str = "flop"
+    repeats: int = 1
+    rounds: int | None = None
+    memory: bool = True
+
+
+def both_ways(function: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Callable[[], None]:
+    """Forward and backward of a function with a gradient of ones."""
+
+    def run() -> None:
+        leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+        result = function(*leaves)
+        result.backward(torch.ones_like(result))
+
+    return run
+
+
+def megatron_attention(heads: int, width: int, dtype: torch.dtype) -> Callable[..., Tensor]:
+    """megatron-core's plain causal attention."""
+    from megatron.core import parallel_state
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+    from megatron.core.transformer.enums import AttnMaskType
+
+    # It asks for the device of its buffers; there is none but the processor. It keeps its mask for the next
+    # layer, as is done here.
+    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment]
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group(
+            "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+        )
+        parallel_state.initialize_model_parallel()
+    config = TransformerConfig(
+        num_layers=1,
+        hidden_size=heads * width,
+        num_attention_heads=heads,
+        attention_dropout=0.0,
+        masked_softmax_fusion=False,
+        bf16=dtype == torch.bfloat16,
+        sequence_parallel=False,
+    )
+    module = DotProductAttention(config, 1, AttnMaskType.causal, "self").eval()
+    # Without dropout nothing is drawn, and no tracker of random states is set up.
+    module.config.sequence_parallel = True
+    masks: dict[int, Tensor] = {}
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        size = query.shape[0]
+        if size not in masks:
+            masks[size] = torch.ones(1, 1, size, size, dtype=torch.bool).triu_(1)
+        return module(query, key, value, masks[size])
+
+    return attend
+
+
+def attention() -> Iterator[Case]:
+    """Flash attention, and what attention with other masks and biases costs."""
+    from mindspeed_kernels.attention.bias import alibi_slopes
+    from mindspeed_kernels.ops import npu_fusion_attention, triangle_attention
+
+    heads, width = 8, 64
+    scale = width**-0.5
+    for dtype in (torch.float32, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        native = megatron_attention(heads, width, dtype)
+        for size, speed, memory in ((1024, 2.5, 1 / 6), (2048, 3.5, 1 / 12), (4096, 4.0, 1 / 30)):
+            tensors = tuple(torch.randn(size, 1, heads, width, dtype=dtype) for _ in range(3))
+            flash = both_ways(
+                lambda q, k, v: npu_fusion_attention(q, k, v, heads, "SBND", scale=scale, sparse_mode=2)[0],
+                tensors,
+            )
+            exact = dtype == torch.float32
+            # Two products forward and five backward, half of each below the diagonal.
+            work = 7 * heads * size * size * width
+            yield Case(
+                f"flash attention {name} s={size}",
+                flash,
+                both_ways(native, tensors),
+                speed if exact else None,
+                memory if exact else None,
+                work if exact else 0.0,
+                rounds=3,
+            )
+            if not exact or size == 1024:
+                continue
+            slopes = torch.tensor(alibi_slopes(heads))
+            yield Case(
+                f"alibi {name} s={size}, theirs without bias",
+                both_ways(
+                    lambda q, k, v, s=slopes: npu_fusion_attention(
+                        q, k, v, heads, "SBND", scale=scale, sparse_mode=2, pse=s, pse_type=2
+                    )[0],
+                    tensors,
+                ),
+                both_ways(native, tensors),
+                2.0,
+                1 / 4,
+                rounds=3,
+            )
+            blocks = size // 512
+            yield Case(
+                f"triangle {name} s={size} block=512",
+                both_ways(triangle_attention.backends["triangle"].function, tensors),
+                both_ways(native, tensors),
+                2.0,
+                (blocks + 1) / (2 * blocks) * 1.15,
+                rounds=3,
+            )
+
+
+def unfused_norm(x: Tensor, gamma: Tensor) -> Tensor:
+    """RMSNorm as Megatron-LM composes it of torch operations."""
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
+    return normed.type_as(x) * gamma
+
+
+def norm() -> Iterator[Case]:
+    """RMSNorm against the composition, and against torch's own."""
+    from mindspeed_kernels.ops import rms_norm
+
+    for dtype, speed in ((torch.float32, 2.0), (torch.bfloat16, 3.0)):
+        name = str(dtype).removeprefix("torch.")
+        tensors = torch.randn(2048, 1, 2048, dtype=dtype), torch.ones(2048, dtype=dtype)
+        ours = both_ways(lambda x, g: rms_norm(x, g, 1e-5), tensors)
+        # Read x and write y; then read x and dy and write dx.
+        work = 5 * tensors[0].nbytes
+        yield Case(f"rms norm {name}", ours, both_ways(unfused_norm, tensors), speed, None, work, "bytes")
+        native = both_ways(lambda x, g: torch.nn.functional.rms_norm(x, (2048,), g, 1e-5), tensors)
+        yield Case(f"rms norm {name}, theirs torch's", ours, native)
+
+
+def activation() -> Iterator[Case]:
+    """SwiGLU against megatron-core's composition and against its compiled form."""
+    from megatron.core.fusions.fused_bias_swiglu import bias_swiglu_impl
+
+    from mindspeed_kernels.ops import swiglu
+
+    def composed(x: Tensor) -> Tensor:
+        gate, value = x.chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate) * value
+
+    for dtype in (torch.float32, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        tensors = (torch.randn(2048, 8192, dtype=dtype),)
+        # Read y, write half of it; then read y and half of it, and write dy.
+        work = 4 * tensors[0].nbytes
+        ours = both_ways(swiglu, tensors)
+        yield Case(
+            f"swiglu {name}, theirs composed", ours, both_ways(composed, tensors), 1.0, None, work, "bytes"
+        )
+        compiled = both_ways(lambda x: bias_swiglu_impl(x, None), tensors)
+        yield Case(f"swiglu {name}, theirs compiled", ours, compiled, 1.0, None, work, "bytes")
+
+
+def softmax() -> Iterator[Case]:
+    """The softmax of plain attention against megatron-core's composition."""
+    from mindspeed_kernels.ops import scaled_masked_softmax
+
+    def composed(x: Tensor) -> Tensor:
+        hidden = torch.ones(x.shape[-2:], dtype=torch.bool).triu_(1)
+        return torch.softmax((x.float() * 0.5).masked_fill(hidden, -10000.0), dim=-1).to(x.dtype)
+
+    for dtype in (torch.float32, torch.bfloat16):
+        tensors = (torch.randn(1, 8, 1024, 1024, dtype=dtype),)
+        ours = both_ways(lambda x: scaled_masked_softmax(x, None, 0.5, True), tensors)
+        yield Case(
+            f"masked softmax {str(dtype).removeprefix('torch.')}", ours, both_ways(composed, tensors), 1.0
+        )
+
+
+def dispatch() -> Iterator[Case]:
+    """What choosing a backend costs per call: an operator that does nothing against the function itself."""
+    from mindspeed_kernels.ops import rms_norm
+
+    x, gamma = torch.randn(2, 8), torch.ones(8)
+
+    def nothing(x: Tensor, gamma: Tensor, epsilon: float = 1e-6, zero_centered: bool = False) -> Any:
+        return None
+
+    backend = next(iter(rms_norm.backends.values()))
+    rms_norm.add(type(backend)("rms_norm", "nothing", nothing, ("cpu",), priority=1000))
+    repeats = 100_000
+
+    def through(call: Callable[..., Any]) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(repeats):
+                call(x, gamma, 1e-5, False)
+
+        return run
+
+    try:
+        yield Case(
+            "dispatch per call, theirs without",
+            through(rms_norm),
+            through(nothing),
+            repeats=repeats,
+            memory=False,
+        )
+    finally:
+        rms_norm.remove("nothing")
+
+
+FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
+    "dispatch": dispatch,
+    "attention": attention,
+    "norm": norm,
+    "activation": activation,
+    "softmax": softmax,
+}
+"""What is measured, by name."""

@@ -1,0 +1,93 @@
+"""The declarations of what concerns bits and losses: repeatable runs, and the cross entropy for NPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from mindspeed_core.feature import Feature, Flag, Patch, Scenario, hookimpl
+from mindspeed_kernels.features.proofs import LLAMA, PP2, STEADY, TP2
+
+_LAYOUTS = (("single", (), 1), ("tp2-sp", TP2, 2), ("pp2", PP2, 2))
+_FUSED = ("--use-fused-rmsnorm", "--use-fused-swiglu", "--use-flash-attn")
+
+
+class Deterministic(Feature):
+    """Two runs give the same bits."""
+
+    name = "deterministic"
+    family = "kernels"
+    summary = "Two runs give the same bits: libraries, torch and operators use only what repeats"
+    level = 0
+    flags = (
+        Flag(
+            "--npu-deterministic",
+            aliases=("--deterministic-ops",),
+            help="Use only algorithms that give the same bits on every run.",
+        ),
+    )
+    docs = "mindspeed_kernels:docs/deterministic.md"
+    deterministic = True
+    affects_checkpoint = False
+    fake_tensors = True
+    verify = tuple(
+        Scenario(
+            name,
+            flags=(*LLAMA, *layout, *_FUSED, "--npu-deterministic"),
+            baseline=(*LLAMA, *layout, *_FUSED),
+            world_size=size,
+            steps=3,
+            tolerance=0.0,
+        )
+        for name, layout, size in _LAYOUTS
+    )
+
+    @hookimpl(wrapper=True)
+    def prepare_process(self, session: Any) -> Generator[None, Any, Any]:
+        """Set what libraries read at their start, and what torch and the operators choose from."""
+        done = yield
+        from mindspeed_kernels.modules.determinism import only_repeatable, set_environment
+
+        set_environment(session)
+        only_repeatable(session, self.name)
+        return done
+
+    @hookimpl(wrapper=True)
+    def build_transformer_config(self) -> Generator[None, Any, Any]:
+        """Tell megatron-core's own parts."""
+        config = yield
+        config.deterministic_mode = True
+        return config
+
+
+class AffinityCrossEntropy(Feature):
+    """The logit of the target by selection instead of assignment by index."""
+
+    name = "affinity-cross-entropy"
+    family = "kernels"
+    summary = "Cross entropy over a cut vocabulary without assignments by index, which are slow on NPUs"
+    level = 1
+    flags = (Flag("--affinity-cross-entropy", help="Cross entropy without assignments by index (for NPUs)."),)
+    patches = (
+        Patch(
+            target="megatron.core.tensor_parallel.cross_entropy:"
+            "VocabParallelCrossEntropy.calculate_predicted_logits",
+            new="mindspeed_kernels.modules.cross_entropy:calculate_predicted_logits",
+            reason="a static method inside the loss of the model; no specification reaches it",
+            versions="megatron-core>=0.15.3,<0.17",
+        ),
+    )
+    docs = "mindspeed_kernels:docs/affinity-cross-entropy.md"
+    deterministic = True
+    affects_checkpoint = False
+    fake_tensors = True
+    verify = tuple(
+        Scenario(
+            name,
+            flags=(*STEADY, *layout, "--affinity-cross-entropy"),
+            baseline=(*STEADY, *layout),
+            world_size=size,
+            tolerance=1e-6,
+        )
+        for name, layout, size in _LAYOUTS
+    )

@@ -1,0 +1,151 @@
+"""The declarations of what plain attention is replaced by where flash attention is not wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from mindspeed_core.feature import Conflict, Feature, Flag, Gain, Scenario, hookimpl
+from mindspeed_kernels.features.proofs import GQA, LONG, PP2, TP2, scenarios
+
+
+class TriangleAttention(Feature):
+    """Causal attention that never computes the scores above the diagonal."""
+
+    name = "triangle-attn"
+    family = "kernels"
+    summary = "Causal attention by blocks of queries in plain operations: half the products, half the memory"
+    level = 2
+    flags = (
+        Flag("--triangle-attn", help="Compute causal attention block by block of queries."),
+        Flag("--triangle-block-size", type=int, default=512, help="Queries per block."),
+    )
+    conflicts = (
+        Conflict(
+            flag="--create-attention-mask-in-dataloader",
+            reason="triangle attention is causal and takes no mask tensor",
+        ),
+        Conflict(
+            flag="--reset-attention-mask",
+            reason="triangle attention is causal over the whole sequence, not per document",
+        ),
+    )
+    slots = ("core-attention",)
+    docs = "mindspeed_kernels:docs/triangle-attn.md"
+    places_modules = True
+    deterministic = True
+    affects_checkpoint = False
+    fake_tensors = True
+    formulas = {"activation_bytes": "2*s*b*h + (6*b*n*s*s) * (s/block + 1) / (2*s/block)"}
+    verify = scenarios(
+        "--triangle-attn",
+        (*LONG, *GQA, "--triangle-block-size", "64"),
+        gain=(Gain("peak_bytes", 0.9),),
+        tolerance=2e-5,
+    )
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Refuse blocks without queries, and what attends across ranks or windows."""
+        problems = []
+        if args.triangle_block_size < 1:
+            problems.append(f"--triangle-block-size {args.triangle_block_size}: a block has at least 1 query")
+        size = getattr(args, "context_parallel_size", 1)
+        if size and size > 1:
+            problems.append(f"--triangle-attn attends within one rank, but --context-parallel-size is {size}")
+        if getattr(args, "window_size", None) is not None:
+            problems.append("--triangle-attn and --window-size both say what queries see; drop one of them")
+        return problems
+
+    @hookimpl(wrapper=True)
+    def build_layer_spec(self, session: Any, args: Any) -> Generator[None, Any, Any]:
+        """Replace every core attention."""
+        spec = yield
+        from mindspeed_kernels.modules.triangle_attention import place_triangle_attention
+
+        return place_triangle_attention(session, spec, args.triangle_block_size)
+
+
+class MaskedSoftmaxFeature(Feature):
+    """The softmax of plain attention in one operator that keeps its result only."""
+
+    name = "masked-softmax"
+    family = "kernels"
+    summary = "Scale, mask and softmax of plain attention in one operator, without extensions of Apex"
+    level = 1
+    flags = (Flag("--use-fused-masked-softmax", help="Fused scale, mask and softmax in plain attention."),)
+    conflicts = (
+        Conflict(feature="flash-attn", reason="flash attention has no softmax to replace; drop one of them"),
+        Conflict(
+            feature="triangle-attn", reason="triangle attention has its own softmax; drop one of the two"
+        ),
+    )
+    packages = ("torch_npu>=2.6; platform == 'npu'",)
+    docs = "mindspeed_kernels:docs/masked-softmax.md"
+    places_modules = True
+    deterministic = True
+    affects_checkpoint = False
+    fake_tensors = True
+    verify = (
+        *scenarios("--use-fused-masked-softmax", LONG, tolerance=2e-5),
+        Scenario(
+            "mask-tensor",
+            flags=(*LONG, "--create-attention-mask-in-dataloader", "--use-fused-masked-softmax"),
+            baseline=(*LONG, "--create-attention-mask-in-dataloader"),
+            tolerance=2e-5,
+        ),
+    )
+
+    @hookimpl(wrapper=True)
+    def build_model(self, session: Any) -> Generator[None, Any, Any]:
+        """Replace the softmax of every attention."""
+        chunks = yield
+        from mindspeed_kernels.modules.masked_softmax import place_masked_softmax
+
+        place_masked_softmax(session, chunks, self.name)
+        return chunks
+
+
+class GenerateMask(Feature):
+    """Where the mask of all attention is kept, for whoever asks for it as a tensor."""
+
+    name = "generate-mask"
+    family = "kernels"
+    summary = "One attention mask for all layers, kept on the host for whoever cuts it up"
+    level = 2
+    flags = (
+        Flag(
+            "--attention-mask-on-cpu",
+            help="Keep the whole attention mask on the host instead of the small one on the device.",
+        ),
+    )
+    slots = ("attention-mask",)
+    docs = "mindspeed_kernels:docs/generate-mask.md"
+    deterministic = True
+    affects_checkpoint = False
+    fake_tensors = True
+    verify = tuple(
+        Scenario(
+            name,
+            flags=(*LONG, *layout, "--use-flash-attn", "--attention-mask-on-cpu"),
+            baseline=(*LONG, *layout, "--use-flash-attn"),
+            world_size=size,
+            tolerance=0.0,
+        )
+        for name, layout, size in (("single", (), 1), ("tp2-sp", TP2, 2), ("pp2", PP2, 2))
+    )
+
+    @hookimpl(wrapper=True)
+    def build_model(self, session: Any) -> Generator[None, Any, Any]:
+        """Let the store of masks know, until the session closes."""
+        chunks = yield
+        from mindspeed_kernels.attention.mask_store import STORE
+
+        session.ledger.setting(
+            "mindspeed_kernels.attention.mask_store:STORE",
+            lambda: setattr(STORE, "on_host", True),
+            STORE.reset,
+            owner=self.name,
+            reason="--attention-mask-on-cpu",
+        )
+        return chunks
