@@ -49,6 +49,7 @@ def validate(registry, monkeypatch):
         (["--recompute-granularity", "full"], ["--recompute-method"]),
         (["--num-layers-per-virtual-pipeline-stage", "1"], ["--pipeline-model-parallel-size"]),
         (["--overlap-param-gather"], ["--use-distributed-optimizer"]),
+        (["--use-distributed-optimizer", "--optimizer", "sgd"], ["--use-distributed-optimizer", "adam"]),
         (["--reset-attention-mask"], ["--create-attention-mask-in-dataloader"]),
     ],
 )

@@ -1,9 +1,12 @@
 """One process trains, ends, and trains again with other features: nothing of the first run is left."""
 
+import gc
 import sys
+from tempfile import TemporaryDirectory
 
 import pytest
 
+from mindspeed_core.feature import hookimpl
 from mindspeed_core.testing import run_world
 
 FLAGS = (
@@ -30,7 +33,13 @@ def train_twice_with_other_features():
     from mindspeed_core.activation import activate
     from mindspeed_core.hosts.standalone import loop
 
-    deterministic = []
+    deterministic, uncollected = [], []
+
+    class Look:
+        @hookimpl(wrapper=True)
+        def train_step(self):
+            uncollected.append(gc.get_freeze_count() > 0)
+            return (yield)
 
     def train(*flags):
         with activate([*FLAGS, *flags], host="standalone") as session:
@@ -47,8 +56,15 @@ def train_twice_with_other_features():
     after = attributes()
     train("--deterministic-mode")
     again = train()
+    with (
+        activate(FLAGS, host="standalone", extra_plugins=[Look()]) as session,
+        TemporaryDirectory() as folder,
+    ):
+        session.args.run_dir = folder
+        loop.train(session)
+    uncollected.append(gc.get_freeze_count() > 0)
     changed = sorted(key for key in before if key in after and before[key] != after[key])
-    return plain, fused, again, changed, deterministic
+    return plain, fused, again, changed, deterministic, uncollected
 
 
 @pytest.fixture(scope="module")
@@ -70,5 +86,10 @@ def test_no_symbol_of_torch_or_megatron_differs_after_a_session_with_features(ra
 
 
 def test_deterministic_algorithms_are_used_by_the_run_that_asked_for_them_alone(ranks):
-    *_, deterministic = ranks[0]
+    *_, deterministic, _ = ranks[0]
     assert deterministic == [False, False, True, False]
+
+
+def test_what_came_before_the_first_step_is_not_searched_for_garbage_until_the_run_ends(ranks):
+    *_, uncollected = ranks[0]
+    assert uncollected == [True, True, False]

@@ -174,6 +174,13 @@ def _derive_world(args: Namespace) -> None:
             f"--sequence-parallel shards it over {tp * cp} ranks, which does not divide it",
             f"use a multiple of {tp * cp}",
         )
+    if args.use_distributed_optimizer and args.optimizer == "sgd":
+        raise ArgumentError(
+            "--use-distributed-optimizer",
+            None,
+            "megatron-core shards the state of Adam alone",
+            "drop it, or use --optimizer adam",
+        )
     if args.overlap_param_gather and not args.use_distributed_optimizer:
         raise ArgumentError(
             "--overlap-param-gather",

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +121,7 @@ def train(session: Session) -> Run:
         _announce(run, watch, time.monotonic() - started)
         run.measures = Measures(run)
         session.call("start_run", run=run)
-        with stopping.listening(session), hang_watch.watching(run):
+        with stopping.listening(session), hang_watch.watching(run), _uncollected():
             if run.args.skip_train:
                 _evaluate(run, watch, "valid")
                 _evaluate(run, watch, "test")
@@ -129,6 +131,20 @@ def train(session: Session) -> Run:
     finally:
         _end(session, run, watch, failed)
     return run
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """What exists before the first step stays out of garbage collections while the loop runs.
+
+    megatron-core collects everything in each save, and a search through all that its imports made takes
+    longer than starting an asynchronous save; what nobody looks at also stays shared with forked writers.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _loop(run: Run, watch: Watch) -> None:

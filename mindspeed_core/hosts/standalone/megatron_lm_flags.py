@@ -195,7 +195,10 @@ RULES: tuple[Rule, ...] = (
     ),
     _refused("the plan and metrics.jsonl record progress", "--log-progress --logging-level"),
     _refused("the loss scale is sent wherever there is one", "--no-log-loss-scale-to-tensorboard"),
-    _refused("Python's garbage collector is left as it is", "--manual-gc --manual-gc-* --no-manual-gc-eval"),
+    _refused(
+        "Python's garbage collector passes over what was there before the first step, which makes it short",
+        "--manual-gc --manual-gc-* --no-manual-gc-eval",
+    ),
     _refused("the device's cache is left as it is", "--empty-unused-memory-level"),
     _refused("collectives already order ranks", "--train-sync-interval"),
     _refused("workers of data loading end with the process", "--exit-signal-handler-for-dataloader"),
