@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from mindspeed_core.cli.features import program
 from mindspeed_core.doctor import ERROR, NOTE, OK
 from mindspeed_core.hosts.megatron_lm import HOST, checkout
-from mindspeed_core.hosts.megatron_lm.flags import _of_record, flags_of, host_flags
+from mindspeed_core.hosts.megatron_lm.flags import _of_record, flags_of
 from mindspeed_core.hosts.megatron_lm.interceptions import ENTRIES, NOT_HOSTED, PATCHES, needed, patches_for
 from mindspeed_core.hosts.megatron_lm.without_te import apply_defaults
 from mindspeed_core.platforms import npu
