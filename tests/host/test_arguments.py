@@ -50,6 +50,7 @@ def validate(registry, monkeypatch):
         (["--num-layers-per-virtual-pipeline-stage", "1"], ["--pipeline-model-parallel-size"]),
         (["--overlap-param-gather"], ["--use-distributed-optimizer"]),
         (["--use-distributed-optimizer", "--optimizer", "sgd"], ["--use-distributed-optimizer", "adam"]),
+        (["--ddp-num-buckets", "2", "--ddp-bucket-size", "9"], ["--ddp-num-buckets 2", "--ddp-bucket-size"]),
         (["--reset-attention-mask"], ["--create-attention-mask-in-dataloader"]),
     ],
 )

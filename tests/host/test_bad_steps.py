@@ -147,3 +147,52 @@ def test_a_spike_ends_the_run_on_all_ranks(pair):
 def test_the_first_bad_tensor_is_named(alone, case, words):
     for word in words:
         assert word in alone[case]["error"]
+
+
+def resumed(folder):
+    """What a run, its resumption and a new run from its weights say about a loss of three times the usual."""
+    from mindspeed_core.activation import activate
+    from mindspeed_core.errors import UserError
+    from mindspeed_core.hosts.standalone import loop
+    from mindspeed_core.hosts.standalone.watching import bad_steps
+
+    spiky = ["--check-for-spiky-loss", "--loss-spike-factor", "3", *SKIP, "--save-interval", "100"]
+    found = []
+    for flags in (["--save", folder], ["--load", folder, "--save", folder], ["--finetune", "--load", folder]):
+        session = activate([*FLAGS, *spiky, "--save", folder, *flags], host="standalone")
+        run = loop.setup(session)
+        before = bad_steps.memory(session).state()
+        if not found:
+            for _ in range(bad_steps.FEWEST):
+                session.call("train_step", run=run)
+                run.iteration += 1
+        loss = 3 * max(bad_steps.memory(session).recent, default=1.0)
+        try:
+            reasons = [bad_steps.verdict(run, {"lm loss": loss}) for _ in range(2)]
+        except UserError as error:
+            reasons = str(error)
+        state = bad_steps.memory(session).state()
+        if not found:
+            session.call("save_checkpoint", run=run, reason="end")
+        found.append((before, reasons, state))
+        loop.teardown(session)
+        session.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def reopened(tmp_path_factory):
+    return run_world(resumed, 1, str(tmp_path_factory.mktemp("spiky")), timeout=100)[0]
+
+
+def test_a_resumed_run_remembers_the_losses_and_the_skipped_steps(reopened):
+    (_, reasons, saved), (loaded, next_reasons, _), _ = reopened
+    assert loaded == saved
+    assert len(loaded["recent"]) == 10
+    assert all("is more than 3 times" in reason for reason in reasons)
+    # Two in a row were skipped before the checkpoint, which is the limit.
+    assert "--bad-step-limit" in next_reasons
+
+
+def test_a_new_run_from_its_weights_starts_with_no_losses(reopened):
+    assert reopened[2][0] == {"recent": [], "in_a_row": 0}

@@ -51,6 +51,7 @@ _POSITIVE = (
     "keep_last_n",
     "exit_interval",
     "ddp_bucket_size",
+    "ddp_num_buckets",
     "recompute_num_layers",
     "expert_model_parallel_size",
     "expert_tensor_parallel_size",
@@ -180,6 +181,13 @@ def _derive_world(args: Namespace) -> None:
             None,
             "megatron-core shards the state of Adam alone",
             "drop it, or use --optimizer adam",
+        )
+    if args.ddp_num_buckets is not None and args.ddp_bucket_size is not None:
+        raise ArgumentError(
+            "--ddp-num-buckets",
+            args.ddp_num_buckets,
+            "--ddp-bucket-size decides the same",
+            "drop one of them",
         )
     if args.overlap_param_gather and not args.use_distributed_optimizer:
         raise ArgumentError(

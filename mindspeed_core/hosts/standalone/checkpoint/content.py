@@ -19,6 +19,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedObject,
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import megatron_lm, optimizer_state, rng_state
+from mindspeed_core.hosts.standalone.watching import bad_steps
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
@@ -133,6 +134,7 @@ def common_state(run: Run) -> dict[str, Any]:
         "consumed_valid_samples": run.consumed_valid_samples,
         "layout": layout(run),
         "args": megatron_lm.arguments(run),
+        "bad_steps": bad_steps.memory(run.session).state(),
     }
     if run.scheduler is not None:
         state["opt_param_scheduler"] = run.scheduler.state_dict()

@@ -6,7 +6,7 @@ belongs to, under the keys of the distributed optimizer's ``fully_reshardable`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from mindspeed_core.errors import CheckpointError
+from mindspeed_core.hosts.standalone.checkpoint.optimizer_chain import matching, saved_groups
 from mindspeed_core.hosts.standalone.model.fully_sharded_parts import described, take
 
 _FORMAT = "fully_reshardable"
@@ -24,8 +25,6 @@ _STATE = (_MAIN, "exp_avg", "exp_avg_sq")
 """The float32 parameters and Adam's moments."""
 _OURS = ("params", "step", "is_expert_parallel")
 """What a group keeps to itself when it takes over the rest from a checkpoint."""
-_IDENTIFIERS = ("wd_mult", "lr_mult", "is_decoupled_lr")
-"""What tells groups of parameters apart; expert parameters are in the groups of the others here."""
 
 
 def is_megatron_sharded(inner: Any) -> bool:
@@ -71,7 +70,7 @@ def load_state(inner: Any, state: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: the checkpoint's groups of parameters are others.
     """
-    step = _load_groups(inner, list(_saved_groups(state)))
+    step = _load_groups(inner, saved_groups(state))
     for index, chunk in enumerate(inner.model_chunks):
         chunk.hold_parts()
         parts = dict(_model(chunk).named_parameters())
@@ -85,28 +84,6 @@ def load_state(inner: Any, state: Mapping[str, Any]) -> None:
             if "step" in inner.optimizer.state[part]:
                 inner.optimizer.state[part]["step"] = torch.tensor(float(step), dtype=torch.float32)
         chunk.take_over_parts()
-
-
-def as_parts(state: Mapping[Any, Any], inner: list[Any]) -> dict[int, dict[str, Any]]:
-    """The state for optimizers in a chain, from a checkpoint with one optimizer for all parameters.
-
-    Args:
-        state: the filled template of the chain, with the checkpoint's common part beside it.
-        inner: the chained optimizers.
-    """
-    saved = list(_saved_groups(state))
-    parts: dict[int, dict[str, Any]] = {}
-    for index, optimizer in enumerate(inner):
-        groups = [
-            {**_matching(saved, group), "is_expert_parallel": group["is_expert_parallel"]}
-            for group in optimizer.optimizer.param_groups
-        ]
-        parts[index] = {
-            **state[index],
-            "optimizer": {"param_groups": groups},
-            "param_state_sharding_type": state["param_state_sharding_type"],
-        }
-    return parts
 
 
 def _model(chunk: Any) -> Any:
@@ -155,28 +132,11 @@ def _common_step(inner: Any) -> float:
     return float(step.item())
 
 
-def _saved_groups(state: Mapping[Any, Any]) -> Iterator[dict[str, Any]]:
-    """The checkpoint's groups, of one optimizer or of several in a chain."""
-    for part in (state, *(state[key] for key in state if isinstance(key, int))):
-        yield from (part.get("optimizer") or {}).get("param_groups", ())
-
-
-def _matching(saved: list[dict[str, Any]], group: Mapping[str, Any]) -> dict[str, Any]:
-    wanted = [group.get(key) for key in _IDENTIFIERS]
-    for candidate in saved:
-        if [candidate.get(key) for key in _IDENTIFIERS] == wanted:
-            return candidate
-    raise CheckpointError(
-        f"the checkpoint has no group of parameters with {dict(zip(_IDENTIFIERS, wanted))}; --no-load-optim "
-        "resumes without the optimizer's state"
-    )
-
-
 def _load_groups(inner: Any, saved: list[dict[str, Any]]) -> float:
     step = 0.0
     fused = any("step" in group for group in inner.optimizer.param_groups)
     for group in inner.optimizer.param_groups:
-        found = _matching(saved, group)
+        found = matching(saved, group)
         step = max(step, float(found.get("step") or 0.0))
         group.update({key: value for key, value in found.items() if key not in _OURS})
         if fused:

@@ -40,6 +40,7 @@ from mindspeed_core.hosts.standalone.checkpoint.plan import (
     compare_versions,
     model_arguments,
 )
+from mindspeed_core.hosts.standalone.watching import bad_steps
 from mindspeed_core.run import LoadInfo
 
 if TYPE_CHECKING:
@@ -317,6 +318,8 @@ class _Load:
                 # Mixed precision keeps its own copy of the parameters.
                 run.optimizer.reload_model_params()
         self._apply_schedule(state)
+        if self.with_optimizer and "bad_steps" in state:
+            bad_steps.memory(run.session).restore(state["bad_steps"])
         if self.with_rng:
             run.loaded_rng = checkpoint_content.own_rng(run, state["rng_state"])
             rng_state.apply(run.loaded_rng, run.session.platform)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
-from mindspeed_core.hosts.standalone.checkpoint import fully_sharded_state
+from mindspeed_core.hosts.standalone.checkpoint import fully_sharded_state, optimizer_chain
 from mindspeed_core.hosts.standalone.model.fully_sharded import as_part_of
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def load_state(optimizer: MegatronOptimizer, state: Any) -> None:
     if found and fully_sharded_state.is_megatron_sharded(found[0]):
         fully_sharded_state.load_state(found[0], state)
         return
-    if len(found) > 1 and "optimizer" in state:
-        state = fully_sharded_state.as_parts(state, found)
+    if found:
+        state = optimizer_chain.fitted(state, found)
     adams = [inner for inner in found if _is_torch_adam(inner)]
     if adams:
         _name_the_step_of_an_unused_optimizer(state)

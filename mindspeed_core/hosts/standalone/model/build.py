@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
+from dataclasses import replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -161,6 +162,10 @@ def wrap_ddp(
     pg: ProcessGroupCollection,
 ) -> list[MegatronModule]:
     """megatron-core's DistributedDataParallel around every chunk; only the first is cut into buckets."""
+    if args.ddp_num_buckets is not None and ddp_config.bucket_size is not None:
+        # Megatron-LM's rule, which counts the parameters of this rank.
+        elements = sum(parameter.numel() for chunk in model for parameter in chunk.parameters())
+        ddp_config = replace(ddp_config, bucket_size=max(1, elements // args.ddp_num_buckets))
     if args.use_torch_fsdp2:
         return wrap_fully_sharded(session, config, ddp_config, model, pg)
     if args.use_megatron_fsdp:

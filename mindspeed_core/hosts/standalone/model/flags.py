@@ -51,7 +51,8 @@ MODEL_FLAGS: tuple[Flag, ...] = (
     Flag(
         "--ddp-num-buckets",
         type=int,
-        help="Gradient buckets; decides the size of a bucket instead of --ddp-bucket-size.",
+        help="Gradient buckets of --overlap-grad-reduce, which decide the size of one in place of "
+        "--ddp-bucket-size.",
         group=_PARALLEL,
     ),
     Flag("--grad-reduce-in-bf16", help="Reduce gradients in bfloat16 under --bf16.", group=_PARALLEL),

@@ -10,7 +10,7 @@ import logging
 import math
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -47,6 +47,15 @@ class BadSteps:
     def spikes(self, loss: float, factor: float) -> bool:
         """Whether a finite loss is ``factor`` times the largest of the last steps."""
         return len(self.recent) >= FEWEST and loss >= factor * max(self.recent)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, so that a resumed run judges the next losses as this one would."""
+        return {"recent": list(self.recent), "in_a_row": self.in_a_row}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave."""
+        self.recent = deque(state["recent"], maxlen=WINDOW)
+        self.in_a_row = int(state["in_a_row"])
 
 
 _seen: weakref.WeakKeyDictionary[Session, BadSteps] = weakref.WeakKeyDictionary()
