@@ -104,3 +104,15 @@ def test_balance_losses_are_reported_alike_on_every_layout():
     four = train_side((*flags, *TP2, *PP2), 4, 2, initial=one.initial, gradients=False)
     for name in ("load_balancing_loss", "z_loss"):
         assert four.losses[name] == pytest.approx(one.losses[name], rel=1e-5)
+
+
+GLOBAL = (*MOE, "--moe-router-load-balancing-type", "global_aux_loss", "--moe-aux-loss-coeff")
+ONE = (*GLOBAL, "0.1", "--micro-batch-size", "4")
+
+
+def test_a_global_balance_loss_weighs_less_by_the_number_of_data_parallel_ranks(equivalence):
+    # Each rank's share is of all ranks' tokens, and gradients of data-parallel ranks are averaged.
+    halves = ("--micro-batch-size", "2")
+    equivalence((*GLOBAL, "0.2", *halves), ONE, world_size=2, baseline_world_size=1)
+    with pytest.raises(AssertionError, match="router"):
+        equivalence((*GLOBAL, "0.1", *halves), ONE, world_size=2, baseline_world_size=1)
