@@ -26,7 +26,7 @@ from megatron.core.transformer import TransformerConfig
 from mindspeed_core import prepare
 
 VOCABULARY, PROMPT, RESPONSE = 32, 4, 12
-ROLLOUTS, ITERATIONS, UPDATES = 64, 15, 2
+ROLLOUTS, ITERATIONS, UPDATES = 64, 14, 2
 CLIP, KL_WEIGHT = 0.2, 0.05
 LENGTH = PROMPT + RESPONSE
 ACTOR = {"use_flash_attn": True, "use_fused_rmsnorm": True, "use_fused_swiglu": True}

@@ -52,13 +52,13 @@ def parallel(tensor: int = 1) -> None:
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=tensor)
 
 
-def build(session: Any, config: TransformerConfig, seed: int = 3) -> GPTModel:
+def build(session: Any, config: TransformerConfig, position: str = "rope", seed: int = 3) -> GPTModel:
     """A model through a session."""
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     torch.manual_seed(seed)
     config = session.config(config)
     spec = session.layer_spec(config)
-    model = GPTModel(config, spec, 64, 16, position_embedding_type="rope")
+    model = GPTModel(config, spec, 64, 16, position_embedding_type=position)
     return session.model(model).eval()
 
 
