@@ -7,7 +7,6 @@ whole without the repository and without a network.
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
 from collections.abc import Callable, Iterator
@@ -31,6 +30,9 @@ ROOT_PAGES = {
 
 FEATURES = "features/"
 LANGUAGES = {".py": "python", ".json": "json", ".toml": "toml", ".sh": "bash", ".yml": "yaml"}
+LINKING = (".md", "/")
+"""Endings of what has links: pages and folders."""
+
 UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 """Files shown for reading would bury the manual among the results of a search."""
 
@@ -62,9 +64,24 @@ def targets(text: str) -> Iterator[str]:
 
 
 def repository_path(origin: str, target: str) -> str:
-    """The file of the repository that a link in the page ``origin`` means; a folder's is its README."""
+    """What a link in the page ``origin`` means: a file of the repository, or a folder without a README."""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(origin), target.partition("#")[0]))
-    return posixpath.join(path, "README.md") if (ROOT / path).is_dir() else path
+    readme = posixpath.join(path, "README.md")
+    if (ROOT / readme).is_file():
+        return readme
+    return path + "/" if (ROOT / path).is_dir() else path
+
+
+def markdown(path: str) -> str:
+    """A file or folder as a page: Markdown as it is, code shown, the files of a folder listed."""
+    if path.endswith("/"):
+        names = sorted(child.name for child in (ROOT / path).iterdir() if child.is_file())
+        return UNSEARCHED + "\n".join([f"# {path}", "", *(f"- [{name}]({name})" for name in names)])
+    text = (ROOT / path).read_text(encoding="utf-8")
+    if path.endswith(".md"):
+        return text
+    language = LANGUAGES.get(posixpath.splitext(path)[1], "text")
+    return f"{UNSEARCHED}# {path}\n\n~~~~~~ {language}\n{text}\n~~~~~~\n"
 
 
 class Places:
@@ -149,33 +166,29 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     waiting = [*_places.uri]
     while waiting:
         origin = waiting.pop()
-        if not origin.endswith(".md"):
+        if not origin.endswith(LINKING):
             continue
-        for target in targets((ROOT / origin).read_text(encoding="utf-8")):
+        for target in targets(markdown(origin)):
             path = repository_path(origin, target)
-            if path not in _places.uri and (ROOT / path).is_file():
-                _add(files, config, path, f"source/{path.removesuffix('.md')}.md")
+            if path not in _places.uri and (ROOT / path).exists():
+                _add(files, config, path, f"source/{path.removesuffix('/').removesuffix('.md')}.md")
                 waiting.append(path)
     return files
 
 
 def _add(files: Files, config: MkDocsConfig, path: str, uri: str) -> None:
-    """Adds a file of the repository as a page of the site."""
-    text = (ROOT / path).read_text(encoding="utf-8")
-    if not path.endswith(".md"):
-        language = LANGUAGES.get(os.path.splitext(path)[1], "text")
-        text = f"{UNSEARCHED}# {path}\n\n~~~~~~ {language}\n{text}\n~~~~~~\n"
-    files.append(File.generated(config, uri, content=text))
+    """Adds a file or folder of the repository as a page of the site."""
+    files.append(File.generated(config, uri, content=markdown(path)))
     _places.add(path, uri)
 
 
-def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
+def on_page_markdown(text: str, *, page: Page, **_: object) -> str:
     """Links as the site needs them; the text of a feature on its page; diagrams drawn."""
     uri = page.file.src_uri
     origin = _places.origin[uri]
-    if not origin.endswith(".md"):
-        return markdown
-    text = _MANUAL.sub(lambda link: _manual_text(repository_path(origin, link[1]), uri), markdown)
+    if not origin.endswith(LINKING):
+        return text
+    text = _MANUAL.sub(lambda link: _manual_text(repository_path(origin, link[1]), uri), text)
     text = _places.relinked(text, origin, uri)
     return _DIAGRAM.sub(lambda block: drawn(block[1]), text)
 

@@ -25,9 +25,8 @@ READ_ONLY = {
     "mindspeed-features list": "fused-rmsnorm",
     "mindspeed-features plan -- --swiglu --normalization RMSNorm --use-fused-rmsnorm --use-fused-swiglu "
     "--use-flash-attn": "core-attention: flash-attn",
-    "mindspeed-features plan -- --use-flash-attn --normalization RMSNorm --use-fused-rmsnorm": (
-        "norm: fused-rmsnorm"
-    ),
+    "mindspeed-features plan --host megatron-lm -- --use-flash-attn --normalization RMSNorm "
+    "--use-fused-rmsnorm": "norm: fused-rmsnorm",
     "mindspeed-features patches": "patches of",
     "mindspeed-features graph": "graph LR",
     "mindspeed-features doctor": "ready to train",
