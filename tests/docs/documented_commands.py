@@ -16,7 +16,15 @@ DOCUMENTS = (
     "docs/quick-start.md",
     "docs/quick-start.zh-CN.md",
     "docs/training.md",
+    "docs/models.md",
+    "docs/data.md",
     "docs/checkpoints.md",
+    "docs/watching.md",
+    "docs/surviving-faults.md",
+    "docs/fully-sharded.md",
+    "docs/megatron-lm.md",
+    "docs/plugin-recipes.md",
+    "docs/hook-versions.md",
     "docs/migration.md",
     "docs/migration.zh-CN.md",
 )
@@ -27,6 +35,8 @@ READ_ONLY = {
     "--use-flash-attn": "core-attention: flash-attn",
     "mindspeed-features plan --host megatron-lm -- --use-flash-attn --normalization RMSNorm "
     "--use-fused-rmsnorm": "norm: fused-rmsnorm",
+    "mindspeed-features plan --host megatron-lm -- --normalization RMSNorm --use-fused-rmsnorm "
+    "--use-flash-attn": "host megatron-lm",
     "mindspeed-features patches": "patches of",
     "mindspeed-features graph": "graph LR",
     "mindspeed-features doctor": "ready to train",
@@ -62,6 +72,11 @@ ELSEWHERE = {
     ),
     "pip install -c constraints.txt -e . -e plugins/mindspeed_kernels -e plugins/mindspeed_profile": (
         _INSTALLS
+    ),
+    "torchrun --nproc-per-node 8 pretrain_gpt.py YOUR_FLAGS --normalization RMSNorm --use-fused-rmsnorm "
+    "--use-flash-attn": "needs a checkout of Megatron-LM; tests/megatron_lm/run.sh runs its scripts",
+    "mindspeed-train --nproc 8 --max-restarts 5 --save ckpt --save-interval 500 FLAGS": (
+        "tests/faults starts such jobs and kills their workers"
     ),
     "pip uninstall mindspeed": "takes a package of somebody else away",
     "pip install mindspeed-core mindspeed-kernels mindspeed-profile": _INSTALLS,
