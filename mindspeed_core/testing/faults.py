@@ -6,7 +6,6 @@ published is compared with an undisturbed job of the same flags.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
@@ -25,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from mindspeed_core.testing.worlds import fork_server_process
+from mindspeed_core.testing.worlds import fork_server_process, take_surroundings
 
 _STEP = re.compile(r"^step +(\d+)/\d+ \| loss (\S+) \|.*?grad norm (\S+)", re.MULTILINE)
 _START = re.compile(r"^training from (?:step (\d+)|scratch)", re.MULTILINE)
@@ -116,15 +115,7 @@ class _Program:
 
 
 def _run_program(birth: Mapping[str, Any]) -> None:
-    os.environ.clear()
-    os.environ.update(birth["environment"])
-    sys.path[:] = birth["path"]
-    os.chdir(birth["directory"])
-    output = os.open(birth["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", 0, closefd=False), write_through=True)
-    sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", 0, closefd=False), write_through=True)
+    take_surroundings(birth)
     limit = birth["largest_file"]
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))

@@ -380,12 +380,15 @@ def _how_it_died(code: int | None) -> str:
     return f"exited with status {code} without a result"
 
 
-def _child(birth: dict[str, Any], pipe: connection.Connection) -> None:
-    """The life of one rank; never returns, so that no interpreter shutdown waits for backend threads."""
-    told = threading.Event()
-    threading.Thread(
-        target=_watch_parent, args=(pipe, told), name="mindspeed parent watch", daemon=True
-    ).start()
+def take_surroundings(birth: Mapping[str, Any]) -> int:
+    """Give a forked process what its parent chose: environment, import path, folder and a file for output.
+
+    Args:
+        birth: ``environment``, ``path``, ``directory`` and the file ``output``.
+
+    Returns:
+        The descriptor of the file.
+    """
     os.environ.clear()
     os.environ.update(birth["environment"])
     sys.path[:] = birth["path"]
@@ -395,6 +398,16 @@ def _child(birth: dict[str, Any], pipe: connection.Connection) -> None:
     os.dup2(output, 2)
     sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", 0, closefd=False), write_through=True)
     sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", 0, closefd=False), write_through=True)
+    return output
+
+
+def _child(birth: dict[str, Any], pipe: connection.Connection) -> None:
+    """The life of one rank; never returns, so that no interpreter shutdown waits for backend threads."""
+    told = threading.Event()
+    threading.Thread(
+        target=_watch_parent, args=(pipe, told), name="mindspeed parent watch", daemon=True
+    ).start()
+    output = take_surroundings(birth)
     faulthandler.register(signal.SIGUSR2, file=output, all_threads=False)
     # A rank is a daemon so that the program's end ends it; daemons may not fork, but writers of checkpoints
     # and workers of data loaders are forks.

@@ -13,15 +13,19 @@ from mindspeed_core.feature import hookimpl
 from mindspeed_core.layer_spec import SpecEditor
 
 
+def replaced(spec, roles, new):
+    """A copy of a specification tree with other parts."""
+    editor = SpecEditor(spec, owner="")
+    editor.replace(roles, new)
+    return editor.spec
+
+
 class NativeExperts:
     """Sequential experts as megatron-core builds them."""
 
     @hookimpl(wrapper=True)
     def build_layer_spec(self):
-        spec = yield
-        editor = SpecEditor(spec, owner="")
-        editor.replace("experts", lambda site: site.carry(SequentialMLP))
-        return editor.spec
+        return replaced((yield), "experts", lambda site: site.carry(SequentialMLP))
 
 
 class NativeBias:
@@ -42,10 +46,7 @@ class NativeLatentAttention:
 
     @hookimpl(wrapper=True)
     def build_layer_spec(self):
-        spec = yield
-        editor = SpecEditor(spec, owner="")
-        editor.replace("self_attention", lambda site: site.carry(MLASelfAttention))
-        return editor.spec
+        return replaced((yield), "self_attention", lambda site: site.carry(MLASelfAttention))
 
 
 class NativeResiduals:
@@ -53,10 +54,7 @@ class NativeResiduals:
 
     @hookimpl(wrapper=True)
     def build_layer_spec(self):
-        spec = yield
-        editor = SpecEditor(spec, owner="")
-        editor.replace(("self_attn_bda", "mlp_bda"), ModuleSpec(module=get_bias_dropout_add))
-        return editor.spec
+        return replaced((yield), ("self_attn_bda", "mlp_bda"), ModuleSpec(module=get_bias_dropout_add))
 
 
 class BatchedExchange:
