@@ -23,6 +23,7 @@ DOCUMENTS = (
     "docs/surviving-faults.md",
     "docs/fully-sharded.md",
     "docs/megatron-lm.md",
+    "docs/library-sessions.md",
     "docs/plugin-recipes.md",
     "docs/hook-versions.md",
     "docs/migration.md",
@@ -37,6 +38,7 @@ READ_ONLY = {
     "--use-fused-rmsnorm": "norm: fused-rmsnorm",
     "mindspeed-features plan --host megatron-lm -- --normalization RMSNorm --use-fused-rmsnorm "
     "--use-flash-attn": "host megatron-lm",
+    "mindspeed-features plan --host library -- --normalization RMSNorm --use-fused-rmsnorm": "host library",
     "mindspeed-features patches": "patches of",
     "mindspeed-features graph": "graph LR",
     "mindspeed-features doctor": "ready to train",
