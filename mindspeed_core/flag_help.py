@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mindspeed_core.feature import Flag
-
-if TYPE_CHECKING:
-    from mindspeed_core.flags import FlagEntry
+from mindspeed_core.flag_entries import FlagEntry
 
 
 def help_text(entries: Sequence[FlagEntry], prog: str) -> str:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mindspeed_core.discovery import describe
 from mindspeed_core.feature import Feature
+from mindspeed_core.flag_entries import FlagEntry
 from mindspeed_core.plan import Problem
-
-if TYPE_CHECKING:
-    from mindspeed_core.flags import FlagEntry
 
 DEFAULT = "default"
 """Where a value came from that nobody gave."""

@@ -12,12 +12,13 @@ import re
 import shlex
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.core_flags import CORE_FLAGS, CORE_OWNER
 from mindspeed_core.discovery import describe
 from mindspeed_core.feature import Feature, Flag
+from mindspeed_core.flag_entries import Adoption, FlagEntry, ParsedArguments
 from mindspeed_core.flag_help import help_text, placeholder
 from mindspeed_core.flag_presets import DEFAULT, apply_adopted_defaults, apply_presets
 from mindspeed_core.flag_values import (
@@ -40,55 +41,6 @@ if TYPE_CHECKING:
     from mindspeed_core.registry import Registry
 
 _NEGATIVE = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Adoption:
-    """A feature's use of a flag that somebody else defines.
-
-    Attributes:
-        owner: the feature.
-        flag: its declaration.
-    """
-
-    owner: str
-    flag: Flag
-
-
-@dataclass
-class FlagEntry:
-    """One flag of a `FlagSet`.
-
-    Attributes:
-        flag: the declaration; its choices grow when features adopt it.
-        owner: who defines it: the core, a host or a feature.
-        heading: the group in ``--help``.
-        notes: appended to the help.
-        adoptions: features that use it too.
-    """
-
-    flag: Flag
-    owner: str
-    heading: str
-    notes: tuple[str, ...] = ()
-    adoptions: list[Adoption] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class ParsedArguments:
-    """The outcome of parsing.
-
-    Attributes:
-        args: every known destination with its value.
-        provenance: where each value came from: ``"flag --x"``, ``"preset NAME"`` or ``"default"``.
-        problems: what is wrong with the command line; the values concerned keep their defaults.
-        wants_help: ``--help`` or ``-h`` was given.
-    """
-
-    args: Namespace
-    provenance: Mapping[str, str]
-    problems: tuple[Problem, ...]
-    wants_help: bool = False
 
 
 class FlagSet:

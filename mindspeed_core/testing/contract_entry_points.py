@@ -6,19 +6,22 @@ Nothing here loads torch.
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
 from importlib.metadata import distribution
 from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from mindspeed_core.discovery import COMMANDS, FEATURES, HOSTS, PLATFORMS
+from mindspeed_core.discovery import COMMANDS, FEATURES, HOSTS, PLATFORMS, describe, iterate
 from mindspeed_core.errors import UserError
+from mindspeed_core.feature import PROJECT, ExtensionPoint, StageSpecs
 from mindspeed_core.hooks.versions import parsed
 from mindspeed_core.platforms.platform import Availability, Platform
 from mindspeed_core.registry import RegistryError
@@ -122,11 +125,60 @@ def _hook_interface(contract: Contract) -> Iterator[str]:
             yield f"{record.cls.name}: {notice}"
 
 
+def _extensible(contract: Contract) -> Iterator[str]:
+    """Stages and extension points that it publishes are what its declarations say."""
+    for source in contract.sources(FEATURES):
+        try:
+            declared = iterate(source.load())
+        except Exception:
+            # The rule about loading says what is wrong.
+            continue
+        for item in declared:
+            if isinstance(item, StageSpecs):
+                yield from _stage_specs(item)
+            elif isinstance(item, ExtensionPoint):
+                yield from _extension_point(item)
+
+
+def _stage_specs(specs: StageSpecs) -> Iterator[str]:
+    try:
+        module = import_module(specs.module)
+    except Exception as error:
+        yield f"StageSpecs names the module {specs.module}: {describe(error)}"
+        return
+    there = {n: v for n, v in vars(module).items() if hasattr(v, PROJECT + "_spec")}
+    for name in specs.stages:
+        if name not in there:
+            yield f"{specs.module} has no @hookspec {name}, which StageSpecs announces"
+        elif getattr(there[name], PROJECT + "_spec")["firstresult"] is (name in specs.collecting):
+            yield f"stage {name}: firstresult and StageSpecs(collecting=...) do not agree"
+        elif not inspect.getdoc(there[name]):
+            yield f"stage {name} has no docstring; it is the manual of whoever implements it"
+    for name in sorted(there.keys() - {*specs.stages}):
+        if there[name].__module__ == specs.module:
+            yield f"{specs.module} has the @hookspec {name}, which StageSpecs does not announce"
+
+
+def _extension_point(point: ExtensionPoint) -> Iterator[str]:
+    if not point.summary.strip():
+        yield f"extension point {point.name} has no summary; mindspeed-features list prints it"
+    if point.check:
+        module, _, name = point.check.partition(":")
+        try:
+            found = getattr(import_module(module), name)
+        except Exception as error:
+            yield f"extension point {point.name}: its check {point.check}: {describe(error)}"
+            return
+        if not callable(found):
+            yield f"extension point {point.name}: its check {point.check} is not a function"
+
+
 RULES: dict[str, Callable[[Contract], Iterator[str]]] = {
     "loads": _loads,
     "requires-the-core": _requires_the_core,
     "declarations-are-light": _light,
     "hook-interface": _hook_interface,
+    "extensible-as-declared": _extensible,
 }
 
 

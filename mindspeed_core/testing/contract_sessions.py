@@ -48,14 +48,12 @@ class Trained:
     Attributes:
         loss: the reported losses of its step.
         left: what differs from before, one phrase each.
-        patched: targets of the patches that were applied for the subject.
         memory: source of the memory figures, and the bytes that were in use.
         error: why it could not run.
     """
 
     loss: dict[str, float]
     left: tuple[str, ...] = ()
-    patched: tuple[str, ...] = ()
     memory: tuple[str, int] = ("", 0)
     error: str = ""
 
@@ -129,11 +127,11 @@ def train_all(group: list[Side]) -> list[Trained]:
     from mindspeed_core.testing.residue import Residue
 
     for flags, platform in dict.fromkeys((side.baseline, side.baseline_platform) for side in group):
-        _train("", flags, platform)
+        _train(flags, platform)
     reports: list[Trained] = []
     for side in group:
         before = Residue.now()
-        report = _train(side.subject, side.flags, side.platform)
+        report = _train(side.flags, side.platform)
         left = Residue.now().left_since(before)
         reports.append(replace(report, left=tuple(left)))
         if report.error or left:
@@ -141,7 +139,7 @@ def train_all(group: list[Side]) -> list[Trained]:
     return reports
 
 
-def _train(subject: str, flags: tuple[str, ...], platform: str) -> Trained:
+def _train(flags: tuple[str, ...], platform: str) -> Trained:
     """Train one step, close the session, and open and close it once more."""
     import traceback
 
@@ -153,14 +151,13 @@ def _train(subject: str, flags: tuple[str, ...], platform: str) -> Trained:
         with prepare(command, host=HOST, platform=platform) as session:
             run = loop.setup(session)
             result = session.call("train_step", run=run)
-            patched = [applied.target for applied in session.ledger.listing() if applied.owner == subject]
             figure = session.platform.memory_allocated()
             loop.teardown(session)
         with prepare(command, host=HOST, platform=platform):
             pass
     except Exception:
         return Trained({}, error=traceback.format_exc())
-    return Trained(dict(result.losses), (), tuple(patched), (figure.source, figure.bytes))
+    return Trained(dict(result.losses), memory=(figure.source, figure.bytes))
 
 
 def _closes_clean(sessions: _Sessions, subject: str) -> None:

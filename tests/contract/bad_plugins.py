@@ -139,6 +139,29 @@ class Spilling(CpuPlatform):
         return MemoryFigure(0, "")
 """
 
+EXTENSIBLE = """
+from mindspeed_core.feature import ExtensionPoint, StageSpecs
+from mindspeed_core.hooks import hookspec
+
+@hookspec
+def bad_mute(session):
+    pass
+
+@hookspec(firstresult=False)
+def bad_collects(session):
+    '''Collects, and does not say so among the declarations.'''
+
+@hookspec
+def bad_secret(session):
+    '''Is not announced.'''
+
+DECLARATIONS = (
+    StageSpecs("bad_extensible.declared", ("bad_mute", "bad_collects", "bad_absent")),
+    StageSpecs("bad_extensible.nowhere", ("bad_lost",)),
+    ExtensionPoint("bad.point", "bad_extensible.points", check="bad_extensible.declared:absent"),
+)
+"""
+
 HEAVY = """
 import numpy
 from bad_heavy import deep
@@ -183,6 +206,13 @@ def install(site: Path) -> None:
             },
         },
         requires=("mindspeed-core",),
+    )
+    _package(
+        site,
+        "bad-extensible",
+        {"declared.py": EXTENSIBLE},
+        {"mindspeed.features": {"extensible": "bad_extensible.declared:DECLARATIONS"}},
+        requires=("mindspeed-core>=0.1",),
     )
     _package(
         site,

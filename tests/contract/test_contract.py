@@ -32,7 +32,8 @@ def site(tmp_path_factory):
 def checks(site):
     """Every check of the bad distributions, by its name."""
     found = {}
-    for dist in ("bad-features", "bad-sessions", "bad-surroundings", "bad-heavy", "bad-load", "bad-version"):
+    kinds = "features sessions surroundings extensible heavy load version"
+    for dist in (f"bad-{kind}" for kind in kinds.split()):
         found |= {str(check): check for check in Contract.of(dist, platform="cpu").checks()}
     return found
 
@@ -69,6 +70,13 @@ def checks(site):
         ("requires-the-core[bad-surroundings]", "of any version"),
         ("declarations-are-light[bad-heavy]", "imports numpy"),
         ("declarations-are-light[bad-heavy]", "bad_heavy/deep.py:1"),
+        ("extensible-as-declared[bad-extensible]", "has no @hookspec bad_absent"),
+        ("extensible-as-declared[bad-extensible]", "stage bad_mute has no docstring"),
+        ("extensible-as-declared[bad-extensible]", "StageSpecs(collecting=...) do not agree"),
+        ("extensible-as-declared[bad-extensible]", "the @hookspec bad_secret"),
+        ("extensible-as-declared[bad-extensible]", "names the module bad_extensible.nowhere"),
+        ("extensible-as-declared[bad-extensible]", "extension point bad.point has no summary"),
+        ("extensible-as-declared[bad-extensible]", "its check bad_extensible.declared:absent"),
         ("loads[bad-load]", "unknown attribute 'sumary'"),
     ],
 )
@@ -164,7 +172,7 @@ def test_the_option_runs_nothing_but_the_contract_and_prints_no_traceback(site, 
     )
 
     assert answer.returncode == 1, answer.stdout + answer.stderr
-    assert "2 failed, 2 passed" in answer.stdout
+    assert "2 failed, 3 passed" in answer.stdout
     assert "its metadata does not require the core" in answer.stdout
     assert "Traceback" not in answer.stdout
 
