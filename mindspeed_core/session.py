@@ -156,7 +156,7 @@ class Session:
         try:
             self._start()
         except BaseException:
-            self.close()
+            self._end()
             raise
         return self
 
@@ -374,6 +374,10 @@ class Session:
 
         Process groups of features are destroyed; those the host made are the host's business.
         """
+        self._end()
+
+    def _end(self) -> None:
+        """Take back what opening changed, also after it failed half-way."""
         global _open
         if _open is not self:
             return

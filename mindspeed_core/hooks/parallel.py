@@ -39,7 +39,8 @@ def build_process_groups(
 
     A feature that needs groups of its own wraps this stage and, after its ``yield``, calls
     ``session.groups.create("cp.ring", ranks_per_group)`` with the same list on every rank; code finds the
-    group as ``session.groups["cp.ring"]``. Groups are destroyed when the session closes.
+    group as ``session.groups["cp.ring"]``. Groups end with the session; a library session leaves them to the
+    next one of its process.
 
     Args:
         session: the open session.

@@ -181,13 +181,23 @@ def test_the_update_of_any_optimizer_passes_through_the_session(opened):
     session = opened({}, extra_plugins=[Adds()])
     parameter = torch.nn.Parameter(torch.ones(2))
     optimizer = session.wrap_optimizer(torch.optim.SGD([parameter], lr=0.5))
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
     parameter.grad = torch.ones(2)
     assert optimizer.step() is None
+    scheduler.step()
     assert parameter.tolist() == [0.5, 0.5]
     assert session.log_step({"loss": 1.0}) == {"loss": 1.0, "updates": 1.0}
+
+
+def test_a_closed_session_takes_no_part_in_updates(opened):
+    session = opened({}, extra_plugins=[Adds()])
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = session.wrap_optimizer(torch.optim.SGD([parameter], lr=0.5))
+    parameter.grad = torch.ones(2)
     session.close()
     optimizer.step()
-    assert session.run.metrics.names() == [], "a closed session takes no part any more"
+    assert parameter.tolist() == [0.5, 0.5]
+    assert session.run.metrics.names() == []
 
 
 def test_an_update_returns_what_megatron_core_s_does(opened):

@@ -47,7 +47,7 @@ class LastingSession(Session):
             if not self.groups.reclaim():
                 self._situated = False
         except BaseException:
-            super().close()
+            self._end()
             raise
         return self
 
@@ -63,7 +63,7 @@ class LastingSession(Session):
         if self._entered_open and error is None:
             self.close(force=True)
         else:
-            super().close()
+            self._end()
 
     def close(self, *, force: bool = False) -> None:
         """End the session: everything it changed is as it was before.
@@ -86,7 +86,7 @@ class LastingSession(Session):
                 self._started = False
                 self.call("finish_run", run=self.run)
         finally:
-            super().close()
+            self._end()
 
     def reopen(self: Own, flags: Flags, *, configs: Sequence[object] = ()) -> Own:
         """Close this session and open one with other flags, on the same platform and registry.

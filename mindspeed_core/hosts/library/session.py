@@ -12,6 +12,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from mindspeed_core.hosts.library.forms import LossForm, StepForm, UpdateForm, batch_of, mapping_of
@@ -170,7 +171,7 @@ class LibrarySession(EmbeddedSession):
         )
         self.run.optimizer = made
         if self.features_in("optimizer_step"):
-            self.instances.set("optimizer_step", made, "step", partial(self._update, made.step))
+            self.instances.set("optimizer_step", made, "step", self._updating(made))
         return cast(Optimizer, made)
 
     def forward_backward(self, config: TransformerConfig | None = None) -> Schedule:
@@ -357,10 +358,15 @@ class LibrarySession(EmbeddedSession):
         """Remember which model this session trains."""
         self.run.model, self.run.config, self.run.args = list(chunks), config, args
 
-    def _update(self, step: Callable[..., Any], *positional: Any, **named: Any) -> Any:
-        form = UpdateForm(partial(step, *positional, **named))
-        update = self._through("optimizer_step", form.record, run=self.run)
-        return form.returned(update)
+    def _updating(self, optimizer: Any) -> MethodType:
+        """The optimizer's ``step`` with features; a method, whose function torch's schedulers ask for."""
+        plain = optimizer.step
+
+        def step(_: Any, *positional: Any, **named: Any) -> Any:
+            form = UpdateForm(partial(plain, *positional, **named))
+            return form.returned(self._through("optimizer_step", form.record, run=self.run))
+
+        return MethodType(step, optimizer)
 
 
 def _chunks(model: Any) -> list[Any]:
