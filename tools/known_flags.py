@@ -117,9 +117,9 @@ def plugins_in_the_tree() -> dict[str, tuple[set[str], set[str]]]:
     from mindspeed_core.feature import Feature
 
     found: dict[str, tuple[set[str], set[str]]] = {}
-    for declarations in sorted(ROOT.glob("plugins/*/src/*/features.py")):
-        package = declarations.parent.name
-        sys.path.insert(0, str(declarations.parent.parent))
+    for metadata in sorted(ROOT.glob("plugins/*/pyproject.toml")):
+        package = metadata.parent.name
+        sys.path.insert(0, str(metadata.parent / "src"))
         flags, names = found.setdefault(package.replace("_", "-"), (set(), set()))
         for item in import_module(f"{package}.features").DECLARATIONS:
             if isinstance(item, type) and issubclass(item, Feature):
@@ -135,7 +135,7 @@ def table() -> dict[str, dict[str, list[str]]]:
     for dist, (declared, names) in plugins_in_the_tree().items():
         flags.update(dict.fromkeys(declared, dist))
         features.update(dict.fromkeys(names, dist))
-    # What the host defines is there without any plugin.
+    # What the host defines is there without any plugin; other hosts are asked about their flags first.
     always = _host_flags()
     flags = {flag: dist for flag, dist in flags.items() if flag not in always}
     choices = {dist: sorted(values) for dist, values in ANNOUNCED_CHOICES.items()}
@@ -145,13 +145,7 @@ def table() -> dict[str, dict[str, list[str]]]:
 def _host_flags() -> set[str]:
     from mindspeed_core.registry import Registry
 
-    registry = Registry.of(())
-    return {
-        option
-        for host in registry.host_names()
-        for flag in registry.host_flags(host)
-        for option in flag.options
-    }
+    return {option for flag in Registry.of(()).host_flags("standalone") for option in flag.options}
 
 
 def _by_dist(owners: dict[str, str]) -> dict[str, list[str]]:
