@@ -52,6 +52,16 @@ def get_device_name(device: Any = None) -> str:
     return "processor"
 
 
+def old_enough(original: Callable[[], int]) -> Callable[[], int]:
+    """``get_device_arch_version``: that of a device that needs nothing special of the environment."""
+
+    @functools.wraps(original)
+    def get_device_arch_version() -> int:
+        return CAPABILITY[0]
+
+    return get_device_arch_version
+
+
 def no_kernels(original: Callable[..., Any]) -> Callable[..., Any]:
     """``fused_kernels.load``: the kernels belong to options that are off here."""
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from mindspeed_core.errors import UserError
@@ -19,7 +20,6 @@ from mindspeed_core.hosts.megatron_lm import opening, running, script
 from mindspeed_core.hosts.megatron_lm.interceptions import ENTRIES
 from mindspeed_core.hosts.megatron_lm.parser import CommandLine, platform_asked_for
 from mindspeed_core.patching import PatchLedger
-from mindspeed_core.plan import PlanError
 from mindspeed_core.platforms.selection import choose_platform
 from mindspeed_core.registry import Registry
 
@@ -160,14 +160,12 @@ def _make_available(ledger: PatchLedger) -> None:
         ledger.apply([available], owner=OWNER)
 
 
-class _told:
-    """A context in which an error that the user can put right ends the program with one message."""
+@contextmanager
+def _told() -> Iterator[None]:
+    """An error that the user can put right ends the program with one message."""
+    try:
+        yield
+    except UserError as error:
+        from mindspeed_core.cli.failure import report
 
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, (PlanError, UserError)):
-            from mindspeed_core.cli.failure import report
-
-            raise SystemExit(report(error)) from None
+        raise SystemExit(report(error)) from None

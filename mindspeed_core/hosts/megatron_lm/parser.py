@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from mindspeed_core.core_flags import CORE_FLAGS, CORE_OWNER
-from mindspeed_core.flags import FlagEntry, FlagSet, ParsedArguments
+from mindspeed_core.flag_entries import FlagEntry, ParsedArguments
+from mindspeed_core.flags import FlagSet
 from mindspeed_core.hosts.megatron_lm import NAME
 from mindspeed_core.hosts.megatron_lm.flags import flags_of, options_of
 from mindspeed_core.plan import PlanError, Problem

@@ -5,6 +5,7 @@ import os
 
 import torch
 from megatron.core.transformer import TransformerConfig
+from megatron.training.utils import get_device_arch_version
 
 
 def add_megatron_arguments(parser):
@@ -88,7 +89,7 @@ def validate_args(args, defaults=()):
         if getattr(args, name, None) is None:
             setattr(args, name, value)
     sharded = max(args.tensor_model_parallel_size, args.context_parallel_size) > 1
-    if sharded and torch.cuda.get_device_capability()[0] < 10:
+    if sharded and get_device_arch_version() < 10:
         assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1", "set CUDA_DEVICE_MAX_CONNECTIONS to 1"
     if args.transformer_impl == "transformer_engine":
         raise RuntimeError("Transformer Engine is not installed")
