@@ -235,7 +235,8 @@ def test_a_training_step_may_say_what_it_did(opened):
     result = StepResult(losses={"loss": 1.0}, skipped=False, grad_norm=None, num_zeros=None)
     assert session.train_step(lambda: result)() is result
     assert session.train_step(lambda **options: options)(a=1) == {"a": 1}
-    assert session.run.iteration == 2
+    assert session.train_step(lambda: None)() is None
+    assert session.run.iteration == 3
 
 
 def saved_with_a_block():

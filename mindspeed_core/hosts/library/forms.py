@@ -14,6 +14,7 @@ import torch
 
 from mindspeed_core.run import Batch, Loss, OptimizerStep, StepResult
 
+_NOT_CALLED = object()
 _FIELDS = tuple(entry.name for entry in fields(Batch) if entry.name != "extra")
 
 
@@ -70,11 +71,11 @@ class UpdateForm:
 
     Attributes:
         step: the bound method, with its arguments.
-        result: what it returned; ``()`` before it was called.
+        result: what it returned, if a feature did not take its place.
     """
 
     step: Callable[[], Any]
-    result: Any = field(default=(), init=False)
+    result: Any = field(default=_NOT_CALLED, init=False)
 
     def record(self) -> OptimizerStep:
         """Update once."""
@@ -90,7 +91,7 @@ class UpdateForm:
 
     def returned(self, update: OptimizerStep) -> Any:
         """What the caller's loop expects of ``step``."""
-        if self._is_megatrons or self.result == ():
+        if self._is_megatrons or self.result is _NOT_CALLED:
             return update.successful, update.grad_norm, update.num_zeros
         return self.result
 
@@ -105,11 +106,11 @@ class StepForm:
 
     Attributes:
         step: the function, with its arguments.
-        result: what it returned.
+        result: what it returned, if a feature did not take its place.
     """
 
     step: Callable[[], Any]
-    result: Any = field(default=None, init=False)
+    result: Any = field(default=_NOT_CALLED, init=False)
 
     def record(self) -> StepResult:
         """Do the step."""
@@ -120,4 +121,5 @@ class StepForm:
 
     def returned(self, result: StepResult) -> Any:
         """What the caller gets: its own result, or the record where it returned one."""
-        return result if self.result is None or isinstance(self.result, StepResult) else self.result
+        instead = self.result is _NOT_CALLED or isinstance(self.result, StepResult)
+        return result if instead else self.result
