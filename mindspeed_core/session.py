@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from mindspeed_core import hooks
+from mindspeed_core.discovery import describe
 from mindspeed_core.errors import SessionError, UserError
-from mindspeed_core.feature import PROJECT, Feature, HostDeclaration, hookimpl
+from mindspeed_core.feature import PROJECT, Feature, HostDeclaration, StageSpecs, hookimpl
 from mindspeed_core.groups import Groups
 from mindspeed_core.hooks import DONE, Done
 from mindspeed_core.hooks.versions import HookDeprecationWarning
@@ -166,7 +167,7 @@ class Session:
         for name in hooks.STAGE_MODULES:
             manager.add_hookspecs(import_module(name))
         for specs in self.registry.stage_specs():
-            manager.add_hookspecs(import_module(specs.module))
+            self._add_stage_specs(manager, specs)
         self._register(_CoreDefaults(), "core", "mindspeed_core.session")
         # A session that is opened again goes on with the features it had, and with what they remember.
         self._features = self._features or tuple(feature() for feature in self._feature_classes)
@@ -200,6 +201,22 @@ class Session:
         self._owners.setdefault(module_prefix, name)
         self._callers.clear()
         self._defaults.clear()
+
+    def _add_stage_specs(self, manager: pluggy.PluginManager, specs: StageSpecs) -> None:
+        """Add the stages that a plugin publishes; only who needs those that cannot load suffers."""
+        try:
+            manager.add_hookspecs(import_module(specs.module))
+        except Exception as error:
+            package = specs.module.partition(".")[0]
+            users = [
+                feature.name
+                for feature in self._feature_classes
+                if feature.__module__.partition(".")[0] == package or feature.hooks().keys() & {*specs.stages}
+            ]
+            if users:
+                raise SessionError(
+                    f"{', '.join(users)}: the stages of {specs.module} cannot be loaded: {describe(error)}"
+                ) from error
 
     def _warn_of_changes(self, feature: type[Feature]) -> None:
         record = self.registry.features.get(feature.name)
