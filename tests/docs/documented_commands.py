@@ -24,6 +24,7 @@ DOCUMENTS = (
     "docs/fully-sharded.md",
     "docs/megatron-lm.md",
     "docs/library-sessions.md",
+    "docs/library-sessions.md",
     "docs/plugin-recipes.md",
     "docs/hook-versions.md",
     "docs/migration.md",
