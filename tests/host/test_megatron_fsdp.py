@@ -221,7 +221,6 @@ def arguments(flags):
             "--pipeline-model-parallel-size 2: .*with --use-",
         ),
         ("{full} --fp16", "use --bf16"),
-        ("{full} --optimizer sgd", "only Adam"),
         ("{full} --data-parallel-random-init", "--data-parallel-random-init"),
         ("{optim} --overlap-grad-reduce", "shard with optim_grads"),
         ("{none} --expert-model-parallel-size 2", "shard with optim"),

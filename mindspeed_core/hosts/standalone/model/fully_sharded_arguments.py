@@ -6,6 +6,7 @@ import os
 from argparse import Namespace
 from importlib.metadata import version
 from importlib.util import find_spec
+from typing import Any
 
 from packaging.version import Version
 
@@ -68,34 +69,44 @@ def check_megatron_sharded(args: Namespace) -> None:
     if not args.use_megatron_fsdp:
         _refuse_options_alone(args)
         return
-    if args.use_torch_fsdp2:
-        raise ArgumentError(_MEGATRON, None, f"{_FLAG} shards the same parameters", "drop one of them")
-    if not args.use_distributed_optimizer:
-        raise ArgumentError(
-            _MEGATRON,
-            None,
+    for missing, reason, remedy in (
+        (args.use_torch_fsdp2, f"{_FLAG} shards the same parameters", "drop one of them"),
+        (
+            not args.use_distributed_optimizer,
             "its parts are updated by the distributed optimizer",
             "add --use-distributed-optimizer",
-        )
-    if Version(version("megatron-core")) < Version("0.16"):
-        raise ArgumentError(
-            _MEGATRON,
-            None,
+        ),
+        (
+            Version(version("megatron-core")) < Version("0.16"),
             "its parts are described as megatron-core 0.16 cuts them",
             "install megatron-core 0.16",
-        )
-    if find_spec("einops") is None:
-        raise ArgumentError(
-            _MEGATRON, None, "needs the package einops", "run pip install 'mindspeed-core[fsdp]'"
-        )
-    strategy = args.data_parallel_sharding_strategy
-    no_shard = strategy == "no_shard"
-    grouped = args.moe_grouped_gemm and args.transformer_impl == "local"
-    drop = "drop it, or " + _MEGATRON
-    for flag, value, reason, remedy in (
+        ),
+        (
+            find_spec("einops") is None,
+            "needs the package einops",
+            "run pip install 'mindspeed-core[fsdp]'",
+        ),
+    ):
+        if missing:
+            raise ArgumentError(_MEGATRON, None, reason, remedy)
+    for flag, value, reason, remedy in _impossible_with_megatron(args):
+        if value:
+            shown = None if value is True else value
+            raise ArgumentError(flag, shown, f"{reason} with {_MEGATRON}", remedy)
+    if args.data_parallel_sharding_strategy == "no_shard":
+        # megatron-core's reduction after the backward pass leaves out every buffer.
+        args.overlap_grad_reduce = True
+
+
+def _impossible_with_megatron(args: Namespace) -> tuple[tuple[str, Any, str, str], ...]:
+    """Flag, value (empty where it does no harm), reason and way out."""
+    strategy, drop = args.data_parallel_sharding_strategy, "drop it, or " + _MEGATRON
+    stages, experts = args.pipeline_model_parallel_size, args.expert_model_parallel_size
+    grouped = args.moe_use_legacy_grouped_gemm or (args.moe_grouped_gemm and args.transformer_impl == "local")
+    return (
         (
             "--pipeline-model-parallel-size",
-            args.pipeline_model_parallel_size > 1 and args.pipeline_model_parallel_size,
+            stages > 1 and stages,
             "megatron-core lays all ranks of the world out over data and tensor parallelism",
             "use 1",
         ),
@@ -105,7 +116,6 @@ def check_megatron_sharded(args: Namespace) -> None:
             "loss scaling asks every rank for a gradient of every parameter, of which ranks may hold nothing",
             "use --bf16",
         ),
-        ("--optimizer", args.optimizer != "adam" and args.optimizer, "only Adam's state is sharded", drop),
         (
             "--overlap-grad-reduce",
             args.overlap_grad_reduce and strategy == "optim",
@@ -114,16 +124,11 @@ def check_megatron_sharded(args: Namespace) -> None:
         ),
         (
             "--expert-model-parallel-size",
-            no_shard and args.expert_model_parallel_size > 1 and args.expert_model_parallel_size,
+            strategy == "no_shard" and experts > 1 and experts,
             "under the strategy no_shard the gradient norm would miss other ranks' experts",
             "shard with optim",
         ),
-        (
-            "--moe-grouped-gemm",
-            grouped or args.moe_use_legacy_grouped_gemm,
-            "weights that hold all experts side by side are not cut by rows",
-            drop,
-        ),
+        ("--moe-grouped-gemm", grouped, "weights that hold all experts are not cut by rows", drop),
         (
             "--data-parallel-random-init",
             args.data_parallel_random_init,
@@ -138,13 +143,7 @@ def check_megatron_sharded(args: Namespace) -> None:
             drop,
         ),
         ("--optimizer-cpu-offload", args.optimizer_cpu_offload, "the shards stay on their device", drop),
-    ):
-        if value:
-            shown = None if value is True else value
-            raise ArgumentError(flag, shown, f"{reason} with {_MEGATRON}", remedy)
-    if no_shard:
-        # megatron-core's reduction after the backward pass leaves out every buffer.
-        args.overlap_grad_reduce = True
+    )
 
 
 def check_connections(device_type: str, args: Namespace) -> None:
