@@ -200,3 +200,18 @@ class Stopping(ForTests):
     def should_stop(self, run):
         reason = yield
         return reason or ("enough" if run.iteration + 1 >= run.args.stop_after else "")
+
+
+class WholeBatch(ForTests):
+    """Wants every part of a batch everywhere."""
+
+    name = "whole-batch"
+    flags = (Flag("--whole-batch", help="Tokens on every stage."),)
+
+    @hookimpl(wrapper=True)
+    def batch_fields(self):
+        return (yield) | {"tokens"}
+
+    @hookimpl(wrapper=True)
+    def start_run(self):
+        return (yield)

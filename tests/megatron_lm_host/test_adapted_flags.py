@@ -14,7 +14,7 @@ def runs():
 
 
 def run_all():
-    fake.adapt(fake.Rotary, fake.OwnProfile, fake.Scaled)
+    fake.adapt(fake.Rotary, fake.OwnProfile, fake.Scaled, fake.WholeBatch)
     spiral = ("--position-embedding-type", "spiral", "--log-interval", "1")
     found = {}
     for name, flags in {
@@ -24,6 +24,8 @@ def run_all():
         "both": ("--scaled-tokens", "many", "--nothing-of-this-name"),
         "plan": (*spiral, "--normalization", "RMSNorm", "--plan-only"),
         "help": ("--help",),
+        "worker": ("--use-persistent-ckpt-worker",),
+        "no place": ("--whole-batch", "--pipeline-model-parallel-size", "2"),
     }.items():
         found[name] = fake.run_script(*LOCAL, *flags)
     found["spiral"] = fake.run_script(*LOCAL, *spiral, "--normalization", "RMSNorm", "--scaled-tokens", "1")
@@ -73,3 +75,13 @@ def test_a_choice_that_a_feature_adds_is_accepted_and_its_preset_holds(runs):
 def test_a_flag_that_a_feature_takes_over_is_kept_from_the_loop(runs):
     assert runs["profile"]["status"] == 0
     assert runs["profile"]["log"][0]["profiled"] == 1.0
+
+
+def test_a_process_that_would_have_no_session_is_refused(runs):
+    assert runs["worker"]["status"] == 1
+    assert "leave it out with --platform cpu" in runs["worker"]["err"]
+
+
+def test_a_stage_without_a_place_is_refused_where_it_is_needed(runs):
+    assert runs["no place"]["status"] == 1
+    assert "batch_fields has no place in Megatron-LM" in runs["no place"]["err"]

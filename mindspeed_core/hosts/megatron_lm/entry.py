@@ -91,6 +91,8 @@ def around_parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
         now = running.find()
         if now is not None:
             now.command_line = line
+            with _told():
+                opening.refuse_at_once(args, now.platform)
         return args
 
     return parse_args
@@ -126,7 +128,7 @@ def around_pretrain(original: Callable[..., Any]) -> Callable[..., Any]:
         early = PatchLedger()
         failed = True
         try:
-            _make_available(early)
+            now.platform = _make_available(early)
             now.before_opening = early.revert
             script.take_over(now, bound.arguments)
             with _told():
@@ -146,8 +148,12 @@ def around_pretrain(original: Callable[..., Any]) -> Callable[..., Any]:
     return pretrain
 
 
-def _make_available(ledger: PatchLedger) -> None:
-    """Let a device that is not CUDA's count as available until the session opens and says so itself."""
+def _make_available(ledger: PatchLedger) -> str:
+    """Let a device that is not CUDA's count as available until the session opens and says so itself.
+
+    Returns:
+        The name of the platform that will be used.
+    """
     with _told():
         name, _ = choose_platform(platform_asked_for(sys.argv[1:]), _installed())
     if name != "cuda":
@@ -158,6 +164,7 @@ def _make_available(ledger: PatchLedger) -> None:
             kind="wrap",
         )
         ledger.apply([available], owner=OWNER)
+    return name
 
 
 @contextmanager

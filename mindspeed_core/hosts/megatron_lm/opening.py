@@ -152,15 +152,23 @@ def _refuse_what_has_no_place(plan: Plan, stages: frozenset[str], args: Any) -> 
     raise PlanError(problems)
 
 
-def _prepare_environment(session: Session) -> None:
-    args = session.args
-    if session.platform.name == "cpu" and getattr(args, "use_persistent_ckpt_worker", False):
+def refuse_at_once(args: Any, platform: str) -> None:
+    """Refuse what Megatron-LM starts before it validates its arguments.
+
+    Raises:
+        ArgumentError: a flag cannot work on this platform.
+    """
+    if platform == "cpu" and getattr(args, "use_persistent_ckpt_worker", False):
         raise ArgumentError(
             "--use-persistent-ckpt-worker",
             None,
             "its process has no session, and cuda calls fail there",
             "leave it out with --platform cpu",
         )
+
+
+def _prepare_environment(session: Session) -> None:
+    args = session.args
     fully_sharded = getattr(args, "use_torch_fsdp2", False) or getattr(args, "use_megatron_fsdp", False)
     if (
         max(args.tensor_model_parallel_size, args.context_parallel_size) > 1

@@ -46,6 +46,7 @@ class Running:
     """What one call of ``pretrain`` knows.
 
     Attributes:
+        platform: name of the platform in use.
         session: open from the validation of the arguments on.
         command_line: the flags, read.
         run: the run's record, from the model on.
@@ -64,6 +65,7 @@ class Running:
 
     def __init__(self) -> None:
         """Begin with nothing."""
+        self.platform = ""
         self.session: Session | None = None
         self.command_line: CommandLine | None = None
         self.run: Run | None = None
