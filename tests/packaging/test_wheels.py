@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECTS = (ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml")))
-OURS = ("mindspeed", "_mindspeed", "__editable__")
+OURS = ("mindspeed", "_mindspeed", "__editable__", "_editable_impl", "acme_")
 
 
 def run(*command, **options):
