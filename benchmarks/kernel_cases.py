@@ -161,6 +161,8 @@ def norm() -> Iterator[Case]:
         # Read x and write y; then read x and dy and write dx.
         work = 5 * tensors[0].nbytes
         yield Case(f"rms norm {name}", ours, both_ways(unfused_norm, tensors), speed, None, work, "bytes")
+        compiled = both_ways(lambda x, g: rms_norm.backends["compiled"].function(x, g, 1e-5), tensors)
+        yield Case(f"rms norm {name}, ours compiled", compiled, both_ways(unfused_norm, tensors), speed)
         native = both_ways(lambda x, g: torch.nn.functional.rms_norm(x, (2048,), g, 1e-5), tensors)
         yield Case(f"rms norm {name}, theirs torch's", ours, native)
 

@@ -205,6 +205,24 @@ def test_a_compiled_graph_follows_a_changed_choice(operator):
     assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
+def test_a_compiled_reference_is_compiled_where_the_platform_holds_compilation(monkeypatch):
+    from mindspeed_core.activation import activate
+    from mindspeed_kernels.ops import compiled
+
+    monkeypatch.setattr(compiled, "COMPILER", "aot_eager")
+    made = Operator("quadruple", lambda x: x * 2.0 * torch.tensor(2.0))
+    compiled.add_compiled(made)
+    torch._dynamo.reset()
+    try:
+        assert made.choose(made.call_of(torch.ones(2))).name == "reference"
+        with activate(["--ops-backend", "quadruple=compiled"], host="standalone", platform="cpu"):
+            before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+            assert made(torch.ones(2)).tolist() == [4.0, 4.0]
+            assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 1
+    finally:
+        del OPERATORS["quadruple"]
+
+
 ACME = """
 import torch
 from mindspeed_kernels.ops import Backend
@@ -253,7 +271,7 @@ def test_another_package_brings_a_backend_and_a_broken_one_hurts_nobody(acme, ca
     [
         (3, "not an iterable"),
         ((3,), "is not a mindspeed_kernels.ops.Backend"),
-        ((Backend("norm", "acme", double),), "no operator 'norm'; there are attention"),
+        ((Backend("norm", "acme", double),), "no operator 'norm'; there are"),
     ],
 )
 def test_what_is_no_iterable_of_backends_is_refused(extension, message):
@@ -292,7 +310,7 @@ def test_the_flag_forces_a_backend_until_the_session_closes():
     [
         ("swiglu", "is not OP=BACKEND"),
         ("swigloo=reference", "no operator 'swigloo'"),
-        ("swiglu=magic", "swiglu has no backend 'magic'; there are fused, npu, reference"),
+        ("swiglu=magic", "swiglu has no backend 'magic'; there are compiled, fused, npu, reference"),
     ],
 )
 def test_a_choice_that_cannot_be_is_refused_with_the_flag(text, message):

@@ -8,7 +8,6 @@ products do. Shapes: queries and gradients ``[b, n, sq, d]``, keys ``[b, g, sk, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,38 +69,56 @@ class Problem:
 
 @dataclass(frozen=True)
 class _Block:
-    """Queries and keys of one call of a kernel, as ranges of the whole tensors."""
+    """Queries and keys of one call of a kernel.
 
+    Attributes:
+        piece: the sequence they belong to.
+        rows: queries, from and to, counted in the sequence.
+        columns: keys, from and to, counted in the sequence.
+        causal: the kernel hides what is above the diagonal itself.
+        whole: nothing has to be hidden or added besides.
+        number: position among all blocks, for random numbers.
+    """
+
+    piece: Piece
     rows: tuple[int, int]
     columns: tuple[int, int]
     causal: bool
-    mask: Tensor | None
-    empty: Tensor | None
+    whole: bool
     number: int
 
+    def of_rows(self, tensor: Tensor) -> Tensor:
+        """The block's queries of ``[b, n, sq, ...]``."""
+        first = self.piece.rows[0]
+        return tensor[:, :, first + self.rows[0] : first + self.rows[1]]
 
-def _blocks(problem: Problem, heads: int, flash: bool, device: torch.device) -> Iterator[_Block]:
-    number = 0
+    def of_columns(self, tensor: Tensor) -> Tensor:
+        """The block's keys of ``[b, g, sk, ...]``."""
+        first = self.piece.columns[0]
+        return tensor[:, :, first + self.columns[0] : first + self.columns[1]]
+
+
+@dataclass(frozen=True)
+class _Mask:
+    """What is added to a block's scores, and which of its rows see nothing; each may be None."""
+
+    added: Tensor | None = None
+    empty: Tensor | None = None
+
+
+def _blocks(problem: Problem, heads: int, flash: bool) -> list[_Block]:
+    found: list[_Block] = []
     for piece in problem.pieces:
         seen = piece.visibility
-        if not seen.sq:
-            continue
         whole = problem.bias is None and flash and (seen.complete or seen.causal)
-        step = seen.sq if whole else _rows(problem, seen, heads, flash)
+        step = max(1, seen.sq) if whole else _rows(problem, seen, heads, flash)
         for start in range(0, seen.sq, step):
             rows = (start, min(start + step, seen.sq))
             columns = (0, seen.sk) if whole else seen.columns(*rows)
-            visible = None if whole else seen.block(rows, columns, device)
-            mask = None if whole else _mask(problem, piece, rows, columns, visible)
-            yield _Block(
-                (piece.rows[0] + rows[0], piece.rows[0] + rows[1]),
-                (piece.columns[0] + columns[0], piece.columns[0] + columns[1]),
-                whole and not seen.complete,
-                mask,
-                ~visible.any(-1) if visible is not None and seen.may_see_nothing else None,
-                number,
-            )
-            number += 1
+            if columns[0] < columns[1]:
+                causal = whole and not seen.complete
+                found.append(_Block(piece, rows, columns, causal, whole, len(found)))
+    return found
 
 
 def _rows(problem: Problem, seen: Visibility, heads: int, flash: bool) -> int:
@@ -112,19 +129,21 @@ def _rows(problem: Problem, seen: Visibility, heads: int, flash: bool) -> int:
     return max(_FEWEST_ROWS, min(_MOST_ROWS, budget // width))
 
 
-def _mask(
-    problem: Problem, piece: Piece, rows: tuple[int, int], columns: tuple[int, int], visible: Tensor | None
-) -> Tensor | None:
-    """Bias and hidden keys of a block as one tensor to add; None when nothing is added."""
-    bias = None
+def _mask(problem: Problem, block: _Block, device: torch.device) -> _Mask:
+    """Bias and hidden keys of a block; made when the block is computed, since all of them would be large."""
+    if block.whole:
+        return _Mask()
+    seen, bias = block.piece.visibility, None
+    visible = seen.block(block.rows, block.columns, device)
     if problem.bias is not None:
-        bias = problem.bias.block(rows, columns, piece.visibility.sq, piece.sample)
+        bias = problem.bias.block(block.rows, block.columns, seen.sq, block.piece.sample)
     if visible is None:
-        return bias
+        return _Mask(bias)
+    empty = ~visible.any(-1) if seen.may_see_nothing else None
     if bias is None:
-        zeros = torch.zeros((), dtype=torch.float32, device=visible.device)
-        return torch.where(visible, zeros, float("-inf"))
-    return bias.masked_fill(~visible, float("-inf"))
+        zero = torch.zeros((), dtype=torch.float32, device=device)
+        return _Mask(torch.where(visible, zero, float("-inf")), empty)
+    return _Mask(bias.masked_fill(~visible, float("-inf")), empty)
 
 
 def _with_flash(query: Tensor, problem: Problem, bias_gradient: bool) -> bool:
@@ -192,33 +211,35 @@ def attend(
     width = value.shape[3]
     flash = _with_flash(query, problem, False)
     value = _padded(value, query.shape[3]) if flash else value
-    parts: list[tuple[_Block, Tensor, Tensor]] = []
-    for block in _blocks(problem, heads, flash, query.device):
-        if block.columns[0] == block.columns[1]:
-            continue
-        inputs = _slices(query, key, value, block)
-        kernel = _flash_forward if flash else _product_forward
-        context, logsum = kernel(*inputs, block, problem)
-        if block.empty is not None:
-            context = context.masked_fill(block.empty.unsqueeze(-1), 0.0)
-            logsum = logsum.masked_fill(block.empty, float("inf"))
-        parts.append((block, context[..., :width], logsum))
-    context, logsum = _assembled(parts, (batch, heads, sq, width), query)
-    return _with_sink(context, logsum, sink)
+    kernel = _flash_forward if flash else _product_forward
+    blocks = _blocks(problem, heads, flash)
+    whole = _covers(blocks, query, key)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    if not whole:
+        result = query.new_zeros(batch, heads, sq, width)
+        logsums = query.new_full((batch, heads, sq), float("inf"), dtype=wide)
+    for block in blocks:
+        mask = _mask(problem, block, query.device)
+        inputs = block.of_rows(query), block.of_columns(key), block.of_columns(value)
+        context, logsum = kernel(*inputs, mask, block, problem)
+        if mask.empty is not None:
+            context = context.masked_fill(mask.empty.unsqueeze(-1), 0.0)
+            logsum = logsum.masked_fill(mask.empty, float("inf"))
+        if whole:
+            result, logsums = context[..., :width], logsum
+        else:
+            block.of_rows(result).copy_(context[..., :width])
+            block.of_rows(logsums).copy_(logsum)
+    return _with_sink(result, logsums, sink)
 
 
-def _assembled(
-    parts: list[tuple[_Block, Tensor, Tensor]], shape: tuple[int, ...], like: Tensor
-) -> tuple[Tensor, Tensor]:
-    if len(parts) == 1 and parts[0][0].rows == (0, shape[2]):
-        return parts[0][1], parts[0][2]
-    wide = torch.promote_types(like.dtype, torch.float32)
-    context = like.new_zeros(shape)
-    logsum = like.new_full(shape[:3], float("inf"), dtype=wide)
-    for block, part, number in parts:
-        context[:, :, block.rows[0] : block.rows[1]] = part
-        logsum[:, :, block.rows[0] : block.rows[1]] = number
-    return context, logsum
+def _covers(blocks: list[_Block], query: Tensor, key: Tensor) -> bool:
+    """Whether there is one block, of all queries and all keys."""
+    if len(blocks) != 1:
+        return False
+    block = blocks[0]
+    sizes = block.of_rows(query).shape[2], block.of_columns(key).shape[2]
+    return sizes == (query.shape[2], key.shape[2])
 
 
 def _with_sink(context: Tensor, logsum: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -247,29 +268,36 @@ def attend_backward(
     """
     heads, width = query.shape[1], value.shape[3]
     flash = _with_flash(query, problem, bias is not None)
-    blocks = list(_blocks(problem, heads, flash, query.device))
+    blocks = _blocks(problem, heads, flash)
     if flash:
         value, context, gradient = (_padded(item, query.shape[3]) for item in (value, context, gradient))
+    kernel = _flash_backward if flash else _product_backward
     to_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-    whole = len(blocks) == 1 and blocks[0].rows == (0, query.shape[2])
-    whole = whole and blocks[0].columns == (0, key.shape[2]) and key.shape[2] > 0
-    sums = None if whole else (torch.zeros_like(query), _sums_like(key), _sums_like(value))
+    sums = None
+    if not _covers(blocks, query, key):
+        sums = torch.zeros_like(query), _sums_like(key), _sums_like(value)
     to_query, to_key, to_value = sums or (query, key, value)
     for block in blocks:
-        if block.columns[0] == block.columns[1]:
-            continue
-        rows, columns = slice(*block.rows), slice(*block.columns)
-        q, k, v = _slices(query, key, value, block)
-        kernel = _flash_backward if flash else _product_backward
-        found = kernel(gradient[:, :, rows], q, k, v, context[:, :, rows], logsum[:, :, rows], block, problem)
+        mask = _mask(problem, block, query.device)
+        found = kernel(
+            block.of_rows(gradient),
+            block.of_rows(query),
+            block.of_rows(context),
+            block.of_rows(logsum),
+            block.of_columns(key),
+            block.of_columns(value),
+            mask,
+            block,
+            problem,
+        )
         if to_bias is not None:
             _add_to_bias(to_bias, found[3], block, problem)
         if sums is None:
             to_query, to_key, to_value = found[:3]
         else:
-            sums[0][:, :, rows] = found[0]
-            sums[1][:, :, columns] += found[1]
-            sums[2][:, :, columns] += found[2]
+            block.of_rows(sums[0]).copy_(found[0])
+            block.of_columns(sums[1]).add_(found[1])
+            block.of_columns(sums[2]).add_(found[2])
     to_sink = None
     if sink is not None:
         weight = (sink.to(logsum.dtype).view(1, -1, 1) - logsum).exp()
@@ -289,11 +317,6 @@ def _sums_like(tensor: Tensor) -> Tensor:
     return torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
 
 
-def _slices(query: Tensor, key: Tensor, value: Tensor, block: _Block) -> tuple[Tensor, Tensor, Tensor]:
-    columns = slice(*block.columns)
-    return query[:, :, slice(*block.rows)], key[:, :, columns], value[:, :, columns]
-
-
 def _padded(tensor: Tensor, width: int) -> Tensor:
     # The kernel wants one width of keys and values; added columns of zeros change nothing else.
     missing = width - tensor.shape[3]
@@ -301,10 +324,10 @@ def _padded(tensor: Tensor, width: int) -> Tensor:
 
 
 def _flash_forward(
-    query: Tensor, key: Tensor, value: Tensor, block: _Block, problem: Problem
+    query: Tensor, key: Tensor, value: Tensor, mask: _Mask, block: _Block, problem: Problem
 ) -> tuple[Tensor, Tensor]:
     context, logsum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, 0.0, block.causal, attn_mask=_for_kernel(block.mask, query), scale=problem.scale
+        query, key, value, 0.0, block.causal, attn_mask=_for_kernel(mask.added, query), scale=problem.scale
     )
     return context, logsum
 
@@ -312,10 +335,11 @@ def _flash_forward(
 def _flash_backward(
     gradient: Tensor,
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
     context: Tensor,
     logsum: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: _Mask,
     block: _Block,
     problem: Problem,
 ) -> tuple[Tensor, ...]:
@@ -328,7 +352,7 @@ def _flash_backward(
         logsum,
         0.0,
         block.causal,
-        attn_mask=_for_kernel(block.mask, query),
+        attn_mask=_for_kernel(mask.added, query),
         scale=problem.scale,
     )
     return found
@@ -340,9 +364,9 @@ def _for_kernel(mask: Tensor | None, query: Tensor) -> Tensor | None:
 
 
 def _product_forward(
-    query: Tensor, key: Tensor, value: Tensor, block: _Block, problem: Problem
+    query: Tensor, key: Tensor, value: Tensor, mask: _Mask, block: _Block, problem: Problem
 ) -> tuple[Tensor, Tensor]:
-    scores = _scores(query, key, block, problem)
+    scores = _scores(query, key, mask, problem)
     logsum = scores.logsumexp(-1)
     # Rows without a visible key: exp(-inf - inf) is zero, exp(-inf + inf) would not be a number.
     logsum = logsum.masked_fill(logsum == float("-inf"), float("inf"))
@@ -358,15 +382,16 @@ def _product_forward(
 def _product_backward(
     gradient: Tensor,
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
     context: Tensor,
     logsum: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: _Mask,
     block: _Block,
     problem: Problem,
 ) -> tuple[Tensor, ...]:
     groups = key.shape[1]
-    weights = _scores(query, key, block, problem).sub_(logsum.unsqueeze(-1)).exp_()
+    weights = _scores(query, key, mask, problem).sub_(logsum.unsqueeze(-1)).exp_()
     delta = (gradient.to(weights.dtype) * context.to(weights.dtype)).sum(-1, keepdim=True)
     outer = _grouped(gradient.to(value.dtype), groups)
     to_weights = outer.matmul(value.transpose(-1, -2)).view(weights.shape).to(weights.dtype)
@@ -381,7 +406,7 @@ def _product_backward(
     return to_query, to_key, to_value, to_scores
 
 
-def _scores(query: Tensor, key: Tensor, block: _Block, problem: Problem) -> Tensor:
+def _scores(query: Tensor, key: Tensor, mask: _Mask, problem: Problem) -> Tensor:
     """``[b, n, sq, sk]`` in at least float32."""
     wide = torch.promote_types(query.dtype, torch.float32)
     if query.device.type == "cpu":
@@ -389,7 +414,7 @@ def _scores(query: Tensor, key: Tensor, block: _Block, problem: Problem) -> Tens
     grouped = _grouped(query, key.shape[1])
     scores = grouped.matmul(key.transpose(-1, -2)).view(*query.shape[:3], key.shape[2]).to(wide)
     scores = scores * problem.scale
-    return scores if block.mask is None else scores.add_(block.mask)
+    return scores if mask.added is None else scores.add_(mask.added)
 
 
 def _grouped(tensor: Tensor, groups: int) -> Tensor:
@@ -402,11 +427,11 @@ def _kept(weights: Tensor, block: _Block, problem: Problem) -> Tensor | None:
     if not problem.drops:
         return None
     if problem.kept is not None:
-        rows, columns = slice(*block.rows), slice(*block.columns)
-        return problem.kept[:, :, rows, columns].to(weights.dtype) / problem.keep
+        kept = block.of_rows(problem.kept)[..., slice(*block.columns)]
+        return kept.to(weights.dtype) / problem.keep
     generator = torch.Generator(weights.device).manual_seed(problem.seed + block.number)
-    kept = torch.rand(weights.shape, generator=generator, device=weights.device) < problem.keep
-    return kept.to(weights.dtype) / problem.keep
+    drawn = torch.rand(weights.shape, generator=generator, device=weights.device) < problem.keep
+    return drawn.to(weights.dtype) / problem.keep
 
 
 def _add_to_bias(total: Tensor, to_scores: Tensor, block: _Block, problem: Problem) -> None:

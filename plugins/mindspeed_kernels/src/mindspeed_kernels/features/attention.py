@@ -98,10 +98,10 @@ class FlashAttention(Feature):
 
     @classmethod
     def presets(cls, args: Any) -> Mapping[str, Any]:
-        """Let nobody build a mask tensor that attention does not need."""
-        if not getattr(args, "use_flash_attn", False) or getattr(args, "reset_attention_mask", False):
-            return {}
-        return {"create_attention_mask_in_dataloader": False}
+        """No mask from the data loader where that is the host's default and documents are not kept apart."""
+        asked = getattr(args, "use_flash_attn", False) and not getattr(args, "reset_attention_mask", False)
+        masked = getattr(args, "create_attention_mask_in_dataloader", False)
+        return {"create_attention_mask_in_dataloader": False} if asked and masked else {}
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
@@ -276,7 +276,7 @@ class AlibiTensor(Alibi):
             world_size=size,
             tolerance=2e-5,
         )
-        for name, layout, size in _LAYOUTS
+        for name, layout, size in _LAYOUTS[:2]
     )
 
     @classmethod

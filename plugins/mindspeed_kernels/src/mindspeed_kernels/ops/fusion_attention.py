@@ -23,6 +23,7 @@ from mindspeed_kernels.attention.arguments import (
     views,
 )
 from mindspeed_kernels.attention.blockwise import BlockwiseAttention
+from mindspeed_kernels.attention.cuda import flash_attention, flash_limits
 from mindspeed_kernels.attention.layouts import LAYOUTS, from_bnsd
 from mindspeed_kernels.attention.reference import dense_attention
 from mindspeed_kernels.attention.service import npu_attention, npu_limits
@@ -219,6 +220,10 @@ def _blocks(
 ) -> Result:
     options = options_of(head_num, input_layout, **given)
     random = options.keep_prob < 1.0 and options.dropout_mask is None
+    if random and torch.compiler.is_compiling():
+        # A seed is a number, which a graph cannot hold; the compiler can repeat random weights itself.
+        context, maximum, total = dense_attention(prepare(query, key, value, options), options.sink)
+        return _result(context, maximum, total, options.layout, 0)
     # Drawn from the generator of the device, so that recomputation and parallel ranks behave as with dropout.
     seed = int(torch.randint(1 << 52, (), device=query.device)) if random else 0
     inputs = prepare(query, key, value, options, seed)
@@ -227,6 +232,17 @@ def _blocks(
         inputs.query, inputs.key, inputs.value, bias, options.sink, inputs.problem
     )
     return _result(context, *stats_of(logsum), options.layout, seed)
+
+
+@npu_fusion_attention.backend("flash", ("cuda",), priority=10, supports=flash_limits)
+def _flash(
+    query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str, **given: Any
+) -> Result:
+    options = options_of(head_num, input_layout, **given)
+    found = flash_attention(query, key, value, options)
+    if found is None:
+        return _blocks(query, key, value, head_num, input_layout, **given)
+    return _result(found[0], *stats_of(found[1]), options.layout, 0)
 
 
 @npu_fusion_attention.backend(

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.call import Call
+from mindspeed_kernels.ops.compiled import add_compiled
 from mindspeed_kernels.ops.contract import NPU_FLOATING, Dtype, Range, Rank, SameSize
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
@@ -182,3 +183,6 @@ def _npu(x: Tensor, gamma: Tensor, epsilon: float = 1e-6, zero_centered: bool = 
     scale = (gamma.float() + 1.0 if zero_centered else gamma).to(x.dtype)
     result: Tensor = torch_npu.npu_rms_norm(x, scale, epsilon=epsilon)[0]
     return result
+
+
+add_compiled(rms_norm)

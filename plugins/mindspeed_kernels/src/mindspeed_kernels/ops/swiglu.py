@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.compiled import add_compiled
 from mindspeed_kernels.ops.contract import NPU_FLOATING, ContractError, Dtype, Rank
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
@@ -150,3 +151,6 @@ def _npu(x: Tensor, dim: int = -1) -> Tensor:
     _check(x, dim)
     result: Tensor = torch_npu.npu_swiglu(x, dim=dim)
     return result
+
+
+add_compiled(swiglu)

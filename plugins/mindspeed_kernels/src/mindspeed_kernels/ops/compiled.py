@@ -1,0 +1,52 @@
+"""References through torch's compiler, for who has a compiler and the patience: the backend ``compiled``.
+
+Compiling takes seconds to minutes at the first call of each kind, so it is never chosen by itself. Platforms
+that hold ``torch.compile`` in eager mode mean megatron-core's own decorated functions; whoever forces this
+backend wants these compiled, and for the length of a call they are.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from mindspeed_kernels.ops.operator import Backend, Operator
+
+NAME = "compiled"
+COMPILER = "inductor"
+"""Which of torch's compilers."""
+
+
+def compiler_missing() -> str:
+    """Why nothing can be compiled for a processor here; empty when it can."""
+    if COMPILER != "inductor" or any(shutil.which(name) for name in ("g++", "clang++", "c++")):
+        return ""
+    return "no C++ compiler (g++ or clang++) is on the PATH"
+
+
+def add_compiled(operator: Operator[..., Any]) -> None:
+    """Give an operator the backend ``compiled``.
+
+    Args:
+        operator: its reference must be traceable without a break.
+    """
+
+    @lru_cache(maxsize=1)
+    def compiled() -> Callable[..., Any]:
+        function: Callable[..., Any] = torch.compile(
+            operator.reference, backend=COMPILER, fullgraph=True, dynamic=False
+        )
+        return function
+
+    def call(*args: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling():
+            # Inside of a larger graph the reference is compiled with its surroundings.
+            return operator.reference(*args, **options)
+        with torch.compiler.set_stance("default"):
+            return compiled()(*args, **options)
+
+    operator.add(Backend(operator.name, NAME, call, ("cpu",), priority=-50, available=compiler_missing))
