@@ -119,23 +119,33 @@ def _run_program(birth: Mapping[str, Any]) -> None:
     limit = birth["largest_file"]
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    sys.exit(import_module("mindspeed_core.cli.train").main(birth["flags"]))
+    sys.exit(import_module(birth["program"]).main(birth["flags"]))
 
 
-def start_job(flags: Sequence[str], output: Path, *, largest_file: int | None = None) -> Job:
+def start_job(
+    flags: Sequence[str],
+    output: Path,
+    *,
+    largest_file: int | None = None,
+    program: str = "mindspeed_core.cli.train",
+    environment: Mapping[str, str] | None = None,
+) -> Job:
     """Start ``mindspeed-train FLAGS``.
 
     Args:
         flags: of the program.
         output: takes what it prints.
         largest_file: bytes that the program and its workers may write into one file.
+        program: another module with a ``main`` that takes flags, for instance ``torch.distributed.run``.
+        environment: variables beside those of this process.
     """
     birth = {
-        "environment": {**os.environ, "OMP_NUM_THREADS": "1"},
+        "environment": {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
         "path": sys.path,
         "directory": os.getcwd(),
         "output": str(output),
         "flags": list(flags),
+        "program": program,
         "largest_file": largest_file,
     }
     return Job(_Program(birth), output)
@@ -213,7 +223,7 @@ def kill_repeatedly(
             report.lost.append(
                 f"step {latest} was published, the next attempt began at {report.starts[attempt]}"
             )
-    _read_steps(job.text(), report)
+    read_steps(job.text(), report)
     report.last = _latest(save)
     report.leftovers = sorted(path.name for path in save.iterdir() if path.name.startswith("."))
     return report
@@ -233,7 +243,7 @@ def run_undisturbed(
     if status:
         raise AssertionError(f"the job ended with {status}:\n{job.text()[-4000:]}")
     report = KillReport()
-    _read_steps(job.text(), report)
+    read_steps(job.text(), report)
     return report.printed
 
 
@@ -247,7 +257,8 @@ def records(folder: Path) -> dict[int, tuple[float, float]]:
     return found
 
 
-def _read_steps(text: str, report: KillReport) -> None:
+def read_steps(text: str, report: KillReport) -> None:
+    """Add the steps that a job printed to a report, and where two attempts contradict each other."""
     for step, loss, norm in _STEP.findall(text):
         number, values = int(step), (loss, norm)
         if report.printed.setdefault(number, values) != values:
