@@ -66,6 +66,7 @@ def split_attention(
     grid: Grid,
     members: Members,
     options: Options,
+    laid_out: Sequence[MaskRule] | None = None,
 ) -> Tensor:
     """Attention of this rank's queries to the keys of all ranks.
 
@@ -77,18 +78,20 @@ def split_attention(
         grid: how ranks are arranged.
         members: this rank's groups.
         options: scale, bias, dropout, what is kept.
+        laid_out: the rules that the layout was made for, where a layer has others (a window of its own).
 
     Returns:
         ``[b, n, s, dv]``.
     """
     rules = tuple(rules)
-    outer = outer_layout(grid, rules)
+    laid = rules if laid_out is None else tuple(laid_out)
+    outer = outer_layout(grid, laid)
     place, _ = grid.place(members.rank)
     heads = range(options.first_head, options.first_head + query.shape[1])
     slopes = options.slopes
     if grid.inner > 1:
         assert members.inner is not None
-        layout = layout_of(grid, rules)
+        layout = layout_of(grid, laid)
         lengths = [layout.lengths[place * grid.inner + i] for i in range(grid.inner)]
         plan = head_plan(query.shape[1], key.shape[1], grid.inner, members.rank % grid.inner)
         all_heads = query.shape[1]
