@@ -85,9 +85,9 @@ def check(grid, members, rules, heads, key_heads, length, dtype=torch.float64, t
 
 def every_algorithm(ranks):
     dist.init_process_group("gloo")
-    for name, grid in grids(ranks):
+    for _, grid in grids(ranks):
         members = members_of(grid)
-        for (kind, rule), (heads, key_heads) in itertools.product(RULES.items(), ((4, 4), (4, 2))):
+        for rule, (heads, key_heads) in itertools.product(RULES.values(), ((4, 4), (4, 2))):
             check(grid, members, rule(LENGTH), heads, key_heads, LENGTH)
         check(grid, members, RULES["causal"](LENGTH + 5), 4, 1, LENGTH + 5)
         check(grid, members, RULES["documents"](LENGTH + 5), 5, 5, LENGTH + 5)

@@ -8,20 +8,23 @@ from typing import Any
 from mindspeed_core.feature import Conflict, Feature, Flag, Scenario, hookimpl
 from mindspeed_cp.options import ALGORITHMS, GATHER_ALGO, LAYOUTS, RING_ALGO, problems
 
-# Adam divides by the root of the second moment: with its usual epsilon the sign of a gradient that is zero but for
-# rounding decides about a whole step.
+# Adam divides by the root of the second moment: with its usual epsilon the sign of a gradient that is zero
+# but for rounding decides about a whole step.
 _MODEL = (
     *("--adam-eps", "1e-3", "--position-embedding-type", "rope", "--normalization", "RMSNorm"),
     *("--swiglu", "--disable-bias-linear", "--group-query-attention", "--num-query-groups", "2"),
     *("--hidden-dropout", "0", "--attention-dropout", "0"),
 )
+_PACKED = ("--reset-attention-mask", "--reset-position-ids", "--eod-mask-loss")
 
 
 def _split(size: int, algorithm: str, *more: str) -> tuple[str, ...]:
     return ("--context-parallel-size", str(size), "--context-parallel-algo", algorithm, *more)
 
 
-def _proof(name: str, world: int, flags: tuple[str, ...], more: tuple[str, ...] = (), size: int = 2) -> Scenario:
+def _proof(
+    name: str, world: int, flags: tuple[str, ...], more: tuple[str, ...] = (), size: int = 2
+) -> Scenario:
     """The same model, with the sequence split and whole, on as many processes as each needs."""
     return Scenario(
         name,
@@ -39,6 +42,7 @@ class ContextParallel(Feature):
     name = "context-parallel"
     family = "cp"
     summary = "Sequences split over ranks: Ulysses, ring, double ring, hybrid, fetched keys, balanced layouts"
+    stability = "prototype"
     level = 2
     flags = (
         Flag("--context-parallel-size", type=int, default=1, help="Ranks that a sequence is split over."),
@@ -58,6 +62,10 @@ class ContextParallel(Feature):
             choices=("causal", "general"),
             aliases=("--cp-attention-mask-type",),
             help="causal: a query sees no later key; general: it sees every key.",
+        ),
+        Flag(
+            "--reset-attention-mask",
+            help="Tokens see their own document only; documents are found by --reset-position-ids.",
         ),
         Flag(
             "--context-parallel-kv-cache-policy",
@@ -95,7 +103,7 @@ class ContextParallel(Feature):
     conflicts = (
         Conflict(
             flag="--create-attention-mask-in-dataloader",
-            reason="a rank makes the masks of its own part of the sequence; a mask of the whole one is not split",
+            reason="a rank makes the masks of its own part; a mask of the whole sequence is not split",
         ),
         Conflict(flag="--mtp-num-layers", reason="predicted tokens are not shifted across ranks"),
         Conflict(flag="--multi-latent-attention", reason="its rotary embedding is not split over ranks"),
@@ -117,6 +125,22 @@ class ContextParallel(Feature):
         _proof("hybrid", 4, _split(4, "hybrid_cp_algo", "--ulysses-degree-in-cp", "2"), size=4),
         _proof(
             "hybrid-balanced", 4, _split(4, "hybrid_adaptive_cp_algo", "--ulysses-degree-in-cp", "2"), size=4
+        ),
+        *(
+            Scenario(
+                f"documents-{name}",
+                flags=(*_MODEL, *_PACKED, *_split(2, algorithm), *more),
+                baseline=(*_MODEL, *_PACKED, "--create-attention-mask-in-dataloader", *more),
+                world_size=2 * (2 if more else 1),
+                baseline_world_size=2 if more else 1,
+                tolerance=2e-5,
+            )
+            for name, algorithm, more in (
+                ("ring", RING_ALGO, ()),
+                ("ulysses", "ulysses_cp_algo", ()),
+                ("fetched", GATHER_ALGO, ()),
+                ("pp2", GATHER_ALGO, ("--pipeline-model-parallel-size", "2")),
+            )
         ),
         _proof(
             "tp2-sp", 4, _split(2, RING_ALGO), ("--tensor-model-parallel-size", "2", "--sequence-parallel")
@@ -143,6 +167,11 @@ class ContextParallel(Feature):
     def validate(cls, args: Any) -> Sequence[str]:
         """Sizes and options that do not go together."""
         found = problems(args)
+        if args.reset_attention_mask and not getattr(args, "reset_position_ids", False):
+            found.append(
+                "--reset-attention-mask finds documents by their positions when a sequence is split; add "
+                "--reset-position-ids"
+            )
         if getattr(args, "hidden_dropout", 0.0):
             found.append(
                 f"--hidden-dropout {args.hidden_dropout} would drop the same positions on every rank of "
@@ -150,8 +179,8 @@ class ContextParallel(Feature):
             )
         if getattr(args, "position_embedding_type", "rope") in ("mrope", "relative"):
             found.append(
-                f"--position-embedding-type {args.position_embedding_type} is not split over ranks; use rope, "
-                "yarn, learned_absolute or none"
+                f"--position-embedding-type {args.position_embedding_type} is not split over ranks; use "
+                "rope, yarn, learned_absolute or none"
             )
         return found
 
@@ -180,6 +209,12 @@ class ContextParallel(Feature):
 
         follow_layout(session, model)
         return model
+
+    @hookimpl(wrapper=True)
+    def batch_fields(self, args: Any) -> Generator[None, Any, Any]:
+        """Positions on every stage, where they tell documents apart."""
+        fields = yield
+        return fields | {"position_ids"} if args.reset_attention_mask else fields
 
     @hookimpl(wrapper=True)
     def get_batch(self, run: Any, vp_stage: Any, microbatch: Any) -> Generator[None, Any, Any]:

@@ -92,7 +92,8 @@ def problems(args: Namespace) -> list[str]:
         found += _degree_problems(algorithm, size, degree, heads)
     elif degree is not None:
         found.append(
-            f"--ulysses-degree-in-cp {degree} needs hybrid_cp_algo or hybrid_adaptive_cp_algo, got {algorithm}"
+            f"--ulysses-degree-in-cp {degree} needs hybrid_cp_algo or hybrid_adaptive_cp_algo, got "
+            f"{algorithm}"
         )
     found += _window_problems(args, size, algorithm, degree, window)
     if args.cp_chunks_per_rank < 0:
@@ -135,9 +136,7 @@ def _window_problems(
         return [f"--cp-window-size {window} needs megatron_cp_algo or hybrid_cp_algo, got {algorithm}"]
     ring = size // degree if algorithm == HYBRID_ALGO and degree and size % degree == 0 else size
     if not 1 <= window < ring:
-        return [
-            f"--cp-window-size must be at least 1 and below the ranks of the ring ({ring}), got {window}"
-        ]
+        return [f"--cp-window-size must be at least 1 and below the ranks of the ring ({ring}), got {window}"]
     if ring % window:
         return [f"the ranks of the ring ({ring}) must be a multiple of --cp-window-size ({window})"]
     return []

@@ -1,8 +1,8 @@
 """The block kernel: attention of some rows to some keys, with the log of the summed exponentials.
 
-Forward gives the block's own output and log-sum; `Merger` joins blocks of any number of keys in float32. Backward
-takes the *whole* attention's output and log-sum, which is what makes the gradients of separate blocks add up
-exactly. Tensors are ``[b, n, s, d]`` with ``g`` key heads dividing ``n``.
+Forward gives the block's own output and log-sum; `Merger` joins blocks of any number of keys in float32.
+Backward takes the *whole* attention's output and log-sum, which is what makes the gradients of separate
+blocks add up exactly. Tensors are ``[b, n, s, d]`` with ``g`` key heads dividing ``n``.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def _row_blocks(task: Task, scores: Scores) -> list[Task]:
 
 def _added(task: Task, scores: Scores, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
     """What is added to the scores, ``[1, n or 1, q, k]`` float32, and which rows see nothing."""
-    if task.kind == FULL and scores.slopes is None:
+    if task.kind != MASKED and scores.slopes is None:
+        # Kernels know whole rectangles and triangles.
         return None, None
     queries, keys = _positions(task)
     mask = empty = None
@@ -115,7 +116,9 @@ def _added(task: Task, scores: Scores, device: torch.device) -> tuple[Tensor | N
 
 def _positions(task: Task) -> tuple[np.ndarray, np.ndarray]:
     rows, columns = task.rows[1] - task.rows[0], task.columns[1] - task.columns[0]
-    return np.arange(task.origin[0], task.origin[0] + rows), np.arange(task.origin[1], task.origin[1] + columns)
+    return np.arange(task.origin[0], task.origin[0] + rows), np.arange(
+        task.origin[1], task.origin[1] + columns
+    )
 
 
 def _keeping(task: Task, scores: Scores, samples: int, device: torch.device) -> Tensor | None:
@@ -153,7 +156,13 @@ class Merger:
 
 
 def attend(
-    merger: Merger, samples: slice, query: Tensor, key: Tensor, value: Tensor, tasks: tuple[Task, ...], scores: Scores
+    merger: Merger,
+    samples: slice,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    tasks: tuple[Task, ...],
+    scores: Scores,
 ) -> None:
     """Compute tasks and join them to what was seen before."""
     query, key, value = query[samples], key[samples], value[samples]
@@ -176,13 +185,20 @@ def attend_backward(
     tasks: tuple[Task, ...],
     scores: Scores,
 ) -> None:
-    """Add the gradients of tasks to those of queries, keys and values, given the whole attention's results."""
+    """Add the gradients of tasks, given the whole attention's results."""
     for task in tasks:
         for block in _row_blocks(task, scores):
             rows, columns = slice(*block.rows), slice(*block.columns)
             place, held = (samples, slice(None), rows), (samples, slice(None), columns)
             found = _backward(
-                outer[place], query[place], key[held], value[held], output[place], logsum[place], block, scores
+                outer[place],
+                query[place],
+                key[held],
+                value[held],
+                output[place],
+                logsum[place],
+                block,
+                scores,
             )
             gradients[0][place] += found[0]
             gradients[1][held] += found[1]
@@ -194,7 +210,7 @@ def _with_flash(query: Tensor, scores: Scores) -> bool:
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, task: Task, scores: Scores) -> tuple[Tensor, Tensor]:
-    added, empty = (None, None) if task.kind == CAUSAL and scores.slopes is None else _added(task, scores, q.device)
+    added, empty = _added(task, scores, q.device)
     causal = task.kind == CAUSAL and added is None
     if _with_flash(q, scores):
         mask = None if added is None else added.to(q.dtype)
@@ -227,7 +243,7 @@ def _backward(
     task: Task,
     scores: Scores,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    added, empty = (None, None) if task.kind == CAUSAL and scores.slopes is None else _added(task, scores, q.device)
+    added, _ = _added(task, scores, q.device)
     causal = task.kind == CAUSAL and added is None
     # Rows that see nothing at all have no log-sum: any number will do, their weights are zero.
     logsum = logsum.masked_fill(logsum.isinf(), 0.0)

@@ -1,7 +1,7 @@
 """Every rank fetches the keys its queries see, and no others; then attention is local.
 
-One exchange brings all of them, sorted by position, so that there is nothing to merge and the precision is that
-of one process. Backward fetches them again and sends gradients the opposite way.
+One exchange brings all of them, sorted by position, so that there is nothing to merge and the precision is
+that of one process. Backward fetches them again and sends gradients the opposite way.
 """
 
 from __future__ import annotations
@@ -119,9 +119,7 @@ class GatheredAttention(torch.autograd.Function):
         keys, values = _fetch(key, value, plan)
         found = zeros_for(query, keys, values)
         for samples, tasks, scores in plan.work:
-            attend_backward(
-                found, samples, query, keys, values, output, logsum, gradients[0], tasks, scores
-            )
+            attend_backward(found, samples, query, keys, values, output, logsum, gradients[0], tasks, scores)
         dq, dk, dv = found
         if not plan.wide_gradients:
             dk, dv = dk.to(key.dtype), dv.to(value.dtype)

@@ -1,7 +1,7 @@
 """Exchange of heads for positions (DeepSpeed-Ulysses): every rank gets the whole sequence for some heads.
 
-Heads need not divide: ranges differ by at most one. Key heads go exactly where query heads need them; gradients of
-those that went to several ranks are added up at home.
+Heads need not divide: ranges differ by at most one. Key heads go exactly where query heads need them;
+gradients of those that went to several ranks are added up at home.
 """
 
 from __future__ import annotations
@@ -64,9 +64,7 @@ def _to_heads(x: Tensor, heads: Sequence[range], lengths: Sequence[int], group: 
     came = x.new_empty(sum(sizes))
     dist.all_to_all_single(came, torch.cat(parts), sizes, [part.numel() for part in parts], group=group)
     assert local == lengths[group.rank()]
-    pieces = [
-        part.view(batch, len(mine), length, width) for part, length in zip(came.split(sizes), lengths)
-    ]
+    pieces = [part.view(batch, len(mine), length, width) for part, length in zip(came.split(sizes), lengths)]
     return torch.cat(pieces, dim=2)
 
 

@@ -1,6 +1,7 @@
 """Which tokens of a sequence each rank owns, and in which order: pure index arithmetic.
 
-A rank's share is a list of half-open intervals of global positions; its local sequence is their concatenation.
+A rank's share is a list of half-open intervals of global positions; its local sequence is their
+concatenation.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def contiguous(length: int, ranks: int) -> Layout:
 
 
 def zigzag(length: int, ranks: int) -> Layout:
-    """``2 * ranks`` parts; rank ``r`` owns parts ``r`` and ``2 * ranks - 1 - r``: equal work under a causal mask."""
+    """``2 * ranks`` parts; rank ``r`` owns parts ``r`` and ``2 * ranks - 1 - r``: equal causal work."""
     parts = _cut(length, 2 * ranks)
     return Layout(tuple((parts[rank], parts[2 * ranks - 1 - rank]) for rank in range(ranks)))
 

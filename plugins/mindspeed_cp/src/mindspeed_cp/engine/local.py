@@ -36,9 +36,7 @@ class LocalAttention(torch.autograd.Function):
         query, key, value, output, logsum = ctx.saved_tensors
         found = zeros_for(query, key, value)
         for samples, tasks, scores in ctx.work:
-            attend_backward(
-                found, samples, query, key, value, output, logsum, gradients[0], tasks, scores
-            )
+            attend_backward(found, samples, query, key, value, output, logsum, gradients[0], tasks, scores)
         return (*(part.to(like.dtype) for part, like in zip(found, (query, key, value))), None)
 
 

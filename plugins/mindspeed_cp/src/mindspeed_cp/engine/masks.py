@@ -1,7 +1,7 @@
 """Which keys a query sees, as a rule about global positions: pure index arithmetic.
 
-A rule cuts any rectangle of queries and keys into pieces that a kernel computes: whole rectangles, squares under a
-causal mask, and, only where a window or a given matrix crosses them, rectangles with a mask.
+A rule cuts any rectangle of queries and keys into pieces that a kernel computes: whole rectangles, squares
+under a causal mask, and, only where a window or a given matrix crosses them, rectangles with a mask.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Piece:
     Attributes:
         queries: rows.
         keys: columns.
-        kind: `FULL`: every score; `CAUSAL`: a square, key ``i`` up to query ``i``; `MASKED`: see `MaskRule.visible`.
+        kind: `FULL`: every score; `CAUSAL`: a square, key ``i`` up to query ``i``; `MASKED`: see
+            `MaskRule.visible`.
     """
 
     queries: Interval
@@ -72,9 +73,7 @@ class MaskRule:
     def _matrix_key(self) -> bytes:
         return b"" if self.matrix is None else np.packbits(self.matrix).tobytes()
 
-    def visible(
-        self, queries: npt.NDArray[np.int64], keys: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.bool_]:
+    def visible(self, queries: npt.NDArray[np.int64], keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """``[q, k]``: which of these positions see one another."""
         i, j = queries[:, None], keys[None, :]
         seen = np.ones((len(queries), len(keys)), dtype=bool)
@@ -185,9 +184,7 @@ class MaskRule:
 
     def needed_keys(self, queries: Sequence[Interval]) -> list[Interval]:
         """Keys that some of these queries may see, as disjoint rising intervals."""
-        seen = sorted(
-            piece.keys for interval in queries for piece in self.pieces(interval, (0, self.length))
-        )
+        seen = sorted(piece.keys for interval in queries for piece in self.pieces(interval, (0, self.length)))
         found: list[Interval] = []
         for start, end in seen:
             if found and start <= found[-1][1]:

@@ -1,8 +1,9 @@
-"""From sizes and mask rules to layouts and plans: every algorithm of context parallelism as a choice of parts.
+"""From sizes and mask rules to layouts and plans: every algorithm of context parallelism as a choice of
+parts.
 
-The ranks form a grid of ``outer`` x ``inner``: neighbours of an inner group exchange heads for positions, the outer
-ranks with one inner place exchange keys, by a ring or by fetching what they need. Ulysses is all inner, a ring
-all outer, the hybrid both.
+The ranks form a grid of ``outer`` x ``inner``: neighbours of an inner group exchange heads for positions, the
+outer ranks with one inner place exchange keys, by a ring or by fetching what they need. Ulysses is all inner,
+a ring all outer, the hybrid both.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ def outer_layout(grid: Grid, rules: tuple[MaskRule, ...]) -> Layout:
         return zigzag(rule.length, grid.outer)
     if kind == "doc_zigzag":
         if len(set(rules)) > 1:
-            raise ValueError("--cp-layout doc_zigzag needs the same documents in every sample of a micro-batch")
+            raise ValueError(
+                "--cp-layout doc_zigzag needs the same documents in every sample of a micro-batch"
+            )
         return documents_zigzag(rule.ends or (rule.length,), grid.outer)
     return balanced_layout(rules, grid.outer, grid.chunks)
 
@@ -113,9 +116,7 @@ def balanced_layout(rules: Sequence[MaskRule], ranks: int, chunks_per_rank: int 
 
 def imbalance(layout: Layout, rules: Sequence[MaskRule]) -> float:
     """Work of the most loaded rank over the mean, in scores."""
-    work = [
-        sum(rule.pairs(interval) for rule in rules for interval in share) for share in layout.shares
-    ]
+    work = [sum(rule.pairs(interval) for rule in rules for interval in share) for share in layout.shares]
     return max(work) * len(work) / max(1, sum(work))
 
 

@@ -1,7 +1,8 @@
 """Keys and values travel, queries stay: single and double rings, from one table of who holds what.
 
-Forward posts the transfer of the next block before it computes with the one it holds. Backward walks the table
-the other way from the block that was held last; the gradients of a block travel with it and end at its owner.
+Forward posts the transfer of the next block before it computes with the one it holds. Backward walks the
+table the other way from the block that was held last; the gradients of a block travel with it and end at its
+owner.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def ring_table(ranks: int, window: int = 1) -> RingTable:
     for step in range(ranks):
         outer, turn = divmod(step, inner)
         held = [
-            (place // inner - outer) % windows * inner + (place % inner - turn) % inner for place in range(ranks)
+            (place // inner - outer) % windows * inner + (place % inner - turn) % inner
+            for place in range(ranks)
         ]
         hold.append(tuple(held))
         for place in range(ranks):
@@ -286,7 +288,16 @@ class _RingBackward:
             dk, dv = zeros_for(k, v)
             for samples, tasks, scores in plan.work[block]:
                 attend_backward(
-                    (dq, dk, dv), samples, self.query, k, v, self.output, self.logsum, self.outer, tasks, scores
+                    (dq, dk, dv),
+                    samples,
+                    self.query,
+                    k,
+                    v,
+                    self.output,
+                    self.logsum,
+                    self.outer,
+                    tasks,
+                    scores,
                 )
             grads.wait(step)
             mine = torch.cat((dk.reshape(-1), dv.reshape(-1)))
@@ -355,9 +366,7 @@ def ring_work(
         tuple(
             (samples, found, score)
             for (samples, rule), score in zip(rules, scores, strict=True)
-            if (
-                found := tasks(rule, layout.chunks(rank), layout.chunks(block), positions=positional)
-            )
+            if (found := tasks(rule, layout.chunks(rank), layout.chunks(block), positions=positional))
         )
         for block in range(layout.ranks)
     )

@@ -1,4 +1,4 @@
-"""What a rank computes with the keys it holds: pieces of a mask rule in local row numbers, joined where possible."""
+"""What a rank computes with the keys it holds: pieces of a mask rule in local rows, joined where possible."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def tasks(rule: MaskRule, queries: Chunks, keys: Chunks, *, positions: bool = Fa
         rule: which scores count.
         queries: chunks of the query rows.
         keys: chunks of the key rows that are held.
-        positions: the kernel needs global positions (a bias, or dropout): rows of different chunks are not joined.
+        positions: the kernel needs global positions (a bias, or dropout): rows of different chunks are not
+            joined.
     """
     found: list[Task] = []
     for q_local, q in queries:
@@ -50,7 +51,7 @@ def tasks(rule: MaskRule, queries: Chunks, keys: Chunks, *, positions: bool = Fa
 
 
 def joined(found: Sequence[Task]) -> list[Task]:
-    """The same scores in fewer calls: rectangles side by side, and triangles with the rectangle between them."""
+    """The same scores in fewer calls: neighbouring rectangles, triangles with the rectangle between them."""
     rest = list(found)
     while True:
         parts, whole = _joinable(rest)

@@ -1,1 +1,1 @@
-"""Context parallelism inside a model of megatron-core: core attention, rotary positions, batches, loss, groups."""
+"""Context parallelism inside a model of megatron-core: attention, rotary positions, batches, loss, groups."""

@@ -1,11 +1,12 @@
 """A micro-batch split over ranks, and its description: which tokens are here, and what they see.
 
-The description travels as megatron-core's ``packed_seq_params``, which reaches rotary embeddings and attention on
-every pipeline stage, also through recomputation.
+The description travels as megatron-core's ``packed_seq_params``, which reaches rotary embeddings and
+attention on every pipeline stage, also through recomputation.
 """
 
 from __future__ import annotations
 
+from argparse import Namespace
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ def split_batch(run: Run, batch: Batch, microbatch: int) -> Batch:
     """
     args = run.args
     grid = grid_of(cp_options(args))
-    rules = (MaskRule(args.seq_length),)
+    rules = _rules(args, batch)
     if args.seq_length < 2 * grid.ranks:
         raise UserError(
             f"--seq-length {args.seq_length} cannot be split over {grid.ranks} ranks of context parallelism"
@@ -77,9 +78,22 @@ def split_batch(run: Run, batch: Batch, microbatch: int) -> Batch:
     split: dict[str, Any] = {"packed_seq_params": description}
     for name in ("tokens", "labels", "loss_mask", "position_ids"):
         whole = getattr(batch, name)
-        if whole is not None:
+        if name == "position_ids" and batch.tokens is None:
+            split[name] = None
+        elif whole is not None:
             split[name] = whole.index_select(1, positions)
     return batch.with_(**split)
+
+
+def _rules(args: Namespace, batch: Batch) -> tuple[MaskRule, ...]:
+    """What queries see: documents apart where they were asked for, found by positions that start again."""
+    length = args.seq_length
+    if not args.reset_attention_mask:
+        return (MaskRule(length),)
+    assert batch.position_ids is not None
+    starts = [(row == 0).nonzero().flatten().tolist() for row in batch.position_ids.cpu()]
+    found = tuple(MaskRule(length, ends=(*(start for start in row if start), length)) for row in starts)
+    return found[:1] if len(set(found)) == 1 else found
 
 
 def _check_lengths(run: Run, layout: Layout) -> None:

@@ -1,4 +1,4 @@
-"""Attention over a split sequence as the core attention of megatron-core's attention modules, and its placement."""
+"""Attention over a split sequence as megatron-core's core attention, and its placement."""
 
 from __future__ import annotations
 

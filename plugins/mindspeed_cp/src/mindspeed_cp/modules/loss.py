@@ -1,8 +1,8 @@
 """The loss of a sequence that is split over ranks: exact whatever tokens count on which rank.
 
 megatron-core divides a rank's loss by its number of tokens and averages gradients over data-parallel and
-context-parallel ranks. With the sum times the number of ranks, and the tokens of all ranks, that is the mean over
-the sequence; with ``--calculate-per-token-loss`` both are too large by the same factor.
+context-parallel ranks. With the sum times the number of ranks, and the tokens of all ranks, that is the mean
+over the sequence; with ``--calculate-per-token-loss`` both are too large by the same factor.
 """
 
 from __future__ import annotations

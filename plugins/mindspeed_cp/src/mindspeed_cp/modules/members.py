@@ -1,4 +1,4 @@
-"""The groups of context parallelism: created once, in one order on all ranks, found in the session by name."""
+"""The groups of context parallelism: created once, in one order on all ranks, found by name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Rotary embeddings of the positions that a rank holds, in whatever order it holds them.
 
-megatron-core slices the angles of a sequence for one layout only. The built modules get another ``forward``: it
-takes the angles of the positions in the batch's description, which megatron-core shows the module just before.
+megatron-core slices the angles of a sequence for one layout only. The built modules get another ``forward``:
+it takes the angles of the positions in the batch's description, which megatron-core shows the module just
+before.
 """
 
 from __future__ import annotations
