@@ -1,4 +1,4 @@
-"""The feature: sound, free of heavy imports, refused with numbers, proved by its scenarios, exact in its loss."""
+"""The feature: sound, free of heavy imports, refused with numbers, proved, exact in its loss."""
 
 import subprocess
 import sys
