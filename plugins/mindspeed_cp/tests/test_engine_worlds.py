@@ -7,10 +7,13 @@ import torch
 import torch.distributed as dist
 
 from mindspeed_core.testing import run_world
+from mindspeed_core.testing.communication import count_communication
+from mindspeed_cp.engine import block, ring
 from mindspeed_cp.engine.attention import Members, Options, split_attention
 from mindspeed_cp.engine.block import Dropout
+from mindspeed_cp.engine.gather import exchange, needed_rows
 from mindspeed_cp.engine.masks import MaskRule
-from mindspeed_cp.engine.planners import GATHER, RING, Grid, layout_of
+from mindspeed_cp.engine.planners import GATHER, RING, Grid, layout_of, outer_layout
 
 LENGTH = 48
 
@@ -83,10 +86,73 @@ def check(grid, members, rules, heads, key_heads, length, dtype=torch.float64, t
         assert error < tolerance, (float(error), grid, rules)
 
 
+def sent_by_one_attention(grid, members, rule, heads, key_heads, **given):
+    """Bytes that this rank sends for one attention in float32, forward and backward."""
+    position = layout_of(grid, rule).positions(members.rank)
+    tensors = [torch.randn(2, n, len(position), 8, requires_grad=True) for n in (heads, key_heads, key_heads)]
+    with count_communication() as log:
+        split_attention(*tensors, rule, grid, members, Options(1.0, **given)).sum().backward()
+    return log.sent_bytes()
+
+
+def check_bytes(name, grid, members):
+    """What goes over the wire is the published formula, to the byte."""
+    causal, heads, key_heads = RULES["causal"](LENGTH), 4, 2
+    row = 2 * 8 * 4 * LENGTH // grid.ranks
+    n_q, n_kv = heads * row, key_heads * row
+    others = grid.outer - 1
+    if name == "ring":
+        assert sent_by_one_attention(grid, members, causal, heads, key_heads) == 6 * others * n_kv
+        kept = sent_by_one_attention(grid, members, causal, heads, key_heads, kept="all")
+        assert kept == 4 * others * n_kv
+        kept = sent_by_one_attention(grid, members, causal, heads, key_heads, kept="keys")
+        assert kept == 5 * others * n_kv
+    if name == "ulysses":
+        copies = max(1, grid.inner // key_heads)
+        formula = 2 * (grid.inner - 1) * (2 * n_q + 2 * copies * n_kv) // grid.inner
+        sent = sent_by_one_attention(grid, members, causal, heads, key_heads)
+        assert sent == formula if grid.inner <= key_heads else sent <= formula
+    if name == "gather":
+        outer = outer_layout(grid, causal)
+        moved = exchange(outer, members.rank, needed_rows(outer, causal))
+        foreign = sum(len(rows) for to, rows in enumerate(moved.send) if to != members.rank)
+        came = sum(rows for source, rows in enumerate(moved.receive) if source != members.rank)
+        token = 2 * 2 * 8 * 4 * key_heads
+        sent = sent_by_one_attention(grid, members, causal, heads, key_heads)
+        assert sent == 2 * foreign * token + came * token
+
+
+def check_order(grid, members):
+    """The transfer of the next block is posted before the one at hand is computed with."""
+    done = []
+    posting, computing = dist.batch_isend_irecv, block.attend
+    original = ring.attend
+
+    def post(operations):
+        done.append("post")
+        return posting(operations)
+
+    def compute(*args):
+        done.append("compute")
+        return computing(*args)
+
+    dist.batch_isend_irecv, ring.attend = post, compute
+    try:
+        position = layout_of(grid, RULES["causal"](LENGTH)).positions(members.rank)
+        tensors = [torch.randn(1, 2, len(position), 8) for _ in range(3)]
+        split_attention(*tensors, RULES["causal"](LENGTH), grid, members, Options(1.0))
+    finally:
+        dist.batch_isend_irecv, ring.attend = posting, original
+    assert done == ["post", "compute"] * (grid.outer - 1) + ["compute"]
+
+
 def every_algorithm(ranks):
     dist.init_process_group("gloo")
-    for _, grid in grids(ranks):
+    for name, grid in grids(ranks):
         members = members_of(grid)
+        check_bytes(name, grid, members)
+        if name == "ring":
+            check_order(grid, members)
         for rule, (heads, key_heads) in itertools.product(RULES.values(), ((4, 4), (4, 2))):
             check(grid, members, rule(LENGTH), heads, key_heads, LENGTH)
         check(grid, members, RULES["causal"](LENGTH + 5), 4, 1, LENGTH + 5)
