@@ -1,0 +1,161 @@
+"""Which tokens of a sequence each rank owns, and in which order: pure index arithmetic.
+
+A rank's share is a list of half-open intervals of global positions; its local sequence is their
+concatenation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+Interval = tuple[int, int]
+"""Half-open range of global positions."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The shares of all ranks.
+
+    Attributes:
+        shares: for every rank its intervals, in local order; together they cover every position once.
+    """
+
+    shares: tuple[tuple[Interval, ...], ...]
+
+    def __post_init__(self) -> None:
+        covered = sorted(interval for share in self.shares for interval in share)
+        position = 0
+        for start, end in covered:
+            if start != position or end < start:
+                raise ValueError(f"the shares do not cover every position once: {covered}")
+            position = end
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return len(self.shares)
+
+    @cached_property
+    def length(self) -> int:
+        """Number of positions of the whole sequence."""
+        return sum(end - start for share in self.shares for start, end in share)
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """Number of positions of each rank."""
+        return tuple(sum(end - start for start, end in share) for share in self.shares)
+
+    def positions(self, rank: int) -> npt.NDArray[np.int64]:
+        """Global positions of a rank's local sequence, in order."""
+        parts = [np.arange(start, end, dtype=np.int64) for start, end in self.shares[rank]]
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+    @cached_property
+    def order(self) -> npt.NDArray[np.int64]:
+        """Global positions of all ranks' local sequences behind one another: a permutation."""
+        return np.concatenate([self.positions(rank) for rank in range(self.ranks)])
+
+    @cached_property
+    def inverse(self) -> npt.NDArray[np.int64]:
+        """Where each global position is in `order`."""
+        found = np.empty(self.length, dtype=np.int64)
+        found[self.order] = np.arange(self.length)
+        return found
+
+    def chunks(self, rank: int) -> list[tuple[int, Interval]]:
+        """A rank's intervals with the local index at which each starts."""
+        found, local = [], 0
+        for start, end in self.shares[rank]:
+            found.append((local, (start, end)))
+            local += end - start
+        return found
+
+
+def _cut(length: int, parts: int) -> list[Interval]:
+    """``parts`` intervals of nearly equal size, the longer ones first."""
+    base, longer = divmod(length, parts)
+    found, start = [], 0
+    for part in range(parts):
+        end = start + base + (part < longer)
+        found.append((start, end))
+        start = end
+    return found
+
+
+def contiguous(length: int, ranks: int) -> Layout:
+    """Equal consecutive parts, the longer ones first."""
+    return Layout(tuple((interval,) for interval in _cut(length, ranks)))
+
+
+def zigzag(length: int, ranks: int) -> Layout:
+    """``2 * ranks`` parts; rank ``r`` owns parts ``r`` and ``2 * ranks - 1 - r``: equal causal work."""
+    parts = _cut(length, 2 * ranks)
+    return Layout(tuple((parts[rank], parts[2 * ranks - 1 - rank]) for rank in range(ranks)))
+
+
+def documents_zigzag(ends: Sequence[int], ranks: int) -> Layout:
+    """`zigzag` inside every document; ``ends`` are the running ends of the documents."""
+    shares: list[list[Interval]] = [[] for _ in range(ranks)]
+    start = 0
+    for end in ends:
+        inside = zigzag(end - start, ranks)
+        for rank, share in enumerate(inside.shares):
+            shares[rank] += [(start + low, start + high) for low, high in share]
+        start = end
+    return Layout(tuple(map(tuple, shares)))
+
+
+def balanced(weights: Sequence[int], length: int, ranks: int, chunks_per_rank: int) -> Layout:
+    """Equal chunks, the same number for every rank, heaviest first to the rank with the least work.
+
+    Args:
+        weights: work of each of the ``ranks * chunks_per_rank`` chunks.
+        length: number of positions.
+        ranks: number of ranks.
+        chunks_per_rank: chunks that each rank gets.
+    """
+    chunks = _cut(length, ranks * chunks_per_rank)
+    if len(weights) != len(chunks):
+        raise ValueError(f"{len(weights)} weights for {len(chunks)} chunks")
+    load, room = [0] * ranks, [chunks_per_rank] * ranks
+    owned: list[list[Interval]] = [[] for _ in range(ranks)]
+    for index in sorted(range(len(chunks)), key=lambda chunk: (-weights[chunk], chunk)):
+        rank = min((r for r in range(ranks) if room[r]), key=lambda r: (load[r], r))
+        load[rank] += weights[index]
+        room[rank] -= 1
+        owned[rank].append(chunks[index])
+    return Layout(tuple(tuple(_joined(sorted(share))) for share in owned))
+
+
+def _joined(intervals: Sequence[Interval]) -> list[Interval]:
+    """Neighbouring intervals as one."""
+    found: list[Interval] = []
+    for start, end in intervals:
+        if found and found[-1][1] == start:
+            found[-1] = (found[-1][0], end)
+        elif end > start:
+            found.append((start, end))
+    return found
+
+
+def nested(outer: Layout, inner: int) -> Layout:
+    """Each share of ``outer`` cut into ``inner`` consecutive pieces: rank ``r * inner + i`` owns piece ``i``.
+
+    The ranks of one share gather it again by an exchange among neighbours.
+    """
+    shares: list[tuple[Interval, ...]] = []
+    for rank in range(outer.ranks):
+        for low, high in _cut(outer.lengths[rank], inner):
+            shares.append(
+                tuple(
+                    (start + max(low - local, 0), start + min(high - local, end - start))
+                    for local, (start, end) in outer.chunks(rank)
+                    if max(low - local, 0) < min(high - local, end - start)
+                )
+            )
+    return Layout(tuple(shares))

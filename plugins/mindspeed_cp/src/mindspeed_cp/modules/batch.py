@@ -1,0 +1,115 @@
+"""A micro-batch split over ranks, and its description: which tokens are here, and what they see.
+
+The description travels as megatron-core's ``packed_seq_params``, which reaches rotary embeddings and
+attention on every pipeline stage, also through recomputation.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from torch import Tensor
+
+from mindspeed_core.errors import UserError
+from mindspeed_cp.engine.layout import Layout
+from mindspeed_cp.engine.masks import MaskRule
+from mindspeed_cp.engine.planners import Grid, layout_of
+from mindspeed_cp.modules.members import grid_of
+from mindspeed_cp.options import cp_options
+
+if TYPE_CHECKING:
+    from mindspeed_core.run import Batch, Run
+
+
+@dataclass
+class SplitBatch(PackedSeqParams):
+    """The description of a split micro-batch.
+
+    Attributes:
+        rules: what queries see, one rule for all samples or one for each.
+        grid: how ranks are arranged.
+        positions: int64 ``[s / cp]``, global positions of this rank's tokens, on the device.
+        seed: of attention dropout.
+        first_sample: number of the first sample in the whole training.
+    """
+
+    rules: tuple[MaskRule, ...] = ()
+    grid: Grid = field(default_factory=lambda: Grid(1))
+    positions: Tensor | None = None
+    seed: int = 0
+    first_sample: int = 0
+
+
+def split_batch(run: Run, batch: Batch, microbatch: int) -> Batch:
+    """This rank's part of a micro-batch, with its description.
+
+    Args:
+        run: the run.
+        batch: the whole sequences, or nothing on middle stages.
+        microbatch: index within the step.
+
+    Raises:
+        UserError: the sequence is shorter than there are ranks.
+    """
+    args = run.args
+    grid = grid_of(cp_options(args))
+    rules = _rules(args, batch)
+    if args.seq_length < 2 * grid.ranks:
+        raise UserError(
+            f"--seq-length {args.seq_length} cannot be split over {grid.ranks} ranks of context parallelism"
+        )
+    layout = layout_of(grid, rules)
+    _check_lengths(run, layout)
+    positions = torch.from_numpy(layout.positions(run.pg.cp.rank())).to(run.dist.device)
+    description = SplitBatch(
+        qkv_format="sbhd",
+        max_seqlen_q=args.seq_length,
+        max_seqlen_kv=args.seq_length,
+        rules=rules,
+        grid=grid,
+        positions=positions,
+        seed=args.seed,
+        first_sample=_first_sample(run, microbatch),
+    )
+    split: dict[str, Any] = {"packed_seq_params": description}
+    for name in ("tokens", "labels", "loss_mask", "position_ids"):
+        whole = getattr(batch, name)
+        if name == "position_ids" and batch.tokens is None:
+            split[name] = None
+        elif whole is not None:
+            split[name] = whole.index_select(1, positions)
+    return batch.with_(**split)
+
+
+def _rules(args: Namespace, batch: Batch) -> tuple[MaskRule, ...]:
+    """What queries see: documents apart where they were asked for, found by positions that start again."""
+    length = args.seq_length
+    if not args.reset_attention_mask:
+        return (MaskRule(length),)
+    assert batch.position_ids is not None
+    starts = [(row == 0).nonzero().flatten().tolist() for row in batch.position_ids.cpu()]
+    found = tuple(MaskRule(length, ends=(*(start for start in row if start), length)) for row in starts)
+    return found[:1] if len(set(found)) == 1 else found
+
+
+def _check_lengths(run: Run, layout: Layout) -> None:
+    """Sequence parallelism and pipelines need the same number of tokens on every rank."""
+    args = run.args
+    tp = args.tensor_model_parallel_size if args.sequence_parallel else 1
+    uneven = len(set(layout.lengths)) > 1
+    if any(length % tp for length in layout.lengths) or (uneven and args.pipeline_model_parallel_size > 1):
+        raise UserError(
+            f"--seq-length {args.seq_length} gives the ranks of context parallelism {layout.lengths} tokens; "
+            f"sequence parallelism over {tp} ranks needs multiples of {tp}, pipelines equal numbers: use a "
+            f"multiple of {2 * layout.ranks * tp}"
+        )
+
+
+def _first_sample(run: Run, microbatch: int) -> int:
+    """Number of the first sample of a micro-batch in the whole training: the same for every layout."""
+    size, dp = run.args.micro_batch_size, run.pg.dp
+    return int(run.consumed_train_samples + (microbatch * dp.size() + dp.rank()) * size)

@@ -1,0 +1,163 @@
+"""Attention over a split sequence as megatron-core's core attention, and its placement."""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from megatron.core import parallel_state
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.spec_utils import ModuleSpec
+from torch import Tensor
+
+from mindspeed_core.layer_spec import SpecEditor
+from mindspeed_cp.engine.attention import Members, Options, split_attention
+from mindspeed_cp.engine.block import Dropout
+from mindspeed_cp.engine.masks import MaskRule
+from mindspeed_cp.modules.batch import SplitBatch
+from mindspeed_cp.modules.members import members_of
+from mindspeed_cp.options import CPOptions, cp_options
+
+if TYPE_CHECKING:
+    from megatron.core.transformer import TransformerConfig
+
+    from mindspeed_core.session import Session
+
+
+class SplitCoreAttention(MegatronModule):
+    """Attention between this rank's tokens and those of all ranks of context parallelism.
+
+    Takes the place of megatron-core's ``DotProductAttention``: query ``[s/cp, b, n/tp, d]``, key and value
+    ``[s/cp, b, g/tp, d]``, result ``[s/cp, b, n/tp * dv]``. It has no parameters.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: Any = None,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
+        options: CPOptions | None = None,
+        members: Callable[[], Members] | None = None,
+    ) -> None:
+        """Read the configuration.
+
+        Args:
+            config: dropout, window and softmax are read from here.
+            layer_number: number in the whole model from 1.
+            attn_mask_type: causal or not, where a call does not say.
+            attention_type: ``"self"``.
+            attention_dropout: overrides ``config.attention_dropout``.
+            softmax_scale: factor of the scores; by default ``1 / sqrt(d)``.
+            cp_comm_type: without meaning here.
+            pg_collection: the tensor-parallel group; by default megatron-core's.
+            k_channels: read from the tensors.
+            v_channels: read from the tensors.
+            options: what flags say.
+            members: gives this rank's groups.
+
+        Raises:
+            ValueError: cross attention, or a softmax with a further score.
+        """
+        super().__init__(config=config)
+        if attention_type != "self" or options is None or members is None:
+            raise ValueError("attention over a split sequence is self attention, placed by a session")
+        kind = getattr(config, "softmax_type", "vanilla")
+        if kind != "vanilla":
+            raise ValueError(f"--softmax-type {kind} is not computed over a split sequence; use vanilla")
+        self.layer_number = max(1, layer_number)
+        self.attn_mask_type = attn_mask_type
+        self.softmax_scale = softmax_scale
+        self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+        self.window = self._window(config, layer_number)
+        self.options = options
+        self._members = members
+        self._tp_group = getattr(pg_collection, "tp", None)
+
+    @staticmethod
+    def _window(config: TransformerConfig, layer_number: int) -> int | None:
+        from megatron.core.transformer.utils import is_layer_window_attention
+
+        skip = getattr(config, "window_attn_skip_freq", None)
+        if not is_layer_window_attention(config.window_size, skip, layer_number):
+            return None
+        before, behind = config.window_size
+        if behind not in (0, -1):
+            raise ValueError(f"--window-size {before},{behind} looks ahead, which a causal model does not")
+        return None if before < 0 else int(before)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: Any = None,
+    ) -> Tensor:
+        """Attend; see the class.
+
+        Raises:
+            ValueError: a mask or a bias tensor was given, or no description of the batch.
+        """
+        if attention_mask is not None or attention_bias is not None:
+            raise ValueError("a mask or bias of the whole sequence is not split over ranks; leave it out")
+        if not isinstance(packed_seq_params, SplitBatch):
+            raise ValueError("the batch came without the description that get_batch gives it")
+        batch = packed_seq_params
+        kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
+        rules = tuple(self._rule(rule, kind) for rule in batch.rules)
+        heads, width = query.shape[2], query.shape[3]
+        chosen = Options(
+            scale=self.softmax_scale or 1.0 / math.sqrt(width),
+            first_head=self._tp_rank() * heads,
+            dropout=self._dropout(batch),
+            kept=self.options.kept(self.layer_number) if self.training else "none",
+            wide_gradients=self.options.wide_gradients,
+        )
+        q, k, v = (tensor.permute(1, 2, 0, 3).contiguous() for tensor in (query, key, value))
+        output = split_attention(q, k, v, rules, batch.grid, self._members(), chosen, batch.rules)
+        return output.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
+
+    def _rule(self, rule: MaskRule, kind: AttnMaskType) -> MaskRule:
+        causal = kind in (AttnMaskType.causal, AttnMaskType.padding_causal)
+        if rule.causal == causal and rule.window == self.window:
+            return rule
+        return MaskRule(rule.length, causal, rule.ends, self.window, rule.prefix, rule.matrix)
+
+    def _dropout(self, batch: SplitBatch) -> Dropout | None:
+        if not (self.training and self.dropout > 0.0):
+            return None
+        return Dropout(self.dropout, batch.seed * 1_000_003 + self.layer_number, batch.first_sample)
+
+    def _tp_rank(self) -> int:
+        group = self._tp_group or parallel_state.get_tensor_model_parallel_group()
+        rank: int = group.rank()
+        return rank
+
+
+def place_attention(session: Session, args: Namespace, spec: Any) -> Any:
+    """The tree with `SplitCoreAttention` in every attention."""
+    editor = SpecEditor(spec, owner="context-parallel", session=session)
+    params = {
+        "options": cp_options(args),
+        # A function, since specifications are copied deeply and groups cannot be.
+        "members": lambda: members_of(session, args, parallel_state.get_context_parallel_group()),
+    }
+
+    def chosen(site: Any) -> ModuleSpec:
+        old = dict(site.spec.params) if site.spec is not None else {}
+        return ModuleSpec(module=SplitCoreAttention, params={**old, **params})
+
+    editor.replace("core_attention", chosen)
+    return editor.spec

@@ -1,0 +1,142 @@
+"""What flags say about context parallelism, as one frozen record that modules get; no torch."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import dataclass
+
+RING_ALGO, ULYSSES_ALGO, HYBRID_ALGO = "megatron_cp_algo", "ulysses_cp_algo", "hybrid_cp_algo"
+GATHER_ALGO, ADAPTIVE_ALGO = "kvallgather_cp_algo", "adaptive_cp_algo"
+HYBRID_ADAPTIVE_ALGO = "hybrid_adaptive_cp_algo"
+ALGORITHMS = (RING_ALGO, ULYSSES_ALGO, HYBRID_ALGO, GATHER_ALGO, ADAPTIVE_ALGO, HYBRID_ADAPTIVE_ALGO)
+WITH_RING = (RING_ALGO, HYBRID_ALGO)
+WITH_HEADS = (HYBRID_ALGO, HYBRID_ADAPTIVE_ALGO)
+LAYOUTS = ("auto", "zigzag", "contiguous", "balanced", "doc_zigzag")
+
+
+@dataclass(frozen=True)
+class CPOptions:
+    """The choices of a run.
+
+    Attributes:
+        size: ranks of context parallelism.
+        algorithm: one of `ALGORITHMS`.
+        inner: ranks that exchange heads.
+        window: ranks of an inner ring of a double ring.
+        causal: a query sees no later key.
+        layout: see `mindspeed_cp.engine.planners.Grid`.
+        chunks: per rank in a balanced layout; 0 chooses.
+        kv_cache: what a ring keeps for backward: None, ``half`` or ``full``.
+        cache_interval: layers between those that keep.
+        wide_gradients: gradients of keys and values travel in float32.
+    """
+
+    size: int
+    algorithm: str
+    inner: int
+    window: int
+    causal: bool
+    layout: str
+    chunks: int
+    kv_cache: str | None
+    cache_interval: int
+    wide_gradients: bool
+
+    @property
+    def outer(self) -> int:
+        """Ranks that exchange keys."""
+        return self.size // self.inner
+
+    def kept(self, layer_number: int) -> str:
+        """What the ring of a layer (numbered from 1) keeps for backward."""
+        if self.kv_cache is None or (layer_number - 1) % (self.cache_interval + 1):
+            return "none"
+        return {"half": "keys", "full": "all"}[self.kv_cache]
+
+
+def cp_options(args: Namespace) -> CPOptions:
+    """The record of validated arguments."""
+    size, algorithm = args.context_parallel_size, args.context_parallel_algo
+    inner = 1
+    if algorithm == ULYSSES_ALGO:
+        inner = size
+    elif algorithm in WITH_HEADS:
+        inner = args.ulysses_degree_in_cp
+    return CPOptions(
+        size=size,
+        algorithm=algorithm,
+        inner=inner,
+        window=args.cp_window_size,
+        causal=args.attention_mask_type == "causal",
+        layout=args.cp_layout,
+        chunks=args.cp_chunks_per_rank,
+        kv_cache=args.context_parallel_kv_cache_policy,
+        cache_interval=args.context_parallel_cache_interval,
+        wide_gradients=args.cp_grad_comm_dtype == "fp32",
+    )
+
+
+def problems(args: Namespace) -> list[str]:
+    """Everything that is wrong with the arguments, one sentence each with numbers and the way out."""
+    size, algorithm = args.context_parallel_size, args.context_parallel_algo
+    heads = args.num_attention_heads // args.tensor_model_parallel_size
+    degree, window = args.ulysses_degree_in_cp, args.cp_window_size
+    found: list[str] = []
+    if algorithm == ULYSSES_ALGO and heads < size:
+        found.append(
+            f"ulysses_cp_algo needs at least one query head per rank: num_attention_heads / "
+            f"tensor_model_parallel_size ({heads}) < context_parallel_size ({size}); use hybrid_cp_algo or "
+            "megatron_cp_algo"
+        )
+    if algorithm in WITH_HEADS:
+        found += _degree_problems(algorithm, size, degree, heads)
+    elif degree is not None:
+        found.append(
+            f"--ulysses-degree-in-cp {degree} needs hybrid_cp_algo or hybrid_adaptive_cp_algo, got "
+            f"{algorithm}"
+        )
+    found += _window_problems(args, size, algorithm, degree, window)
+    if args.cp_chunks_per_rank < 0:
+        found.append(f"--cp-chunks-per-rank must not be negative, got {args.cp_chunks_per_rank}")
+    if args.context_parallel_kv_cache_policy and algorithm not in WITH_RING:
+        found.append(
+            f"--context-parallel-kv-cache-policy {args.context_parallel_kv_cache_policy} keeps what a ring "
+            f"receives, and {algorithm} has no ring; use megatron_cp_algo or hybrid_cp_algo"
+        )
+    if args.context_parallel_cache_interval and not args.context_parallel_kv_cache_policy:
+        found.append(
+            f"--context-parallel-cache-interval {args.context_parallel_cache_interval} needs "
+            "--context-parallel-kv-cache-policy"
+        )
+    return found
+
+
+def _degree_problems(algorithm: str, size: int, degree: int | None, heads: int) -> list[str]:
+    if degree is None:
+        return [f"--ulysses-degree-in-cp must be specified in {algorithm}"]
+    if degree < 1 or size % degree or size == degree:
+        return [
+            f"--context-parallel-size ({size}) must be a multiple of --ulysses-degree-in-cp ({degree}) and "
+            "larger than it"
+        ]
+    if heads < degree:
+        return [
+            f"--ulysses-degree-in-cp ({degree}) needs as many query heads per rank, num_attention_heads / "
+            f"tensor_model_parallel_size is {heads}"
+        ]
+    return []
+
+
+def _window_problems(
+    args: Namespace, size: int, algorithm: str, degree: int | None, window: int
+) -> list[str]:
+    if window == 1:
+        return []
+    if algorithm not in WITH_RING:
+        return [f"--cp-window-size {window} needs megatron_cp_algo or hybrid_cp_algo, got {algorithm}"]
+    ring = size // degree if algorithm == HYBRID_ALGO and degree and size % degree == 0 else size
+    if not 1 <= window < ring:
+        return [f"--cp-window-size must be at least 1 and below the ranks of the ring ({ring}), got {window}"]
+    if ring % window:
+        return [f"the ranks of the ring ({ring}) must be a multiple of --cp-window-size ({window})"]
+    return []

@@ -1,0 +1,107 @@
+"""The feature: sound, free of heavy imports, refused with numbers, proved, exact in its loss."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from mindspeed_core.activation import prepare
+from mindspeed_core.feature import check_feature
+from mindspeed_core.plan import PlanError
+from mindspeed_core.registry import Registry
+from mindspeed_core.run import Loss
+from mindspeed_core.testing import run_world
+from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_core.testing.scenarios import scenario_parameters
+from mindspeed_core.testing.verify import verify
+from mindspeed_cp.features import DECLARATIONS, ContextParallel
+from mindspeed_cp.modules.loss import over_the_sequence
+from mindspeed_cp.options import CPOptions
+
+
+def test_the_declaration_is_sound():
+    assert check_feature(ContextParallel) == []
+
+
+def test_declarations_import_neither_torch_nor_megatron():
+    code = "import sys, mindspeed_cp.features; print({'torch', 'megatron', 'numpy'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+def plan(*flags):
+    return prepare(
+        training_flags(("--hidden-dropout", "0", *flags), 1),
+        platform="cpu",
+        registry=Registry.of(DECLARATIONS, "mindspeed-cp"),
+        host="standalone",
+    ).plan
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--context-parallel-algo", "ring"], "megatron_cp_algo"),
+        (["--context-parallel-algo", "hybrid_cp_algo"], "--ulysses-degree-in-cp must be specified"),
+        (
+            ["--context-parallel-algo", "ulysses_cp_algo"],
+            "tensor_model_parallel_size (4) < context_parallel_",
+        ),
+        (
+            ["--context-parallel-algo", "hybrid_cp_algo", "--ulysses-degree-in-cp", "3"],
+            "--context-parallel-size (8) must be a multiple of --ulysses-degree-in-cp (3)",
+        ),
+        (["--ulysses-degree-in-cp", "2"], "needs hybrid_cp_algo or hybrid_adaptive_cp_algo"),
+        (["--cp-window-size", "3"], "the ranks of the ring (8) must be a multiple of --cp-window-size (3)"),
+        (["--cp-window-size", "8"], "below the ranks of the ring (8), got 8"),
+        (
+            ["--context-parallel-algo", "kvallgather_cp_algo", "--cp-window-size", "2"],
+            "--cp-window-size 2 needs megatron_cp_algo or hybrid_cp_algo",
+        ),
+        (["--context-parallel-cache-interval", "1"], "needs --context-parallel-kv-cache-policy"),
+        (["--reset-attention-mask"], "add --reset-position-ids"),
+        (["--hidden-dropout", "0.1"], "would drop the same positions on every rank"),
+        (["--mtp-num-layers", "1"], "--mtp-num-layers"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_numbers(flags, message):
+    with pytest.raises(PlanError) as error:
+        plan("--context-parallel-size", "8", *flags)
+    assert message in str(error.value)
+
+
+def test_without_a_split_the_feature_is_not_there():
+    assert plan().names == ()
+
+
+@pytest.mark.parametrize(("interval", "layers"), [(0, [1, 2, 3, 4]), (1, [1, 3]), (2, [1, 4])])
+def test_an_interval_picks_the_layers_that_keep(interval, layers):
+    options = CPOptions(2, "megatron_cp_algo", 1, 1, True, "auto", 0, "half", interval, True)
+    assert [layer for layer in range(1, 5) if options.kept(layer) == "keys"] == layers
+
+
+def uneven_losses():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    run = SimpleNamespace(pg=SimpleNamespace(cp=dist.group.WORLD))
+    total, tokens = ((torch.tensor(6.0), 3), (torch.tensor(10.0), 1))[rank]
+    found = over_the_sequence(run, Loss(total, torch.tensor(tokens), {}))
+    dist.barrier()
+    dist.destroy_process_group()
+    return float(found.total / found.num_tokens), float(found.total), int(found.num_tokens)
+
+
+def test_the_loss_is_the_mean_over_the_sequence_however_tokens_are_spread():
+    found = run_world(uneven_losses, 2)
+    # Gradients are averaged over the ranks: so are these.
+    assert sum(mean for mean, *_ in found) / 2 == (6.0 + 10.0) / 4
+    # With the loss per token, sums are divided by sums.
+    assert sum(total for _, total, _ in found) / sum(tokens for *_, tokens in found) == (6.0 + 10.0) / 4
+
+
+@pytest.mark.parametrize(("feature", "scenario"), scenario_parameters(DECLARATIONS))
+def test_every_proof_holds(feature, scenario):
+    verdict = verify(feature, scenario, platform="cpu")
+    assert verdict.passed, verdict

@@ -1,0 +1,175 @@
+"""The engine on two and four ranks against one process in float64: outputs and gradients."""
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from mindspeed_core.testing import run_world
+from mindspeed_core.testing.communication import count_communication
+from mindspeed_cp.engine import block, ring
+from mindspeed_cp.engine.attention import Members, Options, split_attention
+from mindspeed_cp.engine.block import Dropout
+from mindspeed_cp.engine.gather import exchange, needed_rows
+from mindspeed_cp.engine.masks import MaskRule
+from mindspeed_cp.engine.planners import GATHER, RING, Grid, layout_of, outer_layout
+
+LENGTH = 48
+
+
+def dense(query, key, value, rules, options):
+    """The definition, on one process, with a score matrix."""
+    share = query.shape[1] // key.shape[1]
+    keys, values = key.repeat_interleave(share, 1), value.repeat_interleave(share, 1)
+    scores = query @ keys.transpose(-1, -2) * options.scale
+    position = torch.arange(query.shape[2])
+    if options.slopes is not None:
+        scores = scores - options.slopes.view(1, -1, 1, 1) * (position[:, None] - position[None]).abs()
+    seen = torch.stack([torch.from_numpy(rule.visible(position.numpy(), position.numpy())) for rule in rules])
+    scores = scores.masked_fill(~seen[:, None], float("-inf"))
+    weights = torch.softmax(scores, -1).nan_to_num(0.0)
+    if options.dropout is not None:
+        kept = options.dropout.kept(torch.arange(query.shape[1]), query.shape[0], position, position)
+        weights = weights * kept / (1 - options.dropout.probability)
+    return weights @ values
+
+
+RULES = {
+    "causal": lambda n: (MaskRule(n),),
+    "full": lambda n: (MaskRule(n, causal=False),),
+    "window": lambda n: (MaskRule(n, window=7),),
+    "documents": lambda n: (MaskRule(n, ends=(5, 6, 29, n)), MaskRule(n, ends=(20, n))),
+    "prefix": lambda n: (MaskRule(n, prefix=11),),
+}
+
+
+def grids(ranks):
+    yield "ring", Grid(ranks)
+    yield "ring-contiguous", Grid(ranks, layout="contiguous")
+    yield "ulysses", Grid(1, ranks)
+    yield "gather", Grid(ranks, method=GATHER)
+    if ranks == 4:
+        yield "double-ring", Grid(4, window=2)
+        yield "hybrid", Grid(2, 2)
+        yield "hybrid-gather", Grid(2, 2, GATHER)
+
+
+def members_of(grid):
+    rank = dist.get_rank()
+    found = {}
+    for name, lists in (("inner", grid.inner_ranks()), ("outer", grid.outer_ranks())):
+        for ranks in lists:
+            group = dist.new_group(ranks)
+            if rank in ranks and len(ranks) > 1:
+                found[name] = group
+    return Members(rank, **found)
+
+
+def check(grid, members, rules, heads, key_heads, length, dtype=torch.float64, tolerance=1e-9, **given):
+    torch.manual_seed(0)
+    width, value_width = 8, 6 if given.pop("narrow", False) else 8
+    query, outer = (torch.randn(2, heads, length, w, dtype=torch.float64) for w in (width, value_width))
+    key = torch.randn(2, key_heads, length, width, dtype=torch.float64)
+    value = torch.randn(2, key_heads, length, value_width, dtype=torch.float64)
+    options = Options(width**-0.5, **given)
+    whole = [t.clone().requires_grad_() for t in (query, key, value)]
+    expected = dense(*whole, rules if len(rules) > 1 else rules * 2, options)
+    expected.backward(outer)
+    position = torch.from_numpy(layout_of(grid, rules).positions(members.rank))
+    mine = [t[:, :, position].to(dtype).requires_grad_() for t in (query, key, value)]
+    output = split_attention(*mine, rules, grid, members, options)
+    output.backward(outer[:, :, position].to(dtype))
+    for got, want in zip((output, *(t.grad for t in mine)), (expected, *(t.grad for t in whole))):
+        want = want[:, :, position]
+        error = (got.double() - want).norm() / want.norm()
+        assert error < tolerance, (float(error), grid, rules)
+
+
+def sent_by_one_attention(grid, members, rule, heads, key_heads, **given):
+    """Bytes that this rank sends for one attention in float32, forward and backward."""
+    position = layout_of(grid, rule).positions(members.rank)
+    tensors = [torch.randn(2, n, len(position), 8, requires_grad=True) for n in (heads, key_heads, key_heads)]
+    with count_communication() as log:
+        split_attention(*tensors, rule, grid, members, Options(1.0, **given)).sum().backward()
+    return log.sent_bytes()
+
+
+def check_bytes(name, grid, members):
+    """What goes over the wire is the published formula, to the byte."""
+    causal, heads, key_heads = RULES["causal"](LENGTH), 4, 2
+    row = 2 * 8 * 4 * LENGTH // grid.ranks
+    n_q, n_kv = heads * row, key_heads * row
+    others = grid.outer - 1
+    if name == "ring":
+        assert sent_by_one_attention(grid, members, causal, heads, key_heads) == 6 * others * n_kv
+        kept = sent_by_one_attention(grid, members, causal, heads, key_heads, kept="all")
+        assert kept == 4 * others * n_kv
+        kept = sent_by_one_attention(grid, members, causal, heads, key_heads, kept="keys")
+        assert kept == 5 * others * n_kv
+    if name == "ulysses":
+        copies = max(1, grid.inner // key_heads)
+        formula = 2 * (grid.inner - 1) * (2 * n_q + 2 * copies * n_kv) // grid.inner
+        sent = sent_by_one_attention(grid, members, causal, heads, key_heads)
+        assert sent == formula if grid.inner <= key_heads else sent <= formula
+    if name == "gather":
+        outer = outer_layout(grid, causal)
+        moved = exchange(outer, members.rank, needed_rows(outer, causal))
+        foreign = sum(len(rows) for to, rows in enumerate(moved.send) if to != members.rank)
+        came = sum(rows for source, rows in enumerate(moved.receive) if source != members.rank)
+        token = 2 * 2 * 8 * 4 * key_heads
+        sent = sent_by_one_attention(grid, members, causal, heads, key_heads)
+        assert sent == 2 * foreign * token + came * token
+
+
+def check_order(grid, members):
+    """The transfer of the next block is posted before the one at hand is computed with."""
+    done = []
+    posting, computing = dist.batch_isend_irecv, block.attend
+    original = ring.attend
+
+    def post(operations):
+        done.append("post")
+        return posting(operations)
+
+    def compute(*args):
+        done.append("compute")
+        return computing(*args)
+
+    dist.batch_isend_irecv, ring.attend = post, compute
+    try:
+        position = layout_of(grid, RULES["causal"](LENGTH)).positions(members.rank)
+        tensors = [torch.randn(1, 2, len(position), 8) for _ in range(3)]
+        split_attention(*tensors, RULES["causal"](LENGTH), grid, members, Options(1.0))
+    finally:
+        dist.batch_isend_irecv, ring.attend = posting, original
+    assert done == ["post", "compute"] * (grid.outer - 1) + ["compute"]
+
+
+def every_algorithm(ranks):
+    dist.init_process_group("gloo")
+    for name, grid in grids(ranks):
+        members = members_of(grid)
+        check_bytes(name, grid, members)
+        if name == "ring":
+            check_order(grid, members)
+        for rule, (heads, key_heads) in itertools.product(RULES.values(), ((4, 4), (4, 2))):
+            check(grid, members, rule(LENGTH), heads, key_heads, LENGTH)
+        check(grid, members, RULES["causal"](LENGTH + 5), 4, 1, LENGTH + 5)
+        check(grid, members, RULES["documents"](LENGTH + 5), 5, 5, LENGTH + 5)
+        check(grid, members, RULES["causal"](LENGTH), 6, 3, LENGTH, narrow=True)
+        slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], dtype=torch.float64)
+        check(grid, members, RULES["causal"](LENGTH), 4, 2, LENGTH, slopes=slopes)
+        check(grid, members, RULES["documents"](LENGTH), 4, 2, LENGTH, dropout=Dropout(0.2, 77))
+        check(grid, members, RULES["causal"](LENGTH), 4, 2, LENGTH, dtype=torch.float32, tolerance=1e-6)
+        check(grid, members, RULES["causal"](LENGTH), 4, 2, LENGTH, dtype=torch.bfloat16, tolerance=8e-3)
+        if grid.method == RING and grid.outer > 1:
+            for kept in ("keys", "all"):
+                check(grid, members, RULES["causal"](LENGTH), 4, 2, LENGTH, kept=kept)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_algorithm_equals_one_process(ranks):
+    run_world(every_algorithm, ranks, ranks)
