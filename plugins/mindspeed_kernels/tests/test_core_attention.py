@@ -12,6 +12,7 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from mindspeed_kernels.attention.bias import alibi_slopes
 from mindspeed_kernels.attention.mask_store import (
@@ -388,6 +389,15 @@ def test_one_mask_serves_every_layer_and_is_small():
     assert prefix.shape == (3072, 2048)
     assert not prefix[2048:, :1024].any()
     assert prefix[2048:, 1024:].all()
+
+
+def test_a_mask_of_a_dry_run_is_not_kept():
+    store = MaskStore()
+    with FakeTensorMode():
+        assert isinstance(store.causal(torch.device("cpu")), FakeTensor)
+    assert not isinstance(store.causal(torch.device("cpu")), FakeTensor)
+    with FakeTensorMode():
+        assert isinstance(store.prefix(torch.device("cpu")), FakeTensor)
 
 
 @pytest.mark.parametrize("size", [1, 31, 300])

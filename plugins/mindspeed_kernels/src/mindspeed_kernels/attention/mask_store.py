@@ -6,10 +6,12 @@ Kernels in the modes 2 to 4 and 6 to 8 expand a small mask themselves, whatever 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch._guards import active_fake_mode
 
 from mindspeed_kernels.attention.visibility import Visibility
 from mindspeed_kernels.ops.contract import ContractError
@@ -33,16 +35,18 @@ class MaskStore:
 
     def causal(self, device: torch.device) -> Tensor:
         """``[2048, 2048]``, the strict upper triangle."""
-        return self._once(("causal", device), Visibility(COMPRESSED, COMPRESSED, 0, None, 0), device)
+        seen = Visibility(COMPRESSED, COMPRESSED, 0, None, 0)
+        return self._once(("causal", device), lambda: _hidden(seen, device))
 
     def prefix(self, device: torch.device) -> Tensor:
         """``[3072, 2048]``: the strict upper triangle above 1024 rows whose right half is hidden."""
-        name = ("prefix", device)
-        if name not in self._made:
+
+        def make() -> Tensor:
             tail = torch.zeros(PREFIX_ROWS - COMPRESSED, COMPRESSED, dtype=torch.bool, device=device)
             tail[:, COMPRESSED // 2 :] = True
-            self._made[name] = torch.cat((self.causal(device), tail))
-        return self._made[name]
+            return torch.cat((self.causal(device), tail))
+
+        return self._once(("prefix", device), make)
 
     def full(self, visibility: Visibility, device: torch.device) -> Tensor:
         """``[sq, sk]`` of a visibility without mask tensor and prefix."""
@@ -50,20 +54,26 @@ class MaskStore:
             raise ValueError("a stored mask belongs to a band")
         band = visibility.offset, visibility.left, visibility.right
         name = ("full", visibility.sq, visibility.sk, *band, device)
-        return self._once(name, visibility, device)
+        return self._once(name, lambda: _hidden(visibility, device))
 
     def reset(self) -> None:
         """Forget everything."""
         self.given, self.on_host = None, False
         self._made.clear()
 
-    def _once(self, name: tuple[object, ...], visibility: Visibility, device: torch.device) -> Tensor:
+    def _once(self, name: tuple[object, ...], make: Callable[[], Tensor]) -> Tensor:
+        if active_fake_mode() is not None:
+            # Tensors with and without storage do not mix, and those of a dry run belong to it alone.
+            return make()
         if name not in self._made:
-            size = visibility.sq, visibility.sk
-            visible = visibility.block((0, size[0]), (0, size[1]), device)
-            hidden = torch.zeros(size, dtype=torch.bool, device=device)
-            self._made[name] = hidden if visible is None else ~visible[0, 0]
+            self._made[name] = make()
         return self._made[name]
+
+
+def _hidden(visibility: Visibility, device: torch.device) -> Tensor:
+    size = visibility.sq, visibility.sk
+    visible = visibility.block((0, size[0]), (0, size[1]), device)
+    return torch.zeros(size, dtype=torch.bool, device=device) if visible is None else ~visible[0, 0]
 
 
 STORE = MaskStore()

@@ -49,4 +49,4 @@ def add_compiled(operator: Operator[..., Any]) -> None:
         with torch.compiler.set_stance("default"):
             return compiled()(*args, **options)
 
-    operator.add(Backend(operator.name, NAME, call, ("cpu",), priority=-50, available=compiler_missing))
+    operator.add(Backend(operator.name, NAME, call, ("cpu",), priority=-200, available=compiler_missing))
