@@ -167,6 +167,7 @@ def feature_rows(dist: str, feature: type[Feature]) -> list[tuple[str, str]]:
         ("comes after", codes(feature.after)),
         ("packages", codes(feature.packages)),
         ("platforms", codes(feature.platforms)),
+        ("hosts", codes(feature.hosts)),
         ("fallback", feature.fallback.reason if feature.fallback else ""),
         ("modes", codes(feature.modes)),
         ("patches", codes(patch.target for patch in feature.patches)),

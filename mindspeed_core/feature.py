@@ -395,6 +395,8 @@ class Feature:
     packages: ClassVar[Sequence[str]] = ()
     """PEP 508 requirements; the marker may test ``platform``: ``"torch_npu>=2.6; platform == 'npu'"``."""
     platforms: ClassVar[Sequence[str]] = ("cpu", "cuda", "npu")
+    hosts: ClassVar[Sequence[str]] = ()
+    """Hosts whose training loops it works in; empty means all of them."""
     fallback: ClassVar[Fallback | None] = None
     patches: ClassVar[Sequence[Patch]] = ()
     verify: ClassVar[Sequence[Scenario]] = ()
@@ -489,6 +491,7 @@ def check_feature(feature: Any) -> list[str]:
         ("slots", str),
         ("packages", str),
         ("platforms", str),
+        ("hosts", str),
         ("modes", str),
     ):
         value = getattr(feature, attribute)

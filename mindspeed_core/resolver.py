@@ -230,6 +230,16 @@ class _Resolution:
             return False
         if not self.kinds & {*cls.platforms}:
             return self._fall_back(name, cls, flag)
+        if cls.hosts and self.host not in cls.hosts:
+            self._problem(
+                "E-HOST",
+                name,
+                f"it does not work in the training loop of host {self.host} (it works in: "
+                f"{', '.join(cls.hosts)})",
+                f"drop {flag}" if flag else f"use one of these hosts: {', '.join(cls.hosts)}",
+            )
+            self.failed.add(name)
+            return False
         bad = [
             problem
             for package in cls.packages

@@ -135,7 +135,7 @@ def test_the_residue_of_nothing_is_nothing():
     assert Residue.now().left_since(before) == []
 
 
-@pytest.mark.parametrize("dist", ["mindspeed-core", "mindspeed-kernels", "mindspeed-profile"])
+@pytest.mark.parametrize("dist", ["mindspeed-core", "mindspeed-kernels", "mindspeed-profile", "mindspeed-cp"])
 def test_what_this_repository_ships_keeps_the_contract(dist):
     # Its proofs are run by the tests of each plugin.
     wrong = violations(contract_checks(dist, platform="cpu", proofs=False))

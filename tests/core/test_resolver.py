@@ -159,6 +159,12 @@ def test_a_requirement_above_the_level_is_a_problem_of_its_own():
     assert "--optimization-level 2" in problem.remedy
 
 
+def test_a_feature_of_another_hosts_training_loop_is_a_problem_that_names_its_hosts():
+    problem = only("--a", feature("a", hosts=("elsewhere",)))
+    assert (problem.code, problem.flag) == ("E-HOST", "--a")
+    assert "it works in: elsewhere" in problem.reason
+
+
 def test_a_feature_that_does_not_run_on_the_platform_is_a_problem():
     problem = only("--a", feature("a", platforms=("npu",)))
     assert problem.code == "E-PLATFORM"

@@ -72,6 +72,12 @@ def test_what_cannot_work_is_refused_with_the_numbers(flags, message):
     assert message in str(error.value)
 
 
+def test_training_loops_that_split_batches_themselves_are_refused():
+    with pytest.raises(PlanError) as error:
+        prepare({"--context-parallel-size": 2}, platform="cpu", host="library")
+    assert "it works in: standalone" in str(error.value)
+
+
 def test_without_a_split_the_feature_is_not_there():
     assert plan().names == ()
 

@@ -108,6 +108,7 @@ class ContextParallel(Feature):
         Conflict(flag="--mtp-num-layers", reason="predicted tokens are not shifted across ranks"),
         Conflict(flag="--multi-latent-attention", reason="its rotary embedding is not split over ranks"),
     )
+    hosts = ("standalone",)
     slots = ("context-parallel", "core-attention")
     packages = ("torch_npu>=2.6; platform == 'npu'",)
     docs = "mindspeed_cp:docs/context-parallel.md"
