@@ -406,7 +406,7 @@ class Feature:
     places_modules: ClassVar[bool] = False
     """The feature replaces modules or changes built instances: matching none of them is an error."""
     needs_open_session: ClassVar[bool] = False
-    """Its modules work only while the session is open: they call patched symbols, or are changed instances."""
+    """Its modules work only while the session is open: they call patched symbols or changed instances."""
 
     fake_tensors: ClassVar[bool | None] = None
     """Fact: works on fake tensors (dry run)."""
