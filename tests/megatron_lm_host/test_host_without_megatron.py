@@ -121,6 +121,23 @@ def test_a_missing_package_of_the_checkout_is_named(tmp_path, monkeypatch):
         checkout.require()
 
 
+@pytest.fixture
+def forgotten():
+    yield
+    sys.modules.pop("megatron.training", None)
+    vars(sys.modules["megatron"]).pop("training", None)
+
+
+def test_a_checkout_that_is_too_old_is_named(tmp_path, monkeypatch, forgotten):
+    package = tmp_path / "megatron" / "training"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(checkout, "installed_version", lambda name: "0.14.0")
+    with pytest.raises(ImportError, match=r"brings megatron-core 0\.14\.0"):
+        checkout.require()
+
+
 def test_the_doctor_sees_the_checkout_and_what_it_imports(tmp_path, monkeypatch):
     monkeypatch.delenv(checkout.VARIABLE, raising=False)
     assert checkout.findings()[0].severity == ERROR

@@ -10,6 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
+
+from mindspeed_core.installed import installed_version
+
 if TYPE_CHECKING:
     from mindspeed_core.doctor import Finding
 
@@ -26,6 +30,8 @@ PACKAGES = {
 """Packages that the checkout imports or builds with, and the distribution that brings each."""
 
 VARIABLE = "MEGATRON_LM_PATH"
+OLDEST = "0.15.3"
+"""Of the megatron-core that a checkout brings."""
 
 
 def require() -> None:
@@ -50,6 +56,12 @@ def require() -> None:
             f"install {brings} (mindspeed-features doctor --host megatron-lm names everything it needs)",
             name=error.name,
         ) from error
+    found = installed_version("megatron-core")
+    if found and Version(found) < Version(OLDEST):
+        raise ImportError(
+            f"mindspeed_core.megatron_adaptor: this checkout brings megatron-core {found}; check out "
+            f"core_v{OLDEST} or newer"
+        )
 
 
 def find_checkout(paths: Iterable[str] = ()) -> Path | None:

@@ -232,7 +232,6 @@ PATCHES = (
         "the optimizer comes from there with --optimizer muon",
         required=False,
         argument=("optimizer", "muon"),
-        versions="absent in 0.14",
     ),
     _patch(
         _TRAINING + "get_optimizer_param_scheduler",
