@@ -44,6 +44,13 @@ def validate(registry, monkeypatch):
         (["--max-position-embeddings", "16"], ["--seq-length 32", "16"]),
         (["--min-lr", "1"], ["--min-lr 1.0", "--lr 0.001"]),
         (["--lr-warmup-iters", "4"], ["--lr-warmup-iters 4"]),
+        (["--lr-warmup-init", "1"], ["--lr-warmup-init 1.0", "--lr 0.001"]),
+        (["--start-weight-decay", "0.5"], ["--start-weight-decay 0.5", "0.01"]),
+        (["--end-weight-decay", "0.5"], ["--weight-decay-incr-style linear"]),
+        (
+            ["--override-opt_param-scheduler", "--use-checkpoint-opt_param-scheduler"],
+            ["--override-opt_param-scheduler", "--use-checkpoint-opt_param-scheduler"],
+        ),
         (["--lr-decay-style", "WSD"], ["--lr-wsd-decay-iters"]),
         (["--save-interval", "2"], ["--save-interval 2", "--save"]),
         (["--recompute-granularity", "full"], ["--recompute-method"]),

@@ -11,9 +11,11 @@ from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from megatron.core.transformer.enums import AttnBackend
 
+from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import Flag
 from mindspeed_core.hosts.standalone.flags import host_flags
 from mindspeed_core.hosts.standalone.model import config_fields as fields_module
+from mindspeed_core.hosts.standalone.model.config import check_recomputed_layers
 from mindspeed_core.hosts.standalone.model.config_fields import UNKNOWN, ConfigField, config_fields
 from mindspeed_core.hosts.standalone.model.config_flags import (
     EXCLUDED,
@@ -137,6 +139,34 @@ def test_values_reach_the_configuration():
         "layernorm_epsilon": 1e-3,
         "q_lora_rank": None,
     }
+
+
+@pytest.mark.parametrize(
+    ("layout", "unit", "problem"),
+    [
+        ({}, 2, None),
+        ({}, 3, "3: does not divide the 4 layers"),
+        ({"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}, 2, "the 1 layers"),
+        ({"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Et|tttL"}, 2, "rank 0"),
+        ({"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Ett|ttL"}, 2, None),
+        ({"pipeline_model_parallel_size": 2, "num_layers_in_first_pipeline_stage": 3}, 3, "the 1 layers"),
+    ],
+)
+def test_units_of_recomputed_layers_fit_into_every_chunk(layout, unit, problem):
+    recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": unit}
+    config = TransformerConfig(
+        num_layers=4,
+        hidden_size=8,
+        num_attention_heads=2,
+        pipeline_dtype=torch.float32,
+        **layout,
+        **recompute,
+    )
+    if problem is None:
+        check_recomputed_layers(config)
+        return
+    with pytest.raises(ArgumentError, match=problem):
+        check_recomputed_layers(config)
 
 
 def test_dtypes_are_named_by_their_short_names():

@@ -60,15 +60,33 @@ def validate(registry, monkeypatch):
         (f"{LATENT} --qk-layernorm {TP2}", 2, ["--qk-layernorm", "--sequence-parallel"]),
         (f"{LATENT} --softmax-scale 0.5", 1, ["--softmax-scale 0.5", "--mscale"]),
         ("--rope-type yarn", 1, ["--rope-type", "--use-rope-scaling"]),
-        (f"--mtp-num-layers 1 {PP2}", 2, ["--untie-embeddings-and-output-weights"]),
+        (f"--mtp-num-layers 1 {PP2}", 2, ["--mtp-num-layers 1", "--position-embedding-type rope"]),
         (
-            f"--mtp-num-layers 1 --untie-embeddings-and-output-weights {PP2} "
+            "--mtp-num-layers 1 --recompute-granularity full --recompute-method block "
+            "--recompute-num-layers 1",
+            1,
+            ["--mtp-num-layers 1", "block"],
+        ),
+        ("--moe-layer-freq [0,1]", 1, ["--moe-layer-freq", "--num-experts"]),
+        (
+            f"--mtp-num-layers 1 --position-embedding-type rope {PP2}",
+            2,
+            ["--untie-embeddings-and-output-weights"],
+        ),
+        (
+            f"--mtp-num-layers 1 --untie-embeddings-and-output-weights --position-embedding-type rope {PP2} "
             "--pipeline-model-parallel-layout Et|ttt|m|L",
             2,
             ["--pipeline-model-parallel-layout", "between t and L"],
         ),
         (f"{PP2} --pipeline-model-parallel-layout Et|tL", 2, ["--pipeline-model-parallel-layout"]),
         ("--pipeline-model-parallel-layout EttttL", 1, ["one pipeline stage"]),
+        (
+            f"{PP2} --decoder-first-pipeline-num-layers 1 --account-for-loss-in-pipeline-split",
+            2,
+            ["--account-for-loss-in-pipeline-split", "--decoder-first-pipeline-num-layers"],
+        ),
+        (f"{MOE} --moe-shared-expert-intermediate-size 32", 1, ["--disable-bias-linear"]),
         (f"{PP2} --num-layers 5", 2, ["--num-layers 5", "--pipeline-model-parallel-layout"]),
         (
             f"{PP2} --num-virtual-stages-per-pipeline-rank 2 --no-overlap-p2p-communication",

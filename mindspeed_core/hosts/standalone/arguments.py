@@ -289,6 +289,31 @@ def _check_data(session: Session, args: Namespace) -> None:
             )
 
 
+def _check_schedule(args: Namespace) -> None:
+    """What megatron-core's schedule asserts of its numbers."""
+    if args.lr_warmup_init > args.lr:
+        raise ArgumentError("--lr-warmup-init", args.lr_warmup_init, f"exceeds --lr {args.lr}")
+    start, end = args.start_weight_decay, args.end_weight_decay
+    if start < 0:
+        raise ArgumentError("--start-weight-decay", start, "must not be negative")
+    if start > end:
+        raise ArgumentError("--start-weight-decay", start, f"exceeds the {end} at the end: it only grows")
+    if start != end and args.weight_decay_incr_style == "constant":
+        raise ArgumentError(
+            "--start-weight-decay",
+            start,
+            f"differs from the {end} at the end, and nothing leads there",
+            "add --weight-decay-incr-style linear",
+        )
+    if args.override_opt_param_scheduler and args.use_checkpoint_opt_param_scheduler:
+        raise ArgumentError(
+            "--override-opt_param-scheduler",
+            None,
+            "--use-checkpoint-opt_param-scheduler is given too",
+            "keep one of the two",
+        )
+
+
 def _derive_training(args: Namespace) -> None:
     if args.skip_train:
         # There is no optimizer then; Megatron-LM switches its loading off in the same way.
@@ -305,6 +330,7 @@ def _derive_training(args: Namespace) -> None:
         args.start_weight_decay = args.weight_decay
     if args.end_weight_decay is None:
         args.end_weight_decay = args.weight_decay
+    _check_schedule(args)
     if args.save_interval and not args.save:
         raise ArgumentError(
             "--save-interval", args.save_interval, "there is nowhere to save", "add --save FOLDER"

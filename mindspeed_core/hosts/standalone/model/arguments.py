@@ -10,6 +10,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from mindspeed_core.errors import ArgumentError
+from mindspeed_core.hosts.standalone.model.expert_arguments import derive_experts
 from mindspeed_core.hosts.standalone.refusals import check_refused
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def check_model(session: Session, args: Namespace) -> None:
     _check_deterministic(args)
     _derive_dtype(args)
     _derive_pipeline(args)
-    _derive_experts(args)
+    derive_experts(args)
     _check_attention(args)
     _derive_recompute(args)
     _check_predictions(args)
@@ -115,6 +116,10 @@ def _derive_pipeline(args: Namespace) -> None:
         )
         if value
     ]
+    if uneven and counted:
+        raise ArgumentError(
+            counted[0], None, f"stages have the sizes of {uneven[0]}", "keep one of the two, or give a layout"
+        )
     for flag in (*uneven, *counted, *(["--pipeline-model-parallel-layout"] if layout else [])):
         if pp == 1:
             raise ArgumentError(flag, None, "there is one pipeline stage", "drop it")
@@ -231,102 +236,6 @@ def _derive_even(args: Namespace, per_chunk: int | None, stages: int | None, cou
         args.virtual_pipeline_model_parallel_size = stages
 
 
-def _derive_experts(args: Namespace) -> None:
-    tp, pp, ep = (
-        args.tensor_model_parallel_size,
-        args.pipeline_model_parallel_size,
-        args.expert_model_parallel_size,
-    )
-    experts = args.num_experts
-    if args.expert_tensor_parallel_size is None:
-        args.expert_tensor_parallel_size = tp
-    etp = args.expert_tensor_parallel_size
-    if experts is None:
-        if ep > 1:
-            raise ArgumentError(
-                "--expert-model-parallel-size", ep, "there are no experts", "add --num-experts"
-            )
-        for name in ("moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"):
-            if getattr(args, name) is not None:
-                raise ArgumentError(
-                    "--" + name.replace("_", "-"),
-                    getattr(args, name),
-                    "there are no experts",
-                    "add --num-experts",
-                )
-        return
-    if args.moe_ffn_hidden_size is None:
-        args.moe_ffn_hidden_size = args.ffn_hidden_size
-    if experts % ep:
-        raise ArgumentError(
-            "--num-experts",
-            experts,
-            f"is not divisible by --expert-model-parallel-size {ep}",
-            f"use a multiple of {ep}",
-        )
-    if args.world_size % (etp * ep * pp):
-        raise ArgumentError(
-            "--expert-model-parallel-size",
-            ep,
-            f"expert tensor x expert x pipeline = {etp} x {ep} x {pp} does not divide the world size "
-            f"{args.world_size}",
-            "lower a size, for instance --expert-tensor-parallel-size 1",
-        )
-    if tp > 1 and not args.sequence_parallel:
-        raise ArgumentError(
-            "--num-experts",
-            experts,
-            "with tensor parallelism every rank would route every token",
-            "add --sequence-parallel",
-        )
-    if args.add_bias_linear and etp > 1:
-        raise ArgumentError(
-            "--num-experts",
-            experts,
-            f"experts cut over --expert-tensor-parallel-size {etp} have no biases in megatron-core",
-            "add --disable-bias-linear, or use --expert-tensor-parallel-size 1",
-        )
-    if args.moe_router_topk > experts:
-        raise ArgumentError("--moe-router-topk", args.moe_router_topk, f"exceeds --num-experts {experts}")
-    if isinstance(args.moe_layer_freq, list) and len(args.moe_layer_freq) != args.num_layers:
-        raise ArgumentError(
-            "--moe-layer-freq",
-            args.moe_layer_freq,
-            f"names {len(args.moe_layer_freq)} layers, --num-layers is {args.num_layers}",
-        )
-    if "sinkhorn" in args.moe_router_load_balancing_type and any(args.moe_aux_loss_coeff):
-        raise ArgumentError(
-            "--moe-aux-loss-coeff",
-            args.moe_aux_loss_coeff,
-            "sinkhorn balances without a loss",
-            "leave it out, or use --moe-router-load-balancing-type aux_loss",
-        )
-    if args.moe_apply_probs_on_input and args.moe_router_topk != 1:
-        raise ArgumentError(
-            "--moe-apply-probs-on-input",
-            None,
-            f"a token goes to {args.moe_router_topk} experts with as many probabilities",
-            "add --moe-router-topk 1",
-        )
-    factor = args.moe_expert_capacity_factor
-    if args.moe_pad_expert_input_to_capacity and (factor or 0) * args.moe_router_topk > experts:
-        raise ArgumentError(
-            "--moe-expert-capacity-factor",
-            factor,
-            "an expert would be padded to more tokens than there are",
-            f"use at most experts / top-k = {experts / args.moe_router_topk:g}",
-        )
-    if args.moe_router_topk == 1 and args.moe_router_score_function == "softmax":
-        kinds = args.moe_router_load_balancing_type
-        if not args.moe_router_pre_softmax and list(kinds) != ["sinkhorn"]:
-            raise ArgumentError(
-                "--moe-router-topk",
-                1,
-                "a softmax over the one chosen expert has no gradient",
-                "add --moe-router-pre-softmax",
-            )
-
-
 def _check_attention(args: Namespace) -> None:
     if args.multi_latent_attention:
         if args.group_query_attention:
@@ -378,6 +287,24 @@ def _check_predictions(args: Namespace) -> None:
         return
     if args.mtp_num_layers < 1:
         raise ArgumentError("--mtp-num-layers", args.mtp_num_layers, "must be at least 1", "drop the flag")
+    if args.pipeline_model_parallel_size > 1 and args.position_embedding_type == "learned_absolute":
+        raise ArgumentError(
+            "--mtp-num-layers",
+            args.mtp_num_layers,
+            "the last pipeline stage would train position embeddings of its own for them",
+            "add --position-embedding-type rope",
+        )
+    if args.recompute_granularity == "full" and (args.recompute_method, args.recompute_num_layers) != (
+        "uniform",
+        1,
+    ):
+        raise ArgumentError(
+            "--mtp-num-layers",
+            args.mtp_num_layers,
+            f"megatron-core does not recompute them with --recompute-method {args.recompute_method} "
+            f"--recompute-num-layers {args.recompute_num_layers}",
+            "use uniform and 1",
+        )
     if args.pipeline_model_parallel_size > 1 and not args.untie_embeddings_and_output_weights:
         raise ArgumentError(
             "--mtp-num-layers",

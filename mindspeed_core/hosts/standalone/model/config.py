@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
+from megatron.core.transformer.enums import LayerType
+from megatron.core.transformer.transformer_block import get_num_layers_to_build
 
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
@@ -36,9 +38,40 @@ def build_transformer_config(session: Session, args: Namespace) -> TransformerCo
     if args.init_method_xavier_uniform:
         values["init_method"] = torch.nn.init.xavier_uniform_
     try:
-        return kind(**values)
+        config = kind(**values)
     except (AssertionError, ValueError, ImportError) as error:
         raise ArgumentError("model flags", None, f"megatron-core refuses them: {error}") from error
+    check_recomputed_layers(config)
+    return config
+
+
+def check_recomputed_layers(config: TransformerConfig) -> None:
+    """Refuse units of recomputed layers that reach beyond the last layer of a chunk: an IndexError in step 1.
+
+    Raises:
+        ArgumentError: the unit does not divide the layers of a chunk of some stage.
+    """
+    unit = config.recompute_num_layers
+    if config.recompute_granularity != "full" or config.recompute_method != "uniform" or unit == 1:
+        return
+    for rank in range(config.pipeline_model_parallel_size):
+        for chunk in range(config.virtual_pipeline_model_parallel_size or 1):
+            layers = _layers_of_chunk(config, rank, chunk)
+            if layers % unit:
+                raise ArgumentError(
+                    "--recompute-num-layers",
+                    unit,
+                    f"does not divide the {layers} layers of a model chunk of pipeline rank {rank}",
+                    "use 1, or --recompute-method block",
+                )
+
+
+def _layers_of_chunk(config: TransformerConfig, pp_rank: int, chunk: int) -> int:
+    layout: Any = config.pipeline_model_parallel_layout
+    if layout is not None:
+        return int(layout.layout[pp_rank][chunk].count(LayerType.decoder))
+    virtual = config.virtual_pipeline_model_parallel_size is not None
+    return get_num_layers_to_build(config, vp_stage=chunk if virtual else None, pp_rank=pp_rank)
 
 
 def _activation(args: Namespace) -> dict[str, Any]:
