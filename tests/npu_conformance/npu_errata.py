@@ -84,6 +84,13 @@ def test_the_second_attention_has_broken_shapes_for_its_backward():
             result.sum().backward()
 
 
+def test_a_cast_of_the_memory_format_has_no_shapes():
+    with fake_npu(shapes={}) as npu, pytest.raises(Exception, match="npu_format_cast"):
+        torch.ops.npu.npu_format_cast(npu.tensor(4, 8), 2)
+    with fake_npu() as npu:
+        assert torch.ops.npu.npu_format_cast(npu.tensor(4, 8), 2).shape == (4, 8)
+
+
 def test_what_has_no_shapes_has_them_from_us():
     def normed(x1, x2, gamma, beta):
         return torch_npu.npu_add_layer_norm(x1, x2, gamma, beta, 1e-5, True)[0]

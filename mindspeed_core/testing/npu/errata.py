@@ -1,4 +1,4 @@
-"""Shape functions that torch_npu 2.13.0 lacks or has wrong, for operations that backward calls.
+"""Shape functions that torch_npu 2.13.0 lacks or has wrong, for operations that training meets.
 
 Only fake tensors need these; the operations themselves do without. A test beside the harness shows each
 fault, so that an entry leaves when a release has mended it.
@@ -39,8 +39,14 @@ def fusion_attention_grad_v2(
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), *rest
 
 
+def format_cast(tensor: Tensor, acl_format: Any, *args: Any, **options: Any) -> Tensor:
+    """``npu_format_cast`` has none: the memory layout changes, the shape does not."""
+    return torch.empty_like(tensor)
+
+
 SHAPES: Mapping[str, Callable[..., Any]] = {
     "npu.npu_add_layer_norm_backward.default": add_layer_norm_backward,
+    "npu.npu_format_cast.default": format_cast,
     "npu.npu_fusion_attention_grad_v2.default": fusion_attention_grad_v2,
 }
 """By operation with overload."""

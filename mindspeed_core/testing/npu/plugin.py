@@ -40,7 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
         check_stubbed()
         sites = call_sites(package_folders(config.getoption("--source")))
     except UserError as error:
-        raise pytest.UsageError(str(error)) from error
+        # Not a usage error of pytest: it would be told after this process has ended.
+        pytest.exit(str(error), returncode=int(pytest.ExitCode.USAGE_ERROR))
     config.stash[_SITES] = sites
     config.stash[_PROBLEMS] = []
     config.stash[_REACHED] = ReachedSites(sites)
@@ -78,7 +79,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End the process; see the module."""
     session = config.pluginmanager.get_plugin("session")
-    status = int(getattr(session, "exitstatus", _status(config)))
+    status = int(getattr(session, "exitstatus", pytest.ExitCode.INTERNAL_ERROR))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -93,6 +94,7 @@ def problems(sites: list[CallSite], reached: ReachedSites, config: pytest.Config
         if not schemas.describe(site.name)
     ]
     found += [f"{site} was never run by a test" for site in reached.missed()]
+    found += [f"{site} is handed on, and never ran in a test" for site in sites if never_ran(site)]
     written, compared = config.getoption("--write-schemas"), config.getoption("--schemas")
     if written is not None:
         schemas.write_snapshot(written, schemas.schema_snapshot(names))
@@ -101,11 +103,17 @@ def problems(sites: list[CallSite], reached: ReachedSites, config: pytest.Config
     return found
 
 
+def never_ran(site: CallSite) -> bool:
+    """Whether a mention is an operation that no test made the device run."""
+    operation = None if site.is_call or site.excuse else schemas.operation_of(site.name)
+    if operation is None:
+        return False
+    from mindspeed_core.testing.npu.fake import DISPATCHED
+
+    return not any(name.startswith(operation.replace("::", ".") + ".") for name in DISPATCHED)
+
+
 def _is_partial(config: pytest.Config) -> bool:
     return bool(
         config.getoption("keyword") or config.getoption("markexpr") or config.getoption("collectonly")
     )
-
-
-def _status(config: pytest.Config) -> int:
-    return int(pytest.ExitCode.INTERNAL_ERROR)

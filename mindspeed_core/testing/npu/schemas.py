@@ -35,7 +35,7 @@ def schema_snapshot(names: Iterable[str]) -> dict[str, Any]:
     """
     return {
         "torch_npu": installed_version(),
-        "names": {name: describe(name) for name in sorted({_operation(name) for name in names})},
+        "names": {name: describe(name) for name in sorted({_without_overload(name) for name in names})},
     }
 
 
@@ -81,11 +81,10 @@ def read_snapshot(path: Path) -> dict[str, Any]:
 
 def describe(name: str) -> list[str]:
     """What is behind a name: schemas, the signature, or that it is a value; empty when it does not exist."""
-    for namespace in ("npu", "atb"):
-        operation = name.rpartition(".")[2]
-        packet = getattr(getattr(torch.ops, namespace), operation, None)
-        if packet is not None and name.rpartition(".")[0] in ("torch_npu", f"torch.ops.{namespace}"):
-            return _schemas(f"{namespace}::{operation}", packet)
+    operation = operation_of(name)
+    if operation is not None:
+        namespace, _, short = operation.partition("::")
+        return _schemas(operation, getattr(getattr(torch.ops, namespace), short))
     found = resolve(name)
     if found is None:
         return []
@@ -95,6 +94,17 @@ def describe(name: str) -> list[str]:
         return [f"{name.rpartition('.')[2]}{inspect.signature(found)}"]
     except (TypeError, ValueError):
         return ["callable"]
+
+
+def operation_of(name: str) -> str | None:
+    """The operation that a name stands for, ``npu::npu_swiglu``; None when it is something else."""
+    parent, _, short = _without_overload(name).rpartition(".")
+    for namespace in ("npu", "atb"):
+        if parent in ("torch_npu", f"torch.ops.{namespace}") and hasattr(
+            getattr(torch.ops, namespace), short
+        ):
+            return f"{namespace}::{short}"
+    return None
 
 
 def resolve(name: str) -> Any:
@@ -114,7 +124,7 @@ def resolve(name: str) -> Any:
     return None
 
 
-def _operation(name: str) -> str:
+def _without_overload(name: str) -> str:
     """The name without an overload: its schemas are recorded together."""
     parts = name.split(".")
     return ".".join(parts[:4]) if parts[:2] == ["torch", "ops"] else name
