@@ -67,6 +67,16 @@ def test_all_three_are_active_together():
             "positions are a bias of attention already",
         ),
         (["--use-flash-attn", "--context-parallel-size", "2"], "--context-parallel-size is 2"),
+        (
+            ["--use-flash-attn", "--triangle-attn"],
+            r"should not be used together.*drop --triangle-attn or --use-flash-attn",
+        ),
+        (["--triangle-attn", "--triangle-block-size", "0"], "--triangle-block-size 0"),
+        (["--use-fused-masked-softmax", "--use-flash-attn"], "flash attention has no softmax"),
+        (
+            ["--position-embedding-type", "alibi", "--context-parallel-size", "2"],
+            "context-parallel-size is 2",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(flags, message):
