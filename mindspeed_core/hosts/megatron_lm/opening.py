@@ -51,6 +51,27 @@ def open_session(
         PlanError: the flags cannot be resolved; carries every problem.
         SystemExit: ``--plan-only``.
     """
+    session, changed = _prepare(running, args, registry, extra_plugins)
+    running.before_opening()
+    session.open()
+    running.session = session
+    _announce(session, changed)
+    _prepare_environment(session)
+    _forget_attention_backend(session)
+    given = session.call("validate_arguments_early", args=args, plan=session.plan)
+    with running.calling("validate_arguments", validate):
+        validated = session.call("validate_arguments", args=given, plan=session.plan)
+    if validated is not args:
+        # Megatron-LM goes on with the object that it passed.
+        vars(args).update(vars(validated))
+    running.script_opened()
+    return args
+
+
+def _prepare(
+    running: Running, args: Any, registry: Registry, extra_plugins: Sequence[object]
+) -> tuple[Session, list[str]]:
+    """The session for these arguments, not opened, and the flags that were set for what is not installed."""
     line = running.command_line
     assert line is not None
     name, why = choose_platform(args.platform, registry)
@@ -82,20 +103,7 @@ def open_session(
         provenance=provenance,
         extra_plugins=extra_plugins,
     )
-    running.before_opening()
-    session.open()
-    running.session = session
-    _announce(session, changed)
-    _prepare_environment(session)
-    _forget_attention_backend(session)
-    given = session.call("validate_arguments_early", args=args, plan=plan)
-    with running.calling("validate_arguments", validate):
-        validated = session.call("validate_arguments", args=given, plan=plan)
-    if validated is not args:
-        # Megatron-LM goes on with the object that it passed.
-        vars(args).update(vars(validated))
-    running.script_opened()
-    return args
+    return session, changed
 
 
 def close_session(running: Running, failed: bool) -> None:
