@@ -35,7 +35,7 @@ def test_results_gradients_and_operations_are_handed_back():
 
 def test_another_shape_or_dtype_than_the_reference_is_named():
     said = failure(Call("swiglu", swiglu, one, like=lambda x: x.float()))
-    assert said.endswith("results are bfloat16[4, 4]; the reference's are float32[4, 8]")
+    assert "results are bfloat16[4, 4]; the reference's are float32[4, 8]" in said
 
 
 def test_a_result_that_left_the_device_is_named():

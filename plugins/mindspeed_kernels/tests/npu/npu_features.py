@@ -1,0 +1,48 @@
+"""Every feature with a kernel of the device, in a small GPT on the platform npu, by the flags of its proofs."""
+
+from __future__ import annotations
+
+import pytest
+
+from mindspeed_core.feature import Feature
+from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_core.testing.npu import shape_only_training
+from mindspeed_kernels.features import DECLARATIONS
+
+KERNELS = {
+    "fused-rmsnorm": ("npu_rms_norm", "npu_rms_norm_backward"),
+    "fused-swiglu": ("npu_swiglu", "npu_swiglu_backward"),
+    "fused-rope": ("npu_rotary_mul", "npu_rotary_mul_backward"),
+    "flash-attn": ("npu_fusion_attention", "npu_fusion_attention_grad"),
+    "matmul-add": ("_npu_matmul_add_fp32",),
+}
+"""Operations of the device that must have run for a feature to be what its name says."""
+
+FEATURES = [
+    feature
+    for feature in DECLARATIONS
+    if isinstance(feature, type) and issubclass(feature, Feature) and feature.name in KERNELS
+]
+
+
+def chosen(feature):
+    """The feature's first scenario of several processes without a pipeline, or else its first one."""
+    wide = [s for s in feature.verify if s.world_size > 1 and "--pipeline-model-parallel-size" not in s.flags]
+    return (wide or feature.verify)[0]
+
+
+@pytest.mark.parametrize(
+    ("feature", "scenario"),
+    [
+        pytest.param(feature, scenario, id=f"{feature.name}-{scenario.name}")
+        for feature in FEATURES
+        for scenario in [chosen(feature)]
+    ],
+)
+def test_a_feature_trains_every_parameter(feature, scenario):
+    flags = training_flags(scenario.flags, train_iters=1)
+    with shape_only_training(flags, world_size=scenario.world_size) as training:
+        assert feature.name in training.session.plan.names
+        record = training.step()
+    assert record.without_gradient == ()
+    assert [name for name in KERNELS[feature.name] if not record.count(name)] == []
