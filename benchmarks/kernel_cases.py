@@ -23,7 +23,7 @@ class Case:
         work: products, or bytes moved at least, of one call of ours.
         limit: ``"flop"`` or ``"bytes"``, what ``work`` counts.
         repeats: calls inside of ``ours`` and ``theirs``, for short ones.
-        rounds: how often to take turns, None for the default.
+        rounds: how often to take turns; short ones more often, since a busy machine disturbs them more.
         memory: whether the growth of the process is measured.
     """
 
@@ -35,7 +35,7 @@ class Case:
     work: float = 0.0
     limit: str = "flop"
     repeats: int = 1
-    rounds: int | None = None
+    rounds: int = 12
     memory: bool = True
 
 

@@ -70,12 +70,12 @@ def peaks() -> dict[str, float]:
     return {"flop": 2 * 1024**3 / product, "bytes": 2 * large.nbytes / copy}
 
 
-def measure(case: Case, rounds: int, best: dict[str, float]) -> Row:
+def measure(case: Case, rounds: float, best: dict[str, float]) -> Row:
     """Take turns, then measure memory once."""
     for side in (case.ours, case.theirs):
         side()
     ours, theirs = [], []
-    for _ in range(max(2, rounds if case.rounds is None else case.rounds)):
+    for _ in range(max(2, round(rounds * case.rounds))):
         theirs.append(seconds(case.theirs) / case.repeats)
         ours.append(seconds(case.ours) / case.repeats)
     mine, other = min(ours), min(theirs)
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure the families named, all by default, and write their numbers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("families", nargs="*", help=f"of {', '.join(FAMILIES)}")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=float, default=1.0, help="times the rounds of every case")
     parser.add_argument("--no-write", action="store_true", help="print only")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)

@@ -5,6 +5,8 @@ The composition of torch operations keeps a float32 copy besides. Rows of which 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import torch
@@ -14,6 +16,9 @@ from torch.autograd.function import once_differentiable
 from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.contract import NPU_FLOATING, ContractError, Divisible, Dtype, Rank, Size
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
+
+_CACHED_ELEMENTS = 1 << 17
+"""Elements of the scores that a CPU works on at a time."""
 
 
 def scaled_masked_softmax_reference(
@@ -64,34 +69,82 @@ class ScaledMaskedSoftmax(torch.autograd.Function):
     """Keeps the result."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, hidden: Tensor | None, scale: float) -> Tensor:
-        """Softmax; see `scaled_masked_softmax_reference`."""
-        wide = torch.promote_types(x.dtype, torch.float32)
-        scores = x.to(wide) * scale
-        if hidden is not None:
-            scores.masked_fill_(hidden, torch.finfo(wide).min)
-        result = torch.softmax(scores, dim=-1, dtype=wide)
-        if hidden is not None:
-            # The smallest number instead of -inf makes rows without anything uniform instead of NaN.
-            result = result.masked_fill(hidden.all(-1, keepdim=True), 0.0)
-        result = result.to(x.dtype)
+    def forward(ctx: Any, x: Tensor, hidden: Tensor | None, scale: float, empty_rows: bool = True) -> Tensor:
+        """Softmax; see `scaled_masked_softmax_reference`.
+
+        Args:
+            ctx: of autograd.
+            x: ``[b, n, sq, sk]``.
+            hidden: ``[b | 1, n | 1, sq, sk]`` bool, True hides, or None.
+            scale: factor of the scores.
+            empty_rows: everything may be hidden from a row.
+        """
+        if not _blockwise(x):
+            result = _weights(x, hidden, scale, empty_rows)
+        else:
+            result = torch.empty_like(x, memory_format=torch.contiguous_format)
+            for block in _blocks(x):
+                mask = None if hidden is None else hidden[_of_mask(block, hidden)]
+                result[block] = _weights(x[block], mask, scale, empty_rows)
         ctx.save_for_backward(result)
         ctx.scale = scale
         return result
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         """``scale * y * (g - sum(g * y))``."""
         (result,) = ctx.saved_tensors
-        wide = torch.promote_types(result.dtype, torch.float32)
-        product = gradients[0].to(wide) * result
-        shared = product.sum(-1, keepdim=True)
-        return (
-            product.addcmul_(result.to(wide), shared, value=-1).mul_(ctx.scale).to(result.dtype),
-            None,
-            None,
-        )
+        if not _blockwise(result):
+            return _to_scores(gradients[0], result, ctx.scale), None, None, None
+        to_scores = torch.empty_like(result)
+        for block in _blocks(result):
+            to_scores[block] = _to_scores(gradients[0][block], result[block], ctx.scale)
+        return to_scores, None, None, None
+
+
+def _weights(x: Tensor, hidden: Tensor | None, scale: float, empty_rows: bool) -> Tensor:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    scores = x.to(wide) * scale
+    if hidden is None:
+        return torch.softmax(scores, dim=-1).to(x.dtype)
+    scores.masked_fill_(hidden, torch.finfo(wide).min)
+    weights = torch.softmax(scores, dim=-1)
+    if empty_rows:
+        # The smallest number instead of -inf makes rows without anything uniform instead of NaN.
+        weights = weights.masked_fill_(hidden.all(-1, keepdim=True), 0.0)
+    return weights.to(x.dtype)
+
+
+def _to_scores(gradient: Tensor, result: Tensor, scale: float) -> Tensor:
+    wide = torch.promote_types(result.dtype, torch.float32)
+    weights = result.to(wide)
+    shares = gradient.to(wide) * weights
+    shared = shares.sum(-1, keepdim=True)
+    return shares.addcmul_(weights, shared, value=-1).mul_(scale).to(result.dtype)
+
+
+def _blockwise(x: Tensor) -> bool:
+    # A compiler fuses the whole computation itself.
+    large = x.numel() > _CACHED_ELEMENTS
+    return x.device.type == "cpu" and large and not torch.compiler.is_compiling()
+
+
+def _blocks(x: Tensor) -> Iterator[tuple[slice, slice, slice]]:
+    """Rows of one sample and head, so few that intermediate results stay in a CPU's cache."""
+    step = max(1, _CACHED_ELEMENTS // max(1, x.shape[3]))
+    for sample, head, row in product(range(x.shape[0]), range(x.shape[1]), range(0, x.shape[2], step)):
+        yield slice(sample, sample + 1), slice(head, head + 1), slice(row, row + step)
+
+
+def _of_mask(block: tuple[slice, slice, slice], hidden: Tensor) -> tuple[slice, slice, slice]:
+    """The part of a mask that belongs to a block; samples and heads may share one."""
+    sample, head, rows = block
+    return (
+        sample if hidden.shape[0] > 1 else slice(0, 1),
+        head if hidden.shape[1] > 1 else slice(0, 1),
+        rows,
+    )
 
 
 def _samples(make: Make) -> list[Sample]:
@@ -120,7 +173,8 @@ scaled_masked_softmax = Operator(
 def _fused(
     x: Tensor, mask: Tensor | None = None, scale: float = 1.0, fixed_triu_mask: bool = False
 ) -> Tensor:
-    result: Tensor = ScaledMaskedSoftmax.apply(x, _hidden(x, mask, fixed_triu_mask), scale)
+    hidden = _hidden(x, mask, fixed_triu_mask)
+    result: Tensor = ScaledMaskedSoftmax.apply(x, hidden, scale, not fixed_triu_mask)
     return result
 
 

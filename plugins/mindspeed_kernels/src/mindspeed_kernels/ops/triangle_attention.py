@@ -71,7 +71,7 @@ def _by_blocks(
         rows = block.reshape(batch, groups, -1, width)
         scores = torch.matmul(rows, keys[..., :end]).view(batch, heads, end - start, end)
         hidden = torch.ones(1, 1, end - start, end, dtype=torch.bool, device=query.device).triu_(start + 1)
-        weights = ScaledMaskedSoftmax.apply(scores, hidden, 1.0)
+        weights = ScaledMaskedSoftmax.apply(scores, hidden, 1.0, False)
         weights = F.dropout(weights, dropout).view(batch, groups, -1, end)
         context = torch.matmul(weights, values[..., :end, :]).view(batch, heads, end - start, -1)
         parts.append(context.permute(2, 0, 1, 3))
