@@ -1,4 +1,4 @@
-"""Every feature with a kernel of the device, in a small GPT on the platform npu, by the flags of its proofs."""
+"""Every feature with a kernel of the device, in a small GPT on platform npu, by the flags of its proofs."""
 
 from __future__ import annotations
 
