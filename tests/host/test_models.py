@@ -7,6 +7,7 @@ from mindspeed_core.testing.training import train_side
 TP2 = "--tensor-model-parallel-size 2"
 SP = f"{TP2} --sequence-parallel"
 PP2 = "--pipeline-model-parallel-size 2"
+VPP2 = f"{PP2} --num-layers-per-virtual-pipeline-stage 1"
 ROPE = "--position-embedding-type rope"
 LATENT = (
     "--multi-latent-attention --q-lora-rank 16 --kv-lora-rank 16 --qk-head-dim 16 --qk-pos-emb-head-dim 8 "
@@ -56,6 +57,9 @@ PREDICTIONS = f"--mtp-num-layers 2 --untie-embeddings-and-output-weights --num-l
         ),
         pytest.param(PREDICTIONS, SP, 2, id="predictions-tp2"),
         pytest.param(PREDICTIONS, PP2, 2, id="predictions-pp2"),
+        pytest.param(PREDICTIONS.replace("--num-layers 2", "--num-layers 4"), VPP2, 2, id="predictions-vpp2"),
+        pytest.param(f"{LATENT} --qk-layernorm --num-layers 4", f"{SP} {VPP2}", 4, id="latent-tp2-sp-vpp2"),
+        pytest.param("--softmax-type learnable", f"{SP} {PP2}", 4, id="learnable-softmax-tp2-pp2"),
     ],
 )
 def test_a_model_on_a_layout_equals_one_process(equivalence, model, layout, size):

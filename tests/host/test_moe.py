@@ -14,6 +14,7 @@ EP2 = "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall".spli
 TP2 = "--tensor-model-parallel-size 2 --sequence-parallel".split()
 ETP1 = ("--expert-tensor-parallel-size", "1")
 PP2 = ("--pipeline-model-parallel-size", "2")
+VPP2 = (*PP2, "--num-layers-per-virtual-pipeline-stage", "1")
 OVERLAP = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
 
 
@@ -26,6 +27,11 @@ OVERLAP = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-pa
         pytest.param("", " ".join([*TP2, *EP2]), 4, id="tp2-ep2-cut-experts"),
         pytest.param("", " ".join([*PP2, *EP2]), 4, id="pp2-ep2"),
         pytest.param("", " ".join([*EP2, *OVERLAP]), 4, id="ep2-dp2-overlap"),
+        pytest.param("--num-layers 4", " ".join([*VPP2, *EP2, *OVERLAP]), 4, id="vpp2-ep2-overlap"),
+        pytest.param("", " ".join([*TP2, *ETP1, *EP2, *PP2]), 4, id="tp2-ep2-pp2-whole-experts"),
+        pytest.param(
+            "--clip-grad 0.05", " ".join([*TP2, *ETP1, *EP2]), 2, id="clipped-tp2-ep2-whole-experts"
+        ),
         pytest.param(
             "--moe-router-load-balancing-type seq_aux_loss --moe-router-pre-softmax --moe-router-dtype fp64",
             " ".join(EP2),
