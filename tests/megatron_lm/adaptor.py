@@ -64,6 +64,12 @@ CASES = (
     ),
     Case("every plugin, dp2", f"{KERNELS} {PROFILE}"),
     Case("every plugin, tp2 + sp", f"{KERNELS} {PROFILE} --tensor-model-parallel-size 2 --sequence-parallel"),
+    Case(
+        "further kernels, dp2",
+        f"{KERNELS} --use-fused-rotary-pos-emb --use-gradient-accumulation-fusion --affinity-cross-entropy "
+        "--use-distributed-optimizer --overlap-grad-reduce",
+    ),
+    Case("grouped experts, ep2", f"{EXPERTS} --moe-grouped-gemm --gemm-gradient-accumulation-fusion"),
     Case("every plugin, pp2", f"{KERNELS} {PROFILE} --pipeline-model-parallel-size 2"),
 )
 RESUMED = (
