@@ -89,7 +89,9 @@ def _normalized(rows: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor
     values = rows.to(scale.dtype)
     norms = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
     rstd = torch.rsqrt(norms.square_().div_(rows.shape[-1]).add_(eps))
-    return torch.mul(values, rstd).mul_(scale), rstd
+    # A converted copy is ours to change.
+    normed = values * rstd if values.dtype == rows.dtype else values.mul_(rstd)
+    return normed.mul_(scale), rstd
 
 
 def _gradients(rows: Tensor, outer: Tensor, scale: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
