@@ -99,11 +99,11 @@ def test_cyclic_requirements(damage):
         "class Second(LossAverage):\n    name = 'bad-cycle-second'\n    flags = (Flag('--second'),)\n"
         "    requires = (Requirement(feature='bad-cycle-loss-average'),)\n    verify = ()\n"
         "LossAverage.requires = (Requirement(feature='bad-cycle-second'),)\n"
-        "DECLARATIONS = (LossAverage, Second)"
+        'DECLARATIONS = (HookApi("1.0"), LossAverage, Second)'
     )
     plugin = damage(
         "bad-cycle",
-        ("DECLARATIONS = (LossAverage,)", second),
+        ('DECLARATIONS = (HookApi("1.0"), LossAverage)', second),
         ("import Feature,", "import Feature, Requirement,"),
     )
 
