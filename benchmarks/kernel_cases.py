@@ -209,6 +209,73 @@ def softmax() -> Iterator[Case]:
         )
 
 
+def rotary() -> Iterator[Case]:
+    """Rotary embedding against megatron-core's, which computes cosine and sine on every call."""
+    from megatron.core.models.common.embeddings.rope_utils import _apply_rotary_pos_emb_bshd
+
+    from mindspeed_kernels.ops import npu_rotary_position_embedding
+
+    freqs = torch.randn(2048, 1, 1, 128)
+    cos, sin = freqs.cos(), freqs.sin()
+    for dtype, speed in ((torch.float32, None), (torch.bfloat16, 1.8)):
+        tensors = (torch.randn(2048, 1, 16, 128, dtype=dtype),)
+        ours = both_ways(lambda x: npu_rotary_position_embedding(x, cos, sin), tensors)
+        theirs = both_ways(lambda x: _apply_rotary_pos_emb_bshd(x, freqs), tensors)
+        name = f"rotary embedding {str(dtype).removeprefix('torch.')}"
+        # Read x and write y; then read dy and write dx.
+        yield Case(name, ours, theirs, speed, None, 4 * tensors[0].nbytes, "bytes")
+
+
+def grouped() -> Iterator[Case]:
+    """Sixteen experts in one product, against one product each, and one padded to the longest."""
+    from mindspeed_kernels.ops import grouped_matmul
+
+    counts = torch.tensor([0, 300, 100, 112] * 4)
+    ends, sizes = counts.cumsum(0), counts.tolist()
+    for dtype in (torch.float32, torch.bfloat16):
+        rows, weight = torch.randn(2048, 256, dtype=dtype), torch.randn(16, 256, 512, dtype=dtype)
+
+        def looped(x: Tensor, w: Tensor) -> Tensor:
+            return torch.cat([part @ matrix for part, matrix in zip(x.split(sizes), w, strict=True)])
+
+        def padded(x: Tensor, w: Tensor) -> Tensor:
+            whole = torch.nn.utils.rnn.pad_sequence(list(x.split(sizes)), batch_first=True)
+            product = torch.bmm(whole, w)
+            return torch.cat([part[:size] for part, size in zip(product, sizes, strict=True)])
+
+        ours = both_ways(lambda x, w: grouped_matmul(x, w, ends), (rows, weight))
+        name = f"grouped product {str(dtype).removeprefix('torch.')}"
+        work = 3 * 2048 * 256 * 512 * 2.0
+        yield Case(f"{name}, theirs looped", ours, both_ways(looped, (rows, weight)), 1.0, None, work)
+        yield Case(f"{name}, theirs padded", ours, both_ways(padded, (rows, weight)), 1.0, None, work)
+
+
+def accumulation() -> Iterator[Case]:
+    """A weight gradient added to the main gradient in place, against one that is made first."""
+    from mindspeed_kernels.ops import npu_matmul_add_fp32
+
+    for dtype in (torch.float32, torch.bfloat16):
+        x, dy = torch.randn(2048, 1024, dtype=dtype), torch.randn(2048, 4096, dtype=dtype)
+        main = torch.zeros(4096, 1024)
+
+        def separate(x: Tensor = x, dy: Tensor = dy, main: Tensor = main) -> None:
+            main.add_(dy.t() @ x)
+
+        def in_place(x: Tensor = x, dy: Tensor = dy, main: Tensor = main) -> None:
+            npu_matmul_add_fp32(x, dy, main)
+
+        exact = dtype == torch.float32
+        yield Case(
+            f"weight gradient {str(dtype).removeprefix('torch.')}",
+            in_place,
+            separate,
+            1.0 if exact else None,
+            0.5,
+            2.0 * 2048 * 1024 * 4096,
+            rounds=4,
+        )
+
+
 def dispatch() -> Iterator[Case]:
     """What choosing a backend costs per call: an operator that does nothing against the function itself."""
     from mindspeed_kernels.ops import rms_norm
@@ -247,5 +314,8 @@ FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
     "norm": norm,
     "activation": activation,
     "softmax": softmax,
+    "rotary": rotary,
+    "grouped": grouped,
+    "accumulation": accumulation,
 }
 """What is measured, by name."""

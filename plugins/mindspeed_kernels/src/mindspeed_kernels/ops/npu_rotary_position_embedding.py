@@ -19,7 +19,7 @@ from mindspeed_kernels.ops.call import Call, TensorFacts
 from mindspeed_kernels.ops.contract import NPU_FLOATING, Choice, ContractError, Divisible, Dtype, Holds, Rank
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
-_CACHED_ELEMENTS = 1 << 16
+_CACHED_ELEMENTS = 1 << 17
 """Elements of the input that a CPU rotates at a time."""
 
 
@@ -64,18 +64,22 @@ def _parts(x: Tensor, mode: int) -> tuple[Tensor, Tensor]:
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, mode: int, backward: bool) -> Tensor:
     """Forward, or the transposed rotation that is its backward, block by block along the first dimension."""
     wide = _wide(x.dtype)
+    sign = -1 if not backward else 1
     result = torch.empty_like(x, memory_format=torch.contiguous_format)
     for block in _blocks(x):
         cosine, sine = _block(cos, block).to(wide), _block(sin, block).to(wide)
-        (cos_a, cos_b), (sin_a, sin_b) = _parts(cosine, mode), _parts(sine, mode)
-        a, b = (part.to(wide) for part in _parts(x[block], mode))
-        out_a, out_b = _parts(result[block], mode)
+        sine_a, sine_b = _parts(sine, mode)
         if backward:
-            out_a.copy_((a * cos_a).addcmul_(b, sin_b))
-            out_b.copy_((b * cos_b).addcmul_(a, sin_a, value=-1))
-        else:
-            out_a.copy_((a * cos_a).addcmul_(b, sin_a, value=-1))
-            out_b.copy_((b * cos_b).addcmul_(a, sin_b))
+            sine_a, sine_b = sine_b, sine_a
+        # Whole rows are converted and scaled at once; only the crossing products work on parts of them.
+        values = x[block].to(wide)
+        out = result[block] if result.dtype == wide else torch.empty_like(values)
+        torch.mul(values, cosine, out=out)
+        (a, b), (out_a, out_b) = _parts(values, mode), _parts(out, mode)
+        out_a.addcmul_(b, sine_a, value=sign)
+        out_b.addcmul_(a, sine_b, value=-sign)
+        if result.dtype != wide:
+            result[block].copy_(out)
     return result
 
 
