@@ -73,7 +73,7 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The whole test suite."""
+    """The test suite, but for what `thorough` runs."""
     install_for_tests(session)
     session.run("pytest", *session.posargs, env=THREADS)
 
@@ -86,6 +86,13 @@ def npu_conformance(session: nox.Session) -> None:
     folders = [path for path in tests if (ROOT / path).is_dir()]
     options = session.posargs or ("--schemas", "tests/npu_conformance/schemas.json")
     session.run("python", "-m", "mindspeed_core.testing.npu", *folders, *options, env=THREADS)
+
+
+@nox.session
+def thorough(session: nox.Session) -> None:
+    """What the suite leaves out for its length: every proof of every feature, more pairs of layouts."""
+    install_for_tests(session)
+    session.run("pytest", "-m", "thorough", *session.posargs, env=THREADS)
 
 
 @nox.session

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -10,7 +10,9 @@ import pytest
 from mindspeed_core.feature import Feature
 
 
-def scenario_parameters(declarations: Iterable[Any], *, platform: str = "") -> list[Any]:
+def scenario_parameters(
+    declarations: Iterable[Any], *, platform: str = "", always: Collection[str] | None = None
+) -> list[Any]:
     """Parameters ``(feature, scenario)`` over all features among ``declarations``.
 
     Use it so: ``@pytest.mark.parametrize(("feature", "scenario"), scenario_parameters(DECLARATIONS))`` over a
@@ -19,6 +21,8 @@ def scenario_parameters(declarations: Iterable[Any], *, platform: str = "") -> l
     Args:
         declarations: what the plugin's entry point names.
         platform: leave out scenarios and features that do not apply to this platform; empty takes all.
+        always: names of scenarios; all but these and each feature's first one get the mark ``thorough``, so
+            that a suite can leave them to a longer run (``-m "not thorough"``). None marks none.
 
     Raises:
         ValueError: a feature carries no scenario at all.
@@ -34,5 +38,7 @@ def scenario_parameters(declarations: Iterable[Any], *, platform: str = "") -> l
         for scenario in feature.verify:
             if platform and platform not in (scenario.platforms or feature.platforms):
                 continue
-            found.append(pytest.param(feature, scenario, id=f"{feature.name}-{scenario.name}"))
+            short = always is None or scenario.name in always or scenario is feature.verify[0]
+            marks = () if short else (pytest.mark.thorough,)
+            found.append(pytest.param(feature, scenario, id=f"{feature.name}-{scenario.name}", marks=marks))
     return found

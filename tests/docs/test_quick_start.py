@@ -10,6 +10,8 @@ import pytest
 from markdown_files import ROOT, commands, read
 from typed_commands import smaller, typed
 
+pytestmark = pytest.mark.thorough
+
 PAGE = "docs/quick-start.md"
 STEPS = ("prepare-text", "--nproc 2", "--data-path", "inspect", "sample")
 """How the commands go on after the program's name, in the order in which the page gives them."""

@@ -19,6 +19,8 @@ LLAMA = tuple(
     "--untie-embeddings-and-output-weights --position-embedding-type rope --normalization RMSNorm --swiglu "
     "--disable-bias-linear".split()
 )
+
+THOROUGH = pytest.mark.thorough
 TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 EP2 = ("--expert-model-parallel-size", "2")
 MOE = tuple(
@@ -38,10 +40,10 @@ MOE = tuple(
             2,
             id="optim_grads-overlap-dp2",
         ),
-        pytest.param((*FULL, "--fsdp-double-buffer"), LLAMA, 4, id="optim_grads_params-dp4"),
-        pytest.param((*FULL, *TP2), LLAMA, 4, id="optim_grads_params-tp2-dp2"),
+        pytest.param((*FULL, "--fsdp-double-buffer"), LLAMA, 4, id="optim_grads_params-dp4", marks=THOROUGH),
+        pytest.param((*FULL, *TP2), LLAMA, 4, id="optim_grads_params-tp2-dp2", marks=THOROUGH),
         pytest.param((*FULL, *EP2), MOE, 2, id="optim_grads_params-experts-of-one-rank"),
-        pytest.param((*FULL, *EP2, *TP2), MOE, 4, id="optim_grads_params-ep2-tp2"),
+        pytest.param((*FULL, *EP2, *TP2), MOE, 4, id="optim_grads_params-ep2-tp2", marks=THOROUGH),
     ],
 )
 def test_sharded_parameters_train_like_one_process(equivalence, layout, model, size):

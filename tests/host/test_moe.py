@@ -5,6 +5,8 @@ import torch
 
 from mindspeed_core.testing.training import train_side
 
+THOROUGH = pytest.mark.thorough
+
 MOE = (
     "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 32 --disable-bias-linear --swiglu "
     "--num-layers 2 --moe-aux-loss-coeff 0.01"
@@ -25,10 +27,14 @@ OVERLAP = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-pa
         pytest.param("--moe-z-loss-coeff 0.001", " ".join(EP2), 2, id="alltoall-ep2-z-loss"),
         pytest.param("", " ".join([*TP2, *ETP1]), 2, id="tp2-whole-experts"),
         pytest.param("", " ".join([*TP2, *EP2]), 4, id="tp2-ep2-cut-experts"),
-        pytest.param("", " ".join([*PP2, *EP2]), 4, id="pp2-ep2"),
-        pytest.param("", " ".join([*EP2, *OVERLAP]), 4, id="ep2-dp2-overlap"),
-        pytest.param("--num-layers 4", " ".join([*VPP2, *EP2, *OVERLAP]), 4, id="vpp2-ep2-overlap"),
-        pytest.param("", " ".join([*TP2, *ETP1, *EP2, *PP2]), 4, id="tp2-ep2-pp2-whole-experts"),
+        pytest.param("", " ".join([*PP2, *EP2]), 4, id="pp2-ep2", marks=THOROUGH),
+        pytest.param("", " ".join([*EP2, *OVERLAP]), 4, id="ep2-dp2-overlap", marks=THOROUGH),
+        pytest.param(
+            "--num-layers 4", " ".join([*VPP2, *EP2, *OVERLAP]), 4, id="vpp2-ep2-overlap", marks=THOROUGH
+        ),
+        pytest.param(
+            "", " ".join([*TP2, *ETP1, *EP2, *PP2]), 4, id="tp2-ep2-pp2-whole-experts", marks=THOROUGH
+        ),
         pytest.param(
             "--clip-grad 0.05", " ".join([*TP2, *ETP1, *EP2]), 2, id="clipped-tp2-ep2-whole-experts"
         ),

@@ -2,6 +2,8 @@
 
 import pytest
 
+THOROUGH = pytest.mark.thorough
+
 LLAMA = tuple(
     "--position-embedding-type rope --normalization RMSNorm --swiglu --group-query-attention "
     "--num-query-groups 2 --disable-bias-linear --untie-embeddings-and-output-weights".split()
@@ -30,16 +32,26 @@ SELECTIVE = ("--recompute-granularity", "selective")
         pytest.param(LLAMA, (*TP2, "--sequence-parallel"), 2, id="llama-tp2-sp"),
         pytest.param(LLAMA, VPP2, 2, id="llama-vpp2"),
         pytest.param(LLAMA, (*TP2, "--sequence-parallel", *PP2), 4, id="llama-tp2-sp-pp2"),
-        pytest.param(LLAMA, (*PP2, *OVERLAP), 4, id="llama-pp2-dp2-overlap"),
+        pytest.param(LLAMA, (*PP2, *OVERLAP), 4, id="llama-pp2-dp2-overlap", marks=THOROUGH),
         pytest.param(LLAMA, ("--overlap-grad-reduce", *SMALL_BUCKETS), 2, id="llama-dp2-overlap-reduce"),
         pytest.param(LLAMA, (*VPP2, *OVERLAP, *SMALL_BUCKETS), 4, id="llama-vpp2-dp2-overlap"),
-        pytest.param(LLAMA, (*VPP2, *OVERLAP, *FREELY), 4, id="llama-vpp2-dp2-overlap-not-aligned"),
-        pytest.param((), (*SP, *OVERLAP), 4, id="learned-positions-tp2-sp-dp2-overlap"),
-        pytest.param(LLAMA, (*SP, *VPP2), 4, id="llama-tp2-sp-vpp2"),
-        pytest.param(LLAMA, (*SP, *PP2, "--pipeline-model-parallel-layout", "Et|tttL"), 4, id="llama-uneven"),
+        pytest.param(
+            LLAMA, (*VPP2, *OVERLAP, *FREELY), 4, id="llama-vpp2-dp2-overlap-not-aligned", marks=THOROUGH
+        ),
+        pytest.param((), (*SP, *OVERLAP), 4, id="learned-positions-tp2-sp-dp2-overlap", marks=THOROUGH),
+        pytest.param(LLAMA, (*SP, *VPP2), 4, id="llama-tp2-sp-vpp2", marks=THOROUGH),
+        pytest.param(
+            LLAMA,
+            (*SP, *PP2, "--pipeline-model-parallel-layout", "Et|tttL"),
+            4,
+            id="llama-uneven",
+            marks=THOROUGH,
+        ),
         pytest.param((), (*VPP2, *BLOCK), 2, id="tied-embeddings-vpp2-block-recompute"),
-        pytest.param(LLAMA, (*SP, *SHARDED, *SELECTIVE), 4, id="llama-tp2-dp2-selective-recompute"),
-        pytest.param(LLAMA, ("--pipeline-model-parallel-size", "4"), 4, id="llama-pp4"),
+        pytest.param(
+            LLAMA, (*SP, *SHARDED, *SELECTIVE), 4, id="llama-tp2-dp2-selective-recompute", marks=THOROUGH
+        ),
+        pytest.param(LLAMA, ("--pipeline-model-parallel-size", "4"), 4, id="llama-pp4", marks=THOROUGH),
         # RMSNorm: a bias of the key norm shifts all scores of a query alike, so its true gradient is zero.
         pytest.param(
             ("--qk-layernorm", "--apply-layernorm-1p", "--normalization", "RMSNorm"), TP2, 2, id="qk-norm-tp2"

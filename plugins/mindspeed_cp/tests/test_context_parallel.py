@@ -107,7 +107,10 @@ def test_the_loss_is_the_mean_over_the_sequence_however_tokens_are_spread():
     assert sum(total for _, total, _ in found) / sum(tokens for *_, tokens in found) == (6.0 + 10.0) / 4
 
 
-@pytest.mark.parametrize(("feature", "scenario"), scenario_parameters(DECLARATIONS))
+ALWAYS = ("ulysses", "fetched", "double-ring", "tp2-sp", "documents-fetched")
+
+
+@pytest.mark.parametrize(("feature", "scenario"), scenario_parameters(DECLARATIONS, always=ALWAYS))
 def test_every_proof_holds(feature, scenario):
     verdict = verify(feature, scenario, platform="cpu")
     assert verdict.passed, verdict

@@ -84,7 +84,9 @@ def test_what_does_not_go_together_is_refused(flags, message):
         plan(*flags)
 
 
-@pytest.mark.parametrize(("feature", "scenario"), scenario_parameters(DECLARATIONS, platform="cpu"))
+@pytest.mark.parametrize(
+    ("feature", "scenario"), scenario_parameters(DECLARATIONS, platform="cpu", always=("tp2-sp", "ep2"))
+)
 def test_scenarios(feature, scenario):
     verdict = verify(feature, scenario, platform="cpu")
     assert verdict.passed, str(verdict)
