@@ -135,7 +135,18 @@ def test_the_residue_of_nothing_is_nothing():
     assert Residue.now().left_since(before) == []
 
 
-@pytest.mark.parametrize("dist", ["mindspeed-core", "mindspeed-kernels", "mindspeed-profile", "mindspeed-cp"])
+LONG = pytest.mark.thorough
+
+
+@pytest.mark.parametrize(
+    "dist",
+    [
+        "mindspeed-core",
+        "mindspeed-profile",
+        pytest.param("mindspeed-kernels", marks=LONG),
+        pytest.param("mindspeed-cp", marks=LONG),
+    ],
+)
 def test_what_this_repository_ships_keeps_the_contract(dist):
     # Its proofs are run by the tests of each plugin.
     wrong = violations(contract_checks(dist, platform="cpu", proofs=False))

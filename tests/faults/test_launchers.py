@@ -3,6 +3,8 @@
 import os
 import signal
 
+import pytest
+
 from mindspeed_core.testing.faults import KillReport, read_steps, start_job
 
 FLAGS = (
@@ -26,6 +28,7 @@ def workers(job):
     return [child for child in job.workers() if "mindspeed_core.train" in child.cmdline()]
 
 
+@pytest.mark.thorough
 def test_torchrun_starts_killed_workers_again_from_the_last_checkpoint(tmp_path):
     own = ["--save", str(tmp_path / "save"), "--run-dir", str(tmp_path / "run")]
     job = start_job([*TORCHRUN, *FLAGS, *own], tmp_path / "output.txt", program="torch.distributed.run")
