@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mindspeed_cp.engine.block import Dropout, Scores
-from mindspeed_cp.engine.gather import GatheredAttention, GatherPlan, exchange, needed_rows
+from mindspeed_cp.engine.gather import Exchange, GatheredAttention, GatherPlan, exchange, needed_rows
 from mindspeed_cp.engine.heads import head_plan, to_heads, to_positions
 from mindspeed_cp.engine.layout import Layout
-from mindspeed_cp.engine.local import LocalAttention
+from mindspeed_cp.engine.local import LocalAttention, work_with
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.planners import GATHER, Grid, layout_of, outer_layout
-from mindspeed_cp.engine.ring import RingAttention, RingPlan, ring_table, ring_work
-from mindspeed_cp.engine.tasks import tasks
+from mindspeed_cp.engine.ring import RingAttention, RingPlan, ring_table
 
 
 @dataclass(frozen=True)
@@ -86,16 +86,15 @@ def split_attention(
     rules = tuple(rules)
     laid = rules if laid_out is None else tuple(laid_out)
     outer = outer_layout(grid, laid)
-    place, _ = grid.place(members.rank)
+    place, turn = grid.place(members.rank)
     heads = range(options.first_head, options.first_head + query.shape[1])
     slopes = options.slopes
     if grid.inner > 1:
         assert members.inner is not None
         layout = layout_of(grid, laid)
         lengths = [layout.lengths[place * grid.inner + i] for i in range(grid.inner)]
-        plan = head_plan(query.shape[1], key.shape[1], grid.inner, members.rank % grid.inner)
-        all_heads = query.shape[1]
-        mine = plan.queries[members.rank % grid.inner]
+        plan = head_plan(query.shape[1], key.shape[1], grid.inner, turn)
+        mine = plan.queries[turn]
         query = to_heads(query, plan.queries, lengths, members.inner)
         key = to_heads(key, plan.keys, lengths, members.inner)
         value = to_heads(value, plan.keys, lengths, members.inner)
@@ -104,7 +103,6 @@ def split_attention(
             key, value = key.index_select(1, index), value.index_select(1, index)
         heads = heads[mine.start : mine.stop]
         slopes = None if slopes is None else slopes[mine.start : mine.stop]
-        assert plan.queries[-1].stop == all_heads
     pairs = by_rule(rules, query.shape[0])
     scores = [
         Scores(
@@ -150,23 +148,15 @@ def _outer(
     members: Members,
     options: Options,
 ) -> Tensor:
-    positional = scores[0].positional
+    chunks = layout.chunks(place)
     if grid.outer == 1:
-        chunks = layout.chunks(0)
-        work = tuple(
-            (samples, tasks(rule, chunks, chunks, positions=positional), score)
-            for (samples, rule), score in zip(pairs, scores)
-        )
+        work = work_with(pairs, scores, chunks, chunks)
         result: Tensor = LocalAttention.apply(query, key, value, work)
         return result
     assert members.outer is not None
     if grid.method == GATHER:
-        needed = needed_rows(layout, [rule for _, rule in pairs])
-        moved = exchange(layout, place, needed)
-        work = tuple(
-            (samples, tasks(rule, layout.chunks(place), moved.chunks, positions=positional), score)
-            for (samples, rule), score in zip(pairs, scores)
-        )
+        moved = _moved(layout, place, tuple(rule for _, rule in pairs))
+        work = work_with(pairs, scores, chunks, moved.chunks)
         plan = GatherPlan(moved, work, members.outer, options.wide_gradients)
         gathered: Tensor = GatheredAttention.apply(query, key, value, plan)
         return gathered
@@ -174,7 +164,7 @@ def _outer(
         ring_table(grid.outer, grid.window),
         place,
         layout.lengths,
-        ring_work(layout, place, pairs, positional, scores),
+        tuple(work_with(pairs, scores, chunks, layout.chunks(block)) for block in range(layout.ranks)),
         members.outer,
         members.across,
         options.kept,
@@ -182,3 +172,9 @@ def _outer(
     )
     travelled: Tensor = RingAttention.apply(query, key, value, ring)
     return travelled
+
+
+@lru_cache(maxsize=64)
+def _moved(layout: Layout, place: int, rules: tuple[MaskRule, ...]) -> Exchange:
+    """The exchange of keys, made once for all layers."""
+    return exchange(layout, place, needed_rows(layout, rules))

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from mindspeed_cp.engine.block import Merger, attend, attend_backward
-from mindspeed_cp.engine.layout import Interval, Layout
+from mindspeed_cp.engine.layout import Chunks, Interval, Layout, numbered, union
 from mindspeed_cp.engine.local import Work, zeros_for
 from mindspeed_cp.engine.masks import MaskRule
 
@@ -37,22 +37,14 @@ class Exchange:
     send: tuple[np.ndarray, ...]
     receive: tuple[int, ...]
     order: np.ndarray
-    chunks: tuple[tuple[int, Interval], ...]
+    chunks: Chunks
 
 
 def needed_rows(layout: Layout, rules: Sequence[MaskRule]) -> list[list[Interval]]:
     """For every rank the global positions of the keys that its queries see under any of the rules."""
-    found: list[list[Interval]] = []
-    for rank in range(layout.ranks):
-        seen = sorted(interval for rule in rules for interval in rule.needed_keys(layout.shares[rank]))
-        joined: list[Interval] = []
-        for start, end in seen:
-            if joined and start <= joined[-1][1]:
-                joined[-1] = (joined[-1][0], max(joined[-1][1], end))
-            else:
-                joined.append((start, end))
-        found.append(joined)
-    return found
+    return [
+        union(interval for rule in rules for interval in rule.needed_keys(share)) for share in layout.shares
+    ]
 
 
 def exchange(layout: Layout, rank: int, needed: Sequence[Sequence[Interval]]) -> Exchange:
@@ -62,11 +54,7 @@ def exchange(layout: Layout, rank: int, needed: Sequence[Sequence[Interval]]) ->
     came = [position[_inside(position, needed[rank])] for position in positions]
     arrived = np.concatenate(came)
     order = np.argsort(arrived, kind="stable")
-    chunks, local = [], 0
-    for start, end in needed[rank]:
-        chunks.append((local, (start, end)))
-        local += end - start
-    return Exchange(send, tuple(len(part) for part in came), order, tuple(chunks))
+    return Exchange(send, tuple(len(part) for part in came), order, numbered(needed[rank]))
 
 
 def _inside(positions: np.ndarray, intervals: Sequence[Interval]) -> np.ndarray:

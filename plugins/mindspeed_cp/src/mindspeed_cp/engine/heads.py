@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ class HeadPlan:
     expand: tuple[int, ...]
 
 
+@lru_cache(maxsize=64)
 def head_plan(query_heads: int, key_heads: int, ranks: int, rank: int) -> HeadPlan:
     """Split query heads into consecutive ranges, and find the key heads of each.
 

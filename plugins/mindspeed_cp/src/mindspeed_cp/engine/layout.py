@@ -6,7 +6,7 @@ concatenation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 Interval = tuple[int, int]
 """Half-open range of global positions."""
+Chunks = tuple[tuple[int, Interval], ...]
+"""Intervals of global positions, each with the local row at which it starts."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,9 @@ class Layout:
         found[self.order] = np.arange(self.length)
         return found
 
-    def chunks(self, rank: int) -> list[tuple[int, Interval]]:
+    def chunks(self, rank: int) -> Chunks:
         """A rank's intervals with the local index at which each starts."""
-        found, local = [], 0
-        for start, end in self.shares[rank]:
-            found.append((local, (start, end)))
-            local += end - start
-        return found
+        return numbered(self.shares[rank])
 
 
 def _cut(length: int, parts: int) -> list[Interval]:
@@ -129,18 +127,27 @@ def balanced(weights: Sequence[int], length: int, ranks: int, chunks_per_rank: i
         load[rank] += weights[index]
         room[rank] -= 1
         owned[rank].append(chunks[index])
-    return Layout(tuple(tuple(_joined(sorted(share))) for share in owned))
+    return Layout(tuple(tuple(union(share)) for share in owned))
 
 
-def _joined(intervals: Sequence[Interval]) -> list[Interval]:
-    """Neighbouring intervals as one."""
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same positions as disjoint rising intervals that do not touch."""
     found: list[Interval] = []
-    for start, end in intervals:
-        if found and found[-1][1] == start:
-            found[-1] = (found[-1][0], end)
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
         elif end > start:
             found.append((start, end))
     return found
+
+
+def numbered(intervals: Iterable[Interval]) -> Chunks:
+    """Intervals whose positions lie behind one another, with the row at which each starts."""
+    found, local = [], 0
+    for start, end in intervals:
+        found.append((local, (start, end)))
+        local += end - start
+    return tuple(found)
 
 
 def nested(outer: Layout, inner: int) -> Layout:

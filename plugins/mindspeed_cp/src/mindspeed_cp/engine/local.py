@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,10 +10,30 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mindspeed_cp.engine.block import Merger, Scores, attend, attend_backward
-from mindspeed_cp.engine.tasks import Task
+from mindspeed_cp.engine.layout import Chunks
+from mindspeed_cp.engine.masks import MaskRule
+from mindspeed_cp.engine.tasks import Task, tasks
 
 Work = tuple[tuple[slice, tuple[Task, ...], Scores], ...]
 """Samples that share a mask rule, what is computed of them, and how."""
+
+
+def work_with(
+    pairs: Sequence[tuple[slice, MaskRule]], scores: Sequence[Scores], queries: Chunks, keys: Chunks
+) -> Work:
+    """What is computed of query rows with key rows; samples of which nothing is are left out.
+
+    Args:
+        pairs: samples, and the rule that they share.
+        scores: one for each pair.
+        queries: chunks of the query rows.
+        keys: chunks of the key rows.
+    """
+    return tuple(
+        (samples, found, score)
+        for (samples, rule), score in zip(pairs, scores, strict=True)
+        if (found := tasks(rule, queries, keys, positions=score.positional))
+    )
 
 
 class LocalAttention(torch.autograd.Function):
@@ -22,8 +43,8 @@ class LocalAttention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, work: Work) -> Tensor:
         """``[b, n, s, dv]`` of queries ``[b, n, s, d]`` and keys ``[b, g, t, d]``."""
         merger = Merger(query, value.shape[-1])
-        for samples, tasks, scores in work:
-            attend(merger, samples, query, key, value, tasks, scores)
+        for samples, wanted, scores in work:
+            attend(merger, samples, query, key, value, wanted, scores)
         output = merger.output.to(query.dtype)
         ctx.save_for_backward(query, key, value, output, merger.logsum)
         ctx.work = work
@@ -35,8 +56,8 @@ class LocalAttention(torch.autograd.Function):
         """Gradients of queries, keys and values, added up in float32."""
         query, key, value, output, logsum = ctx.saved_tensors
         found = zeros_for(query, key, value)
-        for samples, tasks, scores in ctx.work:
-            attend_backward(found, samples, query, key, value, output, logsum, gradients[0], tasks, scores)
+        for samples, wanted, scores in ctx.work:
+            attend_backward(found, samples, query, key, value, output, logsum, gradients[0], wanted, scores)
         return (*(part.to(like.dtype) for part, like in zip(found, (query, key, value))), None)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mindspeed_cp.engine.layout import Interval
+from mindspeed_cp.engine.layout import Interval, union
 
 FULL, CAUSAL, MASKED = "full", "causal", "masked"
 
@@ -61,7 +61,7 @@ class MaskRule:
             raise ValueError("a prefix belongs to one causal sequence")
 
     def __hash__(self) -> int:
-        return hash((self.length, self.causal, self.ends, self.window, self.prefix, self._matrix_key()))
+        return hash(self.signature())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, MaskRule) and self.signature() == other.signature()
@@ -184,14 +184,8 @@ class MaskRule:
 
     def needed_keys(self, queries: Sequence[Interval]) -> list[Interval]:
         """Keys that some of these queries may see, as disjoint rising intervals."""
-        seen = sorted(piece.keys for interval in queries for piece in self.pieces(interval, (0, self.length)))
-        found: list[Interval] = []
-        for start, end in seen:
-            if found and start <= found[-1][1]:
-                found[-1] = (found[-1][0], max(found[-1][1], end))
-            else:
-                found.append((start, end))
-        return found
+        everything = (0, self.length)
+        return union(piece.keys for interval in queries for piece in self.pieces(interval, everything))
 
 
 def _rectangle(queries: Interval, keys: Interval, kind: str) -> list[Piece]:

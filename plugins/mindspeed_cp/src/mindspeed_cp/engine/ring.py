@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from math import prod
 from typing import Any
 
 import torch
@@ -19,7 +20,6 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from mindspeed_cp.engine.block import Merger, attend, attend_backward
-from mindspeed_cp.engine.layout import Layout
 from mindspeed_cp.engine.local import Work, zeros_for
 
 
@@ -76,6 +76,7 @@ class RingTable:
         )
 
 
+@lru_cache(maxsize=16)
 def ring_table(ranks: int, window: int = 1) -> RingTable:
     """A single ring, or with ``window`` > 1 rings of that many ranks inside a ring of windows.
 
@@ -149,16 +150,25 @@ class _Shapes:
     def of(cls, key: Tensor, value: Tensor) -> _Shapes:
         return cls((*key.shape[:2], key.shape[3]), (*value.shape[:2], value.shape[3]))
 
+    def key_size(self, rows: int) -> int:
+        return prod(self.key) * rows
+
+    def value_size(self, rows: int) -> int:
+        return prod(self.value) * rows
+
+    def size(self, rows: int) -> int:
+        return self.key_size(rows) + self.value_size(rows)
+
     def split(self, buffer: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         """Keys and values in a flat buffer."""
         batch, heads, width = self.key
-        border = batch * heads * rows * width
-        key = buffer[:border].view(batch, heads, rows, width)
-        return key, buffer[border:].view(self.value[0], self.value[1], rows, self.value[2])
+        key = buffer[: self.key_size(rows)].view(batch, heads, rows, width)
+        return key, self.values(buffer, rows)
 
-    def size(self, rows: int) -> int:
-        batch, heads, width = self.key
-        return batch * heads * rows * (width + self.value[2])
+    def values(self, buffer: Tensor, rows: int) -> Tensor:
+        """Values at the end of a flat buffer, behind keys or alone."""
+        batch, heads, width = self.value
+        return buffer[buffer.numel() - self.value_size(rows) :].view(batch, heads, rows, width)
 
 
 class _Transfers:
@@ -320,20 +330,15 @@ class _RingBackward:
         """Send on what backward still needs: nothing, values, or keys and values."""
         if self.plan.kept == "all":
             return
-        shapes, me = self.shapes, self.plan.rank
-        incoming: dict[int, Tensor] = {}
-        for move in moves:
-            if move.target == me:
-                size = shapes.size(self.plan.lengths[move.block])
-                if self.plan.kept == "keys":
-                    size -= shapes.key[0] * shapes.key[1] * shapes.key[2] * self.plan.lengths[move.block]
-                incoming[move.block] = self.query.new_empty(size)
+        shapes, lengths, me = self.shapes, self.plan.lengths, self.plan.rank
+        alone = self.plan.kept == "keys"
+        size = shapes.value_size if alone else shapes.size
+        incoming = {
+            move.block: self.query.new_empty(size(lengths[move.block])) for move in moves if move.target == me
+        }
         outgoing = dict(blocks)
-        if self.plan.kept == "keys":
-            for block, buffer in blocks.items():
-                rows = self.plan.lengths[block]
-                values = shapes.value[0] * shapes.value[1] * rows * shapes.value[2]
-                outgoing[block] = buffer[buffer.numel() - values :].contiguous()
+        if alone:
+            outgoing = {block: shapes.values(buffer, lengths[block]) for block, buffer in blocks.items()}
         keys.post(moves, outgoing, incoming)
         blocks.update(incoming)
 
@@ -341,32 +346,5 @@ class _RingBackward:
         if self.plan.kept == "all":
             return self.shapes.split(self.kept[block], rows)
         if self.plan.kept == "keys":
-            batch, heads, width = self.shapes.value
-            values = batch * heads * rows * width
-            buffer = blocks[block]
-            return self.kept[block], buffer[buffer.numel() - values :].view(batch, heads, rows, width)
+            return self.kept[block], self.shapes.values(blocks[block], rows)
         return self.shapes.split(blocks[block], rows)
-
-
-def ring_work(
-    layout: Layout, rank: int, rules: Sequence[Any], positional: bool, scores: Sequence[Any]
-) -> tuple[Work, ...]:
-    """What a rank computes with each block, samples of one rule together.
-
-    Args:
-        layout: of the ring.
-        rank: whose queries.
-        rules: ``(samples, rule)`` pairs.
-        positional: see `mindspeed_cp.engine.tasks.tasks`.
-        scores: one `Scores` for each pair.
-    """
-    from mindspeed_cp.engine.tasks import tasks
-
-    return tuple(
-        tuple(
-            (samples, found, score)
-            for (samples, rule), score in zip(rules, scores, strict=True)
-            if (found := tasks(rule, layout.chunks(rank), layout.chunks(block), positions=positional))
-        )
-        for block in range(layout.ranks)
-    )

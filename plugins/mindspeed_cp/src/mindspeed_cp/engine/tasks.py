@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from mindspeed_cp.engine.layout import Interval
+from mindspeed_cp.engine.layout import Chunks, Interval
 from mindspeed_cp.engine.masks import CAUSAL, FULL, MaskRule
-
-Chunks = Sequence[tuple[int, Interval]]
-"""Intervals of global positions, each with the local row at which it starts."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +28,9 @@ class Task:
     origin: tuple[int, int] = (0, 0)
 
 
+@lru_cache(maxsize=1024)
 def tasks(rule: MaskRule, queries: Chunks, keys: Chunks, *, positions: bool = False) -> tuple[Task, ...]:
-    """Everything that has to be computed between query rows and key rows.
+    """Everything that has to be computed between query rows and key rows; made once for all layers.
 
     Args:
         rule: which scores count.
