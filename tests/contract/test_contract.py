@@ -135,16 +135,13 @@ def test_the_residue_of_nothing_is_nothing():
     assert Residue.now().left_since(before) == []
 
 
-LONG = pytest.mark.thorough
-
-
 @pytest.mark.parametrize(
     "dist",
     [
         "mindspeed-core",
         "mindspeed-profile",
-        pytest.param("mindspeed-kernels", marks=LONG),
-        pytest.param("mindspeed-cp", marks=LONG),
+        pytest.param("mindspeed-kernels", marks=pytest.mark.thorough),
+        pytest.param("mindspeed-cp", marks=pytest.mark.thorough),
     ],
 )
 def test_what_this_repository_ships_keeps_the_contract(dist):

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from mindspeed_kernels.ops.call import Call, TensorFacts
 from mindspeed_kernels.ops.contract import Contract, Dtype, Holds, Range, Rank, SameDtype, SameShape
+from mindspeed_kernels.ops.rms_norm import rms_norm_reference
 
 Results = Tensor | tuple[Tensor, ...]
 """The norm, then, as asked for, the sum before it and the dropout's mask."""
@@ -53,11 +54,10 @@ def prenorm_dtype(x0: Tensor, residual: Tensor | None, residual_in_fp32: bool) -
 
 def normalized(total: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, *, rms: bool) -> Tensor:
     """Layer norm or RMS norm of the sum, in its dtype."""
-    scale = weight.to(total.dtype)
     shift = None if bias is None else bias.to(total.dtype)
     if not rms:
-        return F.layer_norm(total, total.shape[-1:], scale, shift, epsilon)
-    result = total * torch.rsqrt(total.square().mean(-1, keepdim=True) + epsilon) * scale
+        return F.layer_norm(total, total.shape[-1:], weight.to(total.dtype), shift, epsilon)
+    result = rms_norm_reference(total, weight, epsilon)
     return result if shift is None else result + shift
 
 

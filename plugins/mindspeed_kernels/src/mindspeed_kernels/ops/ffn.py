@@ -16,8 +16,8 @@ from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.contract import Choice, ContractError, Dtype, Rank, SameDtype, SameSize
 from mindspeed_kernels.ops.gmm import grouped_matmul
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
-from mindspeed_kernels.ops.quantization import decoded_scale, exact_product
-from mindspeed_kernels.ops.row_groups import ends_of_groups
+from mindspeed_kernels.ops.quantization import decoded_scale, exact_product, widened_weight
+from mindspeed_kernels.ops.row_groups import by_row, ends_of_groups
 
 _NAMES = (*PLAIN, *GATED)
 Counts = Tensor | Sequence[int] | None
@@ -106,8 +106,7 @@ def _by_row(table: Tensor, ends: Tensor | None, rows: int) -> Tensor:
     """A table ``[E, n]`` per row ``[m, n]``; ``[n]`` without experts."""
     if ends is None:
         return table
-    counts = torch.diff(ends, prepend=ends.new_zeros(1)).to(table.device)
-    return table.repeat_interleave(counts, dim=0, output_size=rows)
+    return by_row(table, ends, rows)
 
 
 def _product(rows: Tensor, weight: Tensor, ends: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -118,8 +117,7 @@ def _product(rows: Tensor, weight: Tensor, ends: Tensor | None, bias: Tensor | N
 def _widened(weight: Tensor, scale: Tensor | None, offset: Tensor | None, dtype: torch.dtype) -> Tensor:
     if scale is None:
         return weight
-    wide = weight.float() if offset is None else weight.float() + offset.float().unsqueeze(-2)
-    return (wide * scale.float().unsqueeze(-2)).to(dtype)
+    return widened_weight(weight, scale, offset, 0, dtype)
 
 
 def _quantized(

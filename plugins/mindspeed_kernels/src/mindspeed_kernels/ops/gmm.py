@@ -19,7 +19,7 @@ from mindspeed_kernels.ops.contract import NPU_FLOATING, ContractError, Dtype, R
 from mindspeed_kernels.ops.library import custom_op
 from mindspeed_kernels.ops.npu_groupmatmul_add import npu_groupmatmul_add_fp32
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
-from mindspeed_kernels.ops.row_groups import bounds, ends_of_groups
+from mindspeed_kernels.ops.row_groups import bounds, by_row, ends_of_groups
 
 
 def grouped_matmul_reference(
@@ -273,8 +273,7 @@ def _gmm(
     ends = ends_of_groups(name, group_list, x.shape[0], weight.shape[0], counts=counts)
     result = grouped_matmul(x, weight, ends, parameter)
     if bias is not None:
-        rows = torch.diff(ends, prepend=ends.new_zeros(1)).to(x.device)
-        result = result + bias.to(result.dtype).repeat_interleave(rows, dim=0, output_size=x.shape[0])
+        result = result + by_row(bias.to(result.dtype), ends, x.shape[0])
     return result
 
 

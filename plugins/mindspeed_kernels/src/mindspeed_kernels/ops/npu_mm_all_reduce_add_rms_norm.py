@@ -40,25 +40,28 @@ CONTRACT: Contract = (
 """What both forms demand, the one that returns and the one that writes into the residual."""
 
 
-def local_product(
+def _total(
     x1: Tensor,
     x2: Tensor,
+    residual: Tensor,
+    hcom: Group,
     bias: Tensor | None,
     antiquant_scale: Tensor | None,
     antiquant_offset: Tensor | None,
     dequant_scale: Tensor | None,
     antiquant_group_size: int,
-    dtype: torch.dtype,
 ) -> Tensor:
-    """This rank's ``x1 · x2 + bias``, with integers widened, in ``dtype``."""
+    """``sum over ranks of (x1 · x2 + bias) + residual``, with integers widened."""
     if dequant_scale is not None:
         scaled = exact_product(x1, x2, bias) * decoded_scale(dequant_scale).double()
-        return scaled.to(dtype)
-    if antiquant_scale is not None:
-        check_group_size("npu_mm_all_reduce_add_rms_norm", antiquant_group_size, x2.shape[0])
-        x2 = widened_weight(x2, antiquant_scale, antiquant_offset, antiquant_group_size, x1.dtype)
-    result = x1 @ x2
-    return result if bias is None else result + bias
+        product = scaled.to(residual.dtype)
+    else:
+        if antiquant_scale is not None:
+            check_group_size("npu_mm_all_reduce_add_rms_norm", antiquant_group_size, x2.shape[0])
+            x2 = widened_weight(x2, antiquant_scale, antiquant_offset, antiquant_group_size, x1.dtype)
+        product = x1 @ x2
+        product = product if bias is None else product + bias
+    return collectives.all_reduce(product, process_group(hcom, "hcom")).view(residual.shape) + residual
 
 
 def npu_mm_all_reduce_add_rms_norm_reference(
@@ -96,10 +99,8 @@ def npu_mm_all_reduce_add_rms_norm_reference(
     Returns:
         ``y`` and its norm, both with shape and dtype of ``residual``.
     """
-    product = local_product(
-        x1, x2, bias, antiquant_scale, antiquant_offset, dequant_scale, antiquant_group_size, residual.dtype
-    )
-    total = collectives.all_reduce(product, process_group(hcom, "hcom")).view(residual.shape) + residual
+    quantization = (antiquant_scale, antiquant_offset, dequant_scale, antiquant_group_size)
+    total = _total(x1, x2, residual, hcom, bias, *quantization)
     return total, rms_norm_reference(total, gamma, epsilon)
 
 
@@ -128,10 +129,8 @@ def _composed(
     comm_turn: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """The definition with the fused norm, which keeps the sum and one number per row."""
-    product = local_product(
-        x1, x2, bias, antiquant_scale, antiquant_offset, dequant_scale, antiquant_group_size, residual.dtype
-    )
-    total = collectives.all_reduce(product, process_group(hcom, "hcom")).view(residual.shape) + residual
+    quantization = (antiquant_scale, antiquant_offset, dequant_scale, antiquant_group_size)
+    total = _total(x1, x2, residual, hcom, bias, *quantization)
     return total, rms_norm(total, gamma, epsilon)
 
 

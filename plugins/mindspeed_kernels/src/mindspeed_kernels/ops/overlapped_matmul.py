@@ -75,10 +75,6 @@ def _with_bias(result: Tensor, bias: Tensor | None) -> Tensor:
     return result if bias is None else result + bias
 
 
-def _bias_gradient(dy: Tensor, bias: Tensor | None, needed: bool) -> Tensor | None:
-    return dy.sum(0).view(bias.shape) if needed and bias is not None else None
-
-
 # Products and collectives in parts, without autograd.
 
 

@@ -70,6 +70,18 @@ def _traced(tensor: Tensor) -> bool:
     return torch.compiler.is_compiling() or is_fake(tensor)
 
 
+def by_row(table: Tensor, ends: Tensor, rows: int) -> Tensor:
+    """A table ``[E, n]`` of groups as ``[m, n]``, one line for each row.
+
+    Args:
+        table: a line for each group.
+        ends: where each group ends.
+        rows: number of rows there are.
+    """
+    counts = torch.diff(ends, prepend=ends.new_zeros(1)).to(table.device)
+    return table.repeat_interleave(counts, dim=0, output_size=rows)
+
+
 def bounds(ends: Tensor) -> list[tuple[int, int]]:
     """First and last row (not included) of each group; waits for the device that holds ``ends``."""
     numbers: list[int] = ends.tolist()
