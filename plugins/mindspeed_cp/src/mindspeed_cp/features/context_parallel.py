@@ -1,0 +1,112 @@
+"""The declaration of context parallelism: flags, refusals, proofs. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from mindspeed_core.feature import Conflict, Feature, hookimpl
+from mindspeed_cp.features.flags import FLAGS
+from mindspeed_cp.features.proofs import PROOFS
+from mindspeed_cp.options import problems
+
+
+class ContextParallel(Feature):
+    """Attention over sequences that are split over ranks."""
+
+    name = "context-parallel"
+    family = "cp"
+    summary = "Sequences split over ranks: Ulysses, ring, double ring, hybrid, fetched keys, balanced layouts"
+    stability = "prototype"
+    level = 2
+    flags = FLAGS
+    conflicts = (
+        Conflict(
+            flag="--create-attention-mask-in-dataloader",
+            reason="a rank makes the masks of its own part; a mask of the whole sequence is not split",
+        ),
+        Conflict(flag="--mtp-num-layers", reason="predicted tokens are not shifted across ranks"),
+        Conflict(flag="--multi-latent-attention", reason="its rotary embedding is not split over ranks"),
+    )
+    hosts = ("standalone",)
+    slots = ("context-parallel", "core-attention")
+    packages = ("torch_npu>=2.6; platform == 'npu'",)
+    docs = "mindspeed_cp:docs/context-parallel.md"
+    places_modules = True
+    deterministic = True
+    affects_checkpoint = False
+    verify = PROOFS
+
+    @classmethod
+    def enabled(cls, args: Any) -> bool:
+        """Where a sequence is split."""
+        return bool(getattr(args, "context_parallel_size", 1) > 1)
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Sizes and options that do not go together."""
+        found = problems(args)
+        if args.reset_attention_mask and not getattr(args, "reset_position_ids", False):
+            found.append(
+                "--reset-attention-mask finds documents by their positions when a sequence is split; add "
+                "--reset-position-ids"
+            )
+        if getattr(args, "hidden_dropout", 0.0):
+            found.append(
+                f"--hidden-dropout {args.hidden_dropout} would drop the same positions on every rank of "
+                "context parallelism; use 0"
+            )
+        if getattr(args, "position_embedding_type", "rope") in ("mrope", "relative"):
+            found.append(
+                f"--position-embedding-type {args.position_embedding_type} is not split over ranks; use "
+                "rope, yarn, learned_absolute or none"
+            )
+        return found
+
+    @hookimpl(wrapper=True)
+    def build_process_groups(self, session: Any, args: Any) -> Generator[None, Any, Any]:
+        """Sub-groups of the context-parallel groups."""
+        pg = yield
+        from mindspeed_cp.modules.members import create_groups
+
+        create_groups(session, args, pg)
+        return pg
+
+    @hookimpl(wrapper=True)
+    def build_layer_spec(self, session: Any, args: Any) -> Generator[None, Any, Any]:
+        """Replace the core attention of every layer."""
+        spec = yield
+        from mindspeed_cp.modules.core_attention import place_attention
+
+        return place_attention(session, args, spec)
+
+    @hookimpl(wrapper=True)
+    def build_model(self, session: Any) -> Generator[None, Any, Any]:
+        """Give rotary embeddings the positions of this rank."""
+        model = yield
+        from mindspeed_cp.modules.rotary import follow_layout
+
+        follow_layout(session, model)
+        return model
+
+    @hookimpl(wrapper=True)
+    def batch_fields(self, args: Any) -> Generator[None, Any, Any]:
+        """Positions on every stage, where they tell documents apart."""
+        fields = yield
+        return fields | {"position_ids"} if args.reset_attention_mask else fields
+
+    @hookimpl(wrapper=True)
+    def get_batch(self, run: Any, vp_stage: Any, microbatch: Any) -> Generator[None, Any, Any]:
+        """This rank's part of the micro-batch, and its description on every stage."""
+        batch = yield
+        from mindspeed_cp.modules.batch import split_batch
+
+        return split_batch(run, batch, microbatch)
+
+    @hookimpl(wrapper=True)
+    def compute_loss(self, run: Any) -> Generator[None, Any, Any]:
+        """Count tokens over all ranks of the sequence."""
+        loss = yield
+        from mindspeed_cp.modules.loss import over_the_sequence
+
+        return over_the_sequence(run, loss)

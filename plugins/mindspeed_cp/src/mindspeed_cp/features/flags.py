@@ -1,0 +1,63 @@
+"""The flags of context parallelism, with the names that launch scripts use."""
+
+from __future__ import annotations
+
+from mindspeed_core.feature import Flag
+from mindspeed_cp.options import ALGORITHMS, LAYOUTS, RING_ALGO
+
+FLAGS = (
+    Flag("--context-parallel-size", type=int, default=1, help="Ranks that a sequence is split over."),
+    Flag(
+        "--context-parallel-algo",
+        type=str,
+        default=RING_ALGO,
+        choices=ALGORITHMS,
+        help="How attention reaches the keys of other ranks.",
+    ),
+    Flag("--ulysses-degree-in-cp", type=int, help="Ranks that exchange heads in the hybrid algorithms."),
+    Flag("--cp-window-size", type=int, default=1, help="Ranks of an inner ring of a double ring."),
+    Flag(
+        "--attention-mask-type",
+        type=str,
+        default="causal",
+        choices=("causal", "general"),
+        aliases=("--cp-attention-mask-type",),
+        help="causal: a query sees no later key; general: it sees every key.",
+    ),
+    Flag(
+        "--reset-attention-mask",
+        help="Tokens see their own document only; documents are found by --reset-position-ids.",
+    ),
+    Flag(
+        "--context-parallel-kv-cache-policy",
+        type=str,
+        choices=("full", "half"),
+        help="Keep what a ring receives for backward: keys and values, or keys.",
+    ),
+    Flag(
+        "--context-parallel-cache-interval",
+        type=int,
+        default=0,
+        help="Layers between those that keep what their ring receives.",
+    ),
+    Flag(
+        "--cp-layout",
+        type=str,
+        default="auto",
+        choices=LAYOUTS,
+        help="Which tokens a rank owns; auto suits the mask.",
+    ),
+    Flag(
+        "--cp-chunks-per-rank",
+        type=int,
+        default=0,
+        help="Chunks of each rank in a balanced layout; 0 takes the fewest that balance.",
+    ),
+    Flag(
+        "--cp-grad-comm-dtype",
+        type=str,
+        default="fp32",
+        choices=("fp32", "model"),
+        help="Dtype in which gradients of keys and values travel.",
+    ),
+)

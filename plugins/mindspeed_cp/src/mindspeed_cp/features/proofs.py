@@ -1,0 +1,74 @@
+"""What proves context parallelism: a model with its sequence split trains like the same model without."""
+
+from __future__ import annotations
+
+from mindspeed_core.feature import Scenario
+from mindspeed_cp.options import GATHER_ALGO, RING_ALGO
+
+# Adam divides by the root of the second moment: with its usual epsilon the sign of a gradient that is zero
+# but for rounding decides about a whole step.
+_MODEL = (
+    *("--adam-eps", "1e-3", "--position-embedding-type", "rope", "--normalization", "RMSNorm"),
+    *("--swiglu", "--disable-bias-linear", "--group-query-attention", "--num-query-groups", "2"),
+    *("--hidden-dropout", "0", "--attention-dropout", "0"),
+)
+_PACKED = ("--reset-attention-mask", "--reset-position-ids", "--eod-mask-loss")
+
+
+def _split(size: int, algorithm: str, *more: str) -> tuple[str, ...]:
+    return ("--context-parallel-size", str(size), "--context-parallel-algo", algorithm, *more)
+
+
+def _proof(
+    name: str, world: int, flags: tuple[str, ...], more: tuple[str, ...] = (), size: int = 2
+) -> Scenario:
+    """The same model, with the sequence split and whole, on as many processes as each needs."""
+    return Scenario(
+        name,
+        flags=(*_MODEL, *more, *flags),
+        baseline=(*_MODEL, *more),
+        world_size=world,
+        baseline_world_size=world // size,
+        tolerance=2e-5,
+    )
+
+
+PROOFS = (
+    _proof("ring", 2, _split(2, RING_ALGO)),
+    _proof("ulysses", 2, _split(2, "ulysses_cp_algo")),
+    _proof("fetched", 2, _split(2, GATHER_ALGO)),
+    _proof("balanced", 2, _split(2, "adaptive_cp_algo")),
+    _proof("general", 2, _split(2, RING_ALGO, "--attention-mask-type", "general")),
+    _proof("kept-keys", 2, _split(2, RING_ALGO, "--context-parallel-kv-cache-policy", "full")),
+    _proof("double-ring", 4, _split(4, RING_ALGO, "--cp-window-size", "2"), size=4),
+    _proof("hybrid", 4, _split(4, "hybrid_cp_algo", "--ulysses-degree-in-cp", "2"), size=4),
+    _proof("hybrid-balanced", 4, _split(4, "hybrid_adaptive_cp_algo", "--ulysses-degree-in-cp", "2"), size=4),
+    *(
+        Scenario(
+            f"documents-{name}",
+            flags=(*_MODEL, *_PACKED, *_split(2, algorithm), *more),
+            baseline=(*_MODEL, *_PACKED, "--create-attention-mask-in-dataloader", *more),
+            world_size=2 * (2 if more else 1),
+            baseline_world_size=2 if more else 1,
+            tolerance=2e-5,
+        )
+        for name, algorithm, more in (
+            ("ring", RING_ALGO, ()),
+            ("ulysses", "ulysses_cp_algo", ()),
+            ("fetched", GATHER_ALGO, ()),
+            ("pp2", GATHER_ALGO, ("--pipeline-model-parallel-size", "2")),
+        )
+    ),
+    _proof("tp2-sp", 4, _split(2, RING_ALGO), ("--tensor-model-parallel-size", "2", "--sequence-parallel")),
+    _proof("pp2", 4, _split(2, "ulysses_cp_algo"), ("--pipeline-model-parallel-size", "2")),
+    _proof("dp2-distributed-optimizer", 4, _split(2, GATHER_ALGO), ("--use-distributed-optimizer",)),
+    _proof(
+        "recompute",
+        2,
+        _split(2, RING_ALGO),
+        (
+            *("--recompute-granularity", "full", "--recompute-method", "uniform"),
+            *("--recompute-num-layers", "1"),
+        ),
+    ),
+)
