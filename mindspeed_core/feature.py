@@ -226,6 +226,21 @@ class Fallback:
 
 
 @dataclass(frozen=True)
+class TakeOver:
+    """A feature whose part another one does: where both are asked for, it is held back.
+
+    Requirements on the one that is held back hold all the same; its slots, conflicts and checks do not count.
+
+    Attributes:
+        feature: the name of the feature that is held back.
+        reason: why it has nothing left to do; printed with the plan.
+    """
+
+    feature: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Patch:
     """A change of a symbol of megatron-core or torch: the last resort.
 
@@ -398,6 +413,8 @@ class Feature:
     hosts: ClassVar[Sequence[str]] = ()
     """Hosts whose training loops it works in; empty means all of them."""
     fallback: ClassVar[Fallback | None] = None
+    takes_over: ClassVar[Sequence[TakeOver]] = ()
+    """Features whose part this one does where both are asked for."""
     patches: ClassVar[Sequence[Patch]] = ()
     verify: ClassVar[Sequence[Scenario]] = ()
     docs: ClassVar[str] = ""
@@ -485,6 +502,7 @@ def check_feature(feature: Any) -> list[str]:
         ("flags", Flag),
         ("requires", Requirement),
         ("conflicts", Conflict),
+        ("takes_over", TakeOver),
         ("patches", Patch),
         ("verify", Scenario),
         ("after", str),

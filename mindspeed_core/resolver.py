@@ -155,12 +155,14 @@ class _Resolution:
         self.why: dict[str, str] = {}
         self.held: dict[str, HeldBack] = {}
         self.failed: set[str] = set()
+        self.taken: set[str] = set()
         self.problems: list[Problem] = []
 
     def plan(self) -> Plan:
         for name in self._requested():
             self._admit(name, self._flag_of(name) or "default")
         self._close()
+        self._take_over()
         self._suppress_dependents()
         active = [name for name in self.index.classes if name in self.why and name not in self.failed]
         slots = self._slots(active)
@@ -394,6 +396,19 @@ class _Resolution:
             return bool(value == condition.equals)
         return value is not None and bool(value) != inverts
 
+    def _take_over(self) -> None:
+        """Hold back what an active feature does as well; requirements on it were followed before."""
+        for name in list(self.why):
+            if name not in self.why or name in self.failed:
+                continue
+            for taken in self.index.classes[name].takes_over:
+                other = taken.feature
+                if other in self.why and other not in self.failed:
+                    remedy = f"nothing; {name} takes over"
+                    self.held[other] = HeldBack(other, taken.reason, self._flag_of(other), remedy)
+                    self.taken.add(other)
+                    del self.why[other]
+
     def _suppress_dependents(self) -> None:
         """What needs a failed feature is out too, without a problem of its own."""
         changed = bool(self.failed)
@@ -404,9 +419,8 @@ class _Resolution:
                     continue
                 for requirement in self.index.classes[name].requires:
                     choices = requirement.any_of
-                    lost = requirement.feature in self.failed or (
-                        choices and not any(c in self.why and c not in self.failed for c in choices)
-                    )
+                    present = (self.why.keys() | self.taken) - self.failed
+                    lost = requirement.feature in self.failed or (choices and not present & {*choices})
                     if lost:
                         self.failed.add(name)
                         changed = True
@@ -542,7 +556,9 @@ class _Resolution:
                     name, record.dist, record.version, record.cls.family, record.cls.level, self.why[name]
                 )
             )
-            for flag in record.cls.flags:
+        # Who takes over reads the flags of what it does as well.
+        for name in (*order, *self.taken):
+            for flag in self.index.classes[name].flags:
                 arguments[flag.dest] = getattr(self.args, flag.dest, flag.default)
         applied = tuple(patch for name in order for patch in patches[name])
         # What nobody asked for is not worth a line: a feature that is on by default and above the level.

@@ -142,6 +142,7 @@ def _platforms(feature: type[Feature]) -> list[str]:
     if feature.fallback is not None:
         taken = f"{feature.fallback.feature} takes over" if feature.fallback.feature else "it is left out"
         lines.append(f"elsewhere {taken}: {feature.fallback.reason}")
+    lines += [f"takes over from {taken.feature}: {taken.reason}" for taken in feature.takes_over]
     return lines
 
 

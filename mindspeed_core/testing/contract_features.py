@@ -92,7 +92,11 @@ def _names_known(contract: Contract, record: FeatureRecord) -> Iterator[str]:
             if condition.flag and not _flag_known(contract, flags, condition.flag):
                 meant = guess(condition.flag, _options(flags))
                 yield f"its {kind} names {condition.flag}, which nobody defines{meant}"
+    for taken in feature.takes_over:
+        if not taken.reason.strip():
+            yield f"it takes over from {taken.feature} without a reason; the plan prints it"
     named = [*feature.after, *(c.feature for c in feature.conflicts), *(r.feature for r in feature.requires)]
+    named += [taken.feature for taken in feature.takes_over]
     for name in filter(None, named):
         close = get_close_matches(name, features, n=1, cutoff=0.85)
         if name not in features and close:

@@ -19,6 +19,7 @@ from mindspeed_core.feature import (
     Requirement,
     Slot,
     StageSpecs,
+    TakeOver,
     hookimpl,
 )
 from mindspeed_core.flags import flag_set
@@ -182,6 +183,23 @@ def test_a_fallback_takes_over_where_the_feature_does_not_run():
 def test_a_fallback_without_a_feature_leaves_it_out():
     made = plan("--a", feature("a", platforms=("npu",), fallback=Fallback("not needed here")))
     assert (made.names, made.held_back[0].name) == ((), "a")
+
+
+def test_a_feature_takes_over_what_it_does_as_well():
+    def refuses(cls, args):
+        return ["not beside b"]
+
+    a = feature("a", slots=("norm",), validate=classmethod(refuses))
+    b = feature("b", slots=("norm",), takes_over=(TakeOver("a", "b does it by blocks"),))
+    asking = feature("asking", requires=(Requirement(feature="a", implies=True),))
+    made = plan("--asking --b", a, b, asking)
+    assert made.names == ("asking", "b")
+    assert made.slots == {"norm": "b"}
+    assert made.arguments["a"] is False
+    (held,) = plan("--a --b", a, b).held_back
+    assert (held.name, held.flag, held.reason) == ("a", "--a", "b does it by blocks")
+    assert held.remedy == "nothing; b takes over"
+    assert only("--a", a, b).reason == "not beside b"
 
 
 def test_a_feature_of_another_mode_is_held_back():
