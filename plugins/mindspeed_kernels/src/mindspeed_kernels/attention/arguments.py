@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from mindspeed_kernels.attention.bias import Bias, compressed
-from mindspeed_kernels.attention.blockwise import Piece, Problem
 from mindspeed_kernels.attention.layouts import RANKS, heads_of, to_bnsd
+from mindspeed_kernels.attention.problem import Piece, Problem
 from mindspeed_kernels.attention.visibility import MODES, UNLIMITED, of_mode, of_sequence
 from mindspeed_kernels.ops.contract import ContractError
 

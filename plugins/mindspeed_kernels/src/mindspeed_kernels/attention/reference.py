@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mindspeed_kernels.attention.arguments import Inputs
-from mindspeed_kernels.attention.blockwise import Piece, Problem
+from mindspeed_kernels.attention.problem import Piece, Problem
 
 
 def dense_attention(inputs: Inputs, sink: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -60,21 +61,8 @@ def npu_attention(
         if tensor is not None
     }
     arguments = (query, key, value, options.head_num, "SBH" if layout == "SBND" else layout)
-    if needs_second_version(options):
-        result = torch_npu.npu_fusion_attention_v2(
-            *arguments,
-            pre_tokens=options.pre_tokens,
-            next_tokens=options.next_tokens,
-            pse_type=options.pse_type,
-            q_start_idx=_start(options.q_start_idx),
-            kv_start_idx=_start(options.kv_start_idx),
-            **common,
-        )
-    else:
-        # The first version spells these two in its own way.
-        result = torch_npu.npu_fusion_attention(
-            *arguments, pre_tockens=options.pre_tokens, next_tockens=options.next_tokens, **common
-        )
+    versions = torch_npu.npu_fusion_attention, torch_npu.npu_fusion_attention_v2
+    result = _of_version(versions, options, arguments, common)
     if layout == "SBND":
         return (result[0].unflatten(-1, (options.head_num, -1)), *result[1:])
     return tuple(result)
@@ -122,20 +110,8 @@ def npu_attention_grad(
         **state,
     }
     arguments = (*tensors, options.head_num, "SBH" if layout == "SBND" else layout)
-    if needs_second_version(options):
-        result = torch_npu.npu_fusion_attention_grad_v2(
-            *arguments,
-            pre_tokens=options.pre_tokens,
-            next_tokens=options.next_tokens,
-            pse_type=options.pse_type,
-            q_start_idx=_start(options.q_start_idx),
-            kv_start_idx=_start(options.kv_start_idx),
-            **common,
-        )
-    else:
-        result = torch_npu.npu_fusion_attention_grad(
-            *arguments, pre_tockens=options.pre_tokens, next_tockens=options.next_tokens, **common
-        )
+    versions = torch_npu.npu_fusion_attention_grad, torch_npu.npu_fusion_attention_grad_v2
+    result = _of_version(versions, options, arguments, common)
     found = list(result)
     if needs_second_version(options):
         # Between the bias and the sink it has gradients of separate rotary parts, which are never given.
@@ -151,6 +127,31 @@ def needs_second_version(options: Options) -> bool:
     """Whether only the second version of the kernel knows what is asked for."""
     starts = options.q_start_idx is not None or options.kv_start_idx is not None
     return (options.pse is not None and options.pse_type != 1) or starts
+
+
+def _of_version(
+    versions: tuple[Callable[..., Any], Callable[..., Any]],
+    options: Options,
+    arguments: tuple[Any, ...],
+    common: Mapping[str, Any],
+) -> Any:
+    """Call the first of two versions of a kernel, or the second where it has to be.
+
+    They spell the limits of bands differently, and only the second takes a kind of bias and first positions.
+    """
+    first_version, second_version = versions
+    if not needs_second_version(options):
+        limits = {"pre_tockens": options.pre_tokens, "next_tockens": options.next_tokens}
+        return first_version(*arguments, **limits, **common)
+    return second_version(
+        *arguments,
+        pre_tokens=options.pre_tokens,
+        next_tokens=options.next_tokens,
+        pse_type=options.pse_type,
+        q_start_idx=_start(options.q_start_idx),
+        kv_start_idx=_start(options.kv_start_idx),
+        **common,
+    )
 
 
 def _start(value: Any) -> list[int] | None:
