@@ -19,6 +19,7 @@ from mindspeed_core.testing.scenarios import scenario_parameters
 from mindspeed_core.testing.verify import verify
 from mindspeed_cp.features import DECLARATIONS, ContextParallel
 from mindspeed_cp.modules.loss import over_the_sequence
+from mindspeed_cp.modules.members import group_parts
 from mindspeed_cp.options import CPOptions
 
 
@@ -61,6 +62,29 @@ def plan(*flags):
             "--cp-window-size 2 needs megatron_cp_algo or hybrid_cp_algo",
         ),
         (["--context-parallel-cache-interval", "1"], "needs --context-parallel-kv-cache-policy"),
+        (["--context-parallel-cache-interval", "-1"], "must not be negative, got -1"),
+        (
+            ["--context-parallel-kv-cache-policy", "full", "--context-parallel-cache-interval", "4"],
+            "--context-parallel-cache-interval (4) should be smaller than the number of layers (4)",
+        ),
+        (
+            ["--context-parallel-kv-cache-policy", "half", "--context-parallel-algo", "kvallgather_cp_algo"],
+            "kvallgather_cp_algo fetches keys again",
+        ),
+        (
+            ["--context-parallel-kv-cache-policy", "full", "--recompute-granularity", "selective"],
+            "keeps what --recompute-granularity selective of attention throws away",
+        ),
+        (
+            ["--use-cp-send-recv-overlap", "--context-parallel-algo", "adaptive_cp_algo"],
+            "adaptive_cp_algo has no ring",
+        ),
+        (["--use-ulysses-allgather-kv"], "--use-ulysses-allgather-kv needs ulysses_cp_algo"),
+        (["--use-ulysses-allgather-kv"], "--use-ulysses-allgather-kv needs --group-query-attention"),
+        (
+            ["--use-ulysses-allgather-kv", "--group-query-attention", "--num-query-groups", "2"],
+            "num_query_groups / tensor_model_parallel_size is 2; it needs 1",
+        ),
         (["--reset-attention-mask"], "add --reset-position-ids"),
         (["--hidden-dropout", "0.1"], "would drop the same positions on every rank"),
         (["--mtp-num-layers", "1"], "--mtp-num-layers"),
@@ -76,6 +100,29 @@ def test_training_loops_that_split_batches_themselves_are_refused():
     with pytest.raises(PlanError) as error:
         prepare({"--context-parallel-size": 2}, platform="cpu", host="library")
     assert "it works in: standalone" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--context-parallel-kv-cache-policy", "full"], "context parallel size must be larger than 1"),
+        (["--use-ulysses-allgather-kv"], "needs --context-parallel-size larger than 1, got 1"),
+    ],
+)
+def test_what_only_a_split_sequence_has_is_refused_without(flags, message):
+    with pytest.raises(PlanError) as error:
+        plan(*flags)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("size", "inner", "parts"),
+    [(4, 1, [[0, 1, 2, 3]]), (3, 1, None), (4, 2, [[0, 2], [1, 3]])],
+)
+def test_a_ring_with_an_even_number_of_ranks_gets_a_second_group(size, inner, parts):
+    algorithm = "megatron_cp_algo" if inner == 1 else "hybrid_cp_algo"
+    options = CPOptions(size, algorithm, inner, 1, True, "auto", 0, None, 0, True, send_receive_overlap=True)
+    assert group_parts(options).get("cp.second") == parts
 
 
 def test_without_a_split_the_feature_is_not_there():

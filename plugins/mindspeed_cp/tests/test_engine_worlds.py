@@ -8,12 +8,15 @@ import torch.distributed as dist
 
 from mindspeed_core.testing import run_world
 from mindspeed_core.testing.communication import count_communication
-from mindspeed_cp.engine import block, ring
+from mindspeed_core.testing.memory import TensorBytes
+from mindspeed_cp.engine import counters
 from mindspeed_cp.engine.attention import Members, Options, split_attention
-from mindspeed_cp.engine.block import Dropout
-from mindspeed_cp.engine.gather import exchange, needed_rows
+from mindspeed_cp.engine.exchange import exchange, needed_rows
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.planners import GATHER, RING, Grid, layout_of, outer_layout
+from mindspeed_cp.engine.ring import RingPlan, Transfers
+from mindspeed_cp.engine.ring_table import ring_table
+from mindspeed_cp.engine.scores import Dropout
 
 LENGTH = 48
 
@@ -58,6 +61,8 @@ def grids(ranks):
 def members_of(grid):
     rank = dist.get_rank()
     found = {}
+    if grid.method == RING and grid.outer == dist.get_world_size():
+        found["second"] = dist.new_group()
     for name, lists in (("inner", grid.inner_ranks()), ("outer", grid.outer_ranks())):
         for ranks in lists:
             group = dist.new_group(ranks)
@@ -90,8 +95,9 @@ def sent_by_one_attention(grid, members, rule, heads, key_heads, **given):
     """Bytes that this rank sends for one attention in float32, forward and backward."""
     position = layout_of(grid, rule).positions(members.rank)
     tensors = [torch.randn(2, n, len(position), 8, requires_grad=True) for n in (heads, key_heads, key_heads)]
-    with count_communication() as log:
+    with count_communication() as log, counters.counting() as counted:
         split_attention(*tensors, rule, grid, members, Options(1.0, **given)).sum().backward()
+    assert sum(counted.sent.values()) == log.sent_bytes()
     return log.sent_bytes()
 
 
@@ -112,6 +118,15 @@ def check_bytes(name, grid, members):
         formula = 2 * (grid.inner - 1) * (2 * n_q + 2 * copies * n_kv) // grid.inner
         sent = sent_by_one_attention(grid, members, causal, heads, key_heads)
         assert sent == formula if grid.inner <= key_heads else sent <= formula
+        # Gathered along the sequence, a single key head costs the same.
+        single = [
+            sent_by_one_attention(grid, members, causal, heads, 1, gather_keys=gathers)
+            for gathers in (False, True)
+        ]
+        one = n_kv // key_heads
+        assert single == [2 * ((grid.inner - 1) * 2 * n_q // grid.inner + 2 * (grid.inner - 1) * one)] * 2
+        again = sent_by_one_attention(grid, members, causal, heads, 1, kept="all")
+        assert again == single[0] + 2 * (grid.inner - 1) * one
     if name == "gather":
         outer = outer_layout(grid, causal)
         moved = exchange(outer, members.rank, needed_rows(outer, causal))
@@ -124,26 +139,41 @@ def check_bytes(name, grid, members):
 
 def check_order(grid, members):
     """The transfer of the next block is posted before the one at hand is computed with."""
-    done = []
-    posting, computing = dist.batch_isend_irecv, block.attend
-    original = ring.attend
+    rule = RULES["causal"](LENGTH)
+    layout = layout_of(grid, rule)
+    tensors = [torch.randn(1, 2, layout.lengths[0], 8, requires_grad=True) for _ in range(3)]
+    with counters.counting() as counted:
+        output = split_attention(*tensors, rule, grid, members, Options(1.0))
+    last = grid.outer - 1
+    forward = [("post keys", 0), ("compute", 0)]
+    for step in range(1, last):
+        forward += [("wait keys", step), ("post keys", step), ("compute", step)]
+    assert counted.events == [*forward, ("wait keys", last), ("compute", last)]
+    assert counted.tokens == layout.lengths[members.rank]
+    assert counted.pairs == sum(rule[0].pairs(part) for part in layout.shares[members.rank])
+    with counters.counting() as counted:
+        output.sum().backward()
+    for step in range(last):
+        posted, computed = (counted.events.index((what, step)) for what in ("post keys", "compute"))
+        assert posted < computed < counted.events.index(("post gradients", step))
 
-    def post(operations):
-        done.append("post")
-        return posting(operations)
 
-    def compute(*args):
-        done.append("compute")
-        return computing(*args)
-
-    dist.batch_isend_irecv, ring.attend = post, compute
-    try:
-        position = layout_of(grid, RULES["causal"](LENGTH)).positions(members.rank)
-        tensors = [torch.randn(1, 2, len(position), 8) for _ in range(3)]
-        split_attention(*tensors, RULES["causal"](LENGTH), grid, members, Options(1.0))
-    finally:
-        dist.batch_isend_irecv, ring.attend = posting, original
-    assert done == ["post", "compute"] * (grid.outer - 1) + ["compute"]
+def check_what_is_kept(grid, members):
+    """Keys and values from before an exchange take the place of those that several ranks got."""
+    rule = RULES["causal"](LENGTH)
+    position = layout_of(grid, rule).positions(members.rank)
+    tensors = [torch.randn(1, n, len(position), 8, requires_grad=True) for n in (4, 1, 1)]
+    alive = {}
+    for kept in ("none", "keys", "all"):
+        with TensorBytes() as memory:
+            output = split_attention(*tensors, rule, grid, members, Options(1.0, kept=kept))
+            # The threads of gloo let go of what they sent.
+            dist.barrier()
+            alive[kept] = memory.alive
+        output.sum().backward()
+    exchanged = LENGTH * 8 * 4
+    assert alive["none"] - alive["keys"] == exchanged
+    assert alive["none"] - alive["all"] == 2 * exchanged
 
 
 def every_algorithm(ranks):
@@ -151,6 +181,10 @@ def every_algorithm(ranks):
     for name, grid in grids(ranks):
         members = members_of(grid)
         check_bytes(name, grid, members)
+        if name == "ulysses":
+            check_what_is_kept(grid, members)
+            for chosen in ({"kept": "keys"}, {"kept": "all"}, {"gather_keys": True}):
+                check(grid, members, RULES["documents"](LENGTH + 5), 5, 1, LENGTH + 5, **chosen)
         if name == "ring":
             check_order(grid, members)
         for rule, (heads, key_heads) in itertools.product(RULES.values(), ((4, 4), (4, 2))):
@@ -173,3 +207,10 @@ def every_algorithm(ranks):
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_algorithm_equals_one_process(ranks):
     run_world(every_algorithm, ranks, ranks)
+
+
+def test_nothing_is_received_where_something_is_still_sent_from():
+    plan = RingPlan(ring_table(2), 0, (4, 4), ((), ()), None)
+    buffers = dict.fromkeys(range(2), torch.zeros(8))
+    with pytest.raises(RuntimeError, match="block 1 would arrive where another is still sent from"):
+        Transfers(plan, "keys").post(plan.table.moves, buffers, buffers)

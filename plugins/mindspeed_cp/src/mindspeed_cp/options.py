@@ -26,9 +26,11 @@ class CPOptions:
         causal: a query sees no later key.
         layout: see `mindspeed_cp.engine.planners.Grid`.
         chunks: per rank in a balanced layout; 0 chooses.
-        kv_cache: what a ring keeps for backward: None, ``half`` or ``full``.
+        kv_cache: what is kept for backward: None, ``half`` (keys) or ``full`` (keys and values).
         cache_interval: layers between those that keep.
         wide_gradients: gradients of keys and values travel in float32.
+        send_receive_overlap: a ring's ranks send and receive in two groups.
+        gather_keys: keys and values are gathered along the sequence where heads are exchanged.
     """
 
     size: int
@@ -41,6 +43,8 @@ class CPOptions:
     kv_cache: str | None
     cache_interval: int
     wide_gradients: bool
+    send_receive_overlap: bool = False
+    gather_keys: bool = False
 
     @property
     def outer(self) -> int:
@@ -48,7 +52,7 @@ class CPOptions:
         return self.size // self.inner
 
     def kept(self, layer_number: int) -> str:
-        """What the ring of a layer (numbered from 1) keeps for backward."""
+        """What a layer (numbered from 1) keeps for backward, see `mindspeed_cp.engine.attention.Options`."""
         if self.kv_cache is None or (layer_number - 1) % (self.cache_interval + 1):
             return "none"
         return {"half": "keys", "full": "all"}[self.kv_cache]
@@ -73,6 +77,8 @@ def cp_options(args: Namespace) -> CPOptions:
         kv_cache=args.context_parallel_kv_cache_policy,
         cache_interval=args.context_parallel_cache_interval,
         wide_gradients=args.cp_grad_comm_dtype == "fp32",
+        send_receive_overlap=args.use_cp_send_recv_overlap,
+        gather_keys=args.use_ulysses_allgather_kv,
     )
 
 
@@ -98,15 +104,67 @@ def problems(args: Namespace) -> list[str]:
     found += _window_problems(args, size, algorithm, degree, window)
     if args.cp_chunks_per_rank < 0:
         found.append(f"--cp-chunks-per-rank must not be negative, got {args.cp_chunks_per_rank}")
-    if args.context_parallel_kv_cache_policy and algorithm not in WITH_RING:
+    found += _cache_problems(args, size, algorithm)
+    found += _gathered_keys_problems(args, size, algorithm)
+    if args.use_cp_send_recv_overlap and algorithm not in WITH_RING:
         found.append(
-            f"--context-parallel-kv-cache-policy {args.context_parallel_kv_cache_policy} keeps what a ring "
-            f"receives, and {algorithm} has no ring; use megatron_cp_algo or hybrid_cp_algo"
+            f"--use-cp-send-recv-overlap gives a ring a second group, and {algorithm} has no ring; use "
+            "megatron_cp_algo or hybrid_cp_algo, or leave it out"
         )
-    if args.context_parallel_cache_interval and not args.context_parallel_kv_cache_policy:
+    return found
+
+
+def _cache_problems(args: Namespace, size: int, algorithm: str) -> list[str]:
+    policy, interval = args.context_parallel_kv_cache_policy, args.context_parallel_cache_interval
+    found: list[str] = []
+    if policy and size == 1:
         found.append(
-            f"--context-parallel-cache-interval {args.context_parallel_cache_interval} needs "
-            "--context-parallel-kv-cache-policy"
+            "context parallel size must be larger than 1 when --context-parallel-kv-cache-policy is set"
+        )
+    if policy and algorithm not in (*WITH_RING, ULYSSES_ALGO):
+        found.append(
+            f"--context-parallel-kv-cache-policy {policy} keeps what a ring receives, or what heads were "
+            f"exchanged from, and {algorithm} fetches keys again; use megatron_cp_algo, hybrid_cp_algo or "
+            "ulysses_cp_algo"
+        )
+    if interval and not policy:
+        found.append(f"--context-parallel-cache-interval {interval} needs --context-parallel-kv-cache-policy")
+    if interval < 0:
+        found.append(f"--context-parallel-cache-interval must not be negative, got {interval}")
+    if interval >= args.num_layers:
+        found.append(
+            f"--context-parallel-cache-interval ({interval}) should be smaller than the number of layers "
+            f"({args.num_layers})"
+        )
+    if policy and _recomputes_attention(args):
+        found.append(
+            f"--context-parallel-kv-cache-policy {policy} keeps what --recompute-granularity "
+            f"{args.recompute_granularity} of attention throws away; leave out one of them"
+        )
+    return found
+
+
+def _recomputes_attention(args: Namespace) -> bool:
+    granularity = getattr(args, "recompute_granularity", None)
+    modules = getattr(args, "recompute_modules", None) or ["core_attn"]
+    return granularity == "full" or (granularity == "selective" and "core_attn" in modules)
+
+
+def _gathered_keys_problems(args: Namespace, size: int, algorithm: str) -> list[str]:
+    if not args.use_ulysses_allgather_kv:
+        return []
+    found: list[str] = []
+    if size == 1:
+        found.append("--use-ulysses-allgather-kv needs --context-parallel-size larger than 1, got 1")
+    if algorithm != ULYSSES_ALGO:
+        found.append(f"--use-ulysses-allgather-kv needs ulysses_cp_algo, got {algorithm}")
+    if not args.group_query_attention:
+        return [*found, "--use-ulysses-allgather-kv needs --group-query-attention"]
+    heads = max(1, args.num_query_groups // args.tensor_model_parallel_size)
+    if heads > 1:
+        found.append(
+            f"--use-ulysses-allgather-kv sends all key heads to every rank, num_query_groups / "
+            f"tensor_model_parallel_size is {heads}; it needs 1, leave it out for more"
         )
     return found
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -10,14 +11,18 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from mindspeed_cp.engine.block import Dropout, Scores
-from mindspeed_cp.engine.gather import Exchange, GatheredAttention, GatherPlan, exchange, needed_rows
-from mindspeed_cp.engine.heads import head_plan, to_heads, to_positions
+from mindspeed_cp.engine import counters
+from mindspeed_cp.engine.exchange import Exchange, exchange, needed_rows
+from mindspeed_cp.engine.gather import GatheredAttention, GatherPlan
+from mindspeed_cp.engine.head_plan import HeadPlan, head_plan
+from mindspeed_cp.engine.heads import to_heads, to_positions, to_whole
 from mindspeed_cp.engine.layout import Layout
-from mindspeed_cp.engine.local import LocalAttention, work_with
+from mindspeed_cp.engine.local import LocalAttention, Work, work_with
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.planners import GATHER, Grid, layout_of, outer_layout
-from mindspeed_cp.engine.ring import RingAttention, RingPlan, ring_table
+from mindspeed_cp.engine.ring import RingAttention, RingPlan
+from mindspeed_cp.engine.ring_table import ring_table
+from mindspeed_cp.engine.scores import Dropout, Scores
 
 
 @dataclass(frozen=True)
@@ -29,12 +34,14 @@ class Members:
         inner: ranks that exchange heads; None where there is one.
         outer: ranks that exchange keys; None where there is one.
         across: a group of its own for transfers across windows of a double ring.
+        second: a second group of the outer ranks, for what those with an odd place send round the ring.
     """
 
     rank: int
     inner: ProcessGroup | None = None
     outer: ProcessGroup | None = None
     across: ProcessGroup | None = None
+    second: ProcessGroup | None = None
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,10 @@ class Options:
         first_head: global number of the first query head here (tensor parallelism splits heads).
         slopes: ``[n]`` float32, bias ``-slope * |distance|`` of each query head here.
         dropout: of attention weights.
-        kept: what a ring keeps of the blocks for backward: ``none``, ``keys`` or ``all``.
+        kept: what a ring keeps of the blocks for backward: ``none`` but the last, ``keys``, or ``all``. Where
+            heads alone are exchanged: what is kept as it was before the exchange and exchanged again,
+            ``none``, ``keys``, or ``all``, which is keys and values.
+        gather_keys: keys and values are gathered along the sequence where heads are exchanged.
         wide_gradients: gradients of keys and values travel in float32.
     """
 
@@ -55,6 +65,7 @@ class Options:
     slopes: Tensor | None = None
     dropout: Dropout | None = None
     kept: str = "none"
+    gather_keys: bool = False
     wide_gradients: bool = True
 
 
@@ -67,6 +78,7 @@ def split_attention(
     members: Members,
     options: Options,
     laid_out: Sequence[MaskRule] | None = None,
+    layout: Layout | None = None,
 ) -> Tensor:
     """Attention of this rank's queries to the keys of all ranks.
 
@@ -79,28 +91,32 @@ def split_attention(
         members: this rank's groups.
         options: scale, bias, dropout, what is kept.
         laid_out: the rules that the layout was made for, where a layer has others (a window of its own).
+        layout: what every rank owns, where that is given and not made for rules.
 
     Returns:
         ``[b, n, s, dv]``.
     """
     rules = tuple(rules)
     laid = rules if laid_out is None else tuple(laid_out)
-    outer = outer_layout(grid, laid)
+    if layout is None:
+        layout, outer = layout_of(grid, laid), outer_layout(grid, laid)
+    else:
+        outer = joined_shares(layout, grid.inner)
     place, turn = grid.place(members.rank)
     heads = range(options.first_head, options.first_head + query.shape[1])
     slopes = options.slopes
+    remembered: AbstractContextManager[object] = nullcontext()
     if grid.inner > 1:
         assert members.inner is not None
-        layout = layout_of(grid, laid)
         lengths = [layout.lengths[place * grid.inner + i] for i in range(grid.inner)]
         plan = head_plan(query.shape[1], key.shape[1], grid.inner, turn)
         mine = plan.queries[turn]
         query = to_heads(query, plan.queries, lengths, members.inner)
-        key = to_heads(key, plan.keys, lengths, members.inner)
-        value = to_heads(value, plan.keys, lengths, members.inner)
-        if plan.expand:
-            index = torch.tensor(plan.expand, device=key.device)
-            key, value = key.index_select(1, index), value.index_select(1, index)
+        exchanged = _keys_exchange(plan, turn, lengths, members.inner, options)
+        at_home, key, value = (key, value), exchanged(key), exchanged(value)
+        if grid.outer == 1 and options.kept != "none":
+            again = zip((key, value)[: 1 + (options.kept == "all")], at_home)
+            remembered = exchanged_again([(there, here.detach()) for there, here in again], exchanged)
         heads = heads[mine.start : mine.stop]
         slopes = None if slopes is None else slopes[mine.start : mine.stop]
     pairs = by_rule(rules, query.shape[0])
@@ -114,11 +130,64 @@ def split_attention(
         )
         for samples, rule in pairs
     ]
-    output = _outer(query, key, value, outer, pairs, scores, grid, place, members, options)
+    if counters.active is not None:
+        counters.active.tokens += query.shape[0] * query.shape[2]
+    with remembered:
+        output = _outer(query, key, value, outer, pairs, scores, grid, place, members, options)
     if grid.inner > 1:
         assert members.inner is not None
         output = to_positions(output, plan.queries, lengths, members.inner)
     return output
+
+
+def joined_shares(layout: Layout, inner: int) -> Layout:
+    """The shares of outer ranks: those of their inner ranks behind one another."""
+    shares = [layout.shares[start : start + inner] for start in range(0, layout.ranks, inner)]
+    return Layout(tuple(tuple(part for share in group for part in share) for group in shares))
+
+
+def _keys_exchange(
+    plan: HeadPlan, turn: int, lengths: Sequence[int], group: ProcessGroup, options: Options
+) -> Callable[[Tensor], Tensor]:
+    """How keys, and values alike, come to the ranks that have their heads."""
+
+    def exchanged(tensor: Tensor) -> Tensor:
+        if options.gather_keys:
+            mine = plan.keys[turn]
+            whole = to_whole(tensor, lengths, group, wide=options.wide_gradients)
+            tensor = whole[:, mine.start : mine.stop]
+        else:
+            tensor = to_heads(tensor, plan.keys, lengths, group)
+        if plan.expand:
+            tensor = tensor.index_select(1, torch.tensor(plan.expand, device=tensor.device))
+        return tensor
+
+    return exchanged
+
+
+def exchanged_again(
+    tensors: Sequence[tuple[Tensor, Tensor]], exchange_again: Callable[[Tensor], Tensor]
+) -> AbstractContextManager[object]:
+    """Inside, autograd keeps what a tensor was exchanged from, and exchanges it again when backward needs it.
+
+    Args:
+        tensors: exchanged tensors, each with the one it was made of.
+        exchange_again: how; collective, and called in the same order by all ranks.
+    """
+    at_home = {(there.data_ptr(), there.shape): here for there, here in tensors if there.numel()}
+
+    def pack(tensor: Tensor) -> tuple[bool, Tensor]:
+        here = at_home.get((tensor.data_ptr(), tensor.shape))
+        return (False, tensor) if here is None else (True, here)
+
+    def unpack(packed: tuple[bool, Tensor]) -> Tensor:
+        again, tensor = packed
+        if not again:
+            return tensor
+        with torch.no_grad():
+            return exchange_again(tensor)
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
 def by_rule(rules: Sequence[MaskRule], samples: int) -> list[tuple[slice, MaskRule]]:
@@ -151,12 +220,14 @@ def _outer(
     chunks = layout.chunks(place)
     if grid.outer == 1:
         work = work_with(pairs, scores, chunks, chunks)
+        _count(work)
         result: Tensor = LocalAttention.apply(query, key, value, work)
         return result
     assert members.outer is not None
     if grid.method == GATHER:
         moved = _moved(layout, place, tuple(rule for _, rule in pairs))
         work = work_with(pairs, scores, chunks, moved.chunks)
+        _count(work)
         plan = GatherPlan(moved, work, members.outer, options.wide_gradients)
         gathered: Tensor = GatheredAttention.apply(query, key, value, plan)
         return gathered
@@ -167,11 +238,19 @@ def _outer(
         tuple(work_with(pairs, scores, chunks, layout.chunks(block)) for block in range(layout.ranks)),
         members.outer,
         members.across,
+        members.second,
         options.kept,
         options.wide_gradients,
     )
+    _count(*ring.work)
     travelled: Tensor = RingAttention.apply(query, key, value, ring)
     return travelled
+
+
+def _count(*works: Work) -> None:
+    if counters.active is not None:
+        for work in works:
+            counters.active.add_work(work)
 
 
 @lru_cache(maxsize=64)

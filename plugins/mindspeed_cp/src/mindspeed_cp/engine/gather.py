@@ -6,7 +6,6 @@ that of one process. Backward fetches them again and sends gradients the opposit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,53 +16,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-from mindspeed_cp.engine.block import Merger, attend, attend_backward
-from mindspeed_cp.engine.layout import Chunks, Interval, Layout, numbered, union
+from mindspeed_cp.engine import counters
+from mindspeed_cp.engine.block import attend, attend_backward
+from mindspeed_cp.engine.exchange import Exchange
 from mindspeed_cp.engine.local import Work, zeros_for
-from mindspeed_cp.engine.masks import MaskRule
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """Which local key rows go to whom, and where those that come belong.
-
-    Attributes:
-        send: for every rank the local rows that it needs of this one.
-        receive: number of rows that come from every rank.
-        order: position, among the rows that came, of each row in rising order of global positions.
-        chunks: intervals of global positions of the sorted rows, with the row at which each starts.
-    """
-
-    send: tuple[np.ndarray, ...]
-    receive: tuple[int, ...]
-    order: np.ndarray
-    chunks: Chunks
-
-
-def needed_rows(layout: Layout, rules: Sequence[MaskRule]) -> list[list[Interval]]:
-    """For every rank the global positions of the keys that its queries see under any of the rules."""
-    return [
-        union(interval for rule in rules for interval in rule.needed_keys(share)) for share in layout.shares
-    ]
-
-
-def exchange(layout: Layout, rank: int, needed: Sequence[Sequence[Interval]]) -> Exchange:
-    """The exchange of one rank, from what every rank needs."""
-    positions = [layout.positions(source) for source in range(layout.ranks)]
-    send = tuple(np.flatnonzero(_inside(positions[rank], needed[target])) for target in range(layout.ranks))
-    came = [position[_inside(position, needed[rank])] for position in positions]
-    arrived = np.concatenate(came)
-    order = np.argsort(arrived, kind="stable")
-    return Exchange(send, tuple(len(part) for part in came), order, numbered(needed[rank]))
-
-
-def _inside(positions: np.ndarray, intervals: Sequence[Interval]) -> np.ndarray:
-    if not intervals:
-        return np.zeros(len(positions), dtype=bool)
-    starts = np.array([start for start, _ in intervals])
-    ends = np.array([end for _, end in intervals])
-    index = np.searchsorted(starts, positions, side="right") - 1
-    return (index >= 0) & (positions < ends[np.maximum(index, 0)])
+from mindspeed_cp.engine.merging import Merger
 
 
 @dataclass(frozen=True)
@@ -119,6 +76,7 @@ def _fetch(key: Tensor, value: Tensor, plan: GatherPlan) -> tuple[Tensor, Tensor
     """Keys and values of all rows that are needed here, in rising order of positions."""
     both = torch.cat((key, value), dim=-1)
     parts = [both[:, :, _index(rows, both)].reshape(-1) for rows in plan.exchange.send]
+    _count(parts, plan)
     row = both.shape[0] * both.shape[1] * both.shape[3]
     came = both.new_empty(sum(plan.exchange.receive) * row)
     dist.all_to_all_single(
@@ -143,6 +101,7 @@ def _return(dk: Tensor, dv: Tensor, key: Tensor, value: Tensor, plan: GatherPlan
     arrived = torch.empty_like(both)
     arrived[:, :, _index(plan.exchange.order, both)] = both
     parts = [part.reshape(-1) for part in arrived.split(plan.exchange.receive, dim=2)]
+    _count(parts, plan)
     row = both.shape[0] * both.shape[1] * both.shape[3]
     sizes = [len(rows) * row for rows in plan.exchange.send]
     back = both.new_empty(sum(sizes))
@@ -159,3 +118,10 @@ def _return(dk: Tensor, dv: Tensor, key: Tensor, value: Tensor, plan: GatherPlan
 
 def _index(rows: np.ndarray, like: Tensor) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(rows)).to(like.device)
+
+
+def _count(parts: list[Tensor], plan: GatherPlan) -> None:
+    if counters.active is not None:
+        me = plan.group.rank()
+        foreign = sum(part.nbytes for place, part in enumerate(parts) if place != me)
+        counters.sent(counters.ALL_TO_ALL, foreign)

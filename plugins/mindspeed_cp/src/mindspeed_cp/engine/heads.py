@@ -1,14 +1,13 @@
 """Exchange of heads for positions (DeepSpeed-Ulysses): every rank gets the whole sequence for some heads.
 
 Heads need not divide: ranges differ by at most one. Key heads go exactly where query heads need them;
-gradients of those that went to several ranks are added up at home.
+gradients of those that went to several ranks are added up at home. Where few key heads would go to every rank
+anyway, they can be gathered along the sequence instead, without a change of order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,46 +15,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-
-@dataclass(frozen=True)
-class HeadPlan:
-    """Which heads each rank gets.
-
-    Attributes:
-        queries: query heads of every rank, a range each.
-        keys: key heads that those query heads need.
-        expand: for each of this rank's query heads the place of its key head among those it got; empty where
-            equal numbers of neighbouring query heads share a key head, as kernels take them.
-    """
-
-    queries: tuple[range, ...]
-    keys: tuple[range, ...]
-    expand: tuple[int, ...]
+from mindspeed_cp.engine import counters
 
 
-@lru_cache(maxsize=64)
-def head_plan(query_heads: int, key_heads: int, ranks: int, rank: int) -> HeadPlan:
-    """Split query heads into consecutive ranges, and find the key heads of each.
-
-    Raises:
-        ValueError: there are fewer query heads than ranks, or they do not share key heads evenly.
-    """
-    if query_heads < ranks:
-        raise ValueError(f"{query_heads} query heads cannot be split over {ranks} ranks")
-    if query_heads % key_heads:
-        raise ValueError(f"{query_heads} query heads cannot share {key_heads} key heads evenly")
-    share = query_heads // key_heads
-    base, longer = divmod(query_heads, ranks)
-    queries, keys, start = [], [], 0
-    for place in range(ranks):
-        end = start + base + (place < longer)
-        queries.append(range(start, end))
-        keys.append(range(start // share, (end - 1) // share + 1))
-        start = end
-    mine = [head // share - keys[rank].start for head in queries[rank]]
-    even = len(mine) % len(keys[rank]) == 0
-    regular = even and mine == [place // (len(mine) // len(keys[rank])) for place in range(len(mine))]
-    return HeadPlan(tuple(queries), tuple(keys), () if regular else tuple(mine))
+def _exchanged(parts: list[Tensor], sizes: list[int], group: ProcessGroup) -> tuple[Tensor, ...]:
+    """A flat part for every rank, against one of ``sizes`` elements from every rank."""
+    if counters.active is not None:
+        me = group.rank()
+        foreign = sum(part.nbytes for place, part in enumerate(parts) if place != me)
+        counters.sent(counters.ALL_TO_ALL, foreign)
+    came = parts[0].new_empty(sum(sizes))
+    dist.all_to_all_single(came, torch.cat(parts), sizes, [part.numel() for part in parts], group=group)
+    return came.split(sizes)
 
 
 def _to_heads(x: Tensor, heads: Sequence[range], lengths: Sequence[int], group: ProcessGroup) -> Tensor:
@@ -63,10 +34,9 @@ def _to_heads(x: Tensor, heads: Sequence[range], lengths: Sequence[int], group: 
     parts = [x[:, r.start : r.stop].reshape(-1) for r in heads]
     mine = heads[group.rank()]
     sizes = [batch * len(mine) * length * width for length in lengths]
-    came = x.new_empty(sum(sizes))
-    dist.all_to_all_single(came, torch.cat(parts), sizes, [part.numel() for part in parts], group=group)
     assert local == lengths[group.rank()]
-    pieces = [part.view(batch, len(mine), length, width) for part, length in zip(came.split(sizes), lengths)]
+    came = _exchanged(parts, sizes, group)
+    pieces = [part.view(batch, len(mine), length, width) for part, length in zip(came, lengths)]
     return torch.cat(pieces, dim=2)
 
 
@@ -78,13 +48,12 @@ def _to_positions(
     parts = [part.reshape(-1) for part in y.split(list(lengths), dim=2)]
     local = lengths[group.rank()]
     sizes = [batch * len(r) * local * width for r in heads]
-    came = y.new_empty(sum(sizes))
-    dist.all_to_all_single(came, torch.cat(parts), sizes, [part.numel() for part in parts], group=group)
+    came = _exchanged(parts, sizes, group)
     if sum(len(r) for r in heads) == total:
-        pieces = [part.view(batch, len(r), local, width) for part, r in zip(came.split(sizes), heads)]
+        pieces = [part.view(batch, len(r), local, width) for part, r in zip(came, heads)]
         return torch.cat(pieces, dim=1)
     result = y.new_zeros(batch, total, local, width, dtype=torch.promote_types(y.dtype, torch.float32))
-    for part, r in zip(came.split(sizes), heads):
+    for part, r in zip(came, heads):
         result[:, r.start : r.stop] += part.view(batch, len(r), local, width)
     return result.to(y.dtype)
 
@@ -131,4 +100,48 @@ def to_heads(x: Tensor, heads: Sequence[range], lengths: Sequence[int], group: P
 def to_positions(y: Tensor, heads: Sequence[range], lengths: Sequence[int], group: ProcessGroup) -> Tensor:
     """The way back: ``[b, m, S, d]`` of some heads to ``[b, n, s, d]`` of all heads, for local positions."""
     result: Tensor = _ToPositions.apply(y, heads, lengths, group)
+    return result
+
+
+def _to_whole(x: Tensor, lengths: Sequence[int], group: ProcessGroup) -> Tensor:
+    batch, heads, local, width = x.shape
+    padded = x.new_zeros(batch, heads, max(lengths), width)
+    padded[:, :, :local] = x
+    counters.sent(counters.GATHER, padded.nbytes * (len(lengths) - 1))
+    came = padded.new_empty(len(lengths) * batch, *padded.shape[1:])
+    dist.all_gather_into_tensor(came, padded, group=group)
+    return torch.cat([part[:, :, :length] for part, length in zip(came.split(batch), lengths)], dim=2)
+
+
+class _ToWhole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, lengths: Sequence[int], group: ProcessGroup, wide: bool) -> Tensor:
+        ctx.how = (lengths, group, wide)
+        return _to_whole(x, lengths, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        lengths, group, wide = ctx.how
+        whole = gradients[0]
+        travelling = torch.promote_types(whole.dtype, torch.float32) if wide else whole.dtype
+        batch, heads, _, width = whole.shape
+        parts = whole.new_zeros(len(lengths), batch, heads, max(lengths), width, dtype=travelling)
+        for place, part in enumerate(whole.split(list(lengths), dim=2)):
+            parts[place, :, :, : part.shape[2]] = part
+        counters.sent(counters.GATHER, parts[0].nbytes * (len(lengths) - 1))
+        mine = torch.empty_like(parts[0])
+        dist.reduce_scatter_tensor(mine, parts.flatten(0, 1), group=group)
+        return mine[:, :, : lengths[group.rank()]].to(whole.dtype), None, None, None
+
+
+def to_whole(x: Tensor, lengths: Sequence[int], group: ProcessGroup, *, wide: bool = True) -> Tensor:
+    """``[b, n, s, d]`` of this rank's positions to ``[b, n, S, d]`` of all positions, the same on every rank.
+
+    Args:
+        x: all heads of local positions.
+        lengths: positions of each rank; shorter ones are filled up to the longest while they travel.
+        group: whose ranks gather.
+        wide: gradients are added up in float32.
+    """
+    result: Tensor = _ToWhole.apply(x, lengths, group, wide)
     return result

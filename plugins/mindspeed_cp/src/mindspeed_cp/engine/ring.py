@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
@@ -19,95 +18,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-from mindspeed_cp.engine.block import Merger, attend, attend_backward
+from mindspeed_cp.engine import counters
+from mindspeed_cp.engine.block import attend, attend_backward
 from mindspeed_cp.engine.local import Work, zeros_for
-
-
-@dataclass(frozen=True)
-class Move:
-    """One block going from one rank to another.
-
-    Attributes:
-        block: whose keys and values.
-        source: who sends.
-        target: who receives.
-        post: the step before whose computation it is posted.
-        arrive: the step before whose computation it is waited for.
-        outer: it crosses windows of a double ring.
-    """
-
-    block: int
-    source: int
-    target: int
-    post: int
-    arrive: int
-    outer: bool = False
-
-
-@dataclass(frozen=True)
-class RingTable:
-    """Who holds which block at which step, and how blocks get there.
-
-    Attributes:
-        hold: ``hold[step][rank]`` is a block; every rank meets every block once, its own first.
-        moves: of the forward pass.
-    """
-
-    hold: tuple[tuple[int, ...], ...]
-    moves: tuple[Move, ...]
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks, of blocks and of steps."""
-        return len(self.hold[0])
-
-    def holder(self, step: int, block: int) -> int:
-        """Who holds a block at a step."""
-        return self.hold[step].index(block)
-
-    @cached_property
-    def backward_moves(self) -> tuple[Move, ...]:
-        """Blocks and their gradients from step to step, last step first; steps are counted in that order."""
-        last = len(self.hold) - 1
-        return tuple(
-            Move(block, self.holder(last - step, block), self.holder(last - step - 1, block), step, step + 1)
-            for step in range(last)
-            for block in range(self.ranks)
-        )
-
-
-@lru_cache(maxsize=16)
-def ring_table(ranks: int, window: int = 1) -> RingTable:
-    """A single ring, or with ``window`` > 1 rings of that many ranks inside a ring of windows.
-
-    Args:
-        ranks: number of ranks.
-        window: ranks of an inner ring; divides ``ranks``.
-
-    Raises:
-        ValueError: it does not.
-    """
-    if window < 1 or ranks % window:
-        raise ValueError(f"rings of {ranks} ranks cannot have windows of {window}")
-    inner = window if window > 1 else ranks
-    windows = ranks // inner
-    hold, moves = [], []
-    for step in range(ranks):
-        outer, turn = divmod(step, inner)
-        held = [
-            (place // inner - outer) % windows * inner + (place % inner - turn) % inner
-            for place in range(ranks)
-        ]
-        hold.append(tuple(held))
-        for place in range(ranks):
-            own, index = divmod(place, inner)
-            if turn + 1 < inner:
-                neighbour = own * inner + (index + 1) % inner
-                moves.append(Move(held[place], place, neighbour, step, step + 1))
-            if turn == 0 and outer + 1 < windows:
-                across = (own + 1) % windows * inner + index
-                moves.append(Move(held[place], place, across, step, step + inner, outer=True))
-    return RingTable(tuple(hold), tuple(moves))
+from mindspeed_cp.engine.merging import Merger
+from mindspeed_cp.engine.ring_table import Move, RingTable
 
 
 @dataclass(frozen=True)
@@ -121,6 +36,7 @@ class RingPlan:
         work: what is computed with each block.
         group: the ring.
         outer_group: for transfers across windows; the same group where there is none of its own.
+        second_group: for what ranks with an odd place send inside windows; None: the same group.
         kept: blocks that forward keeps for backward: ``none`` but the last, ``keys``, or ``all`` of them.
         wide_gradients: gradients of keys and values travel in float32.
     """
@@ -131,12 +47,20 @@ class RingPlan:
     work: tuple[Work, ...]
     group: ProcessGroup
     outer_group: ProcessGroup | None = None
+    second_group: ProcessGroup | None = None
     kept: str = "none"
     wide_gradients: bool = True
 
     def channel(self, move: Move) -> ProcessGroup:
-        """The group that carries a transfer."""
-        return self.outer_group if move.outer and self.outer_group is not None else self.group
+        """The group that carries a transfer.
+
+        Its sender decides: both ends must agree, and one communicator does its transfers one after another.
+        """
+        if move.outer and self.outer_group is not None:
+            return self.outer_group
+        if self.second_group is not None and move.source % 2 == 1:
+            return self.second_group
+        return self.group
 
 
 @dataclass(frozen=True)
@@ -171,21 +95,28 @@ class _Shapes:
         return buffer[buffer.numel() - self.value_size(rows) :].view(batch, heads, rows, width)
 
 
-class _Transfers:
+class Transfers:
     """Posted transfers by the step before which they must have arrived."""
 
-    def __init__(self, plan: RingPlan) -> None:
-        self.plan = plan
+    def __init__(self, plan: RingPlan, what: str) -> None:
+        self.plan, self.what = plan, what
         self.due: dict[int, list[tuple[list[Any], list[Tensor]]]] = {}
+        self.leaving: dict[int, list[Tensor]] = {}
 
     def post(self, moves: Sequence[Move], sending: dict[int, Tensor], receiving: dict[int, Tensor]) -> None:
-        """Start the transfers of one step that concern this rank, together where one group carries them."""
+        """Start the transfers of one step that concern this rank, together where one group carries them.
+
+        Raises:
+            RuntimeError: something would be received where something is still being sent from.
+        """
         batches: dict[tuple[ProcessGroup, int], list[tuple[dist.P2POp, Tensor]]] = {}
+        self._check_buffers(moves, sending, receiving)
         for move in moves:
             group = self.plan.channel(move)
             if move.source == self.plan.rank:
                 peer = dist.get_global_rank(group, move.target)
                 buffer = sending[move.block]
+                counters.sent(counters.P2P, buffer.nbytes)
                 batch = batches.setdefault((group, move.arrive), [])
                 batch.append((dist.P2POp(dist.isend, buffer, peer, group), buffer))
             if move.target == self.plan.rank:
@@ -193,16 +124,36 @@ class _Transfers:
                 buffer = receiving[move.block]
                 batch = batches.setdefault((group, move.arrive), [])
                 batch.append((dist.P2POp(dist.irecv, buffer, peer, group), buffer))
+        if batches:
+            counters.event(f"post {self.what}", moves[0].post)
         for (_, arrive), batch in batches.items():
             works = dist.batch_isend_irecv([operation for operation, _ in batch])
             # Buffers are held until their transfers are over, whoever else lets go of them.
             self.due.setdefault(arrive, []).append((works, [buffer for _, buffer in batch]))
 
+    def _check_buffers(
+        self, moves: Sequence[Move], sending: dict[int, Tensor], receiving: dict[int, Tensor]
+    ) -> None:
+        for move in moves:
+            if move.source == self.plan.rank:
+                self.leaving.setdefault(move.arrive, []).append(sending[move.block])
+        busy = {_storage(buffer) for buffers in self.leaving.values() for buffer in buffers}
+        for move in moves:
+            if move.target == self.plan.rank and _storage(receiving[move.block]) in busy:
+                raise RuntimeError(f"block {move.block} would arrive where another is still sent from")
+
     def wait(self, step: int) -> None:
         """Wait for what must have arrived before a step."""
+        if step in self.due:
+            counters.event(f"wait {self.what}", step)
         for works, _ in self.due.pop(step, ()):
             for work in works:
                 work.wait()
+        self.leaving.pop(step, None)
+
+
+def _storage(buffer: Tensor) -> int:
+    return buffer.untyped_storage()._cdata
 
 
 class RingAttention(torch.autograd.Function):
@@ -213,7 +164,7 @@ class RingAttention(torch.autograd.Function):
         """``[b, n, s, dv]`` of local queries ``[b, n, s, d]`` and the keys of all ranks."""
         table, shapes, me = plan.table, _Shapes.of(key, value), plan.rank
         merger = Merger(query, value.shape[-1])
-        transfers = _Transfers(plan)
+        transfers = Transfers(plan, "keys")
         blocks = {me: torch.cat((key.reshape(-1), value.reshape(-1)))}
         kept: dict[int, Tensor] = {}
         for step, held in enumerate(table.hold):
@@ -225,6 +176,7 @@ class RingAttention(torch.autograd.Function):
                     blocks[move.block] = query.new_empty(size, dtype=key.dtype)
             transfers.post(moves, blocks, blocks)
             block = held[me]
+            counters.event("compute", step)
             k, v = shapes.split(blocks[block], plan.lengths[block])
             for samples, tasks, scores in plan.work[block]:
                 attend(merger, samples, query, k, v, tasks, scores)
@@ -287,7 +239,7 @@ class _RingBackward:
         travelling = torch.promote_types(last.dtype, torch.float32) if plan.wide_gradients else last.dtype
         blocks = {table.hold[-1][me]: last}
         sums: dict[int, Tensor] = {}
-        keys, grads = _Transfers(plan), _Transfers(plan)
+        keys, grads = Transfers(plan, "keys"), Transfers(plan, "gradients")
         for step in range(steps):
             block = table.hold[steps - 1 - step][me]
             rows = plan.lengths[block]
@@ -295,6 +247,7 @@ class _RingBackward:
             moves = [move for move in table.backward_moves if move.post == step]
             self._post_keys(keys, moves, blocks)
             k, v = self._held(blocks, block, rows)
+            counters.event("compute", step)
             dk, dv = zeros_for(k, v)
             for samples, tasks, scores in plan.work[block]:
                 attend_backward(
@@ -326,7 +279,7 @@ class _RingBackward:
         dk, dv = shapes.split(mine, plan.lengths[me])
         return dq, dk, dv
 
-    def _post_keys(self, keys: _Transfers, moves: Sequence[Move], blocks: dict[int, Tensor]) -> None:
+    def _post_keys(self, keys: Transfers, moves: Sequence[Move], blocks: dict[int, Tensor]) -> None:
         """Send on what backward still needs: nothing, values, or keys and values."""
         if self.plan.kept == "all":
             return

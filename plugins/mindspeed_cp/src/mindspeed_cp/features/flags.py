@@ -32,13 +32,23 @@ FLAGS = (
         "--context-parallel-kv-cache-policy",
         type=str,
         choices=("full", "half"),
-        help="Keep what a ring receives for backward: keys and values, or keys.",
+        help="Keep for backward what a ring receives, or what heads were exchanged from: keys and values, or "
+        "keys.",
     ),
     Flag(
         "--context-parallel-cache-interval",
         type=int,
         default=0,
-        help="Layers between those that keep what their ring receives.",
+        help="Layers between those that keep it.",
+    ),
+    Flag(
+        "--use-cp-send-recv-overlap",
+        help="A second group for a ring: ranks send in one and receive in the other. Computing and "
+        "transfers overlap without it too.",
+    ),
+    Flag(
+        "--use-ulysses-allgather-kv",
+        help="Gather keys and values along the sequence where heads are exchanged: for one key head.",
     ),
     Flag(
         "--cp-layout",
@@ -60,4 +70,10 @@ FLAGS = (
         choices=("fp32", "model"),
         help="Dtype in which gradients of keys and values travel.",
     ),
+    Flag(
+        "--no-cp-distinct-dropout",
+        inverts="cp_distinct_dropout",
+        help="Drop the same places of hidden states on every rank of context parallelism.",
+    ),
 )
+

@@ -12,7 +12,7 @@ from mindspeed_cp.options import ADAPTIVE_ALGO, GATHER_ALGO, HYBRID_ADAPTIVE_ALG
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
 
-WHOLE, INNER, OUTER, ACROSS = "cp.whole", "cp.inner", "cp.outer", "cp.across"
+INNER, OUTER, ACROSS, SECOND = "cp.inner", "cp.outer", "cp.across", "cp.second"
 
 
 def grid_of(options: CPOptions) -> Grid:
@@ -41,12 +41,27 @@ def create_groups(session: Session, args: Namespace, pg: Any) -> None:
         args: the validated arguments.
         pg: the result of `build_process_groups`.
     """
-    grid = grid_of(cp_options(args))
+    for name, parts in group_parts(cp_options(args)).items():
+        session.groups.split(name, pg.cp, parts)
+
+
+def group_parts(options: CPOptions) -> dict[str, list[list[int]]]:
+    """The groups that every context-parallel group is split into, as places within it, in order of creation.
+
+    Args:
+        options: what flags say.
+    """
+    grid = grid_of(options)
+    parts: dict[str, list[list[int]]] = {}
     if grid.inner > 1 and grid.outer > 1:
-        session.groups.split(INNER, pg.cp, grid.inner_ranks())
-        session.groups.split(OUTER, pg.cp, grid.outer_ranks())
+        parts[INNER] = grid.inner_ranks()
+        parts[OUTER] = grid.outer_ranks()
     if grid.window > 1:
-        session.groups.split(ACROSS, pg.cp, grid.outer_ranks())
+        parts[ACROSS] = grid.outer_ranks()
+    # With an odd number of ranks two neighbours would send on the same one.
+    if options.send_receive_overlap and grid.method == RING and grid.outer > 1 and grid.outer % 2 == 0:
+        parts[SECOND] = grid.outer_ranks()
+    return parts
 
 
 def members_of(session: Session, args: Namespace, whole: Any) -> Members:
@@ -58,10 +73,12 @@ def members_of(session: Session, args: Namespace, whole: Any) -> Members:
         whole: megatron-core's context-parallel group.
     """
     grid, groups = grid_of(cp_options(args)), session.groups
+    parts = group_parts(cp_options(args))
     both = grid.inner > 1 and grid.outer > 1
     return Members(
         rank=whole.rank(),
         inner=groups[INNER] if both else (whole if grid.inner > 1 else None),
         outer=groups[OUTER] if both else (whole if grid.outer > 1 else None),
-        across=groups[ACROSS] if grid.window > 1 else None,
+        across=groups[ACROSS] if ACROSS in parts else None,
+        second=groups[SECOND] if SECOND in parts else None,
     )
