@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mindspeed_cp.engine.block import Merger, Scores, attend, attend_backward
+from mindspeed_cp.engine.block import attend, attend_backward
 from mindspeed_cp.engine.layout import Chunks
 from mindspeed_cp.engine.masks import MaskRule
+from mindspeed_cp.engine.merging import Merger
+from mindspeed_cp.engine.scores import Scores
 from mindspeed_cp.engine.tasks import Task, tasks
 
 Work = tuple[tuple[slice, tuple[Task, ...], Scores], ...]

@@ -1,0 +1,166 @@
+"""Which kernel computes a task: the preferred one that can, decided once for each kind of task.
+
+Other packages name a `BlockKernel` in the entry-point group ``mindspeed_cp.block_kernels`` (the extension
+point ``cp.block_kernels``). They are looked for when a kernel is first chosen, with or without a session; a
+package that cannot be loaded takes nobody else down.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from mindspeed_core.discovery import sources
+from mindspeed_core.feature import DeclarationError
+from mindspeed_core.registry import Registry
+from mindspeed_cp.engine.kernels.contract import BlockKernel, Case
+from mindspeed_cp.engine.kernels.cpu import CpuFlashKernel
+from mindspeed_cp.engine.kernels.cuda import CudaFlashKernel
+from mindspeed_cp.engine.kernels.npu import NpuKernel
+from mindspeed_cp.engine.kernels.products import ProductsKernel
+from mindspeed_cp.engine.kernels.rows import is_band
+from mindspeed_cp.engine.scores import Scores
+from mindspeed_cp.engine.tasks import Task
+
+logger = logging.getLogger("mindspeed_cp")
+
+POINT = "cp.block_kernels"
+GROUP = "mindspeed_cp.block_kernels"
+
+_kernels: dict[str, BlockKernel] = {
+    kernel.name: kernel for kernel in (CpuFlashKernel(), CudaFlashKernel(), NpuKernel(), ProductsKernel())
+}
+_chosen: dict[Case, BlockKernel] = {}
+_said: set[tuple[str, str]] = set()
+_forced: BlockKernel | None = None
+_loaded = False
+
+
+def known_kernels() -> dict[str, BlockKernel]:
+    """Every kernel of this process by name, those of other packages too."""
+    _load()
+    return dict(_kernels)
+
+
+def add_kernel(kernel: BlockKernel) -> None:
+    """Let a kernel be chosen.
+
+    Raises:
+        DeclarationError: there is one of this name.
+    """
+    check_kernel(kernel)
+    if kernel.name in _kernels:
+        raise DeclarationError(f"there is a block kernel {kernel.name!r} already; use another name")
+    _kernels[kernel.name] = kernel
+    _chosen.clear()
+
+
+def check_kernel(extension: Any) -> None:
+    """Refuse what is no kernel.
+
+    Raises:
+        DeclarationError: says what it is.
+    """
+    if not isinstance(extension, BlockKernel):
+        raise DeclarationError(f"{extension!r} is not an instance of mindspeed_cp.engine.kernels.BlockKernel")
+    if not isinstance(getattr(extension, "name", None), str):
+        raise DeclarationError(f"block kernel {extension!r} has no name")
+
+
+@contextmanager
+def using(kernel: BlockKernel) -> Iterator[None]:
+    """Choose a kernel, known or not, for every task that it can compute, whatever its priority."""
+    global _forced
+    before, _forced = _forced, kernel
+    _chosen.clear()
+    try:
+        yield
+    finally:
+        _forced = before
+        _chosen.clear()
+
+
+def kernel_for(query: Tensor, key: Tensor, value: Tensor, task: Task, scores: Scores) -> BlockKernel:
+    """The kernel that computes a task.
+
+    Args:
+        query: ``[b, n, s, d]``, all rows.
+        key: ``[b, g, t, d]``.
+        value: ``[b, g, t, dv]``.
+        task: what is computed.
+        scores: mask rule, bias, dropout.
+    """
+    case = Case(
+        task.kind,
+        is_band(task, scores.rule),
+        task.rows[1] - task.rows[0] == task.columns[1] - task.columns[0],
+        query.device.type,
+        query.dtype,
+        query.shape[1],
+        key.shape[1],
+        query.shape[3],
+        value.shape[3],
+        scores.slopes is not None,
+        scores.dropout is not None,
+    )
+    kernel = _chosen.get(case)
+    if kernel is None:
+        kernel = _chosen[case] = choose(case)
+    return kernel
+
+
+def choose(case: Case) -> BlockKernel:
+    """The preferred kernel for a case; told once for each type of device."""
+    _load()
+    if _forced is not None and not refusal(_forced, case):
+        return _forced
+    refused = []
+    for kernel in sorted(_kernels.values(), key=lambda item: (-item.priority, item.name)):
+        if not (case.device in kernel.devices or "*" in kernel.devices):
+            continue
+        reason = refusal(kernel, case)
+        if not reason:
+            _say(kernel, case.device, refused)
+            return kernel
+        refused.append(f"{kernel.name} cannot: {reason}")
+    raise ValueError(f"no block kernel computes {case}: {'; '.join(refused)}")
+
+
+def refusal(kernel: BlockKernel, case: Case) -> str:
+    """Why a kernel does not compute a case; empty when it does."""
+    if not (case.device in kernel.devices or "*" in kernel.devices):
+        return f"it runs on {', '.join(kernel.devices)}"
+    return kernel.missing() or kernel.refusal(case)
+
+
+def _say(kernel: BlockKernel, device: str, refused: list[str]) -> None:
+    if (device, kernel.name) not in _said:
+        _said.add((device, kernel.name))
+        reasons = f"; {'; '.join(refused)}" if refused else ""
+        logger.info("attention over split sequences on %s uses %s%s", device, kernel.name, reasons)
+
+
+def _load() -> None:
+    """Look for the kernels of other packages, once per process."""
+    global _loaded
+    if _loaded:
+        return
+    _loaded = True
+    entries = {source.name for source in sources(GROUP)}
+    if not entries:
+        return
+    registry = Registry.discover()
+    if POINT not in registry.extension_points():
+        return
+    for name, kernel in registry.extensions(POINT).items():
+        try:
+            add_kernel(kernel)
+        except DeclarationError as error:
+            logger.warning("entry point %s of %s: %s", name, GROUP, error)
+    for broken in registry.broken:
+        if broken.entry_point in entries:
+            logger.warning("%s", broken)
