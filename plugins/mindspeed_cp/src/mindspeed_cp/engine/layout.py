@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
@@ -74,8 +75,8 @@ class Layout:
         return numbered(self.shares[rank])
 
 
-def _cut(length: int, parts: int) -> list[Interval]:
-    """``parts`` intervals of nearly equal size, the longer ones first."""
+def cut(length: int, parts: int) -> list[Interval]:
+    """``parts`` intervals of nearly equal size that follow one another, the longer ones first."""
     base, longer = divmod(length, parts)
     found, start = [], 0
     for part in range(parts):
@@ -87,12 +88,12 @@ def _cut(length: int, parts: int) -> list[Interval]:
 
 def contiguous(length: int, ranks: int) -> Layout:
     """Equal consecutive parts, the longer ones first."""
-    return Layout(tuple((interval,) for interval in _cut(length, ranks)))
+    return Layout(tuple((interval,) for interval in cut(length, ranks)))
 
 
 def zigzag(length: int, ranks: int) -> Layout:
     """``2 * ranks`` parts; rank ``r`` owns parts ``r`` and ``2 * ranks - 1 - r``: equal causal work."""
-    parts = _cut(length, 2 * ranks)
+    parts = cut(length, 2 * ranks)
     return Layout(tuple((parts[rank], parts[2 * ranks - 1 - rank]) for rank in range(ranks)))
 
 
@@ -108,26 +109,24 @@ def documents_zigzag(ends: Sequence[int], ranks: int) -> Layout:
     return Layout(tuple(map(tuple, shares)))
 
 
-def balanced(weights: Sequence[int], length: int, ranks: int, chunks_per_rank: int) -> Layout:
-    """Equal chunks, the same number for every rank, heaviest first to the rank with the least work.
+def assign(weights: Sequence[int], ranks: int) -> list[list[int]]:
+    """For every rank its chunks, the same number each: heaviest first to the rank with the least work.
 
     Args:
-        weights: work of each of the ``ranks * chunks_per_rank`` chunks.
-        length: number of positions.
+        weights: work of each chunk; their number is a multiple of ``ranks``.
         ranks: number of ranks.
-        chunks_per_rank: chunks that each rank gets.
     """
-    chunks = _cut(length, ranks * chunks_per_rank)
-    if len(weights) != len(chunks):
-        raise ValueError(f"{len(weights)} weights for {len(chunks)} chunks")
-    load, room = [0] * ranks, [chunks_per_rank] * ranks
-    owned: list[list[Interval]] = [[] for _ in range(ranks)]
-    for index in sorted(range(len(chunks)), key=lambda chunk: (-weights[chunk], chunk)):
-        rank = min((r for r in range(ranks) if room[r]), key=lambda r: (load[r], r))
-        load[rank] += weights[index]
-        room[rank] -= 1
-        owned[rank].append(chunks[index])
-    return Layout(tuple(tuple(union(share)) for share in owned))
+    room, rest = divmod(len(weights), ranks)
+    if rest:
+        raise ValueError(f"{len(weights)} chunks are no multiple of {ranks} ranks")
+    owned: list[list[int]] = [[] for _ in range(ranks)]
+    least = [(0, rank) for rank in range(ranks)]
+    for index in sorted(range(len(weights)), key=lambda chunk: (-weights[chunk], chunk)):
+        load, rank = heappop(least)
+        owned[rank].append(index)
+        if len(owned[rank]) < room:
+            heappush(least, (load + weights[index], rank))
+    return owned
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
@@ -157,7 +156,7 @@ def nested(outer: Layout, inner: int) -> Layout:
     """
     shares: list[tuple[Interval, ...]] = []
     for rank in range(outer.ranks):
-        for low, high in _cut(outer.lengths[rank], inner):
+        for low, high in cut(outer.lengths[rank], inner):
             shares.append(
                 tuple(
                     (start + max(low - local, 0), start + min(high - local, end - start))

@@ -6,16 +6,21 @@ under a causal mask, and, only where a window or a given matrix crosses them, re
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from mindspeed_cp.engine.layout import Interval, union
+from mindspeed_cp.engine.tiles import TILE, Tiles, row_sums, runs
 
 FULL, CAUSAL, MASKED = "full", "causal", "masked"
+BAND_ROWS = 512
+"""Queries of one piece of a window: what is computed beside the window stays within so many keys."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class MaskRule:
         ends: running ends of documents that do not see one another; empty for one document.
         window: a query sees at most this many keys before its own; None for all of them.
         prefix: the first keys that every query of the sequence sees.
-        matrix: ``[s, s]`` bool, True where a score counts; on top of everything else.
+        matrix: ``[s, s]`` bool, True where a score counts; on top of everything else. Not to be changed.
     """
 
     length: int
@@ -59,19 +64,75 @@ class MaskRule:
             raise ValueError(f"ends of documents must rise to {self.length}, got {self.ends}")
         if self.prefix and (self.ends or not self.causal):
             raise ValueError("a prefix belongs to one causal sequence")
+        if self.matrix is not None and self.matrix.shape != (self.length, self.length):
+            raise ValueError(f"a mask of {self.length} positions is square, got {self.matrix.shape}")
 
     def __hash__(self) -> int:
-        return hash(self.signature())
+        return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, MaskRule) and self.signature() == other.signature()
+        return self is other or (isinstance(other, MaskRule) and self.signature() == other.signature())
 
     def signature(self) -> tuple[object, ...]:
         """What two equal rules have in common."""
-        return (self.length, self.causal, self.ends, self.window, self.prefix, self._matrix_key())
+        return (self.length, self.causal, self.ends, self.window, self.prefix, self._matrix_key)
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.signature())
+
+    @cached_property
     def _matrix_key(self) -> bytes:
-        return b"" if self.matrix is None else np.packbits(self.matrix).tobytes()
+        if self.matrix is None:
+            return b""
+        return hashlib.blake2b(np.packbits(self.matrix).tobytes(), digest_size=16).digest()
+
+    @cached_property
+    def tiles(self) -> Tiles:
+        """Which tiles of the given matrix have scores that count, and which have nothing else."""
+        assert self.matrix is not None
+        return Tiles.of(self.matrix)
+
+    def reach(self, queries: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The keys from ``low`` up to before ``high`` that each of these queries may see beside a prefix.
+
+        Args:
+            queries: global positions. The given matrix is not asked.
+        """
+        low, high = np.zeros_like(queries), np.full_like(queries, self.length)
+        if self.ends:
+            edges = np.asarray((0, *self.ends), dtype=np.int64)
+            document = np.searchsorted(edges, queries, side="right")
+            low, high = edges[document - 1], edges[document]
+        if self.window is not None:
+            low = np.maximum(low, queries - self.window)
+            high = np.minimum(high, queries + self.window + 1)
+        if self.causal:
+            high = np.minimum(high, queries + 1)
+        return low, high
+
+    @cached_property
+    def row_scores(self) -> npt.NDArray[np.int64]:
+        """``[s]``: how many scores of each query count."""
+        queries = np.arange(self.length, dtype=np.int64)
+        if self.matrix is None:
+            low, high = self.reach(queries)
+            return self.prefix + np.maximum(high - np.maximum(low, self.prefix), 0)
+        if not (self.causal or self.ends or self.window is not None):
+            return np.count_nonzero(self.matrix, axis=1).astype(np.int64)
+        return row_sums(self.visible, self.length)
+
+    @cached_property
+    def running_scores(self) -> npt.NDArray[np.int64]:
+        """``[s + 1]``: how many scores of all queries before each one count."""
+        return _running(self.row_scores)
+
+    def work(self, tile: int) -> npt.NDArray[np.int64]:
+        """``[s]``: scores that are computed for each query; under a given matrix whole tiles of ``tile``."""
+        if self.matrix is None or tile == 1:
+            return self.row_scores
+        low, high = self.reach(np.arange(self.length, dtype=np.int64))
+        return self.tiles.row_work(low, high)
 
     def visible(self, queries: npt.NDArray[np.int64], keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """``[q, k]``: which of these positions see one another."""
@@ -89,7 +150,7 @@ class MaskRule:
             edges = np.asarray(self.ends)
             seen &= np.searchsorted(edges, i, side="right") == np.searchsorted(edges, j, side="right")
         if self.matrix is not None:
-            seen &= self.matrix[np.ix_(queries, keys)]
+            seen &= self.matrix[_selection(queries, keys)]
         return seen
 
     def pieces(self, queries: Interval, keys: Interval) -> list[Piece]:
@@ -137,33 +198,59 @@ class MaskRule:
         assert self.window is not None
         if self.prefix and piece.keys[1] <= self.prefix:
             return [piece]
-        (a, b), (c, d) = piece.queries, piece.keys
-        ahead = 0 if self.causal else self.window
-        c, d = max(c, a - self.window), min(d, b + ahead)
-        a, b = max(a, c - ahead), min(b, d + self.window)
+        (a, b), (c, d) = self._narrowed(piece.queries, piece.keys)
         if a >= b or c >= d:
             return []
         inside = c >= b - 1 - self.window and (self.causal or d - 1 <= a + self.window)
         if inside and (piece.kind == FULL or (a, b) == (c, d)):
             return [Piece((a, b), (c, d), piece.kind)]
-        return [Piece((a, b), (c, d), MASKED)]
+        rows = max(BAND_ROWS, self.window // 8)
+        found = []
+        for start in range(a, b, rows):
+            q, k = self._narrowed((start, min(start + rows, b)), (c, d))
+            if piece.kind == CAUSAL:
+                k = (k[0], min(k[1], q[1]))
+            found += _rectangle(q, k, MASKED)
+        return found
+
+    def _narrowed(self, queries: Interval, keys: Interval) -> tuple[Interval, Interval]:
+        """A rectangle without the rows and columns that a window leaves nothing of."""
+        assert self.window is not None
+        (a, b), (c, d) = queries, keys
+        ahead = 0 if self.causal else self.window
+        c, d = max(c, a - self.window), min(d, b + ahead)
+        return (max(a, c - ahead), min(b, d + self.window)), (c, d)
 
     def _given(self, piece: Piece) -> list[Piece]:
-        assert self.matrix is not None
-        inside = self.matrix[slice(*piece.queries), slice(*piece.keys)]
-        if inside.all():
+        """A piece in runs of tiles with scores that count; rows of tiles with the same runs together."""
+        (a, b), (c, d) = piece.queries, piece.keys
+        if self.tiles.full((a, b), (c, d)):
             return [piece]
-        rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
-        if not len(rows):
-            return []
-        queries = (piece.queries[0] + int(rows[0]), piece.queries[0] + int(rows[-1]) + 1)
-        keys = (piece.keys[0] + int(columns[0]), piece.keys[0] + int(columns[-1]) + 1)
-        return [Piece(queries, keys, MASKED)]
+        found: list[Piece] = []
+        before: dict[tuple[Interval, str], int] = {}
+        for row in range(a // TILE, -(-b // TILE)):
+            rows = (max(a, row * TILE), min(b, (row + 1) * TILE))
+            last = min(d, rows[1]) if piece.kind == CAUSAL else d
+            now: dict[tuple[Interval, str], int] = {}
+            for low, high, full in runs(self.tiles, row, (c, last)):
+                kind = FULL if full and piece.kind == FULL else MASKED
+                keys = (max(c, low), min(last, high))
+                index = before.get((keys, kind))
+                if index is None:
+                    index = len(found)
+                    found.append(Piece(rows, keys, kind))
+                else:
+                    found[index] = Piece((found[index].queries[0], rows[1]), keys, kind)
+                now[keys, kind] = index
+            before = now
+        return found
 
     def pairs(self, queries: Interval, keys: Interval | None = None) -> int:
         """How many scores of a rectangle count."""
+        if keys is None or keys == (0, self.length):
+            return int(self.running_scores[queries[1]] - self.running_scores[queries[0]])
         total = 0
-        for piece in self.pieces(queries, keys or (0, self.length)):
+        for piece in self.pieces(queries, keys):
             (a, b), (c, d) = piece.queries, piece.keys
             if piece.kind == FULL:
                 total += (b - a) * (d - c)
@@ -175,19 +262,45 @@ class MaskRule:
 
     def _masked_pairs(self, piece: Piece) -> int:
         (a, b), (c, d) = piece.queries, piece.keys
-        if self.matrix is None and self.window is not None:
-            rows = np.arange(a, b)
-            low = np.maximum(c, rows - self.window)
-            high = np.minimum(d, rows + 1 if self.causal else rows + self.window + 1)
-            return int(np.maximum(high - low, 0).sum())
+        if self.matrix is None:
+            low, high = self.reach(np.arange(a, b))
+            return int(np.maximum(np.minimum(high, d) - np.maximum(low, c), 0).sum())
         return int(self.visible(np.arange(a, b), np.arange(c, d)).sum())
 
     def needed_keys(self, queries: Sequence[Interval]) -> list[Interval]:
         """Keys that some of these queries may see, as disjoint rising intervals."""
-        everything = (0, self.length)
-        return union(piece.keys for interval in queries for piece in self.pieces(interval, everything))
+        some = [interval for interval in queries if interval[1] > interval[0]]
+        if self.matrix is not None:
+            everything = (0, self.length)
+            return union(piece.keys for interval in some for piece in self.pieces(interval, everything))
+        # A query sees itself and its neighbour begins where it does or later: the keys of an interval hang
+        # together.
+        firsts, lasts = (np.array([edge[i] for edge in some], dtype=np.int64) for i in (0, 1))
+        low, _ = self.reach(firsts)
+        _, high = self.reach(lasts - 1)
+        found = [(int(start), int(end)) for start, end in zip(low, high)]
+        if self.prefix and some:
+            found.append((0, self.prefix))
+        return union(found)
 
 
 def _rectangle(queries: Interval, keys: Interval, kind: str) -> list[Piece]:
     empty = queries[1] <= queries[0] or keys[1] <= keys[0]
     return [] if empty else [Piece(queries, keys, kind)]
+
+
+def _running(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    found = np.zeros(len(values) + 1, dtype=np.int64)
+    np.cumsum(values, out=found[1:])
+    return found
+
+
+def _selection(queries: npt.NDArray[np.int64], keys: npt.NDArray[np.int64]) -> tuple[object, ...]:
+    """An index of these rows and columns; a view where positions follow one another."""
+    sides = []
+    for positions in (queries, keys):
+        following = len(positions) > 0 and bool((np.diff(positions) == 1).all())
+        sides.append(slice(int(positions[0]), int(positions[-1]) + 1) if following else positions)
+    if all(isinstance(side, slice) for side in sides):
+        return tuple(sides)
+    return np.ix_(queries, keys)

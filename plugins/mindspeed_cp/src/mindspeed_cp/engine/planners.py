@@ -8,17 +8,32 @@ a ring all outer, the hybrid both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from mindspeed_cp.engine.layout import Layout, balanced, contiguous, documents_zigzag, nested, zigzag
+import numpy as np
+import numpy.typing as npt
+
+from mindspeed_cp.engine.layout import (
+    Interval,
+    Layout,
+    assign,
+    contiguous,
+    cut,
+    documents_zigzag,
+    nested,
+    union,
+    zigzag,
+)
 from mindspeed_cp.engine.masks import MaskRule
+from mindspeed_cp.engine.tiles import TILE
 
 RING, GATHER = "ring", "gather"
 LOCAL = "local"
 MOST_UNEVEN = 1.05
 """Largest work of a rank over the mean that a balanced layout is content with."""
+_CHUNKS = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
@@ -30,16 +45,21 @@ class Grid:
         inner: neighbours that exchange heads.
         method: `RING`, `GATHER`, or `LOCAL` with a single outer rank.
         window: ranks of an inner ring of a double ring.
-        layout: ``auto``, ``zigzag``, ``contiguous``, ``balanced`` or ``doc_zigzag``.
+        layout: ``auto``, ``zigzag``, ``contiguous``, ``balanced`` or ``doc_zigzag``; or a function from the
+            rules of all samples and the number of outer ranks to their layout.
         chunks: per rank in a balanced layout; 0 chooses.
+        regroup: a balanced layout may bring rows of a given matrix that see the same onto one rank.
+        tile: work under a given matrix is counted in tiles of this size.
     """
 
     outer: int
     inner: int = 1
     method: str = RING
     window: int = 1
-    layout: str = "auto"
+    layout: str | Callable[[tuple[MaskRule, ...], int], Layout] = "auto"
     chunks: int = 0
+    regroup: bool = False
+    tile: int = TILE
 
     @property
     def ranks(self) -> int:
@@ -68,6 +88,8 @@ def outer_layout(grid: Grid, rules: tuple[MaskRule, ...]) -> Layout:
     """
     rule = rules[0]
     kind = grid.layout
+    if not isinstance(kind, str):
+        return _checked(kind(rules, grid.outer), rule.length, grid.outer)
     if kind == "auto":
         kind = _suitable(grid, rules)
     if grid.outer == 1 or kind == "contiguous":
@@ -80,7 +102,16 @@ def outer_layout(grid: Grid, rules: tuple[MaskRule, ...]) -> Layout:
                 "--cp-layout doc_zigzag needs the same documents in every sample of a micro-batch"
             )
         return documents_zigzag(rule.ends or (rule.length,), grid.outer)
-    return balanced_layout(rules, grid.outer, grid.chunks)
+    return balanced_layout(rules, grid.outer, grid.chunks, regroup=grid.regroup, tile=grid.tile)
+
+
+def _checked(layout: Layout, length: int, ranks: int) -> Layout:
+    if (layout.length, layout.ranks) != (length, ranks):
+        raise ValueError(
+            f"a layout of {length} positions over {ranks} ranks was asked for, got one of {layout.length} "
+            f"over {layout.ranks}"
+        )
+    return layout
 
 
 def _suitable(grid: Grid, rules: Sequence[MaskRule]) -> str:
@@ -94,30 +125,93 @@ def _suitable(grid: Grid, rules: Sequence[MaskRule]) -> str:
     return "balanced" if grid.method == GATHER else "zigzag"
 
 
-def balanced_layout(rules: Sequence[MaskRule], ranks: int, chunks_per_rank: int = 0) -> Layout:
+def balanced_layout(
+    rules: Sequence[MaskRule],
+    ranks: int,
+    chunks_per_rank: int = 0,
+    *,
+    regroup: bool = False,
+    tile: int = TILE,
+) -> Layout:
     """The layout with the fewest chunks whose most loaded rank has at most 5 % more work than the mean.
 
     Args:
         rules: of all samples.
         ranks: number of ranks.
-        chunks_per_rank: chunks of each rank; 0 tries 2, 4, 8 and 16.
+        chunks_per_rank: chunks of each rank; 0 tries 1, 2, 4, 8 and 16.
+        regroup: under a given matrix, also try tiles that see the same beside one another, and take them
+            where more than a tenth of the keys need not travel.
+        tile: under a given matrix work is counted in whole tiles of this size, 1 counts scores.
     """
     length = rules[0].length
-    best: Layout | None = None
-    for count in (chunks_per_rank,) if chunks_per_rank else (2, 4, 8, 16):
-        chunks = contiguous(length, ranks * count).shares
-        work = [sum(rule.pairs(share[0]) for rule in rules) for share in chunks]
-        best = balanced(work, length, ranks, count)
-        if imbalance(best, rules) <= MOST_UNEVEN:
+    work = sum((rule.work(tile) for rule in rules), np.zeros(length, dtype=np.int64))
+    ordered = _best([(0, length)], work, ranks, chunks_per_rank)
+    matrices = [rule.matrix is not None for rule in rules]
+    if not (regroup and all(matrices) and len(set(rules)) == 1):
+        return ordered
+    tiles = [(start, min(start + TILE, length)) for start in range(0, length, TILE)]
+    grouped = _best([tiles[place] for place in rules[0].tiles.groups()], work, ranks, chunks_per_rank)
+    fewer = travelling_keys(grouped, rules) < 0.9 * travelling_keys(ordered, rules)
+    return grouped if fewer and _load(grouped, work) <= max(MOST_UNEVEN, _load(ordered, work)) else ordered
+
+
+def _best(order: Sequence[Interval], work: npt.NDArray[np.int64], ranks: int, chunks_per_rank: int) -> Layout:
+    """Equal chunks of a sequence in some order, as few as balance, or those that balance best."""
+    length = len(work)
+    running = np.zeros(length + 1, dtype=np.int64)
+    np.cumsum(np.concatenate([work[slice(*interval)] for interval in order]), out=running[1:])
+    most = max(1, length // ranks)
+    best: tuple[float, list[Interval], list[list[int]]] | None = None
+    for count in (chunks_per_rank,) if chunks_per_rank else _CHUNKS:
+        if best is not None and count > most:
+            break
+        chunks = cut(length, ranks * count)
+        borders = np.array([chunk[0] for chunk in chunks] + [length])
+        weights = np.diff(running[borders])
+        owned = assign(weights.tolist(), ranks)
+        loads = [int(weights[share].sum()) for share in owned]
+        uneven = max(loads) * ranks / max(1, sum(loads))
+        if best is None or uneven < best[0]:
+            best = uneven, chunks, owned
+        if uneven <= MOST_UNEVEN:
             break
     assert best is not None
-    return best
+    _, chunks, owned = best
+    return Layout(tuple(tuple(union(_placed(order, [chunks[i] for i in share]))) for share in owned))
+
+
+def _placed(order: Sequence[Interval], chunks: Sequence[Interval]) -> list[Interval]:
+    """Chunks of a sequence that consists of intervals in some order, as intervals of positions."""
+    if len(order) == 1:
+        return list(chunks)
+    found, starts = [], np.cumsum([0, *(end - start for start, end in order)])
+    for low, high in chunks:
+        first, last = np.searchsorted(starts, (low, high - 1), side="right") - 1
+        for index in range(first, last + 1):
+            start, offset = order[index][0], int(starts[index])
+            end = order[index][1]
+            found.append((start + max(low - offset, 0), min(start + high - offset, end)))
+    return found
+
+
+def _load(layout: Layout, work: npt.NDArray[np.int64]) -> float:
+    loads = [sum(int(work[slice(*interval)].sum()) for interval in share) for share in layout.shares]
+    return max(loads) * len(loads) / max(1, sum(loads))
 
 
 def imbalance(layout: Layout, rules: Sequence[MaskRule]) -> float:
     """Work of the most loaded rank over the mean, in scores."""
-    work = [sum(rule.pairs(interval) for rule in rules for interval in share) for share in layout.shares]
-    return max(work) * len(work) / max(1, sum(work))
+    return _load(layout, sum((rule.row_scores for rule in rules), np.zeros(layout.length, dtype=np.int64)))
+
+
+def travelling_keys(layout: Layout, rules: Sequence[MaskRule]) -> int:
+    """Keys that ranks fetch from others, summed over all ranks; a ring moves ``(ranks - 1) * length``."""
+    total = 0
+    for share in layout.shares:
+        needed = union(interval for rule in rules for interval in rule.needed_keys(share))
+        both = union([*needed, *share])
+        total += sum(end - start for start, end in both) - sum(end - start for start, end in share)
+    return total
 
 
 @lru_cache(maxsize=64)
