@@ -86,8 +86,6 @@ def plan(*flags):
             "num_query_groups / tensor_model_parallel_size is 2; it needs 1",
         ),
         (["--reset-attention-mask"], "add --reset-position-ids"),
-        (["--hidden-dropout", "0.1"], "would drop the same positions on every rank"),
-        (["--mtp-num-layers", "1"], "--mtp-num-layers"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_numbers(flags, message):
@@ -138,12 +136,16 @@ def test_an_interval_picks_the_layers_that_keep(interval, layers):
 def uneven_losses():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    run = SimpleNamespace(pg=SimpleNamespace(cp=dist.group.WORLD))
     total, tokens = ((torch.tensor(6.0), 3), (torch.tensor(10.0), 1))[rank]
-    found = over_the_sequence(run, Loss(total, torch.tensor(tokens), {}))
+    found = []
+    for per_token in (False, True):
+        config = SimpleNamespace(calculate_per_token_loss=per_token)
+        run = SimpleNamespace(pg=SimpleNamespace(cp=dist.group.WORLD), config=config)
+        found.append(over_the_sequence(run, Loss(total, torch.tensor(tokens), {})))
     dist.barrier()
     dist.destroy_process_group()
-    return float(found.total / found.num_tokens), float(found.total), int(found.num_tokens)
+    mean, per_token = found
+    return float(mean.total / mean.num_tokens), float(per_token.total), int(per_token.num_tokens)
 
 
 def test_the_loss_is_the_mean_over_the_sequence_however_tokens_are_spread():

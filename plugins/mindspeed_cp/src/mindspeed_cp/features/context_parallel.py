@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, hookimpl
+from mindspeed_core.feature import Conflict, Feature, TakeOver, hookimpl
+from mindspeed_cp import attention_flags
 from mindspeed_cp.features.flags import FLAGS
+from mindspeed_cp.features.model_proofs import MODEL_PROOFS
 from mindspeed_cp.features.proofs import PROOFS
 from mindspeed_cp.options import problems
 
@@ -25,36 +27,45 @@ class ContextParallel(Feature):
             flag="--create-attention-mask-in-dataloader",
             reason="a rank makes the masks of its own part; a mask of the whole sequence is not split",
         ),
-        Conflict(flag="--mtp-num-layers", reason="predicted tokens are not shifted across ranks"),
-        Conflict(flag="--multi-latent-attention", reason="its rotary embedding is not split over ranks"),
     )
-    hosts = ("standalone",)
+    takes_over = (
+        TakeOver("flash-attn", "attention over a split sequence is flash attention of its blocks"),
+        TakeOver("fusion-attn-v2", "attention over a split sequence chooses the kernel of each block"),
+        TakeOver("triangle-attn", "attention over a split sequence leaves out what is masked"),
+        TakeOver("masked-softmax", "attention over a split sequence has no softmax of its own to replace"),
+    )
+    hosts = ("standalone", "megatron-lm", "library")
     slots = ("context-parallel", "core-attention")
     packages = ("torch_npu>=2.6; platform == 'npu'",)
     docs = "mindspeed_cp:docs/context-parallel.md"
     places_modules = True
     deterministic = True
     affects_checkpoint = False
-    verify = PROOFS
+    verify = (*PROOFS, *MODEL_PROOFS)
+
+    _origin: Mapping[str, bytes] = {}
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
-        """Where a sequence is split."""
-        return bool(getattr(args, "context_parallel_size", 1) > 1)
+        """Where a sequence is split; options that only a split sequence has are refused without."""
+        only_split = ("context_parallel_kv_cache_policy", "use_ulysses_allgather_kv")
+        asked = any(getattr(args, name, None) for name in only_split)
+        return asked or getattr(args, "context_parallel_size", 1) > 1
+
+    @classmethod
+    def presets(cls, args: Any) -> Mapping[str, Any]:
+        """No mask from the data loader where that is the host's default."""
+        masked = getattr(args, "create_attention_mask_in_dataloader", False)
+        return {"create_attention_mask_in_dataloader": False} if cls.enabled(args) and masked else {}
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Sizes and options that do not go together."""
-        found = problems(args)
+        found = [*problems(args), *attention_flags.problems(args)]
         if args.reset_attention_mask and not getattr(args, "reset_position_ids", False):
             found.append(
                 "--reset-attention-mask finds documents by their positions when a sequence is split; add "
                 "--reset-position-ids"
-            )
-        if getattr(args, "hidden_dropout", 0.0):
-            found.append(
-                f"--hidden-dropout {args.hidden_dropout} would drop the same positions on every rank of "
-                "context parallelism; use 0"
             )
         if getattr(args, "position_embedding_type", "rope") in ("mrope", "relative"):
             found.append(
@@ -62,6 +73,25 @@ class ContextParallel(Feature):
                 "rope, yarn, learned_absolute or none"
             )
         return found
+
+    @hookimpl(wrapper=True)
+    def seed_everything(self, session: Any, args: Any) -> Generator[None, Any, Any]:
+        """Remember what the generators of this rank began with."""
+        seeds = yield
+        if args.cp_distinct_dropout:
+            from mindspeed_cp.modules.dropout import digests
+
+            self._origin = digests(session.platform)
+        return seeds
+
+    @hookimpl(wrapper=True)
+    def train_step(self, run: Any) -> Generator[None, Any, Any]:
+        """Let every rank of a sequence drop other hidden states."""
+        if run.args.cp_distinct_dropout:
+            from mindspeed_cp.modules.dropout import own_states
+
+            own_states(run, self._origin)
+        return (yield)
 
     @hookimpl(wrapper=True)
     def build_process_groups(self, session: Any, args: Any) -> Generator[None, Any, Any]:

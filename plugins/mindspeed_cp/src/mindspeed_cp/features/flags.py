@@ -64,6 +64,11 @@ FLAGS = (
         help="Chunks of each rank in a balanced layout; 0 takes the fewest that balance.",
     ),
     Flag(
+        "--use-fused-ring-attention-update",
+        help="Join the blocks of a ring by one operator of mindspeed-kernels.",
+    ),
+    Flag("--megatron-cp-in-bnsd", help="Kernels of NPUs get tensors [b, n, s, d] instead of [s, b, n * d]."),
+    Flag(
         "--cp-grad-comm-dtype",
         type=str,
         default="fp32",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from megatron.core import parallel_state
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
@@ -14,9 +15,10 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from torch import Tensor
 
 from mindspeed_core.layer_spec import SpecEditor
+from mindspeed_cp import attention_flags
 from mindspeed_cp.engine.attention import Members, Options, split_attention
-from mindspeed_cp.engine.block import Dropout
 from mindspeed_cp.engine.masks import MaskRule
+from mindspeed_cp.engine.scores import Dropout
 from mindspeed_cp.modules.batch import SplitBatch
 from mindspeed_cp.modules.members import members_of
 from mindspeed_cp.options import CPOptions, cp_options
@@ -48,6 +50,8 @@ class SplitCoreAttention(MegatronModule):
         v_channels: int | None = None,
         options: CPOptions | None = None,
         members: Callable[[], Members] | None = None,
+        band: int | None = None,
+        slopes: Sequence[float] | None = None,
     ) -> None:
         """Read the configuration.
 
@@ -64,6 +68,8 @@ class SplitCoreAttention(MegatronModule):
             v_channels: read from the tensors.
             options: what flags say.
             members: gives this rank's groups.
+            band: keys before its own that a causal query sees, where the configuration has no window.
+            slopes: of the biases by distance, one for every head of the model.
 
         Raises:
             ValueError: cross attention, or a softmax with a further score.
@@ -79,6 +85,8 @@ class SplitCoreAttention(MegatronModule):
         self.softmax_scale = softmax_scale
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.window = self._window(config, layer_number)
+        self.band = band
+        self.slopes = slopes
         self.options = options
         self._members = members
         self._tp_group = getattr(pg_collection, "tp", None)
@@ -121,9 +129,13 @@ class SplitCoreAttention(MegatronModule):
         chosen = Options(
             scale=self.softmax_scale or 1.0 / math.sqrt(width),
             first_head=self._tp_rank() * heads,
+            slopes=self._own_slopes(heads, query.device),
             dropout=self._dropout(batch),
             kept=self.options.kept(self.layer_number) if self.training else "none",
+            gather_keys=self.options.gather_keys,
             wide_gradients=self.options.wide_gradients,
+            fused_update=self.options.fused_update,
+            layout=self.options.kernel_layout,
         )
         q, k, v = (tensor.permute(1, 2, 0, 3).contiguous() for tensor in (query, key, value))
         output = split_attention(q, k, v, rules, batch.grid, self._members(), chosen, batch.rules)
@@ -131,14 +143,22 @@ class SplitCoreAttention(MegatronModule):
 
     def _rule(self, rule: MaskRule, kind: AttnMaskType) -> MaskRule:
         causal = kind in (AttnMaskType.causal, AttnMaskType.padding_causal)
-        if rule.causal == causal and rule.window == self.window:
+        window = self.band if self.window is None and causal else self.window
+        if rule.causal == causal and rule.window == window:
             return rule
-        return MaskRule(rule.length, causal, rule.ends, self.window, rule.prefix, rule.matrix)
+        return MaskRule(rule.length, causal, rule.ends, window, rule.prefix, rule.matrix)
 
     def _dropout(self, batch: SplitBatch) -> Dropout | None:
         if not (self.training and self.dropout > 0.0):
             return None
         return Dropout(self.dropout, batch.seed * 1_000_003 + self.layer_number, batch.first_sample)
+
+    def _own_slopes(self, heads: int, device: torch.device) -> Tensor | None:
+        """The slopes of this tensor-parallel rank's heads, ``[n / tp]`` float32."""
+        if self.slopes is None:
+            return None
+        first = self._tp_rank() * heads
+        return torch.tensor(self.slopes[first : first + heads], dtype=torch.float32, device=device)
 
     def _tp_rank(self) -> int:
         group = self._tp_group or parallel_state.get_tensor_model_parallel_group()
@@ -149,7 +169,10 @@ class SplitCoreAttention(MegatronModule):
 def place_attention(session: Session, args: Namespace, spec: Any) -> Any:
     """The tree with `SplitCoreAttention` in every attention."""
     editor = SpecEditor(spec, owner="context-parallel", session=session)
+    asked = session.plan.arguments
     params = {
+        "band": attention_flags.band(asked, args.seq_length),
+        "slopes": _slopes(args.num_attention_heads) if attention_flags.alibi(asked) else None,
         "options": cp_options(args),
         # A function, since specifications are copied deeply and groups cannot be.
         "members": lambda: members_of(session, args, parallel_state.get_context_parallel_group()),
@@ -161,3 +184,10 @@ def place_attention(session: Session, args: Namespace, spec: Any) -> Any:
 
     editor.replace("core_attention", chosen)
     return editor.spec
+
+
+def _slopes(heads: int) -> list[float]:
+    # Its flag is declared there: the package is installed.
+    from mindspeed_kernels.attention.bias import alibi_slopes
+
+    return alibi_slopes(heads)

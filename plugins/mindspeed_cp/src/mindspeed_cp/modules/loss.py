@@ -2,7 +2,8 @@
 
 megatron-core divides a rank's loss by its number of tokens and averages gradients over data-parallel and
 context-parallel ranks. With the sum times the number of ranks, and the tokens of all ranks, that is the mean
-over the sequence; with ``--calculate-per-token-loss`` both are too large by the same factor.
+over the sequence. With ``--calculate-per-token-loss`` gradients are summed and divided by the tokens of all
+ranks together, which is right already.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ def over_the_sequence(run: Run, loss: Loss) -> Loss:
         run: the run; its context-parallel group is summed over.
         loss: of this rank's tokens.
     """
+    if run.config.calculate_per_token_loss:
+        return loss
     tokens = loss.num_tokens.detach().clone()
     dist.all_reduce(tokens, group=run.pg.cp)
     return Loss(loss.total * run.pg.cp.size(), tokens, loss.report)

@@ -1,0 +1,91 @@
+"""Other models and other attention's flags where a sequence is split: planned, refused, the same numbers."""
+
+import pytest
+
+from mindspeed_core.activation import prepare
+from mindspeed_core.feature import check_feature
+from mindspeed_core.plan import PlanError
+from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_cp import attention_flags
+from mindspeed_cp.features import SplitPredictions
+
+
+def plan(*flags):
+    command = training_flags(("--context-parallel-size", "2", *flags), 1)
+    return prepare(command, platform="cpu", host="standalone").plan
+
+
+@pytest.mark.parametrize(
+    ("flag", "held"),
+    [
+        ("--use-flash-attn", ("flash-attn",)),
+        ("--use-fusion-attn-v2", ("flash-attn", "fusion-attn-v2")),
+        ("--triangle-attn", ("triangle-attn",)),
+        ("--use-fused-masked-softmax", ("masked-softmax",)),
+    ],
+)
+def test_other_attention_steps_back_and_says_why(flag, held):
+    made = plan(flag)
+    assert made.slots["core-attention"] == "context-parallel"
+    assert not {*held} & {*made.names}
+    (said,) = [entry for entry in made.held_back if entry.flag == flag]
+    assert said.name == held[-1]
+    assert "split sequence" in said.reason
+
+
+def test_biases_by_distance_stay_without_their_kernel():
+    made = plan("--position-embedding-type", "alibi", "--square-alibi-mask", "--fill-neg-inf")
+    assert made.names == ("context-parallel", "alibi")
+
+
+def test_predictions_of_further_tokens_bring_their_one_patch():
+    assert check_feature(SplitPredictions) == []
+    made = plan("--mtp-num-layers", "1")
+    assert [patch.owner for patch in made.patches] == ["context-parallel-predictions"]
+    assert plan().patches == ()
+
+
+_ALIBI = ("--position-embedding-type", "alibi")
+
+
+@pytest.mark.parametrize(
+    ("flags", "messages"),
+    [
+        (
+            (*_ALIBI, "--context-parallel-algo", "adaptive_cp_algo"),
+            ("--position-embedding-type alibi", "--context-parallel-algo adaptive_cp_algo"),
+        ),
+        ((*_ALIBI, "--alibi-fusion-attn-type", "3"), ("only supports 0 and 2", "got 3")),
+        (("--use-flash-attn", "--sparse-mode", "6"), ("--sparse-mode 6 needs the prefix",)),
+        (("--use-flash-attn", "--sparse-mode", "7"), ("--sparse-mode 7", "--reset-attention-mask")),
+        (
+            ("--use-flash-attn", "--sparse-mode", "4", "--pre-tockens", "8", "--next-tockens", "1"),
+            ("--next-tockens 1",),
+        ),
+        (("--use-flash-attn", "--next-tockens", "-2"), ("--next-tockens -2 hides the nearest",)),
+        (
+            ("--use-flash-attn", "--sparse-mode", "4", "--window-size", "8,0"),
+            ("--sparse-mode 4 and --window-size",),
+        ),
+    ],
+)
+def test_what_other_flags_ask_for_and_nobody_computes_is_refused(flags, messages):
+    with pytest.raises(PlanError) as error:
+        plan(*flags)
+    for message in messages:
+        assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"use_flash_attn": True, "sparse_mode": 4, "pre_tockens": 9}, 9),
+        ({"use_flash_attn": True, "sparse_mode": 0, "pre_tockens": 9}, 9),
+        ({"use_flash_attn": True, "sparse_mode": 2, "pre_tockens": 9}, None),
+        ({"use_flash_attn": True, "sparse_mode": 0, "pre_tockens": 31}, None),
+        ({"use_flash_attn": False, "sparse_mode": 4, "pre_tockens": 9}, None),
+        ({}, None),
+    ],
+)
+def test_a_band_is_what_fused_attention_would_take(given, found):
+    assert attention_flags.band(given, 32) == found
