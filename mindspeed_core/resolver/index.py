@@ -1,0 +1,79 @@
+"""What the resolver needs to know about a registry whatever the arguments are, computed once for each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+from mindspeed_core.feature import Feature, Flag, Patch
+from mindspeed_core.registry import FeatureRecord, Registry, RegistryError
+
+
+class Index:
+    """What the resolver needs to know about one registry and host, whatever the arguments are."""
+
+    def __init__(self, registry: Registry, host: str) -> None:
+        self.records: dict[str, FeatureRecord] = dict(registry.features)
+        self.classes: dict[str, type[Feature]] = {name: r.cls for name, r in self.records.items()}
+        self.key = {name: (cls.family, name) for name, cls in self.classes.items()}
+        self.stages = registry.stages
+        self.exclusive = {name for name, slot in registry.slots.items() if slot.exclusive}
+        self.dests: dict[str, tuple[str, bool]] = {}
+        self.per_rank: set[str] = set()
+        declared: list[Flag] = [flag for cls in self.classes.values() for flag in cls.flags]
+        for flag in (*_host_flags(registry, host), *declared):
+            if flag.per_rank:
+                self.per_rank.add(flag.dest)
+            for option in flag.options:
+                self.dests.setdefault(option, (flag.dest, bool(flag.inverts)))
+        self.patches: dict[str, tuple[Patch, ...]] = {}
+        self.before: dict[str, frozenset[str]] = {}
+        self.conflicts: dict[str, dict[str, str]] = {name: {} for name in self.classes}
+        self.replaces: dict[str, tuple[str, ...]] = {}
+        for name, cls in self.classes.items():
+            self.patches[name] = tuple(replace(patch, owner=name) for patch in cls.patches)
+            wanted = {*cls.after}.union(*((r.feature, *r.any_of) for r in cls.requires))
+            self.before[name] = frozenset(wanted & self.classes.keys() - {name})
+            for conflict in cls.conflicts:
+                other = conflict.feature
+                if other in self.classes and other != name:
+                    for one, two in ((name, other), (other, name)):
+                        self.conflicts[one][two] = self.conflicts[one].get(two) or conflict.reason
+            self.replaces[name] = tuple(
+                stage
+                for stage, function in cls.hooks().items()
+                if not function.mindspeed_impl["wrapper"]  # type: ignore[attr-defined]
+                # The default of a stage that a plugin publishes; any other implementation comes before it.
+                and not function.mindspeed_impl["trylast"]  # type: ignore[attr-defined]
+                and stage in self.stages
+                and self.stages[stage].firstresult
+            )
+
+
+_indexes: WeakKeyDictionary[Registry, dict[str, Index]] = WeakKeyDictionary()
+
+
+def kinds_of(registry: Registry, platform: str) -> tuple[frozenset[str], str]:
+    """The names under which features may list a platform, and the one that their requirements test."""
+    try:
+        found = registry.platform(platform)
+    except RegistryError:
+        # A plan can be made for a platform that is not installed here.
+        return frozenset({platform}), platform
+    return found.kinds() | {platform}, found.like or platform
+
+
+def _host_flags(registry: Registry, host: str) -> tuple[Flag, ...]:
+    try:
+        return registry.host_flags(host)
+    except RegistryError:
+        # A plan can be made for a host that is not installed here: its flags are then read by their names.
+        return ()
+
+
+def index_of(registry: Registry, host: str) -> Index:
+    """The index of a registry, made at the first question."""
+    known = _indexes.setdefault(registry, {})
+    if host not in known:
+        known[host] = Index(registry, host)
+    return known[host]

@@ -1,0 +1,153 @@
+"""The whole answer: who takes part, whether they go together, and in which order they are called."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+from argparse import Namespace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mindspeed_core.cycles import cycles
+from mindspeed_core.feature import Patch
+from mindspeed_core.plan import ActiveFeature, Plan, PlanError
+from mindspeed_core.registry import Registry
+from mindspeed_core.resolver.admission import Admission
+from mindspeed_core.resolver.agreement import conflicts, patches, slots, stages, validate
+from mindspeed_core.resolver.index import index_of
+from mindspeed_core.resolver.question import Question
+
+_SCHEMA = 1
+
+
+def resolve(
+    registry: Registry,
+    args: Namespace,
+    *,
+    provenance: Mapping[str, str] | None = None,
+    platform: str,
+    host: str = "standalone",
+    mode: str = "train",
+    versions: Mapping[str, str] | None = None,
+) -> Plan:
+    """Decide what is active.
+
+    Args:
+        registry: what is installed.
+        args: the parsed arguments; never changed.
+        provenance: where each argument's value came from; without it a value that differs from its flag's
+            default counts as given.
+        platform: name of the platform.
+        host: name of the host.
+        mode: ``train`` or ``inference``.
+        versions: installed distributions with their versions; by default asked of the environment.
+
+    Raises:
+        PlanError: carries every problem.
+    """
+    question = Question(index_of(registry, host), registry, args, provenance, platform, host, mode, versions)
+    admission = Admission(question)
+    active = admission.decide()
+    claimed = slots(question, active)
+    conflicts(question, active)
+    stages(question, active)
+    owned = patches(question, active)
+    validate(question, active)
+    order = _order(question, active)
+    if question.problems:
+        raise PlanError(question.problems)
+    return _result(admission, order, claimed, owned)
+
+
+def _order(question: Question, active: Sequence[str]) -> list[str]:
+    """Dependencies first; among what is free to go next, by family and name."""
+    present = set(active)
+    before = {name: sorted(question.index.before[name] & present) for name in active}
+    missing = {name: len(befores) for name, befores in before.items()}
+    followers: dict[str, list[str]] = {}
+    for name, befores in before.items():
+        for other in befores:
+            followers.setdefault(other, []).append(name)
+    ready = [question.index.key[name] for name in active if not missing[name]]
+    heapq.heapify(ready)
+    order: list[str] = []
+    while ready:
+        _, name = heapq.heappop(ready)
+        order.append(name)
+        for follower in followers.get(name, ()):
+            missing[follower] -= 1
+            if not missing[follower]:
+                heapq.heappush(ready, question.index.key[follower])
+    if len(order) < len(active):
+        for cycle in cycles(before):
+            question.problem(
+                "E-CYCLE",
+                cycle[0],
+                f"each of these comes before itself: {' -> '.join((*cycle, cycle[0]))}",
+                "drop one of them, and report it to their authors",
+            )
+    return order
+
+
+def _result(
+    admission: Admission,
+    order: Sequence[str],
+    claimed: Mapping[str, str],
+    owned: Mapping[str, tuple[Patch, ...]],
+) -> Plan:
+    question, why, held = admission.question, admission.why, admission.held
+    features = []
+    arguments: dict[str, Any] = {}
+    for name in order:
+        record = question.index.records[name]
+        features.append(
+            ActiveFeature(name, record.dist, record.version, record.cls.family, record.cls.level, why[name])
+        )
+    # Who takes over reads the flags of what it does as well.
+    for name in (*order, *admission.taken):
+        for flag in question.index.classes[name].flags:
+            arguments[flag.dest] = getattr(question.args, flag.dest, flag.default)
+    applied = tuple(patch for name in order for patch in owned[name])
+    # What nobody asked for is not worth a line: a feature that is on by default and above the level.
+    shown = tuple(
+        held[name] for name in sorted(held) if held[name].flag or f"fallback of {name}" in why.values()
+    )
+    plan = Plan(
+        features=tuple(features),
+        held_back=shown,
+        slots=dict(claimed),
+        patches=applied,
+        platform=question.platform,
+        host=question.host,
+        level=question.level,
+        mode=question.mode,
+        arguments=dict(sorted(arguments.items())),
+    )
+    return replace(plan, digest=_digest(plan, question.index.per_rank))
+
+
+def _digest(plan: Plan, per_rank: Iterable[str]) -> str:
+    """SHA-256 over canonical JSON of everything that makes two runs differ."""
+    content = {
+        "schema": _SCHEMA,
+        "features": [[f.name, f.dist, f.version] for f in plan.features],
+        "slots": dict(plan.slots),
+        "patches": [[p.target, p.kind, p.owner] for p in plan.patches],
+        "platform": plan.platform,
+        "host": plan.host,
+        "level": plan.level,
+        "mode": plan.mode,
+        "arguments": {k: v for k, v in plan.arguments.items() if k not in per_rank},
+    }
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=_plain)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """A value JSON does not know; sets are sorted, since their order differs between processes."""
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=repr)
+    name = getattr(value, "__qualname__", "")
+    return name or (str(value) if type(value).__str__ is not object.__str__ else type(value).__qualname__)
