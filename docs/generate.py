@@ -37,7 +37,6 @@ from mindspeed_core.hosts.megatron_lm.interceptions import (
     ENTRY,
     GLOBAL,
     INSTANCE,
-    NOT_HOSTED,
     PATCH,
     PATCHES,
 )
@@ -344,9 +343,7 @@ def megatron_lm_stages_page(registry: Registry) -> str:
         found = [row for row in (*ENTRIES, *ARGUMENTS, *PATCHES) if stage in row.stages]
         for row in found:
             rows.append((code(stage), code(row.target), MECHANISMS[row.mechanism], row.reason, row.versions))
-        if stage in NOT_HOSTED:
-            rows.append((code(stage), "", "no place", NOT_HOSTED[stage], ""))
-        elif not found:
+        if not found:
             rows.append((code(stage), "", "the core", "called when the session opens", ""))
     own = [row for row in (*ENTRIES, *PATCHES) if not row.stages]
     lines = [

@@ -40,6 +40,12 @@ EXPERTS = (
     "--moe-router-topk 2 --moe-aux-loss-coeff 1e-2 --disable-bias-linear"
 )
 
+SPLIT = (
+    "--context-parallel-size 2 --position-embedding-type rope --normalization RMSNorm --swiglu "
+    "--disable-bias-linear --group-query-attention --num-query-groups 2"
+)
+PACKED = "--reset-attention-mask --reset-position-ids --eod-mask-loss"
+
 
 @dataclass(frozen=True)
 class Case:
@@ -71,6 +77,19 @@ CASES = (
     ),
     Case("grouped experts, ep2", f"{EXPERTS} --moe-grouped-gemm --gemm-gradient-accumulation-fusion"),
     Case("every plugin, pp2", f"{KERNELS} {PROFILE} --pipeline-model-parallel-size 2"),
+    Case("cp2, ring", SPLIT),
+    Case("cp2, heads", f"{SPLIT} --context-parallel-algo ulysses_cp_algo"),
+    Case("cp2, fetched, documents", f"{SPLIT} --context-parallel-algo kvallgather_cp_algo {PACKED}"),
+    Case(
+        "cp2, tp2 + sp, distributed optimizer",
+        f"{SPLIT} --tensor-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer",
+        world_size=4,
+    ),
+    Case(
+        "cp2, pp2, documents",
+        f"{SPLIT} --context-parallel-algo adaptive_cp_algo {PACKED} --pipeline-model-parallel-size 2",
+        world_size=4,
+    ),
 )
 RESUMED = (
     Case("resume, dp2", "--attention-dropout 0.1 --hidden-dropout 0.1"),

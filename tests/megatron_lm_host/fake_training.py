@@ -32,16 +32,16 @@ def adapt(*declarations, extra=()):
     return adaptor
 
 
-def run_script(*flags):
+def run_script(*flags, script=SCRIPT):
     """Run the script as a program; what it printed, and the log of the made-up loop."""
-    sys.argv = [str(SCRIPT), *flags]
+    sys.argv = [str(script), *flags]
     training = importlib.import_module("megatron.training.training")
     training.printed.clear()
     out, err = io.StringIO(), io.StringIO()
     status = 0
     with redirect_stdout(out), redirect_stderr(err):
         try:
-            runpy.run_path(str(SCRIPT), run_name="__main__")
+            runpy.run_path(str(script), run_name="__main__")
         except SystemExit as stop:
             status = stop.code
     return {"out": out.getvalue(), "err": err.getvalue(), "log": list(training.printed), "status": status}
@@ -203,15 +203,44 @@ class Stopping(ForTests):
 
 
 class WholeBatch(ForTests):
-    """Wants every part of a batch everywhere."""
+    """Wants positions everywhere, and remembers which parts of a batch came."""
 
     name = "whole-batch"
-    flags = (Flag("--whole-batch", help="Tokens on every stage."),)
+    flags = (Flag("--whole-batch", help="Positions on every stage."),)
+
+    def __init__(self):
+        self.seen = []
 
     @hookimpl(wrapper=True)
     def batch_fields(self):
-        return (yield) | {"tokens"}
+        return (yield) | {"position_ids"}
 
     @hookimpl(wrapper=True)
-    def start_run(self):
-        return (yield)
+    def get_batch(self):
+        batch = yield
+        named = ("tokens", "labels", "loss_mask", "position_ids")
+        parts = {name: getattr(batch, name) for name in named}
+        self.seen.append({name: part.sum().item() for name, part in parts.items() if part is not None})
+        return batch
+
+    @hookimpl(wrapper=True)
+    def finish_run(self):
+        result = yield
+        batches_seen.append(self.seen)
+        return result
+
+
+class Described(ForTests):
+    """Describes a batch for attention."""
+
+    name = "described"
+    flags = (Flag("--described", help="Give every batch a description."),)
+
+    @hookimpl(wrapper=True)
+    def get_batch(self):
+        batch = yield
+        return batch.with_(packed_seq_params=object())
+
+
+batches_seen = []
+"""What `WholeBatch` saw in each run, one entry per micro-batch."""

@@ -1,5 +1,7 @@
 """The flags of features on Megatron-LM's command line: read, adopted, resolved and refused."""
 
+from pathlib import Path
+
 import fake_training as fake
 import pytest
 
@@ -9,12 +11,34 @@ LOCAL = ("--platform", "cpu")
 
 
 @pytest.fixture(scope="module")
-def runs():
-    return run_world(f"{__name__}:run_all", 1, timeout=120)[0]
+def runs(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("scripts"))
+    return run_world(f"{__name__}:run_all", 1, folder, timeout=120)[0]
 
 
-def run_all():
-    fake.adapt(fake.Rotary, fake.OwnProfile, fake.Scaled, fake.WholeBatch)
+NO_NAMES = (
+    ("    is_first_or_last_pipeline_stage,\n", "    is_first_or_last_pipeline_stage as has_data,\n"),
+    ("is_first_or_last_pipeline_stage(", "has_data("),
+)
+NO_BATCH = (("get_batch(", "micro_batch("),)
+FIVE_VALUES = (
+    ("position_ids, packed =", "position_ids ="),
+    (", packed_seq_params=packed", ""),
+    ("(*batch.values(), None)", "tuple(batch.values())"),
+)
+
+
+def changed_script(path, changes):
+    text = fake.SCRIPT.read_text(encoding="utf-8")
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def run_all(folder):
+    fake.adapt(fake.Rotary, fake.OwnProfile, fake.Scaled, fake.WholeBatch, fake.Described)
     spiral = ("--position-embedding-type", "spiral", "--log-interval", "1")
     found = {}
     for name, flags in {
@@ -25,9 +49,16 @@ def run_all():
         "plan": (*spiral, "--normalization", "RMSNorm", "--plan-only"),
         "help": ("--help",),
         "worker": ("--use-persistent-ckpt-worker",),
-        "no place": ("--whole-batch", "--pipeline-model-parallel-size", "2"),
     }.items():
         found[name] = fake.run_script(*LOCAL, *flags)
+    for name, (flags, changes) in {
+        "no names": (("--whole-batch", "--pipeline-model-parallel-size", "2"), NO_NAMES),
+        "no batch": (("--scaled-tokens", "1"), NO_BATCH),
+        "five values": (("--described",), FIVE_VALUES),
+    }.items():
+        script = changed_script(Path(folder) / f"{name}.py", changes)
+        found[name] = fake.run_script(*LOCAL, *flags, script=script)
+    fake.forget_run()
     found["spiral"] = fake.run_script(*LOCAL, *spiral, "--normalization", "RMSNorm", "--scaled-tokens", "1")
     from megatron.training import get_args
 
@@ -82,6 +113,18 @@ def test_a_process_that_would_have_no_session_is_refused(runs):
     assert "leave it out with --platform cpu" in runs["worker"]["err"]
 
 
-def test_a_stage_without_a_place_is_refused_where_it_is_needed(runs):
-    assert runs["no place"]["status"] == 1
-    assert "batch_fields has no place in Megatron-LM" in runs["no place"]["err"]
+def test_a_script_that_cannot_be_asked_for_more_of_a_batch_is_refused(runs):
+    assert runs["no names"]["status"] == 1
+    assert "whole-batch" in runs["no names"]["err"]
+    assert "the script has no is_first_or_last_pipeline_stage to ask" in runs["no names"]["err"]
+
+
+def test_a_script_without_a_batch_of_its_own_is_refused(runs):
+    assert runs["no batch"]["status"] == 1
+    assert "scaled" in runs["no batch"]["err"]
+    assert "calls no get_batch of its own" in runs["no batch"]["err"]
+
+
+def test_a_script_that_passes_no_description_on_is_refused(runs):
+    assert runs["five values"]["status"] == 1
+    assert "passes no packed_seq_params" in runs["five values"]["err"]

@@ -6,7 +6,6 @@ import re
 import fake_training as fake
 import pytest
 
-from mindspeed_core.hosts.megatron_lm.interceptions import NOT_HOSTED
 from mindspeed_core.hosts.standalone import loop as _standalone  # noqa: F401 - preloads what worlds need
 from mindspeed_core.registry import core_stages
 from mindspeed_core.testing.worlds import run_world
@@ -26,8 +25,6 @@ def probe():
 
     seen = Probe()
     for name, stage in core_stages().items():
-        if name in NOT_HOSTED:
-            continue
 
         def wrapper(name=name):
             seen.called.append(name)
@@ -192,8 +189,8 @@ def save_and_resume(folder):
 
 def test_every_stage_with_a_place_is_reached(saved):
     # A probe is registered after the process is prepared; the others need a pipeline, and another model.
-    elsewhere = {"prepare_process", "boundary_schema", "build_mtp_spec"}
-    expected = set(core_stages()) - set(NOT_HOSTED) - elsewhere
+    elsewhere = {"prepare_process", "boundary_schema", "batch_fields", "build_mtp_spec"}
+    expected = set(core_stages()) - elsewhere
     assert expected - set(saved[0]["called"]) == set()
 
 
@@ -254,3 +251,42 @@ def train_sharded():
     fake.adapt()
     flags = ("--tensor-model-parallel-size", "2", "--sequence-parallel", "--normalization", "RMSNorm")
     return [line["lm loss"] for line in fake.run_script(*LOCAL, *flags)["log"] if "lm loss" in line]
+
+
+@pytest.fixture(scope="module")
+def everywhere():
+    return world("train_with_positions_everywhere", size=4)
+
+
+def train_with_positions_everywhere():
+    fake.adapt(fake.WholeBatch)
+    flags = (*LOCAL, "--untie-embeddings-and-output-weights", "--reset-position-ids", "--train-iters", "1")
+    longer = ("--num-layers", "4", "--whole-batch", "--global-batch-size", "2")
+    found = {}
+    for name, sizes in {"pp4": ("4", "1"), "tp2": ("2", "2")}.items():
+        pp, tp = sizes
+        fake.batches_seen.clear()
+        sizes = ("--pipeline-model-parallel-size", pp, "--tensor-model-parallel-size", tp)
+        done = fake.run_script(*flags, *longer, *sizes)
+        found[name] = done["status"], fake.batches_seen[0]
+        fake.forget_run()
+    return found
+
+
+def test_a_feature_gets_what_it_needs_of_a_batch_on_every_pipeline_stage(everywhere):
+    ranks = [rank["pp4"][1] for rank in everywhere]
+    assert [sorted(rank[0]) for rank in ranks] == [
+        ["labels", "loss_mask", "position_ids", "tokens"],
+        ["position_ids"],
+        ["position_ids"],
+        ["labels", "loss_mask", "position_ids"],
+    ]
+    first = [batch["position_ids"] for batch in ranks[0]]
+    assert all([batch["position_ids"] for batch in rank] == first for rank in ranks)
+
+
+def test_every_tensor_parallel_rank_gets_it(everywhere):
+    ranks = [rank["tp2"][1] for rank in everywhere]
+    assert ranks[2] == ranks[3]
+    assert sorted(ranks[3][0]) == ["labels", "loss_mask", "position_ids"]
+    assert ranks[3][0]["position_ids"] == ranks[0][0]["position_ids"] > 0

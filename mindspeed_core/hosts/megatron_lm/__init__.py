@@ -18,7 +18,6 @@ HOST = HostDeclaration(
     summary="lives inside the training scripts of a Megatron-LM checkout",
     flags="mindspeed_core.hosts.megatron_lm.flags:host_flags",
     stages=tuple(f"mindspeed_core.hosts.megatron_lm.{name}" for name in _STAGES),
-    never_calls=("batch_fields",),
     on_demand="mindspeed_core.hosts.megatron_lm.interceptions:patches_for",
     doctor="mindspeed_core.hosts.megatron_lm.checkout:findings",
 )

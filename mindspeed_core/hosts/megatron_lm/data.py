@@ -12,13 +12,16 @@ from megatron.core.models.mamba import MambaModel
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.megatron_lm import running
+from mindspeed_core.hosts.megatron_lm.batches import FIELDS, SLOT, SPLIT, splits_sequences
 from mindspeed_core.hosts.megatron_lm.emulation import keeps_generator
-from mindspeed_core.hosts.megatron_lm.script import FIELDS
+from mindspeed_core.hosts.standalone.data.stages import batch_fields
 from mindspeed_core.hosts.standalone.model.build import unwrap
 from mindspeed_core.run import Batch, DataIterators, Datasets
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
+
+__all__ = ["batch_fields"]
 
 
 @hookimpl(trylast=True)
@@ -73,4 +76,22 @@ def get_batch(run: Run, data_iterator: Iterator[Any]) -> Batch:
             "an active feature works on the parts of a batch, which are known of GPT and Mamba scripts alone"
             "; drop its flag for this script"
         )
-    return Batch(**dict(zip(FIELDS, values)))
+    batch = Batch(**dict(zip(FIELDS, values)))
+    if splits_sequences(running.current()):
+        _check_whole(run, batch)
+    return batch
+
+
+def _check_whole(run: Run, batch: Batch) -> None:
+    """Refuse sequences that the script has split already, by other means than those that were taken over."""
+    length = next((part.shape[1] for part in (batch.tokens, batch.labels) if part is not None), None)
+    feature = run.session.plan.slots[SLOT]
+    if batch.packed_seq_params is not None:
+        raise UserError(
+            f"{feature}: the script packs samples by itself, and splits them; drop its flag for that"
+        )
+    if length not in (None, run.args.seq_length):
+        raise UserError(
+            f"{feature}: the script's get_batch gives sequences of {length} tokens where --seq-length is "
+            f"{run.args.seq_length}: it splits them by itself, and not by its {SPLIT}"
+        )

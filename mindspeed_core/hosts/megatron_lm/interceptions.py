@@ -134,6 +134,24 @@ ARGUMENTS = (
         versions="0.15 and older return five values, without packed_seq_params",
     ),
     Interception(
+        ("get_batch",),
+        GLOBAL,
+        "get_batch_on_this_cp_rank",
+        "the script splits sequences with it; who fills the slot context-parallel splits them itself",
+    ),
+    Interception(
+        ("batch_fields",),
+        GLOBAL,
+        "is_first_or_last_pipeline_stage",
+        "the script asks it which stages have samples",
+    ),
+    Interception(
+        ("batch_fields",),
+        GLOBAL,
+        "get_batch_on_this_tp_rank",
+        "the script fetches samples with it; further fields are given to all tensor-parallel ranks",
+    ),
+    Interception(
         ("optimizer_step",), INSTANCE, "optimizer.step", "of the object that build_optimizer returns"
     ),
 )
@@ -371,11 +389,6 @@ PATCHES = (
     ),
 )
 """Applied when needed, taken back when the session closes."""
-
-NOT_HOSTED = {
-    "batch_fields": "the script decides which parts of a batch a pipeline stage gets",
-}
-"""Stages without a place in Megatron-LM, and why; refused where pipeline stages need them."""
 
 
 def needed(

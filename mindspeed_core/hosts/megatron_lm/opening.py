@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import PROJECT
 from mindspeed_core.hosts.megatron_lm import HOST, NAME
-from mindspeed_core.hosts.megatron_lm.interceptions import NOT_HOSTED, needed
+from mindspeed_core.hosts.megatron_lm.interceptions import needed
 from mindspeed_core.hosts.megatron_lm.without_te import TE_AND_APEX, apply_defaults, installed
-from mindspeed_core.plan import PlanError, Problem
 from mindspeed_core.platforms.selection import choose_platform
 from mindspeed_core.resolver import resolve
 from mindspeed_core.session import Session
@@ -82,7 +81,6 @@ def _prepare(
     plan = resolve(registry, args, provenance=provenance, platform=name, host=NAME)
     features = [registry.features[feature].cls for feature in plan.names]
     running.stages = _stages_of((*features, *extra_plugins))
-    _refuse_what_has_no_place(plan, running.stages, args)
     rows = needed(
         running.stages,
         name,
@@ -143,21 +141,6 @@ def _stages_of(plugins: Iterable[object]) -> frozenset[str]:
     return frozenset(
         name for plugin in plugins for name in dir(plugin) if hasattr(getattr(plugin, name, None), marker)
     )
-
-
-def _refuse_what_has_no_place(plan: Plan, stages: frozenset[str], args: Any) -> None:
-    missing = sorted(stages & NOT_HOSTED.keys())
-    if not missing or getattr(args, "pipeline_model_parallel_size", 1) == 1:
-        return
-    problems = [
-        Problem(
-            "E-HOST",
-            f"{', '.join(plan.names)}: stage {stage} has no place in Megatron-LM: {NOT_HOSTED[stage]}",
-            "use --pipeline-model-parallel-size 1, or train with mindspeed-train",
-        )
-        for stage in missing
-    ]
-    raise PlanError(problems)
 
 
 def refuse_at_once(args: Any, platform: str) -> None:

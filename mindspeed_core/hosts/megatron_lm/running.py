@@ -61,6 +61,8 @@ class Running:
         script_opened: takes over names of the script once the session is open.
         optimizer_configured: the stage of the optimizer's configuration was reached.
         microbatches: how many each chunk has seen of the current step.
+        fields: of a batch, by whether a stage holds the embedding and the output layer: what features want
+            there, and what the script gives.
     """
 
     def __init__(self) -> None:
@@ -80,6 +82,7 @@ class Running:
         self.script_opened: Callable[[], object] = _nothing
         self.optimizer_configured = False
         self.microbatches: dict[int | None, int] = {}
+        self.fields: dict[tuple[bool, bool], tuple[frozenset[str], frozenset[str]]] = {}
         self._calls: dict[str, list[Call]] = {}
 
     def opened(self) -> Session:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.hosts.megatron_lm import NAME
-from mindspeed_core.run import Batch, Datasets
+from mindspeed_core.hosts.megatron_lm.batches import take_over_batches
+from mindspeed_core.run import Datasets
 
 if TYPE_CHECKING:
     from mindspeed_core.hosts.megatron_lm.running import Running
@@ -29,7 +28,7 @@ def take_over(running: Running, arguments: dict[str, Any]) -> None:
     if "forward_step_func" in arguments:
         original = arguments["forward_step_func"]
         arguments["forward_step_func"] = _forward_step(running, original)
-        running.script_opened = lambda: _take_over_get_batch(running, original)
+        running.script_opened = lambda: take_over_batches(running, original)
 
 
 def _datasets_provider(running: Running, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,43 +81,3 @@ def _forward_step(running: Running, original: Callable[..., Any]) -> Callable[..
             )
 
     return forward_step
-
-
-def _take_over_get_batch(running: Running, forward_step: Any) -> None:
-    """Replace the script's ``get_batch`` while the session is open, where a feature wants the batch."""
-    while isinstance(forward_step, functools.partial):
-        forward_step = forward_step.func
-    names: dict[str, Any] = getattr(inspect.unwrap(forward_step), "__globals__", {})
-    original = names.get("get_batch")
-    if original is None or not running.wants("get_batch", "compute_loss"):
-        return
-    session = running.opened()
-
-    @functools.wraps(original)
-    def get_batch(data_iterator: Any, *rest: Any, **named: Any) -> Any:
-        run = running.present()
-        with running.calling("get_batch", lambda iterator: original(iterator, *rest, **named)) as call:
-            running.batch = session.call(
-                "get_batch",
-                run=run,
-                data_iterator=data_iterator,
-                vp_stage=run.context.vp_stage,
-                microbatch=run.context.microbatch,
-            )
-        return _as_tuple(running.batch, len(call.result) if call.made else 6)
-
-    session.ledger.setting(
-        f"{names.get('__name__', 'the script')}:get_batch",
-        lambda: names.__setitem__("get_batch", get_batch),
-        lambda: names.__setitem__("get_batch", original),
-        owner=NAME,
-        reason="the script's forward step looks it up among the script's names",
-    )
-
-
-FIELDS = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids", "packed_seq_params")
-"""Order in which scripts of language models return a batch; 0.15 and older leave the last out."""
-
-
-def _as_tuple(batch: Batch, length: int) -> tuple[Any, ...]:
-    return tuple(getattr(batch, name) for name in FIELDS[:length])

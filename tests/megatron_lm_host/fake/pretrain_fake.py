@@ -3,11 +3,17 @@
 from functools import partial
 
 import torch
+from megatron.core import mpu
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.training import get_args, pretrain
 from megatron.training.arguments import core_transformer_config_from_args
+from megatron.training.utils import (
+    get_batch_on_this_cp_rank,
+    get_batch_on_this_tp_rank,
+    is_first_or_last_pipeline_stage,
+)
 
 
 def gpt_builder(args, pre_process, post_process, vp_stage=None, config=None, pg_collection=None):
@@ -37,10 +43,10 @@ def model_provider(
 
 def get_batch(data_iterator, vp_stage=None):
     core_transformer_config_from_args(get_args())
-    rows = next(data_iterator)
-    tokens, labels = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
-    return tokens, labels, torch.ones(tokens.shape), None, positions, None
+    if not is_first_or_last_pipeline_stage(vp_stage):
+        return None, None, None, None, None, None
+    batch = get_batch_on_this_cp_rank(get_batch_on_this_tp_rank(data_iterator))
+    return (*batch.values(), None)
 
 
 def loss_func(loss_mask, output_tensor, model=None):
@@ -58,7 +64,7 @@ def forward_step(data_iterator, model, return_schedule_plan=False):
 
 
 class Counting(torch.utils.data.Dataset):
-    """Rows that count upwards from another number each."""
+    """Rows that count upwards from another number each; where positions start again, every seven tokens."""
 
     def __init__(self, length):
         self.length = length
@@ -68,11 +74,23 @@ class Counting(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         args = get_args()
-        return (torch.arange(args.seq_length + 1) * (1 + index % 3) + 7 * index) % args.vocab_size
+        places = torch.arange(args.seq_length + 1)
+        row = (places * (1 + index % 3) + 7 * index) % args.vocab_size
+        return {
+            "tokens": row[:-1],
+            "labels": row[1:],
+            "loss_mask": (row[1:] % 5 != 0).float() if args.eod_mask_loss else torch.ones(args.seq_length),
+            "position_ids": (places[:-1] + index) % 7 if args.reset_position_ids else places[:-1],
+        }
+
+
+def is_dataset_built_on_rank(vp_stage=None):
+    return is_first_or_last_pipeline_stage(vp_stage) and mpu.get_tensor_model_parallel_rank() == 0
 
 
 def train_valid_test_datasets_provider(train_val_test_num_samples, vp_stage=None):
-    return tuple(Counting(length) for length in train_val_test_num_samples)
+    built = is_dataset_built_on_rank(vp_stage)
+    return tuple(Counting(length) if built else None for length in train_val_test_num_samples)
 
 
 if __name__ == "__main__":

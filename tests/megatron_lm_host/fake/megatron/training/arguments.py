@@ -40,7 +40,7 @@ def add_megatron_arguments(parser):
         "finetune profile skip-train overlap-grad-reduce untie-embeddings-and-output-weights "
         "accumulate-allreduce-grads-in-fp32 data-parallel-random-init te-rng-tracker inference-rng-tracker "
         "use-persistent-ckpt-worker ddp-average-in-collective no-persist-layer-norm no-load-optim "
-        "qk-layernorm"
+        "qk-layernorm reset-position-ids reset-attention-mask eod-mask-loss"
     ).split():
         add(f"--{name}", action="store_true")
     add("--disable-bias-linear", action="store_false", dest="add_bias_linear")
@@ -93,7 +93,9 @@ def validate_args(args, defaults=()):
         assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1", "set CUDA_DEVICE_MAX_CONNECTIONS to 1"
     if args.transformer_impl == "transformer_engine":
         raise RuntimeError("Transformer Engine is not installed")
-    model_parallel = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
+    model_parallel = (
+        args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
+    )
     args.data_parallel_size = args.world_size // model_parallel
     args.params_dtype = torch.bfloat16 if args.bf16 else torch.float32
     args.padded_vocab_size = args.vocab_size
@@ -112,6 +114,7 @@ def core_transformer_config_from_args(args, config_class=None):
         num_attention_heads=args.num_attention_heads,
         tensor_model_parallel_size=args.tensor_model_parallel_size,
         pipeline_model_parallel_size=args.pipeline_model_parallel_size,
+        context_parallel_size=args.context_parallel_size,
         sequence_parallel=args.sequence_parallel,
         pipeline_dtype=args.params_dtype,
         params_dtype=args.params_dtype,

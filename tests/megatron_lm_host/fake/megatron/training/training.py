@@ -162,7 +162,10 @@ def build_train_valid_test_data_iterators(build_train_valid_test_datasets_provid
     datasets = build_train_valid_test_datasets_provider(samples)
     torch.rand(1)  # a loader draws the seed of its workers
     start = args.consumed_train_samples
-    return [_batches(dataset, start if index == 0 else 0) for index, dataset in enumerate(datasets)]
+    return [
+        None if dataset is None else _batches(dataset, start if index == 0 else 0)
+        for index, dataset in enumerate(datasets)
+    ]
 
 
 def _batches(dataset, start):
@@ -170,7 +173,7 @@ def _batches(dataset, start):
     rank, size = mpu.get_data_parallel_rank(), args.micro_batch_size
     while True:
         rows = [dataset[start + rank * size + index] for index in range(size)]
-        yield torch.stack(rows)
+        yield torch.utils.data.default_collate(rows)
         start += size * args.data_parallel_size
 
 
@@ -209,7 +212,7 @@ def _mean(reports):
     found = {}
     for name in reports[0]:
         total = torch.vstack([report[name].view(-1) for report in reports]).sum(dim=0)
-        torch.distributed.all_reduce(total, group=mpu.get_data_parallel_group())
+        torch.distributed.all_reduce(total, group=mpu.get_data_parallel_group(with_context_parallel=True))
         found[name] = total[0] / total[1]
     return found
 

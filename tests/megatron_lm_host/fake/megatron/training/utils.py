@@ -1,7 +1,41 @@
-"""Facts about the device."""
+"""Facts about the device and the pipeline, and the parts of a batch that a rank gets."""
 
 import torch
+from megatron.core import mpu
+from megatron.core.utils import get_batch_on_this_cp_rank
+from megatron.training.global_vars import get_args
+
+__all__ = ["get_batch_on_this_cp_rank"]
+
+_DTYPES = {
+    "tokens": torch.int64,
+    "labels": torch.int64,
+    "loss_mask": torch.float32,
+    "attention_mask": torch.bool,
+    "position_ids": torch.int64,
+}
 
 
 def get_device_arch_version():
     return torch.cuda.get_device_properties(torch.device("cuda:0")).major
+
+
+def is_first_or_last_pipeline_stage(vp_stage):
+    return mpu.is_pipeline_first_stage() or mpu.is_pipeline_last_stage()
+
+
+def get_batch_on_this_tp_rank(data_iterator, mtp_on_this_rank=False):
+    args = get_args()
+    batch = dict.fromkeys(_DTYPES)
+    if mpu.get_tensor_model_parallel_rank() == 0:
+        batch.update(next(data_iterator))
+    given = (
+        *(("tokens", "position_ids") if mpu.is_pipeline_first_stage() else ()),
+        *(("labels", "loss_mask") if mpu.is_pipeline_last_stage() else ()),
+    )
+    for name in given:
+        if batch[name] is None:
+            batch[name] = torch.empty((args.micro_batch_size, args.seq_length), dtype=_DTYPES[name])
+        source = mpu.get_tensor_model_parallel_src_rank()
+        torch.distributed.broadcast(batch[name], source, group=mpu.get_tensor_model_parallel_group())
+    return batch

@@ -1,0 +1,236 @@
+"""The script's names that turn samples into a batch, taken over while a session is open.
+
+A script's ``get_batch`` gives a pipeline stage what Megatron-LM's own model needs there, and of every
+sequence this rank's part in one layout. Features may need more fields on a stage, and whole sequences: both
+are decided by functions that ``get_batch`` looks up among the script's names, where they are replaced.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_core.errors import UserError
+from mindspeed_core.hosts.megatron_lm import NAME
+from mindspeed_core.plan import PlanError, Problem
+from mindspeed_core.run import Batch
+
+if TYPE_CHECKING:
+    from mindspeed_core.hosts.megatron_lm.running import Running
+
+GET_BATCH, FETCH = "get_batch", "get_batch_on_this_tp_rank"
+SPLIT, HAS_DATA = "get_batch_on_this_cp_rank", "is_first_or_last_pipeline_stage"
+"""Names of the script: the micro-batch; the samples of a rank; its part of them; whether a stage has any."""
+
+SLOT = "context-parallel"
+"""Whoever fills it splits sequences, and gets them whole."""
+
+FIELDS = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids", "packed_seq_params")
+"""Order in which scripts of language models return a batch; 0.15 and older leave the last out."""
+
+
+def take_over_batches(running: Running, forward_step: Any) -> None:
+    """Replace the script's names where a feature wants the batch, more of it, or the whole of it.
+
+    Args:
+        running: the call of ``pretrain``; its session is open, its arguments are valid.
+        forward_step: the script's, whose names are taken over.
+
+    Raises:
+        PlanError: an active feature cannot work with this script.
+    """
+    while isinstance(forward_step, functools.partial):
+        forward_step = forward_step.func
+    names: dict[str, Any] = getattr(inspect.unwrap(forward_step), "__globals__", {})
+    more = _needs_more(running)
+    _refuse(running, names, more)
+    replaced: dict[str, Callable[..., Any]] = {}
+    if running.wants("get_batch", "compute_loss") and GET_BATCH in names:
+        replaced[GET_BATCH] = _get_batch(running, names[GET_BATCH])
+    if splits_sequences(running) and SPLIT in names:
+        replaced[SPLIT] = _whole(names[SPLIT])
+    if more:
+        replaced[HAS_DATA] = _has_data(running, names[HAS_DATA])
+        replaced[FETCH] = _fetch(running, names[FETCH])
+    for name, new in replaced.items():
+        _replace(running, names, name, new)
+
+
+def splits_sequences(running: Running) -> bool:
+    """Whether an active feature splits sequences, so that the script must not."""
+    session = running.opened()
+    return SLOT in session.plan.slots and session.args.context_parallel_size > 1
+
+
+def _replace(running: Running, names: dict[str, Any], name: str, new: Callable[..., Any]) -> None:
+    original = names[name]
+    running.opened().ledger.setting(
+        f"{names.get('__name__', 'the script')}:{name}",
+        lambda: names.__setitem__(name, new),
+        lambda: names.__setitem__(name, original),
+        owner=NAME,
+        reason="the script looks it up among its own names",
+    )
+
+
+def _refuse(running: Running, names: Collection[str], more: bool) -> None:
+    """Refuse features that this script gives no way to work."""
+    session = running.opened()
+    problems = []
+    batch_features = [
+        record.name
+        for record in session.plan.features
+        if "get_batch" in session.registry.features[record.name].cls.hooks()
+    ]
+    if GET_BATCH not in names:
+        problems += [
+            _problem(
+                name,
+                f"the script's forward step calls no {GET_BATCH} of its own, so that the batch "
+                "cannot be changed",
+            )
+            for name in batch_features
+        ]
+    absent = [name for name in (HAS_DATA, FETCH) if name not in names]
+    if more and absent:
+        wanting = [
+            record.name
+            for record in session.plan.features
+            if "batch_fields" in session.registry.features[record.name].cls.hooks()
+        ]
+        problems += [
+            _problem(
+                name,
+                "it needs further parts of a batch on pipeline stages, and the script has no "
+                f"{' and '.join(absent)} to ask for them",
+            )
+            for name in wanting
+        ]
+    if problems:
+        raise PlanError(problems)
+
+
+def _problem(feature: str, reason: str) -> Problem:
+    return Problem("E-HOST", reason, "drop its flag for this script", feature=feature)
+
+
+def _get_batch(running: Running, original: Callable[..., Any]) -> Callable[..., Any]:
+    session = running.opened()
+
+    @functools.wraps(original)
+    def get_batch(data_iterator: Any, *rest: Any, **named: Any) -> Any:
+        run = running.present()
+        with running.calling("get_batch", lambda iterator: original(iterator, *rest, **named)) as call:
+            running.batch = session.call(
+                "get_batch",
+                run=run,
+                data_iterator=data_iterator,
+                vp_stage=run.context.vp_stage,
+                microbatch=run.context.microbatch,
+            )
+        return _as_tuple(running.batch, len(call.result) if call.made else len(FIELDS))
+
+    return get_batch
+
+
+def _as_tuple(batch: Batch, length: int) -> tuple[Any, ...]:
+    if batch.packed_seq_params is not None and length < len(FIELDS):
+        raise UserError(
+            "an active feature describes the batch, and the forward step of this script passes no "
+            "packed_seq_params on to the model; use the script of core_v0.16.1"
+        )
+    return tuple(getattr(batch, name) for name in FIELDS[:length])
+
+
+def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def whole(batch: Any, *rest: Any, **named: Any) -> Any:
+        return batch
+
+    return whole
+
+
+def _has_data(running: Running, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def has_data(vp_stage: int | None = None, *rest: Any, **named: Any) -> Any:
+        return original(vp_stage, *rest, **named) or bool(_added(running, vp_stage))
+
+    return has_data
+
+
+def _fetch(running: Running, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def fetch(data_iterator: Any, *rest: Any, **named: Any) -> Any:
+        batch: dict[str, Any] = original(data_iterator, *rest, **named)
+        vp_stage = running.present().context.vp_stage
+        added = sorted(_added(running, vp_stage))
+        if not added:
+            return batch
+        usual = _fields(running, *_ends(vp_stage))[1]
+        # What is no field of a batch stays; of the others the script has filled those of this stage alone.
+        kept = {
+            name: None if name in FIELDS and name not in usual else value for name, value in batch.items()
+        }
+        return kept | _on_every_rank(running, {name: batch.get(name) for name in added})
+
+    return fetch
+
+
+def _on_every_rank(running: Running, values: dict[str, Any]) -> dict[str, Any]:
+    """The first tensor-parallel rank's values on all of them: it alone has read samples."""
+    from megatron.core.tensor_parallel import broadcast_data
+
+    group = running.present().pg.tp
+    if group.size() == 1:
+        return values
+    found: dict[str, Any] = {}
+    for dtype, names in _dtypes().items():
+        wanted = [name for name in names if name in values]
+        if wanted:
+            found |= broadcast_data(wanted, values, dtype)
+    return found
+
+
+def _dtypes() -> dict[Any, tuple[str, ...]]:
+    import torch
+
+    return {
+        torch.int64: ("tokens", "labels", "position_ids"),
+        torch.float32: ("loss_mask",),
+        torch.bool: ("attention_mask",),
+    }
+
+
+def _added(running: Running, vp_stage: int | None) -> frozenset[str]:
+    """Fields that features need on a stage beside those that the script gives it."""
+    asked, usual = _fields(running, *_ends(vp_stage))
+    return asked - usual
+
+
+def _ends(vp_stage: int | None) -> tuple[bool, bool]:
+    """Whether a chunk holds the embedding, and whether it holds the output layer."""
+    from megatron.core import parallel_state
+
+    where = {"ignore_virtual": vp_stage is None, "vp_stage": vp_stage}
+    return parallel_state.is_pipeline_first_stage(**where), parallel_state.is_pipeline_last_stage(**where)
+
+
+def _needs_more(running: Running) -> bool:
+    """Whether a stage of a pipeline needs fields that the script does not give it."""
+    if not running.wants("batch_fields") or running.opened().args.pipeline_model_parallel_size == 1:
+        return False
+    ends = [(True, False), (False, False), (False, True)]
+    return any(asked - usual for asked, usual in (_fields(running, *end) for end in ends))
+
+
+def _fields(running: Running, first: bool, last: bool) -> tuple[frozenset[str], frozenset[str]]:
+    """What features want on a stage, and what the script gives."""
+    session = running.opened()
+    known = running.fields.get((first, last))
+    if known is None:
+        place = {"args": session.args, "pre_process": first, "post_process": last}
+        known = session.call("batch_fields", **place), session.default("batch_fields", **place)
+        running.fields[first, last] = known
+    return known
