@@ -16,6 +16,7 @@ from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.planners import GATHER, RING, Grid, layout_of, outer_layout
 from mindspeed_cp.engine.ring import RingPlan, Transfers
 from mindspeed_cp.engine.ring_table import ring_table
+from mindspeed_cp.engine.volume import Sizes, share_of
 from mindspeed_cp.engine.scores import Dropout
 
 LENGTH = 48
@@ -98,6 +99,10 @@ def sent_by_one_attention(grid, members, rule, heads, key_heads, **given):
     with count_communication() as log, counters.counting() as counted:
         split_attention(*tensors, rule, grid, members, Options(1.0, **given)).sum().backward()
     assert sum(counted.sent.values()) == log.sent_bytes()
+    planned = share_of(grid, rule, Sizes(2, heads, key_heads, 8, 8, bytes=4), members.rank, **given)
+    assert planned.forward.keys() | planned.backward.keys() == counted.sent.keys()
+    assert planned.sent == log.sent_bytes()
+    assert (planned.pairs, planned.tokens) == (counted.pairs, len(position))
     return log.sent_bytes()
 
 
@@ -107,6 +112,8 @@ def check_bytes(name, grid, members):
     row = 2 * 8 * 4 * LENGTH // grid.ranks
     n_q, n_kv = heads * row, key_heads * row
     others = grid.outer - 1
+    for rule in RULES.values():
+        sent_by_one_attention(grid, members, rule(LENGTH + 5), 5, 5)
     if name == "ring":
         assert sent_by_one_attention(grid, members, causal, heads, key_heads) == 6 * others * n_kv
         kept = sent_by_one_attention(grid, members, causal, heads, key_heads, kept="all")

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from mindspeed_core.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from mindspeed_cp.engine.planners import Grid
 
 RING_ALGO, ULYSSES_ALGO, HYBRID_ALGO = "megatron_cp_algo", "ulysses_cp_algo", "hybrid_cp_algo"
 GATHER_ALGO, ADAPTIVE_ALGO = "kvallgather_cp_algo", "adaptive_cp_algo"
@@ -11,6 +18,7 @@ HYBRID_ADAPTIVE_ALGO = "hybrid_adaptive_cp_algo"
 ALGORITHMS = (RING_ALGO, ULYSSES_ALGO, HYBRID_ALGO, GATHER_ALGO, ADAPTIVE_ALGO, HYBRID_ADAPTIVE_ALGO)
 WITH_RING = (RING_ALGO, HYBRID_ALGO)
 WITH_HEADS = (HYBRID_ALGO, HYBRID_ADAPTIVE_ALGO)
+WITH_REGROUPING = (ADAPTIVE_ALGO, HYBRID_ADAPTIVE_ALGO)
 LAYOUTS = ("auto", "zigzag", "contiguous", "balanced", "doc_zigzag")
 
 
@@ -20,7 +28,7 @@ class CPOptions:
 
     Attributes:
         size: ranks of context parallelism.
-        algorithm: one of `ALGORITHMS`.
+        algorithm: one of `ALGORITHMS`, or the name of a planner of another package.
         inner: ranks that exchange heads.
         window: ranks of an inner ring of a double ring.
         causal: a query sees no later key.
@@ -31,6 +39,11 @@ class CPOptions:
         wide_gradients: gradients of keys and values travel in float32.
         send_receive_overlap: a ring's ranks send and receive in two groups.
         gather_keys: keys and values are gathered along the sequence where heads are exchanged.
+        fused_update: a ring joins its blocks by the operator of mindspeed-kernels.
+        kernel_layout: in which kernels of NPUs get their tensors, ``SBH`` or ``BNSD``.
+        regroup: rows of a given mask that see the same may be brought together.
+        count_scores: work under a given mask is counted in scores, not in tiles.
+        planned: the arrangement of ranks by a planner of another package.
     """
 
     size: int
@@ -45,6 +58,11 @@ class CPOptions:
     wide_gradients: bool
     send_receive_overlap: bool = False
     gather_keys: bool = False
+    fused_update: bool = False
+    kernel_layout: str = "SBH"
+    regroup: bool = False
+    count_scores: bool = False
+    planned: Grid | None = None
 
     @property
     def outer(self) -> int:
@@ -61,8 +79,10 @@ class CPOptions:
 def cp_options(args: Namespace) -> CPOptions:
     """The record of validated arguments."""
     size, algorithm = args.context_parallel_size, args.context_parallel_algo
-    inner = 1
-    if algorithm == ULYSSES_ALGO:
+    inner, planned = 1, _planned(args)
+    if planned is not None:
+        inner = planned.inner
+    elif algorithm == ULYSSES_ALGO:
         inner = size
     elif algorithm in WITH_HEADS:
         inner = args.ulysses_degree_in_cp
@@ -79,7 +99,20 @@ def cp_options(args: Namespace) -> CPOptions:
         wide_gradients=args.cp_grad_comm_dtype == "fp32",
         send_receive_overlap=args.use_cp_send_recv_overlap,
         gather_keys=args.use_ulysses_allgather_kv,
+        fused_update=args.use_fused_ring_attention_update,
+        kernel_layout="BNSD" if args.megatron_cp_in_bnsd else "SBH",
+        regroup=algorithm in WITH_REGROUPING and not args.adaptive_cp_only_reschedule,
+        count_scores=args.adaptive_cp_without_coarse,
+        planned=planned,
     )
+
+
+def _planned(args: Namespace) -> Grid | None:
+    if args.context_parallel_algo in ALGORITHMS or args.context_parallel_size == 1:
+        return None
+    from mindspeed_cp.planner_choice import planned
+
+    return planned(args.context_parallel_algo, args.context_parallel_size, args)
 
 
 def problems(args: Namespace) -> list[str]:
@@ -102,14 +135,43 @@ def problems(args: Namespace) -> list[str]:
             f"{algorithm}"
         )
     found += _window_problems(args, size, algorithm, degree, window)
-    if args.cp_chunks_per_rank < 0:
-        found.append(f"--cp-chunks-per-rank must not be negative, got {args.cp_chunks_per_rank}")
+    found += _planner_problems(args, heads)
     found += _cache_problems(args, size, algorithm)
     found += _gathered_keys_problems(args, size, algorithm)
+    if args.use_fused_ring_attention_update:
+        found += _fused_update_problems(algorithm)
     if args.use_cp_send_recv_overlap and algorithm not in WITH_RING:
         found.append(
             f"--use-cp-send-recv-overlap gives a ring a second group, and {algorithm} has no ring; use "
             "megatron_cp_algo or hybrid_cp_algo, or leave it out"
+        )
+    return found
+
+
+def _planner_problems(args: Namespace, heads: int) -> list[str]:
+    try:
+        planned = _planned(args)
+    except ArgumentError as error:
+        return [str(error)]
+    if planned is not None and planned.inner > heads:
+        return [
+            f"--context-parallel-algo {args.context_parallel_algo} exchanges heads among {planned.inner} "
+            f"ranks, num_attention_heads / tensor_model_parallel_size is {heads}"
+        ]
+    return []
+
+
+def _fused_update_problems(algorithm: str) -> list[str]:
+    found = []
+    if algorithm not in WITH_RING:
+        found.append(
+            f"--use-fused-ring-attention-update joins the blocks of a ring, and {algorithm} has no ring; use "
+            "megatron_cp_algo or hybrid_cp_algo, or leave it out"
+        )
+    if find_spec("mindspeed_kernels") is None:
+        found.append(
+            "--use-fused-ring-attention-update is an operator of mindspeed-kernels, which is not installed: "
+            "pip install 'mindspeed-cp[kernels]', or leave it out"
         )
     return found
 
@@ -131,7 +193,7 @@ def _cache_problems(args: Namespace, size: int, algorithm: str) -> list[str]:
         found.append(f"--context-parallel-cache-interval {interval} needs --context-parallel-kv-cache-policy")
     if interval < 0:
         found.append(f"--context-parallel-cache-interval must not be negative, got {interval}")
-    if interval >= args.num_layers:
+    if interval >= (args.num_layers or interval + 1):
         found.append(
             f"--context-parallel-cache-interval ({interval}) should be smaller than the number of layers "
             f"({args.num_layers})"
@@ -160,7 +222,7 @@ def _gathered_keys_problems(args: Namespace, size: int, algorithm: str) -> list[
         found.append(f"--use-ulysses-allgather-kv needs ulysses_cp_algo, got {algorithm}")
     if not args.group_query_attention:
         return [*found, "--use-ulysses-allgather-kv needs --group-query-attention"]
-    heads = max(1, args.num_query_groups // args.tensor_model_parallel_size)
+    heads = max(1, (args.num_query_groups or 1) // args.tensor_model_parallel_size)
     if heads > 1:
         found.append(
             f"--use-ulysses-allgather-kv sends all key heads to every rank, num_query_groups / "

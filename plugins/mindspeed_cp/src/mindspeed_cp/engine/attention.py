@@ -58,6 +58,8 @@ class Options:
             ``none``, ``keys``, or ``all``, which is keys and values.
         gather_keys: keys and values are gathered along the sequence where heads are exchanged.
         wide_gradients: gradients of keys and values travel in float32.
+        fused_update: a ring joins its blocks by mindspeed-kernels' operator.
+        layout: in which kernels of NPUs get their tensors, ``SBH`` or ``BNSD``.
     """
 
     scale: float
@@ -67,6 +69,8 @@ class Options:
     kept: str = "none"
     gather_keys: bool = False
     wide_gradients: bool = True
+    fused_update: bool = False
+    layout: str = "SBH"
 
 
 def split_attention(
@@ -103,6 +107,8 @@ def split_attention(
     else:
         outer = joined_shares(layout, grid.inner)
     place, turn = grid.place(members.rank)
+    if counters.active is not None:
+        counters.active.tokens += query.shape[0] * query.shape[2]
     heads = range(options.first_head, options.first_head + query.shape[1])
     slopes = options.slopes
     remembered: AbstractContextManager[object] = nullcontext()
@@ -127,11 +133,10 @@ def split_attention(
             heads=torch.arange(heads.start, heads.stop),
             slopes=slopes,
             dropout=_for(samples, options.dropout),
+            layout=options.layout,
         )
         for samples, rule in pairs
     ]
-    if counters.active is not None:
-        counters.active.tokens += query.shape[0] * query.shape[2]
     with remembered:
         output = _outer(query, key, value, outer, pairs, scores, grid, place, members, options)
     if grid.inner > 1:
@@ -241,6 +246,7 @@ def _outer(
         members.second,
         options.kept,
         options.wide_gradients,
+        options.fused_update,
     )
     _count(*ring.work)
     travelled: Tensor = RingAttention.apply(query, key, value, ring)

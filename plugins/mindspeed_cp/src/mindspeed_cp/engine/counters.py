@@ -29,8 +29,9 @@ class Counters:
         sent: bytes that went to other ranks, by `KINDS`.
         pairs: scores that forward computed, of each sample and query head: whole rectangles, half squares,
             and of a rectangle under a mask those that count.
-        tokens: query rows of forward, of each sample.
-        events: ``("post" | "compute" | "wait", step)`` of rings, in order.
+        tokens: of this rank that forward was given, of each sample.
+        events: of rings in order: what, of ``post keys``, ``wait keys``, ``compute``, ``post gradients`` and
+            ``wait gradients``, and the step of the pass.
     """
 
     sent: Counter[str] = field(default_factory=Counter)

@@ -21,7 +21,7 @@ from torch.distributed import ProcessGroup
 from mindspeed_cp.engine import counters
 from mindspeed_cp.engine.block import attend, attend_backward
 from mindspeed_cp.engine.local import Work, zeros_for
-from mindspeed_cp.engine.merging import Merger
+from mindspeed_cp.engine.merging import merger_for
 from mindspeed_cp.engine.ring_table import Move, RingTable
 
 
@@ -39,6 +39,7 @@ class RingPlan:
         second_group: for what ranks with an odd place send inside windows; None: the same group.
         kept: blocks that forward keeps for backward: ``none`` but the last, ``keys``, or ``all`` of them.
         wide_gradients: gradients of keys and values travel in float32.
+        fused_update: blocks are joined by mindspeed-kernels' operator.
     """
 
     table: RingTable
@@ -50,6 +51,7 @@ class RingPlan:
     second_group: ProcessGroup | None = None
     kept: str = "none"
     wide_gradients: bool = True
+    fused_update: bool = False
 
     def channel(self, move: Move) -> ProcessGroup:
         """The group that carries a transfer.
@@ -163,7 +165,7 @@ class RingAttention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: RingPlan) -> Tensor:
         """``[b, n, s, dv]`` of local queries ``[b, n, s, d]`` and the keys of all ranks."""
         table, shapes, me = plan.table, _Shapes.of(key, value), plan.rank
-        merger = Merger(query, value.shape[-1])
+        merger = merger_for(query, value.shape[-1], fused=plan.fused_update)
         transfers = Transfers(plan, "keys")
         blocks = {me: torch.cat((key.reshape(-1), value.reshape(-1)))}
         kept: dict[int, Tensor] = {}
@@ -236,7 +238,8 @@ class _RingBackward:
         plan, shapes, me = self.plan, self.shapes, self.plan.rank
         table, steps = plan.table, len(plan.table.hold)
         (dq,) = zeros_for(self.query)
-        travelling = torch.promote_types(last.dtype, torch.float32) if plan.wide_gradients else last.dtype
+        wide = torch.promote_types(last.dtype, torch.float32)
+        travelling = wide if plan.wide_gradients else last.dtype
         blocks = {table.hold[-1][me]: last}
         sums: dict[int, Tensor] = {}
         keys, grads = Transfers(plan, "keys"), Transfers(plan, "gradients")
@@ -248,7 +251,8 @@ class _RingBackward:
             self._post_keys(keys, moves, blocks)
             k, v = self._held(blocks, block, rows)
             counters.event("compute", step)
-            dk, dv = zeros_for(k, v)
+            mine = last.new_zeros(shapes.size(rows), dtype=wide)
+            dk, dv = shapes.split(mine, rows)
             for samples, tasks, scores in plan.work[block]:
                 attend_backward(
                     (dq, dk, dv),
@@ -263,20 +267,21 @@ class _RingBackward:
                     scores,
                 )
             grads.wait(step)
-            mine = torch.cat((dk.reshape(-1), dv.reshape(-1)))
             if block in sums:
                 mine += sums.pop(block)
             if step + 1 < steps:
                 outgoing = {block: mine.to(travelling)}
                 incoming = {
-                    move.block: mine.new_empty(shapes.size(plan.lengths[move.block]), dtype=travelling)
+                    move.block: last.new_empty(shapes.size(plan.lengths[move.block]), dtype=travelling)
                     for move in moves
                     if move.target == me
                 }
                 grads.post(moves, outgoing, incoming)
                 sums.update(incoming)
+                # What is on its way is held by its transfer alone.
+                del mine, dk, dv, outgoing, incoming
+            del k, v
             blocks.pop(block, None)
-        dk, dv = shapes.split(mine, plan.lengths[me])
         return dq, dk, dv
 
     def _post_keys(self, keys: Transfers, moves: Sequence[Move], blocks: dict[int, Tensor]) -> None:

@@ -70,11 +70,11 @@ class CpuFlashKernel(BlockKernel):
         mask, _ = added(task, scores, q.device)
         width = q.shape[-1]
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            padded(outer, width).contiguous(),
+            _in_rows(padded(outer, width)),
             q,
             k,
             padded(v, width),
-            padded(output, width).to(q.dtype).contiguous(),
+            _in_rows(padded(output, width).to(q.dtype)),
             logsum.contiguous(),
             0.0,
             task.kind == CAUSAL and mask is None,
@@ -82,3 +82,8 @@ class CpuFlashKernel(BlockKernel):
             scale=scores.scale,
         )
         return dq, dk, dv[..., : v.shape[-1]]
+
+
+def _in_rows(tensor: Tensor) -> Tensor:
+    """With rows that lie in one piece, which is all that the kernel asks for: a copy would cost memory."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

@@ -1,0 +1,174 @@
+"""What an attention over a split sequence sends and computes, from sizes alone: pure arithmetic, no torch.
+
+The numbers are exact: executors that are counted (`mindspeed_cp.engine.counters`) come to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mindspeed_cp.engine.exchange import exchange, needed_rows
+from mindspeed_cp.engine.head_plan import head_plan
+from mindspeed_cp.engine.layout import Layout
+from mindspeed_cp.engine.masks import MaskRule
+from mindspeed_cp.engine.planners import GATHER, Grid, layout_of, outer_layout
+from mindspeed_cp.engine.ring_table import Move, ring_table
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """One attention on one rank of tensor parallelism.
+
+    Attributes:
+        batch: samples of a micro-batch.
+        heads: query heads.
+        key_heads: key heads, which divide the query heads.
+        width: of a query and a key.
+        value_width: of a value.
+        bytes: of an element.
+        gradient_bytes: of an element of travelling gradients of keys and values; 4 or ``bytes``.
+    """
+
+    batch: int
+    heads: int
+    key_heads: int
+    width: int
+    value_width: int
+    bytes: int = 2
+    gradient_bytes: int = 4
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's part of one attention, forward and backward.
+
+    Attributes:
+        tokens: positions of the sequence that the rank owns.
+        pairs: scores that count, of all samples and one query head of each rank that has them.
+        forward: bytes sent in forward, by kind (``p2p``, ``all-to-all``, ``gather``).
+        backward: the same in backward.
+    """
+
+    tokens: int
+    pairs: int
+    forward: dict[str, int]
+    backward: dict[str, int]
+
+    @property
+    def sent(self) -> int:
+        """Bytes of both."""
+        return sum(self.forward.values()) + sum(self.backward.values())
+
+
+def share_of(
+    grid: Grid,
+    rules: tuple[MaskRule, ...],
+    sizes: Sizes,
+    rank: int,
+    *,
+    kept: str = "none",
+    gather_keys: bool = False,
+) -> Share:
+    """What one rank owns, computes and sends.
+
+    Args:
+        grid: how ranks are arranged.
+        rules: of the samples, one for each or one for all.
+        sizes: of the attention.
+        rank: within context parallelism.
+        kept: see `mindspeed_cp.engine.attention.Options`.
+        gather_keys: keys and values are gathered where heads are exchanged.
+    """
+    outer, layout = outer_layout(grid, rules), layout_of(grid, rules)
+    place, turn = grid.place(rank)
+    samples = sizes.batch if len(rules) == 1 else 1
+    pairs = samples * sum(rule.pairs(part) for rule in rules for part in outer.shares[place])
+    forward: dict[str, int] = {}
+    backward: dict[str, int] = {}
+    key_heads = sizes.key_heads
+    if grid.inner > 1:
+        first = place * grid.inner
+        lengths = layout.lengths[first : first + grid.inner]
+        plan = head_plan(sizes.heads, sizes.key_heads, grid.inner, turn)
+        key_heads = len(plan.expand) or len(plan.keys[turn])
+        again = {"keys": sizes.width, "all": sizes.width + sizes.value_width}
+        repeated = again.get(kept, 0) if grid.outer == 1 else 0
+        _add_heads(forward, backward, sizes, lengths, turn, gather_keys, repeated)
+    if grid.outer > 1:
+        row = sizes.batch * key_heads
+        if grid.method == GATHER:
+            _add_fetched(forward, backward, sizes, row, outer, place, rules)
+        else:
+            _add_ring(forward, backward, sizes, row, outer, place, grid.window, kept)
+    return Share(layout.lengths[rank], pairs, forward, backward)
+
+
+def _add_heads(
+    forward: dict[str, int],
+    backward: dict[str, int],
+    sizes: Sizes,
+    lengths: Sequence[int],
+    turn: int,
+    gather_keys: bool,
+    repeated: int,
+) -> None:
+    """Exchanges of heads; ``repeated`` is the width of keys and values that backward exchanges again."""
+    plan = head_plan(sizes.heads, sizes.key_heads, len(lengths), turn)
+    mine, foreign = lengths[turn], sum(lengths) - lengths[turn]
+    own_heads = len(plan.queries[turn])
+    both = sizes.width + sizes.value_width
+    # Queries go out and results come back; backward does the opposite with their gradients.
+    to_heads = mine * (sizes.heads - own_heads)
+    to_positions = foreign * own_heads
+    forward["all-to-all"] = to_heads * sizes.width + to_positions * sizes.value_width
+    backward["all-to-all"] = to_heads * sizes.value_width + to_positions * sizes.width
+    if gather_keys:
+        rows = (len(lengths) - 1) * max(lengths) * sizes.key_heads
+        forward["gather"] = rows * both * sizes.batch * sizes.bytes
+        backward["gather"] = rows * sizes.batch * (repeated * sizes.bytes + both * sizes.gradient_bytes)
+    else:
+        out = mine * sum(len(keys) for place, keys in enumerate(plan.keys) if place != turn)
+        forward["all-to-all"] += out * both
+        backward["all-to-all"] += out * repeated + foreign * len(plan.keys[turn]) * both
+    for counted in (forward, backward):
+        counted["all-to-all"] *= sizes.batch * sizes.bytes
+
+
+def _add_ring(
+    forward: dict[str, int],
+    backward: dict[str, int],
+    sizes: Sizes,
+    row: int,
+    layout: Layout,
+    place: int,
+    window: int,
+    kept: str,
+) -> None:
+    table = ring_table(layout.ranks, window)
+
+    def rows(moves: Sequence[Move]) -> int:
+        return row * sum(layout.lengths[move.block] for move in moves if move.source == place)
+
+    both = sizes.width + sizes.value_width
+    again = {"none": both, "keys": sizes.value_width, "all": 0}[kept]
+    forward["p2p"] = rows(table.moves) * both * sizes.bytes
+    backward["p2p"] = rows(table.backward_moves) * (again * sizes.bytes + both * sizes.gradient_bytes)
+
+
+def _add_fetched(
+    forward: dict[str, int],
+    backward: dict[str, int],
+    sizes: Sizes,
+    row: int,
+    layout: Layout,
+    place: int,
+    rules: Sequence[MaskRule],
+) -> None:
+    moved = exchange(layout, place, needed_rows(layout, rules))
+    out = sum(len(rows) for target, rows in enumerate(moved.send) if target != place)
+    came = sum(rows for source, rows in enumerate(moved.receive) if source != place)
+    both = row * (sizes.width + sizes.value_width)
+    for counted in (forward, backward):
+        counted["all-to-all"] = counted.get("all-to-all", 0) + out * both * sizes.bytes
+    backward["all-to-all"] += came * both * sizes.gradient_bytes
