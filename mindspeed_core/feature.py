@@ -77,6 +77,7 @@ class Flag:
         type: ``bool``, ``int``, ``float`` or ``str``, or a torch-free callable from text to value.
         default: the value where the flag is not given; ``False`` for switches.
         choices: the legal values, empty for no restriction.
+        choices_from: name of an extension point: what packages contribute to it are legal values too.
         help: one sentence for ``--help``.
         nargs: argparse's ``nargs``; with it the value is a list.
         aliases: other spellings of the same flag.
@@ -101,6 +102,7 @@ class Flag:
     per_rank: bool = False
     allow_nonfinite: bool = False
     group: str = ""
+    choices_from: str = ""
 
     def __post_init__(self) -> None:
         for option in (self.name, *self.aliases):

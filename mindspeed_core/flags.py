@@ -137,6 +137,7 @@ class FlagSet:
             choices=known.choices + added,
             aliases=known.aliases + free,
             per_rank=known.per_rank or flag.per_rank,
+            choices_from=known.choices_from or flag.choices_from,
         )
         for option in free:
             self._by_option[option] = present
@@ -152,7 +153,11 @@ class FlagSet:
             related = {option for flag in cls.flags for option in flag.options}
             for flag in cls.flags:
                 self.add(
-                    flag, cls.name, heading, note=f"[level {cls.level}, {cls.stability}]", related=related
+                    _with_extensions(flag, registry),
+                    cls.name,
+                    heading,
+                    note=f"[level {cls.level}, {cls.stability}]",
+                    related=related,
                 )
             self._features.append(cls)
 
@@ -328,10 +333,27 @@ class FlagSet:
             if flag.choices and result not in flag.choices:
                 problems.append(bad_choice(entry.flag, option, value, result, self._registry))
                 return
+            lost = self._lost(flag, option, result)
+            if lost is not None:
+                problems.append(lost)
+                return
             converted.append(result)
         scalar = flag.nargs is None or flag.nargs == "?"
         final: Any = converted if not scalar else (converted[0] if converted else None)
         given[flag.dest] = (final, f"flag {option}")
+
+    def _lost(self, flag: Flag, option: str, value: Any) -> Problem | None:
+        """The problem of a value that a package contributes and that cannot be loaded."""
+        registry = self._registry
+        if registry is None or not flag.choices_from:
+            return None
+        if value not in registry.extension_names(flag.choices_from):
+            return None
+        if value in registry.extensions(flag.choices_from):
+            return None
+        record = next((b for b in registry.broken if b.entry_point == value), None)
+        reason = str(record) if record is not None else f"{value!r} cannot be loaded"
+        return Problem("E-BROKEN-PLUGIN", reason, record.remedy if record is not None else "", flag=option)
 
     def _finish(
         self, given: dict[str, tuple[Any, str]], problems: list[Problem], wants_help: bool
@@ -380,6 +402,14 @@ def flag_set(registry: Registry, host: str = "standalone") -> FlagSet:
         flags.add(flag, f"host {host}", f"host {host}")
     flags.add_features(registry)
     return flags
+
+
+def _with_extensions(flag: Flag, registry: Registry) -> Flag:
+    """The flag with the names that packages contribute to its extension point among its choices."""
+    if not flag.choices_from:
+        return flag
+    added = [name for name in registry.extension_names(flag.choices_from) if name not in flag.choices]
+    return replace(flag, choices=(*flag.choices, *added))
 
 
 def _differ(value: Any, default: Any) -> bool:

@@ -191,6 +191,14 @@ class Registry:
         """The extension points of plugins by name."""
         return self._points
 
+    def extension_names(self, name: str) -> tuple[str, ...]:
+        """Names of what packages contribute to an extension point; none is loaded for this.
+
+        Empty where no installed plugin has such a point.
+        """
+        point = self._points.get(name)
+        return () if point is None else tuple(sorted({source.name for source in sources(point.group)}))
+
     def extensions(self, name: str) -> Mapping[str, Any]:
         """The objects that packages contribute to an extension point, by entry point name; loaded once.
 

@@ -7,9 +7,11 @@ from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, TakeOver, hookimpl
 from mindspeed_cp import attention_flags
+from mindspeed_cp.features.document_proofs import DOCUMENT_PROOFS
 from mindspeed_cp.features.flags import FLAGS
 from mindspeed_cp.features.model_proofs import MODEL_PROOFS
 from mindspeed_cp.features.proofs import PROOFS
+from mindspeed_cp.mask_options import mask_problems
 from mindspeed_cp.options import problems
 
 
@@ -41,7 +43,7 @@ class ContextParallel(Feature):
     places_modules = True
     deterministic = True
     affects_checkpoint = False
-    verify = (*PROOFS, *MODEL_PROOFS)
+    verify = (*PROOFS, *DOCUMENT_PROOFS, *MODEL_PROOFS)
 
     _origin: Mapping[str, bytes] = {}
 
@@ -61,12 +63,7 @@ class ContextParallel(Feature):
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Sizes and options that do not go together."""
-        found = [*problems(args), *attention_flags.problems(args)]
-        if args.reset_attention_mask and not getattr(args, "reset_position_ids", False):
-            found.append(
-                "--reset-attention-mask finds documents by their positions when a sequence is split; add "
-                "--reset-position-ids"
-            )
+        found = [*problems(args), *mask_problems(args), *attention_flags.problems(args)]
         if getattr(args, "position_embedding_type", "rope") in ("mrope", "relative"):
             found.append(
                 f"--position-embedding-type {args.position_embedding_type} is not split over ranks; use "
@@ -108,7 +105,7 @@ class ContextParallel(Feature):
         spec = yield
         from mindspeed_cp.modules.core_attention import place_attention
 
-        return place_attention(session, args, spec)
+        return place_attention(session, args, spec, self.name)
 
     @hookimpl(wrapper=True)
     def build_model(self, session: Any) -> Generator[None, Any, Any]:
@@ -120,10 +117,30 @@ class ContextParallel(Feature):
         return model
 
     @hookimpl(wrapper=True)
-    def batch_fields(self, args: Any) -> Generator[None, Any, Any]:
-        """Positions on every stage, where they tell documents apart."""
+    def validate_arguments(self, session: Any) -> Generator[None, Any, Any]:
+        """A mask that a plugin is to give needs a plugin that gives one."""
+        args = yield
+        if getattr(args, "adaptive_cp_manually_set_mask_list", False):
+            from mindspeed_cp.modules.rules import check_answered
+
+            check_answered(session)
+        return args
+
+    @hookimpl(wrapper=True)
+    def build_transformer_config(self, args: Any) -> Generator[None, Any, Any]:
+        """Pipelines ask for the shape of what they receive, where ranks may differ in length."""
+        config = yield
+        if args.cp_variable_lengths and args.pipeline_model_parallel_size > 1:
+            config.variable_seq_lengths = True
+        return config
+
+    @hookimpl(wrapper=True)
+    def batch_fields(self, session: Any, args: Any) -> Generator[None, Any, Any]:
+        """What tells documents apart, on every stage."""
         fields = yield
-        return fields | {"position_ids"} if args.reset_attention_mask else fields
+        from mindspeed_cp.modules.rules import fields_for_rules
+
+        return fields | fields_for_rules(session, args)
 
     @hookimpl(wrapper=True)
     def get_batch(self, run: Any, vp_stage: Any, microbatch: Any) -> Generator[None, Any, Any]:
@@ -134,9 +151,9 @@ class ContextParallel(Feature):
         return split_batch(run, batch, microbatch)
 
     @hookimpl(wrapper=True)
-    def compute_loss(self, run: Any) -> Generator[None, Any, Any]:
+    def compute_loss(self, run: Any, batch: Any) -> Generator[None, Any, Any]:
         """Count tokens over all ranks of the sequence."""
         loss = yield
         from mindspeed_cp.modules.loss import over_the_sequence
 
-        return over_the_sequence(run, loss)
+        return over_the_sequence(run, loss, batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mindspeed_core.feature import Flag
+from mindspeed_cp.features.mask_flags import MASK_FLAGS
 from mindspeed_cp.options import ALGORITHMS, LAYOUTS, RING_ALGO
 
 FLAGS = (
@@ -12,22 +13,12 @@ FLAGS = (
         type=str,
         default=RING_ALGO,
         choices=ALGORITHMS,
+        choices_from="cp.planners",
         help="How attention reaches the keys of other ranks.",
     ),
     Flag("--ulysses-degree-in-cp", type=int, help="Ranks that exchange heads in the hybrid algorithms."),
     Flag("--cp-window-size", type=int, default=1, help="Ranks of an inner ring of a double ring."),
-    Flag(
-        "--attention-mask-type",
-        type=str,
-        default="causal",
-        choices=("causal", "general"),
-        aliases=("--cp-attention-mask-type",),
-        help="causal: a query sees no later key; general: it sees every key.",
-    ),
-    Flag(
-        "--reset-attention-mask",
-        help="Tokens see their own document only; documents are found by --reset-position-ids.",
-    ),
+    *MASK_FLAGS,
     Flag(
         "--context-parallel-kv-cache-policy",
         type=str,
@@ -81,4 +72,3 @@ FLAGS = (
         help="Drop the same places of hidden states on every rank of context parallelism.",
     ),
 )
-

@@ -12,7 +12,6 @@ _MODEL = (
     *("--swiglu", "--disable-bias-linear", "--group-query-attention", "--num-query-groups", "2"),
     *("--hidden-dropout", "0", "--attention-dropout", "0"),
 )
-_PACKED = ("--reset-attention-mask", "--reset-position-ids", "--eod-mask-loss")
 
 
 def _split(size: int, algorithm: str, *more: str) -> tuple[str, ...]:
@@ -43,22 +42,6 @@ PROOFS = (
     _proof("double-ring", 4, _split(4, RING_ALGO, "--cp-window-size", "2"), size=4),
     _proof("hybrid", 4, _split(4, "hybrid_cp_algo", "--ulysses-degree-in-cp", "2"), size=4),
     _proof("hybrid-balanced", 4, _split(4, "hybrid_adaptive_cp_algo", "--ulysses-degree-in-cp", "2"), size=4),
-    *(
-        Scenario(
-            f"documents-{name}",
-            flags=(*_MODEL, *_PACKED, *_split(2, algorithm), *more),
-            baseline=(*_MODEL, *_PACKED, "--create-attention-mask-in-dataloader", *more),
-            world_size=2 * (2 if more else 1),
-            baseline_world_size=2 if more else 1,
-            tolerance=2e-5,
-        )
-        for name, algorithm, more in (
-            ("ring", RING_ALGO, ()),
-            ("ulysses", "ulysses_cp_algo", ()),
-            ("fetched", GATHER_ALGO, ()),
-            ("pp2", GATHER_ALGO, ("--pipeline-model-parallel-size", "2")),
-        )
-    ),
     _proof("tp2-sp", 4, _split(2, RING_ALGO), ("--tensor-model-parallel-size", "2", "--sequence-parallel")),
     _proof("pp2", 4, _split(2, "ulysses_cp_algo"), ("--pipeline-model-parallel-size", "2")),
     _proof("dp2-distributed-optimizer", 4, _split(2, GATHER_ALGO), ("--use-distributed-optimizer",)),

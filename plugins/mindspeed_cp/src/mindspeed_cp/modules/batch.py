@@ -6,7 +6,6 @@ attention on every pipeline stage, also through recomputation.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +14,12 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from mindspeed_core.errors import UserError
+from mindspeed_cp.engine.documents import restarted
 from mindspeed_cp.engine.layout import Layout
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.planners import Grid, layout_of
 from mindspeed_cp.modules.members import grid_of
+from mindspeed_cp.modules.rules import rules_of
 from mindspeed_cp.options import cp_options
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class SplitBatch(PackedSeqParams):
     Attributes:
         rules: what queries see, one rule for all samples or one for each.
         grid: how ranks are arranged.
+        stated: the rules say themselves whether queries see later keys; otherwise the layer does.
         positions: int64 ``[s / cp]``, global positions of this rank's tokens, on the device.
         seed: of attention dropout.
         first_sample: number of the first sample in the whole training.
@@ -39,6 +41,7 @@ class SplitBatch(PackedSeqParams):
 
     rules: tuple[MaskRule, ...] = ()
     grid: Grid = field(default_factory=lambda: Grid(1))
+    stated: bool = False
     positions: Tensor | None = None
     seed: int = 0
     first_sample: int = 0
@@ -57,12 +60,15 @@ def split_batch(run: Run, batch: Batch, microbatch: int) -> Batch:
     """
     args = run.args
     grid = grid_of(cp_options(args))
-    rules = _rules(args, batch)
+    rules, stated = rules_of(run, batch)
     if args.seq_length < 2 * grid.ranks:
         raise UserError(
             f"--seq-length {args.seq_length} cannot be split over {grid.ranks} ranks of context parallelism"
         )
-    layout = layout_of(grid, rules)
+    try:
+        layout = layout_of(grid, rules)
+    except ValueError as error:
+        raise UserError(str(error)) from error
     _check_lengths(run, layout)
     positions = torch.from_numpy(layout.positions(run.pg.cp.rank())).to(run.dist.device)
     description = SplitBatch(
@@ -70,6 +76,7 @@ def split_batch(run: Run, batch: Batch, microbatch: int) -> Batch:
         max_seqlen_q=args.seq_length,
         max_seqlen_kv=args.seq_length,
         rules=rules,
+        stated=stated,
         grid=grid,
         positions=positions,
         seed=args.seed,
@@ -81,19 +88,10 @@ def split_batch(run: Run, batch: Batch, microbatch: int) -> Batch:
         if name == "position_ids" and batch.tokens is None:
             split[name] = None
         elif whole is not None:
+            if name == "position_ids" and args.reset_position_ids and args.fix_sub_seq_length > 0:
+                whole = restarted(args.seq_length, rules[0].ends, whole).expand_as(whole)
             split[name] = whole.index_select(1, positions)
     return batch.with_(**split)
-
-
-def _rules(args: Namespace, batch: Batch) -> tuple[MaskRule, ...]:
-    """What queries see: documents apart where they were asked for, found by positions that start again."""
-    length = args.seq_length
-    if not args.reset_attention_mask:
-        return (MaskRule(length),)
-    assert batch.position_ids is not None
-    starts = [(row == 0).nonzero().flatten().tolist() for row in batch.position_ids.cpu()]
-    found = tuple(MaskRule(length, ends=(*(start for start in row if start), length)) for row in starts)
-    return found[:1] if len(set(found)) == 1 else found
 
 
 def _check_lengths(run: Run, layout: Layout) -> None:
@@ -101,11 +99,12 @@ def _check_lengths(run: Run, layout: Layout) -> None:
     args = run.args
     tp = args.tensor_model_parallel_size if args.sequence_parallel else 1
     uneven = len(set(layout.lengths)) > 1
-    if any(length % tp for length in layout.lengths) or (uneven and args.pipeline_model_parallel_size > 1):
+    piped = args.pipeline_model_parallel_size > 1 and not args.cp_variable_lengths
+    if any(length % tp for length in layout.lengths) or (uneven and piped):
         raise UserError(
             f"--seq-length {args.seq_length} gives the ranks of context parallelism {layout.lengths} tokens; "
-            f"sequence parallelism over {tp} ranks needs multiples of {tp}, pipelines equal numbers: use a "
-            f"multiple of {2 * layout.ranks * tp}"
+            f"sequence parallelism over {tp} ranks needs multiples of {tp}, pipelines equal numbers or "
+            f"--variable-seq-lengths: use a multiple of {2 * layout.ranks * tp}"
         )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -124,7 +126,7 @@ class SplitCoreAttention(MegatronModule):
             raise ValueError("the batch came without the description that get_batch gives it")
         batch = packed_seq_params
         kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
-        rules = tuple(self._rule(rule, kind) for rule in batch.rules)
+        rules = tuple(self._rule(rule, kind, batch.stated) for rule in batch.rules)
         heads, width = query.shape[2], query.shape[3]
         chosen = Options(
             scale=self.softmax_scale or 1.0 / math.sqrt(width),
@@ -141,12 +143,15 @@ class SplitCoreAttention(MegatronModule):
         output = split_attention(q, k, v, rules, batch.grid, self._members(), chosen, batch.rules)
         return output.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
 
-    def _rule(self, rule: MaskRule, kind: AttnMaskType) -> MaskRule:
-        causal = kind in (AttnMaskType.causal, AttnMaskType.padding_causal)
+    def _rule(self, rule: MaskRule, kind: AttnMaskType, stated: bool) -> MaskRule:
+        """What this layer's queries see: with its window, and causal as it is where the rule does not say."""
+        causal = rule.causal if stated else kind in (AttnMaskType.causal, AttnMaskType.padding_causal)
         window = self.band if self.window is None and causal else self.window
+        if window is None and stated:
+            window = rule.window
         if rule.causal == causal and rule.window == window:
             return rule
-        return MaskRule(rule.length, causal, rule.ends, window, rule.prefix, rule.matrix)
+        return _changed(rule, causal, window)
 
     def _dropout(self, batch: SplitBatch) -> Dropout | None:
         if not (self.training and self.dropout > 0.0):
@@ -166,9 +171,9 @@ class SplitCoreAttention(MegatronModule):
         return rank
 
 
-def place_attention(session: Session, args: Namespace, spec: Any) -> Any:
+def place_attention(session: Session, args: Namespace, spec: Any, owner: str) -> Any:
     """The tree with `SplitCoreAttention` in every attention."""
-    editor = SpecEditor(spec, owner="context-parallel", session=session)
+    editor = SpecEditor(spec, owner=owner, session=session)
     asked = session.plan.arguments
     params = {
         "band": attention_flags.band(asked, args.seq_length),
@@ -184,6 +189,12 @@ def place_attention(session: Session, args: Namespace, spec: Any) -> Any:
 
     editor.replace("core_attention", chosen)
     return editor.spec
+
+
+@lru_cache(maxsize=64)
+def _changed(rule: MaskRule, causal: bool, window: int | None) -> MaskRule:
+    """The same for all layers: what is planned for it stays."""
+    return replace(rule, causal=causal, window=window)
 
 
 def _slopes(heads: int) -> list[float]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_cp.engine.attention import Members
 from mindspeed_cp.engine.planners import GATHER, RING, Grid
+from mindspeed_cp.engine.tiles import TILE
 from mindspeed_cp.options import ADAPTIVE_ALGO, GATHER_ALGO, HYBRID_ADAPTIVE_ALGO, CPOptions, cp_options
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ INNER, OUTER, ACROSS, SECOND = "cp.inner", "cp.outer", "cp.across", "cp.second"
 
 def grid_of(options: CPOptions) -> Grid:
     """How the ranks are arranged."""
+    if options.planned is not None:
+        return options.planned
     gathers = options.algorithm in (GATHER_ALGO, ADAPTIVE_ALGO, HYBRID_ADAPTIVE_ALGO)
     layout = options.layout
     if layout == "auto" and options.algorithm in (ADAPTIVE_ALGO, HYBRID_ADAPTIVE_ALGO):
@@ -30,6 +33,8 @@ def grid_of(options: CPOptions) -> Grid:
         options.window,
         layout,
         options.chunks,
+        options.regroup,
+        1 if options.count_scores else TILE,
     )
 
 

@@ -1,0 +1,44 @@
+"""Where the documents of a sequence end, found in tokens, in positions, or laid down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+
+def ends_by_token(tokens: Tensor, last: int) -> list[tuple[int, ...]]:
+    """The running ends of every sample's documents; what follows the last end is a document too.
+
+    Args:
+        tokens: ``[b, s]``.
+        last: the token that documents end with, and that belongs to them.
+    """
+    length = tokens.shape[1]
+    found = [(row == last).nonzero().flatten().tolist() for row in tokens.cpu()]
+    return [_closed((place + 1 for place in row), length) for row in found]
+
+
+def ends_by_position(position_ids: Tensor) -> list[tuple[int, ...]]:
+    """The same from positions ``[b, s]`` that begin with 0 in every document."""
+    length = position_ids.shape[1]
+    found = [(row == 0).nonzero().flatten().tolist() for row in position_ids.cpu()]
+    return [_closed((place for place in row if place), length) for row in found]
+
+
+def ends_by_length(length: int, every: int) -> tuple[int, ...]:
+    """The running ends of documents of equal length, the last one with what is left."""
+    return _closed(range(every, length, every), length)
+
+
+def restarted(length: int, ends: tuple[int, ...], like: Tensor) -> Tensor:
+    """Positions ``[s]`` that begin with 0 in every document, of the dtype and on the device of ``like``."""
+    positions = like.new_tensor(range(length))
+    starts = like.new_tensor((0, *ends[:-1]))
+    lengths = like.new_tensor([end - start for start, end in zip((0, *ends), ends)])
+    return positions - starts.repeat_interleave(lengths)
+
+
+def _closed(ends: Iterable[int], length: int) -> tuple[int, ...]:
+    found = tuple(ends)
+    return found if found and found[-1] == length else (*found, length)

@@ -1,0 +1,42 @@
+"""The declaration of documents that do not see one another in whole sequences. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mindspeed_cp import attention_flags
+from mindspeed_cp.features.context_parallel import ContextParallel
+from mindspeed_cp.features.document_proofs import WHOLE_PROOFS
+from mindspeed_cp.features.mask_flags import DOCUMENT_FLAGS
+from mindspeed_cp.mask_options import document_problems
+
+
+class PackedDocuments(ContextParallel):
+    """Documents of a whole sequence apart, without a mask for every two tokens."""
+
+    name = "packed-documents"
+    summary = "Documents in one sequence that do not see one another, without a dense attention mask"
+    flags = DOCUMENT_FLAGS
+    slots = ("core-attention",)
+    conflicts = ()
+    verify = WHOLE_PROOFS
+
+    @classmethod
+    def enabled(cls, args: Any) -> bool:
+        """Where documents are kept apart in sequences that are not split, and no dense mask does it."""
+        if getattr(args, "context_parallel_size", 1) > 1 or ContextParallel.enabled(args):
+            return False
+        if getattr(args, "create_attention_mask_in_dataloader", False):
+            return False
+        return bool(args.reset_attention_mask or args.fix_sub_seq_length != -1)
+
+    @classmethod
+    def presets(cls, args: Any) -> Mapping[str, Any]:
+        """None: a dense mask that was asked for keeps documents apart too."""
+        return {}
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Documents of a given length without keeping them apart, and attention that is not computed here."""
+        return [*document_problems(args), *attention_flags.problems(args)]
