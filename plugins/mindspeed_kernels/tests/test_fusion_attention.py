@@ -7,10 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindspeed_kernels.attention import cuda
 from mindspeed_kernels.attention.bias import alibi_slopes
 from mindspeed_kernels.ops import ContractError, npu_fusion_attention, npu_fusion_attention_grad, use
-from mindspeed_kernels.ops.call import Call
 from mindspeed_kernels.ops.fusion_attention import logsum_of
 
 UNLIMITED = 2147483647
@@ -420,48 +418,6 @@ def test_packed_sequences_that_do_not_fit_are_refused(changes, message):
     tensors, ends = packed([(3, 3), (0, 1), (4, 4)])
     with pytest.raises(ContractError, match=message):
         npu_fusion_attention(*tensors, 2, "TND", **{"sparse_mode": 3, **ends, **changes})
-
-
-@pytest.mark.parametrize(("d", "dv", "g"), [(16, 16, 2), (12, 8, 1)])
-@pytest.mark.parametrize("mode", [0, 2])
-def test_flash_on_cuda_hands_the_kernel_equal_heads_of_a_width_it_knows(d, dv, g, mode, monkeypatch):
-    def kernel(query, key, value, dropout, causal, scale):
-        assert (query.shape[1], query.shape[3] % 8) == (key.shape[1], 0)
-        assert key.shape == value.shape
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, dropout, causal, scale=scale
-        )
-
-    monkeypatch.setattr(cuda, "_kernel", kernel)
-    tensors = heads(2, 2, g, 5, 5, d, dv, torch.bfloat16)
-    options = {"sparse_mode": mode, "scale": 0.3}
-    got = npu_fusion_attention.backends["flash"].function(*tensors, 2, "BNSD", **options)
-    expected = npu_fusion_attention.reference(*tensors, 2, "BNSD", **options)
-    agrees(got, (expected[0], logsum_of(expected[1], expected[2])[..., 0]), rtol=2e-2, atol=2e-2)
-
-
-def test_flash_on_cuda_is_preferred_where_it_can_serve():
-    fake = torch.empty(1, 2, 4, 8, dtype=torch.bfloat16)
-    call = npu_fusion_attention.call_of(fake, fake, fake, 2, "BNSD", sparse_mode=2)
-    on_cuda = Call("cuda", call.arguments)
-    assert npu_fusion_attention.choose(on_cuda).name == "flash"
-    other = npu_fusion_attention.call_of(fake, fake, fake, 2, "BNSD", sparse_mode=3)
-    assert npu_fusion_attention.choose(Call("cuda", other.arguments)).name == "blocks"
-
-
-@pytest.mark.parametrize(
-    ("dtype", "options", "reason"),
-    [
-        (torch.float32, {}, "computes float16 and bfloat16"),
-        (torch.bfloat16, {"sparse_mode": 4, "pre_tokens": 2, "next_tokens": 0}, "no sparse mode 4"),
-        (torch.bfloat16, {"sink": torch.zeros(2)}, "takes no sink"),
-        (torch.bfloat16, {"atten_mask": torch.zeros(4, 4, dtype=torch.bool)}, "takes no atten_mask"),
-    ],
-)
-def test_flash_on_cuda_says_what_it_cannot_compute(dtype, options, reason):
-    tensors = heads(1, 2, 1, 4, 4, 8, dtype=dtype)
-    call = npu_fusion_attention.call_of(*tensors, 2, "BNSD", **options)
-    assert reason in npu_fusion_attention.backends["flash"].supports(call)
 
 
 def test_dropout_is_captured_in_one_graph():

@@ -107,7 +107,7 @@ def attend(
         else:
             block.of_rows(result).copy_(context[..., :width])
             block.of_rows(logsums).copy_(logsum)
-    return _with_sink(result, logsums, sink)
+    return with_sink(result, logsums, sink)
 
 
 def _covers(blocks: list[Block], query: Tensor, key: Tensor) -> bool:
@@ -119,7 +119,8 @@ def _covers(blocks: list[Block], query: Tensor, key: Tensor) -> bool:
     return sizes == (query.shape[2], key.shape[2])
 
 
-def _with_sink(context: Tensor, logsum: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+def with_sink(context: Tensor, logsum: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The same attention with a further score per row that takes part in the softmax, ``sink`` ``[n]``."""
     if sink is None:
         return context, logsum
     score = sink.to(logsum.dtype).view(1, -1, 1)

@@ -23,7 +23,7 @@ from mindspeed_kernels.attention.arguments import (
     views,
 )
 from mindspeed_kernels.attention.blockwise import BlockwiseAttention
-from mindspeed_kernels.attention.cuda import flash_attention, flash_limits
+from mindspeed_kernels.attention.cuda import flash_attention, flash_limits, flex_limits
 from mindspeed_kernels.attention.layouts import LAYOUTS, from_bnsd
 from mindspeed_kernels.attention.reference import dense_attention
 from mindspeed_kernels.attention.service import npu_attention, npu_limits
@@ -140,7 +140,7 @@ def stats_of(logsum: Tensor) -> tuple[Tensor, Tensor]:
     """Maximum and sum that stand for the logarithm of a sum; rows that see nothing have sum zero."""
     empty = logsum == float("inf")
     lowest = torch.finfo(logsum.dtype).min
-    return logsum.masked_fill(empty, lowest), (~empty).to(logsum.dtype)
+    return logsum.masked_fill(empty, lowest), torch.ones_like(logsum).masked_fill(empty, 0.0)
 
 
 def logsum_of(maximum: Tensor, total: Tensor) -> Tensor:
@@ -243,6 +243,18 @@ def _flash(
     if found is None:
         return _blocks(query, key, value, head_num, input_layout, **given)
     return _result(found[0], *stats_of(found[1]), options.layout, 0)
+
+
+@npu_fusion_attention.backend("flex", ("cuda",), priority=-10, supports=flex_limits)
+def _flex(
+    query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str, **given: Any
+) -> Result:
+    # Importing it takes as long as importing torch's compiler.
+    from mindspeed_kernels.attention.flex import flex
+
+    options = options_of(head_num, input_layout, **given)
+    context, logsum = flex(prepare(query, key, value, options), options.sink)
+    return _result(context, *stats_of(logsum.detach()), options.layout, 0)
 
 
 @npu_fusion_attention.backend(

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from mindspeed_kernels.attention.arguments import Inputs, Options, kernel_switches, options_of, prepare
 from mindspeed_kernels.attention.blockwise import attend_backward
+from mindspeed_kernels.attention.cuda import flash_gradients, flash_limits
 from mindspeed_kernels.attention.layouts import from_bnsd, to_bnsd
 from mindspeed_kernels.attention.reference import dense_gradients
 from mindspeed_kernels.attention.service import npu_attention_grad
 from mindspeed_kernels.attention.visibility import UNLIMITED
 from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.call import UNKNOWN, Call
 from mindspeed_kernels.ops.contract import (
     NPU_FLOATING,
     Choice,
@@ -186,6 +188,26 @@ def _samples(make: Make) -> list[Sample]:
     ]
 
 
+def _key(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dy: Tensor,
+    head_num: int,
+    input_layout: str,
+    *,
+    pse: Tensor | None = None,
+    atten_mask: Tensor | None = None,
+    keep_prob: float = 1.0,
+    sparse_mode: int = 0,
+    sink: Tensor | None = None,
+    dropout_mask: Tensor | None = None,
+    **others: Any,
+) -> tuple[Any, ...]:
+    given = pse is None, atten_mask is None, sink is None, dropout_mask is None
+    return query.device, query.dtype, dy.dtype, query.ndim, input_layout, sparse_mode, keep_prob < 1.0, given
+
+
 npu_fusion_attention_grad = Operator(
     "npu_fusion_attention_grad",
     fusion_attention_grad_reference,
@@ -196,6 +218,7 @@ npu_fusion_attention_grad = Operator(
         Choice("input_layout", ("SBH", "BSH", "BNSD", "BSND", "TND", "SBND")),
         Range("sparse_mode", 0, 8),
     ),
+    key=_key,
     saved="nothing",
     samples=_samples,
     differentiable=False,
@@ -225,6 +248,28 @@ def _blocks(
         inputs.problem,
     )
     return _in_layout(found, options.layout)
+
+
+def _flash_limits(call: Call) -> str:
+    keep = call["keep_prob"]
+    if keep is not UNKNOWN and keep < 1.0:
+        return "it does not know which weights forward dropped"
+    return flash_limits(call)
+
+
+@npu_fusion_attention_grad.backend(
+    "flash", ("cuda",), priority=10, supports=_flash_limits, differentiable=False
+)
+def _flash(
+    query: Tensor, key: Tensor, value: Tensor, dy: Tensor, head_num: int, input_layout: str, **given: Any
+) -> Gradients:
+    options, state = _split(head_num, input_layout, given)
+    inputs = prepare(query, key, value, options, state["seed"])
+    facts = given["attention_in"], given["softmax_max"], given["softmax_sum"]
+    found = flash_gradients(inputs, *_outcome(dy, *facts, options, inputs))
+    if found is None or inputs.problem.drops:
+        return _blocks(query, key, value, dy, head_num, input_layout, **given)
+    return _in_layout((*found, None, None), options.layout)
 
 
 @npu_fusion_attention_grad.backend(
