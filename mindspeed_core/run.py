@@ -96,11 +96,14 @@ class Loss:
         total: scalar, the sum of the per-token losses that count; backward starts here.
         num_tokens: scalar integer tensor, how many tokens count.
         report: what is logged, by name: ``[sum, count]`` (reduced as a mean) per entry.
+        averaged: ``total`` is a mean over this rank's tokens already, and ``num_tokens`` is 1: the loss of
+            a script whose loss function returns two values.
     """
 
     total: torch.Tensor
     num_tokens: torch.Tensor
     report: Mapping[str, torch.Tensor]
+    averaged: bool = False
 
 
 @dataclass(frozen=True)
@@ -220,6 +223,7 @@ class Run:
     optimizer: MegatronOptimizer | None = None
     scheduler: OptimizerParamScheduler | None = None
     datasets: Datasets | None = None
+    tokenizer: Any = None
     data: DataIterators | None = None
     schedule: Callable[..., Any] | None = None
     boundary: BoundarySchema | None = None

@@ -54,7 +54,7 @@ class LossForm:
         self.averaged = len(result) == 2
         if self.averaged:
             loss, report = result
-            return Loss(loss, torch.ones((), dtype=torch.int, device=loss.device), report)
+            return Loss(loss, torch.ones((), dtype=torch.int, device=loss.device), report, averaged=True)
         loss, num_tokens, report = result
         return Loss(loss, num_tokens, report)
 

@@ -209,7 +209,7 @@ def compute_loss(output_tensor: torch.Tensor) -> Loss:
     if len(values) == 3:
         return Loss(*values)
     total, report = values
-    return Loss(total, torch.ones((), dtype=torch.int, device=total.device), report)
+    return Loss(total, torch.ones((), dtype=torch.int, device=total.device), report, averaged=True)
 
 
 def around_finalize(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from mindspeed_core.activation import prepare
 from mindspeed_core.feature import check_feature
 from mindspeed_core.plan import PlanError
 from mindspeed_core.registry import Registry
-from mindspeed_core.run import Loss
+from mindspeed_core.run import Batch, Loss
 from mindspeed_core.testing import run_world
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.scenarios import scenario_parameters
@@ -85,19 +85,12 @@ def plan(*flags):
             ["--use-ulysses-allgather-kv", "--group-query-attention", "--num-query-groups", "2"],
             "num_query_groups / tensor_model_parallel_size is 2; it needs 1",
         ),
-        (["--reset-attention-mask"], "add --reset-position-ids"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_numbers(flags, message):
     with pytest.raises(PlanError) as error:
         plan("--context-parallel-size", "8", *flags)
     assert message in str(error.value)
-
-
-def test_training_loops_that_split_batches_themselves_are_refused():
-    with pytest.raises(PlanError) as error:
-        prepare({"--context-parallel-size": 2}, platform="cpu", host="library")
-    assert "it works in: standalone" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -141,19 +134,28 @@ def uneven_losses():
     for per_token in (False, True):
         config = SimpleNamespace(calculate_per_token_loss=per_token)
         run = SimpleNamespace(pg=SimpleNamespace(cp=dist.group.WORLD), config=config)
-        found.append(over_the_sequence(run, Loss(total, torch.tensor(tokens), {})))
+        found.append(over_the_sequence(run, Loss(total, torch.tensor(tokens), {}), Batch()))
+    of_this_rank = Loss(total / tokens, torch.tensor(1), {}, averaged=True)
+    found.append(over_the_sequence(run, of_this_rank, Batch(loss_mask=torch.ones(1, tokens))))
     dist.barrier()
     dist.destroy_process_group()
-    mean, per_token = found
-    return float(mean.total / mean.num_tokens), float(per_token.total), int(per_token.num_tokens)
+    mean, per_token, averaged = found
+    return (
+        float(mean.total / mean.num_tokens),
+        float(averaged.total),
+        float(per_token.total),
+        int(per_token.num_tokens),
+    )
 
 
 def test_the_loss_is_the_mean_over_the_sequence_however_tokens_are_spread():
     found = run_world(uneven_losses, 2)
     # Gradients are averaged over the ranks: so are these.
     assert sum(mean for mean, *_ in found) / 2 == (6.0 + 10.0) / 4
+    # megatron-core multiplies what comes as a mean by the number of ranks, and averages it then.
+    assert sum(averaged for _, averaged, *_ in found) == (6.0 + 10.0) / 4
     # With the loss per token, sums are divided by sums.
-    assert sum(total for _, total, _ in found) / sum(tokens for *_, tokens in found) == (6.0 + 10.0) / 4
+    assert sum(total for *_, total, _ in found) / sum(tokens for *_, tokens in found) == (6.0 + 10.0) / 4
 
 
 ALWAYS = ("ulysses", "fetched", "double-ring", "tp2-sp", "documents-fetched")
