@@ -41,6 +41,7 @@ class ContextParallel(Feature):
     packages = ("torch_npu>=2.6; platform == 'npu'",)
     docs = "mindspeed_cp:docs/context-parallel.md"
     places_modules = True
+    needs_open_session = True
     deterministic = True
     affects_checkpoint = False
     verify = (*PROOFS, *DOCUMENT_PROOFS, *MODEL_PROOFS)
@@ -100,6 +101,16 @@ class ContextParallel(Feature):
         return pg
 
     @hookimpl(wrapper=True)
+    def build_transformer_config(self, args: Any) -> Generator[None, Any, Any]:
+        """Balance experts over the whole sequence; ask for shapes where ranks may differ in length."""
+        config = yield
+        from mindspeed_cp.modules.loss import balance_over_the_sequence
+
+        if args.cp_variable_lengths and args.pipeline_model_parallel_size > 1:
+            config.variable_seq_lengths = True
+        return balance_over_the_sequence(config, args.context_parallel_size)
+
+    @hookimpl(wrapper=True)
     def build_layer_spec(self, session: Any, args: Any) -> Generator[None, Any, Any]:
         """Replace the core attention of every layer."""
         spec = yield
@@ -125,14 +136,6 @@ class ContextParallel(Feature):
 
             check_answered(session)
         return args
-
-    @hookimpl(wrapper=True)
-    def build_transformer_config(self, args: Any) -> Generator[None, Any, Any]:
-        """Pipelines ask for the shape of what they receive, where ranks may differ in length."""
-        config = yield
-        if args.cp_variable_lengths and args.pipeline_model_parallel_size > 1:
-            config.variable_seq_lengths = True
-        return config
 
     @hookimpl(wrapper=True)
     def batch_fields(self, session: Any, args: Any) -> Generator[None, Any, Any]:

@@ -21,6 +21,7 @@ _LATENT = (
     *("--position-embedding-type", "rope"),
 )
 _EXPERTS = ("--num-experts", "4", "--moe-router-topk", "2", "--moe-aux-loss-coeff", "1e-2")
+_LOGITS = ("--moe-z-loss-coeff", "1e-2")
 _UNEVEN = ("--reset-position-ids", "--eod-mask-loss")
 _SELECTIVE = ("--recompute-granularity", "selective", "--recompute-modules", "core_attn")
 _PREDICTIONS = ("--mtp-num-layers", "2", "--num-layers", "2", "--untie-embeddings-and-output-weights")
@@ -53,9 +54,9 @@ MODEL_PROOFS = (
     _same("latent-ring", 2, _RING, _LATENT),
     _same("latent-ulysses-tp2-sp", 4, _HEADS, (*_LATENT, *_TP2, "--sequence-parallel")),
     _same("latent-yarn-fetched", 2, _FETCHED, (*_LATENT, "--rope-type", "yarn")),
-    _same("experts", 2, _RING, (*_MODEL, *_EXPERTS)),
+    _same("experts", 2, _RING, (*_MODEL, *_EXPERTS, *_LOGITS)),
     _same("experts-ep2", 4, _HEADS, (*_MODEL, *_EXPERTS, "--expert-model-parallel-size", "2")),
-    _same("experts-per-token", 2, _RING, (*_MODEL, *_EXPERTS, "--calculate-per-token-loss")),
+    _same("experts-per-token", 2, _RING, (*_MODEL, *_EXPERTS, *_LOGITS, "--calculate-per-token-loss")),
     _same("interleaved", 4, _RING, (*_MODEL, *_VPP2)),
     _same("uneven-loss", 2, _RING, (*_MODEL, *_UNEVEN)),
     _same("uneven-loss-per-token", 2, _RING, (*_MODEL, *_UNEVEN, "--calculate-per-token-loss")),

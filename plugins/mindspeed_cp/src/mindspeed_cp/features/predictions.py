@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any
 
-from mindspeed_core.feature import Feature, Patch, Requirement
+from mindspeed_core.feature import Feature, Patch, Requirement, hookimpl
 from mindspeed_cp.features.model_proofs import PREDICTION_PROOFS
 
 
@@ -38,3 +39,12 @@ class SplitPredictions(Feature):
         """Where a sequence is split and further tokens are predicted."""
         split = getattr(args, "context_parallel_size", 1) > 1
         return split and bool(getattr(args, "mtp_num_layers", None))
+
+    @hookimpl(wrapper=True)
+    def build_model(self, session: Any) -> Generator[None, Any, Any]:
+        """Show recomputed layers which tokens they have."""
+        model = yield
+        from mindspeed_cp.modules.predictions import recompute_described
+
+        recompute_described(session, model, self.name)
+        return model

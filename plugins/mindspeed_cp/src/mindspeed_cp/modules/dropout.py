@@ -1,8 +1,8 @@
 """Dropout of hidden states that differs between ranks of context parallelism.
 
 megatron-core seeds these ranks alike, for their weights are the same: what each drops of its own tokens would
-be the same places. Here every rank but the first begins each step with random states of its own, a function of
-seed, step and rank. They need no place in a checkpoint, and building weights stays untouched.
+be the same places. Here every rank but the first begins each step with random states of its own, a function
+of seed, step and rank. They need no place in a checkpoint, and building weights stays untouched.
 """
 
 from __future__ import annotations

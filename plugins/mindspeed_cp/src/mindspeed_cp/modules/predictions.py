@@ -10,15 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
 from torch import Tensor
 
 from mindspeed_cp.engine.layout import Layout
 from mindspeed_cp.engine.planners import layout_of
 from mindspeed_cp.modules.batch import SplitBatch
+
+if TYPE_CHECKING:
+    from mindspeed_core.session import Session
 
 Shift = Callable[..., tuple[Tensor, Tensor]]
 
@@ -121,3 +125,32 @@ def over_ranks(original: Shift) -> Shift:
         return moved, total / cp_group.size()
 
     return roll_tensor
+
+
+def recompute_described(session: Session, model: list[Any], owner: str) -> None:
+    """Let recomputed prediction layers see the batch's description, which is no tensor.
+
+    megatron-core hands everything to its checkpoint of activations as if it were one.
+
+    Args:
+        session: takes the change back when it closes.
+        model: this rank's chunks.
+        owner: the feature's name.
+    """
+    for chunk in model:
+        for module in chunk.modules():
+            if isinstance(module, MultiTokenPredictionLayer):
+                changed = _beside_tensors(module._checkpointed_forward)
+                session.instances.set(owner, module, "_checkpointed_forward", changed)
+
+
+def _beside_tensors(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def checkpointed_forward(forward: Callable[..., Tensor], **inputs: Any) -> Tensor:
+        described, names = inputs["packed_seq_params"], tuple(inputs)
+
+        def with_description(*values: Any, **named: Any) -> Tensor:
+            return forward(**{**dict(zip(names, values)), **named, "packed_seq_params": described})
+
+        return original(with_description, **{**inputs, "packed_seq_params": None})
+
+    return checkpointed_forward
