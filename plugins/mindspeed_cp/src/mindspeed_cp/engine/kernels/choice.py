@@ -118,7 +118,7 @@ def choose(case: Case) -> BlockKernel:
     _load()
     if _forced is not None and not refusal(_forced, case):
         return _forced
-    refused = []
+    refused: list[str] = []
     for kernel in sorted(_kernels.values(), key=lambda item: (-item.priority, item.name)):
         if not (case.device in kernel.devices or "*" in kernel.devices):
             continue

@@ -67,12 +67,9 @@ class NpuKernel(BlockKernel):
 
         heads, layout = q.shape[1], scores.layout
         options, empty = _options(task, scores, q.device)
+        query, key, value = (from_bnsd(tensor, layout).contiguous() for tensor in (q, k, v))
         context, maximum, total, *_ = npu_fusion_attention(
-            *(from_bnsd(tensor, layout).contiguous() for tensor in (q, k, v)),
-            heads,
-            layout,
-            scale=scores.scale,
-            **options,
+            query, key, value, heads, layout, scale=scores.scale, **options
         )
         logsum = maximum[..., 0] + total[..., 0].log()
         return without_empty(to_bnsd(context, layout, heads), logsum, empty)

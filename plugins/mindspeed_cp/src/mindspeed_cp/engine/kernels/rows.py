@@ -5,6 +5,7 @@ What is made for each score must stay small, whatever the length of the sequence
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from functools import lru_cache
 
 import numpy as np
@@ -21,8 +22,12 @@ Band = tuple[int, int]
 
 
 def is_band(task: Task, rule: MaskRule) -> bool:
-    """Whether the mask of a task is a band around a diagonal: that of a window, without a given matrix."""
-    return task.kind == MASKED and rule.window is not None and rule.matrix is None
+    """Whether the mask of a task is a band around a diagonal: a window alone, inside of one document."""
+    if task.kind != MASKED or rule.window is None or rule.matrix is not None:
+        return False
+    (first, start), ends = task.origin, rule.ends
+    last = max(first + task.rows[1] - task.rows[0], start + task.columns[1] - task.columns[0]) - 1
+    return not ends or bisect_right(ends, min(first, start)) == bisect_right(ends, last)
 
 
 def band(task: Task, rule: MaskRule) -> Band:
