@@ -156,7 +156,10 @@ class MaskRule:
     def pieces(self, queries: Interval, keys: Interval) -> list[Piece]:
         """What has to be computed of a rectangle; every visible score is in exactly one piece."""
         found: list[Piece] = []
-        for q, k in self._inside_documents(queries, keys):
+        for q, k, alone in self._inside_documents(queries, keys):
+            if not alone:
+                found.append(Piece(q, k, MASKED))
+                continue
             if self.prefix:
                 head = (k[0], min(k[1], max(k[0], self.prefix)))
                 if head[1] > head[0]:
@@ -169,19 +172,41 @@ class MaskRule:
             found = [cut for piece in found for cut in self._given(piece)]
         return found
 
-    def _inside_documents(self, queries: Interval, keys: Interval) -> Iterator[tuple[Interval, Interval]]:
+    def _inside_documents(
+        self, queries: Interval, keys: Interval
+    ) -> Iterator[tuple[Interval, Interval, bool]]:
+        """Rectangles inside of documents, and of small neighbours together: whether it is one document."""
         if not self.ends:
-            yield queries, keys
+            yield queries, keys, True
             return
-        index = bisect_right(self.ends, max(queries[0], keys[0]))
-        start = self.ends[index - 1] if index else 0
-        for end in self.ends[index:]:
+        ends, alone = self._groups
+        index = bisect_right(ends, max(queries[0], keys[0]))
+        start = ends[index - 1] if index else 0
+        for place in range(index, len(ends)):
+            end = ends[place]
             if start >= min(queries[1], keys[1]):
                 return
             q, k = (max(queries[0], start), min(queries[1], end)), (max(keys[0], start), min(keys[1], end))
-            if q[1] > q[0] and k[1] > k[0]:
-                yield q, k
+            last = q[1] if self.causal else self.length
+            if q[1] > q[0] and min(k[1], last) > k[0]:
+                yield q, (k if alone[place] else (k[0], min(k[1], last))), alone[place]
             start = end
+
+    @cached_property
+    def _groups(self) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+        """Ends of documents, where neighbours that fit into one tile are one group, and which are none.
+
+        Padding, for one, may come as documents of a single token, and a kernel is called for each group.
+        """
+        ends, alone, start = [], [], 0
+        for previous, end in zip((0, *self.ends), self.ends):
+            if ends and end - start <= TILE:
+                ends[-1], alone[-1] = end, False
+            else:
+                ends.append(end)
+                alone.append(True)
+                start = previous
+        return tuple(ends), tuple(alone)
 
     @staticmethod
     def _triangle(queries: Interval, keys: Interval) -> list[Piece]:
