@@ -90,4 +90,13 @@ PREDICTION_PROOFS = (
             "1",
         ),
     ),
+    Scenario(
+        "documents-whole",
+        flags=(*_MODEL, *_PREDICTIONS, *_UNEVEN, "--reset-attention-mask"),
+        baseline=(
+            *(*_MODEL, *_PREDICTIONS, *_UNEVEN, "--reset-attention-mask"),
+            "--create-attention-mask-in-dataloader",
+        ),
+        tolerance=2e-5,
+    ),
 )

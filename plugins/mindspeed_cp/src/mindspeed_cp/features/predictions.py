@@ -1,4 +1,4 @@
-"""The declaration of predictions of further tokens where a sequence is split. No torch."""
+"""The declaration of predictions of further tokens where a batch has a description. No torch."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ from collections.abc import Generator
 from typing import Any
 
 from mindspeed_core.feature import Feature, Patch, Requirement, hookimpl
+from mindspeed_cp.features.context_parallel import ContextParallel
+from mindspeed_cp.features.documents import PackedDocuments
 from mindspeed_cp.features.model_proofs import PREDICTION_PROOFS
 
 
 class SplitPredictions(Feature):
-    """Multi-token prediction over sequences that are split over ranks."""
+    """Multi-token prediction over sequences that are split over ranks, or whose documents are apart."""
 
     name = "context-parallel-predictions"
     family = "cp"
-    summary = "Predictions of further tokens (--mtp-num-layers) where the sequence is split over ranks"
+    summary = "Predictions of further tokens (--mtp-num-layers) of split sequences and separate documents"
     stability = "prototype"
     level = 2
     requires = (
-        Requirement(feature="context-parallel", implies=True, reason="it shifts tokens of its layouts"),
+        Requirement(
+            any_of=("context-parallel", "packed-documents"), reason="it moves the tokens that these describe"
+        ),
     )
     patches = (
         Patch(
@@ -36,9 +40,9 @@ class SplitPredictions(Feature):
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
-        """Where a sequence is split and further tokens are predicted."""
-        split = getattr(args, "context_parallel_size", 1) > 1
-        return split and bool(getattr(args, "mtp_num_layers", None))
+        """Where further tokens are predicted of sequences that are split, or whose documents are apart."""
+        described = ContextParallel.enabled(args) or PackedDocuments.enabled(args)
+        return described and bool(getattr(args, "mtp_num_layers", None))
 
     @hookimpl(wrapper=True)
     def build_model(self, session: Any) -> Generator[None, Any, Any]:

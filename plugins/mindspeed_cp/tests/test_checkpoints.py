@@ -1,0 +1,166 @@
+"""Runs that go on with another split of the sequence, dropout on its ranks, and what a session leaves behind.
+
+Everything is observed in one world of four ranks.
+"""
+
+import hashlib
+
+import pytest
+
+from mindspeed_core.testing import run_world
+from mindspeed_core.testing.model_flags import training_flags
+
+ROPE = ("--position-embedding-type", "rope", "--normalization", "RMSNorm", "--swiglu")
+DROPPED = (*ROPE, "--hidden-dropout", "0.1", "--attention-dropout", "0.1")
+NO_COPIES = (
+    "--recompute-granularity",
+    "full",
+    "--recompute-method",
+    "uniform",
+    "--recompute-num-layers",
+    "1",
+)
+ATTENTION = (*ROPE, "--attention-dropout", "0.2", "--npu-deterministic")
+HYBRID = ("--context-parallel-algo", "hybrid_cp_algo", "--ulysses-degree-in-cp", "2")
+LAYOUTS = {
+    "ring of two": (2,),
+    "heads of two": (2, "--context-parallel-algo", "ulysses_cp_algo"),
+    "balanced of two, tensors cut": (
+        *(2, "--context-parallel-algo", "adaptive_cp_algo"),
+        *("--tensor-model-parallel-size", "2"),
+    ),
+    "both of four": (4, *HYBRID),
+}
+BLOCKERS = (
+    "megatron.core.transformer.dot_product_attention:DotProductAttention",
+    "megatron.core.transformer.attention:Attention.forward",
+    "megatron.core.transformer.multi_latent_attention:MLASelfAttention.get_query_key_value_tensors",
+    "megatron.core.models.common.embeddings.rope_utils:get_pos_emb_on_this_cp_rank",
+    "megatron.core.models.common.embeddings.rotary_pos_embedding:get_pos_emb_on_this_cp_rank",
+    "megatron.core.models.common.embeddings.rotary_pos_embedding:RotaryEmbedding.forward",
+    "megatron.core.models.common.embeddings.rotary_pos_embedding:RotaryEmbedding.get_rotary_seq_len",
+    "megatron.core.utils:get_batch_on_this_cp_rank",
+    "megatron.core.utils:get_thd_batch_on_this_cp_rank",
+    "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",
+    "megatron.core.pipeline_parallel.schedules:get_tensor_shapes",
+    "megatron.core.transformer.multi_token_prediction:roll_tensor",
+    "megatron.core.models.gpt.gpt_model:roll_tensor",
+    "megatron.core.tensor_parallel.random:model_parallel_cuda_manual_seed",
+    "megatron.core.parallel_state:create_hierarchical_groups",
+)
+
+
+def symbols():
+    """The objects behind `BLOCKERS`, read from the namespaces that hold them."""
+    from importlib import import_module
+
+    found = {}
+    for target in BLOCKERS:
+        module, _, path = target.partition(":")
+        held = import_module(module)
+        for name in path.split("."):
+            held = vars(held)[name]
+        found[target] = held
+    return found
+
+
+def trained(flags, steps, *, save_to="", load_from="", saved_after=0, look=None):
+    """Losses of a run in this world, saved on the way or continued; ``look`` sees the run before it ends."""
+    from mindspeed_core.activation import activate
+    from mindspeed_core.hosts.standalone import loop
+    from mindspeed_core.hosts.standalone.checkpoint import rng_state
+    from mindspeed_core.hosts.standalone.run_length import batch_at
+
+    command = training_flags(tuple(map(str, flags)), 8)
+    command += ["--save", save_to] if save_to else []
+    command += ["--load", load_from] if load_from else []
+    with activate(command, platform="cpu", host="standalone") as session:
+        run = loop.setup(session)
+        rng_state.restore(run)
+        losses = []
+        for step in range(steps):
+            if save_to and step == saved_after:
+                session.call("save_checkpoint", run=run, reason="interval")
+            losses.append(session.call("train_step", run=run).losses["lm loss"])
+            run.iteration += 1
+            run.consumed_train_samples += batch_at(run.args, run.consumed_train_samples).samples
+        seen = look(run) if look else None
+        loop.teardown(session)
+    return losses if look is None else (losses, seen)
+
+
+def generators(run):
+    """Which rank of the sequence this is, and digests of its random states."""
+    from megatron.core import tensor_parallel
+
+    states = tensor_parallel.get_cuda_rng_tracker().get_states()
+    every = {"": run.session.platform.rng_state(), **states}
+    digests = {name: hashlib.sha256(state.numpy().tobytes()).hexdigest() for name, state in every.items()}
+    return run.pg.cp.rank(), digests
+
+
+def observed(folder):
+    from mindspeed_core.testing.residue import Residue
+
+    split = ("--context-parallel-size",)
+    found = {}
+    # The first run also loads what is loaded when it is first needed.
+    found["undisturbed"] = trained((*ROPE, *split, 2), 4, save_to=f"{folder}/plain", saved_after=2)
+    before, objects = Residue.now(), symbols()
+    for size in (4, 1):
+        found[f"continued at {size}"] = trained((*ROPE, *split, size), 2, load_from=f"{folder}/plain")
+    *_, found["replaced"] = trained(
+        (*ROPE, *split, 2),
+        1,
+        look=lambda run: [name for name, held in symbols().items() if held is not objects[name]],
+    )
+    found["left"] = Residue.now().left_since(before)
+    found["dropped"], found["own states"] = trained(
+        (*DROPPED, *split, 2), 4, save_to=f"{folder}/dropped", saved_after=2, look=generators
+    )
+    found["dropped again"] = trained((*DROPPED, *split, 2), 2, load_from=f"{folder}/dropped")
+    found["recomputed"] = trained((*DROPPED, *NO_COPIES, *split, 2), 2)
+    *_, found["same states"] = trained((*DROPPED, "--no-cp-distinct-dropout", *split, 2), 1, look=generators)
+    found["layouts"] = {name: trained((*ATTENTION, *split, *layout), 2) for name, layout in LAYOUTS.items()}
+    return found
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return run_world(observed, 4, str(tmp_path_factory.mktemp("checkpoints")), timeout=250)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_checkpoint_goes_on_with_another_split(ranks, size):
+    found = ranks[0]
+    assert found[f"continued at {size}"] == pytest.approx(found["undisturbed"][2:], rel=1e-6)
+
+
+def test_no_symbol_of_megatron_is_replaced_while_a_sequence_is_split(ranks):
+    assert [found["replaced"] for found in ranks] == [[]] * 4
+
+
+def test_a_closed_session_leaves_no_attribute_behind(ranks):
+    assert [found["left"] for found in ranks] == [[]] * 4
+
+
+def test_ranks_of_a_sequence_drop_other_hidden_states(ranks):
+    own = {found["own states"][0]: found["own states"][1] for found in ranks}
+    assert own.keys() == {0, 1}
+    assert all(own[0][name] != own[1][name] for name in ("", "model-parallel-rng"))
+    alike = [found["same states"][1] for found in ranks]
+    assert all(digests == alike[0] for digests in alike)
+
+
+def test_dropped_hidden_states_go_on_exactly_from_a_checkpoint(ranks):
+    assert ranks[0]["dropped again"] == ranks[0]["dropped"][2:]
+
+
+def test_recomputed_layers_drop_what_they_dropped_before(ranks):
+    assert ranks[0]["recomputed"] == ranks[0]["dropped"][:2]
+
+
+def test_attention_drops_the_same_weights_in_every_layout(ranks):
+    reference, *others = (ranks[0]["layouts"][name] for name in LAYOUTS)
+    for losses in others:
+        assert losses == pytest.approx(reference, rel=1e-6)
