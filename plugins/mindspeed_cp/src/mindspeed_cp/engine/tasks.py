@@ -42,6 +42,8 @@ def tasks(rule: MaskRule, queries: Chunks, keys: Chunks, *, positions: bool = Fa
     found: list[Task] = []
     for q_local, q in queries:
         for k_local, k in keys:
+            if q[0] == q[1] or k[0] == k[1]:
+                continue
             for piece in rule.pieces(q, k):
                 rows = (piece.queries[0] - q[0] + q_local, piece.queries[1] - q[0] + q_local)
                 columns = (piece.keys[0] - k[0] + k_local, piece.keys[1] - k[0] + k_local)
