@@ -78,7 +78,15 @@ class Question:
             return value in condition.one_of
         if condition.equals is not None:
             return bool(value == condition.equals)
+        if inverts and isinstance(condition, Conflict) and not self._given(condition.flag):
+            # Hosts turn off what is not installed; only a user who turns it off contradicts a feature.
+            return False
         return value is not None and bool(value) != inverts
+
+    def _given(self, option: str) -> bool:
+        """Whether somebody gave a flag; without provenance, every value counts as given."""
+        dest = (self.index.dests.get(option) or ("", False))[0]
+        return self.provenance is None or self.provenance.get(dest, "default") != "default"
 
 
 def condition(of: Requirement | Conflict) -> str:

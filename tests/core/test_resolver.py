@@ -278,6 +278,19 @@ def test_a_conflict_with_a_value_of_a_flag():
     assert only("--a --norm-kind layer", a, kind).code == "E-CONFLICT"
 
 
+def test_a_conflict_with_a_switch_that_turns_off_counts_only_where_somebody_gave_it():
+    kind = feature("kind", flags=(Flag("--kind"), Flag("--no-fusion", inverts="fusion")))
+    a = feature("a", conflicts=(Conflict(flag="--no-fusion"),))
+    assert only("--a --no-fusion", a, kind).code == "E-CONFLICT"
+    registry = Registry.of((a, kind))
+    parsed = flag_set(registry, "").parse(["--a"])
+    # As a host does whose kernels are not installed.
+    parsed.args.fusion = False
+    assert "a" in resolve(
+        registry, parsed.args, provenance=parsed.provenance, platform="cpu", host="", versions=VERSIONS
+    )
+
+
 def replacing(stage="train_step"):
     @hookimpl
     def implementation(self, session):

@@ -53,6 +53,18 @@ def test_all_three_are_active_together():
     assert set(active.names) == {"fused-rmsnorm", "fused-swiglu", "flash-attn"}
 
 
+def test_switches_of_existing_scripts_turn_off_what_they_name():
+    off = (
+        *("--no-masked-softmax-fusion", "--no-gradient-accumulation-fusion"),
+        *("--no-rope-fusion", "--no-bias-swiglu-fusion"),
+    )
+    assert plan("--swiglu", *off).names == ()
+    # Those of Megatron-LM's own kernels go with ours in their places.
+    rotary = ("--position-embedding-type", "rope", "--use-fused-rotary-pos-emb")
+    names = plan("--swiglu", *off, *rotary, "--use-fused-swiglu", "--use-flash-attn").names
+    assert set(names) == {"fused-rope", "fused-swiglu", "flash-attn"}
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -76,6 +88,14 @@ def test_all_three_are_active_together():
         (
             ["--position-embedding-type", "alibi", "--context-parallel-size", "2"],
             "context-parallel-size is 2",
+        ),
+        (
+            ["--use-gradient-accumulation-fusion", "--no-gradient-accumulation-fusion"],
+            "the one asks for what the other turns off",
+        ),
+        (
+            ["--use-fused-masked-softmax", "--no-masked-softmax-fusion"],
+            "the one asks for what the other turns off",
         ),
     ],
 )

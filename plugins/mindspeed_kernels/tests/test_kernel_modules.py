@@ -1,16 +1,22 @@
 """The modules inside megatron-core: a GPT layer with them equals one without, on values and gradients."""
 
+import warnings
+
 import pytest
 import torch
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.models.common.embeddings import rope_utils
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer import TransformerConfig, attention
 from megatron.core.transformer.mlp import MLP
+from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from mindspeed_core.plain_norm import PlainNorm
 from mindspeed_kernels.modules.activation import FusedSwiGLU, place_swiglu, use_activation_modules
+from mindspeed_kernels.modules.core_attention import place_attention
 from mindspeed_kernels.modules.norm import FusedRMSNorm, place_rms_norm
+from mindspeed_kernels.modules.rope import with_fused_rotation
 
 
 class Placements:
@@ -150,3 +156,27 @@ def test_every_mlp_gets_the_activation_including_experts():
 def test_the_activation_refuses_a_clamped_gate():
     with pytest.raises(ValueError, match=r"activation_func_clamp_value is 7\.0"):
         FusedSwiGLU(config(activation_func_clamp_value=7.0))
+
+
+def test_a_layer_with_every_fused_operator_is_captured_in_one_graph(groups, monkeypatch):
+    spec = block()
+    for place in (place_rms_norm, place_swiglu, place_attention):
+        spec = place(Placements(), spec)
+    options = {"gated_linear_unit": True, "activation_func": torch.nn.functional.silu, "num_query_groups": 2}
+    model = config(hidden_dropout=0.0, bias_dropout_fusion=False, **options)
+    rotate = with_fused_rotation(rope_utils.apply_rotary_pos_emb)
+    monkeypatch.setattr(attention, "apply_rotary_pos_emb", rotate)
+    # A layer of megatron-core warns about itself while it is traced.
+    monkeypatch.setattr(torch._dynamo.config, "ignore_logging_functions", {warnings.warn})
+    torch.manual_seed(0)
+    layer = build_module(spec.layer_specs[0], config=use_activation_modules(model), layer_number=1)
+    x, angles = torch.randn(16, 2, 32), torch.randn(16, 1, 1, 8)
+    torch._dynamo.reset()
+    results = []
+    for run in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
+        inputs = x.clone().requires_grad_()
+        layer.zero_grad()
+        output = run(inputs, attention_mask=None, rotary_pos_emb=angles)[0]
+        output.square().sum().backward()
+        results.append((output, inputs.grad, [p.grad.clone() for p in layer.parameters()]))
+    torch.testing.assert_close(results[1], results[0])

@@ -14,7 +14,16 @@ KERNELS = {
     "fused-swiglu": ("npu_swiglu", "npu_swiglu_backward"),
     "fused-rope": ("npu_rotary_mul", "npu_rotary_mul_backward"),
     "flash-attn": ("npu_fusion_attention", "npu_fusion_attention_grad"),
+    "fusion-attn-v2": ("npu_fusion_attention_v2", "npu_fusion_attention_grad_v2"),
+    "alibi": ("npu_fusion_attention_v2", "npu_fusion_attention_grad_v2"),
+    "masked-softmax": ("npu_scaled_masked_softmax", "npu_scaled_masked_softmax_backward"),
     "matmul-add": ("_npu_matmul_add_fp32",),
+    "grouped-experts": ("npu_grouped_matmul",),
+    "gmm-add": ("npu_grouped_matmul_add_",),
+    "affinity-cross-entropy": (),
+    "deterministic": ("npu_fusion_attention",),
+    "generate-mask": ("npu_fusion_attention",),
+    "triangle-attn": (),
 }
 """Operations of the device that must have run for a feature to be what its name says."""
 

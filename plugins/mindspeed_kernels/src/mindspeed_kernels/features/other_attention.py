@@ -79,6 +79,10 @@ class MaskedSoftmaxFeature(Feature):
         Conflict(
             feature="triangle-attn", reason="triangle attention has its own softmax; drop one of the two"
         ),
+        Conflict(
+            flag="--no-masked-softmax-fusion",
+            reason="the one asks for what the other turns off; drop one of the two",
+        ),
     )
     packages = ("torch_npu>=2.6; platform == 'npu'",)
     docs = "mindspeed_kernels:docs/masked-softmax.md"

@@ -38,6 +38,10 @@ class GradientAccumulationFusion(Feature):
             flag="--use-torch-fsdp2",
             reason="fully sharded parameters have no main gradient to add to",
         ),
+        Conflict(
+            flag="--no-gradient-accumulation-fusion",
+            reason="the one asks for what the other turns off; drop one of the two",
+        ),
     )
     patches = (
         Patch(

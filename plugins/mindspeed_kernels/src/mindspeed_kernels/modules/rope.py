@@ -50,6 +50,9 @@ def with_fused_rotation(original: Callable[..., Tensor]) -> Callable[..., Tensor
 
 def rotation(freqs: Tensor, mscale: float) -> tuple[Tensor, Tensor]:
     """Cosine and sine of angles, times ``mscale``; computed once for a tensor."""
+    if torch.compiler.is_compiling():
+        # A graph keeps nothing with a tensor; the compiler computes equal expressions once.
+        return freqs.cos() * mscale, freqs.sin() * mscale
     kept = getattr(freqs, _KEPT, None)
     if kept is None or kept[0] != (freqs._version, mscale):
         kept = ((freqs._version, mscale), freqs.cos() * mscale, freqs.sin() * mscale)
@@ -64,15 +67,22 @@ def packed_rotation(freqs: Tensor, mscale: float, cu_seqlens: Tensor, tokens: in
     """
     if freqs.shape[0] == tokens:
         return rotation(freqs, mscale)
+    if torch.compiler.is_compiling():
+        return _gathered(freqs, mscale, cu_seqlens, tokens)
     kept = getattr(cu_seqlens, _KEPT, None)
     if kept is None or kept[0] is not freqs or kept[1] != (freqs._version, mscale, tokens):
-        token = torch.arange(tokens, device=freqs.device)
-        sequence = torch.searchsorted(cu_seqlens[1:].to(freqs.device).contiguous(), token, right=True)
-        position = token - cu_seqlens.to(freqs.device)[sequence]
-        cos, sin = rotation(freqs, mscale)
-        kept = (freqs, (freqs._version, mscale, tokens), cos[position], sin[position])
+        tables = _gathered(freqs, mscale, cu_seqlens, tokens)
+        kept = (freqs, (freqs._version, mscale, tokens), *tables)
         setattr(cu_seqlens, _KEPT, kept)
     return kept[2], kept[3]
+
+
+def _gathered(freqs: Tensor, mscale: float, cu_seqlens: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    token = torch.arange(tokens, device=freqs.device)
+    sequence = torch.searchsorted(cu_seqlens[1:].to(freqs.device).contiguous(), token, right=True)
+    position = token - cu_seqlens.to(freqs.device)[sequence]
+    cos, sin = rotation(freqs, mscale)
+    return cos[position], sin[position]
 
 
 def rotated(t: Tensor, cos: Tensor, sin: Tensor, config: Any) -> Tensor:
