@@ -164,11 +164,12 @@ def _mean(reports: Sequence[dict[str, torch.Tensor]]) -> float:
     sums = torch.zeros(2)
     for report in reports:
         sums += report["lm loss"]
-    dist.all_reduce(sums, group=parallel_state.get_data_parallel_group())
+    dist.all_reduce(sums, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
     if parallel_state.get_pipeline_model_parallel_world_size() > 1:
         group = parallel_state.get_pipeline_model_parallel_group()
         dist.all_reduce(sums, op=dist.ReduceOp.MAX, group=group)
-    return float(sums[0] / sums[1])
+    total, count = sums.tolist()
+    return float(total / count)
 
 
 def both(model_flags: Sequence[str], feature_flags: Sequence[str]) -> tuple[Any, ...]:

@@ -8,6 +8,8 @@ from mindspeed_core.testing import run_world
 LLAMA = ("--swiglu", "--normalization", "RMSNorm", "--disable-bias-linear", "--no-bias-swiglu-fusion")
 KERNELS = ("--use-fused-rmsnorm", "--use-fused-swiglu", "--use-flash-attn")
 TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
+SPLIT = ("--context-parallel-size", "2", "--position-embedding-type", "rope")
+DOCUMENTS = ("--reset-attention-mask", "--reset-position-ids", "--eod-mask-loss")
 PP2 = ("--pipeline-model-parallel-size", "2")
 
 ALONE = {
@@ -30,6 +32,8 @@ TOGETHER = {
     "another boundary": (PP2, ("--toy-double-boundary",)),
     "another schedule": (PP2, ("--toy-sequential-schedule",)),
     "data parallel": ((), ("--toy-groups", "--toy-snapshot")),
+    "a ring, dropout": ((*SPLIT, "--attention-dropout", "0.1"), ()),
+    "heads, documents": (SPLIT, ("--context-parallel-algo", "ulysses_cp_algo", *DOCUMENTS)),
 }
 
 

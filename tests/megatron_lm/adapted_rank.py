@@ -76,7 +76,12 @@ def main() -> None:
         facts.with_suffix(f".{rank}.json").write_text(json.dumps(known), encoding="utf-8")
 
 
-THEIRS = ("environment variable", "torch.optim.adamw.AdamW.step is", "torch.autograd.profiler._cupti")
+THEIRS = (
+    "environment variable",
+    "torch.optim.adamw.AdamW.step is",
+    "torch.autograd.profiler._cupti",
+    "torch._opaque_base._FakeScriptObject_cls is",
+)
 """What Megatron-LM leaves in the environment, and what torch changes of itself on first use."""
 
 

@@ -27,6 +27,13 @@ def batch_of(given: Mapping[str, Any] | Batch | None) -> Batch:
     return Batch(**known, extra=values)
 
 
+def sizes_of(batch: Batch) -> tuple[int, int] | None:
+    """Samples and length of a micro-batch, None of one without tokens, labels, loss mask and positions."""
+    parts = (batch.tokens, batch.labels, batch.loss_mask, batch.position_ids)
+    shapes = [part.shape for part in parts if part is not None and part.dim() == 2]
+    return (shapes[0][0], shapes[0][1]) if shapes else None
+
+
 def mapping_of(batch: Batch, names: Mapping[str, Any]) -> dict[str, Any]:
     """The batch as a dictionary: the names it came with, and what features added."""
     found = {name: getattr(batch, name) for name in _FIELDS}

@@ -54,10 +54,14 @@ class Schedule:
         session, context = self._session, self._session.run.context
         session.microbatches.counts.clear()
         context.training = not options.get("forward_only", False)
+        session.sized(**{name: options.get(name) for name in ("seq_length", "micro_batch_size")})
         if "adjust_tensor_shapes_fn" not in options and self._config is not None:
             options = {**options, **self._shapes(options)}
         try:
-            return self._function(**options)
+            result = self._function(**options)
+            if context.training:
+                session.used(options.get("num_microbatches", 1))
+            return result
         finally:
             context.microbatch, context.vp_stage, context.training = -1, None, True
 

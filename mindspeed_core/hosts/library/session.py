@@ -15,7 +15,7 @@ from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
-from mindspeed_core.hosts.library.forms import LossForm, StepForm, UpdateForm, batch_of, mapping_of
+from mindspeed_core.hosts.library.forms import LossForm, StepForm, UpdateForm, batch_of, mapping_of, sizes_of
 from mindspeed_core.hosts.library.schedule import MicroBatches, Schedule
 from mindspeed_core.hosts.library.surroundings import MADE, EmbeddedSession, Made
 from mindspeed_core.run import Batch, StepResult
@@ -218,18 +218,38 @@ class LibrarySession(EmbeddedSession):
 
         Args:
             batch: tokens ``[b, s]`` and the other fields of `mindspeed_core.run.Batch`, as such or as a
-                dictionary, whose other names are kept.
+                dictionary, whose other names are kept; on a stage that has none of them an empty one.
         """
-        context = self.run.context
+        self.build_groups()
+        record, context = batch_of(batch), self.run.context
+        sizes = sizes_of(record)
+        if sizes:
+            self.sized(micro_batch_size=sizes[0], seq_length=sizes[1])
+        outside = context.microbatch < 0
         made: Batch = self._through(
             "get_batch",
-            batch_of(batch),
+            record,
             run=self.run,
             data_iterator=iter(()),
             vp_stage=context.vp_stage,
-            microbatch=context.microbatch,
+            microbatch=max(0, context.microbatch),
         )
+        if outside:
+            self.used(1)
         return made if isinstance(batch, Batch) else mapping_of(made, batch)
+
+    def sized(self, **sizes: int | None) -> None:
+        """Take the sizes of batches from what is there; flags say them where nothing else does."""
+        args = vars(self.run.args)
+        known = {name: size for name, size in sizes.items() if size is not None and args.get(name) != size}
+        if known:
+            self.run.args = Namespace(**{**args, **known})
+
+    def used(self, num_microbatches: int) -> None:
+        """Count the samples of micro-batches over all data-parallel ranks, where their size is known."""
+        pg, size = self.run.pg, self.run.args.micro_batch_size or 0
+        ranks = pg.dp.size() if pg is not None else 1
+        self.run.consumed_train_samples += num_microbatches * size * ranks
 
     def loss(
         self,

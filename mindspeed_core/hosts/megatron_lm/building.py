@@ -296,7 +296,14 @@ def _run(now: Running, model: Any, pg: Any) -> Run:
         pg=pg or ProcessGroupCollection.use_mpu_process_groups(),
         dist=now.dist,
         model=model,
+        tokenizer=_tokenizer(),
     )
+
+
+def _tokenizer() -> Any:
+    """What Megatron-LM made its tokens with: on every rank, while datasets are built on some."""
+    find = getattr(_megatron("megatron.training.global_vars"), "get_tokenizer", None)
+    return find() if find is not None else None
 
 
 def _megatron(name: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_core.errors import UserError
 from mindspeed_cp.engine.attention import Members
 from mindspeed_cp.engine.planners import GATHER, RING, Grid
 from mindspeed_cp.engine.tiles import TILE
@@ -45,7 +46,16 @@ def create_groups(session: Session, args: Namespace, pg: Any) -> None:
         session: keeps them by name.
         args: the validated arguments.
         pg: the result of `build_process_groups`.
+
+    Raises:
+        UserError: whoever made the groups of megatron-core made others than flags say.
     """
+    if pg.cp.size() != args.context_parallel_size:
+        raise UserError(
+            f"--context-parallel-size {args.context_parallel_size}, but the context-parallel groups of "
+            f"megatron-core have {pg.cp.size()} ranks; give initialize_model_parallel the same "
+            "context_parallel_size"
+        )
     for name, parts in group_parts(cp_options(args)).items():
         session.groups.split(name, pg.cp, parts)
 
