@@ -179,10 +179,10 @@ def exchanged_again(
         tensors: exchanged tensors, each with the one it was made of.
         exchange_again: how; collective, and called in the same order by all ranks.
     """
-    at_home = {(there.data_ptr(), there.shape): here for there, here in tensors if there.numel()}
+    at_home = {(_storage(there), there.shape): here for there, here in tensors}
 
     def pack(tensor: Tensor) -> tuple[bool, Tensor]:
-        here = at_home.get((tensor.data_ptr(), tensor.shape))
+        here = at_home.get((_storage(tensor), tensor.shape))
         return (False, tensor) if here is None else (True, here)
 
     def unpack(packed: tuple[bool, Tensor]) -> Tensor:
@@ -193,6 +193,10 @@ def exchanged_again(
             return exchange_again(tensor)
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def by_rule(rules: Sequence[MaskRule], samples: int) -> list[tuple[slice, MaskRule]]:
