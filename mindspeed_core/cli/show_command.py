@@ -33,7 +33,7 @@ def command(name: str) -> None:
         f"family {feature.family}, level {feature.level}, {feature.stability}, "
         f"{record.dist} {record.version}, declared in {feature.__module__}"
     )
-    _print_flags(feature.flags)
+    _print_flags(registry, feature.flags)
     _section("stages", _stages(feature))
     _section("slots", _slots(registry, feature))
     _section("requires", [_requirement(requirement) for requirement in feature.requires])
@@ -66,7 +66,7 @@ def _section(title: str, lines: Iterable[str]) -> None:
             click.echo(f"  {line}")
 
 
-def _print_flags(flags: Iterable[Flag]) -> None:
+def _print_flags(registry: Registry, flags: Iterable[Flag]) -> None:
     from mindspeed_core.cli.tables import print_table
 
     rows = [
@@ -74,7 +74,7 @@ def _print_flags(flags: Iterable[Flag]) -> None:
             " ".join(flag.options),
             "switch" if flag.is_switch else getattr(flag.type, "__name__", "value"),
             "-" if flag.default is None else flag.default,
-            " ".join(map(str, flag.choices)) or "-",
+            " ".join(map(str, (*flag.choices, *registry.extension_names(flag.choices_from)))) or "-",
             flag.help,
         )
         for flag in flags

@@ -330,6 +330,33 @@ def test_an_extension_that_the_points_check_refuses_is_left_out(tmp_path):
     assert "zigzag is text" in out
 
 
+def test_extensions_are_choices_of_a_flag_and_load_when_they_are_chosen(tmp_path):
+    install(tmp_path, "zigzag", "PLANNER = 'zigzag'\n", group="demo.planners", attribute="PLANNER")
+    install(tmp_path, "rotten", "raise ValueError('rotten')\n", group="demo.planners", attribute="PLANNER")
+    code = """
+        from mindspeed_core.feature import ExtensionPoint, Feature, Flag
+        from mindspeed_core.flags import flag_set
+        from mindspeed_core.registry import Registry
+
+        class Demo(Feature):
+            name, family, summary = "demo", "demo", "demo"
+            flags = (Flag("--demo", type=str, choices=("plain",), choices_from="demo.planners"),)
+
+        flags = flag_set(Registry.of((ExtensionPoint("demo.planners", "demo.planners"), Demo)))
+        print(flags["--demo"].flag.choices)
+        assert "plugin_zigzag" not in sys.modules
+        for value in ("plain", "zigzag", "rotten", "other"):
+            parsed = flags.parse(["--demo", value])
+            print(value, parsed.args.demo, [problem.reason for problem in parsed.problems])
+    """
+    out = python(code, tmp_path)
+    assert "('plain', 'rotten', 'zigzag')" in out
+    assert "plain plain []" in out
+    assert "zigzag zigzag []" in out
+    assert "rotten None ['demo-rotten 1.0 (entry point rotten) is broken: ValueError: rotten" in out
+    assert "not one of plain, rotten, zigzag" in out
+
+
 def test_an_unknown_extension_point_is_refused():
     registry = Registry.of((ExtensionPoint("a.b", "g"),))
     with pytest.raises(RegistryError, match=r"a\.b"):

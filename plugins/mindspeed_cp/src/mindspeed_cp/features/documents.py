@@ -20,6 +20,7 @@ class PackedDocuments(ContextParallel):
     flags = DOCUMENT_FLAGS
     slots = ("core-attention",)
     conflicts = ()
+    docs = "mindspeed_cp:docs/packed-documents.md"
     verify = WHOLE_PROOFS
 
     @classmethod
