@@ -159,6 +159,8 @@ def test_the_order_makes_no_difference_to_the_model(programs):
 
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples" / "library").glob("*.py"))
+ON_TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+STARTED_WITH = {"split_sequences.py": ON_TWO}
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +170,11 @@ def examples():
     found = {}
     for path in EXAMPLES:
         found[path.name] = subprocess.run(
-            [sys.executable, str(path)], env=environment, capture_output=True, text=True, timeout=180
+            [sys.executable, *STARTED_WITH.get(path.name, ()), str(path)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=180,
         )
     return found
 
@@ -184,7 +190,7 @@ def test_the_plain_script_trains_the_same_on_two_processes(examples):
     path = next(path for path in EXAMPLES if path.name == "plain_megatron_core.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(path)],
+        [sys.executable, *ON_TWO, str(path)],
         env=environment,
         capture_output=True,
         text=True,
