@@ -158,7 +158,8 @@ class MaskRule:
         found: list[Piece] = []
         for q, k, alone in self._inside_documents(queries, keys):
             if not alone:
-                found.append(Piece(q, k, MASKED))
+                if self.visible(np.arange(*q), np.arange(*k)).any():
+                    found.append(Piece(q, k, MASKED))
                 continue
             if self.prefix:
                 head = (k[0], min(k[1], max(k[0], self.prefix)))
