@@ -10,7 +10,9 @@ import pytest
 from mindspeed_core.testing import run_world
 from mindspeed_core.testing.model_flags import training_flags
 
-ROPE = ("--position-embedding-type", "rope", "--normalization", "RMSNorm", "--swiglu")
+ROPE = (
+    *("--num-layers", "2", "--position-embedding-type", "rope", "--normalization", "RMSNorm", "--swiglu"),
+)
 DROPPED = (*ROPE, "--hidden-dropout", "0.1", "--attention-dropout", "0.1")
 NO_COPIES = (
     "--recompute-granularity",
@@ -99,6 +101,49 @@ def generators(run):
     return run.pg.cp.rank(), digests
 
 
+def wrong_by_slopes(run):
+    """Largest differences from attention head by head, with the slopes of the whole model's heads."""
+    import torch
+    from megatron.core.transformer.enums import AttnMaskType
+
+    from mindspeed_cp.engine.attention import Members
+    from mindspeed_cp.engine.masks import MaskRule
+    from mindspeed_cp.engine.planners import Grid, layout_of
+    from mindspeed_cp.modules.batch import SplitBatch
+    from mindspeed_cp.modules.core_attention import SplitCoreAttention
+    from mindspeed_cp.options import cp_options
+    from mindspeed_kernels.attention.bias import alibi_slopes
+
+    length, heads, slopes = 32, 6, alibi_slopes(6)
+    generator = torch.Generator().manual_seed(5)
+    query, key, value = (torch.randn(length, 2, heads, 8, generator=generator) for _ in range(3))
+    distance = torch.arange(length).unsqueeze(1) - torch.arange(length)
+    by_head = []
+    for head, slope in enumerate(slopes):
+        scores = torch.einsum("ibd,jbd->bij", query[:, :, head], key[:, :, head]) / 8**0.5
+        scores = (scores - slope * distance.abs()).masked_fill(distance < 0, float("-inf"))
+        by_head.append(torch.einsum("bij,jbd->ibd", scores.softmax(-1), value[:, :, head]))
+    expected = torch.stack(by_head, 2)
+    here = slice(run.pg.tp.rank() * 3, run.pg.tp.rank() * 3 + 3)
+    rank, rules, found = run.pg.cp.rank(), (MaskRule(length),), {}
+    for name, grid, members in (
+        ("ring", Grid(2), Members(rank, outer=run.pg.cp)),
+        ("heads", Grid(1, 2), Members(rank, inner=run.pg.cp)),
+    ):
+        module = SplitCoreAttention(
+            *(run.config, 1, AttnMaskType.causal, "self"),
+            pg_collection=run.pg,
+            options=cp_options(run.args),
+            members=lambda members=members: members,
+            slopes=slopes,
+        )
+        mine = torch.from_numpy(layout_of(grid, rules).positions(rank))
+        parts = (tensor[mine][:, :, here] for tensor in (query, key, value))
+        output = module(*parts, None, packed_seq_params=SplitBatch(rules=rules, grid=grid))
+        found[name] = float((output.view(len(mine), 2, 3, 8) - expected[mine][:, :, here]).abs().max())
+    return found
+
+
 def observed(folder):
     from mindspeed_core.testing.residue import Residue
 
@@ -121,6 +166,9 @@ def observed(folder):
     found["dropped again"] = trained((*DROPPED, *split, 2), 2, load_from=f"{folder}/dropped")
     found["recomputed"] = trained((*DROPPED, *NO_COPIES, *split, 2), 2)
     *_, found["same states"] = trained((*DROPPED, "--no-cp-distinct-dropout", *split, 2), 1, look=generators)
+    *_, found["wrong by slopes"] = trained(
+        (*ROPE, *split, 2, "--tensor-model-parallel-size", "2"), 1, look=wrong_by_slopes
+    )
     found["layouts"] = {name: trained((*ATTENTION, *split, *layout), 2) for name, layout in LAYOUTS.items()}
     return found
 
@@ -164,3 +212,8 @@ def test_attention_drops_the_same_weights_in_every_layout(ranks):
     reference, *others = (ranks[0]["layouts"][name] for name in LAYOUTS)
     for losses in others:
         assert losses == pytest.approx(reference, rel=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "heads"])
+def test_biases_by_distance_have_the_slopes_of_the_whole_models_heads(ranks, algorithm):
+    assert max(found["wrong by slopes"][algorithm] for found in ranks) < 1e-5

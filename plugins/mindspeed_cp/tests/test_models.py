@@ -1,11 +1,14 @@
 """Other models and other attention's flags where a sequence is split: planned, refused, the same numbers."""
 
+import math
+
 import pytest
 
 from mindspeed_core.activation import prepare
-from mindspeed_core.feature import check_feature
+from mindspeed_core.feature import check_feature, hookimpl
 from mindspeed_core.plan import PlanError
 from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_core.testing.training import train_side
 from mindspeed_cp import attention_flags
 from mindspeed_cp.features import SplitPredictions
 
@@ -89,3 +92,50 @@ def test_what_other_flags_ask_for_and_nobody_computes_is_refused(flags, messages
 )
 def test_a_band_is_what_fused_attention_would_take(given, found):
     assert attention_flags.band(given, 32) == found
+
+
+MODEL = ("--position-embedding-type", "rope", "--normalization", "RMSNorm", "--swiglu", "--adam-eps", "1e-3")
+SPLIT = ("--context-parallel-size", "2", "--context-parallel-algo")
+
+
+class BothWays:
+    """A model whose queries see later keys."""
+
+    @hookimpl(wrapper=True)
+    def build_layer_spec(self):
+        from megatron.core.transformer.enums import AttnMaskType
+
+        spec = yield
+        for layer in spec.layer_specs:
+            layer.submodules.self_attention.params["attn_mask_type"] = AttnMaskType.no_mask
+        return spec
+
+
+@pytest.mark.thorough
+def test_models_that_look_ahead_train_the_same_in_parts():
+    probes = (f"{__name__}:BothWays",)
+    whole = train_side(MODEL, 1, probes=probes)
+    causal = train_side(MODEL, 1, initial=whole.initial)
+    for algorithm in ("megatron_cp_algo", "kvallgather_cp_algo"):
+        flags = (*MODEL, *SPLIT, algorithm, "--attention-mask-type", "general")
+        split = train_side(flags, 2, initial=whole.initial, probes=probes)
+        assert split.losses["lm loss"] == pytest.approx(whole.losses["lm loss"], rel=1e-6)
+        assert split.grad_norms == pytest.approx(whole.grad_norms, rel=1e-5)
+    assert whole.losses["lm loss"] != pytest.approx(causal.losses["lm loss"], rel=1e-4)
+
+
+def apart(one, other):
+    """Norm of the difference of all gradients of the first step, relative to the second's."""
+    first, second = one.gradients[0].tensors, other.gradients[0].tensors
+    wrong = sum(float((first[name].double() - second[name].double()).square().sum()) for name in second)
+    return math.sqrt(wrong / sum(float(tensor.double().square().sum()) for tensor in second.values()))
+
+
+@pytest.mark.thorough
+def test_bfloat16_in_parts_is_as_close_to_float32_as_in_one():
+    # Of the first step: from the second on, the weights differ as well.
+    exact = train_side(MODEL, 1, steps=1)
+    whole = apart(train_side((*MODEL, "--bf16"), 1, steps=1, initial=exact.initial), exact)
+    for algorithm in ("megatron_cp_algo", "ulysses_cp_algo"):
+        split = train_side((*MODEL, "--bf16", *SPLIT, algorithm), 2, steps=1, initial=exact.initial)
+        assert apart(split, exact) < 1.05 * whole

@@ -86,8 +86,10 @@ class ContextParallel(Feature):
     def train_step(self, run: Any) -> Generator[None, Any, Any]:
         """Let every rank of a sequence drop other hidden states."""
         if run.args.cp_distinct_dropout:
-            from mindspeed_cp.modules.dropout import own_states
+            from mindspeed_cp.modules.dropout import digests, own_states
 
+            # Training loops that seed by themselves have done so by now.
+            self._origin = self._origin or digests(run.session.platform)
             own_states(run, self._origin)
         return (yield)
 
