@@ -359,7 +359,7 @@ def test_alibi_of_a_rank_uses_the_slopes_of_its_heads(kind, size, rank):
     torch.testing.assert_close(module(query, key, value, None), expected)
 
 
-@pytest.mark.parametrize("kind", [0, 2])
+@pytest.mark.parametrize("kind", [0, 2, 3])
 def test_alibi_never_looks_ahead_and_reaches_beyond_the_trained_length(kind):
     module = core(FusedCoreAttention, config(), options=AttentionOptions(alibi=kind), pg_collection=Groups())
     query, key, value = (tensor.detach() for tensor in tensors(sq=40))

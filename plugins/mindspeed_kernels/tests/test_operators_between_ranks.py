@@ -1,4 +1,6 @@
-"""Operators with communication, on two and four ranks: values, gradients, order of work, refusals."""
+"""Operators with communication, on one, two and four ranks: values, gradients, order of work, refusals."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +18,9 @@ from mindspeed_kernels.ops.overlapped_matmul import (
     all_gather_matmul,
     matmul_all_reduce,
     matmul_reduce_scatter,
+    product_of_gathered,
+    product_scattered,
+    product_summed,
 )
 
 
@@ -28,8 +33,8 @@ def close(got, expected):
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
 
 
-def check_overlapped(parts):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+def check_overlapped(parts, group):
+    rank, ranks = group.rank(), group.size()
     m, k, n = 8 * ranks, 6 * ranks, 5
     x, weight, bias, outer = same(0, m, k), same(1, k, n), same(2, 1, n), same(3, m, n)
     whole = [t.clone().requires_grad_() for t in (x, weight, bias)]
@@ -39,21 +44,21 @@ def check_overlapped(parts):
     rows = slice(rank * m // ranks, (rank + 1) * m // ranks)
 
     mine = [x[:, columns].clone().requires_grad_(), weight[columns].clone().requires_grad_()]
-    summed = matmul_all_reduce(*mine, bias, dist.group.WORLD, parts)
+    summed = matmul_all_reduce(*mine, bias, group, parts)
     close(summed, expected)
     summed.backward(outer)
     close(mine[0].grad, whole[0].grad[:, columns])
     close(mine[1].grad, whole[1].grad[columns])
 
     mine = [x[:, columns].clone().requires_grad_(), weight[columns].clone().requires_grad_()]
-    scattered = matmul_reduce_scatter(*mine, bias, dist.group.WORLD, parts)
+    scattered = matmul_reduce_scatter(*mine, bias, group, parts)
     close(scattered, expected[rows])
     scattered.backward(outer[rows])
     close(mine[0].grad, whole[0].grad[:, columns])
     close(mine[1].grad, whole[1].grad[columns])
 
     mine = [x[rows].clone().requires_grad_(), weight.clone().requires_grad_(), bias.clone().requires_grad_()]
-    product, gathered = all_gather_matmul(*mine, dist.group.WORLD, parts)
+    product, gathered = all_gather_matmul(*mine, group, parts)
     close(product, expected)
     close(gathered, x)
     product.backward(outer)
@@ -176,42 +181,17 @@ def check_refusals():
         npu_grouped_mat_mul_all_reduce([x[0]], [weight, weight], dist.group.WORLD)
 
 
-def check_order_of_work():
-    """Every collective of one part is on its way before the next part is multiplied."""
-    done = []
-    original = dist.reduce_scatter_tensor
-
-    def reduce_scatter_tensor(*args, **options):
-        done.append("send")
-        assert options["async_op"]
-        return original(*args, **options)
-
-    class Products(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            if function is torch.ops.aten.mm.default:
-                done.append("multiply")
-            return function(*args, **(kwargs or {}))
-
-    dist.reduce_scatter_tensor = reduce_scatter_tensor
-    try:
-        with Products(), torch.no_grad():
-            matmul_reduce_scatter(same(0, 16, 4), same(1, 4, 3), parts=4)
-    finally:
-        dist.reduce_scatter_tensor = original
-    assert done == ["multiply", "send"] * 4
-
-
 def two_ranks():
     dist.init_process_group("gloo")
-    for parts in (1, 2, 4):
-        check_overlapped(parts)
-    check_overlapped(8)
+    alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+    for parts in (1, 2, 4, 8):
+        check_overlapped(parts, dist.group.WORLD)
+        check_overlapped(parts, alone)
     check_written_into_tensors()
     check_norm_after_sum()
     check_quantized_sum()
     check_several_products()
     check_refusals()
-    check_order_of_work()
     dist.barrier()
     dist.destroy_process_group()
 
@@ -219,6 +199,8 @@ def two_ranks():
 def four_ranks():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    for parts in (1, 2, 4):
+        check_overlapped(parts, dist.group.WORLD)
     pairs = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
     tp, ep = pairs[rank // 2], pairs[2 + rank % 2]
     for shard in (0, 1):
@@ -283,6 +265,51 @@ def test_products_with_communication_equal_those_of_one_process():
 
 def test_experts_over_expert_and_tensor_parallel_ranks_equal_those_of_one_process():
     run_world(four_ranks, 4)
+
+
+class Times(torch.utils._python_dispatch.TorchDispatchMode):
+    """A clock that products and collectives set forward; one link that carries one collective at a time."""
+
+    def __init__(self, product, transfer):
+        super().__init__()
+        self.product, self.transfer = product, transfer
+        self.now = self.free = self.computed = self.carried = 0.0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function in (torch.ops.aten.mm.default, torch.ops.aten.mm.out):
+            cost = self.product * args[0].shape[0] * args[0].shape[1] * args[1].shape[1]
+            self.now, self.computed = self.now + cost, self.computed + cost
+        return function(*args, **(kwargs or {}))
+
+    def collective(self, large, *others, group, async_op):
+        assert async_op
+        cost = self.transfer * max(tensor.numel() for tensor in (large, *others))
+        self.free = max(self.now, self.free) + cost
+        self.carried += cost
+        return Arrival(self, self.free)
+
+
+class Arrival:
+    def __init__(self, times, at):
+        self.times, self.at = times, at
+
+    def wait(self):
+        self.times.now = max(self.times.now, self.at)
+
+
+@pytest.mark.parametrize("transfer", [0.5, 4.0, 30.0])
+@pytest.mark.parametrize("parts", [2, 4, 8])
+@pytest.mark.parametrize("product", [product_summed, product_scattered, product_of_gathered])
+def test_communication_of_one_part_runs_while_another_is_multiplied(product, parts, transfer, monkeypatch):
+    """However slow the link, only one part of the shorter of the two is not hidden."""
+    times = Times(1.0 / 16, transfer)
+    for name in ("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor"):
+        monkeypatch.setattr(dist, name, times.collective)
+    with times:
+        product(torch.ones(32, 16), torch.ones(16, 16), SimpleNamespace(size=lambda: 2), parts)
+    longer, shorter = max(times.computed, times.carried), min(times.computed, times.carried)
+    assert shorter > 0
+    assert times.now <= longer + shorter / parts * 1.1
 
 
 def test_operators_that_communicate_need_a_process_group():

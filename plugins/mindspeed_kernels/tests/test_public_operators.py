@@ -99,14 +99,17 @@ def test_blocks_of_keys_merge_to_the_whole_attention_in_any_order(order, seed):
     torch.testing.assert_close(result[1] + result[2].log(), whole[1] + whole[2].log(), rtol=1e-5, atol=1e-5)
 
 
-def test_packed_sequences_merge_like_others():
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_packed_sequences_merge_like_others_in_any_order(order):
     torch.manual_seed(0)
-    q, k, v = torch.randn(1, 3, 5, 4), torch.randn(1, 3, 8, 4), torch.randn(1, 3, 8, 4)
+    q, k, v = torch.randn(1, 3, 5, 4), torch.randn(1, 3, 9, 4), torch.randn(1, 3, 9, 4)
     packed = []
-    for keys, values in zip(k.chunk(2, 2), v.chunk(2, 2)):
+    for keys, values in zip(k.chunk(3, 2), v.chunk(3, 2)):
         output, highest, total = attention_of(q, keys, values)
         packed.append((output.view(5, 3, 4), highest[0].transpose(0, 1), total[0].transpose(0, 1)))
-    result = npu_ring_attention_update(*packed[0], *packed[1], torch.tensor([0, 2, 5]), "TND")
+    result = packed[order[0]]
+    for index in order[1:]:
+        result = npu_ring_attention_update(*result, *packed[index], torch.tensor([0, 2, 5]), "TND")
     torch.testing.assert_close(
         result[0].flatten(1), attention_of(q, k, v)[0].squeeze(1), rtol=1e-5, atol=1e-5
     )

@@ -90,5 +90,26 @@ def test_backward_as_an_operator_gives_what_was_given(slopes):
         assert (dpse is not None, dsink) == (slopes, None)
 
 
+@pytest.mark.parametrize(("length", "kept"), [(4096, 44), (32768, 324)])
+def test_backward_keeps_the_context_the_numbers_of_rows_and_one_mask(length, kept):
+    """MiB beside queries, keys and values: ``2 s h`` of context, ``64 s n`` of statistics, 4 of the mask."""
+    heads, width = 32, 128
+    with fake_npu() as npu:
+        query, key, value = (npu.tensor(length, 1, heads * width, requires_grad=True) for _ in range(3))
+        storages = {}
+
+        def keep(tensor):
+            storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            context = npu_fusion_attention(query, key, value, heads, "SBH", scale=width**-0.5, sparse_mode=2)[
+                0
+            ]
+        given = {tensor.untyped_storage()._cdata for tensor in (query, key, value)}
+        assert context.shape == query.shape
+        assert sum(size for at, size in storages.items() if at not in given) == kept * 2**20
+
+
 def test_the_device_is_found():
     assert device_missing("npu") == ""

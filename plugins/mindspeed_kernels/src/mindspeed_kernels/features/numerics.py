@@ -9,7 +9,11 @@ from mindspeed_core.feature import Feature, Flag, Patch, Scenario, hookimpl
 from mindspeed_kernels.features.proofs import LLAMA, PP2, STEADY, TP2
 
 _LAYOUTS = (("single", (), 1), ("tp2-sp", TP2, 2), ("pp2", PP2, 2))
-_FUSED = ("--use-fused-rmsnorm", "--use-fused-swiglu", "--use-flash-attn")
+_FUSED = (
+    *("--use-fused-rmsnorm", "--use-fused-swiglu", "--use-flash-attn"),
+    *("--position-embedding-type", "rope", "--use-fused-rotary-pos-emb"),
+    *("--use-gradient-accumulation-fusion", "--affinity-cross-entropy"),
+)
 
 
 class Deterministic(Feature):
@@ -36,10 +40,10 @@ class Deterministic(Feature):
             flags=(*LLAMA, *layout, *_FUSED, "--npu-deterministic"),
             baseline=(*LLAMA, *layout, *_FUSED),
             world_size=size,
-            steps=3,
+            steps=10,
             tolerance=0.0,
         )
-        for name, layout, size in _LAYOUTS
+        for name, layout, size in (*_LAYOUTS, ("tp2-pp2", (*TP2, *PP2), 4))
     )
 
     @hookimpl(wrapper=True)
