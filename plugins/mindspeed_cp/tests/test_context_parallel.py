@@ -62,6 +62,10 @@ def plan(*flags):
             "--cp-window-size 2 needs megatron_cp_algo or hybrid_cp_algo",
         ),
         (["--context-parallel-cache-interval", "1"], "needs --context-parallel-kv-cache-policy"),
+        (
+            ["--context-parallel-algo", "ulysses_cp_algo", "--use-fused-ring-attention-update"],
+            "joins the blocks of a ring, and ulysses_cp_algo has no ring",
+        ),
         (["--context-parallel-cache-interval", "-1"], "must not be negative, got -1"),
         (
             ["--context-parallel-kv-cache-policy", "full", "--context-parallel-cache-interval", "4"],

@@ -38,6 +38,7 @@ PROOFS = (
     _proof("fetched", 2, _split(2, GATHER_ALGO)),
     _proof("balanced", 2, _split(2, "adaptive_cp_algo")),
     _proof("general", 2, _split(2, RING_ALGO, "--attention-mask-type", "general")),
+    _proof("fused-update", 2, _split(2, RING_ALGO, "--use-fused-ring-attention-update")),
     _proof("kept-keys", 2, _split(2, RING_ALGO, "--context-parallel-kv-cache-policy", "full")),
     _proof("double-ring", 4, _split(4, RING_ALGO, "--cp-window-size", "2"), size=4),
     _proof("hybrid", 4, _split(4, "hybrid_cp_algo", "--ulysses-degree-in-cp", "2"), size=4),

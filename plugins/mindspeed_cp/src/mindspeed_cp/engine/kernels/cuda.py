@@ -58,7 +58,7 @@ class CudaFlashKernel(BlockKernel):
             scale=scores.scale,
             **_window(task, scores),
         )
-        return output.transpose(1, 2)[..., : v.shape[-1]], logsum[..., : q.shape[2]]
+        return _back(output, v.shape[-1]), logsum.narrow(-1, 0, q.shape[2])
 
     def backward(
         self,
@@ -75,16 +75,10 @@ class CudaFlashKernel(BlockKernel):
         width = _room(q)
         # Random numbers belong to dropout, which is not used.
         unused = torch.zeros(2, dtype=torch.uint64, device=q.device)
-        query, key, value, context = (
-            padded(tensor, width).transpose(1, 2) for tensor in (q, k, v, output.to(q.dtype))
-        )
         dq, dk, dv = torch.ops.aten._flash_attention_backward(
-            padded(outer.to(q.dtype), width).transpose(1, 2).contiguous(),
-            query,
-            key,
-            value,
-            context.contiguous(),
-            logsum.contiguous(),
+            *(padded(tensor.to(q.dtype), width).transpose(1, 2) for tensor in (outer, q, k, v, output)),
+            # A part of all rows has their strides, which the kernel does not ask for.
+            logsum.clone(memory_format=torch.contiguous_format),
             None,
             None,
             q.shape[2],
@@ -96,15 +90,16 @@ class CudaFlashKernel(BlockKernel):
             scale=scores.scale,
             **_window(task, scores),
         )
-        return (
-            dq.transpose(1, 2)[..., : q.shape[-1]],
-            dk.transpose(1, 2)[..., : q.shape[-1]],
-            dv.transpose(1, 2)[..., : v.shape[-1]],
-        )
+        return _back(dq, q.shape[-1]), _back(dk, q.shape[-1]), _back(dv, v.shape[-1])
 
 
 def _room(q: Tensor) -> int:
     return -(-q.shape[-1] // _UNIT) * _UNIT
+
+
+def _back(tensor: Tensor, width: int) -> Tensor:
+    """``[b, n, s, d]`` of what the kernel returns, without what was padded."""
+    return tensor.transpose(1, 2).narrow(-1, 0, width)
 
 
 def _window(task: Task, scores: Scores) -> dict[str, int]:
