@@ -1,7 +1,11 @@
 """Striped attention trains like a sequence that is not split, and a prefix is seen by all."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+import mindspeed_cp
 from acme_cp.planner import STRIPS, strips
 from mindspeed_core.activation import prepare
 from mindspeed_core.feature import hookimpl
@@ -76,6 +80,16 @@ def test_the_planner_is_a_choice_and_trains_like_a_sequence_that_is_not_split(wo
     assert striped == pytest.approx(plain, rel=1e-5)
     # Early tokens see more with a prefix: another training, by more than rounding.
     assert prefixed != pytest.approx(plain, rel=1e-4)
+
+
+def test_the_page_of_context_parallelism_shows_what_is_here():
+    page = Path(mindspeed_cp.__file__).with_name("docs") / "context-parallel.md"
+    shown = re.findall(r"```python\n# examples/plugins/acme_cp/(\S+)\n(.*?)```", page.read_text(), re.DOTALL)
+    root = Path(__file__).parents[1]
+    assert [path for path, body in shown if body.rstrip() in (root / path).read_text()] == [
+        "src/acme_cp/planner.py",
+        "src/acme_cp/features.py",
+    ]
 
 
 @pytest.mark.parametrize("check", contract_checks("acme-cp", platform="cpu"), ids=str)
