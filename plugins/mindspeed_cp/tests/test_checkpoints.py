@@ -13,6 +13,7 @@ from mindspeed_core.testing.model_flags import training_flags
 ROPE = (
     *("--num-layers", "2", "--position-embedding-type", "rope", "--normalization", "RMSNorm", "--swiglu"),
 )
+PREDICTIONS = ("--mtp-num-layers", "1", "--untie-embeddings-and-output-weights")
 DROPPED = (*ROPE, "--hidden-dropout", "0.1", "--attention-dropout", "0.1")
 NO_COPIES = (
     "--recompute-granularity",
@@ -159,6 +160,11 @@ def observed(folder):
         1,
         look=lambda run: [name for name, held in symbols().items() if held is not objects[name]],
     )
+    *_, found["replaced for predictions"] = trained(
+        (*ROPE, *PREDICTIONS, *split, 2),
+        1,
+        look=lambda run: [name for name, held in symbols().items() if held is not objects[name]],
+    )
     found["left"] = Residue.now().left_since(before)
     found["dropped"], found["own states"] = trained(
         (*DROPPED, *split, 2), 4, save_to=f"{folder}/dropped", saved_after=2, look=generators
@@ -186,6 +192,11 @@ def test_a_checkpoint_goes_on_with_another_split(ranks, size):
 
 def test_no_symbol_of_megatron_is_replaced_while_a_sequence_is_split(ranks):
     assert [found["replaced"] for found in ranks] == [[]] * 4
+
+
+def test_predictions_replace_the_shift_by_one_position_and_nothing_else(ranks):
+    shift = [name for name in BLOCKERS if name.endswith(":roll_tensor")]
+    assert [found["replaced for predictions"] for found in ranks] == [shift] * 4
 
 
 def test_a_closed_session_leaves_no_attribute_behind(ranks):

@@ -1,6 +1,7 @@
 """Other models and other attention's flags where a sequence is split: planned, refused, the same numbers."""
 
 import math
+from argparse import Namespace
 
 import pytest
 
@@ -70,6 +71,7 @@ _ALIBI = ("--position-embedding-type", "alibi")
             ("--use-flash-attn", "--sparse-mode", "4", "--window-size", "8,0"),
             ("--sparse-mode 4 and --window-size",),
         ),
+        (("--softmax-type", "off-by-one"), ("--softmax-type off-by-one is not computed",)),
     ],
 )
 def test_what_other_flags_ask_for_and_nobody_computes_is_refused(flags, messages):
@@ -77,6 +79,19 @@ def test_what_other_flags_ask_for_and_nobody_computes_is_refused(flags, messages
         plan(*flags)
     for message in messages:
         assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"qk_clip": True}, "--qk-clip needs"),
+        ({"experimental_attention_variant": "dsa"}, "--experimental-attention-variant dsa"),
+        ({"hybrid_override_pattern": "M*M*"}, "a state along the sequence"),
+    ],
+)
+def test_models_that_ranks_cannot_share_are_refused_in_every_host(given, message):
+    (problem,) = attention_flags.problems(Namespace(**given))
+    assert message in problem
 
 
 @pytest.mark.parametrize(

@@ -52,11 +52,7 @@ def problems(args: Namespace) -> list[str]:
     found = _mask_problems(values) if fused(values) else []
     if alibi(values):
         found += _alibi_problems(values)
-    if values.get("qk_clip"):
-        found.append(
-            "--qk-clip needs the largest score of every head, which no rank of a split sequence computes; "
-            "leave it out, or use --context-parallel-size 1"
-        )
+    found += _model_problems(values)
     return found
 
 
@@ -94,4 +90,28 @@ def _alibi_problems(values: Mapping[str, Any]) -> list[str]:
     kind = values.get("alibi_fusion_attn_type")
     if kind not in (None, 0, 2):
         found.append(f"--alibi-fusion-attn-type only supports 0 and 2 over a split sequence, got {kind}")
+    return found
+
+
+def _model_problems(values: Mapping[str, Any]) -> list[str]:
+    found = []
+    if values.get("qk_clip"):
+        found.append(
+            "--qk-clip needs the largest score of every head, which is not kept here; leave it out, or keep "
+            "sequences whole with --context-parallel-size 1"
+        )
+    softmax = values.get("softmax_type") or "vanilla"
+    if softmax != "vanilla":
+        found.append(f"--softmax-type {softmax} is not computed over a split sequence; use vanilla")
+    variant = values.get("experimental_attention_variant")
+    if variant:
+        found.append(
+            f"--experimental-attention-variant {variant} is no attention that ranks can share; leave it out, "
+            "or keep sequences whole with --context-parallel-size 1"
+        )
+    if values.get("hybrid_override_pattern") or values.get("is_hybrid_model"):
+        found.append(
+            "layers with a state along the sequence (--hybrid-override-pattern, --is-hybrid-model) cannot be "
+            "split over ranks; keep sequences whole with --context-parallel-size 1"
+        )
     return found
