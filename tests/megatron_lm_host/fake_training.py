@@ -47,6 +47,16 @@ def run_script(*flags, script=SCRIPT):
     return {"out": out.getvalue(), "err": err.getvalue(), "log": list(training.printed), "status": status}
 
 
+def changed_script(path, changes):
+    """A copy of the script with some text replaced."""
+    text = SCRIPT.read_text(encoding="utf-8")
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
 def forget_run():
     """What Megatron-LM itself does before it trains again in the same process; ranks stay connected."""
     importlib.import_module("megatron.training.training").destroy_global_state()

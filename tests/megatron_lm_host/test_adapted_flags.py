@@ -28,15 +28,6 @@ FIVE_VALUES = (
 )
 
 
-def changed_script(path, changes):
-    text = fake.SCRIPT.read_text(encoding="utf-8")
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new)
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
 def run_all(folder):
     fake.adapt(fake.Rotary, fake.OwnProfile, fake.Scaled, fake.WholeBatch, fake.Described)
     spiral = ("--position-embedding-type", "spiral", "--log-interval", "1")
@@ -56,7 +47,7 @@ def run_all(folder):
         "no batch": (("--scaled-tokens", "1"), NO_BATCH),
         "five values": (("--described",), FIVE_VALUES),
     }.items():
-        script = changed_script(Path(folder) / f"{name}.py", changes)
+        script = fake.changed_script(Path(folder) / f"{name}.py", changes)
         found[name] = fake.run_script(*LOCAL, *flags, script=script)
     fake.forget_run()
     found["spiral"] = fake.run_script(*LOCAL, *spiral, "--normalization", "RMSNorm", "--scaled-tokens", "1")
