@@ -33,7 +33,7 @@ class SplitPredictions(Feature):
             versions="megatron-core>=0.16,<0.17",
         ),
     )
-    docs = "mindspeed_cp:docs/context-parallel.md"
+    docs = "mindspeed_cp:docs/context-parallel-predictions.md"
     deterministic = True
     affects_checkpoint = False
     verify = PREDICTION_PROOFS

@@ -110,8 +110,8 @@ class FlashAttention(Feature):
         size = getattr(args, "context_parallel_size", 1)
         if size and size > 1:
             problems.append(
-                f"--use-flash-attn attends within one rank, but --context-parallel-size is {size}; use a "
-                "context-parallel attention feature instead"
+                f"--use-flash-attn attends within one rank, but --context-parallel-size is {size}; install "
+                "mindspeed-cp, whose attention takes over"
             )
         mode = args.sparse_mode
         if mode in (5, 6):

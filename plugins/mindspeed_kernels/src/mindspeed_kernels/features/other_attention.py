@@ -52,7 +52,10 @@ class TriangleAttention(Feature):
             problems.append(f"--triangle-block-size {args.triangle_block_size}: a block has at least 1 query")
         size = getattr(args, "context_parallel_size", 1)
         if size and size > 1:
-            problems.append(f"--triangle-attn attends within one rank, but --context-parallel-size is {size}")
+            problems.append(
+                f"--triangle-attn attends within one rank, but --context-parallel-size is {size}; install "
+                "mindspeed-cp, whose attention takes over"
+            )
         if getattr(args, "window_size", None) is not None:
             problems.append("--triangle-attn and --window-size both say what queries see; drop one of them")
         return problems
