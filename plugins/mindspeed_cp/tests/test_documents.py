@@ -206,6 +206,11 @@ def test_a_plugin_answers_for_every_batch_unless_its_list_of_masks_stays():
         assert [rules_of(run, batch_of()) for _ in range(2)] == [((mask,), True) for mask in found]
 
 
+def test_a_list_of_masks_without_a_plugin_is_refused_with_what_to_implement():
+    with pytest.raises(UserError, match="needs a plugin that implements cp_mask_rule"):
+        rules_of(run_of(adaptive_cp_manually_set_mask_list=True), batch_of())
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -304,6 +309,14 @@ class Rules(Given):
         return (self.rule,)
 
 
+class Windows(Given):
+    """Documents under a window; the baseline gets both as its dense mask."""
+
+    def __init__(self, ends):
+        everything = np.arange(LENGTH)
+        super().__init__(MaskRule(LENGTH, ends=ends, window=6).visible(everything, everything), (ends,))
+
+
 def packed(*samples, counts=None):
     everything = np.arange(LENGTH)
     rules = [MaskRule(LENGTH, ends=ends) for ends in samples]
@@ -337,6 +350,11 @@ CASES = {
     "a rank whose tokens do not count": (packed((7, 32), counts=NOTHING_FIRST), _TOKEN, _TOKEN),
     "in every document a zigzag": (packed((8, 24, 32)), _TOKEN, (*_TOKEN, "--cp-layout", "doc_zigzag")),
     "a whole sequence": (packed((5, 6, 7, 19, 32), (13, 32)), _TOKEN, None),
+    "under a window": (
+        Windows((5, 20, 32)),
+        (),
+        (*_TOKEN, *_FETCHED, "--window-size", "6,0"),
+    ),
     "a prefix": (Rules(MaskRule(LENGTH, prefix=11)), (), _FETCHED),
     "a prefix in a ring": (Rules(MaskRule(LENGTH, prefix=11)), (), ()),
     "a matrix of a plugin": (

@@ -28,7 +28,7 @@ def check_model(session: Session, args: Namespace) -> None:
     _derive_dtype(args)
     _derive_pipeline(args)
     derive_experts(args)
-    _check_attention(args)
+    _check_attention(session, args)
     _derive_recompute(args)
     _check_predictions(args)
 
@@ -236,7 +236,7 @@ def _derive_even(args: Namespace, per_chunk: int | None, stages: int | None, cou
         args.virtual_pipeline_model_parallel_size = stages
 
 
-def _check_attention(args: Namespace) -> None:
+def _check_attention(session: Session, args: Namespace) -> None:
     if args.multi_latent_attention:
         if args.group_query_attention:
             raise ArgumentError(
@@ -267,7 +267,8 @@ def _check_attention(args: Namespace) -> None:
     if args.qk_l2_norm and args.qk_layernorm:
         raise ArgumentError("--qk-l2-norm", None, "--qk-layernorm is given too", "keep one of the two")
     if args.window_size is not None and (
-        args.create_attention_mask_in_dataloader or args.reset_attention_mask
+        args.create_attention_mask_in_dataloader
+        or (args.reset_attention_mask and not session.claims("--reset-attention-mask"))
     ):
         # The local softmax builds the window's mask in place of the one it is given.
         raise ArgumentError(

@@ -62,6 +62,8 @@ def rules_of(run: Run, batch: Batch) -> tuple[tuple[MaskRule, ...], bool]:
         UserError: what was given cannot be used.
     """
     args, session = run.args, run.session
+    if args.adaptive_cp_manually_set_mask_list:
+        check_answered(session)
     if session.implementations(STAGE):
         return _answered(run, batch), True
     mask = given_mask()
