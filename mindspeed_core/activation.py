@@ -139,31 +139,9 @@ def plan_for(
         )
     except PlanError as error:
         raise PlanError([*problems, *error.problems]) from None
-    problems += _without_effect(plan, registry)
     if problems:
         raise PlanError(problems)
     return plan, parsed
-
-
-def _without_effect(plan: Plan, registry: Registry) -> list[Problem]:
-    """Active features that take part only in stages which the host never calls."""
-    never = frozenset(registry.host(plan.host).never_calls) if plan.features else frozenset()
-    problems = []
-    for feature in plan.features if never else ():
-        cls = registry.features[feature.name].cls
-        stages = cls.hooks()
-        if stages and stages.keys() <= never and not cls.patches:
-            problems.append(
-                Problem(
-                    "E-HOST",
-                    f"it works through {' and '.join(sorted(stages))}, which host {plan.host} leaves to "
-                    "your program",
-                    f"drop {feature.why}",
-                    feature=feature.name,
-                    flag=feature.why if feature.why.startswith("--") else "",
-                )
-            )
-    return problems
 
 
 @overload

@@ -52,6 +52,21 @@ def conflicts(question: Question, active: Sequence[str]) -> None:
                 )
 
 
+def hosted(question: Question, active: Sequence[str]) -> None:
+    """A feature that takes part only in stages which the host never calls would have no effect."""
+    never = question.index.never_called
+    for name in active if never else ():
+        reached = question.index.classes[name].hooks().keys()
+        if reached and reached <= never and not question.index.patches[name]:
+            question.problem(
+                "E-HOST",
+                name,
+                f"it works through {' and '.join(sorted(reached))}, which host {question.host} leaves to "
+                "your program",
+                f"drop {question.flag_of(name) or name}",
+            )
+
+
 def stages(question: Question, active: Sequence[str]) -> None:
     """A stage can be replaced by one feature only."""
     replaced: dict[str, list[str]] = {}

@@ -17,6 +17,7 @@ class Index:
         self.classes: dict[str, type[Feature]] = {name: r.cls for name, r in self.records.items()}
         self.key = {name: (cls.family, name) for name, cls in self.classes.items()}
         self.stages = registry.stages
+        self.never_called = _never_called(registry, host)
         self.exclusive = {name for name, slot in registry.slots.items() if slot.exclusive}
         self.dests: dict[str, tuple[str, bool]] = {}
         self.per_rank: set[str] = set()
@@ -69,6 +70,13 @@ def _host_flags(registry: Registry, host: str) -> tuple[Flag, ...]:
     except RegistryError:
         # A plan can be made for a host that is not installed here: its flags are then read by their names.
         return ()
+
+
+def _never_called(registry: Registry, host: str) -> frozenset[str]:
+    try:
+        return frozenset(registry.host(host).never_calls)
+    except RegistryError:
+        return frozenset()
 
 
 def index_of(registry: Registry, host: str) -> Index:

@@ -15,7 +15,7 @@ from mindspeed_core.feature import Patch
 from mindspeed_core.plan import ActiveFeature, Plan, PlanError
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.admission import Admission
-from mindspeed_core.resolver.agreement import conflicts, patches, slots, stages, validate
+from mindspeed_core.resolver.agreement import conflicts, hosted, patches, slots, stages, validate
 from mindspeed_core.resolver.index import index_of
 from mindspeed_core.resolver.question import Question
 
@@ -52,6 +52,7 @@ def resolve(
     active = admission.decide()
     claimed = slots(question, active)
     conflicts(question, active)
+    hosted(question, active)
     stages(question, active)
     owned = patches(question, active)
     validate(question, active)
