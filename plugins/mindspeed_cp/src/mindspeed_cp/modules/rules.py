@@ -166,12 +166,20 @@ def end_of_document(run: Run) -> int:
             f"{way_out}"
         )
     last = int(tokenizer.eod)
-    if getattr(tokenizer, "pad", None) == last:
+    if _padding(tokenizer) == last:
         raise UserError(
             f"the tokenizer pads with the token that documents end with ({last}), and the dataset overwrites "
             f"padding; {way_out}"
         )
     return last
+
+
+def _padding(tokenizer: Any) -> Any:
+    try:
+        return tokenizer.pad
+    except (AttributeError, NotImplementedError):
+        # Tokenizers of megatron-core without this token say so with an error; datasets then pad with none.
+        return None
 
 
 def _tokenizer(datasets: Any) -> Any:
