@@ -23,6 +23,8 @@ _LATENT = (
 _EXPERTS = ("--num-experts", "4", "--moe-router-topk", "2", "--moe-aux-loss-coeff", "1e-2")
 _LOGITS = ("--moe-z-loss-coeff", "1e-2")
 _UNEVEN = ("--reset-position-ids", "--eod-mask-loss")
+_DOCUMENTS, _DENSE = (*_UNEVEN, "--reset-attention-mask"), ("--create-attention-mask-in-dataloader",)
+_FULL = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
 _SELECTIVE = ("--recompute-granularity", "selective", "--recompute-modules", "core_attn")
 _PREDICTIONS = ("--mtp-num-layers", "2", "--num-layers", "2", "--untie-embeddings-and-output-weights")
 
@@ -62,10 +64,12 @@ MODEL_PROOFS = (
     _same("uneven-loss-per-token", 2, _RING, (*_MODEL, *_UNEVEN, "--calculate-per-token-loss")),
     _same("learned-positions", 2, _split(2, ADAPTIVE_ALGO), _positions("learned_absolute")),
     _same("no-positions", 2, _RING, _positions("none")),
+    _same("fused-documents", 2, (*_FETCHED, _FLASH), (*_MODEL, *_DOCUMENTS), _DENSE),
     _same("recomputed-attention", 2, _RING, (*_MODEL, *_SELECTIVE)),
 )
 PREDICTION_PROOFS = (
     _same("ring", 2, _RING, (*_MODEL, *_PREDICTIONS, *_UNEVEN)),
+    _same("latent-experts-pp2", 4, _FETCHED, (*_LATENT, *_EXPERTS, *_PREDICTIONS, *_PP2)),
     _same(
         "balanced-learned-positions",
         2,
@@ -74,29 +78,11 @@ PREDICTION_PROOFS = (
     ),
     _same("ulysses-pp2", 4, _HEADS, (*_MODEL, *_PREDICTIONS, *_PP2)),
     _same("per-token", 2, _RING, (*_MODEL, *_PREDICTIONS, *_UNEVEN, "--calculate-per-token-loss")),
-    _same(
-        "experts-recompute",
-        2,
-        _RING,
-        (
-            *_MODEL,
-            *_PREDICTIONS,
-            *_EXPERTS,
-            "--recompute-granularity",
-            "full",
-            "--recompute-method",
-            "uniform",
-            "--recompute-num-layers",
-            "1",
-        ),
-    ),
+    _same("experts-recompute", 2, _RING, (*_MODEL, *_PREDICTIONS, *_EXPERTS, *_FULL)),
     Scenario(
         "documents-whole",
-        flags=(*_MODEL, *_PREDICTIONS, *_UNEVEN, "--reset-attention-mask"),
-        baseline=(
-            *(*_MODEL, *_PREDICTIONS, *_UNEVEN, "--reset-attention-mask"),
-            "--create-attention-mask-in-dataloader",
-        ),
+        flags=(*_MODEL, *_PREDICTIONS, *_DOCUMENTS),
+        baseline=(*_MODEL, *_PREDICTIONS, *_DOCUMENTS, *_DENSE),
         tolerance=2e-5,
     ),
 )
