@@ -329,7 +329,10 @@ class Session:
         frames = []
         trace = error.__traceback__
         while trace is not None:
-            frames.append(trace.tb_frame)
+            # An error from within passes through a wrapper's `yield`: pluggy throws it there once more.
+            following = trace.tb_next.tb_frame.f_globals.get("__name__", "") if trace.tb_next else ""
+            if following.partition(".")[0] != "pluggy":
+                frames.append(trace.tb_frame)
             trace = trace.tb_next
         classes = {feature.__module__: feature for feature in self._feature_classes}
         for frame in reversed(frames):

@@ -2,6 +2,7 @@
 
 import json
 import os
+from types import FunctionType, SimpleNamespace
 
 import pytest
 
@@ -244,3 +245,15 @@ def test_the_hosts_own_user_errors_carry_no_note(opened):
     with pytest.raises(UserError) as refused:
         session.call("should_stop", run=None)
     assert not getattr(refused.value, "__notes__", ())
+
+
+def test_a_wrapper_through_which_an_error_passes_is_not_blamed(opened):
+    def should_stop():
+        raise ValueError("of the model")
+
+    elsewhere = FunctionType(should_stop.__code__, {"__name__": "code_of_a_model"})
+    session = opened("--inner", "--outer")
+    session._manager.register(SimpleNamespace(should_stop=hookimpl(elsewhere)), name="model")
+    with pytest.raises(ValueError, match="of the model") as failed:
+        session.call("should_stop", run=None)
+    assert failed.value.__notes__ == ["mindspeed: raised in stage 'should_stop' by host 'tiny'"]
