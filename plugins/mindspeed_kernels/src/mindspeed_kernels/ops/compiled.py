@@ -37,9 +37,7 @@ def add_compiled(operator: Operator[..., Any]) -> None:
 
     @lru_cache(maxsize=1)
     def compiled() -> Callable[..., Any]:
-        function: Callable[..., Any] = torch.compile(
-            operator.reference, backend=COMPILER, fullgraph=True, dynamic=False
-        )
+        function: Callable[..., Any] = torch.compile(operator.reference, backend=COMPILER, fullgraph=True)
         return function
 
     def call(*args: Any, **options: Any) -> Any:

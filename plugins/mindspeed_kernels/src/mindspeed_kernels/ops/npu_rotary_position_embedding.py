@@ -7,7 +7,6 @@ they need gradients themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,10 +15,11 @@ from torch.autograd.function import once_differentiable
 
 from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.call import Call, TensorFacts
+from mindspeed_kernels.ops.compiled import add_compiled
 from mindspeed_kernels.ops.contract import NPU_FLOATING, Choice, ContractError, Divisible, Dtype, Holds, Rank
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
-_CACHED_ELEMENTS = 1 << 17
+_CACHED_ELEMENTS = 1 << 18
 """Elements of the input that a CPU rotates at a time."""
 
 
@@ -66,27 +66,31 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, mode: int, backward: bool) -> 
     wide = _wide(x.dtype)
     sign = -1 if not backward else 1
     result = torch.empty_like(x, memory_format=torch.contiguous_format)
-    for block in _blocks(x):
+    step = _rows_at_a_time(x)
+    # Converted rows use the same memory again and again.
+    rooms = None if x.dtype == wide else x.new_empty(2, step, *x.shape[1:], dtype=wide)
+    for start in range(0, x.shape[0], step):
+        block = slice(start, start + step)
         cosine, sine = _block(cos, block).to(wide), _block(sin, block).to(wide)
         sine_a, sine_b = _parts(sine, mode)
         if backward:
             sine_a, sine_b = sine_b, sine_a
         # Whole rows are converted and scaled at once; only the crossing products work on parts of them.
-        values = x[block].to(wide)
-        out = result[block] if result.dtype == wide else torch.empty_like(values)
+        values, out = x[block], result[block]
+        if rooms is not None:
+            count = values.shape[0]
+            values, out = rooms[0, :count].copy_(values), rooms[1, :count]
         torch.mul(values, cosine, out=out)
         (a, b), (out_a, out_b) = _parts(values, mode), _parts(out, mode)
         out_a.addcmul_(b, sine_a, value=sign)
         out_b.addcmul_(a, sine_b, value=-sign)
-        if result.dtype != wide:
+        if rooms is not None:
             result[block].copy_(out)
     return result
 
 
-def _blocks(x: Tensor) -> Iterator[slice]:
-    step = max(1, _CACHED_ELEMENTS // max(1, x[:1].numel()))
-    for start in range(0, x.shape[0], step):
-        yield slice(start, start + step)
+def _rows_at_a_time(x: Tensor) -> int:
+    return min(max(1, _CACHED_ELEMENTS // max(1, x[:1].numel())), max(1, x.shape[0]))
 
 
 def _block(table: Tensor, block: slice) -> Tensor:
@@ -196,3 +200,6 @@ def _npu(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:
         x, cos.to(x.dtype), sin.to(x.dtype), rotary_mode="interleave" if mode else "half"
     )
     return result
+
+
+add_compiled(npu_rotary_position_embedding)

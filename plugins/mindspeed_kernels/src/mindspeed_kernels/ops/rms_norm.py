@@ -7,7 +7,6 @@ rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -53,13 +52,8 @@ class RMSNormFunction(torch.autograd.Function):
         wide = _wide(x.dtype)
         scale = _scale(weight, wide, zero_centered)
         rows = x.reshape(-1, x.shape[-1])
-        if not _blockwise(x):
-            result, rstd = _normalized(rows, scale, eps)
-        else:
-            result, rstd = torch.empty_like(rows), rows.new_empty(rows.shape[0], 1, dtype=wide)
-            for block in _blocks(rows):
-                part, rstd[block] = _normalized(rows[block], scale, eps)
-                result[block] = part
+        found = _normalized_in_blocks if _blockwise(x) else _normalized
+        result, rstd = found(rows, scale, eps)
         ctx.save_for_backward(x, weight, rstd)
         ctx.zero_centered = zero_centered
         return result.to(x.dtype).view(x.shape)
@@ -72,14 +66,8 @@ class RMSNormFunction(torch.autograd.Function):
         width = x.shape[-1]
         scale = _scale(weight, rstd.dtype, ctx.zero_centered)
         rows, outer = x.reshape(-1, width), gradients[0].reshape(-1, width)
-        if not _blockwise(x):
-            dx, dw = _gradients(rows, outer, scale, rstd)
-        else:
-            dx, dw = torch.empty_like(rows), torch.zeros_like(scale)
-            for block in _blocks(rows):
-                part, share = _gradients(rows[block], outer[block], scale, rstd[block])
-                dx[block] = part
-                dw += share
+        found = _gradients_in_blocks if _blockwise(x) else _gradients
+        dx, dw = found(rows, outer, scale, rstd)
         return dx.to(x.dtype).view(x.shape), dw.to(weight.dtype), None, None
 
 
@@ -105,16 +93,52 @@ def _gradients(rows: Tensor, outer: Tensor, scale: Tensor, rstd: Tensor) -> tupl
     return to_rows, share
 
 
+def _normalized_in_blocks(rows: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """What `_normalized` gives, a few rows at a time; converted rows use the same memory again and again."""
+    width, step = rows.shape[1], _rows_at_a_time(rows)
+    result = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    rstd = scale.new_empty(rows.shape[0], 1)
+    room = None if rows.dtype == scale.dtype else scale.new_empty(step, width)
+    for part, out, factor in zip(rows.split(step), result.split(step), rstd.split(step), strict=True):
+        values = part if room is None else room[: part.shape[0]].copy_(part)
+        torch.linalg.vector_norm(values, dim=-1, keepdim=True, out=factor)
+        factor.square_().div_(width).add_(eps).rsqrt_()
+        normed = torch.mul(values, factor, out=out if room is None else values).mul_(scale)
+        if room is not None:
+            out.copy_(normed)
+    return result, rstd
+
+
+def _gradients_in_blocks(rows: Tensor, outer: Tensor, scale: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+    """What `_gradients` gives, a few rows at a time; that of the rows in their own dtype."""
+    width, step = rows.shape[1], _rows_at_a_time(rows)
+    to_rows, to_scale = torch.empty_like(rows, memory_format=torch.contiguous_format), torch.zeros_like(scale)
+    cubes = rstd.pow(3).div_(-width)
+    rooms = scale.new_empty(1 if rows.dtype == scale.dtype else 3, step, width)
+    for part, gradient, factor, cube, result in zip(
+        *(tensor.split(step) for tensor in (rows, outer, rstd, cubes, to_rows)), strict=True
+    ):
+        count, values, target = part.shape[0], part, result
+        if len(rooms) > 1:
+            values, gradient = rooms[1, :count].copy_(part), rooms[2, :count].copy_(gradient)
+            target = gradient
+        product = torch.mul(gradient, values, out=rooms[0, :count])
+        to_scale.addmv_(product.t(), factor.squeeze(-1))
+        shared = torch.mv(product, scale).unsqueeze(-1).mul_(cube)
+        torch.mul(gradient, scale, out=target).mul_(factor).addcmul_(values, shared)
+        if target is not result:
+            result.copy_(target)
+    return to_rows, to_scale
+
+
 def _blockwise(x: Tensor) -> bool:
     # A compiler fuses the whole computation itself; fake tensors have no cache.
     return x.device.type == "cpu" and x.numel() > _CACHED_ELEMENTS and not torch.compiler.is_compiling()
 
 
-def _blocks(rows: Tensor) -> Iterator[slice]:
-    """Slices of rows, so few that intermediate results stay in a CPU's cache."""
-    step = max(1, _CACHED_ELEMENTS // rows.shape[1])
-    for start in range(0, rows.shape[0], step):
-        yield slice(start, start + step)
+def _rows_at_a_time(rows: Tensor) -> int:
+    """So few rows that intermediate results stay in a CPU's cache."""
+    return min(max(1, _CACHED_ELEMENTS // rows.shape[1]), max(1, rows.shape[0]))
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

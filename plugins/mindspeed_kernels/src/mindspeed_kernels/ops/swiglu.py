@@ -57,13 +57,15 @@ class SwiGLUFunction(torch.autograd.Function):
             return (F.silu(gate.to(wide)) * value).to(x.dtype)
         rows = x.reshape(-1, x.shape[-1])
         result = x.new_empty(rows.shape[0], x.shape[-1] // 2)
+        room = _room(rows, wide)
         for block in _blocks(rows):
             # Converting first is faster than operations on two dtypes at once.
-            gate, value = rows[block].to(wide).chunk(2, dim=-1)
-            part = result[block] if x.dtype == wide else torch.empty_like(gate)
+            values = rows[block] if room is None else room[0, : rows[block].shape[0]].copy_(rows[block])
+            gate, value = values.chunk(2, dim=-1)
+            part = result[block] if room is None else room[1, : gate.shape[0], : gate.shape[1]]
             torch.ops.aten.silu.out(gate, out=part)
             part.mul_(value)
-            if x.dtype != wide:
+            if room is not None:
                 result[block] = part
         return result.view(*x.shape[:-1], x.shape[-1] // 2)
 
@@ -80,13 +82,17 @@ class SwiGLUFunction(torch.autograd.Function):
             return torch.cat((to_gate, F.silu(gate) * gradient), dim=-1).to(x.dtype)
         rows = x.reshape(-1, x.shape[-1])
         outer = gradients[0].reshape(-1, x.shape[-1] // 2)
-        result = torch.empty_like(rows)
+        result = torch.empty_like(rows, memory_format=torch.contiguous_format)
+        room = _room(rows, wide, 3)
         for block in _blocks(rows):
-            values = rows[block].to(wide)
-            part = result[block] if x.dtype == wide else torch.empty_like(values)
-            _gradient_into(part, values, outer[block].to(wide))
-            if x.dtype != wide:
-                result[block] = part
+            values, gradient, part = rows[block], outer[block], result[block]
+            if room is None:
+                _gradient_into(part, values, gradient)
+                continue
+            count, half = gradient.shape
+            wider = room[2, :count, :half].copy_(gradient)
+            _gradient_into(room[1, :count], room[0, :count].copy_(values), wider)
+            part.copy_(room[1, :count])
         return result.view(x.shape)
 
 
@@ -103,6 +109,14 @@ def _gradient_into(result: Tensor, values: Tensor, gradient: Tensor) -> None:
 def _blockwise(x: Tensor) -> bool:
     # A compiler fuses the whole computation itself.
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _room(rows: Tensor, wide: torch.dtype, copies: int = 2) -> Tensor | None:
+    """Memory for converted blocks, used again and again; None where nothing has to be converted."""
+    if rows.dtype == wide:
+        return None
+    step = min(max(1, _CACHED_ELEMENTS // rows.shape[1]), max(1, rows.shape[0]))
+    return rows.new_empty(copies, step, rows.shape[1], dtype=wide)
 
 
 def _blocks(rows: Tensor) -> Iterator[slice]:
