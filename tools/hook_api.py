@@ -19,7 +19,7 @@ from mindspeed_core.stages import core_stages
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "contract" / "hook_api"
 DECLARATIONS = (
-    "Flag Slot Requirement Conflict Fallback Patch Gain Scenario ExtensionPoint StageSpecs HookApi "
+    "Flag Slot Requirement Conflict Fallback TakeOver Patch Gain Scenario ExtensionPoint StageSpecs HookApi "
     "HostDeclaration"
 )
 
