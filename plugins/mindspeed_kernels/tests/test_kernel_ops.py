@@ -146,6 +146,29 @@ def test_swiglu_refuses_an_odd_width():
         swiglu(torch.randn(2, 7))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["rms_norm", "swiglu", "npu_rotary_position_embedding"])
+def test_blocks_of_rows_give_what_all_rows_at_once_give(name, dtype, monkeypatch):
+    """Seven rows, two or three at a time: the last block is shorter, and memory is used again."""
+    torch.manual_seed(0)
+    angles = torch.randn(7, 1, 1, 8)
+    tensors, others = {
+        "rms_norm": ((torch.randn(7, 16).to(dtype), torch.randn(16).to(dtype)), ()),
+        "swiglu": ((torch.randn(7, 16).to(dtype),), ()),
+        "npu_rotary_position_embedding": ((torch.randn(7, 2, 1, 8).to(dtype),), (angles.cos(), angles.sin())),
+    }[name]
+    monkeypatch.setattr(sys.modules[f"mindspeed_kernels.ops.{name}"], "_CACHED_ELEMENTS", 40)
+    outcomes = []
+    for function in (OPERATORS[name], OPERATORS[name].reference):
+        leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+        result = function(*leaves, *others)
+        gradient = torch.linspace(-1, 1, result.numel()).view(result.shape).to(dtype)
+        outcomes.append((result, *torch.autograd.grad(result, leaves, gradient)))
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    for mine, other in zip(*outcomes):
+        torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)
+
+
 def test_every_operator_has_a_fast_path_for_every_platform():
     lacking = [
         (name, device)

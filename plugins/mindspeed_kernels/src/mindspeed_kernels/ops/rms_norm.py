@@ -19,7 +19,7 @@ from mindspeed_kernels.ops.compiled import add_compiled
 from mindspeed_kernels.ops.contract import NPU_FLOATING, Dtype, Range, Rank, SameSize
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
-_CACHED_ELEMENTS = 1 << 18
+_CACHED_ELEMENTS = 1 << 19
 """Elements of the input that a CPU works on at a time."""
 
 
