@@ -8,7 +8,7 @@ the process, from which the next session with the same ranks and options takes t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -87,6 +87,7 @@ class Groups:
         backend: str | None = None,
         timeout: timedelta | None = None,
         options: Any = None,
+        members_only: bool = False,
     ) -> dist.ProcessGroup | None:
         """Create one group per rank list and keep those this rank belongs to.
 
@@ -98,6 +99,8 @@ class Groups:
             backend: another backend than the default group's.
             timeout: another timeout than the default group's.
             options: the backend's own options.
+            members_only: a rank takes part in creating the groups it is in and no others; see `created_apart`
+                for when that works.
 
         Returns:
             This rank's (first) group, or None when it is in none.
@@ -112,11 +115,19 @@ class Groups:
         mine: list[dist.ProcessGroup] = []
         rank = dist.get_rank()
         for ranks in ranks_per_group:
-            key = (tuple(ranks), backend, timeout, _values(options))
+            if members_only and rank not in ranks:
+                continue
+            # Ranks outside of a group know of it only where all ranks created it.
+            key = (tuple(ranks), backend, timeout, _values(options), members_only)
             created = _pool.take(key)
             if created is None:
                 group = dist.new_group(
-                    list(ranks), timeout=timeout, backend=backend, pg_options=options, group_desc=name
+                    list(ranks),
+                    timeout=timeout,
+                    backend=backend,
+                    pg_options=options,
+                    use_local_synchronization=members_only,
+                    group_desc=name,
                 )
                 created = _Created(key, group)
             self._held.append(created)
@@ -131,8 +142,9 @@ class Groups:
     ) -> dist.ProcessGroup | None:
         """Create sub-groups inside every group of a kind (of every tensor-parallel group, say).
 
-        Each rank knows its own group only; the rank lists of the others are exchanged here, so that all ranks
-        create all sub-groups in one order. Collective over all ranks.
+        Each rank knows its own group only; the rank lists of the others are exchanged here, in one collective
+        over all ranks. A rank creates the sub-groups that it is in, where that works; else all ranks create
+        all of them in one order.
 
         Args:
             name: of the new groups, as in `create`.
@@ -146,10 +158,10 @@ class Groups:
         import torch.distributed as dist
 
         everyones: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyones, dist.get_process_group_ranks(group))
-        whole = sorted({tuple(ranks) for ranks in everyones})
-        lists = [[ranks[position] for position in part] for ranks in whole for part in parts]
-        return self.create(name, lists, **options)
+        dist.all_gather_object(everyones, (dist.get_process_group_ranks(group), _memberships()))
+        lists = sub_groups((tuple(ranks) for ranks, _ in everyones), parts)
+        apart = created_apart(lists, [memberships for _, memberships in everyones])
+        return self.create(name, lists, members_only=apart, **options)
 
     def __getitem__(self, name: str) -> dist.ProcessGroup:
         """This rank's group of that name; the first where it is in several (`all` gives them all)."""
@@ -219,6 +231,48 @@ class Groups:
         self._mine.clear()
         self._ranks.clear()
         self._held.clear()
+
+
+def sub_groups(groups: Iterable[Sequence[int]], parts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The rank lists of all sub-groups, in the order in which they are created.
+
+    Args:
+        groups: global ranks of every group that is split, in any order, also several times.
+        parts: positions within a group.
+    """
+    whole = sorted({tuple(ranks) for ranks in groups})
+    return [[ranks[position] for position in part] for ranks in whole for part in parts]
+
+
+def created_apart(lists: Iterable[Sequence[int]], memberships: Sequence[int | None]) -> bool:
+    """Whether the members of each group can create it without the other ranks.
+
+    torch then names a group after its ranks and the number of groups that a member is in already: that number
+    must be the same for all of them when their turn comes.
+
+    Args:
+        lists: global ranks of every group, in order of creation.
+        memberships: number of groups that every rank is in; None where its backend wants all ranks.
+    """
+    if None in memberships:
+        return False
+    counted = [count or 0 for count in memberships]
+    for ranks in lists:
+        if len({counted[rank] for rank in ranks}) > 1:
+            return False
+        for rank in ranks:
+            counted[rank] += 1
+    return True
+
+
+def _memberships() -> int | None:
+    """Number of groups that this rank is in; None where groups are created by all ranks together."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    # A communicator that belongs to a device is split from the default group's, in which all ranks take part.
+    bound = getattr(dist.group.WORLD, "bound_device_id", None) is not None
+    return None if bound or dist.get_backend() == "mpi" else len(c10d._world.pg_names)
 
 
 def current_world() -> Any:
