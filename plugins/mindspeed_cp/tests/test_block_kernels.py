@@ -1,6 +1,6 @@
 """Every kernel against the definition in float64, the choice among them, and the joining of their results."""
 
-import subprocess
+import importlib.util
 import sys
 from types import SimpleNamespace
 
@@ -17,9 +17,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from mindspeed_core.feature import DeclarationError
 from mindspeed_core.registry import Registry
 from mindspeed_core.testing import run_world
+from mindspeed_cp.engine import merging
 from mindspeed_cp.engine.attention import Members, Options, split_attention
 from mindspeed_cp.engine.block import attend, attend_backward
-from mindspeed_cp.engine.kernels import BlockKernel, Case, add_kernel, choice, known_kernels, products, using
+from mindspeed_cp.engine.kernels import (
+    BlockKernel,
+    Case,
+    add_kernel,
+    choice,
+    known_kernels,
+    npu,
+    products,
+    using,
+)
 from mindspeed_cp.engine.kernels.cuda import CudaFlashKernel
 from mindspeed_cp.engine.kernels.npu import NpuKernel
 from mindspeed_cp.engine.kernels.products import ProductsKernel
@@ -278,10 +288,13 @@ def test_what_is_no_kernel_is_refused_with_the_reason():
     assert not isinstance(Acme, BlockKernel)
 
 
-def test_kernels_are_found_without_loading_what_they_call():
-    heavy = {"mindspeed_kernels", "torch_npu"}
-    code = f"import sys, mindspeed_cp.engine.kernels; print({heavy} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+@pytest.mark.parametrize("module", [npu, merging])
+def test_the_operators_for_npus_need_not_be_installed(module, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("mindspeed_kernels")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "mindspeed_kernels", None)
+    spec = importlib.util.spec_from_file_location(f"{module.__name__}_again", module.__file__)
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 @pytest.mark.parametrize(
@@ -402,6 +415,36 @@ def errors(grid, members, rule, dtype):
     return [float(value) for value in (total[:, 0] / total[:, 1]).sqrt()]
 
 
+def check_sink(grid, members, dtype, tolerance, **given_):
+    """A further score of every row, against the softmax over one column more; its gradient too."""
+    torch.manual_seed(0)
+    rule, length = MaskRule(LENGTH, window=9), LENGTH
+    q, k, v, outer = (torch.randn(2, n, length, 8, dtype=torch.float64) for n in (4, 2, 2, 4))
+    sink = torch.randn(4, dtype=torch.float64)
+    whole = [tensor.clone().requires_grad_() for tensor in (q, k, v, sink)]
+    scores, values = definition(*whole[:3], rule, (0, length), (0, length), Scores(0.35, rule))
+    column = whole[3].view(1, -1, 1, 1).expand(2, 4, length, 1)
+    expected = torch.softmax(torch.cat((scores, column), -1), -1)[..., :length] @ values
+    expected.backward(outer)
+    position = torch.from_numpy(layout_of(grid, (rule,)).positions(members.rank))
+    mine = [tensor[:, :, position].to(dtype).requires_grad_() for tensor in (q, k, v)]
+    own = sink.to(dtype).requires_grad_()
+    output = split_attention(*mine, (rule,), grid, members, Options(0.35, sink=own, **given_))
+    output.backward(outer[:, :, position].to(dtype))
+    if grid.ranks > 1:
+        dist.all_reduce(own.grad)
+    pairs = [(output, expected), *((t.grad, w.grad) for t, w in zip(mine, whole))]
+    pairs = [(got, want[:, :, position]) for got, want in pairs]
+    for got, want in (*pairs, (own.grad, whole[3].grad)):
+        assert (got.double() - want).norm() / want.norm() < tolerance, grid
+
+
+def test_a_further_score_without_value_takes_part():
+    check_sink(Grid(1), Members(0), torch.float64, 1e-9)
+    with recording():
+        check_sink(Grid(1), Members(0), torch.float32, 2e-6)
+
+
 def every_algorithm_on_four_ranks():
     """What the operators for NPUs were asked for, and the errors of bfloat16, of every algorithm."""
     dist.init_process_group("gloo")
@@ -413,6 +456,7 @@ def every_algorithm_on_four_ranks():
     for name, grid in grids(4):
         members = members_of(grid)
         precision[name] = errors(grid, members, MaskRule(512), torch.bfloat16)
+        check_sink(grid, members, torch.float64, 1e-9)
         with recording() as log:
             log.clear()
             for rule in RULES.values():
@@ -427,6 +471,7 @@ def every_algorithm_on_four_ranks():
             calls[name] = dict(log)
         if grid.method == RING and grid.outer > 1:
             check(grid, members, RULES["documents"](LENGTH), 4, 2, LENGTH, fused_update=True, **single)
+            check_sink(grid, members, torch.float32, 2e-6, fused_update=True)
     dist.barrier()
     dist.destroy_process_group()
     return calls, precision

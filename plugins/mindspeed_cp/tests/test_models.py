@@ -71,7 +71,6 @@ _ALIBI = ("--position-embedding-type", "alibi")
             ("--use-flash-attn", "--sparse-mode", "4", "--window-size", "8,0"),
             ("--sparse-mode 4 and --window-size",),
         ),
-        (("--softmax-type", "off-by-one"), ("--softmax-type off-by-one is not computed",)),
     ],
 )
 def test_what_other_flags_ask_for_and_nobody_computes_is_refused(flags, messages):

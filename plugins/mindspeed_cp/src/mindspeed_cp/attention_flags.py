@@ -100,9 +100,6 @@ def _model_problems(values: Mapping[str, Any]) -> list[str]:
             "--qk-clip needs the largest score of every head, which is not kept here; leave it out, or keep "
             "sequences whole with --context-parallel-size 1"
         )
-    softmax = values.get("softmax_type") or "vanilla"
-    if softmax != "vanilla":
-        found.append(f"--softmax-type {softmax} is not computed over a split sequence; use vanilla")
     variant = values.get("experimental_attention_variant")
     if variant:
         found.append(

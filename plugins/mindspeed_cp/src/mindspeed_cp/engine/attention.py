@@ -53,6 +53,7 @@ class Options:
         first_head: global number of the first query head here (tensor parallelism splits heads).
         slopes: ``[n]`` float32, bias ``-slope * |distance|`` of each query head here.
         dropout: of attention weights.
+        sink: ``[n]``, a further score of every row, by query head here, whose value is zero.
         kept: what a ring keeps of the blocks for backward: ``none`` but the last, ``keys``, or ``all``. Where
             heads alone are exchanged: what is kept as it was before the exchange and exchanged again,
             ``none``, ``keys``, or ``all``, which is keys and values.
@@ -66,6 +67,7 @@ class Options:
     first_head: int = 0
     slopes: Tensor | None = None
     dropout: Dropout | None = None
+    sink: Tensor | None = None
     kept: str = "none"
     gather_keys: bool = False
     wide_gradients: bool = True
@@ -110,7 +112,7 @@ def split_attention(
     if counters.active is not None:
         counters.active.tokens += query.shape[0] * query.shape[2]
     heads = range(options.first_head, options.first_head + query.shape[1])
-    slopes = options.slopes
+    slopes, sink = options.slopes, options.sink
     remembered: AbstractContextManager[object] = nullcontext()
     if grid.inner > 1:
         assert members.inner is not None
@@ -125,6 +127,7 @@ def split_attention(
             remembered = exchanged_again([(there, here.detach()) for there, here in again], exchanged)
         heads = heads[mine.start : mine.stop]
         slopes = None if slopes is None else slopes[mine.start : mine.stop]
+        sink = None if sink is None else sink[mine.start : mine.stop]
     pairs = by_rule(rules, query.shape[0])
     scores = [
         Scores(
@@ -138,7 +141,7 @@ def split_attention(
         for samples, rule in pairs
     ]
     with remembered:
-        output = _outer(query, key, value, outer, pairs, scores, grid, place, members, options)
+        output = _outer(query, key, value, sink, outer, pairs, scores, grid, place, members, options)
     if grid.inner > 1:
         assert members.inner is not None
         output = to_positions(output, plan.queries, lengths, members.inner)
@@ -218,6 +221,7 @@ def _outer(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    sink: Tensor | None,
     layout: Layout,
     pairs: Sequence[tuple[slice, MaskRule]],
     scores: Sequence[Scores],
@@ -230,7 +234,7 @@ def _outer(
     if grid.outer == 1:
         work = work_with(pairs, scores, chunks, chunks)
         _count(work)
-        result: Tensor = LocalAttention.apply(query, key, value, work)
+        result: Tensor = LocalAttention.apply(query, key, value, work, sink)
         return result
     assert members.outer is not None
     if grid.method == GATHER:
@@ -238,7 +242,7 @@ def _outer(
         work = work_with(pairs, scores, chunks, moved.chunks)
         _count(work)
         plan = GatherPlan(moved, work, members.outer, options.wide_gradients)
-        gathered: Tensor = GatheredAttention.apply(query, key, value, plan)
+        gathered: Tensor = GatheredAttention.apply(query, key, value, plan, sink)
         return gathered
     ring = RingPlan(
         ring_table(grid.outer, grid.window),
@@ -253,7 +257,7 @@ def _outer(
         options.fused_update,
     )
     _count(*ring.work)
-    travelled: Tensor = RingAttention.apply(query, key, value, ring)
+    travelled: Tensor = RingAttention.apply(query, key, value, ring, sink)
     return travelled
 
 

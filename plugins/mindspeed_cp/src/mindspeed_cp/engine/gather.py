@@ -20,7 +20,7 @@ from mindspeed_cp.engine import counters
 from mindspeed_cp.engine.block import attend, attend_backward
 from mindspeed_cp.engine.exchange import Exchange
 from mindspeed_cp.engine.local import Work, zeros_for
-from mindspeed_cp.engine.merging import Merger
+from mindspeed_cp.engine.merging import Merger, sink_gradient
 
 
 @dataclass(frozen=True)
@@ -44,22 +44,24 @@ class GatheredAttention(torch.autograd.Function):
     """Keeps queries, local keys and values, the output and one number per row."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: GatherPlan) -> Tensor:
-        """``[b, n, s, dv]`` of local queries ``[b, n, s, d]`` and the keys that they see."""
-        merger = Merger(query, value.shape[-1])
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: GatherPlan, sink: Tensor | None = None
+    ) -> Tensor:
+        """``[b, n, s, dv]`` of local queries ``[b, n, s, d]`` and what they see; ``sink`` is ``[n]``."""
+        merger = Merger(query, value.shape[-1], sink)
         keys, values = _fetch(key, value, plan)
         for samples, tasks, scores in plan.work:
             attend(merger, samples, query, keys, values, tasks, scores)
         output = merger.output.to(query.dtype)
-        ctx.save_for_backward(query, key, value, output, merger.logsum)
+        ctx.save_for_backward(query, key, value, output, merger.logsum, sink)
         ctx.plan = plan
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of local queries, keys and values."""
-        query, key, value, output, logsum = ctx.saved_tensors
+        """Gradients of local queries, keys and values, and of further scores."""
+        query, key, value, output, logsum, sink = ctx.saved_tensors
         plan = ctx.plan
         keys, values = _fetch(key, value, plan)
         found = zeros_for(query, keys, values)
@@ -69,7 +71,8 @@ class GatheredAttention(torch.autograd.Function):
         if not plan.wide_gradients:
             dk, dv = dk.to(key.dtype), dv.to(value.dtype)
         dk, dv = _return(dk, dv, key, value, plan)
-        return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), None
+        dsink = sink_gradient(sink, output, logsum, gradients[0])
+        return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), None, dsink
 
 
 def _fetch(key: Tensor, value: Tensor, plan: GatherPlan) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from mindspeed_cp.engine.block import attend, attend_backward
 from mindspeed_cp.engine.layout import Chunks
 from mindspeed_cp.engine.masks import MaskRule
-from mindspeed_cp.engine.merging import Merger
+from mindspeed_cp.engine.merging import Merger, sink_gradient
 from mindspeed_cp.engine.scores import Scores
 from mindspeed_cp.engine.tasks import Task, tasks
 
@@ -42,25 +42,28 @@ class LocalAttention(torch.autograd.Function):
     """Keeps queries, keys, values, the output and one number per row."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, work: Work) -> Tensor:
-        """``[b, n, s, dv]`` of queries ``[b, n, s, d]`` and keys ``[b, g, t, d]``."""
-        merger = Merger(query, value.shape[-1])
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, work: Work, sink: Tensor | None = None
+    ) -> Tensor:
+        """``[b, n, s, dv]`` of queries ``[b, n, s, d]`` and keys ``[b, g, t, d]``; ``sink`` is ``[n]``."""
+        merger = Merger(query, value.shape[-1], sink)
         for samples, wanted, scores in work:
             attend(merger, samples, query, key, value, wanted, scores)
         output = merger.output.to(query.dtype)
-        ctx.save_for_backward(query, key, value, output, merger.logsum)
+        ctx.save_for_backward(query, key, value, output, merger.logsum, sink)
         ctx.work = work
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of queries, keys and values, added up in float32."""
-        query, key, value, output, logsum = ctx.saved_tensors
+        """Gradients of queries, keys and values, added up in float32, and of further scores."""
+        query, key, value, output, logsum, sink = ctx.saved_tensors
         found = zeros_for(query, key, value)
         for samples, wanted, scores in ctx.work:
             attend_backward(found, samples, query, key, value, output, logsum, gradients[0], wanted, scores)
-        return (*(part.to(like.dtype) for part, like in zip(found, (query, key, value))), None)
+        dq, dk, dv = (part.to(like.dtype) for part, like in zip(found, (query, key, value)))
+        return dq, dk, dv, None, sink_gradient(sink, output, logsum, gradients[0])
 
 
 def zeros_for(*tensors: Tensor) -> tuple[Any, ...]:

@@ -27,16 +27,19 @@ class Merger:
     output: Tensor
     logsum: Tensor
 
-    def __init__(self, query: Tensor, value_width: int) -> None:
-        """Start with rows that have seen nothing.
+    def __init__(self, query: Tensor, value_width: int, sink: Tensor | None = None) -> None:
+        """Start with rows that have seen nothing, or a score without value.
 
         Args:
             query: ``[b, n, s, d]``.
             value_width: width of values.
+            sink: ``[n]``, a further score of every row, whose value is zero.
         """
         wide = torch.promote_types(query.dtype, torch.float32)
         self.output = query.new_zeros(*query.shape[:3], value_width, dtype=wide)
         self.logsum = query.new_full(query.shape[:3], float("-inf"), dtype=wide)
+        if sink is not None:
+            self.logsum.copy_(sink.view(-1, 1))
 
     def add(self, samples: slice, rows: Rows, output: Tensor, logsum: Tensor) -> None:
         """Join a block.
@@ -63,8 +66,8 @@ class FusedMerger(Merger):
     It keeps what the operator works on: outputs ``[s, b, n * dv]``, and a maximum and a sum for every row.
     """
 
-    def __init__(self, query: Tensor, value_width: int) -> None:
-        """Start with rows that have seen nothing; see `Merger`.
+    def __init__(self, query: Tensor, value_width: int, sink: Tensor | None = None) -> None:
+        """Start with rows that have seen nothing, or a score without value; see `Merger`.
 
         Raises:
             ValueError: queries are float64, which the operator does not join.
@@ -77,6 +80,10 @@ class FusedMerger(Merger):
         self._highest = query.new_full((batch, heads, length, _LANES), _LOWEST, dtype=torch.float32)
         self._total = torch.zeros_like(self._highest)
         self._touched: list[tuple[range, Rows]] = []
+        if sink is not None:
+            self._highest.copy_(sink.view(-1, 1, 1))
+            self._total.fill_(1.0)
+            self._touched.append((range(batch), (0, length)))
 
     def add(self, samples: slice, rows: Rows, output: Tensor, logsum: Tensor) -> None:
         """Join a block; see `Merger.add`."""
@@ -122,12 +129,29 @@ class FusedMerger(Merger):
         return self._highest[..., 0] + self._total[..., 0].log()
 
 
-def merger_for(query: Tensor, value_width: int, *, fused: bool = False) -> Merger:
+def merger_for(query: Tensor, value_width: int, *, fused: bool = False, sink: Tensor | None = None) -> Merger:
     """The merger of an attention.
 
     Args:
         query: ``[b, n, s, d]``.
         value_width: width of values.
         fused: leave the arithmetic to mindspeed-kernels.
+        sink: ``[n]``, a further score of every row, whose value is zero.
     """
-    return (FusedMerger if fused else Merger)(query, value_width)
+    return (FusedMerger if fused else Merger)(query, value_width, sink)
+
+
+def sink_gradient(sink: Tensor | None, output: Tensor, logsum: Tensor, outer: Tensor) -> Tensor | None:
+    """The gradient ``[n]`` of the further scores; None where there are none.
+
+    Args:
+        sink: ``[n]``.
+        output: ``[b, n, s, dv]``, of the whole attention.
+        logsum: ``[b, n, s]``, the further score included.
+        outer: ``[b, n, s, dv]``, gradient of the output.
+    """
+    if sink is None:
+        return None
+    weight = torch.exp(sink.to(logsum.dtype).view(-1, 1) - logsum)
+    delta = (outer.to(logsum.dtype) * output.to(logsum.dtype)).sum(-1)
+    return -(weight * delta).sum((0, 2)).to(sink.dtype)

@@ -21,7 +21,7 @@ from torch.distributed import ProcessGroup
 from mindspeed_cp.engine import counters
 from mindspeed_cp.engine.block import attend, attend_backward
 from mindspeed_cp.engine.local import Work, zeros_for
-from mindspeed_cp.engine.merging import merger_for
+from mindspeed_cp.engine.merging import merger_for, sink_gradient
 from mindspeed_cp.engine.ring_table import Move, RingTable
 
 
@@ -162,10 +162,12 @@ class RingAttention(torch.autograd.Function):
     """Keeps queries, the output, one number per row, and the keys and values that were held last."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: RingPlan) -> Tensor:
-        """``[b, n, s, dv]`` of local queries ``[b, n, s, d]`` and the keys of all ranks."""
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: RingPlan, sink: Tensor | None = None
+    ) -> Tensor:
+        """``[b, n, s, dv]`` of local queries ``[b, n, s, d]``, keys of all ranks; ``sink`` is ``[n]``."""
         table, shapes, me = plan.table, _Shapes.of(key, value), plan.rank
-        merger = merger_for(query, value.shape[-1], fused=plan.fused_update)
+        merger = merger_for(query, value.shape[-1], fused=plan.fused_update, sink=sink)
         transfers = Transfers(plan, "keys")
         blocks = {me: torch.cat((key.reshape(-1), value.reshape(-1)))}
         kept: dict[int, Tensor] = {}
@@ -187,19 +189,20 @@ class RingAttention(torch.autograd.Function):
                 _let_go(table, me, step, blocks)
         output = merger.output.to(query.dtype)
         last = table.hold[-1][me]
-        ctx.save_for_backward(query, output, merger.logsum, blocks[last], *kept.values())
+        ctx.save_for_backward(query, output, merger.logsum, sink, blocks[last], *kept.values())
         ctx.plan, ctx.shapes, ctx.kept = plan, shapes, tuple(kept)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of local queries, keys and values."""
-        query, output, logsum, last, *kept = ctx.saved_tensors
+        """Gradients of local queries, keys and values, and of further scores."""
+        query, output, logsum, sink, last, *kept = ctx.saved_tensors
         plan, shapes = ctx.plan, ctx.shapes
         found = _RingBackward(plan, shapes, query, output, logsum, gradients[0], dict(zip(ctx.kept, kept)))
         dq, dk, dv = found.run(last)
-        return dq.to(query.dtype), dk.to(query.dtype), dv.to(query.dtype), None
+        dsink = sink_gradient(sink, output, logsum, gradients[0])
+        return dq.to(query.dtype), dk.to(query.dtype), dv.to(query.dtype), None, dsink
 
 
 def _keep(plan: RingPlan, kept: dict[int, Tensor], block: int, buffer: Tensor, key: Tensor) -> None:

@@ -56,6 +56,8 @@ MODEL_PROOFS = (
     _same("latent-ring", 2, _RING, _LATENT),
     _same("latent-ulysses-tp2-sp", 4, _HEADS, (*_LATENT, *_TP2, "--sequence-parallel")),
     _same("latent-yarn-fetched", 2, _FETCHED, (*_LATENT, "--rope-type", "yarn")),
+    _same("off-by-one-fetched", 2, _FETCHED, (*_MODEL, "--softmax-type", "off-by-one")),
+    _same("learnable-ulysses-tp2", 4, _HEADS, (*_MODEL, *_TP2, "--softmax-type", "learnable")),
     _same("experts", 2, _RING, (*_MODEL, *_EXPERTS, *_LOGITS)),
     _same("experts-ep2", 4, _HEADS, (*_MODEL, *_EXPERTS, "--expert-model-parallel-size", "2")),
     _same("experts-per-token", 2, _RING, (*_MODEL, *_EXPERTS, *_LOGITS, "--calculate-per-token-loss")),

@@ -23,6 +23,7 @@ from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.scores import Dropout
 from mindspeed_cp.modules.batch import SplitBatch
 from mindspeed_cp.modules.members import members_of
+from mindspeed_cp.modules.softmax_offset import add_offset, sharded_offset
 from mindspeed_cp.options import CPOptions, cp_options
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ class SplitCoreAttention(MegatronModule):
     """Attention between this rank's tokens and those of all ranks of context parallelism.
 
     Takes the place of megatron-core's ``DotProductAttention``: query ``[s/cp, b, n/tp, d]``, key and value
-    ``[s/cp, b, g/tp, d]``, result ``[s/cp, b, n/tp * dv]``. It has no parameters.
+    ``[s/cp, b, g/tp, d]``, result ``[s/cp, b, n/tp * dv]``. Its parameter is
+    ``softmax_offset``, where the configuration has a learnable one.
     """
 
     def __init__(
@@ -74,14 +76,11 @@ class SplitCoreAttention(MegatronModule):
             slopes: of the biases by distance, one for every head of the model.
 
         Raises:
-            ValueError: cross attention, or a softmax with a further score.
+            ValueError: cross attention, or no softmax that megatron-core has.
         """
         super().__init__(config=config)
         if attention_type != "self" or options is None or members is None:
             raise ValueError("attention over a split sequence is self attention, placed by a session")
-        kind = getattr(config, "softmax_type", "vanilla")
-        if kind != "vanilla":
-            raise ValueError(f"--softmax-type {kind} is not computed over a split sequence; use vanilla")
         self.layer_number = max(1, layer_number)
         self.attn_mask_type = attn_mask_type
         self.softmax_scale = softmax_scale
@@ -92,6 +91,8 @@ class SplitCoreAttention(MegatronModule):
         self.options = options
         self._members = members
         self._tp_group = getattr(pg_collection, "tp", None)
+        self.softmax_offset: Tensor | None
+        add_offset(self, config, self._heads_group)
 
     @staticmethod
     def _window(config: TransformerConfig, layer_number: int) -> int | None:
@@ -133,6 +134,7 @@ class SplitCoreAttention(MegatronModule):
             first_head=self._tp_rank() * heads,
             slopes=self._own_slopes(heads, query.device),
             dropout=self._dropout(batch),
+            sink=self.softmax_offset,
             kept=self.options.kept(self.layer_number) if self.training else "none",
             gather_keys=self.options.gather_keys,
             wide_gradients=self.options.wide_gradients,
@@ -166,9 +168,19 @@ class SplitCoreAttention(MegatronModule):
         return torch.tensor(self.slopes[first : first + heads], dtype=torch.float32, device=device)
 
     def _tp_rank(self) -> int:
-        group = self._tp_group or parallel_state.get_tensor_model_parallel_group()
-        rank: int = group.rank()
+        rank: int = self._heads_group().rank()
         return rank
+
+    def _heads_group(self) -> Any:
+        """The tensor-parallel group, which shares the heads."""
+        return self._tp_group or parallel_state.get_tensor_model_parallel_group()
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> Any:
+        """The learnable offset of the softmax, as megatron-core's core attention has it."""
+        state = self.state_dict(prefix="", keep_vars=True)
+        return sharded_offset(state, prefix, sharded_offsets, metadata, self._heads_group())
 
 
 def place_attention(session: Session, args: Namespace, spec: Any, owner: str) -> Any:

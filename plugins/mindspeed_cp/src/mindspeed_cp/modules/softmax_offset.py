@@ -1,0 +1,65 @@
+"""A further score of every row, without value, under the name and in the shards that megatron-core gives it.
+
+``--softmax-type off-by-one`` makes it zero, ``learnable`` a parameter for each head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+from torch import Tensor, nn
+
+
+def add_offset(module: nn.Module, config: TransformerConfig, heads_group: Callable[[], Any]) -> None:
+    """Give a module ``softmax_offset``, ``[n / tp]`` or None.
+
+    Args:
+        module: a core attention.
+        config: says which kind.
+        heads_group: gives the group that shares the heads.
+
+    Raises:
+        ValueError: there is no such kind.
+    """
+    kind = getattr(config, "softmax_type", "vanilla")
+    if kind == "vanilla":
+        module.register_parameter("softmax_offset", None)
+        return
+    if kind not in ("off-by-one", "learnable"):
+        raise ValueError(f"--softmax-type {kind} is none of vanilla, off-by-one, learnable")
+    offset = torch.zeros(config.num_attention_heads // heads_group().size(), dtype=config.params_dtype)
+    if kind == "off-by-one":
+        module.register_buffer("softmax_offset", offset, persistent=False)
+        return
+    learned = nn.Parameter(offset)
+    module.register_parameter("softmax_offset", learned)
+    if config.perform_initialization:
+        config.init_method(learned)
+
+
+def sharded_offset(
+    state: dict[str, Tensor],
+    prefix: str,
+    offsets: tuple[Any, ...],
+    metadata: dict[str, Any] | None,
+    tp_group: Any,
+) -> Any:
+    """What a checkpoint has of a core attention: its offset, cut by heads, where that is learned.
+
+    Args:
+        state: of the module, without prefix.
+        prefix: of its names.
+        offsets: of layers.
+        metadata: may have the group of ranks with equal weights.
+        tp_group: shares the heads.
+    """
+    if not state:
+        return {}
+    groups = {"dp_cp_group": metadata["dp_cp_group"]} if metadata and "dp_cp_group" in metadata else {}
+    return make_sharded_tensors_for_checkpoint(
+        state, prefix, {"softmax_offset": 0}, offsets, tp_group=tp_group, **groups
+    )
