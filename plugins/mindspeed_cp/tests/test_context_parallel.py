@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mindspeed_core.activation import prepare
+from mindspeed_core.activation import plan_for, prepare
 from mindspeed_core.feature import check_feature
 from mindspeed_core.plan import PlanError
 from mindspeed_core.registry import Registry
@@ -118,6 +118,20 @@ def test_a_ring_with_an_even_number_of_ranks_gets_a_second_group(size, inner, pa
     algorithm = "megatron_cp_algo" if inner == 1 else "hybrid_cp_algo"
     options = CPOptions(size, algorithm, inner, 1, True, "auto", 0, None, 0, True, send_receive_overlap=True)
     assert group_parts(options).get("cp.second") == parts
+
+
+@pytest.mark.parametrize("flag", ["--sft", "--hybrid-context-parallel"])
+def test_samples_that_a_script_packs_and_splits_itself_are_refused(flag):
+    with pytest.raises(PlanError, match=f"{flag} packs samples"):
+        plan_for(["--context-parallel-size", "2", flag], host="megatron-lm", platform="cpu")
+
+
+def test_masks_of_the_data_loader_are_off_where_they_are_the_default():
+    split, parsed = plan_for(["--context-parallel-size", "2"], host="megatron-lm", platform="cpu")
+    assert "context-parallel" in split
+    assert parsed.args.create_attention_mask_in_dataloader is False
+    with pytest.raises(PlanError, match="cannot run with --create-attention-mask-in-dataloader"):
+        plan("--context-parallel-size", "2", "--create-attention-mask-in-dataloader")
 
 
 def test_without_a_split_the_feature_is_not_there():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -118,7 +119,8 @@ def _planned(args: Namespace) -> Grid | None:
 def problems(args: Namespace) -> list[str]:
     """Everything that is wrong with the arguments, one sentence each with numbers and the way out."""
     size, algorithm = args.context_parallel_size, args.context_parallel_algo
-    heads = args.num_attention_heads // args.tensor_model_parallel_size
+    # A configuration that is not there yet is checked when it comes.
+    heads = (args.num_attention_heads or sys.maxsize) // args.tensor_model_parallel_size
     degree, window = args.ulysses_degree_in_cp, args.cp_window_size
     found: list[str] = []
     if algorithm == ULYSSES_ALGO and heads < size:

@@ -70,6 +70,11 @@ class ContextParallel(Feature):
                 f"--position-embedding-type {args.position_embedding_type} is not split over ranks; use "
                 "rope, yarn, learned_absolute or none"
             )
+        found += [
+            f"{flag} packs samples of many lengths, and splits them by itself; leave one of the two out"
+            for flag in ("--sft", "--hybrid-context-parallel")
+            if getattr(args, flag.lstrip("-").replace("-", "_"), False)
+        ]
         return found
 
     @hookimpl(wrapper=True)
