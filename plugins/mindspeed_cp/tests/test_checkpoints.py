@@ -12,9 +12,13 @@ from mindspeed_core.testing.model_flags import training_flags
 
 ROPE = (
     *("--num-layers", "2", "--position-embedding-type", "rope", "--normalization", "RMSNorm", "--swiglu"),
+    *("--softmax-type", "learnable"),
 )
 PREDICTIONS = ("--mtp-num-layers", "1", "--untie-embeddings-and-output-weights")
-DROPPED = (*ROPE, "--hidden-dropout", "0.1", "--attention-dropout", "0.1")
+DROPPED = (
+    *(*ROPE, "--hidden-dropout", "0.1", "--attention-dropout", "0.1"),
+    *("--tensor-model-parallel-size", "2"),
+)
 NO_COPIES = (
     "--recompute-granularity",
     "full",
@@ -93,13 +97,13 @@ def trained(flags, steps, *, save_to="", load_from="", saved_after=0, look=None)
 
 
 def generators(run):
-    """Which rank of the sequence this is, and digests of its random states."""
+    """Which rank of the sequence and of tensors this is, and digests of its random states."""
     from megatron.core import tensor_parallel
 
     states = tensor_parallel.get_cuda_rng_tracker().get_states()
     every = {"": run.session.platform.rng_state(), **states}
     digests = {name: hashlib.sha256(state.numpy().tobytes()).hexdigest() for name, state in every.items()}
-    return run.pg.cp.rank(), digests
+    return (run.pg.cp.rank(), run.pg.tp.rank()), digests
 
 
 def wrong_by_slopes(run):
@@ -204,11 +208,17 @@ def test_a_closed_session_leaves_no_attribute_behind(ranks):
 
 
 def test_ranks_of_a_sequence_drop_other_hidden_states(ranks):
-    own = {found["own states"][0]: found["own states"][1] for found in ranks}
-    assert own.keys() == {0, 1}
-    assert all(own[0][name] != own[1][name] for name in ("", "model-parallel-rng"))
-    alike = [found["same states"][1] for found in ranks]
-    assert all(digests == alike[0] for digests in alike)
+    own = dict(found["own states"] for found in ranks)
+    assert all(own[0, 0][name] != own[1, 0][name] for name in ("", "model-parallel-rng"))
+    alike = dict(found["same states"] for found in ranks)
+    assert all(alike[0, tensors] == alike[1, tensors] for tensors in (0, 1))
+
+
+def test_ranks_that_share_a_tensors_hidden_states_drop_the_same(ranks):
+    own = dict(found["own states"] for found in ranks)
+    for part in (0, 1):
+        assert own[part, 0][""] == own[part, 1][""]
+        assert own[part, 0]["model-parallel-rng"] != own[part, 1]["model-parallel-rng"]
 
 
 def test_dropped_hidden_states_go_on_exactly_from_a_checkpoint(ranks):
