@@ -230,6 +230,19 @@ def test_the_forward_step_knows_its_micro_batch(opened):
     assert session.run.context.microbatch == -1
 
 
+def test_samples_are_counted_and_sizes_are_those_of_the_batch(opened):
+    session, batch = opened({"seq_length": 8}), Batch(tokens=torch.zeros(3, 5, dtype=torch.long))
+    session.batch(batch)
+    assert (session.run.args.micro_batch_size, session.run.args.seq_length) == (3, 5)
+    schedule = session.forward_backward()
+    schedule._function = lambda **_: None
+    sizes = {"num_microbatches": 4, "seq_length": 5, "micro_batch_size": 2}
+    schedule(**sizes)
+    assert session.run.consumed_train_samples == 3 + 4 * 2
+    schedule(**sizes, forward_only=True)
+    assert session.run.consumed_train_samples == 3 + 4 * 2
+
+
 def test_a_training_step_may_say_what_it_did(opened):
     session = opened({})
     result = StepResult(losses={"loss": 1.0}, skipped=False, grad_norm=None, num_zeros=None)

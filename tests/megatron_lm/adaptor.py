@@ -40,21 +40,33 @@ EXPERTS = (
     "--moe-router-topk 2 --moe-aux-loss-coeff 1e-2 --disable-bias-linear"
 )
 
-SPLIT = (
-    "--context-parallel-size 2 --position-embedding-type rope --normalization RMSNorm --swiglu "
-    "--disable-bias-linear --group-query-attention --num-query-groups 2"
+WHOLE = (
+    "--position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear "
+    "--group-query-attention --num-query-groups 2"
 )
-PACKED = "--reset-attention-mask --reset-position-ids --eod-mask-loss"
+SPLIT = f"--context-parallel-size 2 {WHOLE}"
+PACKED = "--reset-attention-mask --eod-mask-loss"
 
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison; ``late`` imports megatron before the adaptor."""
+    """One comparison.
+
+    Attributes:
+        name: shown in the table.
+        flags: of both sides.
+        world_size: processes.
+        late: megatron is imported before the adaptor.
+        theirs: flags that Megatron-LM alone has.
+        whole: flags of a training without features in one process, with the same losses but for rounding.
+    """
 
     name: str
     flags: str
     world_size: int = 2
     late: bool = False
+    theirs: str = ""
+    whole: str = ""
 
 
 CASES = (
@@ -77,9 +89,13 @@ CASES = (
     ),
     Case("grouped experts, ep2", f"{EXPERTS} --moe-grouped-gemm --gemm-gradient-accumulation-fusion"),
     Case("every plugin, pp2", f"{KERNELS} {PROFILE} --pipeline-model-parallel-size 2"),
-    Case("cp2, ring", SPLIT),
+    Case("cp2, ring", SPLIT, whole=WHOLE),
     Case("cp2, heads", f"{SPLIT} --context-parallel-algo ulysses_cp_algo"),
-    Case("cp2, fetched, documents", f"{SPLIT} --context-parallel-algo kvallgather_cp_algo {PACKED}"),
+    Case(
+        "cp2, fetched, documents",
+        f"{SPLIT} --context-parallel-algo kvallgather_cp_algo {PACKED}",
+        whole=f"{WHOLE} {PACKED}",
+    ),
     Case(
         "cp2, tp2 + sp, distributed optimizer",
         f"{SPLIT} --tensor-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer",
@@ -87,9 +103,21 @@ CASES = (
     ),
     Case(
         "cp2, pp2, documents",
-        f"{SPLIT} --context-parallel-algo adaptive_cp_algo {PACKED} --pipeline-model-parallel-size 2",
+        f"{SPLIT} --context-parallel-algo adaptive_cp_algo {PACKED} --reset-position-ids "
+        "--pipeline-model-parallel-size 2",
         world_size=4,
     ),
+    Case(
+        "cp2, interleaved pp2, documents",
+        f"{SPLIT} {PACKED} --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
+        world_size=4,
+    ),
+    Case(
+        "cp2, predictions, dropout",
+        f"{SPLIT} --mtp-num-layers 1 --attention-dropout 0.1 --hidden-dropout 0.1",
+    ),
+    Case("cp2, experts, loss per token", f"{SPLIT} {EXPERTS} --calculate-per-token-loss"),
+    Case("packed documents", f"{WHOLE} {PACKED}", theirs="--no-create-attention-mask-in-dataloader"),
 )
 RESUMED = (
     Case("resume, dp2", "--attention-dropout 0.1 --hidden-dropout 0.1"),
@@ -97,6 +125,7 @@ RESUMED = (
         "resume, distributed optimizer, every plugin",
         f"{KERNELS} --use-distributed-optimizer --attention-dropout 0.1 --hidden-dropout 0.1",
     ),
+    Case("resume, cp2", f"{SPLIT} --attention-dropout 0.1 --hidden-dropout 0.1"),
     Case(
         "resume, tp2, fully reshardable",
         "--tensor-model-parallel-size 2 --use-distributed-optimizer --dist-ckpt-optim-fully-reshardable "
@@ -137,11 +166,20 @@ def main() -> int:
 def compare(case: Case, checkout: Path, folder: Path, name: str) -> bool:
     """One case on both sides."""
     flags = [*SHARED, *_dropout(case), *case.flags.split(), "--train-iters", str(STEPS)]
-    theirs, found = adapted(case, checkout, folder / name, [*flags, *data(folder, name)])
+    theirs, found = adapted(
+        case, checkout, folder / name, [*flags, *case.theirs.split(), *data(folder, name)]
+    )
     ours = own(case, folder / name, [*flags, *data(folder, name + "o")])
     off = worst(theirs, ours)
     complete = len(theirs) == len(ours) == STEPS
-    return tell(case, theirs, off, complete and off <= TOLERANCE, found)
+    fine = tell(case, theirs, off, complete and off <= TOLERANCE, found)
+    if case.whole:
+        alone = Case(f"{case.name}: whole sequences", case.whole, world_size=1)
+        flags = [*SHARED, *_dropout(alone), *alone.flags.split(), "--train-iters", str(STEPS)]
+        losses, found = adapted(alone, checkout, folder / f"{name}w", [*flags, *data(folder, name + "w")])
+        off = worst(losses, theirs)
+        fine &= tell(alone, losses, off, len(losses) == STEPS and off <= TOLERANCE, found)
+    return fine
 
 
 def resume(case: Case, checkout: Path, folder: Path, name: str) -> bool:
