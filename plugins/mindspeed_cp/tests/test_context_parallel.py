@@ -17,9 +17,9 @@ from mindspeed_core.testing import run_world
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.scenarios import scenario_parameters
 from mindspeed_core.testing.verify import verify
+from mindspeed_cp.arrangement import group_parts
 from mindspeed_cp.features import DECLARATIONS, ContextParallel
 from mindspeed_cp.modules.loss import over_the_sequence
-from mindspeed_cp.modules.members import group_parts
 from mindspeed_cp.options import CPOptions
 
 

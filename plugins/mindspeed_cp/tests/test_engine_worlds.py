@@ -16,8 +16,8 @@ from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.planners import GATHER, RING, Grid, layout_of, outer_layout
 from mindspeed_cp.engine.ring import RingPlan, Transfers
 from mindspeed_cp.engine.ring_table import ring_table
-from mindspeed_cp.engine.volume import Sizes, share_of
 from mindspeed_cp.engine.scores import Dropout
+from mindspeed_cp.engine.volume import Sizes, share_of
 
 LENGTH = 48
 

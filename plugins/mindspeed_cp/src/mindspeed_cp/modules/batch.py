@@ -14,11 +14,11 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from mindspeed_core.errors import UserError
+from mindspeed_cp.arrangement import grid_of
 from mindspeed_cp.engine.documents import restarted
 from mindspeed_cp.engine.layout import Layout
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.planners import Grid, layout_of
-from mindspeed_cp.modules.members import grid_of
 from mindspeed_cp.modules.rules import rules_of
 from mindspeed_cp.options import cp_options
 
