@@ -75,6 +75,10 @@ class ContextParallel(Feature):
             for flag in ("--sft", "--hybrid-context-parallel")
             if getattr(args, flag.lstrip("-").replace("-", "_"), False)
         ]
+        if not found:
+            from mindspeed_cp.cut_lengths import cut_problems
+
+            found += cut_problems(args)
         return found
 
     @hookimpl(wrapper=True)
@@ -89,14 +93,19 @@ class ContextParallel(Feature):
 
     @hookimpl(wrapper=True)
     def train_step(self, run: Any) -> Generator[None, Any, Any]:
-        """Let every rank of a sequence drop other hidden states."""
+        """Let every rank of a sequence drop other hidden states; count what attention does."""
         if run.args.cp_distinct_dropout:
             from mindspeed_cp.modules.dropout import digests, own_states
 
             # Training loops that seed by themselves have done so by now.
             self._origin = self._origin or digests(run.session.platform)
             own_states(run, self._origin)
-        return (yield)
+        if not run.args.cp_log_counters:
+            return (yield)
+        from mindspeed_cp.modules.counted import counted_step
+
+        with counted_step(run):
+            return (yield)
 
     @hookimpl(wrapper=True)
     def build_process_groups(self, session: Any, args: Any) -> Generator[None, Any, Any]:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from mindspeed_core.errors import UserError
 from mindspeed_cp.arrangement import grid_of
-from mindspeed_cp.engine.documents import restarted
-from mindspeed_cp.engine.layout import Layout
+from mindspeed_cp.cut_lengths import length_problems
+from mindspeed_cp.engine.documents import ends_by_length, restarted
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.planners import Grid, layout_of
 from mindspeed_cp.modules.rules import rules_of
@@ -56,7 +56,7 @@ def split_batch(run: Run, batch: Batch, microbatch: int) -> Batch:
         microbatch: index within the step.
 
     Raises:
-        UserError: the sequence is shorter than there are ranks.
+        UserError: the sequence cannot be cut so.
     """
     args = run.args
     grid = grid_of(cp_options(args))
@@ -69,7 +69,9 @@ def split_batch(run: Run, batch: Batch, microbatch: int) -> Batch:
         layout = layout_of(grid, rules)
     except ValueError as error:
         raise UserError(str(error)) from error
-    _check_lengths(run, layout)
+    wrong = length_problems(args, layout.lengths)
+    if wrong:
+        raise UserError("; ".join(wrong))
     positions = torch.from_numpy(layout.positions(run.pg.cp.rank())).to(run.dist.device)
     description = SplitBatch(
         qkv_format="sbhd",
@@ -89,23 +91,10 @@ def split_batch(run: Run, batch: Batch, microbatch: int) -> Batch:
             split[name] = None
         elif whole is not None:
             if name == "position_ids" and args.reset_position_ids and args.fix_sub_seq_length > 0:
-                whole = restarted(args.seq_length, rules[0].ends, whole).expand_as(whole)
+                ends = ends_by_length(args.seq_length, args.fix_sub_seq_length)
+                whole = restarted(args.seq_length, ends, whole).expand_as(whole)
             split[name] = whole.index_select(1, positions)
     return batch.with_(**split)
-
-
-def _check_lengths(run: Run, layout: Layout) -> None:
-    """Sequence parallelism and pipelines need the same number of tokens on every rank."""
-    args = run.args
-    tp = args.tensor_model_parallel_size if args.sequence_parallel else 1
-    uneven = len(set(layout.lengths)) > 1
-    piped = args.pipeline_model_parallel_size > 1 and not args.cp_variable_lengths
-    if any(length % tp for length in layout.lengths) or (uneven and piped):
-        raise UserError(
-            f"--seq-length {args.seq_length} gives the ranks of context parallelism {layout.lengths} tokens; "
-            f"sequence parallelism over {tp} ranks needs multiples of {tp}, pipelines equal numbers or "
-            f"--variable-seq-lengths: use a multiple of {2 * layout.ranks * tp}"
-        )
 
 
 def _first_sample(run: Run, microbatch: int) -> int:
