@@ -1,0 +1,47 @@
+"""Whether a sequence can be cut so that all ranks suit the rest of a training; no torch."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+
+from mindspeed_cp.arrangement import grid_of
+from mindspeed_cp.engine.masks import MaskRule
+from mindspeed_cp.engine.planners import layout_of
+from mindspeed_cp.options import cp_options
+
+
+def length_problems(args: Namespace, lengths: Sequence[int]) -> list[str]:
+    """Why ranks cannot hold so many tokens: sequence parallelism and pipelines want the same of all.
+
+    Args:
+        args: the arguments.
+        lengths: tokens of every rank.
+    """
+    tp = args.tensor_model_parallel_size if getattr(args, "sequence_parallel", False) else 1
+    piped = args.pipeline_model_parallel_size > 1 and not args.cp_variable_lengths
+    low, high = min(lengths), max(lengths)
+    held = str(low) if low == high else f"{low} to {high}"
+    shown = f"--seq-length {args.seq_length} gives the ranks of context parallelism {held} tokens"
+    multiple = f"use a multiple of {2 * len(lengths) * tp}"
+    found = []
+    if any(length % tp for length in lengths):
+        found.append(f"{shown}; --sequence-parallel over {tp} ranks needs multiples of {tp}: {multiple}")
+    if piped and low != high:
+        found.append(f"{shown}; pipelines hand on equal numbers: add --variable-seq-lengths, or {multiple}")
+    return found
+
+
+def cut_problems(args: Namespace) -> list[str]:
+    """The same before there are batches, for a causal mask; other layouts are looked at batch by batch.
+
+    Args:
+        args: arguments in which nothing else is wrong.
+    """
+    if not getattr(args, "seq_length", None) or args.context_parallel_size == 1:
+        return []
+    try:
+        layout = layout_of(grid_of(cp_options(args)), (MaskRule(args.seq_length),))
+    except ValueError as error:
+        return [str(error)]
+    return length_problems(args, layout.lengths)
