@@ -12,8 +12,8 @@ from mindspeed_core.testing.model_flags import training_flags
 
 ROPE = (
     *("--num-layers", "2", "--position-embedding-type", "rope", "--normalization", "RMSNorm", "--swiglu"),
-    *("--softmax-type", "learnable"),
 )
+LEARNED = (*ROPE, "--softmax-type", "learnable")
 PREDICTIONS = ("--mtp-num-layers", "1", "--untie-embeddings-and-output-weights")
 DROPPED = (
     *(*ROPE, "--hidden-dropout", "0.1", "--attention-dropout", "0.1"),
@@ -155,10 +155,10 @@ def observed(folder):
     split = ("--context-parallel-size",)
     found = {}
     # The first run also loads what is loaded when it is first needed.
-    found["undisturbed"] = trained((*ROPE, *split, 2), 4, save_to=f"{folder}/plain", saved_after=2)
+    found["undisturbed"] = trained((*LEARNED, *split, 2), 4, save_to=f"{folder}/plain", saved_after=2)
     before, objects = Residue.now(), symbols()
     for size in (4, 1):
-        found[f"continued at {size}"] = trained((*ROPE, *split, size), 2, load_from=f"{folder}/plain")
+        found[f"continued at {size}"] = trained((*LEARNED, *split, size), 2, load_from=f"{folder}/plain")
     *_, found["replaced"] = trained(
         (*ROPE, *split, 2),
         1,
