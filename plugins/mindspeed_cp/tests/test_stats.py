@@ -4,6 +4,9 @@ import json
 import subprocess
 import sys
 
+from mindspeed_core.activation import prepare
+from mindspeed_core.hosts.standalone.loop import train
+from mindspeed_core.testing import run_world
 from mindspeed_core.testing.model_flags import training_flags
 
 FLAGS = training_flags(("--context-parallel-size", "4", "--hidden-dropout", "0"), 1)
@@ -33,3 +36,29 @@ def test_work_and_bytes_of_documents_are_a_table():
     text = told("--documents", "8", "--", *FLAGS, "--context-parallel-algo", "kvallgather_cp_algo")
     assert "largest work over the mean: 1.000" in text
     assert "bytes of all ranks in one layer: 0" in text
+
+
+def trained(folder):
+    flags = [
+        "--context-parallel-size",
+        "2",
+        "--hidden-dropout",
+        "0",
+        "--run-dir",
+        folder,
+        "--cp-log-counters",
+    ]
+    session = prepare(training_flags(flags, 1), platform="cpu", host="standalone")
+    with session:
+        train(session)
+
+
+def test_a_training_logs_what_was_announced(tmp_path):
+    run_world(trained, 2, str(tmp_path))
+    (row,) = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
+    announced = json.loads(told("--json", "--", *FLAGS, "--context-parallel-size", "2"))
+    layers_and_samples = 4 * 4
+    assert row["cp p2p MiB"] * 2**20 == announced[0]["sent"] * layers_and_samples
+    assert (
+        row["cp scores"] == row["cp scores of the busiest rank"] == announced[0]["pairs"] * layers_and_samples
+    )

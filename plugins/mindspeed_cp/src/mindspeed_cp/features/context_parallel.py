@@ -75,6 +75,11 @@ class ContextParallel(Feature):
             for flag in ("--sft", "--hybrid-context-parallel")
             if getattr(args, flag.lstrip("-").replace("-", "_"), False)
         ]
+        if getattr(args, "hierarchical_context_parallel_sizes", None):
+            found.append(
+                "--hierarchical-context-parallel-sizes are the groups of another implementation; use "
+                "--ulysses-degree-in-cp"
+            )
         if not found:
             from mindspeed_cp.cut_lengths import cut_problems
 

@@ -37,6 +37,7 @@ FLAGS = (
         help="A second group for a ring: ranks send in one and receive in the other. Computing and "
         "transfers overlap without it too.",
     ),
+    Flag("--cp-log-counters", help="Log what attention sends in a step, and the scores it computes."),
     Flag(
         "--use-ulysses-allgather-kv",
         help="Gather keys and values along the sequence where heads are exchanged: for one key head.",
