@@ -240,6 +240,17 @@ class WholeBatch(ForTests):
         return result
 
 
+class Weighted(ForTests):
+    """Wants what no script gives."""
+
+    name = "weighted"
+    flags = (Flag("--weighted", help="Weights of samples."),)
+
+    @hookimpl(wrapper=True)
+    def batch_fields(self):
+        return (yield) | {"weights"}
+
+
 class Described(ForTests):
     """Describes a batch for attention."""
 

@@ -29,7 +29,7 @@ FIVE_VALUES = (
 
 
 def run_all(folder):
-    fake.adapt(fake.Rotary, fake.OwnProfile, fake.Scaled, fake.WholeBatch, fake.Described)
+    fake.adapt(fake.Rotary, fake.OwnProfile, fake.Scaled, fake.WholeBatch, fake.Described, fake.Weighted)
     spiral = ("--position-embedding-type", "spiral", "--log-interval", "1")
     found = {}
     for name, flags in {
@@ -39,6 +39,7 @@ def run_all(folder):
         "both": ("--scaled-tokens", "many", "--nothing-of-this-name"),
         "plan": (*spiral, "--normalization", "RMSNorm", "--plan-only"),
         "help": ("--help",),
+        "no such field": ("--weighted",),
         "worker": ("--use-persistent-ckpt-worker",),
     }.items():
         found[name] = fake.run_script(*LOCAL, *flags)
@@ -108,6 +109,11 @@ def test_a_script_that_cannot_be_asked_for_more_of_a_batch_is_refused(runs):
     assert runs["no names"]["status"] == 1
     assert "whole-batch" in runs["no names"]["err"]
     assert "the script has no is_first_or_last_pipeline_stage to ask" in runs["no names"]["err"]
+
+
+def test_a_part_of_a_batch_that_no_script_has_is_refused(runs):
+    assert runs["no such field"]["status"] == 1
+    assert "batches of Megatron-LM's scripts have no weights" in runs["no such field"]["err"]
 
 
 def test_a_script_without_a_batch_of_its_own_is_refused(runs):

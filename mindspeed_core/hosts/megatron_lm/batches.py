@@ -44,7 +44,7 @@ def take_over_batches(running: Running, forward_step: Any) -> None:
     while isinstance(forward_step, functools.partial):
         forward_step = forward_step.func
     names: dict[str, Any] = getattr(inspect.unwrap(forward_step), "__globals__", {})
-    more = _needs_more(running)
+    more = _further_fields(running)
     _refuse(running, names, more)
     replaced: dict[str, Callable[..., Any]] = {}
     if running.wants("get_batch", "compute_loss") and GET_BATCH in names:
@@ -75,45 +75,40 @@ def _replace(running: Running, names: dict[str, Any], name: str, new: Callable[.
     )
 
 
-def _refuse(running: Running, names: Collection[str], more: bool) -> None:
+def _refuse(running: Running, names: Collection[str], more: Collection[str]) -> None:
     """Refuse features that this script gives no way to work."""
-    session = running.opened()
-    problems = []
-    batch_features = [
-        record.name
-        for record in session.plan.features
-        if "get_batch" in session.registry.features[record.name].cls.hooks()
-    ]
+    reasons = []
     if GET_BATCH not in names:
-        problems += [
-            _problem(
-                name,
-                f"the script's forward step calls no {GET_BATCH} of its own, so that the batch "
-                "cannot be changed",
+        reasons.append(
+            (
+                "get_batch",
+                f"the script's forward step calls no {GET_BATCH} of its own, so the batch cannot be changed",
             )
-            for name in batch_features
-        ]
+        )
     absent = [name for name in (HAS_DATA, FETCH) if name not in names]
-    if more and absent:
-        wanting = [
-            record.name
-            for record in session.plan.features
-            if "batch_fields" in session.registry.features[record.name].cls.hooks()
-        ]
-        problems += [
-            _problem(
-                name,
+    unknown = sorted(set(more).difference(FIELDS))
+    if unknown:
+        reasons.append(("batch_fields", f"batches of Megatron-LM's scripts have no {', '.join(unknown)}"))
+    elif more and absent:
+        reasons.append(
+            (
+                "batch_fields",
                 "it needs further parts of a batch on pipeline stages, and the script has no "
                 f"{' and '.join(absent)} to ask for them",
             )
-            for name in wanting
-        ]
+        )
+    problems = [
+        Problem("E-HOST", reason, "drop its flag for this script", feature=name)
+        for stage, reason in reasons
+        for name in _features_in(running, stage)
+    ]
     if problems:
         raise PlanError(problems)
 
 
-def _problem(feature: str, reason: str) -> Problem:
-    return Problem("E-HOST", reason, "drop its flag for this script", feature=feature)
+def _features_in(running: Running, stage: str) -> list[str]:
+    session = running.opened()
+    return [name for name in session.plan.names if stage in session.registry.features[name].cls.hooks()]
 
 
 def _get_batch(running: Running, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -183,6 +178,12 @@ def _on_every_rank(running: Running, values: dict[str, Any]) -> dict[str, Any]:
     from megatron.core.tensor_parallel import broadcast_data
 
     group = running.present().pg.tp
+    missing = [name for name, value in values.items() if value is None]
+    if missing and group.rank() == 0:
+        raise UserError(
+            f"an active feature needs {', '.join(missing)} on every pipeline stage, and the samples of this "
+            "script have none"
+        )
     if group.size() == 1:
         return values
     found: dict[str, Any] = {}
@@ -217,12 +218,14 @@ def _ends(vp_stage: int | None) -> tuple[bool, bool]:
     return parallel_state.is_pipeline_first_stage(**where), parallel_state.is_pipeline_last_stage(**where)
 
 
-def _needs_more(running: Running) -> bool:
-    """Whether a stage of a pipeline needs fields that the script does not give it."""
-    if not running.wants("batch_fields") or running.opened().args.pipeline_model_parallel_size == 1:
-        return False
-    ends = [(True, False), (False, False), (False, True)]
-    return any(asked - usual for asked, usual in (_fields(running, *end) for end in ends))
+def _further_fields(running: Running) -> frozenset[str]:
+    """Fields that pipeline stages need and the script does not give all of them."""
+    if not running.wants("batch_fields"):
+        return frozenset()
+    alone = running.opened().args.pipeline_model_parallel_size == 1
+    stages = [(True, True)] if alone else [(True, False), (False, False), (False, True)]
+    found = [_fields(running, *ends) for ends in stages]
+    return frozenset[str]().union(*(asked - usual for asked, usual in found))
 
 
 def _fields(running: Running, first: bool, last: bool) -> tuple[frozenset[str], frozenset[str]]:

@@ -120,10 +120,17 @@ def test_a_ring_with_an_even_number_of_ranks_gets_a_second_group(size, inner, pa
     assert group_parts(options).get("cp.second") == parts
 
 
-@pytest.mark.parametrize("flag", ["--sft", "--hybrid-context-parallel"])
-def test_samples_that_a_script_packs_and_splits_itself_are_refused(flag):
-    with pytest.raises(PlanError, match=f"{flag} packs samples"):
-        plan_for(["--context-parallel-size", "2", flag], host="megatron-lm", platform="cpu")
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--sft",), "--sft packs samples"),
+        (("--hybrid-context-parallel",), "--hybrid-context-parallel packs samples"),
+        (("--hierarchical-context-parallel-sizes", "1", "2"), "use --ulysses-degree-in-cp"),
+    ],
+)
+def test_what_other_implementations_of_a_script_need_is_refused(flags, message):
+    with pytest.raises(PlanError, match=message):
+        plan_for(["--context-parallel-size", "2", *flags], host="megatron-lm", platform="cpu")
 
 
 def test_masks_of_the_data_loader_are_off_where_they_are_the_default():
