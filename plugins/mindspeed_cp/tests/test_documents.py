@@ -256,6 +256,14 @@ def test_documents_in_whole_sequences_need_no_dense_mask():
             "cuts --seq-length 32 into 40 chunks; use at most 16",
         ),
         (
+            ["--seq-length", "33", "--pipeline-model-parallel-size", "2"],
+            "16 to 17 tokens; pipelines hand on equal numbers: add --variable-seq-lengths, or",
+        ),
+        (
+            ["--seq-length", "36", "--tensor-model-parallel-size", "4", "--sequence-parallel"],
+            "ranks of context parallelism 18 tokens; --sequence-parallel over 4 ranks needs",
+        ),
+        (
             ["--context-parallel-size", "17"],
             "--seq-length (32) is too short for --context-parallel-size (17)",
         ),

@@ -18,6 +18,7 @@ from mindspeed_cp.engine.planners import (
     imbalance,
     layout_of,
     outer_layout,
+    travelling_keys,
 )
 from mindspeed_cp.engine.ring_table import ring_table
 from mindspeed_cp.engine.tasks import tasks
@@ -295,3 +296,14 @@ def test_hybrid_shares_are_consecutive_pieces_of_the_rings():
         assert (pieces == outer.positions(place)).all()
     assert grid.inner_ranks() == [[0, 1], [2, 3]]
     assert grid.outer_ranks() == [[0, 2], [1, 3]]
+
+
+def test_a_zigzag_in_every_document_moves_what_each_document_would_move_alone():
+    whole = travelling_keys(documents_zigzag((16, 48), 2), [MaskRule(48, ends=(16, 48))])
+    alone = [travelling_keys(zigzag(length, 2), [MaskRule(length)]) for length in (16, 32)]
+    assert whole == sum(alone)
+
+
+def test_consecutive_parts_of_a_sequence_that_does_not_divide_differ_by_one():
+    grid, rule = Grid(4, layout="contiguous"), (MaskRule(30, causal=False),)
+    assert outer_layout(grid, rule).shares == (((0, 8),), ((8, 16),), ((16, 23),), ((23, 30),))

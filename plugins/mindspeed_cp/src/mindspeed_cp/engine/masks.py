@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -199,7 +200,9 @@ class MaskRule:
 
         Padding, for one, may come as documents of a single token, and a kernel is called for each group.
         """
-        ends, alone, start = [], [], 0
+        ends: list[int] = []
+        alone: list[bool] = []
+        start = 0
         for previous, end in zip((0, *self.ends), self.ends):
             if ends and end - start <= TILE:
                 ends[-1], alone[-1] = end, False
@@ -321,7 +324,7 @@ def _running(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return found
 
 
-def _selection(queries: npt.NDArray[np.int64], keys: npt.NDArray[np.int64]) -> tuple[object, ...]:
+def _selection(queries: npt.NDArray[np.int64], keys: npt.NDArray[np.int64]) -> Any:
     """An index of these rows and columns; a view where positions follow one another."""
     sides = []
     for positions in (queries, keys):

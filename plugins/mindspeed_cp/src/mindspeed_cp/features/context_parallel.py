@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from mindspeed_core.feature import Conflict, Feature, TakeOver, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, Scenario, TakeOver, hookimpl
 from mindspeed_cp import attention_flags
 from mindspeed_cp.features.document_proofs import DOCUMENT_PROOFS
 from mindspeed_cp.features.flags import FLAGS
@@ -23,8 +23,8 @@ class ContextParallel(Feature):
     summary = "Sequences split over ranks: Ulysses, ring, double ring, hybrid, fetched keys, balanced layouts"
     stability = "prototype"
     level = 2
-    flags = FLAGS
-    conflicts = (
+    flags: ClassVar[Sequence[Flag]] = FLAGS
+    conflicts: ClassVar[Sequence[Conflict]] = (
         Conflict(
             flag="--create-attention-mask-in-dataloader",
             reason="a rank makes the masks of its own part; a mask of the whole sequence is not split",
@@ -37,14 +37,14 @@ class ContextParallel(Feature):
         TakeOver("masked-softmax", "attention over a split sequence has no softmax of its own to replace"),
     )
     hosts = ("standalone", "megatron-lm", "library")
-    slots = ("context-parallel", "core-attention")
+    slots: ClassVar[Sequence[str]] = ("context-parallel", "core-attention")
     packages = ("torch_npu>=2.6; platform == 'npu'",)
     docs = "mindspeed_cp:docs/context-parallel.md"
     places_modules = True
     needs_open_session = True
     deterministic = True
     affects_checkpoint = False
-    verify = (*PROOFS, *DOCUMENT_PROOFS, *MODEL_PROOFS)
+    verify: ClassVar[Sequence[Scenario]] = (*PROOFS, *DOCUMENT_PROOFS, *MODEL_PROOFS)
 
     _origin: Mapping[str, bytes] = {}
 
