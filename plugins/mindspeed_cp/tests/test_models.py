@@ -3,7 +3,11 @@
 import math
 from argparse import Namespace
 
+import numpy as np
 import pytest
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
 
 from mindspeed_core.activation import prepare
 from mindspeed_core.feature import check_feature, hookimpl
@@ -11,6 +15,8 @@ from mindspeed_core.plan import PlanError
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.training import train_side
 from mindspeed_cp import attention_flags
+from mindspeed_cp.engine.layout import contiguous, documents_zigzag, zigzag
+from mindspeed_cp.engine.shift import shift_plan
 from mindspeed_cp.features import SplitPredictions
 
 
@@ -106,6 +112,35 @@ def test_models_that_ranks_cannot_share_are_refused_in_every_host(given, message
 )
 def test_a_band_is_what_fused_attention_would_take(given, found):
     assert attention_flags.band(given, 32) == found
+
+
+def made(kind, length, ranks, ends):
+    if kind == "documents":
+        return documents_zigzag(sorted({*(end for end in ends if end < length), length}), ranks)
+    return {"zigzag": zigzag, "contiguous": contiguous}[kind](length, ranks)
+
+
+@settings(deadline=None)
+@drawn(
+    st.sampled_from(["zigzag", "contiguous", "documents"]),
+    st.integers(8, 90),
+    st.integers(2, 4),
+    st.lists(st.integers(1, 89), max_size=6),
+)
+def test_every_position_is_followed_by_the_next_in_every_layout(kind, length, ranks, ends):
+    layout = made(kind, length, ranks, ends)
+    plans = [shift_plan(layout, rank) for rank in range(ranks)]
+    most = plans[0].most
+    begins = np.full(ranks * most + 1, -1)
+    for rank, plan in enumerate(plans):
+        begins[rank * most : rank * most + len(plan.first)] = layout.positions(rank)[list(plan.first)]
+    assert begins[plans[0].origin] == 0
+    for rank, plan in enumerate(plans):
+        positions = layout.positions(rank)
+        moved = np.roll(positions, -1)
+        moved[list(plan.last)] = begins[list(plan.sources)]
+        expected = np.where(positions == length - 1, -1, positions + 1)
+        assert moved.tolist() == expected.tolist()
 
 
 MODEL = ("--position-embedding-type", "rope", "--normalization", "RMSNorm", "--swiglu", "--adam-eps", "1e-3")

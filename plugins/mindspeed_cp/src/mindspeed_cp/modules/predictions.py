@@ -8,8 +8,6 @@ first values travel together with the sum that the loss divides by.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,53 +17,13 @@ from torch import Tensor
 
 from mindspeed_cp.engine.layout import Layout
 from mindspeed_cp.engine.planners import layout_of
+from mindspeed_cp.engine.shift import shift_plan
 from mindspeed_cp.modules.batch import SplitBatch
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
 
 Shift = Callable[..., tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True)
-class ShiftPlan:
-    """Where a rank's values come from when everything moves one position forward.
-
-    Attributes:
-        first: local rows at which the rank's shares begin.
-        last: local rows at which they end.
-        sources: for each of ``last``, the number of the share that continues it, counting every rank's shares
-            behind one another with ``most`` for each; -1 at the end of the sequence.
-        most: the largest number of shares of a rank.
-        origin: the number of the share that begins the sequence.
-    """
-
-    first: tuple[int, ...]
-    last: tuple[int, ...]
-    sources: tuple[int, ...]
-    most: int
-    origin: int
-
-
-@lru_cache(maxsize=64)
-def shift_plan(layout: Layout, rank: int) -> ShiftPlan:
-    """The plan of one rank.
-
-    Args:
-        layout: the shares of all ranks.
-        rank: within context parallelism.
-    """
-    shares = [[part for part in layout.chunks(r) if part[1][0] < part[1][1]] for r in range(layout.ranks)]
-    most = max(map(len, shares))
-    begins = {start: r * most + i for r in range(layout.ranks) for i, (_, (start, _)) in enumerate(shares[r])}
-    mine = shares[rank]
-    return ShiftPlan(
-        first=tuple(row for row, _ in mine),
-        last=tuple(row + end - start - 1 for row, (start, end) in mine),
-        sources=tuple(begins.get(end, -1) for _, (_, end) in mine),
-        most=most,
-        origin=begins[0],
-    )
 
 
 def shifted(tensor: Tensor, layout: Layout, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
