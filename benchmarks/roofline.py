@@ -56,7 +56,7 @@ def measured_best() -> Best:
     best = Best()
     for dtype in (torch.float32, torch.bfloat16):
         a, b = (torch.randn(1024, 1024).to(dtype) for _ in range(2))
-        best.flop[name_of(dtype)] = 2 * 1024**3 / min(seconds(lambda x=a, y=b: x @ y) for _ in range(12))
+        best.flop[name_of(dtype)] = 2 * 1024**3 / min(seconds(lambda x=a, y=b: x @ y) for _ in range(60))
     large = torch.randn(1 << 25)
     target = torch.empty_like(large)
     best.memory = 2 * large.nbytes / min(seconds(lambda: target.copy_(large)) for _ in range(12))
@@ -106,7 +106,9 @@ def _of_attention(name: str, args: Any) -> float:
         return 0.0
     backward = name.endswith("backward")
     query, key = args[1:3] if backward else args[:2]
-    causal = args[7 if backward else 4]
+    # Arguments with their default values are left out.
+    at = 7 if backward else 4
+    causal = len(args) > at and args[at]
     one_product = 2.0 * query.numel() * key.shape[2] / (2 if causal else 1)
     return (5 if backward else 2) * one_product
 

@@ -223,6 +223,21 @@ def test_a_compiled_reference_is_compiled_where_the_platform_holds_compilation(m
         del OPERATORS["quadruple"]
 
 
+def test_a_compiled_reference_takes_any_number_of_shapes(monkeypatch):
+    from mindspeed_kernels.ops import compiled
+
+    monkeypatch.setattr(compiled, "COMPILER", "aot_eager")
+    made = Operator("quintuple", lambda x: x * 5.0)
+    compiled.add_compiled(made)
+    torch._dynamo.reset()
+    try:
+        with use(quintuple="compiled"):
+            found = [made(torch.ones(rows, 2)).sum().item() for rows in range(2, 16)]
+        assert found == [10.0 * rows for rows in range(2, 16)]
+    finally:
+        del OPERATORS["quintuple"]
+
+
 ACME = """
 import torch
 from mindspeed_kernels.ops import Backend
