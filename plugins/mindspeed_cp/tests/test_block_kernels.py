@@ -10,13 +10,17 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.enums import AttnMaskType
 from recording_npu import recording
 from test_engine_worlds import LENGTH, RULES, check, grids, members_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from mindspeed_core.activation import prepare
 from mindspeed_core.feature import DeclarationError
 from mindspeed_core.registry import Registry
 from mindspeed_core.testing import run_world
+from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_cp.engine import merging
 from mindspeed_cp.engine.attention import Members, Options, split_attention
 from mindspeed_cp.engine.block import attend, attend_backward
@@ -42,6 +46,9 @@ from mindspeed_cp.engine.planners import RING, Grid, layout_of
 from mindspeed_cp.engine.scores import Dropout, Scores
 from mindspeed_cp.engine.tasks import Task, tasks
 from mindspeed_cp.features import DECLARATIONS
+from mindspeed_cp.modules import core_attention
+from mindspeed_cp.modules.batch import SplitBatch
+from mindspeed_cp.options import cp_options
 
 WHOLE = 40
 MATRIX = np.random.default_rng(3).random((WHOLE, WHOLE)) < 0.3
@@ -316,6 +323,21 @@ def test_the_kernel_for_cuda_has_its_shapes(task, rule):
         assert (logsum.shape, logsum.dtype) == (q.shape[:3], torch.float32)
         found = kernel.backward(outer, q, k, v, output.float(), logsum, task, scores)
         assert [tensor.shape for tensor in found] == [q.shape, k.shape, v.shape]
+
+
+def test_flags_reach_the_kernels(monkeypatch):
+    chosen = ("--use-fused-ring-attention-update", "--megatron-cp-in-bnsd", "--softmax-type", "off-by-one")
+    flags = training_flags(("--context-parallel-size", "2", *chosen), 1)
+    args = prepare(flags, platform="cpu", host="standalone").args
+    config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=2, softmax_type="off-by-one")
+    alone = SimpleNamespace(tp=SimpleNamespace(rank=lambda: 0, size=lambda: 1))
+    given_ = {"options": cp_options(args), "members": lambda: Members(0), "pg_collection": alone}
+    module = core_attention.SplitCoreAttention(config, 1, AttnMaskType.causal, "self", **given_)
+    seen = []
+    monkeypatch.setattr(core_attention, "split_attention", lambda q, *rest: seen.append(rest[5]) or q)
+    batch = SplitBatch(rules=(MaskRule(6),), grid=Grid(1))
+    module(*(torch.zeros(6, 1, 2, 4) for _ in range(3)), None, packed_seq_params=batch)
+    assert (seen[0].fused_update, seen[0].layout, seen[0].sink.tolist()) == (True, "BNSD", [0.0, 0.0])
 
 
 def merged(kind, dtype):
