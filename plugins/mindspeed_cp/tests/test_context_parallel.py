@@ -84,6 +84,8 @@ def plan(*flags):
             "adaptive_cp_algo has no ring",
         ),
         (["--use-ulysses-allgather-kv"], "--use-ulysses-allgather-kv needs ulysses_cp_algo"),
+        (["--cp-fetch-head-groups", "2"], "megatron_cp_algo does not fetch"),
+        (["--cp-fetch-head-groups", "0"], "--cp-fetch-head-groups must be at least 1, got 0"),
         (["--use-ulysses-allgather-kv"], "--use-ulysses-allgather-kv needs --group-query-attention"),
         (
             ["--use-ulysses-allgather-kv", "--group-query-attention", "--num-query-groups", "2"],

@@ -204,6 +204,11 @@ def every_algorithm(ranks):
         check(grid, members, RULES["documents"](LENGTH), 4, 2, LENGTH, dropout=Dropout(0.2, 77))
         check(grid, members, RULES["causal"](LENGTH), 4, 2, LENGTH, dtype=torch.float32, tolerance=1e-6)
         check(grid, members, RULES["causal"](LENGTH), 4, 2, LENGTH, dtype=torch.bfloat16, tolerance=8e-3)
+        if grid.method == GATHER:
+            for heads, rule in ((6, "causal"), (4, "documents")):
+                check(grid, members, RULES[rule](LENGTH + 5), heads, heads // 2, LENGTH + 5, head_groups=2)
+            dropped = {"dropout": Dropout(0.2, 77), "slopes": slopes, "head_groups": 4}
+            check(grid, members, RULES["causal"](LENGTH), 4, 4, LENGTH, **dropped)
         if grid.method == RING and grid.outer > 1:
             for kept in ("keys", "all"):
                 check(grid, members, RULES["causal"](LENGTH), 4, 2, LENGTH, kept=kept)

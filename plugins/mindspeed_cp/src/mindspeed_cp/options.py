@@ -40,6 +40,7 @@ class CPOptions:
         wide_gradients: gradients of keys and values travel in float32.
         send_receive_overlap: a ring's ranks send and receive in two groups.
         gather_keys: keys and values are gathered along the sequence where heads are exchanged.
+        head_groups: groups of key heads that are fetched one after another.
         fused_update: a ring joins its blocks by the operator of mindspeed-kernels.
         kernel_layout: in which kernels of NPUs get their tensors, ``SBH`` or ``BNSD``.
         regroup: rows of a given mask that see the same may be brought together.
@@ -59,6 +60,7 @@ class CPOptions:
     wide_gradients: bool
     send_receive_overlap: bool = False
     gather_keys: bool = False
+    head_groups: int = 1
     fused_update: bool = False
     kernel_layout: str = "SBH"
     regroup: bool = False
@@ -100,6 +102,7 @@ def cp_options(args: Namespace) -> CPOptions:
         wide_gradients=args.cp_grad_comm_dtype == "fp32",
         send_receive_overlap=args.use_cp_send_recv_overlap,
         gather_keys=args.use_ulysses_allgather_kv,
+        head_groups=args.cp_fetch_head_groups,
         fused_update=args.use_fused_ring_attention_update,
         kernel_layout="BNSD" if args.megatron_cp_in_bnsd else "SBH",
         regroup=algorithm in WITH_REGROUPING and not args.adaptive_cp_only_reschedule,
@@ -140,6 +143,7 @@ def problems(args: Namespace) -> list[str]:
     found += _planner_problems(args, heads)
     found += _cache_problems(args, size, algorithm)
     found += _gathered_keys_problems(args, size, algorithm)
+    found += _fetching_problems(args, algorithm)
     if args.use_fused_ring_attention_update:
         found += _fused_update_problems(algorithm)
     if args.use_cp_send_recv_overlap and algorithm not in WITH_RING:
@@ -176,6 +180,18 @@ def _fused_update_problems(algorithm: str) -> list[str]:
             "pip install 'mindspeed-cp[kernels]', or leave it out"
         )
     return found
+
+
+def _fetching_problems(args: Namespace, algorithm: str) -> list[str]:
+    groups = args.cp_fetch_head_groups
+    if groups < 1:
+        return [f"--cp-fetch-head-groups must be at least 1, got {groups}"]
+    if groups > 1 and algorithm in (*WITH_RING, ULYSSES_ALGO):
+        return [
+            f"--cp-fetch-head-groups {groups} fetches keys in groups, and {algorithm} does not fetch; use "
+            "kvallgather_cp_algo or an adaptive algorithm, or leave it out"
+        ]
+    return []
 
 
 def _cache_problems(args: Namespace, size: int, algorithm: str) -> list[str]:

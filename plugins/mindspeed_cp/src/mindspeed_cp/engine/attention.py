@@ -59,6 +59,7 @@ class Options:
             ``none``, ``keys``, or ``all``, which is keys and values.
         gather_keys: keys and values are gathered along the sequence where heads are exchanged.
         wide_gradients: gradients of keys and values travel in float32.
+        head_groups: groups of key heads that are fetched one after another, where keys are fetched.
         fused_update: a ring joins its blocks by mindspeed-kernels' operator.
         layout: in which kernels of NPUs get their tensors, ``SBH`` or ``BNSD``.
     """
@@ -71,6 +72,7 @@ class Options:
     kept: str = "none"
     gather_keys: bool = False
     wide_gradients: bool = True
+    head_groups: int = 1
     fused_update: bool = False
     layout: str = "SBH"
 
@@ -241,7 +243,7 @@ def _outer(
         moved = _moved(layout, place, tuple(rule for _, rule in pairs))
         work = work_with(pairs, scores, chunks, moved.chunks)
         _count(work)
-        plan = GatherPlan(moved, work, members.outer, options.wide_gradients)
+        plan = GatherPlan(moved, work, members.outer, options.wide_gradients, options.head_groups)
         gathered: Tensor = GatheredAttention.apply(query, key, value, plan, sink)
         return gathered
     ring = RingPlan(

@@ -1,12 +1,14 @@
 """Every rank fetches the keys its queries see, and no others; then attention is local.
 
 One exchange brings all of them, sorted by position, so that there is nothing to merge and the precision is
-that of one process. Backward fetches them again and sends gradients the opposite way.
+that of one process. Backward fetches them again and sends gradients the opposite way. Heads may be fetched in
+groups, the next while those at hand are computed with.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,8 +21,10 @@ from torch.distributed import ProcessGroup
 from mindspeed_cp.engine import counters
 from mindspeed_cp.engine.block import attend, attend_backward
 from mindspeed_cp.engine.exchange import Exchange
+from mindspeed_cp.engine.layout import cut
 from mindspeed_cp.engine.local import Work, zeros_for
 from mindspeed_cp.engine.merging import Merger, sink_gradient
+from mindspeed_cp.engine.scores import Scores
 
 
 @dataclass(frozen=True)
@@ -32,12 +36,35 @@ class GatherPlan:
         work: what is computed with the rows that were fetched.
         group: whose ranks exchange.
         wide_gradients: gradients of keys and values travel in float32.
+        head_groups: groups of key heads that are fetched one after another.
     """
 
     exchange: Exchange
     work: Work
     group: ProcessGroup
     wide_gradients: bool = True
+    head_groups: int = 1
+
+    def parts(self, heads: int, key_heads: int) -> Iterator[tuple[slice, slice, Work]]:
+        """Query heads, the key heads that they share, and their work.
+
+        Args:
+            heads: number of query heads.
+            key_heads: number of key heads.
+        """
+        share = heads // key_heads
+        for start, end in cut(key_heads, min(self.head_groups, key_heads)):
+            mine = slice(start * share, end * share)
+            work = tuple((samples, tasks, _of(scores, mine)) for samples, tasks, scores in self.work)
+            yield mine, slice(start, end), work
+
+
+def _of(scores: Scores, heads: slice) -> Scores:
+    return replace(
+        scores,
+        heads=None if scores.heads is None else scores.heads[heads],
+        slopes=None if scores.slopes is None else scores.slopes[heads],
+    )
 
 
 class GatheredAttention(torch.autograd.Function):
@@ -49,9 +76,9 @@ class GatheredAttention(torch.autograd.Function):
     ) -> Tensor:
         """``[b, n, s, dv]`` of local queries ``[b, n, s, d]`` and what they see; ``sink`` is ``[n]``."""
         merger = Merger(query, value.shape[-1], sink)
-        keys, values = _fetch(key, value, plan)
-        for samples, tasks, scores in plan.work:
-            attend(merger, samples, query, keys, values, tasks, scores)
+        for heads, (keys, values), work in _fetched(query, key, value, plan):
+            for samples, tasks, scores in work:
+                attend(merger.of_heads(heads), samples, query[:, heads], keys, values, tasks, scores)
         output = merger.output.to(query.dtype)
         ctx.save_for_backward(query, key, value, output, merger.logsum, sink)
         ctx.plan = plan
@@ -63,39 +90,78 @@ class GatheredAttention(torch.autograd.Function):
         """Gradients of local queries, keys and values, and of further scores."""
         query, key, value, output, logsum, sink = ctx.saved_tensors
         plan = ctx.plan
-        keys, values = _fetch(key, value, plan)
-        found = zeros_for(query, keys, values)
-        for samples, tasks, scores in plan.work:
-            attend_backward(found, samples, query, keys, values, output, logsum, gradients[0], tasks, scores)
-        dq, dk, dv = found
-        if not plan.wide_gradients:
-            dk, dv = dk.to(key.dtype), dv.to(value.dtype)
-        dk, dv = _return(dk, dv, key, value, plan)
+        dq, dk, dv = zeros_for(query, key, value)
+        outer = gradients[0]
+        start = 0
+        for heads, (keys, values), work in _fetched(query, key, value, plan):
+            dkeys, dvalues = zeros_for(keys, values)
+            for samples, tasks, scores in work:
+                attend_backward(
+                    (dq[:, heads], dkeys, dvalues),
+                    samples,
+                    query[:, heads],
+                    keys,
+                    values,
+                    output[:, heads],
+                    logsum[:, heads],
+                    outer[:, heads],
+                    tasks,
+                    scores,
+                )
+            if not plan.wide_gradients:
+                dkeys, dvalues = dkeys.to(key.dtype), dvalues.to(value.dtype)
+            place = slice(start, start + keys.shape[1])
+            dk[:, place], dv[:, place] = _return(dkeys, dvalues, key[:, place], value[:, place], plan)
+            start = place.stop
         dsink = sink_gradient(sink, output, logsum, gradients[0])
         return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), None, dsink
 
 
-def _fetch(key: Tensor, value: Tensor, plan: GatherPlan) -> tuple[Tensor, Tensor]:
-    """Keys and values of all rows that are needed here, in rising order of positions."""
-    both = torch.cat((key, value), dim=-1)
-    parts = [both[:, :, _index(rows, both)].reshape(-1) for rows in plan.exchange.send]
-    _count(parts, plan)
-    row = both.shape[0] * both.shape[1] * both.shape[3]
-    came = both.new_empty(sum(plan.exchange.receive) * row)
-    dist.all_to_all_single(
-        came,
-        torch.cat(parts),
-        [rows * row for rows in plan.exchange.receive],
-        [part.numel() for part in parts],
-        group=plan.group,
-    )
-    pieces, start = [], 0
-    for rows in plan.exchange.receive:
-        pieces.append(came[start : start + rows * row].view(*both.shape[:2], rows, both.shape[3]))
-        start += rows * row
-    whole = torch.cat(pieces, dim=2)[:, :, _index(plan.exchange.order, both)]
-    width = key.shape[-1]
-    return whole[..., :width].contiguous(), whole[..., width:].contiguous()
+def _fetched(
+    query: Tensor, key: Tensor, value: Tensor, plan: GatherPlan
+) -> Iterator[tuple[slice, tuple[Tensor, Tensor], Work]]:
+    """Groups of heads with the keys and values that they need; the next are on their way meanwhile."""
+    parts = list(plan.parts(query.shape[1], key.shape[1]))
+    coming = [_Fetch(key[:, parts[0][1]], value[:, parts[0][1]], plan)]
+    for index, (heads, _, work) in enumerate(parts):
+        if index + 1 < len(parts):
+            place = parts[index + 1][1]
+            coming.append(_Fetch(key[:, place], value[:, place], plan))
+        yield heads, coming.pop(0).wait(), work
+
+
+class _Fetch:
+    """Keys and values on their way here."""
+
+    def __init__(self, key: Tensor, value: Tensor, plan: GatherPlan) -> None:
+        self.plan, self.width = plan, key.shape[-1]
+        both = torch.cat((key, value), dim=-1)
+        parts = [both[:, :, _index(rows, both)].reshape(-1) for rows in plan.exchange.send]
+        _count(parts, plan)
+        self.shape = both.shape
+        self.row = both.shape[0] * both.shape[1] * both.shape[3]
+        self.sending = torch.cat(parts)
+        self.came = both.new_empty(sum(plan.exchange.receive) * self.row)
+        self.work = dist.all_to_all_single(
+            self.came,
+            self.sending,
+            [rows * self.row for rows in plan.exchange.receive],
+            [part.numel() for part in parts],
+            group=plan.group,
+            async_op=True,
+        )
+
+    def wait(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of all rows that are needed here, in rising order of positions."""
+        self.work.wait()
+        pieces, start = [], 0
+        batch, heads, _, width = self.shape
+        for rows in self.plan.exchange.receive:
+            size = rows * self.row
+            pieces.append(self.came[start : start + size].view(batch, heads, rows, width))
+            start += size
+        whole = torch.cat(pieces, dim=2)[:, :, _index(self.plan.exchange.order, self.came)]
+        return whole[..., : self.width].contiguous(), whole[..., self.width :].contiguous()
 
 
 def _return(dk: Tensor, dv: Tensor, key: Tensor, value: Tensor, plan: GatherPlan) -> tuple[Tensor, Tensor]:

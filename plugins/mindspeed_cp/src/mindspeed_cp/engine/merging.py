@@ -6,6 +6,8 @@ which is one kernel on Ascend devices.
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor
 
@@ -40,6 +42,16 @@ class Merger:
         self.logsum = query.new_full(query.shape[:3], float("-inf"), dtype=wide)
         if sink is not None:
             self.logsum.copy_(sink.view(-1, 1))
+
+    def of_heads(self, heads: slice) -> Merger:
+        """The part of some heads: what joins it joins here.
+
+        Args:
+            heads: a range of query heads.
+        """
+        part = copy.copy(self)
+        part.output, part.logsum = self.output[:, heads], self.logsum[:, heads]
+        return part
 
     def add(self, samples: slice, rows: Rows, output: Tensor, logsum: Tensor) -> None:
         """Join a block.

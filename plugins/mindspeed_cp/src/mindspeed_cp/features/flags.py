@@ -37,6 +37,13 @@ FLAGS = (
         help="A second group for a ring: ranks send in one and receive in the other. Computing and "
         "transfers overlap without it too.",
     ),
+    Flag(
+        "--cp-fetch-head-groups",
+        type=int,
+        default=1,
+        help="Groups of key heads that are fetched one after another: less memory, and the next group "
+        "travels while one is computed with.",
+    ),
     Flag("--cp-log-counters", help="Log what attention sends in a step, and the scores it computes."),
     Flag(
         "--use-ulysses-allgather-kv",

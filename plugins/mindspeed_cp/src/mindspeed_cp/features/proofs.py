@@ -36,6 +36,7 @@ PROOFS = (
     _proof("ring", 2, _split(2, RING_ALGO)),
     _proof("ulysses", 2, _split(2, "ulysses_cp_algo")),
     _proof("fetched", 2, _split(2, GATHER_ALGO)),
+    _proof("fetched-in-groups", 2, _split(2, GATHER_ALGO, "--cp-fetch-head-groups", "2")),
     _proof("balanced", 2, _split(2, "adaptive_cp_algo")),
     _proof("general", 2, _split(2, RING_ALGO, "--attention-mask-type", "general")),
     _proof("fused-update", 2, _split(2, RING_ALGO, "--use-fused-ring-attention-update")),

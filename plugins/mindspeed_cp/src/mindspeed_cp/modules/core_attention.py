@@ -137,6 +137,7 @@ class SplitCoreAttention(MegatronModule):
             sink=self.softmax_offset,
             kept=self.options.kept(self.layer_number) if self.training else "none",
             gather_keys=self.options.gather_keys,
+            head_groups=self.options.head_groups,
             wide_gradients=self.options.wide_gradients,
             fused_update=self.options.fused_update,
             layout=self.options.kernel_layout,
