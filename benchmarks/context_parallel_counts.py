@@ -162,20 +162,25 @@ def _told(events: Sequence[tuple[str, int]]) -> str:
 
 
 MEMORY_RANKS = (2, 4, 8, 16)
-CACHED = "Ulysses, keys and values exchanged again"
 
 
 def memory(lengths: Sequence[int] = (32768, 131072)) -> list[dict[str, Any]]:
     """Bytes that one rank's attention keeps for backward and has at most, on tensors without data."""
     rows = []
     for length in lengths:
-        for name, kept in (*dict.fromkeys(("ring", "Ulysses", "hybrid"), "none").items(), (CACHED, "all")):
-            for ranks in MEMORY_RANKS:
-                inner = {"ring": 1, "hybrid": 2}.get(name, ranks)
-                grid = Grid(ranks // inner, inner)
-                if grid.outer > 1 or name != "hybrid":
-                    found = _memory(grid, length, kept)
-                    rows.append({"algorithm": name, "length": length, "ranks": ranks, **found})
+        for ranks in MEMORY_RANKS:
+            sides: dict[str, tuple[Grid, dict[str, Any]]] = {
+                "ring": (Grid(ranks), {}),
+                "Ulysses": (Grid(1, ranks), {}),
+                "Ulysses, keys and values exchanged again": (Grid(1, ranks), {"kept": "all"}),
+                "fetched keys": (Grid(ranks, method=GATHER), {}),
+                "fetched keys, one head at a time": (Grid(ranks, method=GATHER), {"head_groups": 8}),
+            }
+            if ranks > 2:
+                sides["hybrid"] = (Grid(ranks // 2, 2), {})
+            for name, (grid, chosen) in sides.items():
+                found = _memory(grid, length, chosen)
+                rows.append({"algorithm": name, "length": length, "ranks": ranks, **found})
     for row in rows:
         half = [
             other
@@ -188,7 +193,7 @@ def memory(lengths: Sequence[int] = (32768, 131072)) -> list[dict[str, Any]]:
     return rows
 
 
-def _memory(grid: Grid, length: int, kept: str) -> dict[str, int]:
+def _memory(grid: Grid, length: int, chosen: dict[str, Any]) -> dict[str, int]:
     heads, key_heads, width = 32, 8, 128
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -203,7 +208,7 @@ def _memory(grid: Grid, length: int, kept: str) -> dict[str, int]:
                 torch.empty(1, count, local, width, dtype=torch.bfloat16, requires_grad=True)
                 for count in (heads, key_heads, key_heads)
             ]
-            output = split_attention(*tensors, rules, grid, members, Options(width**-0.5, kept=kept))
+            output = split_attention(*tensors, rules, grid, members, Options(width**-0.5, **chosen))
             alive = bytes_of.alive
             output.backward(torch.empty_like(output))
             return {"kept": alive, "peak": bytes_of.peak}
