@@ -16,6 +16,8 @@ from typing import Any
 PACKAGES = ("torch", "megatron")
 _LAZY = ("torch.ops", "torch._ops", "torch.classes", "torch._classes")
 """Their attributes are made when somebody asks for them."""
+_FOUND_LATER = {("torch._opaque_base", "_FakeScriptObject_cls")}
+"""What torch looks up on first use and keeps, since importing it at once would be a cycle."""
 _COMPARED = (FunctionType, BuiltinFunctionType, type, staticmethod, classmethod, property)
 
 _CHANGING = object()
@@ -79,7 +81,7 @@ def _attributes() -> Iterator[tuple[tuple[str, ...], Any]]:
         for key, value in list(ModuleType.__getattribute__(module, "__dict__").items()):
             # Its type, never its __class__: asking some objects of torch for that warns.
             kind = type(value)
-            if issubclass(kind, ModuleType):
+            if issubclass(kind, ModuleType) or (name, key) in _FOUND_LATER:
                 continue
             yield (name, key), _shown(value)
             if issubclass(kind, type) and value.__module__ == name:
