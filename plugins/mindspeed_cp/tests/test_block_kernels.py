@@ -249,9 +249,14 @@ def test_the_preferred_kernel_that_can_is_chosen(facts, name, monkeypatch):
     assert choice.choose(case(**facts)).name == name
 
 
-def test_without_the_operators_npus_use_products(monkeypatch):
+def test_without_the_operators_npus_use_products_and_say_so(monkeypatch, caplog):
     monkeypatch.setattr("mindspeed_cp.engine.kernels.npu.find_spec", lambda name: None)
+    monkeypatch.setattr(choice, "_said", set())
     assert choice.choose(case()).name == "products"
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "attention over split sequences on npu uses products; npu-fusion cannot: package mindspeed-kernels "
+        "is not installed"
+    ]
 
 
 class Acme(ProductsKernel):

@@ -114,18 +114,20 @@ def kernel_for(query: Tensor, key: Tensor, value: Tensor, task: Task, scores: Sc
 
 
 def choose(case: Case) -> BlockKernel:
-    """The preferred kernel for a case; told once for each type of device."""
+    """The preferred kernel for a case; told once per type of device, aloud where a package is missing."""
     _load()
     if _forced is not None and not refusal(_forced, case):
         return _forced
     refused: list[str] = []
+    missing = False
     for kernel in sorted(_kernels.values(), key=lambda item: (-item.priority, item.name)):
         if not (case.device in kernel.devices or "*" in kernel.devices):
             continue
         reason = refusal(kernel, case)
         if not reason:
-            _say(kernel, case.device, refused)
+            _say(kernel, case.device, refused, logging.WARNING if missing else logging.INFO)
             return kernel
+        missing = missing or bool(kernel.missing())
         refused.append(f"{kernel.name} cannot: {reason}")
     raise ValueError(f"no block kernel computes {case}: {'; '.join(refused)}")
 
@@ -137,11 +139,11 @@ def refusal(kernel: BlockKernel, case: Case) -> str:
     return kernel.missing() or kernel.refusal(case)
 
 
-def _say(kernel: BlockKernel, device: str, refused: list[str]) -> None:
+def _say(kernel: BlockKernel, device: str, refused: list[str], level: int) -> None:
     if (device, kernel.name) not in _said:
         _said.add((device, kernel.name))
         reasons = f"; {'; '.join(refused)}" if refused else ""
-        logger.info("attention over split sequences on %s uses %s%s", device, kernel.name, reasons)
+        logger.log(level, "attention over split sequences on %s uses %s%s", device, kernel.name, reasons)
 
 
 def _load() -> None:
