@@ -75,6 +75,7 @@ CASES = (
     Case("dp2", ""),
     Case("tp2 + sequence parallel", "--tensor-model-parallel-size 2 --sequence-parallel"),
     Case("pp2", "--pipeline-model-parallel-size 2"),
+    Case("interleaved pp2", "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1"),
     Case("ep2", EXPERTS),
     Case(
         "dp2, distributed optimizer",
@@ -117,7 +118,19 @@ CASES = (
         f"{SPLIT} --mtp-num-layers 1 --attention-dropout 0.1 --hidden-dropout 0.1",
     ),
     Case("cp2, experts, loss per token", f"{SPLIT} {EXPERTS} --calculate-per-token-loss"),
-    Case("packed documents", f"{WHOLE} {PACKED}", theirs="--no-create-attention-mask-in-dataloader"),
+    Case(
+        "packed documents, pp4",
+        f"{WHOLE} {PACKED} --pipeline-model-parallel-size 4",
+        world_size=4,
+        theirs="--no-create-attention-mask-in-dataloader",
+    ),
+    Case(
+        "packed documents, tp2 + sp, pp2",
+        f"{WHOLE} {PACKED} --reset-position-ids --pipeline-model-parallel-size 2 "
+        "--tensor-model-parallel-size 2 --sequence-parallel",
+        world_size=4,
+        theirs="--no-create-attention-mask-in-dataloader",
+    ),
 )
 RESUMED = (
     Case("resume, dp2", "--attention-dropout 0.1 --hidden-dropout 0.1"),

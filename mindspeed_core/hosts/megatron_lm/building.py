@@ -98,6 +98,7 @@ def _with_specs(original: Callable[..., Any], names: tuple[str, ...]) -> Callabl
             return
         bound = signature.bind(*args, **named)
         given = bound.arguments
+        _keep_outputs(now.session, given["config"])
         for name in names:
             given[name] = _layer_spec(now, given, name)
         if given.get("mtp_block_spec") is not None and given[names[0]].layer_specs:
@@ -111,6 +112,16 @@ def _with_specs(original: Callable[..., Any], names: tuple[str, ...]) -> Callabl
         original(*bound.args, **bound.kwargs)
 
     return init
+
+
+def _keep_outputs(session: Session, config: TransformerConfig) -> None:
+    """Leave outputs of interleaved stages alone while they are on their way.
+
+    A device sends in the order of its stream, so that megatron-core may free what it has just handed over;
+    gloo reads the memory of a send in flight.
+    """
+    if session.platform.device_type == "cpu" and config.overlap_p2p_comm:
+        config.deallocate_pipeline_outputs = False
 
 
 def _layer_spec(now: Running, given: dict[str, Any], name: str) -> Any:

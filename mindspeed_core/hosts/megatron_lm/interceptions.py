@@ -188,6 +188,7 @@ PATCHES = (
         "building:around_gpt_model",
         "build_layer_spec build_mtp_spec",
         "the specification is an argument of the model, whoever builds it",
+        platforms=_EMULATED,
         without_te=True,
     ),
     _patch(
