@@ -141,7 +141,7 @@ def wrong_by_slopes(run):
             options=cp_options(run.args),
             members=lambda members=members: members,
             slopes=slopes,
-        )
+        ).eval()
         mine = torch.from_numpy(layout_of(grid, rules).positions(rank))
         parts = (tensor[mine][:, :, here] for tensor in (query, key, value))
         output = module(*parts, None, packed_seq_params=SplitBatch(rules=rules, grid=grid))
@@ -157,27 +157,25 @@ def observed(folder):
     # The first run also loads what is loaded when it is first needed.
     found["undisturbed"] = trained((*LEARNED, *split, 2), 4, save_to=f"{folder}/plain", saved_after=2)
     before, objects = Residue.now(), symbols()
-    for size in (4, 1):
-        found[f"continued at {size}"] = trained((*LEARNED, *split, size), 2, load_from=f"{folder}/plain")
-    *_, found["replaced"] = trained(
-        (*ROPE, *split, 2),
-        1,
-        look=lambda run: [name for name, held in symbols().items() if held is not objects[name]],
+
+    def replaced(run):
+        return [name for name, held in symbols().items() if held is not objects[name]]
+
+    found["continued at 1"] = trained((*LEARNED, *split, 1), 2, load_from=f"{folder}/plain")
+    found["continued at 4"], found["replaced"] = trained(
+        (*LEARNED, *split, 4), 2, load_from=f"{folder}/plain", look=replaced
     )
-    *_, found["replaced for predictions"] = trained(
-        (*ROPE, *PREDICTIONS, *split, 2),
-        1,
-        look=lambda run: [name for name, held in symbols().items() if held is not objects[name]],
-    )
+    *_, found["replaced for predictions"] = trained((*ROPE, *PREDICTIONS, *split, 2), 1, look=replaced)
     found["left"] = Residue.now().left_since(before)
     found["dropped"], found["own states"] = trained(
         (*DROPPED, *split, 2), 4, save_to=f"{folder}/dropped", saved_after=2, look=generators
     )
     found["dropped again"] = trained((*DROPPED, *split, 2), 2, load_from=f"{folder}/dropped")
     found["recomputed"] = trained((*DROPPED, *NO_COPIES, *split, 2), 2)
-    *_, found["same states"] = trained((*DROPPED, "--no-cp-distinct-dropout", *split, 2), 1, look=generators)
-    *_, found["wrong by slopes"] = trained(
-        (*ROPE, *split, 2, "--tensor-model-parallel-size", "2"), 1, look=wrong_by_slopes
+    *_, (found["same states"], found["wrong by slopes"]) = trained(
+        (*DROPPED, "--no-cp-distinct-dropout", *split, 2),
+        1,
+        look=lambda run: (generators(run), wrong_by_slopes(run)),
     )
     found["layouts"] = {name: trained((*ATTENTION, *split, *layout), 2) for name, layout in LAYOUTS.items()}
     return found
