@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,11 +135,23 @@ def result_cells(result: Mapping[str, Any] | None) -> tuple[str, str]:
 
 def command_lines(scenario: Scenario) -> Iterable[str]:
     """The two command lines of a proof, what both have in common said once."""
-    common = [flag for flag in scenario.baseline if flag in scenario.flags]
-    with_it = [flag for flag in scenario.flags if flag not in common]
-    without = [flag for flag in scenario.baseline if flag not in common]
+    ours, theirs = _options(scenario.flags), _options(scenario.baseline)
+    common = [option for option in theirs if option in ours]
+    with_it = [option for option in ours if option not in common]
+    without = [option for option in theirs if option not in common]
     rows = (("both", common), ("with the feature", with_it), ("without", without))
     return table(("side", "flags"), ((side, code(" ".join(flags)) or "none") for side, flags in rows))
+
+
+def _options(flags: Sequence[str]) -> list[str]:
+    """Options with their values: ``--num-layers 2`` is one of them."""
+    found: list[str] = []
+    for text in flags:
+        if text.startswith("--") or not found:
+            found.append(text)
+        else:
+            found[-1] += f" {text}"
+    return found
 
 
 def feature_rows(dist: str, feature: type[Feature]) -> list[tuple[str, str]]:

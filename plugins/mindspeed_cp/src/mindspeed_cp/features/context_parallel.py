@@ -21,7 +21,6 @@ class ContextParallel(Feature):
     name = "context-parallel"
     family = "cp"
     summary = "Sequences split over ranks: Ulysses, ring, double ring, hybrid, fetched keys, balanced layouts"
-    stability = "prototype"
     level = 2
     flags: ClassVar[Sequence[Flag]] = FLAGS
     conflicts: ClassVar[Sequence[Conflict]] = (

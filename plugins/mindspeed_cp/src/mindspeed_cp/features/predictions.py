@@ -17,7 +17,6 @@ class SplitPredictions(Feature):
     name = "context-parallel-predictions"
     family = "cp"
     summary = "Predictions of further tokens (--mtp-num-layers) of split sequences and separate documents"
-    stability = "prototype"
     level = 2
     requires = (
         Requirement(
