@@ -4,6 +4,8 @@ import pytest
 
 from mindspeed_core.testing.training import train_side
 
+THOROUGH = pytest.mark.thorough
+
 TP2 = "--tensor-model-parallel-size 2"
 SP = f"{TP2} --sequence-parallel"
 PP2 = "--pipeline-model-parallel-size 2"
@@ -34,12 +36,16 @@ PREDICTIONS = f"--mtp-num-layers 2 --untie-embeddings-and-output-weights --num-l
             id="scaled-partial-rope-l2-norm-tp2",
         ),
         pytest.param(
-            "--quick-geglu --activation-func-clamp-value 7.0 --glu-linear-offset 1.0", SP, 2, id="geglu-tp2"
+            "--quick-geglu --activation-func-clamp-value 7.0 --glu-linear-offset 1.0",
+            SP,
+            2,
+            id="geglu-tp2",
+            marks=THOROUGH,
         ),
-        pytest.param("--softmax-type learnable", TP2, 2, id="learnable-softmax-tp2"),
-        pytest.param("--softmax-type off-by-one", PP2, 2, id="off-by-one-softmax-pp2"),
+        pytest.param("--softmax-type learnable", TP2, 2, id="learnable-softmax-tp2", marks=THOROUGH),
+        pytest.param("--softmax-type off-by-one", PP2, 2, id="off-by-one-softmax-pp2", marks=THOROUGH),
         pytest.param("--window-size 8,0 --window-attn-skip-freq 2", PP2, 2, id="window-pp2"),
-        pytest.param(LATENT, TP2, 2, id="latent-attention-tp2"),
+        pytest.param(LATENT, TP2, 2, id="latent-attention-tp2", marks=THOROUGH),
         pytest.param(
             LATENT.replace("--q-lora-rank 16", "--rope-type rope --qk-layernorm"), SP, 2, id="latent-tp2-sp"
         ),
@@ -48,6 +54,7 @@ PREDICTIONS = f"--mtp-num-layers 2 --untie-embeddings-and-output-weights --num-l
             f"{SP} --expert-tensor-parallel-size 1 --expert-model-parallel-size 2",
             2,
             id="deepseek-tp2-ep2",
+            marks=THOROUGH,
         ),
         pytest.param(
             DEEPSEEK,
@@ -55,11 +62,13 @@ PREDICTIONS = f"--mtp-num-layers 2 --untie-embeddings-and-output-weights --num-l
             4,
             id="deepseek-pp2-ep2",
         ),
-        pytest.param(PREDICTIONS, SP, 2, id="predictions-tp2"),
-        pytest.param(PREDICTIONS, PP2, 2, id="predictions-pp2"),
+        pytest.param(PREDICTIONS, SP, 2, id="predictions-tp2", marks=THOROUGH),
+        pytest.param(PREDICTIONS, PP2, 2, id="predictions-pp2", marks=THOROUGH),
         pytest.param(PREDICTIONS.replace("--num-layers 2", "--num-layers 4"), VPP2, 2, id="predictions-vpp2"),
         pytest.param(f"{LATENT} --qk-layernorm --num-layers 4", f"{SP} {VPP2}", 4, id="latent-tp2-sp-vpp2"),
-        pytest.param("--softmax-type learnable", f"{SP} {PP2}", 4, id="learnable-softmax-tp2-pp2"),
+        pytest.param(
+            "--softmax-type learnable", f"{SP} {PP2}", 4, id="learnable-softmax-tp2-pp2", marks=THOROUGH
+        ),
     ],
 )
 def test_a_model_on_a_layout_equals_one_process(equivalence, model, layout, size):

@@ -25,7 +25,7 @@ OVERLAP = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-pa
     [
         pytest.param("", "--expert-model-parallel-size 2", 2, id="allgather-ep2"),
         pytest.param("--moe-z-loss-coeff 0.001", " ".join(EP2), 2, id="alltoall-ep2-z-loss"),
-        pytest.param("", " ".join([*TP2, *ETP1]), 2, id="tp2-whole-experts"),
+        pytest.param("", " ".join([*TP2, *ETP1]), 2, id="tp2-whole-experts", marks=THOROUGH),
         pytest.param("", " ".join([*TP2, *EP2]), 4, id="tp2-ep2-cut-experts"),
         pytest.param("", " ".join([*PP2, *EP2]), 4, id="pp2-ep2", marks=THOROUGH),
         pytest.param("", " ".join([*EP2, *OVERLAP]), 4, id="ep2-dp2-overlap", marks=THOROUGH),
@@ -43,12 +43,14 @@ OVERLAP = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-pa
             " ".join(EP2),
             2,
             id="seq-aux-loss-ep2",
+            marks=THOROUGH,
         ),
         pytest.param(
             "--moe-router-load-balancing-type sinkhorn --moe-router-topk 1 --moe-aux-loss-coeff 0",
             " ".join(EP2),
             2,
             id="sinkhorn-ep2",
+            marks=THOROUGH,
         ),
         pytest.param(
             "--moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-num-groups 2 "
@@ -64,6 +66,7 @@ OVERLAP = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-pa
             " ".join([*TP2, *ETP1]),
             2,
             id="dense-then-shared-expert-tp2",
+            marks=THOROUGH,
         ),
     ],
 )

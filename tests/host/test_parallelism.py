@@ -2,6 +2,8 @@
 
 import pytest
 
+from mindspeed_core.testing.worlds import WorldError
+
 THOROUGH = pytest.mark.thorough
 
 LLAMA = tuple(
@@ -24,16 +26,18 @@ SELECTIVE = ("--recompute-granularity", "selective")
 @pytest.mark.parametrize(
     ("model", "layout", "size"),
     [
-        pytest.param((), (), 2, id="learned-positions-dp2"),
+        pytest.param((), (), 2, id="learned-positions-dp2", marks=THOROUGH),
         pytest.param((), (*TP2, "--sequence-parallel"), 2, id="learned-positions-tp2-sp"),
         pytest.param((), PP2, 2, id="tied-embeddings-pp2"),
         pytest.param(LLAMA, SHARDED, 2, id="llama-dp2-distributed-optimizer"),
-        pytest.param(LLAMA, OVERLAP, 2, id="llama-dp2-overlap"),
+        pytest.param(LLAMA, OVERLAP, 2, id="llama-dp2-overlap", marks=THOROUGH),
         pytest.param(LLAMA, (*TP2, "--sequence-parallel"), 2, id="llama-tp2-sp"),
         pytest.param(LLAMA, VPP2, 2, id="llama-vpp2"),
         pytest.param(LLAMA, (*TP2, "--sequence-parallel", *PP2), 4, id="llama-tp2-sp-pp2"),
         pytest.param(LLAMA, (*PP2, *OVERLAP), 4, id="llama-pp2-dp2-overlap", marks=THOROUGH),
-        pytest.param(LLAMA, ("--overlap-grad-reduce", *SMALL_BUCKETS), 2, id="llama-dp2-overlap-reduce"),
+        pytest.param(
+            LLAMA, ("--overlap-grad-reduce", *SMALL_BUCKETS), 2, id="llama-dp2-overlap-reduce", marks=THOROUGH
+        ),
         pytest.param(LLAMA, (*VPP2, *OVERLAP, *SMALL_BUCKETS), 4, id="llama-vpp2-dp2-overlap"),
         pytest.param(
             LLAMA, (*VPP2, *OVERLAP, *FREELY), 4, id="llama-vpp2-dp2-overlap-not-aligned", marks=THOROUGH
@@ -47,16 +51,26 @@ SELECTIVE = ("--recompute-granularity", "selective")
             id="llama-uneven",
             marks=THOROUGH,
         ),
-        pytest.param((), (*VPP2, *BLOCK), 2, id="tied-embeddings-vpp2-block-recompute"),
+        pytest.param((), (*VPP2, *BLOCK), 2, id="tied-embeddings-vpp2-block-recompute", marks=THOROUGH),
         pytest.param(
             LLAMA, (*SP, *SHARDED, *SELECTIVE), 4, id="llama-tp2-dp2-selective-recompute", marks=THOROUGH
         ),
         pytest.param(LLAMA, ("--pipeline-model-parallel-size", "4"), 4, id="llama-pp4", marks=THOROUGH),
         # RMSNorm: a bias of the key norm shifts all scores of a query alike, so its true gradient is zero.
         pytest.param(
-            ("--qk-layernorm", "--apply-layernorm-1p", "--normalization", "RMSNorm"), TP2, 2, id="qk-norm-tp2"
+            ("--qk-layernorm", "--apply-layernorm-1p", "--normalization", "RMSNorm"),
+            TP2,
+            2,
+            id="qk-norm-tp2",
+            marks=THOROUGH,
         ),
-        pytest.param(("--squared-relu", "--position-embedding-type", "none"), PP2, 2, id="squared-relu-pp2"),
+        pytest.param(
+            ("--squared-relu", "--position-embedding-type", "none"),
+            PP2,
+            2,
+            id="squared-relu-pp2",
+            marks=THOROUGH,
+        ),
         pytest.param(
             (
                 "--recompute-granularity",
@@ -102,7 +116,8 @@ def test_a_residual_stream_in_float32_follows_float32(equivalence):
 
 def test_without_us_pipeline_stages_disagree_about_the_dtype_of_the_residual_stream(equivalence):
     residual = (*LLAMA, "--bf16", "--fp32-residual-connection", *PP2)
-    with pytest.raises(AssertionError, match="gradients of step 1"):
+    # What a stage reads from memory of another dtype is wrong, or no number at all.
+    with pytest.raises((AssertionError, WorldError), match=r"gradients of step 1|is nan|is inf"):
         equivalence(
             residual,
             LLAMA,

@@ -101,6 +101,7 @@ def every_mask():
     return found
 
 
+@pytest.mark.thorough
 def test_every_mask_is_exact_on_every_grid_and_tiles_that_see_the_same_travel_less():
     ranks = run_world(every_mask, 4)
     for found in ranks:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[3] / "examples" / "long_context" / "demo.py"
 
 
@@ -15,6 +17,7 @@ def demo(folder, *flags):
     return done, json.loads((folder / "memory.json").read_text()) if not done.returncode else []
 
 
+@pytest.mark.thorough
 def test_a_sequence_trains_alike_on_one_and_two_processes_under_a_limit(tmp_path):
     done, results = demo(tmp_path, "--seq-length", "256", "--cap-mib", "8192", "--ranks", "1", "2")
     assert done.returncode == 0, done.stdout + done.stderr

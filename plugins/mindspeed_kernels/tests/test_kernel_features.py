@@ -105,7 +105,7 @@ def test_what_does_not_go_together_is_refused(flags, message):
 
 
 @pytest.mark.parametrize(
-    ("feature", "scenario"), scenario_parameters(DECLARATIONS, platform="cpu", always=("ep2",))
+    ("feature", "scenario"), scenario_parameters(DECLARATIONS, platform="cpu", always=())
 )
 def test_scenarios(feature, scenario):
     verdict = verify(feature, scenario, platform="cpu")

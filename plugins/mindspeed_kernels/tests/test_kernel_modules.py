@@ -166,8 +166,6 @@ def test_a_layer_with_every_fused_operator_is_captured_in_one_graph(groups, monk
     model = config(hidden_dropout=0.0, bias_dropout_fusion=False, **options)
     rotate = with_fused_rotation(rope_utils.apply_rotary_pos_emb)
     monkeypatch.setattr(attention, "apply_rotary_pos_emb", rotate)
-    # A layer of megatron-core warns about itself while it is traced.
-    monkeypatch.setattr(torch._dynamo.config, "ignore_logging_functions", {warnings.warn})
     torch.manual_seed(0)
     layer = build_module(spec.layer_specs[0], config=use_activation_modules(model), layer_number=1)
     x, angles = torch.randn(16, 2, 32), torch.randn(16, 1, 1, 8)
@@ -176,7 +174,9 @@ def test_a_layer_with_every_fused_operator_is_captured_in_one_graph(groups, monk
     for run in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
         inputs = x.clone().requires_grad_()
         layer.zero_grad()
-        output = run(inputs, attention_mask=None, rotary_pos_emb=angles)[0]
+        # A layer of megatron-core warns about itself while it is traced.
+        with torch._dynamo.config.patch(ignore_logging_functions={warnings.warn}):
+            output = run(inputs, attention_mask=None, rotary_pos_emb=angles)[0]
         output.square().sum().backward()
         results.append((output, inputs.grad, [p.grad.clone() for p in layer.parameters()]))
     torch.testing.assert_close(results[1], results[0])

@@ -136,7 +136,9 @@ def test_a_step_that_fails_stops_the_profiler(recording):
     assert profiler.stops == 1
 
 
-@pytest.mark.parametrize(("feature", "scenario"), scenario_parameters(DECLARATIONS, platform="cpu"))
+@pytest.mark.parametrize(
+    ("feature", "scenario"), scenario_parameters(DECLARATIONS, platform="cpu", always=("tp2-sp",))
+)
 def test_scenarios(feature, scenario):
     verdict = verify(feature, scenario, platform="cpu")
     assert verdict.passed, str(verdict)
