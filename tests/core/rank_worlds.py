@@ -87,7 +87,7 @@ def silent(store, rank, scenario):
     if rank == 3:
         return 7
     facts = {"plan": "one"}
-    same = agreed(dist.PrefixStore(scenario, store), rank, WORLD, facts, timedelta(seconds=1))
+    same = agreed(dist.PrefixStore(scenario, store), rank, WORLD, facts, timedelta(seconds=5))
     return 0 if same else 1
 
 

@@ -216,7 +216,7 @@ def every_algorithm(ranks):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.thorough), 4])
 def test_every_algorithm_equals_one_process(ranks):
     run_world(every_algorithm, ranks, ranks)
 

@@ -92,6 +92,7 @@ def test_the_page_of_context_parallelism_shows_what_is_here():
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("check", contract_checks("acme-cp", platform="cpu"), ids=str)
 def test_the_contract_is_kept(check):
     check()
