@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.cached_rows import rows_at_a_time
 from mindspeed_kernels.ops.call import Call, TensorFacts
 from mindspeed_kernels.ops.compiled import add_compiled
 from mindspeed_kernels.ops.contract import NPU_FLOATING, Choice, ContractError, Divisible, Dtype, Holds, Rank
@@ -66,7 +67,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, mode: int, backward: bool) -> 
     wide = _wide(x.dtype)
     sign = -1 if not backward else 1
     result = torch.empty_like(x, memory_format=torch.contiguous_format)
-    step = _rows_at_a_time(x)
+    step = rows_at_a_time(x, _CACHED_ELEMENTS)
     # Converted rows use the same memory again and again.
     rooms = None if x.dtype == wide else x.new_empty(2, step, *x.shape[1:], dtype=wide)
     for start in range(0, x.shape[0], step):
@@ -87,10 +88,6 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, mode: int, backward: bool) -> 
         if rooms is not None:
             result[block].copy_(out)
     return result
-
-
-def _rows_at_a_time(x: Tensor) -> int:
-    return min(max(1, _CACHED_ELEMENTS // max(1, x[:1].numel())), max(1, x.shape[0]))
 
 
 def _block(table: Tensor, block: slice) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.cached_rows import rows_at_a_time
 from mindspeed_kernels.ops.call import Call
 from mindspeed_kernels.ops.compiled import add_compiled
 from mindspeed_kernels.ops.contract import NPU_FLOATING, Dtype, Range, Rank, SameSize
@@ -95,7 +96,7 @@ def _gradients(rows: Tensor, outer: Tensor, scale: Tensor, rstd: Tensor) -> tupl
 
 def _normalized_in_blocks(rows: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """What `_normalized` gives, a few rows at a time; converted rows use the same memory again and again."""
-    width, step = rows.shape[1], _rows_at_a_time(rows)
+    width, step = rows.shape[1], rows_at_a_time(rows, _CACHED_ELEMENTS)
     result = torch.empty_like(rows, memory_format=torch.contiguous_format)
     rstd = scale.new_empty(rows.shape[0], 1)
     room = None if rows.dtype == scale.dtype else scale.new_empty(step, width)
@@ -111,7 +112,7 @@ def _normalized_in_blocks(rows: Tensor, scale: Tensor, eps: float) -> tuple[Tens
 
 def _gradients_in_blocks(rows: Tensor, outer: Tensor, scale: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     """What `_gradients` gives, a few rows at a time; that of the rows in their own dtype."""
-    width, step = rows.shape[1], _rows_at_a_time(rows)
+    width, step = rows.shape[1], rows_at_a_time(rows, _CACHED_ELEMENTS)
     to_rows, to_scale = torch.empty_like(rows, memory_format=torch.contiguous_format), torch.zeros_like(scale)
     cubes = rstd.pow(3).div_(-width)
     rooms = scale.new_empty(1 if rows.dtype == scale.dtype else 3, step, width)
@@ -134,11 +135,6 @@ def _gradients_in_blocks(rows: Tensor, outer: Tensor, scale: Tensor, rstd: Tenso
 def _blockwise(x: Tensor) -> bool:
     # A compiler fuses the whole computation itself; fake tensors have no cache.
     return x.device.type == "cpu" and x.numel() > _CACHED_ELEMENTS and not torch.compiler.is_compiling()
-
-
-def _rows_at_a_time(rows: Tensor) -> int:
-    """So few rows that intermediate results stay in a CPU's cache."""
-    return min(max(1, _CACHED_ELEMENTS // rows.shape[1]), max(1, rows.shape[0]))
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.cached_rows import rows_at_a_time
 from mindspeed_kernels.ops.compiled import add_compiled
 from mindspeed_kernels.ops.contract import NPU_FLOATING, ContractError, Dtype, Rank
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
@@ -115,15 +116,13 @@ def _room(rows: Tensor, wide: torch.dtype, copies: int = 2) -> Tensor | None:
     """Memory for converted blocks, used again and again; None where nothing has to be converted."""
     if rows.dtype == wide:
         return None
-    step = min(max(1, _CACHED_ELEMENTS // rows.shape[1]), max(1, rows.shape[0]))
-    return rows.new_empty(copies, step, rows.shape[1], dtype=wide)
+    return rows.new_empty(copies, rows_at_a_time(rows, _CACHED_ELEMENTS), rows.shape[1], dtype=wide)
 
 
 def _blocks(rows: Tensor) -> Iterator[slice]:
     """Slices of rows, so few that intermediate results stay in a CPU's cache."""
-    count, width = rows.shape
-    step = max(1, _CACHED_ELEMENTS // width)
-    for start in range(0, count, step):
+    step = rows_at_a_time(rows, _CACHED_ELEMENTS)
+    for start in range(0, rows.shape[0], step):
         yield slice(start, start + step)
 
 
