@@ -79,16 +79,10 @@ def shares(args: Namespace, documents: int = 0) -> list[Share]:
     from mindspeed_cp.options import cp_options
 
     options = cp_options(args)
+    grid, rules, sizes = grid_of(options), (rule_of(args, documents),), sizes_of(args)
+    kept, gather_keys = options.kept(1), options.gather_keys
     return [
-        share_of(
-            grid_of(options),
-            (rule_of(args, documents),),
-            sizes_of(args),
-            rank,
-            kept=options.kept(1),
-            gather_keys=options.gather_keys,
-        )
-        for rank in range(options.size)
+        share_of(grid, rules, sizes, rank, kept=kept, gather_keys=gather_keys) for rank in range(options.size)
     ]
 
 

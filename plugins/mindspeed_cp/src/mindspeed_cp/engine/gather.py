@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-from mindspeed_cp.engine import counters
+from mindspeed_cp.engine.all_to_all import PartsExchange
 from mindspeed_cp.engine.block import attend, attend_backward
 from mindspeed_cp.engine.exchange import Exchange
 from mindspeed_cp.engine.layout import cut
@@ -136,31 +135,20 @@ class _Fetch:
     def __init__(self, key: Tensor, value: Tensor, plan: GatherPlan) -> None:
         self.plan, self.width = plan, key.shape[-1]
         both = torch.cat((key, value), dim=-1)
-        parts = [both[:, :, _index(rows, both)].reshape(-1) for rows in plan.exchange.send]
-        _count(parts, plan)
         self.shape = both.shape
-        self.row = both.shape[0] * both.shape[1] * both.shape[3]
-        self.sending = torch.cat(parts)
-        self.came = both.new_empty(sum(plan.exchange.receive) * self.row)
-        self.work = dist.all_to_all_single(
-            self.came,
-            self.sending,
-            [rows * self.row for rows in plan.exchange.receive],
-            [part.numel() for part in parts],
-            group=plan.group,
-            async_op=True,
+        row = both.shape[0] * both.shape[1] * both.shape[3]
+        self.exchange = PartsExchange(
+            [both[:, :, _index(rows, both)].reshape(-1) for rows in plan.exchange.send],
+            [rows * row for rows in plan.exchange.receive],
+            plan.group,
         )
 
     def wait(self) -> tuple[Tensor, Tensor]:
         """Keys and values of all rows that are needed here, in rising order of positions."""
-        self.work.wait()
-        pieces, start = [], 0
         batch, heads, _, width = self.shape
-        for rows in self.plan.exchange.receive:
-            size = rows * self.row
-            pieces.append(self.came[start : start + size].view(batch, heads, rows, width))
-            start += size
-        whole = torch.cat(pieces, dim=2)[:, :, _index(self.plan.exchange.order, self.came)]
+        came = zip(self.exchange.wait(), self.plan.exchange.receive)
+        arrived = torch.cat([part.view(batch, heads, rows, width) for part, rows in came], dim=2)
+        whole = arrived[:, :, _index(self.plan.exchange.order, arrived)]
         return whole[..., : self.width].contiguous(), whole[..., self.width :].contiguous()
 
 
@@ -170,27 +158,15 @@ def _return(dk: Tensor, dv: Tensor, key: Tensor, value: Tensor, plan: GatherPlan
     arrived = torch.empty_like(both)
     arrived[:, :, _index(plan.exchange.order, both)] = both
     parts = [part.reshape(-1) for part in arrived.split(plan.exchange.receive, dim=2)]
-    _count(parts, plan)
     row = both.shape[0] * both.shape[1] * both.shape[3]
-    sizes = [len(rows) * row for rows in plan.exchange.send]
-    back = both.new_empty(sum(sizes))
-    dist.all_to_all_single(back, torch.cat(parts), sizes, [part.numel() for part in parts], group=plan.group)
+    came = PartsExchange(parts, [len(rows) * row for rows in plan.exchange.send], plan.group).wait()
     (total,) = zeros_for(torch.cat((key, value), dim=-1))
-    start = 0
-    for rows, size in zip(plan.exchange.send, sizes):
-        part = back[start : start + size].view(*both.shape[:2], len(rows), both.shape[3])
+    for rows, flat in zip(plan.exchange.send, came):
+        part = flat.view(*both.shape[:2], len(rows), both.shape[3])
         total.index_add_(2, _index(rows, both), part.to(total.dtype))
-        start += size
     width = key.shape[-1]
     return total[..., :width], total[..., width:]
 
 
 def _index(rows: np.ndarray, like: Tensor) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(rows)).to(like.device)
-
-
-def _count(parts: list[Tensor], plan: GatherPlan) -> None:
-    if counters.active is not None:
-        me = plan.group.rank()
-        foreign = sum(part.nbytes for place, part in enumerate(parts) if place != me)
-        counters.sent(counters.ALL_TO_ALL, foreign)

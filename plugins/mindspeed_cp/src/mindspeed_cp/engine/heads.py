@@ -16,17 +16,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mindspeed_cp.engine import counters
-
-
-def _exchanged(parts: list[Tensor], sizes: list[int], group: ProcessGroup) -> tuple[Tensor, ...]:
-    """A flat part for every rank, against one of ``sizes`` elements from every rank."""
-    if counters.active is not None:
-        me = group.rank()
-        foreign = sum(part.nbytes for place, part in enumerate(parts) if place != me)
-        counters.sent(counters.ALL_TO_ALL, foreign)
-    came = parts[0].new_empty(sum(sizes))
-    dist.all_to_all_single(came, torch.cat(parts), sizes, [part.numel() for part in parts], group=group)
-    return came.split(sizes)
+from mindspeed_cp.engine.all_to_all import PartsExchange
 
 
 def _to_heads(x: Tensor, heads: Sequence[range], lengths: Sequence[int], group: ProcessGroup) -> Tensor:
@@ -35,7 +25,7 @@ def _to_heads(x: Tensor, heads: Sequence[range], lengths: Sequence[int], group: 
     mine = heads[group.rank()]
     sizes = [batch * len(mine) * length * width for length in lengths]
     assert local == lengths[group.rank()]
-    came = _exchanged(parts, sizes, group)
+    came = PartsExchange(parts, sizes, group).wait()
     pieces = [part.view(batch, len(mine), length, width) for part, length in zip(came, lengths)]
     return torch.cat(pieces, dim=2)
 
@@ -48,7 +38,7 @@ def _to_positions(
     parts = [part.reshape(-1) for part in y.split(list(lengths), dim=2)]
     local = lengths[group.rank()]
     sizes = [batch * len(r) * local * width for r in heads]
-    came = _exchanged(parts, sizes, group)
+    came = PartsExchange(parts, sizes, group).wait()
     if sum(len(r) for r in heads) == total:
         pieces = [part.view(batch, len(r), local, width) for part, r in zip(came, heads)]
         return torch.cat(pieces, dim=1)

@@ -126,7 +126,7 @@ class MaskRule:
     @cached_property
     def running_scores(self) -> npt.NDArray[np.int64]:
         """``[s + 1]``: how many scores of all queries before each one count."""
-        return _running(self.row_scores)
+        return running_sums(self.row_scores)
 
     def work(self, tile: int) -> npt.NDArray[np.int64]:
         """``[s]``: scores that are computed for each query; under a given matrix whole tiles of ``tile``."""
@@ -318,7 +318,8 @@ def _rectangle(queries: Interval, keys: Interval, kind: str) -> list[Piece]:
     return [] if empty else [Piece(queries, keys, kind)]
 
 
-def _running(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def running_sums(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """``[n + 1]``: the sum of what stands before each of ``n`` values, and of all."""
     found = np.zeros(len(values) + 1, dtype=np.int64)
     np.cumsum(values, out=found[1:])
     return found

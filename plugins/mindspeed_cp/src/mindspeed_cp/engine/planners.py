@@ -15,6 +15,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from mindspeed_cp.engine.exchange import needed_rows
 from mindspeed_cp.engine.layout import (
     Interval,
     Layout,
@@ -26,11 +27,10 @@ from mindspeed_cp.engine.layout import (
     union,
     zigzag,
 )
-from mindspeed_cp.engine.masks import MaskRule
+from mindspeed_cp.engine.masks import MaskRule, running_sums
 from mindspeed_cp.engine.tiles import TILE
 
 RING, GATHER = "ring", "gather"
-LOCAL = "local"
 MOST_UNEVEN = 1.05
 """Largest work of a rank over the mean that a balanced layout is content with."""
 _CHUNKS = (1, 2, 4, 8, 16)
@@ -43,7 +43,7 @@ class Grid:
     Attributes:
         outer: ranks that exchange keys.
         inner: neighbours that exchange heads.
-        method: `RING`, `GATHER`, or `LOCAL` with a single outer rank.
+        method: `RING` or `GATHER`; without meaning for a single outer rank.
         window: ranks of an inner ring of a double ring.
         layout: ``auto``, ``zigzag``, ``contiguous``, ``balanced`` or ``doc_zigzag``; or a function from the
             rules of all samples and the number of outer ranks to their layout.
@@ -158,8 +158,7 @@ def balanced_layout(
 def _best(order: Sequence[Interval], work: npt.NDArray[np.int64], ranks: int, chunks_per_rank: int) -> Layout:
     """Equal chunks of a sequence in some order, as few as balance, or those that balance best."""
     length = len(work)
-    running = np.zeros(length + 1, dtype=np.int64)
-    np.cumsum(np.concatenate([work[slice(*interval)] for interval in order]), out=running[1:])
+    running = running_sums(np.concatenate([work[slice(*interval)] for interval in order]))
     most = max(1, length // ranks)
     best: tuple[float, list[Interval], list[list[int]]] | None = None
     for count in (chunks_per_rank,) if chunks_per_rank else _CHUNKS:
@@ -207,8 +206,7 @@ def imbalance(layout: Layout, rules: Sequence[MaskRule]) -> float:
 def travelling_keys(layout: Layout, rules: Sequence[MaskRule]) -> int:
     """Keys that ranks fetch from others, summed over all ranks; a ring moves ``(ranks - 1) * length``."""
     total = 0
-    for share in layout.shares:
-        needed = union(interval for rule in rules for interval in rule.needed_keys(share))
+    for share, needed in zip(layout.shares, needed_rows(layout, rules)):
         both = union([*needed, *share])
         total += sum(end - start for start, end in both) - sum(end - start for start, end in share)
     return total

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mindspeed_cp.engine.exchange import exchange, needed_rows
-from mindspeed_cp.engine.head_plan import head_plan
+from mindspeed_cp.engine.head_plan import HeadPlan, head_plan
 from mindspeed_cp.engine.layout import Layout
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.planners import GATHER, Grid, layout_of, outer_layout
@@ -94,7 +94,7 @@ def share_of(
         key_heads = len(plan.expand) or len(plan.keys[turn])
         again = {"keys": sizes.width, "all": sizes.width + sizes.value_width}
         repeated = again.get(kept, 0) if grid.outer == 1 else 0
-        _add_heads(forward, backward, sizes, lengths, turn, gather_keys, repeated)
+        _add_heads(forward, backward, sizes, plan, lengths, turn, gather_keys, repeated)
     if grid.outer > 1:
         row = sizes.batch * key_heads
         if grid.method == GATHER:
@@ -108,13 +108,13 @@ def _add_heads(
     forward: dict[str, int],
     backward: dict[str, int],
     sizes: Sizes,
+    plan: HeadPlan,
     lengths: Sequence[int],
     turn: int,
     gather_keys: bool,
     repeated: int,
 ) -> None:
     """Exchanges of heads; ``repeated`` is the width of keys and values that backward exchanges again."""
-    plan = head_plan(sizes.heads, sizes.key_heads, len(lengths), turn)
     mine, foreign = lengths[turn], sum(lengths) - lengths[turn]
     own_heads = len(plan.queries[turn])
     both = sizes.width + sizes.value_width

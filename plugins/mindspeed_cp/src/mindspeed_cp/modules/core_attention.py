@@ -6,7 +6,7 @@ import math
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -192,8 +192,8 @@ def place_attention(session: Session, args: Namespace, spec: Any, owner: str) ->
         "band": attention_flags.band(asked, args.seq_length),
         "slopes": _slopes(args.num_attention_heads) if attention_flags.alibi(asked) else None,
         "options": cp_options(args),
-        # A function, since specifications are copied deeply and groups cannot be.
-        "members": lambda: members_of(session, args, parallel_state.get_context_parallel_group()),
+        # A function, since specifications are copied deeply and groups cannot be; asked once for all layers.
+        "members": cache(lambda: members_of(session, args, parallel_state.get_context_parallel_group())),
     }
 
     def chosen(site: Any) -> ModuleSpec:

@@ -43,8 +43,8 @@ def members_of(session: Session, args: Namespace, whole: Any) -> Members:
         args: the validated arguments.
         whole: megatron-core's context-parallel group.
     """
-    grid, groups = grid_of(cp_options(args)), session.groups
-    parts = group_parts(cp_options(args))
+    options, groups = cp_options(args), session.groups
+    grid, parts = grid_of(options), group_parts(options)
     both = grid.inner > 1 and grid.outer > 1
     return Members(
         rank=whole.rank(),
