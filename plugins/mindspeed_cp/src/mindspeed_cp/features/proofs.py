@@ -15,6 +15,7 @@ MODEL = (
 
 
 def split_flags(size: int, algorithm: str, *more: str) -> tuple[str, ...]:
+    """The flags that split a sequence over ``size`` ranks by an algorithm, with further ones."""
     return ("--context-parallel-size", str(size), "--context-parallel-algo", algorithm, *more)
 
 
