@@ -85,7 +85,7 @@ def npu_conformance(session: nox.Session) -> None:
     tests = ("tests/npu_conformance", *(str(path.relative_to(ROOT) / "tests" / "npu") for path in PLUGINS))
     folders = [path for path in tests if (ROOT / path).is_dir()]
     options = session.posargs or ("--schemas", "tests/npu_conformance/schemas.json")
-    session.run("python", "-m", "mindspeed_core.testing.npu", *folders, *options, env=THREADS)
+    session.run("python", "-m", "mindspeed_testing.npu", *folders, *options, env=THREADS)
 
 
 @nox.session

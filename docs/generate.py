@@ -23,14 +23,23 @@ from mindspeed_imports import imports_page
 from tables import code, codes, flag_table, table
 
 from mindspeed_core import __version__
-from mindspeed_core.compatibility import NPU_CANN, NPU_PYTHON, PYTHON, TABLE, TRIALS, same_release
-from mindspeed_core.core_flags import CORE_OWNER
-from mindspeed_core.discovery import FEATURES as FEATURE_GROUP
-from mindspeed_core.discovery import HOSTS, PLATFORMS, Source, sources
+from mindspeed_core.cli.doctor.supported_versions import (
+    NPU_CANN,
+    NPU_PYTHON,
+    PYTHON,
+    TABLE,
+    TRIALS,
+    same_release,
+)
+from mindspeed_core.discovery.entry_points import FEATURES as FEATURE_GROUP
+from mindspeed_core.discovery.entry_points import HOSTS, PLATFORMS, Source, sources
+from mindspeed_core.discovery.slots import CORE_SLOTS
+from mindspeed_core.discovery.stages import core_stages
 from mindspeed_core.feature import PROJECT, Patch
-from mindspeed_core.flags import FlagEntry, flag_set
+from mindspeed_core.flags.core import CORE_OWNER
+from mindspeed_core.flags.flag_set import FlagEntry, flag_set
 from mindspeed_core.hooks import API_VERSION, STAGE_MODULES
-from mindspeed_core.hosts.megatron_lm.interceptions import (
+from mindspeed_core.hosts.megatron_lm.patch_table import (
     ARGUMENT,
     ARGUMENTS,
     ENTRIES,
@@ -40,16 +49,15 @@ from mindspeed_core.hosts.megatron_lm.interceptions import (
     PATCH,
     PATCHES,
 )
-from mindspeed_core.hosts.standalone import megatron_lm_flags
+from mindspeed_core.hosts.standalone.arguments import megatron_lm_answers
+from mindspeed_core.megatron import megatron_lm_flags
 from mindspeed_core.registry import Registry
-from mindspeed_core.slots import CORE_SLOTS
-from mindspeed_core.stages import core_stages
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
 NOTICE = "<!-- Written by docs/generate.py: change the code it is made from, then run that program. -->"
 HOST = "standalone"
-STATUSES = (megatron_lm_flags.SUPPORTED, megatron_lm_flags.REFUSED, megatron_lm_flags.NOT_APPLICABLE)
+STATUSES = (megatron_lm_answers.SUPPORTED, megatron_lm_flags.REFUSED, megatron_lm_flags.NOT_APPLICABLE)
 SECTIONS = ("Args", "Returns", "Raises")
 
 
@@ -317,7 +325,7 @@ def megatron_lm_page(registry: Registry) -> str:
     owners = {option: entry.owner for option, entry in by_option.items()}
     packages = {o: registry.features[name].dist for o, name in owners.items() if name in registry.features}
     flags = {option: entry.flag for option, entry in by_option.items()}
-    found = list(megatron_lm_flags.answers(flags, packages))
+    found = list(megatron_lm_answers.answers(flags, packages))
     counts = {status: sum(answer.status == status for answer in found) for status in STATUSES}
     lines = [
         "# Megatron-LM's flags",

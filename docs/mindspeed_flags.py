@@ -16,10 +16,10 @@ from pathlib import Path
 
 from tables import code, table
 
-from mindspeed_core.core_flags import CORE_OWNER
-from mindspeed_core.flags import flag_set
-from mindspeed_core.hosts.standalone import megatron_lm_flags
-from mindspeed_core.known_flags import flag_owners
+from mindspeed_core.flags.announced import flag_owners
+from mindspeed_core.flags.core import CORE_OWNER
+from mindspeed_core.flags.flag_set import flag_set
+from mindspeed_core.hosts.standalone.arguments import megatron_lm_answers
 from mindspeed_core.registry import Registry
 
 FACTS = Path(__file__).with_name("mindspeed.json")
@@ -137,7 +137,7 @@ def answers(registry: Registry) -> Iterator[Answer]:
     flags = {option: entry for entry in flag_set(registry).entries for option in entry.flag.options}
     upstream = {
         answer.option: answer
-        for answer in megatron_lm_flags.answers({option: entry.flag for option, entry in flags.items()})
+        for answer in megatron_lm_answers.answers({option: entry.flag for option, entry in flags.items()})
     }
     _check_successors(set(flags) | set(flag_owners()), facts["flags"])
     for option, branches in facts["flags"].items():
@@ -148,7 +148,7 @@ def answers(registry: Registry) -> Iterator[Answer]:
             name = flags[option].owner
             dist = registry.features[name].dist
             status, text = HERE, f"[{name}](../features/{dist}/{name}.md) of {code(dist)}"
-        elif option in upstream and upstream[option].status != megatron_lm_flags.SUPPORTED:
+        elif option in upstream and upstream[option].status != megatron_lm_answers.SUPPORTED:
             status, text = GONE, upstream[option].reason
         elif option in flags:
             by_core = flags[option].owner == CORE_OWNER

@@ -13,11 +13,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.flags import DEFAULT, FlagSet, ParsedArguments, flag_set
-from mindspeed_core.plan import Plan, PlanError, Problem
+from mindspeed_core.flags.flag_set import DEFAULT, FlagSet, ParsedArguments, flag_set
 from mindspeed_core.platforms.selection import choose_platform
 from mindspeed_core.registry import Registry
-from mindspeed_core.resolver import resolve
+from mindspeed_core.resolver.plan import Plan, PlanError, Problem
+from mindspeed_core.resolver.resolve import resolve
 
 if TYPE_CHECKING:
     from mindspeed_core.hosts.library.session import LibrarySession
@@ -71,7 +71,7 @@ def _described(
     """Fill in what the configurations say where no flag does."""
     if not configs:
         return parsed
-    from mindspeed_core.hosts.library.description import described
+    from mindspeed_core.hosts.library.config_arguments import described
 
     args, provenance = Namespace(**vars(parsed.args)), dict(parsed.provenance)
     problems = list(parsed.problems)

@@ -557,7 +557,7 @@ class HostDeclaration:
             features implement and the platform; must not import torch. A host that lives in foreign code
             applies them when it opens a session.
         doctor: ``"module:function"`` that looks for what the host needs beside the core; called without
-            arguments, it returns findings as `mindspeed_core.doctor` has them; must not import torch.
+            arguments, it returns findings as the doctor has them; must not import torch.
     """
 
     name: str

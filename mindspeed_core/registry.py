@@ -13,8 +13,14 @@ from importlib import import_module
 from importlib.metadata import EntryPoint
 from typing import Any
 
-from mindspeed_core.declaration_checks import Candidate, check_alone, check_together, guess, identity
-from mindspeed_core.discovery import (
+from mindspeed_core.discovery.declaration_checks import (
+    Candidate,
+    check_alone,
+    check_together,
+    guess,
+    identity,
+)
+from mindspeed_core.discovery.entry_points import (
     COMMANDS,
     FEATURES,
     HOSTS,
@@ -27,6 +33,9 @@ from mindspeed_core.discovery import (
     iterate,
     sources,
 )
+from mindspeed_core.discovery.former_names import presently
+from mindspeed_core.discovery.slots import CORE_SLOTS
+from mindspeed_core.discovery.stages import Stage, core_stages, wanted_arguments
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import (
     DeclarationError,
@@ -38,11 +47,8 @@ from mindspeed_core.feature import (
     Slot,
     StageSpecs,
 )
-from mindspeed_core.former_names import presently
 from mindspeed_core.hooks.versions import parsed, refusal
 from mindspeed_core.platforms.platform import Platform
-from mindspeed_core.slots import CORE_SLOTS
-from mindspeed_core.stages import Stage, core_stages, wanted_arguments
 
 __all__ = ["BrokenPlugin", "FeatureRecord", "Registry", "RegistryError"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.metrics import Metrics
+from mindspeed_core.runtime.metrics import Metrics
 
 if TYPE_CHECKING:
     from argparse import Namespace

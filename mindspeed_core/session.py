@@ -20,23 +20,23 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from mindspeed_core import hooks
-from mindspeed_core.discovery import describe
+from mindspeed_core.discovery.entry_points import describe
 from mindspeed_core.errors import SessionError, UserError
 from mindspeed_core.feature import PROJECT, Feature, HostDeclaration, StageSpecs, hookimpl
-from mindspeed_core.groups import Groups
 from mindspeed_core.hooks import DONE, Done
 from mindspeed_core.hooks.versions import HookDeprecationWarning
-from mindspeed_core.instances import Instances
-from mindspeed_core.patching import PatchLedger
+from mindspeed_core.runtime.instance_patches import Instances
+from mindspeed_core.runtime.patches import PatchLedger
+from mindspeed_core.runtime.process_groups import Groups
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
     from torch.distributed import ProcessGroup
 
-    from mindspeed_core.plan import Plan
     from mindspeed_core.platforms.platform import Platform
     from mindspeed_core.registry import Registry
+    from mindspeed_core.resolver.plan import Plan
 
 _lock = threading.Lock()
 _open: Session | None = None

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_core import feature as declarations
+from mindspeed_core.discovery.stages import core_stages
 from mindspeed_core.feature import Feature
 from mindspeed_core.hooks import API_VERSION
 from mindspeed_core.platforms.platform import Platform
-from mindspeed_core.stages import core_stages
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "contract" / "hook_api"
 DECLARATIONS = (

@@ -76,9 +76,9 @@ def main() -> int:
     )  # fmt: skip
 
     say("7. the result")
+    from mindspeed_core.hosts.standalone.monitoring.loss_curve import draw_loss_curve
+    from mindspeed_core.hosts.standalone.monitoring.run_log import read_metrics
     from mindspeed_core.hosts.standalone.text.prepare import unigram_entropy
-    from mindspeed_core.hosts.standalone.watching.loss_curve import draw_loss_curve
-    from mindspeed_core.hosts.standalone.watching.watch import read_metrics
 
     entropy = unigram_entropy(out / "text")
     history = read_metrics(out / "run" / "metrics.jsonl")

@@ -14,9 +14,9 @@ from typing import Any
 import click
 
 import mindspeed_core
-from mindspeed_core.cli.errors import EXIT_OK, EXPLAINED, describe, guarded
-from mindspeed_core.discovery import COMMANDS as COMMANDS_GROUP
-from mindspeed_core.discovery import Source, broken, sources
+from mindspeed_core.discovery.entry_points import COMMANDS as COMMANDS_GROUP
+from mindspeed_core.discovery.entry_points import Source, broken, sources
+from mindspeed_core.terminal.errors import EXIT_OK, EXPLAINED, describe, guarded
 
 PROGRAM = "mindspeed-features"
 
@@ -26,7 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("mindspeed_core.cli.plan_command", "Say what a command line would switch on, and why."),
     "patches": ("mindspeed_core.cli.patches_command", "List patched symbols: by whom and why."),
     "graph": ("mindspeed_core.cli.graph_command", "Draw how features depend on each other."),
-    "doctor": ("mindspeed_core.cli.doctor_command", "Check versions, devices and common mistakes."),
+    "doctor": ("mindspeed_core.cli.doctor.command", "Check versions, devices and common mistakes."),
     "verify": ("mindspeed_core.cli.verify_command", "Prove features on this machine."),
     "new": ("mindspeed_core.cli.new_command", "Start a plugin of your own that works as it comes."),
     "completion": ("mindspeed_core.cli.completion_command", "Print the completion script of a shell."),

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import click
 
-from mindspeed_core.cli.flag_arguments import (
+from mindspeed_core.feature import Feature
+from mindspeed_core.terminal.training_flags import (
     UNPROCESSED_FLAGS,
     host_option,
     make_plan,
     platform_option,
     training_flags,
 )
-from mindspeed_core.feature import Feature
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindspeed_core.cli.errors import EXIT_PROBLEMS
+from mindspeed_core.terminal.errors import EXIT_PROBLEMS
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import FeatureRecord, Registry
@@ -88,7 +88,7 @@ def _as_json(registry: Registry, records: Sequence[FeatureRecord]) -> dict[str, 
 
 
 def _print_features(records: Sequence[FeatureRecord]) -> None:
-    from mindspeed_core.cli.tables import print_table
+    from mindspeed_core.terminal.tables import print_table
 
     if not records:
         click.echo("no feature is installed; for instance: pip install mindspeed-kernels")

@@ -21,7 +21,7 @@ def command(plugin: str, parent: Path) -> None:
 
     PLUGIN is the distribution's name, for instance acme-losses. Nothing is ever overwritten.
     """
-    from mindspeed_core.scaffold import create_plugin
+    from mindspeed_core.cli.scaffold import create_plugin
 
     written = create_plugin(plugin, parent)
     target = parent / plugin

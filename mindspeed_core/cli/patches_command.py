@@ -9,14 +9,14 @@ from importlib import import_module
 
 import click
 
-from mindspeed_core.cli.flag_arguments import (
+from mindspeed_core.feature import HostDeclaration, Patch
+from mindspeed_core.terminal.training_flags import (
     UNPROCESSED_FLAGS,
     host_option,
     make_plan,
     platform_option,
     training_flags,
 )
-from mindspeed_core.feature import HostDeclaration, Patch
 
 
 @click.command(
@@ -74,7 +74,7 @@ def _print(patches: list[Patch], *, verbose: bool, as_json: bool) -> None:
         click.echo(json.dumps([{name: getattr(p, name) for name in names} for p in patches], indent=2))
         return
     if patches:
-        from mindspeed_core.cli.tables import print_table
+        from mindspeed_core.terminal.tables import print_table
 
         headers = ["target", "owner", "kind", "reason"]
         rows = [[patch.target, patch.owner, patch.kind, patch.reason] for patch in patches]

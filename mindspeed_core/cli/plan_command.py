@@ -10,8 +10,10 @@ from typing import Any
 
 import click
 
-from mindspeed_core.cli.errors import EXIT_PROBLEMS
-from mindspeed_core.cli.flag_arguments import (
+from mindspeed_core.errors import UserError
+from mindspeed_core.resolver.plan import PlanError
+from mindspeed_core.terminal.errors import EXIT_PROBLEMS
+from mindspeed_core.terminal.training_flags import (
     UNPROCESSED_FLAGS,
     Planned,
     host_option,
@@ -19,8 +21,6 @@ from mindspeed_core.cli.flag_arguments import (
     platform_option,
     training_flags,
 )
-from mindspeed_core.errors import UserError
-from mindspeed_core.plan import PlanError
 
 
 @click.command(
@@ -87,7 +87,7 @@ def _as_json(planned: Planned) -> dict[str, Any]:
 
 def show(planned: Planned) -> None:
     """Print a plan for a reader."""
-    from mindspeed_core.cli.tables import print_table
+    from mindspeed_core.terminal.tables import print_table
 
     plan = planned.plan
     click.echo(f"host {plan.host}, optimization level {plan.level}")

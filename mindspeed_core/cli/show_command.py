@@ -67,7 +67,7 @@ def _section(title: str, lines: Iterable[str]) -> None:
 
 
 def _print_flags(registry: Registry, flags: Iterable[Flag]) -> None:
-    from mindspeed_core.cli.tables import print_table
+    from mindspeed_core.terminal.tables import print_table
 
     rows = [
         (

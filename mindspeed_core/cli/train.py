@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from mindspeed_core.cli.errors import guarded
+from mindspeed_core.terminal.errors import guarded
 
 _COMMANDS = {
     "inspect": (
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; the exit status: 0 done, 1 a problem (printed), 2 wrong usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and arguments[0] in _COMMANDS:
-        from mindspeed_core.cli.quiet import quieten
+        from mindspeed_core.terminal.quiet import quieten
 
         quieten()
         target, _ = _COMMANDS[arguments[0]]
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _help() -> int:
-    from mindspeed_core.flags import flag_set
+    from mindspeed_core.flags.flag_set import flag_set
     from mindspeed_core.registry import Registry
 
     width = max(len(name) for name in _COMMANDS)
@@ -75,9 +75,9 @@ def _help() -> int:
 
 
 def _train(arguments: Sequence[str]) -> int:
-    from mindspeed_core.cli.failure import report
-    from mindspeed_core.cli.quiet import quieten
     from mindspeed_core.launch import environment, start, worker
+    from mindspeed_core.terminal.failure import report
+    from mindspeed_core.terminal.quiet import quieten
 
     quieten()
     try:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mindspeed_core.cli.errors import EXIT_PROBLEMS
 from mindspeed_core.cli.feature_names import complete_features, find_feature
-from mindspeed_core.cli.flag_arguments import platform_option
+from mindspeed_core.terminal.errors import EXIT_PROBLEMS
+from mindspeed_core.terminal.training_flags import platform_option
 
 if TYPE_CHECKING:
     from mindspeed_core.feature import Feature
@@ -84,7 +84,7 @@ def _prove(
 
 
 def _print(verdicts: list[Verdict], left_out: list[str], platform: str) -> None:
-    from mindspeed_core.cli.tables import print_table
+    from mindspeed_core.terminal.tables import print_table
 
     rows = [
         (

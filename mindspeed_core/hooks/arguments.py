@@ -9,7 +9,7 @@ from mindspeed_core.hooks.marker import hookspec
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from mindspeed_core.plan import Plan
+    from mindspeed_core.resolver.plan import Plan
     from mindspeed_core.session import Session
 
 __all__ = ["validate_arguments", "validate_arguments_early"]

@@ -4,7 +4,3 @@ A pure function over declarations and arguments: it imports no implementation, r
 same plan on every rank and every machine. What depends on the registry alone is computed once per registry,
 so that a search may call `resolve` thousands of times a second.
 """
-
-from mindspeed_core.resolver.resolve import resolve
-
-__all__ = ["resolve"]

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mindspeed_core.cycles import cycles
+from mindspeed_core.discovery.cycles import cycles
 from mindspeed_core.feature import Patch
-from mindspeed_core.plan import ActiveFeature, Plan, PlanError
 from mindspeed_core.registry import Registry
-from mindspeed_core.resolver.admission import Admission
-from mindspeed_core.resolver.agreement import conflicts, hosted, patches, slots, stages, validate
+from mindspeed_core.resolver.compatibility import conflicts, hosted, patches, slots, stages, validate
 from mindspeed_core.resolver.index import index_of
-from mindspeed_core.resolver.question import Question
+from mindspeed_core.resolver.plan import ActiveFeature, Plan, PlanError
+from mindspeed_core.resolver.request import Question
+from mindspeed_core.resolver.selection import Admission
 
 _SCHEMA = 1
 

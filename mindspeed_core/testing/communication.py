@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from mindspeed_core.feature import Patch
-from mindspeed_core.patching import PatchLedger
+from mindspeed_core.runtime.patches import PatchLedger
 
 
 @dataclass(frozen=True)

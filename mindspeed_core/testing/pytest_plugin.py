@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Load the contract where it is asked for."""
     if config.getoption("contract"):
-        from mindspeed_core.testing.contract_pytest import ContractPlugin
+        from mindspeed_core.testing.contract.pytest_option import ContractPlugin
 
         config.pluginmanager.register(ContractPlugin(config), "mindspeed-contract")
 

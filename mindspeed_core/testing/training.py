@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.hosts.standalone.run_length import batch_at
+from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.worlds import run_world
 

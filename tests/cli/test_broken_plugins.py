@@ -6,8 +6,8 @@ import pytest
 from made_packages import feature_source, write_metadata
 
 from mindspeed_core.activation import activate
+from mindspeed_core.cli.scaffold import create_plugin
 from mindspeed_core.errors import PatchError
-from mindspeed_core.scaffold import create_plugin
 
 HEALTHY = "thing-well"
 FLAG_END = '"0 logs none.",\n        ),\n    )'

@@ -126,7 +126,7 @@ VALUES = (
 
 def test_a_thousand_generated_command_lines_never_end_in_a_traceback(install, monkeypatch):
     """Flags of host, core and features with values from good to absurd: exit status 0 or 1, every time."""
-    from mindspeed_core.flags import flag_set
+    from mindspeed_core.flags.flag_set import flag_set
     from mindspeed_core.registry import Registry
 
     install("pack-a", feature_source("thing-a", 'requires = (Requirement(feature="thing-b", reason="r"),)'))

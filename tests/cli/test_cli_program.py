@@ -9,9 +9,9 @@ import pytest
 from made_packages import feature_source, write_metadata
 
 import mindspeed_core
-from mindspeed_core.cli.errors import describe, guarded
 from mindspeed_core.cli.features import COMMANDS, main
 from mindspeed_core.errors import SessionError, UserError
+from mindspeed_core.terminal.errors import describe, guarded
 
 
 def test_version_is_the_package_version(features):

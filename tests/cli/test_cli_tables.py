@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mindspeed_core.cli.tables import print_table
+from mindspeed_core.terminal.tables import print_table
 
 ROWS = [("flash-attn", "--use-flash-attn", "[npu] 0.1"), ("x", "--y", "")]
 

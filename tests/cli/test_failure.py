@@ -2,8 +2,8 @@
 
 import torch.distributed as dist
 
-from mindspeed_core.cli import failure
 from mindspeed_core.errors import UserError
+from mindspeed_core.terminal import failure
 
 
 def silent_about(monkeypatch, store):

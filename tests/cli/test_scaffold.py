@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_core.scaffold import ScaffoldError, create_plugin, plugin_names
+from mindspeed_core.cli.scaffold import ScaffoldError, create_plugin, plugin_names
 
 
 @pytest.mark.parametrize(

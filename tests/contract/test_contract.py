@@ -10,10 +10,10 @@ from dataclasses import replace
 import bad_plugins
 import pytest
 
+from mindspeed_core.discovery.stages import core_stages
 from mindspeed_core.hooks.versions import Change
-from mindspeed_core.stages import core_stages
-from mindspeed_core.testing.contract import Contract, Violation, contract_checks
-from mindspeed_core.testing.residue import Residue
+from mindspeed_core.testing.contract import Contract, Violation, all_checks, contract_checks
+from mindspeed_core.testing.leak_check import Residue
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def checks(site):
     found = {}
     kinds = "features sessions surroundings extensible heavy load version"
     for dist in (f"bad-{kind}" for kind in kinds.split()):
-        found |= {str(check): check for check in Contract.of(dist, platform="cpu").checks()}
+        found |= {str(check): check for check in all_checks(Contract.of(dist, platform="cpu"))}
     return found
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from mindspeed_core.activation import plan_for
 from mindspeed_core.feature import Feature, Flag, HostDeclaration
-from mindspeed_core.plan import PlanError
 from mindspeed_core.platforms.cpu import CpuPlatform
 from mindspeed_core.platforms.platform import Availability
 from mindspeed_core.registry import Registry
+from mindspeed_core.resolver.plan import PlanError
 
 
 class Lookalike(CpuPlatform):

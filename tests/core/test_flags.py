@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindspeed_core.feature import Feature, Flag, HostDeclaration
-from mindspeed_core.flags import FlagSet, flag_set
+from mindspeed_core.flags.flag_set import FlagSet, flag_set
 from mindspeed_core.registry import Registry
 
 HOST_FLAGS = (
@@ -369,9 +369,11 @@ FUZZED = flags_with(feature("ring"))
 def test_the_table_of_announced_flags_is_current_and_names_only_flags():
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, str(root / "tools" / "known_flags.py"), "--check"], capture_output=True, text=True
+        [sys.executable, str(root / "tools" / "announced_flags.py"), "--check"],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
-    table = json.loads((root / "mindspeed_core" / "known_flags.json").read_text())
+    table = json.loads((root / "mindspeed_core" / "flags" / "announced.json").read_text())
     assert all(flag.startswith("--") for flags in table["flags"].values() for flag in flags)
     assert sum(map(len, table["flags"].values())) >= 150

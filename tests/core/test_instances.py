@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from mindspeed_core.errors import PatchError
-from mindspeed_core.instances import Instances
+from mindspeed_core.runtime.instance_patches import Instances
 
 
 class Rotary:

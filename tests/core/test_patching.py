@@ -10,7 +10,7 @@ import pytest
 
 from mindspeed_core.errors import PatchError
 from mindspeed_core.feature import Patch
-from mindspeed_core.patching import PatchLedger
+from mindspeed_core.runtime.patches import PatchLedger
 
 SOURCE = """
 import enum, functools

@@ -12,7 +12,7 @@ import importlib, sys, types, warnings
 warnings.simplefilter("ignore")
 order = sys.argv[1]
 import torch, torch._dynamo
-from mindspeed_core.patching import PatchLedger
+from mindspeed_core.runtime.patches import PatchLedger
 from mindspeed_core.platforms.cpu import CpuPlatform
 import mindspeed_core.platforms.cuda_calls, mindspeed_core.platforms.device_arguments
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from megatron.core.transformer import TransformerConfig
 
-from mindspeed_core.plain_norm import PlainNorm
+from mindspeed_core.megatron.plain_norm import PlainNorm
 
 
 def norm(size=8, **changes):

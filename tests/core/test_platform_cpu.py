@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from mindspeed_core.errors import ArgumentError, SessionError
-from mindspeed_core.megatron_state import destroy_megatron_state
-from mindspeed_core.patching import PatchLedger
+from mindspeed_core.megatron.global_state import destroy_megatron_state
 from mindspeed_core.platforms import process_memory
 from mindspeed_core.platforms.cpu import CpuPlatform
+from mindspeed_core.runtime.patches import PatchLedger
 
 
 def start(**args):

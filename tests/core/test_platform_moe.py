@@ -9,8 +9,8 @@ SCRIPT = r"""
 import sys, types, warnings
 warnings.simplefilter("ignore")
 import torch
-from mindspeed_core.megatron_state import destroy_megatron_state
-from mindspeed_core.patching import PatchLedger
+from mindspeed_core.megatron.global_state import destroy_megatron_state
+from mindspeed_core.runtime.patches import PatchLedger
 from mindspeed_core.platforms.cpu import CpuPlatform
 
 torch.set_num_threads(1)

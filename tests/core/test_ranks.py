@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_core.ranks import argument_facts, check_ranks, content_hash, differences, format_table
+from mindspeed_core.runtime.rank_check import (
+    argument_facts,
+    check_ranks,
+    content_hash,
+    differences,
+    format_table,
+)
 
 
 @pytest.fixture(scope="module")

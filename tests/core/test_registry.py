@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from mindspeed_core.cycles import cycles
+from mindspeed_core.discovery.cycles import cycles
 from mindspeed_core.feature import (
     ExtensionPoint,
     Feature,
@@ -335,7 +335,7 @@ def test_extensions_are_choices_of_a_flag_and_load_when_they_are_chosen(tmp_path
     install(tmp_path, "rotten", "raise ValueError('rotten')\n", group="demo.planners", attribute="PLANNER")
     code = """
         from mindspeed_core.feature import ExtensionPoint, Feature, Flag
-        from mindspeed_core.flags import flag_set
+        from mindspeed_core.flags.flag_set import flag_set
         from mindspeed_core.registry import Registry
 
         class Demo(Feature):
@@ -365,9 +365,9 @@ def test_an_unknown_extension_point_is_refused():
 
 def test_discovering_parsing_and_resolving_load_nothing_heavy():
     code = """
-        from mindspeed_core.flags import flag_set
+        from mindspeed_core.flags.flag_set import flag_set
         from mindspeed_core.registry import Registry
-        from mindspeed_core.resolver import resolve
+        from mindspeed_core.resolver.resolve import resolve
         registry = Registry.discover()
         parsed = flag_set(registry).parse(["--no-such-flag"])
         resolve(registry, parsed.args, provenance=parsed.provenance, platform="cpu")

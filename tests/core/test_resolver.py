@@ -22,10 +22,10 @@ from mindspeed_core.feature import (
     TakeOver,
     hookimpl,
 )
-from mindspeed_core.flags import flag_set
-from mindspeed_core.plan import PlanError
+from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.registry import Registry
-from mindspeed_core.resolver import resolve
+from mindspeed_core.resolver.plan import PlanError
+from mindspeed_core.resolver.resolve import resolve
 
 VERSIONS = {"megatron-core": "0.16.1", "torch": "2.13.0+cpu", "torch_npu": "2.7.1"}
 
@@ -412,7 +412,7 @@ def test_the_digest_is_the_same_in_every_process():
         "from argparse import Namespace\n"
         "from mindspeed_core.feature import Feature, Flag\n"
         "from mindspeed_core.registry import Registry\n"
-        "from mindspeed_core.resolver import resolve\n"
+        "from mindspeed_core.resolver.resolve import resolve\n"
         "class A(Feature):\n"
         "    name, family, summary, flags = 'a', 'f', 's', (Flag('--a', type=str),)\n"
         "args = Namespace(a=frozenset(map(str, range(50))))\n"

@@ -14,10 +14,10 @@ import pytest
 from markdown_files import ROOT, blocks, files, headings, links, read
 from mindspeed_imports import ENTRANCES
 
+from mindspeed_core.cli.doctor.supported_versions import NPU_CANN
 from mindspeed_core.cli.features import program
 from mindspeed_core.cli.train import _COMMANDS as TOOLS
-from mindspeed_core.compatibility import NPU_CANN
-from mindspeed_core.flags import flag_set
+from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.registry import Registry
 
 OF_OTHER_PROGRAMS = {

@@ -8,8 +8,7 @@ import pytest
 from markdown_files import ROOT, blocks, read
 
 from mindspeed_core.hooks import API_VERSION
-from mindspeed_core.testing import contract_entry_points, contract_features
-from mindspeed_core.testing.contract import Contract
+from mindspeed_core.testing.contract import Contract, all_checks, entry_points, features
 
 MANUAL = "docs/writing-a-plugin.md"
 SHOWN = [block.text.partition("\n") for block in blocks(read(MANUAL), "python")]
@@ -30,15 +29,15 @@ def test_every_example_package_is_shown():
 
 def test_the_test_that_the_manual_shows_is_the_one_that_new_writes():
     (body,) = (body for first, _, body in SHOWN if first == "# tests/test_contract.py")
-    template = ROOT / "mindspeed_core/scaffold/plugin/tests/test_contract.py.tmpl"
+    template = ROOT / "mindspeed_core/cli/scaffold/plugin/tests/test_contract.py.tmpl"
 
     assert body.rstrip() in template.read_text(encoding="utf-8").replace("$plugin", "acme-tools")
 
 
 def test_every_rule_of_the_contract_has_its_row():
-    rules = {*contract_entry_points.RULES, *contract_features.RULES}
+    rules = {*entry_points.RULES, *features.RULES}
     for dist in ("mindspeed-core", "acme-platform", "acme-noise-scale", "mindspeed-toy-needs"):
-        rules |= {check.rule for check in Contract.of(dist, platform="cpu").checks()}
+        rules |= {check.rule for check in all_checks(Contract.of(dist, platform="cpu"))}
     section = read(MANUAL).partition("## The contract")[2].partition("\n## ")[0]
 
     assert set(re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE)) == rules

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from mindspeed_core.hosts.standalone.checkpoint.inspection import inspect
-from mindspeed_core.testing.faults import start_job
+from mindspeed_testing.faults import start_job
 
 FLAGS = (
     "--platform cpu --num-layers 2 --hidden-size 48 --num-attention-heads 2 --seq-length 16 --vocab-size 64 "

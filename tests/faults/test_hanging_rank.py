@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from mindspeed_core.feature import Feature, hookimpl
-from mindspeed_core.hosts.standalone.watching.hang_watch import Pulse, find_culprit
-from mindspeed_core.testing.faults import start_job
+from mindspeed_core.hosts.standalone.fault_tolerance.hang_watch import Pulse, find_culprit
 from mindspeed_core.testing.worlds import WorldError, run_world
+from mindspeed_testing.faults import start_job
 
 FLAGS = shlex.split(
     "--platform cpu --num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --vocab-size 64 "

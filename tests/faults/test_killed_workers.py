@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindspeed_core.testing.faults import kill_repeatedly, records, run_undisturbed
+from mindspeed_testing.faults import kill_repeatedly, records, run_undisturbed
 
 FLAGS = (
     "--platform cpu --num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --vocab-size 64 "

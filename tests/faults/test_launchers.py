@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from mindspeed_core.testing.faults import KillReport, read_steps, start_job
+from mindspeed_testing.faults import KillReport, read_steps, start_job
 
 FLAGS = (
     "--platform cpu --num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --vocab-size 64 "

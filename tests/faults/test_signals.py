@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from mindspeed_core.hosts.standalone.checkpoint.inspection import inspect
-from mindspeed_core.testing.faults import start_job
+from mindspeed_testing.faults import start_job
 
 FLAGS = (
     "--platform cpu --num-layers 4 --hidden-size 128 --num-attention-heads 2 --seq-length 16 "

@@ -43,7 +43,7 @@ def world(cases):
     from mindspeed_core.activation import activate
     from mindspeed_core.errors import UserError
     from mindspeed_core.hosts.standalone import loop
-    from mindspeed_core.hosts.standalone.watching import bad_steps
+    from mindspeed_core.hosts.standalone.fault_tolerance import bad_steps
 
     found = {}
     for case, flags in cases.items():
@@ -154,7 +154,7 @@ def resumed(folder):
     from mindspeed_core.activation import activate
     from mindspeed_core.errors import UserError
     from mindspeed_core.hosts.standalone import loop
-    from mindspeed_core.hosts.standalone.watching import bad_steps
+    from mindspeed_core.hosts.standalone.fault_tolerance import bad_steps
 
     spiky = ["--check-for-spiky-loss", "--loss-spike-factor", "3", *SKIP, "--save-interval", "100"]
     found = []

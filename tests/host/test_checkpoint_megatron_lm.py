@@ -66,7 +66,7 @@ def their_rng(run):
 
 
 def their_state(run, described, is_loading):
-    from mindspeed_core.hosts.standalone.checkpoint import optimizer_state
+    from mindspeed_core.megatron import optimizer_state
 
     state = {"model": run.model[0].module.sharded_state_dict(metadata=dict(described))}
     # megatron-core cannot describe torch's Adam before its first step; Megatron-LM users have Apex or TE.
@@ -81,7 +81,7 @@ def write_theirs(run, folder):
     from megatron.core import dist_checkpointing
     from megatron.core.transformer.enums import AttnBackend
 
-    from mindspeed_core.hosts.standalone.checkpoint import optimizer_state
+    from mindspeed_core.megatron import optimizer_state
 
     directory = Path(folder) / f"iter_{run.iteration:07d}"
     if dist.get_rank() == 0:
@@ -130,7 +130,7 @@ def ours_read_there(folder, flags):
     from megatron.core import dist_checkpointing, tensor_parallel
     from megatron.core.safe_globals import register_safe_globals
 
-    from mindspeed_core.hosts.standalone.checkpoint import optimizer_state
+    from mindspeed_core.megatron import optimizer_state
 
     run = open_run([*flags, "--save", folder])
     train(run, 2)

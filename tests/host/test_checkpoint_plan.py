@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from mindspeed_core.hosts.standalone.checkpoint import plan as plans
+from mindspeed_core.resolver import plan_diff as plans
 
 
 def plan(*names, version="1.0", slots=None):

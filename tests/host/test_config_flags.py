@@ -14,10 +14,10 @@ from megatron.core.transformer.enums import AttnBackend
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import Flag
 from mindspeed_core.hosts.standalone.flags import host_flags
-from mindspeed_core.hosts.standalone.model import config_fields as fields_module
 from mindspeed_core.hosts.standalone.model.config import check_recomputed_layers
-from mindspeed_core.hosts.standalone.model.config_fields import UNKNOWN, ConfigField, config_fields
-from mindspeed_core.hosts.standalone.model.config_flags import (
+from mindspeed_core.megatron import config_fields as fields_module
+from mindspeed_core.megatron.config_fields import UNKNOWN, ConfigField, config_fields
+from mindspeed_core.megatron.config_flags import (
     EXCLUDED,
     SPELLINGS,
     dest_of,
@@ -25,8 +25,8 @@ from mindspeed_core.hosts.standalone.model.config_flags import (
     generated_flags,
     why_excluded,
 )
-from mindspeed_core.hosts.standalone.model.config_values import config_values
-from mindspeed_core.hosts.standalone.model.patterns import layer_pattern, window
+from mindspeed_core.megatron.config_values import config_values
+from mindspeed_core.megatron.layer_patterns import layer_pattern, window
 
 CLASSES = (MLATransformerConfig, OptimizerConfig, DistributedDataParallelConfig)
 

@@ -4,8 +4,8 @@ import pytest
 from test_checkpoint_resume import NO_DROPOUT, close_run, open_run, save, train
 
 from mindspeed_core.errors import ArgumentError, UserError
-from mindspeed_core.flags import flag_set
-from mindspeed_core.hosts.standalone.model.fully_sharded_arguments import check_fully_sharded
+from mindspeed_core.flags.flag_set import flag_set
+from mindspeed_core.hosts.standalone.arguments.fully_sharded import check_fully_sharded
 from mindspeed_core.registry import Registry
 from mindspeed_core.testing.worlds import run_world
 
@@ -88,7 +88,7 @@ def test_a_gradient_that_went_bad_on_one_rank_is_named_and_ends_the_run():
 
 
 def spoiled_rank():
-    from mindspeed_core.hosts.standalone.watching import bad_steps
+    from mindspeed_core.hosts.standalone.fault_tolerance import bad_steps
 
     run = open_run(["--use-torch-fsdp2", *LLAMA])
     train(run, 1)

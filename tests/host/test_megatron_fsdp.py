@@ -6,8 +6,8 @@ import pytest
 from test_checkpoint_resume import NO_DROPOUT, close_run, open_run, save, train
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.flags import flag_set
-from mindspeed_core.hosts.standalone.model import fully_sharded_arguments
+from mindspeed_core.flags.flag_set import flag_set
+from mindspeed_core.hosts.standalone.arguments.validate import fully_sharded
 from mindspeed_core.registry import Registry
 from mindspeed_core.testing.training import train_side
 from mindspeed_core.testing.worlds import run_world
@@ -161,7 +161,7 @@ def one_rank(folder):
     """What a rank holds, a save in the background, validation, and a gradient that went bad."""
     from mindspeed_core.errors import UserError
     from mindspeed_core.hosts.standalone.checkpoint import stages as checkpoint
-    from mindspeed_core.hosts.standalone.watching import bad_steps
+    from mindspeed_core.hosts.standalone.fault_tolerance import bad_steps
 
     run = open_run([*FULL, *SMALL_LLAMA, "--save", folder, "--async-save", "--eval-iters", "1"])
     train(run, 1)
@@ -231,20 +231,20 @@ def test_what_would_train_wrongly_is_refused(flags, named):
     kinds = {"full": FULL, "optim": (*MEGATRON, "optim"), "none": (*MEGATRON, "no_shard")}
     line = flags.format(**{name: " ".join(value) for name, value in kinds.items()})
     with pytest.raises(ArgumentError, match=named):
-        fully_sharded_arguments.check_fully_sharded(arguments(line.split()))
+        fully_sharded.check_fully_sharded(arguments(line.split()))
 
 
 def test_the_missing_package_is_named_with_the_way_to_install_it(monkeypatch):
     monkeypatch.setattr(
-        fully_sharded_arguments, "find_spec", lambda name: None if name == "einops" else util.find_spec(name)
+        fully_sharded, "find_spec", lambda name: None if name == "einops" else util.find_spec(name)
     )
     with pytest.raises(ArgumentError, match=r"einops.*pip install 'mindspeed-core\[fsdp\]'"):
-        fully_sharded_arguments.check_fully_sharded(arguments(FULL))
+        fully_sharded.check_fully_sharded(arguments(FULL))
 
 
 def test_one_hardware_queue_is_refused_on_cuda_alone(monkeypatch):
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     args = arguments(FULL)
-    fully_sharded_arguments.check_connections("cpu", args)
+    fully_sharded.check_connections("cpu", args)
     with pytest.raises(ArgumentError, match="CUDA_DEVICE_MAX_CONNECTIONS"):
-        fully_sharded_arguments.check_connections("cuda", args)
+        fully_sharded.check_connections("cuda", args)

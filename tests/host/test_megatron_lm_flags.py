@@ -13,23 +13,20 @@ import pytest
 
 import mindspeed_core
 from mindspeed_core.feature import Flag
-from mindspeed_core.flags import flag_set
+from mindspeed_core.flags.flag_set import flag_set
+from mindspeed_core.hosts.standalone.arguments.megatron_lm_answers import SUPPORTED, answers
+from mindspeed_core.hosts.standalone.arguments.refusals import REFUSALS
 from mindspeed_core.hosts.standalone.flags import host_flags
-from mindspeed_core.hosts.standalone.megatron_lm_flags import (
-    NOT_APPLICABLE,
-    REFUSED,
-    RULES,
-    SUPPORTED,
-    answers,
-    megatron_lm_flags,
-)
-from mindspeed_core.hosts.standalone.model.config_fields import config_fields
-from mindspeed_core.hosts.standalone.model.config_flags import dest_of
-from mindspeed_core.hosts.standalone.refusals import REFUSALS
+from mindspeed_core.megatron.config_fields import config_fields
+from mindspeed_core.megatron.config_flags import dest_of
+from mindspeed_core.megatron.megatron_lm_flags import NOT_APPLICABLE, REFUSED, RULES, megatron_lm_flags
 from mindspeed_core.registry import Registry
 
-HOST = Path(mindspeed_core.__file__).parent / "hosts" / "standalone"
-DECLARATIONS = tuple("flags megatron_lm_flags refusals model/flags model/config_flags watching/flags".split())
+CORE = Path(mindspeed_core.__file__).parent
+DECLARATIONS = tuple(
+    "flags arguments/megatron_lm_answers arguments/refusals fault_tolerance/flags monitoring/flags "
+    "model_flags megatron_lm_flags config_flags fully_sharded/flags".split()
+)
 # What of megatron-core no training of this host reaches.
 ELSEWHERE = tuple(
     "extensions inference export post_training resharding ssm models/mamba models/T5 models/bert "
@@ -71,7 +68,9 @@ def test_a_flag_that_is_refused_whatever_its_value_is_not_called_supported():
 
 def test_what_is_called_supported_is_read_by_somebody():
     """By the host, by a plugin, or by what of megatron-core runs without TransformerEngine."""
-    read = names_read(HOST, DECLARATIONS, r"args\.(\w+)|\"(\w+)\"")
+    read = set[str]()
+    for part in ("hosts/standalone", "megatron"):
+        read |= names_read(CORE / part, DECLARATIONS, r"args\.(\w+)|\"(\w+)\"")
     read |= names_read(megatron_core(), ELSEWHERE, r"\.(\w+)|getattr\(\w+, ['\"](\w+)")
     fields = {dest_of(field.name): field.name for field in config_fields()}
     accounted = {refusal.dest for refusal in REFUSALS} | {fields.get(r.dest, r.dest) for r in REFUSALS}
@@ -137,5 +136,5 @@ def test_the_command_line_says_why_a_flag_is_not_here():
 
 
 def test_the_table_needs_no_torch():
-    code = "import sys, mindspeed_core.hosts.standalone.megatron_lm_flags as m; m.megatron_lm_flags()"
+    code = "import sys, mindspeed_core.megatron.megatron_lm_flags as m; m.megatron_lm_flags()"
     subprocess.run([sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"], check=True)

@@ -4,7 +4,7 @@ import pytest
 
 from mindspeed_core.activation import prepare
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.hosts.standalone.refusals import REFUSALS, option_of
+from mindspeed_core.hosts.standalone.arguments.refusals import REFUSALS, option_of
 from mindspeed_core.registry import Registry
 
 SMALL = (

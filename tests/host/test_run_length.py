@@ -7,7 +7,7 @@ from argparse import Namespace
 import pytest
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.hosts.standalone.run_length import (
+from mindspeed_core.hosts.standalone.arguments.run_length import (
     batch_at,
     derive_batch,
     derive_schedule,

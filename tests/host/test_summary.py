@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mindspeed_core.hosts.standalone.checkpoint.publish import MANIFEST
-from mindspeed_core.hosts.standalone.watching.summary import as_html, as_markdown, summarize, write_summary
-from mindspeed_core.hosts.standalone.watching.svg_curve import svg_curve, thinned
-from mindspeed_core.plan import HeldBack, Plan
+from mindspeed_core.hosts.standalone.monitoring.summary import as_html, as_markdown, summarize, write_summary
+from mindspeed_core.hosts.standalone.monitoring.svg_curve import svg_curve, thinned
+from mindspeed_core.resolver.plan import HeldBack, Plan
 
 
 def row(step, loss):

@@ -3,8 +3,8 @@
 import io
 import json
 
-from mindspeed_core.hosts.standalone.watching.loss_curve import draw_loss_curve
-from mindspeed_core.hosts.standalone.watching.watch import Watch, format_step, read_metrics
+from mindspeed_core.hosts.standalone.monitoring.loss_curve import draw_loss_curve
+from mindspeed_core.hosts.standalone.monitoring.run_log import Watch, format_step, read_metrics
 
 STEP = {
     "step": 3,

@@ -15,13 +15,18 @@ import pytest
 import torch
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.hosts.standalone.watching.flops import FlopCount
-from mindspeed_core.hosts.standalone.watching.measures import detail_lines
-from mindspeed_core.hosts.standalone.watching.straggler import compare_ranks
-from mindspeed_core.hosts.standalone.watching.throughput import Throughput, measured_cpu_peak, named_peak
-from mindspeed_core.hosts.standalone.watching.timing import StepTimers, merge_times, reported_times
-from mindspeed_core.hosts.standalone.watching.watch import Watch, format_step
-from mindspeed_core.hosts.standalone.watching.writers import Writers, check_writers, open_writers, scalars_of
+from mindspeed_core.hosts.standalone.monitoring.flops import FlopCount
+from mindspeed_core.hosts.standalone.monitoring.measures import detail_lines
+from mindspeed_core.hosts.standalone.monitoring.run_log import Watch, format_step
+from mindspeed_core.hosts.standalone.monitoring.straggler import compare_ranks
+from mindspeed_core.hosts.standalone.monitoring.throughput import Throughput, measured_cpu_peak, named_peak
+from mindspeed_core.hosts.standalone.monitoring.timing import StepTimers, merge_times, reported_times
+from mindspeed_core.hosts.standalone.monitoring.writers import (
+    Writers,
+    check_writers,
+    open_writers,
+    scalars_of,
+)
 from mindspeed_core.testing import run_world
 
 STEP = {
@@ -235,7 +240,7 @@ def test_other_ranks_open_no_writer(tmp_path):
     ],
 )
 def test_a_missing_package_is_refused_by_flag_with_the_way_out(monkeypatch, changes, flag, package):
-    monkeypatch.setattr("mindspeed_core.hosts.standalone.watching.writers.find_spec", lambda name: None)
+    monkeypatch.setattr("mindspeed_core.hosts.standalone.monitoring.writers.find_spec", lambda name: None)
     with pytest.raises(ArgumentError) as caught:
         check_writers(arguments(**changes))
     assert caught.value.flag == flag
@@ -243,7 +248,7 @@ def test_a_missing_package_is_refused_by_flag_with_the_way_out(monkeypatch, chan
 
 
 def test_a_project_without_a_name_is_refused(monkeypatch):
-    monkeypatch.setattr("mindspeed_core.hosts.standalone.watching.writers.find_spec", lambda name: name)
+    monkeypatch.setattr("mindspeed_core.hosts.standalone.monitoring.writers.find_spec", lambda name: name)
     with pytest.raises(ArgumentError, match="--wandb-exp-name"):
         check_writers(arguments(wandb_project="p"))
 

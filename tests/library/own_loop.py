@@ -21,7 +21,7 @@ from megatron.core.utils import unwrap_model
 from mindspeed_core.activation import activate, prepare
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone import loop
-from mindspeed_core.megatron_state import destroy_megatron_state
+from mindspeed_core.megatron.global_state import destroy_megatron_state
 from mindspeed_core.run import Run
 from mindspeed_core.testing.model_flags import training_flags
 

@@ -62,7 +62,7 @@ import torch
 import megatron.core.models.gpt
 import megatron.core.optimizer
 import megatron.core.pipeline_parallel
-from mindspeed_core.testing.residue import Residue
+from mindspeed_core.testing.leak_check import Residue
 config = make_config(torch)
 initialize(torch)
 plain, before, generator = state(), Residue.now(), torch.get_rng_state()
@@ -76,7 +76,7 @@ left = [text for text in Residue.now().left_since(before) if "NVTE_" not in text
 
 SESSION_FIRST = """
 import torch
-from mindspeed_core.testing.residue import Residue
+from mindspeed_core.testing.leak_check import Residue
 plain, before, generator = state(), Residue.now(), torch.get_rng_state()
 assert "megatron.core" not in sys.modules
 from mindspeed_core import activate
@@ -97,7 +97,7 @@ print(json.dumps({"quiet": quiet, "loss": loss, "left": left, "ours": ours(), "n
 
 WITHOUT = """
 import torch
-from mindspeed_core.testing.residue import Residue
+from mindspeed_core.testing.leak_check import Residue
 before = Residue.now()
 import megatron.core.models.gpt
 import megatron.core.optimizer

@@ -17,8 +17,8 @@ from megatron.core.transformer.transformer_block import TransformerBlock, Transf
 from mindspeed_core import activate
 from mindspeed_core.errors import SessionError
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.megatron_state import destroy_megatron_state
-from mindspeed_core.plan import PlanError
+from mindspeed_core.megatron.global_state import destroy_megatron_state
+from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.run import Batch, StepResult
 from mindspeed_core.testing import run_world
 from mindspeed_kernels.modules.core_attention import FusedCoreAttention

@@ -11,9 +11,9 @@ from megatron.core import parallel_state
 
 from mindspeed_core import activate, prepare
 from mindspeed_core.errors import SessionError
-from mindspeed_core.plan import PlanError
+from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.testing import run_world
-from mindspeed_core.testing.residue import Residue
+from mindspeed_core.testing.leak_check import Residue
 
 KERNELS = {"use_fused_rmsnorm": True, "use_fused_swiglu": True, "use_flash_attn": True}
 

@@ -10,7 +10,7 @@ import torch
 from library_features import OwnConfig, registry, small
 
 from mindspeed_core import prepare
-from mindspeed_core.plan import PlanError
+from mindspeed_core.resolver.plan import PlanError
 
 HERE = {"registry": registry(), "platform": "cpu"}
 

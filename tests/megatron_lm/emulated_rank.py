@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from mindspeed_core.feature import Patch
-from mindspeed_core.patching import PatchLedger
 from mindspeed_core.platforms.cpu import CpuPlatform
+from mindspeed_core.runtime.patches import PatchLedger
 
 _DEVICE = SimpleNamespace(
     name="processor", major=8, minor=0, total_memory=1 << 34, multi_processor_count=1, warp_size=32

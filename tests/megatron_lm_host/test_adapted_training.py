@@ -65,7 +65,7 @@ def plain():
 
 
 def train_plainly():
-    from mindspeed_core.testing.residue import Residue
+    from mindspeed_core.testing.leak_check import Residue
 
     fake.use_fake()
     import megatron.training.training  # noqa: F401 - the adaptor comes last here

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from mindspeed_core.cli.doctor.checks import ERROR, NOTE, OK
 from mindspeed_core.cli.features import program
-from mindspeed_core.doctor import ERROR, NOTE, OK
 from mindspeed_core.hosts.megatron_lm import checkout
 from mindspeed_core.hosts.megatron_lm.flags import _of_record, flags_of
-from mindspeed_core.hosts.megatron_lm.interceptions import ARGUMENTS, ENTRIES, PATCHES, needed, patches_for
+from mindspeed_core.hosts.megatron_lm.patch_table import ARGUMENTS, ENTRIES, PATCHES, needed, patches_for
 from mindspeed_core.hosts.megatron_lm.without_te import apply_defaults
 from mindspeed_core.platforms import npu
 from mindspeed_core.registry import Registry, core_stages

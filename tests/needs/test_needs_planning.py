@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from mindspeed_core.activation import plan_for
 from mindspeed_core.cli.features import program
 from mindspeed_core.feature import Feature, Flag, check_feature
-from mindspeed_core.flags import flag_set
-from mindspeed_core.plan import PlanError
+from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.registry import Registry
+from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.testing.model_flags import training_flags
 
 
@@ -77,8 +77,8 @@ finally:
 ORACLE = """
 import sys
 from mindspeed_core.registry import Registry
-from mindspeed_core.flags import flag_set
-from mindspeed_core.resolver import resolve
+from mindspeed_core.flags.flag_set import flag_set
+from mindspeed_core.resolver.resolve import resolve
 registry = Registry.discover()
 parsed = flag_set(registry).parse(["--toy-groups", "--toy-lion", "--toy-numbers", "--toy-average", "0.9"])
 digests = {

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from mindspeed_core.activation import activate
 from mindspeed_core.hosts.standalone import loop
-from mindspeed_core.megatron_state import destroy_megatron_state
+from mindspeed_core.megatron.global_state import destroy_megatron_state
 from mindspeed_core.run import Run, StepResult
 from mindspeed_core.session import Session
 from mindspeed_core.testing.canonical import (

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch_npu
 
-from mindspeed_core.testing.npu import Call, CallSite, fake_npu, run_call, run_calls
-from mindspeed_core.testing.npu.plugin import never_ran
+from mindspeed_testing.npu import Call, CallSite, fake_npu, run_call, run_calls
+from mindspeed_testing.npu.plugin import never_ran
 
 
 def one(npu):

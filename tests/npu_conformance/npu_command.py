@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_core.testing.npu.stubs import DEVICES
+from mindspeed_testing.npu.stubs import DEVICES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "npu-conformance.md"
 SOURCE, TEST = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[:2]
@@ -40,7 +40,7 @@ def command(tmp_path):
             filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))
         )
         return subprocess.run(
-            [sys.executable, "-m", "mindspeed_core.testing.npu", "--source", "acme", str(tests), *options],
+            [sys.executable, "-m", "mindspeed_testing.npu", "--source", "acme", str(tests), *options],
             cwd=tmp_path,
             env=environment,
             capture_output=True,

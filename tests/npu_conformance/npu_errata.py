@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch_npu
 
-from mindspeed_core.testing.npu import Call, fake_npu, run_call, run_calls
+from mindspeed_testing.npu import Call, fake_npu, run_call, run_calls
 
 
 def attention_inputs(npu, layout="BNSD", **kwargs):

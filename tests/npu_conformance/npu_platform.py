@@ -7,10 +7,10 @@ import types
 import pytest
 import torch
 
-from mindspeed_core.doctor_probe import probe
-from mindspeed_core.patching import PatchLedger
+from mindspeed_core.cli.doctor.probe import probe
 from mindspeed_core.platforms.npu import NpuPlatform
-from mindspeed_core.testing.npu import fake_npu
+from mindspeed_core.runtime.patches import PatchLedger
+from mindspeed_testing.npu import fake_npu
 
 REFUSED = "507899"
 

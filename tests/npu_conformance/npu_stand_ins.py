@@ -10,8 +10,8 @@ import sys
 import pytest
 import torch
 
-from mindspeed_core.testing.npu import fake_npu
-from mindspeed_core.testing.npu.stubs import DEVICES
+from mindspeed_testing.npu import fake_npu
+from mindspeed_testing.npu.stubs import DEVICES
 
 HONEST = """
 import json, os, sys

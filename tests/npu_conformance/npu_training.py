@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mindspeed_core.testing.npu import shape_only_training
+from mindspeed_testing.npu import shape_only_training
 
 LAYERS = 2
 MICRO_BATCHES = 2

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.testing.npu import stubs
-from mindspeed_core.testing.npu.__main__ import main
-from mindspeed_core.testing.npu.symbols import parse_loader, parse_symbols, without_own
+from mindspeed_testing.npu import stubs
+from mindspeed_testing.npu.__main__ import main
+from mindspeed_testing.npu.symbols import parse_loader, parse_symbols, without_own
 
 LISTING = """\
 aclrtMalloc U

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.testing.npu import schemas
-from mindspeed_core.testing.npu.reached import ReachedSites
-from mindspeed_core.testing.npu.sources import call_sites, package_folders, sites_of
+from mindspeed_testing.npu import schemas
+from mindspeed_testing.npu.reached import ReachedSites
+from mindspeed_testing.npu.sources import call_sites, package_folders, sites_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests" / "npu_conformance" / "schemas.json"

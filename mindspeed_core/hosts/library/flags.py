@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from mindspeed_core.feature import Flag
 from mindspeed_core.hosts.standalone import flags as standalone
-from mindspeed_core.hosts.standalone import megatron_lm_flags
+from mindspeed_core.megatron import megatron_lm_flags
 
 _THE_CALLERS = frozenset({"checkpoints", "watching", "stopping and recovery"})
 # Whether attention gets a mask, and over what, decides which attention fits.

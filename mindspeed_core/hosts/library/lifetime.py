@@ -99,7 +99,7 @@ class LastingSession(Session):
             The new session; this one stays closed. Process groups with the same ranks and options are reused.
 
         Raises:
-            mindspeed_core.plan.PlanError: the flags cannot be resolved; this session stays open.
+            mindspeed_core.resolver.plan.PlanError: the flags cannot be resolved; this session stays open.
             SessionError: a model needs this session.
         """
         from mindspeed_core.activation import prepare

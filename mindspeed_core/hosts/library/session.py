@@ -15,7 +15,14 @@ from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
-from mindspeed_core.hosts.library.forms import LossForm, StepForm, UpdateForm, batch_of, mapping_of, sizes_of
+from mindspeed_core.hosts.library.adapters import (
+    LossForm,
+    StepForm,
+    UpdateForm,
+    batch_of,
+    mapping_of,
+    sizes_of,
+)
 from mindspeed_core.hosts.library.schedule import MicroBatches, Schedule
 from mindspeed_core.hosts.library.surroundings import MADE, EmbeddedSession, Made
 from mindspeed_core.run import Batch, StepResult
@@ -54,7 +61,7 @@ class LibrarySession(EmbeddedSession):
             comes back unchanged.
 
         Raises:
-            mindspeed_core.plan.PlanError: an active feature does not go with this configuration.
+            mindspeed_core.resolver.plan.PlanError: an active feature does not go with this configuration.
             SessionError: another session made it.
         """
         if self._made_here(config):

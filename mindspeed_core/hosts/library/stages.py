@@ -23,9 +23,10 @@ from megatron.core.transformer.transformer_block import (
 from mindspeed_core.errors import SessionError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hooks import DONE, Done
-from mindspeed_core.hosts.library.description import DERIVED, with_arguments
+from mindspeed_core.hosts.library.config_arguments import DERIVED, with_arguments
 from mindspeed_core.hosts.standalone import optimizer as parts_of_optimizer
-from mindspeed_core.hosts.standalone.model import build, layers
+from mindspeed_core.hosts.standalone.model import build
+from mindspeed_core.megatron import layers
 from mindspeed_core.run import Batch, BoundarySchema, DistInfo, Loss, OptimizerStep, StepResult
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import SessionError
-from mindspeed_core.groups import current_world
-from mindspeed_core.hosts.library.agreement import check_agreement
-from mindspeed_core.hosts.library.description import described
+from mindspeed_core.hosts.library.config_arguments import described
 from mindspeed_core.hosts.library.lifetime import LastingSession
-from mindspeed_core.resolver import resolve
+from mindspeed_core.hosts.library.rank_check import check_agreement
+from mindspeed_core.resolver.resolve import resolve
+from mindspeed_core.runtime.process_groups import current_world
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection

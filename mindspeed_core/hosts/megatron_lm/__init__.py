@@ -11,13 +11,13 @@ from __future__ import annotations
 from mindspeed_core.feature import HostDeclaration
 
 NAME = "megatron-lm"
-_STAGES = "starting building optimizing saving data stepping watching".split()
+_STAGES = "parallel model optimizer checkpoint data step monitoring".split()
 
 HOST = HostDeclaration(
     name=NAME,
     summary="lives inside the training scripts of a Megatron-LM checkout",
     flags="mindspeed_core.hosts.megatron_lm.flags:host_flags",
     stages=tuple(f"mindspeed_core.hosts.megatron_lm.{name}" for name in _STAGES),
-    on_demand="mindspeed_core.hosts.megatron_lm.interceptions:patches_for",
+    on_demand="mindspeed_core.hosts.megatron_lm.patch_table:patches_for",
     doctor="mindspeed_core.hosts.megatron_lm.checkout:findings",
 )

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.hosts.megatron_lm import NAME
-from mindspeed_core.plan import PlanError, Problem
+from mindspeed_core.resolver.plan import PlanError, Problem
 from mindspeed_core.run import Batch
 
 if TYPE_CHECKING:
-    from mindspeed_core.hosts.megatron_lm.running import Running
+    from mindspeed_core.hosts.megatron_lm.pretrain_call import Running
 
 GET_BATCH, FETCH = "get_batch", "get_batch_on_this_tp_rank"
 SPLIT, HAS_DATA = "get_batch_on_this_cp_rank", "is_first_or_last_pipeline_stage"

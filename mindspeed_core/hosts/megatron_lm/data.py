@@ -11,7 +11,7 @@ from megatron.core.models.mamba import MambaModel
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.hosts.megatron_lm import running
+from mindspeed_core.hosts.megatron_lm import pretrain_call
 from mindspeed_core.hosts.megatron_lm.batches import FIELDS, SLOT, SPLIT, splits_sequences
 from mindspeed_core.hosts.megatron_lm.emulation import keeps_generator
 from mindspeed_core.hosts.standalone.data.stages import batch_fields
@@ -27,7 +27,7 @@ __all__ = ["batch_fields"]
 @hookimpl(trylast=True)
 def build_datasets(num_samples: tuple[int, int | None, int]) -> Datasets:
     """The script's datasets."""
-    train, valid, test = running.current().pending("build_datasets")(list(num_samples))
+    train, valid, test = pretrain_call.current().pending("build_datasets")(list(num_samples))
     return Datasets(train, valid, test)
 
 
@@ -36,7 +36,7 @@ def around_build_iterators(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def build_iterators(provider: Any) -> Any:
-        now = running.find()
+        now = pretrain_call.find()
         if now is None or now.session is None:
             return original(provider)
         build = keeps_generator(original) if now.session.platform.device_type == "cpu" else original
@@ -59,7 +59,7 @@ def _single(iterators: list[Any] | None) -> Any:
 @hookimpl(trylast=True)
 def build_data_iterators() -> DataIterators:
     """Megatron-LM's iterators of one chunk."""
-    train, valid, test = running.current().pending("build_data_iterators")()
+    train, valid, test = pretrain_call.current().pending("build_data_iterators")()
     return DataIterators([train], [valid], [test])
 
 
@@ -70,14 +70,14 @@ def get_batch(run: Run, data_iterator: Iterator[Any]) -> Batch:
     Raises:
         UserError: the script trains another kind of model, whose batch has other parts.
     """
-    values = running.current().pending("get_batch")(data_iterator)
+    values = pretrain_call.current().pending("get_batch")(data_iterator)
     if not isinstance(unwrap(run.model[0]), (GPTModel, MambaModel)) or len(values) not in (5, 6):
         raise UserError(
             "an active feature works on the parts of a batch, which are known of GPT and Mamba scripts alone"
             "; drop its flag for this script"
         )
     batch = Batch(**dict(zip(FIELDS, values)))
-    if splits_sequences(running.current()):
+    if splits_sequences(pretrain_call.current()):
         _check_whole(run, batch)
     return batch
 

@@ -16,12 +16,12 @@ from typing import Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Patch
-from mindspeed_core.hosts.megatron_lm import opening, running, script
-from mindspeed_core.hosts.megatron_lm.interceptions import ENTRIES
-from mindspeed_core.hosts.megatron_lm.parser import CommandLine, platform_asked_for
-from mindspeed_core.patching import PatchLedger
+from mindspeed_core.hosts.megatron_lm import pretrain_call, script, session
+from mindspeed_core.hosts.megatron_lm.command_line import CommandLine, platform_asked_for
+from mindspeed_core.hosts.megatron_lm.patch_table import ENTRIES
 from mindspeed_core.platforms.selection import choose_platform
 from mindspeed_core.registry import Registry
+from mindspeed_core.runtime.patches import PatchLedger
 
 OWNER = "megatron-lm adaptor"
 
@@ -88,11 +88,11 @@ def around_parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
 
         args = original(provider, ignore_unknown_args)
         line.fill(args)
-        now = running.find()
+        now = pretrain_call.find()
         if now is not None:
             now.command_line = line
             with _told():
-                opening.refuse_at_once(args, now.platform)
+                session.refuse_at_once(args, now.platform)
         return args
 
     return parse_args
@@ -103,7 +103,7 @@ def around_validate_args(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def validate_args(args: Any, *rest: Any, **named: Any) -> Any:
-        now = running.find()
+        now = pretrain_call.find()
         if now is None or now.session is not None or now.command_line is None:
             return original(args, *rest, **named)
 
@@ -112,7 +112,7 @@ def around_validate_args(original: Callable[..., Any]) -> Callable[..., Any]:
             return given if result is None else result
 
         with _told():
-            return opening.open_session(now, args, validate, _installed(), _extra)
+            return session.open_session(now, args, validate, _installed(), _extra)
 
     return validate_args
 
@@ -124,7 +124,7 @@ def around_pretrain(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def pretrain(*args: Any, **named: Any) -> Any:
         bound = signature.bind(*args, **named)
-        now = running.begin()
+        now = pretrain_call.begin()
         early = PatchLedger()
         failed = True
         try:
@@ -140,9 +140,9 @@ def around_pretrain(original: Callable[..., Any]) -> Callable[..., Any]:
             raise
         finally:
             try:
-                opening.close_session(now, failed)
+                session.close_session(now, failed)
             finally:
-                running.end()
+                pretrain_call.end()
                 early.revert()
 
     return pretrain
@@ -173,6 +173,6 @@ def _told() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        from mindspeed_core.cli.failure import report
+        from mindspeed_core.terminal.failure import report
 
         raise SystemExit(report(error)) from None

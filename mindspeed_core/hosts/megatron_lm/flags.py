@@ -15,7 +15,7 @@ from typing import Any
 
 from mindspeed_core.feature import Flag
 
-TABLE = Path(__file__).resolve().parent.parent / "standalone" / "megatron_lm_flags.json"
+TABLE = Path(__file__).resolve().parents[2] / "megatron" / "megatron_lm_flags.json"
 """Facts about the flags of one version, written by ``tools/megatron_lm_flags.py``."""
 
 _TYPES: Mapping[str, Any] = {"int": int, "float": float, "str": str}

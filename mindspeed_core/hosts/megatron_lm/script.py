@@ -10,7 +10,7 @@ from mindspeed_core.hosts.megatron_lm.batches import take_over_batches
 from mindspeed_core.run import Datasets
 
 if TYPE_CHECKING:
-    from mindspeed_core.hosts.megatron_lm.running import Running
+    from mindspeed_core.hosts.megatron_lm.pretrain_call import Running
 
 
 def take_over(running: Running, arguments: dict[str, Any]) -> None:
@@ -53,7 +53,7 @@ def _model_provider(running: Running, original: Callable[..., Any]) -> Callable[
     def provider(*args: Any, **named: Any) -> Any:
         if not running.wants("build_model_chunk"):
             return original(*args, **named)
-        from mindspeed_core.hosts.megatron_lm.building import build_chunk
+        from mindspeed_core.hosts.megatron_lm.model import build_chunk
 
         return build_chunk(running, original, args, named)
 
@@ -65,7 +65,7 @@ def _forward_step(running: Running, original: Callable[..., Any]) -> Callable[..
     def forward_step(data_iterator: Any, model: Any, *rest: Any, **named: Any) -> Any:
         if not running.wants("forward_step", "compute_loss", "get_batch"):
             return original(data_iterator, model, *rest, **named)
-        from mindspeed_core.hosts.megatron_lm.stepping import enter_microbatch
+        from mindspeed_core.hosts.megatron_lm.step import enter_microbatch
 
         session, run = running.opened(), running.present()
         enter_microbatch(running, model)

@@ -8,16 +8,26 @@ from __future__ import annotations
 
 from mindspeed_core.feature import HostDeclaration
 
+_HERE = "mindspeed_core.hosts.standalone."
 _STAGES = (
-    "arguments parallel model.config model.layers model.build data.stages optimizer step evaluation "
-    "checkpoint.stages watching.reporting"
-).split()
+    _HERE + "arguments.validate",
+    _HERE + "parallel",
+    _HERE + "model.config",
+    "mindspeed_core.megatron.layers",
+    _HERE + "model.build",
+    _HERE + "data.stages",
+    _HERE + "optimizer",
+    _HERE + "step",
+    _HERE + "evaluation",
+    _HERE + "checkpoint.stages",
+    _HERE + "monitoring.reporting",
+)
 
 HOST = HostDeclaration(
     name="standalone",
     summary="trains GPT models with megatron-core from PyPI",
     flags="mindspeed_core.hosts.standalone.flags:host_flags",
-    stages=tuple(f"mindspeed_core.hosts.standalone.{name}" for name in _STAGES),
+    stages=_STAGES,
     train="mindspeed_core.hosts.standalone.loop:train",
-    absent="mindspeed_core.hosts.standalone.megatron_lm_flags:why_absent",
+    absent="mindspeed_core.megatron.megatron_lm_flags:why_absent",
 )

@@ -6,11 +6,11 @@ Data only: the command line is parsed, and a plan is made, without torch. `argum
 from __future__ import annotations
 
 from mindspeed_core.feature import Flag
-from mindspeed_core.hosts.standalone.flags_survival import SURVIVAL
-from mindspeed_core.hosts.standalone.model.config_flags import generated_flags
-from mindspeed_core.hosts.standalone.model.flags import MODEL_FLAGS
-from mindspeed_core.hosts.standalone.model.fully_sharded_flags import FULLY_SHARDED_FLAGS
-from mindspeed_core.hosts.standalone.watching.flags import WATCHING_FLAGS
+from mindspeed_core.hosts.standalone.fault_tolerance.flags import SURVIVAL
+from mindspeed_core.hosts.standalone.monitoring.flags import WATCHING_FLAGS
+from mindspeed_core.megatron.config_flags import generated_flags
+from mindspeed_core.megatron.fully_sharded.flags import FULLY_SHARDED_FLAGS
+from mindspeed_core.megatron.model_flags import MODEL_FLAGS
 
 
 def host_flags() -> tuple[Flag, ...]:

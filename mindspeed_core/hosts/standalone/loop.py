@@ -17,18 +17,17 @@ import torch
 import torch.distributed as dist
 
 from mindspeed_core.errors import DataError, UserError
-from mindspeed_core.hosts.standalone import stopping
+from mindspeed_core.hosts.standalone.arguments.run_length import batch_at, samples_wanted
 from mindspeed_core.hosts.standalone.checkpoint import rng_state, save_failures
 from mindspeed_core.hosts.standalone.checkpoint import stages as checkpoint
-from mindspeed_core.hosts.standalone.run_length import batch_at, samples_wanted
+from mindspeed_core.hosts.standalone.fault_tolerance import hang_watch, stopping
+from mindspeed_core.hosts.standalone.monitoring.measures import Measures
+from mindspeed_core.hosts.standalone.monitoring.run_log import Watch, read_metrics
+from mindspeed_core.hosts.standalone.monitoring.writers import open_writers
 from mindspeed_core.hosts.standalone.step import configure_for_training, without_param_gather
-from mindspeed_core.hosts.standalone.watching import hang_watch
-from mindspeed_core.hosts.standalone.watching.measures import Measures
-from mindspeed_core.hosts.standalone.watching.watch import Watch, read_metrics
-from mindspeed_core.hosts.standalone.watching.writers import open_writers
-from mindspeed_core.megatron_state import destroy_megatron_state
-from mindspeed_core.ranks import check_ranks
+from mindspeed_core.megatron.global_state import destroy_megatron_state
 from mindspeed_core.run import Run
+from mindspeed_core.runtime.rank_check import check_ranks
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session

@@ -18,7 +18,7 @@ from megatron.core.transformer.module import MegatronModule
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hooks import DONE, Done
-from mindspeed_core.hosts.standalone.model.config_values import config_values
+from mindspeed_core.megatron.config_values import config_values
 from mindspeed_core.run import OptimizerStep
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
+from mindspeed_core.hosts.standalone.fault_tolerance import bad_steps
 from mindspeed_core.hosts.standalone.model.auxiliary_losses import auxiliary_losses
 from mindspeed_core.hosts.standalone.model.build import unwrap
-from mindspeed_core.hosts.standalone.run_length import batch_at
-from mindspeed_core.hosts.standalone.watching import bad_steps
-from mindspeed_core.hosts.standalone.watching.timing import install_timers, timed, untimed
+from mindspeed_core.hosts.standalone.monitoring.timing import install_timers, timed, untimed
 from mindspeed_core.run import Batch, Loss, OptimizerStep, StepResult
 
 if TYPE_CHECKING:

@@ -75,8 +75,8 @@ def trained(flags, steps, *, save_to="", load_from="", saved_after=0, look=None)
     """Losses of a run in this world, saved on the way or continued; ``look`` sees the run before it ends."""
     from mindspeed_core.activation import activate
     from mindspeed_core.hosts.standalone import loop
+    from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
     from mindspeed_core.hosts.standalone.checkpoint import rng_state
-    from mindspeed_core.hosts.standalone.run_length import batch_at
 
     command = training_flags(tuple(map(str, flags)), 8)
     command += ["--save", save_to] if save_to else []
@@ -150,7 +150,7 @@ def wrong_by_slopes(run):
 
 
 def observed(folder):
-    from mindspeed_core.testing.residue import Residue
+    from mindspeed_core.testing.leak_check import Residue
 
     split = ("--context-parallel-size",)
     found = {}

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from mindspeed_core.activation import plan_for, prepare
 from mindspeed_core.feature import check_feature
-from mindspeed_core.plan import PlanError
 from mindspeed_core.registry import Registry
+from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.run import Batch, Loss
 from mindspeed_core.testing import run_world
 from mindspeed_core.testing.model_flags import training_flags

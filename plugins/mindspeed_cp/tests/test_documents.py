@@ -11,7 +11,7 @@ from mindspeed_core.activation import prepare
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone import loop
-from mindspeed_core.plan import PlanError
+from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.testing import run_world
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_cp.engine.documents import ends_by_length, ends_by_position, ends_by_token, restarted

@@ -5,7 +5,7 @@ import time
 import torch.distributed as dist
 from megatron.core.parallel_state import RankGenerator
 
-from mindspeed_core.groups import Groups, created_apart, sub_groups
+from mindspeed_core.runtime.process_groups import Groups, created_apart, sub_groups
 from mindspeed_core.testing import run_world
 from mindspeed_cp.arrangement import group_parts
 from mindspeed_cp.options import CPOptions

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mindspeed_core.activation import prepare
 from mindspeed_core.feature import check_feature, hookimpl
-from mindspeed_core.plan import PlanError
+from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.training import train_side
 from mindspeed_cp import attention_flags

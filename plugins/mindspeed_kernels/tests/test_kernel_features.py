@@ -8,8 +8,8 @@ import pytest
 
 from mindspeed_core.activation import prepare
 from mindspeed_core.feature import Feature, check_feature
-from mindspeed_core.plan import PlanError
 from mindspeed_core.registry import Registry
+from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.scenarios import scenario_parameters
 from mindspeed_core.testing.verify import assert_equivalent, verify

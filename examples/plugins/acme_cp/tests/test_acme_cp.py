@@ -9,7 +9,7 @@ import mindspeed_cp
 from acme_cp.planner import STRIPS, strips
 from mindspeed_core.activation import prepare
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.plan import PlanError
+from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.testing.contract import contract_checks
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_cp.engine.masks import MaskRule

@@ -3,7 +3,7 @@
 import pytest
 
 from mindspeed_core.activation import plan_for
-from mindspeed_core.plan import PlanError
+from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.testing.contract import contract_checks
 from mindspeed_core.testing.model_flags import training_flags
 
@@ -68,9 +68,9 @@ def test_where_nothing_is_compiled_the_plain_cap_takes_over_with_the_reason():
 
 
 def test_a_compiled_cap_without_a_cap_is_refused_where_it_runs():
-    from mindspeed_core.flags import flag_set
+    from mindspeed_core.flags.flag_set import flag_set
     from mindspeed_core.registry import Registry
-    from mindspeed_core.resolver import resolve
+    from mindspeed_core.resolver.resolve import resolve
 
     registry = Registry.discover()
     parsed = flag_set(registry, "standalone").parse(training_flags(["--acme-soft-cap-compiled"], 1))

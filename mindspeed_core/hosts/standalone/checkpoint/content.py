@@ -18,8 +18,9 @@ import torch.distributed as dist
 from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedObject, ShardedTensorFactory
 
 from mindspeed_core.errors import CheckpointError
-from mindspeed_core.hosts.standalone.checkpoint import megatron_lm, optimizer_state, rng_state
-from mindspeed_core.hosts.standalone.watching import bad_steps
+from mindspeed_core.hosts.standalone.checkpoint import megatron_lm, rng_state
+from mindspeed_core.hosts.standalone.fault_tolerance import bad_steps
+from mindspeed_core.megatron import optimizer_state
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindspeed_core.cli.tables import print_table
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import publish
 from mindspeed_core.hosts.standalone.checkpoint import security as checkpoint_security
+from mindspeed_core.terminal.tables import print_table
 
 if TYPE_CHECKING:
     import torch

@@ -22,25 +22,25 @@ from megatron.core.dist_checkpointing.utils import extract_sharded_base
 from torch.distributed.checkpoint import FileSystemReader
 
 from mindspeed_core.errors import CheckpointError
-from mindspeed_core.hosts.standalone import restart
 from mindspeed_core.hosts.standalone.checkpoint import content as checkpoint_content
 from mindspeed_core.hosts.standalone.checkpoint import megatron_lm as checkpoint_megatron_lm
-from mindspeed_core.hosts.standalone.checkpoint import optimizer_state, publish, rng_state
+from mindspeed_core.hosts.standalone.checkpoint import publish, rng_state
 from mindspeed_core.hosts.standalone.checkpoint import security as checkpoint_security
-from mindspeed_core.hosts.standalone.checkpoint.agreement import (
+from mindspeed_core.hosts.standalone.checkpoint.collective import (
     FAILURES,
     exchange,
     on_first_rank,
     together,
     wrapped_failure,
 )
-from mindspeed_core.hosts.standalone.checkpoint.plan import (
+from mindspeed_core.hosts.standalone.fault_tolerance import bad_steps, restart
+from mindspeed_core.megatron import optimizer_state
+from mindspeed_core.resolver.plan_diff import (
     compare_models,
     compare_plans,
     compare_versions,
     model_arguments,
 )
-from mindspeed_core.hosts.standalone.watching import bad_steps
 from mindspeed_core.run import LoadInfo
 
 if TYPE_CHECKING:

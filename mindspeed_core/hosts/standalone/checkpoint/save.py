@@ -28,11 +28,12 @@ from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShard
 
 from mindspeed_core.errors import ArgumentError, CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import content as checkpoint_content
-from mindspeed_core.hosts.standalone.checkpoint import optimizer_state, publish
-from mindspeed_core.hosts.standalone.checkpoint.agreement import exchange, on_first_rank, together
-from mindspeed_core.hosts.standalone.checkpoint.plan import model_arguments
+from mindspeed_core.hosts.standalone.checkpoint import publish
+from mindspeed_core.hosts.standalone.checkpoint.collective import exchange, on_first_rank, together
 from mindspeed_core.hosts.standalone.checkpoint.results import use_file_results
 from mindspeed_core.launch.environment import current_job
+from mindspeed_core.megatron import optimizer_state
+from mindspeed_core.resolver.plan_diff import model_arguments
 from mindspeed_core.run import SaveInfo
 
 if TYPE_CHECKING:

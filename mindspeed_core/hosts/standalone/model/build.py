@@ -20,8 +20,8 @@ from megatron.core.transformer.multi_token_prediction import get_mtp_num_layers_
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.hosts.standalone.model.config_values import config_values
-from mindspeed_core.hosts.standalone.model.fully_sharded import sharding_config, wrap_fully_sharded
+from mindspeed_core.megatron.config_values import config_values
+from mindspeed_core.megatron.fully_sharded.torch_fsdp2 import sharding_config, wrap_fully_sharded
 from mindspeed_core.run import BoundarySchema, TensorSpec
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def wrap_ddp(
     if args.use_torch_fsdp2:
         return wrap_fully_sharded(session, config, ddp_config, model, pg)
     if args.use_megatron_fsdp:
-        from mindspeed_core.hosts.standalone.model.fully_sharded_megatron import wrap_megatron_sharded
+        from mindspeed_core.megatron.fully_sharded.megatron_fsdp import wrap_megatron_sharded
 
         return wrap_megatron_sharded(session, config, ddp_config, model, pg)
     options: dict[str, Any] = {}

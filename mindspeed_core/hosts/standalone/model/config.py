@@ -12,7 +12,7 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.hosts.standalone.model.config_values import config_values
+from mindspeed_core.megatron.config_values import config_values
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.discovery import describe, sources
+from mindspeed_core.discovery.entry_points import describe, sources
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import DeclarationError
 

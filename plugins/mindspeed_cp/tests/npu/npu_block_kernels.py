@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from mindspeed_core.testing.npu import Call, fake_npu, run_call
 from mindspeed_cp.engine.attention import Members, Options, split_attention
 from mindspeed_cp.engine.kernels import Case
 from mindspeed_cp.engine.kernels.choice import choose
@@ -14,6 +13,7 @@ from mindspeed_cp.engine.masks import FULL, MaskRule
 from mindspeed_cp.engine.merging import FusedMerger
 from mindspeed_cp.engine.planners import Grid
 from mindspeed_cp.engine.scores import Dropout
+from mindspeed_testing.npu import Call, fake_npu, run_call
 
 LENGTH, HEADS, GROUPS, WIDTH, NARROW = 1024, 8, 2, 64, 48
 MATRIX = np.random.default_rng(0).random((LENGTH, LENGTH)) < 0.5

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mindspeed_core.testing.npu import Call, fake_npu, run_call
 from mindspeed_kernels.ops.availability import device_missing
 from mindspeed_kernels.ops.fusion_attention import npu_fusion_attention
 from mindspeed_kernels.ops.fusion_attention_grad import npu_fusion_attention_grad
+from mindspeed_testing.npu import Call, fake_npu, run_call
 
 BATCH, HEADS, GROUPS, LENGTH, WIDTH = 2, 8, 2, 64, 32
 ENDS = [16, 48, 128]

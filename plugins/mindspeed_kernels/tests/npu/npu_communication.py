@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from mindspeed_core.testing.npu import Call, FakeNpu, fake_world, run_call
 from mindspeed_kernels.ops.npu_all_to_all_all_gather_bmm import npu_alltoall_allgather_bmm
 from mindspeed_kernels.ops.npu_bmm_reduce_scatter_all_to_all import npu_bmm_reducescatter_alltoall
 from mindspeed_kernels.ops.npu_grouped_mat_mul_all_reduce import npu_grouped_mat_mul_all_reduce
@@ -18,6 +17,7 @@ from mindspeed_kernels.ops.overlapped_matmul import (
     matmul_all_reduce,
     matmul_reduce_scatter,
 )
+from mindspeed_testing.npu import Call, FakeNpu, fake_world, run_call
 
 RANKS = 4
 

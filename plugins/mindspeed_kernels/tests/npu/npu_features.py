@@ -6,8 +6,8 @@ import pytest
 
 from mindspeed_core.feature import Feature
 from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.npu import shape_only_training
 from mindspeed_kernels.features import DECLARATIONS
+from mindspeed_testing.npu import shape_only_training
 
 KERNELS = {
     "fused-rmsnorm": ("npu_rms_norm", "npu_rms_norm_backward"),

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map_only
 
-from mindspeed_core.testing.npu import Call, fake_npu, run_call
 from mindspeed_kernels import ops
 from mindspeed_kernels.conformance import samples_of
 from mindspeed_kernels.ops import OPERATORS
+from mindspeed_testing.npu import Call, fake_npu, run_call
 
 for found in iter_modules(ops.__path__):
     import_module(f"{ops.__name__}.{found.name}")

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch_npu
 
-from mindspeed_core.testing.npu import fake_npu
 from mindspeed_kernels.ops import BackendError, ContractError, rms_norm, swiglu, use
 from mindspeed_kernels.ops.fusion_attention import npu_fusion_attention
 from mindspeed_kernels.ops.npu_rotary_position_embedding import npu_rotary_position_embedding
+from mindspeed_testing.npu import fake_npu
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
-from mindspeed_core.discovery import sources
+from mindspeed_core.discovery.entry_points import sources
 from mindspeed_core.feature import DeclarationError
 from mindspeed_core.registry import Registry
 from mindspeed_kernels.ops.availability import device_missing

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 
 from mindspeed_core.layer_spec import SpecEditor
-from mindspeed_core.plain_norm import PlainNorm
+from mindspeed_core.megatron.plain_norm import PlainNorm
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig

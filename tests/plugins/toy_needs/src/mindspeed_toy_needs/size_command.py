@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from mindspeed_core.flags import flag_set
-from mindspeed_core.plan import PlanError
+from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.registry import Registry
+from mindspeed_core.resolver.plan import PlanError
 
 
 @click.command("toy-size", context_settings={"ignore_unknown_options": True})

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mindspeed_core.discovery import sources
+from mindspeed_core.discovery.entry_points import sources
 from mindspeed_core.feature import DeclarationError
 from mindspeed_core.registry import Registry
 from mindspeed_cp.engine.kernels.contract import BlockKernel, Case

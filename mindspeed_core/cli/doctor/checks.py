@@ -1,0 +1,392 @@
+"""Looks a machine over before a training fails on it: versions, devices, limits, common mistakes.
+
+Every finding carries its remedy. The checks are functions from facts to findings, so that each mistake can be
+tested without making it; `collect` gathers the facts, torch's in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform as machine
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_core.cli.doctor.probe import MARK
+from mindspeed_core.cli.doctor.supported_versions import PYTHON, TABLE, matches, same_release
+from mindspeed_core.errors import UserError
+
+if TYPE_CHECKING:
+    from mindspeed_core.registry import Registry
+
+OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
+PROBE_SECONDS = 180
+MINIMUM_OPEN_FILES = 4096
+MINIMUM_SHARED_MEMORY = 1 << 30
+FURTHER_DISTRIBUTIONS = ("torch_npu", "transformer-engine", "apex", "flash-attn", "mindspeed")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing the doctor looked at.
+
+    Attributes:
+        severity: ``ok``, ``note`` (good to know), ``warning`` (slow or fragile), ``error`` (training cannot
+            work).
+        subject: what was looked at.
+        found: what is there, one sentence.
+        remedy: what to do, empty where nothing needs doing.
+    """
+
+    severity: str
+    subject: str
+    found: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the checks look at.
+
+    Attributes:
+        python: version of the interpreter.
+        versions: installed distributions of interest, by name; absent ones are missing.
+        torch: the answer of `mindspeed_core.cli.doctor.probe`; empty with ``probe_error`` set when it died.
+        probe_error: why the probe gave no answer.
+        environment: the process's environment.
+        open_files: soft limit of open files, None where the system has none.
+        shared_memory: bytes of ``/dev/shm``, None where there is none.
+        cpus: processors this process may use.
+        host: the host whose training is meant.
+        hosts: hosts that are installed.
+        platforms: installed platforms that load: whether each can be used here, and why (not).
+        broken: broken plugins: (distribution and version, error, remedy).
+        of_host: what the host itself looked at.
+    """
+
+    python: str = machine.python_version()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    torch: Mapping[str, Any] = field(default_factory=dict)
+    probe_error: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    open_files: int | None = None
+    shared_memory: int | None = None
+    cpus: int = 1
+    host: str = "standalone"
+    hosts: tuple[str, ...] = ("standalone",)
+    platforms: Mapping[str, tuple[bool, str]] = field(default_factory=dict)
+    broken: tuple[tuple[str, str, str], ...] = ()
+    of_host: tuple[Finding, ...] = ()
+
+
+def collect(registry: Registry, host: str = "standalone") -> Facts:
+    """Gather the facts about this machine.
+
+    Args:
+        registry: what is installed.
+        host: the host whose training is meant.
+    """
+    names = {row.distribution for row in TABLE} | set(FURTHER_DISTRIBUTIONS)
+    versions = {name: found for name in sorted(names) if (found := _version(name))}
+    answer, problem = _ask_torch()
+    platforms = _platforms(registry)
+    return Facts(
+        versions=versions,
+        torch=answer,
+        probe_error=problem,
+        environment=dict(os.environ),
+        open_files=_open_files(),
+        shared_memory=_shared_memory(),
+        cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        host=host,
+        hosts=tuple(registry.host_names()),
+        platforms=platforms,
+        broken=tuple((f"{b.dist} {b.version}".strip(), b.error, b.remedy) for b in registry.broken),
+        of_host=_of_host(registry, host),
+    )
+
+
+def _of_host(registry: Registry, host: str) -> tuple[Finding, ...]:
+    """What the host looks at by itself; one that is not installed is reported elsewhere."""
+    with suppress(UserError):
+        declared = registry.host(host).doctor
+        module, _, name = declared.partition(":")
+        return tuple(getattr(import_module(module), name)()) if declared else ()
+    return ()
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """Every finding, in the order of the checks; a pure function of the facts."""
+    return [finding for check in CHECKS for finding in check(facts)]
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _platforms(registry: Registry) -> dict[str, tuple[bool, str]]:
+    """Ask each platform; one that cannot be loaded is among the registry's broken plugins afterwards."""
+    answers = {}
+    for name in registry.platform_names():
+        with suppress(UserError):
+            verdict = registry.platform(name).probe()
+            answers[name] = (verdict.available, verdict.reason)
+    return answers
+
+
+def _ask_torch() -> tuple[dict[str, Any], str]:
+    command = [sys.executable, "-m", "mindspeed_core.cli.doctor.probe"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return {}, f"importing torch did not finish within {PROBE_SECONDS} seconds"
+    for line in done.stdout.splitlines():
+        if line.startswith(MARK):
+            answer: dict[str, Any] = json.loads(line[len(MARK) :])
+            return answer, ""
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return {}, f"the process that imports torch and megatron-core ended with status {done.returncode}: {last}"
+
+
+def _open_files() -> int | None:
+    try:
+        import resource
+    except ImportError:
+        return None
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _shared_memory() -> int | None:
+    path = Path("/dev/shm")
+    if not path.is_dir():
+        return None
+    figures = os.statvfs(path)
+    return figures.f_frsize * figures.f_blocks
+
+
+def check_python(facts: Facts) -> list[Finding]:
+    """The interpreter."""
+    if matches(facts.python, PYTHON):
+        return [Finding(OK, "python", facts.python)]
+    return [Finding(ERROR, "python", f"{facts.python} is not {PYTHON}", f"use a Python {PYTHON}")]
+
+
+def check_versions(facts: Facts) -> list[Finding]:
+    """Installed distributions against the compatibility table."""
+    findings = []
+    for row in TABLE:
+        found = facts.versions.get(row.distribution, "")
+        if not found:
+            if row.required:
+                findings.append(Finding(ERROR, row.distribution, "is not installed", row.remedy))
+        elif not matches(found, row.versions):
+            findings.append(
+                Finding(ERROR, row.distribution, f"{found} is outside {row.versions}", row.remedy)
+            )
+        else:
+            tested = not row.tested or any(matches(found, f"=={release}") for release in row.tested)
+            known = "" if tested else f" (supported; tested with {', '.join(row.tested)})"
+            findings.append(Finding(OK, row.distribution, found + known))
+    return findings
+
+
+def check_torch(facts: Facts) -> list[Finding]:
+    """torch imports, and a collective backend is there."""
+    if facts.probe_error:
+        remedy = "reinstall torch and megatron-core in a fresh environment, then run this again"
+        return [Finding(ERROR, "torch import", facts.probe_error, remedy)]
+    loaded = str(facts.torch.get("torch", ""))
+    if loaded.startswith("error"):
+        return [
+            Finding(ERROR, "torch import", loaded, "reinstall torch: pip install --force-reinstall torch")
+        ]
+    backends: Mapping[str, bool] = facts.torch.get("backends", {})
+    there = [name for name in ("gloo", "nccl", "hccl") if backends.get(name)]
+    if not there:
+        remedy = "install a torch built with distributed support"
+        return [Finding(ERROR, "collective backends", "torch has neither gloo nor NCCL nor HCCL", remedy)]
+    findings = [Finding(OK, "collective backends", ", ".join(there))]
+    for device, backend in (("cuda", "nccl"), ("npu", "hccl")):
+        names = list(facts.torch.get(device, []))
+        if not names:
+            continue
+        findings.append(Finding(OK, f"{device} devices", f"{len(names)} x {names[0]}"))
+        if not backends.get(backend):
+            remedy = f"install a torch whose {backend.upper()} works; on one process training works without"
+            findings.append(
+                Finding(WARNING, backend.upper(), f"{device} devices without {backend.upper()}", remedy)
+            )
+    if not facts.torch.get("cuda") and not facts.torch.get("npu"):
+        findings.append(Finding(NOTE, "devices", "no GPU or NPU: training runs on the cpu platform (gloo)"))
+    return findings
+
+
+def check_megatron(facts: Facts) -> list[Finding]:
+    """megatron-core imports, and so does its compiled index builder."""
+    if facts.probe_error or "megatron" not in facts.torch:
+        return []
+    outcome = facts.torch["megatron"]
+    if outcome != "ok":
+        remedy = "pip install --force-reinstall 'megatron-core>=0.15.3,<0.17'"
+        return [Finding(ERROR, "megatron-core import", outcome, remedy)]
+    helpers = facts.torch.get("helpers_cpp", "")
+    if helpers != "ok":
+        remedy = (
+            "install a megatron-core wheel for this Python and system, or build it: "
+            "pip install pybind11 && make -C <megatron/core/datasets>"
+        )
+        found = f"megatron-core's compiled index builder does not load ({helpers}); datasets need it"
+        return [Finding(ERROR, "helpers_cpp", found, remedy)]
+    return [Finding(OK, "helpers_cpp", "megatron-core's compiled index builder loads")]
+
+
+def check_npu(facts: Facts) -> list[Finding]:
+    """torch_npu fits torch, works, and is alone."""
+    npu = facts.versions.get("torch_npu", "")
+    if not npu:
+        return []
+    findings = []
+    torch_version = facts.versions.get("torch", "")
+    if torch_version and not same_release(npu, torch_version):
+        findings.append(
+            Finding(
+                ERROR,
+                "torch_npu",
+                f"torch_npu {npu} was built for another torch than {torch_version}",
+                f"pip install torch_npu=={torch_version.split('+')[0]}, or the torch that it was built for",
+            )
+        )
+    outcome = facts.torch.get("torch_npu", "ok")
+    if outcome != "ok":
+        remedy = "source the CANN toolkit's set_env.sh in this shell, and check the driver with npu-smi info"
+        findings.append(Finding(ERROR, "torch_npu", f"does not import: {outcome}", remedy))
+    if facts.torch.get("cuda"):
+        remedy = "choose with --platform npu or --platform cuda, or uninstall torch_npu on this machine"
+        findings.append(Finding(WARNING, "torch_npu", "is installed on a machine with CUDA devices", remedy))
+    return findings
+
+
+def check_environment(facts: Facts) -> list[Finding]:
+    """Environment variables that cost speed or correctness."""
+    findings = []
+    threads = facts.environment.get("OMP_NUM_THREADS", "")
+    if not threads:
+        remedy = "export OMP_NUM_THREADS=1 (or processors divided by processes per node)"
+        found = f"is not set: each process starts up to {facts.cpus} threads"
+        findings.append(Finding(NOTE, "OMP_NUM_THREADS", found, remedy))
+    elif not threads.split(",")[0].isdigit() or int(threads.split(",")[0]) < 1:
+        findings.append(
+            Finding(WARNING, "OMP_NUM_THREADS", f"{threads!r} is no number", "export OMP_NUM_THREADS=1")
+        )
+    connections = facts.environment.get("CUDA_DEVICE_MAX_CONNECTIONS")
+    if facts.torch.get("cuda") and connections != "1":
+        found = f"is {connections or 'not set'}: tensor or context parallelism may not overlap as planned"
+        remedy = "export CUDA_DEVICE_MAX_CONNECTIONS=1 (not needed on Blackwell, nor with FSDP)"
+        findings.append(Finding(NOTE, "CUDA_DEVICE_MAX_CONNECTIONS", found, remedy))
+    return findings
+
+
+def check_limits(facts: Facts) -> list[Finding]:
+    """Limits of the system that end trainings hours later."""
+    findings = []
+    if facts.open_files is not None and 0 <= facts.open_files < MINIMUM_OPEN_FILES:
+        findings.append(
+            Finding(
+                WARNING,
+                "open files",
+                f"ulimit -n is {facts.open_files}; data loaders and checkpoints open more",
+                "ulimit -n 65536 (in the shell that starts the training)",
+            )
+        )
+    if facts.shared_memory is not None and facts.shared_memory < MINIMUM_SHARED_MEMORY:
+        findings.append(
+            Finding(
+                WARNING,
+                "shared memory",
+                f"/dev/shm has {facts.shared_memory / 2**20:.0f} MiB; data-loader workers and gloo use it",
+                "in a container: --shm-size=8g, or --ipc=host",
+            )
+        )
+    return findings
+
+
+def check_transformer_engine(facts: Facts) -> list[Finding]:
+    """Which layer implementation models are built from."""
+    found = facts.versions.get("transformer-engine", "")
+    if found:
+        return [Finding(NOTE, "transformer-engine", f"{found}: --transformer-impl transformer_engine works")]
+    return [
+        Finding(
+            NOTE,
+            "transformer-engine",
+            "is not installed: models are built from megatron-core's local layers; FP8 and TE's fused layers "
+            "are not there, features that need them say so in the plan",
+        )
+    ]
+
+
+def check_older_package(facts: Facts) -> list[Finding]:
+    """A monolithic patcher in the same process."""
+    if "mindspeed" not in facts.versions:
+        return []
+    return [
+        Finding(
+            WARNING,
+            "mindspeed",
+            f"the package mindspeed {facts.versions['mindspeed']} is installed beside this one; both change "
+            "megatron-core when both are imported",
+            "import only one of mindspeed.megatron_adaptor and mindspeed_core.megatron_adaptor",
+        )
+    ]
+
+
+def check_platforms(facts: Facts) -> list[Finding]:
+    """What each installed platform says about this machine."""
+    return [
+        Finding(OK if available else NOTE, f"platform {name}", reason)
+        for name, (available, reason) in sorted(facts.platforms.items())
+    ]
+
+
+def check_plugins(facts: Facts) -> list[Finding]:
+    """Plugins that cannot be loaded, and the host that is asked for."""
+    findings = [Finding(WARNING, f"plugin {who}", error, remedy) for who, error, remedy in facts.broken]
+    if facts.host not in facts.hosts:
+        there = ", ".join(facts.hosts) or "none"
+        findings.append(
+            Finding(
+                ERROR, "host", f"{facts.host!r} is not installed; there are: {there}", "choose one of them"
+            )
+        )
+    return findings
+
+
+def check_host(facts: Facts) -> list[Finding]:
+    """What the host itself needs."""
+    return list(facts.of_host)
+
+
+CHECKS: tuple[Callable[[Facts], list[Finding]], ...] = (
+    check_python,
+    check_versions,
+    check_torch,
+    check_megatron,
+    check_npu,
+    check_environment,
+    check_limits,
+    check_transformer_engine,
+    check_older_package,
+    check_platforms,
+    check_plugins,
+    check_host,
+)

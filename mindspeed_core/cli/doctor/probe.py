@@ -1,0 +1,59 @@
+"""Asks torch and megatron-core about this machine, in a process of its own.
+
+A broken native library ends the process that imports it; the doctor has to survive that and say so. Run as
+``python -m mindspeed_core.cli.doctor.probe``; prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from typing import Any
+
+MARK = "mindspeed-doctor:"
+"""Begins the line with the answer; imported packages print lines of their own."""
+
+
+def probe() -> dict[str, Any]:
+    """What torch and megatron-core say.
+
+    Returns:
+        ``torch`` (version or ``error: …``), ``backends`` (name: available), ``cuda`` and ``npu`` (device
+        names), ``megatron`` and ``helpers_cpp`` (``ok`` or the error).
+    """
+    answer: dict[str, Any] = {"backends": {}, "cuda": [], "npu": []}
+    try:
+        torch = import_module("torch")
+        distributed = import_module("torch.distributed")
+    except Exception as error:
+        answer["torch"] = f"error: {type(error).__name__}: {error}"
+        return answer
+    answer["torch"] = str(torch.__version__)
+    available = distributed.is_available()
+    answer["backends"] = {
+        "gloo": available and distributed.is_gloo_available(),
+        "nccl": available and distributed.is_nccl_available(),
+    }
+    if torch.cuda.is_available():
+        answer["cuda"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    answer["torch_npu"] = _outcome("torch_npu")
+    npu = getattr(torch, "npu", None)
+    if npu is not None and npu.is_available():
+        answer["npu"] = [npu.get_device_name(index) for index in range(npu.device_count())]
+        answer["backends"]["hccl"] = True
+    answer["megatron"] = _outcome("megatron.core")
+    answer["helpers_cpp"] = _outcome("megatron.core.datasets.helpers_cpp")
+    return answer
+
+
+def _outcome(module: str) -> str:
+    try:
+        import_module(module)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "ok"
+
+
+if __name__ == "__main__":
+    print(MARK + json.dumps(probe()), file=sys.stdout, flush=True)

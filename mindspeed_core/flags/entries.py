@@ -1,0 +1,59 @@
+"""The records of a command line: flags with their owners, and what parsing gives."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mindspeed_core.feature import Flag
+from mindspeed_core.resolver.plan import Problem
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """A feature's use of a flag that somebody else defines.
+
+    Attributes:
+        owner: the feature.
+        flag: its declaration.
+    """
+
+    owner: str
+    flag: Flag
+
+
+@dataclass
+class FlagEntry:
+    """One flag of a `FlagSet`.
+
+    Attributes:
+        flag: the declaration; its choices grow when features adopt it.
+        owner: who defines it: the core, a host or a feature.
+        heading: the group in ``--help``.
+        notes: appended to the help.
+        adoptions: features that use it too.
+    """
+
+    flag: Flag
+    owner: str
+    heading: str
+    notes: tuple[str, ...] = ()
+    adoptions: list[Adoption] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ParsedArguments:
+    """The outcome of parsing.
+
+    Attributes:
+        args: every known destination with its value.
+        provenance: where each value came from: ``"flag --x"``, ``"preset NAME"`` or ``"default"``.
+        problems: what is wrong with the command line; the values concerned keep their defaults.
+        wants_help: ``--help`` or ``-h`` was given.
+    """
+
+    args: Namespace
+    provenance: Mapping[str, str]
+    problems: tuple[Problem, ...]
+    wants_help: bool = False

@@ -1,0 +1,426 @@
+"""The command line: flags of the core, of a host and of every installed feature.
+
+argparse stops at the first mistake and leaves the program. Here every mistake of a command line is reported
+at once as a `Problem`, values remember where they came from, and a flag that a host already has is adopted by
+the feature that extends it. The accepted syntax is argparse's with ``allow_abbrev=False``; argparse itself
+formats ``--help``.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from argparse import Namespace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_core.discovery.entry_points import describe
+from mindspeed_core.feature import Feature, Flag
+from mindspeed_core.flags.core import CORE_FLAGS, CORE_OWNER
+from mindspeed_core.flags.entries import Adoption, FlagEntry, ParsedArguments
+from mindspeed_core.flags.help import help_text, placeholder
+from mindspeed_core.flags.presets import DEFAULT, apply_adopted_defaults, apply_presets
+from mindspeed_core.flags.unknown import bad_choice, unknown_flag
+from mindspeed_core.flags.values import (
+    SHOWN,
+    RefusedValue,
+    arity,
+    bad_value,
+    kind_of_flag,
+    least_values,
+    most_values,
+    shown_value,
+    truth_of,
+    type_name,
+    typed,
+)
+from mindspeed_core.resolver.plan import Problem
+
+if TYPE_CHECKING:
+    from mindspeed_core.registry import Registry
+
+_NEGATIVE = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
+
+
+class FlagSet:
+    """Flags with owners, in the order in which they were added."""
+
+    def __init__(self, registry: Registry | None = None) -> None:
+        """Begin without flags.
+
+        Args:
+            registry: used to name the owner of a flag that is not there, and for the features' presets.
+        """
+        self._registry = registry
+        self._entries: list[FlagEntry] = []
+        self._by_option: dict[str, FlagEntry] = {}
+        self._defaults: dict[str, Any] = {}
+        self._clashes: list[tuple[Problem, frozenset[str]]] = []
+        self._features: list[type[Feature]] = []
+        self.host = ""
+
+    @property
+    def entries(self) -> tuple[FlagEntry, ...]:
+        """Every flag with its owner."""
+        return tuple(self._entries)
+
+    @property
+    def clashes(self) -> tuple[Problem, ...]:
+        """Flags with two incompatible owners; a problem of a command line that uses one of them."""
+        return tuple(problem for problem, _ in self._clashes)
+
+    def __contains__(self, option: object) -> bool:
+        """Whether an option string is known."""
+        return option in self._by_option
+
+    def __getitem__(self, option: str) -> FlagEntry:
+        """The flag with an option string.
+
+        Raises:
+            KeyError: no flag has it.
+        """
+        return self._by_option[option]
+
+    def per_rank(self) -> frozenset[str]:
+        """Destinations whose values may differ between ranks."""
+        return frozenset(entry.flag.dest for entry in self._entries if entry.flag.per_rank)
+
+    def add(
+        self, flag: Flag, owner: str, heading: str, *, note: str = "", related: Iterable[str] = ()
+    ) -> FlagEntry | None:
+        """Add a flag, or let ``owner`` adopt the one that is there.
+
+        Adoption extends the choices, says so in the help, and remembers a changed default.
+
+        Args:
+            flag: the declaration.
+            owner: the core, a host or a feature.
+            heading: the group in ``--help``; ``flag.group`` wins.
+            note: appended to the help.
+            related: further option strings of the owner; giving one of them makes a clash a problem.
+
+        Returns:
+            The entry, or ``None`` when the flag there means something else (see `clashes`).
+        """
+        present = next((self._by_option[o] for o in flag.options if o in self._by_option), None)
+        if present is None:
+            entry = FlagEntry(flag, owner, flag.group or heading, (note,) if note else ())
+            self._entries.append(entry)
+            for option in flag.options:
+                self._by_option[option] = entry
+            self._defaults.setdefault(flag.dest, flag.default)
+            return entry
+        if present.flag.meaning() != flag.meaning():
+            self._clash(present, flag, owner, related)
+            return None
+        self._adopt(present, flag, owner)
+        return present
+
+    def _clash(self, present: FlagEntry, flag: Flag, owner: str, related: Iterable[str]) -> None:
+        problem = Problem(
+            "E-FLAG-CLASH",
+            f"{present.owner} defines it as {kind_of_flag(present.flag)}, {owner} as {kind_of_flag(flag)}",
+            f"uninstall or upgrade the package of one of them; until then {present.owner}'s meaning holds",
+            feature=owner,
+            flag=flag.name,
+        )
+        self._clashes.append((problem, frozenset((*flag.options, *related))))
+
+    def _adopt(self, present: FlagEntry, flag: Flag, owner: str) -> None:
+        known = present.flag
+        added = tuple(c for c in flag.choices if c not in known.choices) if known.choices else ()
+        options = tuple(o for o in flag.options if o not in known.options)
+        free = tuple(o for o in options if o not in self._by_option)
+        present.flag = replace(
+            known,
+            choices=known.choices + added,
+            aliases=known.aliases + free,
+            per_rank=known.per_rank or flag.per_rank,
+            choices_from=known.choices_from or flag.choices_from,
+        )
+        for option in free:
+            self._by_option[option] = present
+        present.adoptions.append(Adoption(owner, flag))
+        if added:
+            present.notes += (f"{', '.join(map(str, added))}: {owner}",)
+
+    def add_features(self, registry: Registry) -> None:
+        """Add the flags of every sound feature, grouped by distribution and family."""
+        for record in registry.features.values():
+            cls = record.cls
+            heading = f"{record.dist} {record.version}: {cls.family}"
+            related = {option for flag in cls.flags for option in flag.options}
+            for flag in cls.flags:
+                self.add(
+                    _with_extensions(flag, registry),
+                    cls.name,
+                    heading,
+                    note=f"[level {cls.level}, {cls.stability}]",
+                    related=related,
+                )
+            self._features.append(cls)
+
+    def parse(self, argv: Sequence[str]) -> ParsedArguments:
+        """Parse a command line; never exits and never raises.
+
+        Args:
+            argv: the arguments, without the program's name.
+        """
+        problems: list[Problem] = []
+        given: dict[str, tuple[Any, str]] = {}
+        wants_help = False
+        tokens = [str(token) for token in argv]
+        position = 0
+        stray: list[str] = []
+        while position < len(tokens):
+            token = tokens[position]
+            position += 1
+            if token in ("--help", "-h"):
+                wants_help = True
+                continue
+            if not _is_option(token):
+                stray.append(token)
+                continue
+            option, equals, inline = token.partition("=")
+            entry = self._by_option.get(option)
+            values: list[str] = []
+            limit = most_values(entry.flag) if entry is not None and not equals else None
+            if equals:
+                values.append(inline)
+            else:
+                while position < len(tokens) and not _is_option(tokens[position]):
+                    if limit is not None and len(values) >= limit:
+                        break
+                    values.append(tokens[position])
+                    position += 1
+            if entry is None:
+                problems.append(self.unknown(option))
+                continue
+            self._take(entry, option, values, bool(equals), given, problems)
+        if stray:
+            shown = ", ".join(shown_value(token) for token in stray[:5])
+            problems.append(
+                Problem("E-FLAG-VALUE", f"{shown}: belongs to no flag", "write the flag before its value")
+            )
+        return self._finish(given, problems, wants_help)
+
+    def parse_mapping(self, values: Mapping[str, Any]) -> ParsedArguments:
+        """Take arguments from a dictionary.
+
+        Keys are option strings with or without dashes, or destinations; values have the flag's type or are
+        the text one would type. ``None`` means not given, ``True`` for a switch means given.
+        """
+        problems: list[Problem] = []
+        given: dict[str, tuple[Any, str]] = {}
+        by_dest = {entry.flag.dest: entry for entry in reversed(self._entries)}
+        for key, value in values.items():
+            text = str(key)
+            bare = text.lstrip("-")
+            option = next(
+                (o for o in (text, "--" + bare, "--" + bare.replace("_", "-")) if o in self._by_option), ""
+            )
+            entry = self._by_option[option] if option else by_dest.get(bare.replace("-", "_"))
+            if entry is None:
+                problems.append(self.unknown("--" + bare.replace("_", "-")))
+                continue
+            if value is not None:
+                named = option or entry.flag.name
+                self._take_value(entry, named, value, bool(option), given, problems)
+        return self._finish(given, problems, False)
+
+    def parse_namespace(self, namespace: Namespace) -> ParsedArguments:
+        """Take arguments from somebody else's namespace: its foreign attributes are ignored.
+
+        A value that equals the default counts as not given.
+        """
+        problems: list[Problem] = []
+        given: dict[str, tuple[Any, str]] = {}
+        done: set[str] = set()
+        for entry in self._entries:
+            dest = entry.flag.dest
+            if dest in done:
+                continue
+            done.add(dest)
+            value = getattr(namespace, dest, None)
+            if value is not None and _differ(value, self._defaults[dest]):
+                self._take_value(entry, entry.flag.name, value, False, given, problems)
+        return self._finish(given, problems, False)
+
+    def _take(
+        self,
+        entry: FlagEntry,
+        option: str,
+        values: list[str],
+        inline: bool,
+        given: dict[str, tuple[Any, str]],
+        problems: list[Problem],
+    ) -> None:
+        """Record the values typed after an option, or what is wrong with them."""
+        flag = entry.flag
+        if flag.is_switch:
+            if inline:
+                problems.append(bad_value(option, values[0], "the flag is a switch and takes no value"))
+            else:
+                given[flag.dest] = (not flag.inverts, f"flag {option}")
+            return
+        least, most = least_values(flag), most_values(flag)
+        if len(values) < least or (most is not None and len(values) > most):
+            wanted = arity(flag)
+            shown = f"got {len(values)}" if values else "got none"
+            remedy = f"write {option} {placeholder(flag)}; a value that begins with -- needs {option}=VALUE"
+            problems.append(Problem("E-FLAG-VALUE", f"takes {wanted}, {shown}", remedy, flag=option))
+            return
+        self._convert(entry, option, values, given, problems)
+
+    def _take_value(
+        self,
+        entry: FlagEntry,
+        option: str,
+        value: Any,
+        as_switch: bool,
+        given: dict[str, tuple[Any, str]],
+        problems: list[Problem],
+    ) -> None:
+        """Record a Python value given for a flag, or what is wrong with it."""
+        flag = entry.flag
+        if flag.is_switch:
+            truth = truth_of(value)
+            if truth is None:
+                problems.append(bad_value(option, value, "the flag is a switch: True or False"))
+            else:
+                given[flag.dest] = (truth != (bool(flag.inverts) and as_switch), f"flag {option}")
+            return
+        if flag.nargs is None or flag.nargs == "?":
+            values = [value]
+        elif isinstance(value, str):
+            try:
+                values = shlex.split(value)
+            except ValueError as error:
+                problems.append(bad_value(option, value, str(error)))
+                return
+        elif isinstance(value, Iterable):
+            values = list(value)
+        else:
+            values = [value]
+        most = most_values(flag)
+        if len(values) < least_values(flag) or (most is not None and len(values) > most):
+            problems.append(bad_value(option, value, f"takes {arity(flag)}"))
+            return
+        self._convert(entry, option, values, given, problems)
+
+    def _convert(
+        self,
+        entry: FlagEntry,
+        option: str,
+        values: Sequence[Any],
+        given: dict[str, tuple[Any, str]],
+        problems: list[Problem],
+    ) -> None:
+        flag = entry.flag
+        converted: list[Any] = []
+        for value in values:
+            try:
+                result = typed(flag, value)
+            except RefusedValue as error:
+                problems.append(bad_value(option, value, str(error)))
+                return
+            except Exception as error:
+                known = flag.type in (int, float)
+                detail = "" if known else f" ({describe(error)[:SHOWN]})"
+                problems.append(bad_value(option, value, f"not a {type_name(flag)}{detail}"))
+                return
+            if flag.choices and result not in flag.choices:
+                problems.append(bad_choice(entry.flag, option, value, result, self._registry))
+                return
+            lost = self._lost(flag, option, result)
+            if lost is not None:
+                problems.append(lost)
+                return
+            converted.append(result)
+        scalar = flag.nargs is None or flag.nargs == "?"
+        final: Any = converted if not scalar else (converted[0] if converted else None)
+        given[flag.dest] = (final, f"flag {option}")
+
+    def _lost(self, flag: Flag, option: str, value: Any) -> Problem | None:
+        """The problem of a value that a package contributes and that cannot be loaded."""
+        registry = self._registry
+        if registry is None or not flag.choices_from:
+            return None
+        if value not in registry.extension_names(flag.choices_from):
+            return None
+        if value in registry.extensions(flag.choices_from):
+            return None
+        record = next((b for b in registry.broken if b.entry_point == value), None)
+        reason = str(record) if record is not None else f"{value!r} cannot be loaded"
+        return Problem("E-BROKEN-PLUGIN", reason, record.remedy if record is not None else "", flag=option)
+
+    def _finish(
+        self, given: dict[str, tuple[Any, str]], problems: list[Problem], wants_help: bool
+    ) -> ParsedArguments:
+        values: dict[str, Any] = {
+            dest: list(default) if isinstance(default, list) else default
+            for dest, default in self._defaults.items()
+        }
+        provenance = dict.fromkeys(values, DEFAULT)
+        for dest, (value, source) in given.items():
+            values[dest] = value
+            provenance[dest] = source
+        args = Namespace(**values)
+        used = {source.removeprefix("flag ") for _, source in given.values()}
+        problems += [problem for problem, options in self._clashes if options & used]
+        apply_presets(self._features, args, provenance, problems)
+        apply_adopted_defaults(self._entries, self._features, args, provenance)
+        return ParsedArguments(args, provenance, tuple(problems), wants_help)
+
+    def unknown(self, option: str) -> Problem:
+        """The problem of an option string nobody here defines: who owns it, or what was meant."""
+        return unknown_flag(option, self._by_option, self._registry, self.host)
+
+    def format_help(self, prog: str = "mindspeed-train") -> str:
+        """The text of ``--help``, flags grouped by owner."""
+        return help_text(self._entries, prog)
+
+
+def flag_set(registry: Registry, host: str = "standalone") -> FlagSet:
+    """The flags of the core, of a host and of every installed feature.
+
+    Args:
+        registry: what is installed.
+        host: name of the host; an empty name leaves its flags out.
+
+    Raises:
+        mindspeed_core.registry.RegistryError: the host is not installed or its flags cannot be loaded.
+    """
+    flags = FlagSet(registry)
+    flags.host = host
+    for flag in CORE_FLAGS:
+        if flag.name == "--platform":
+            flag = replace(flag, choices=("auto", *registry.platform_names()))
+        flags.add(flag, CORE_OWNER, CORE_OWNER)
+    for flag in registry.host_flags(host) if host else ():
+        flags.add(flag, f"host {host}", f"host {host}")
+    flags.add_features(registry)
+    return flags
+
+
+def _with_extensions(flag: Flag, registry: Registry) -> Flag:
+    """The flag with the names that packages contribute to its extension point among its choices."""
+    if not flag.choices_from:
+        return flag
+    added = [name for name in registry.extension_names(flag.choices_from) if name not in flag.choices]
+    return replace(flag, choices=(*flag.choices, *added))
+
+
+def _differ(value: Any, default: Any) -> bool:
+    try:
+        return bool(value != default)
+    except Exception:
+        # Arrays have no single truth value; whatever cannot be compared was not left at its default.
+        return True
+
+
+def _is_option(token: str) -> bool:
+    if len(token) < 2 or token[0] != "-" or _NEGATIVE.match(token):
+        return False
+    return " " not in token.partition("=")[0]

@@ -1,0 +1,145 @@
+"""The flags of features inside Megatron-LM's argparse parser.
+
+A flag that the parser has already is adopted (its choices grow), every other one is added. What was given,
+what features preset and what is wrong with their flags comes from `FlagSet`, which reads the same command
+line; values of Megatron-LM's own flags stay argparse's business.
+"""
+
+from __future__ import annotations
+
+import shlex
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mindspeed_core.flags.core import CORE_FLAGS, CORE_OWNER
+from mindspeed_core.flags.entries import FlagEntry, ParsedArguments
+from mindspeed_core.flags.flag_set import FlagSet
+from mindspeed_core.hosts.megatron_lm import NAME
+from mindspeed_core.hosts.megatron_lm.flags import flags_of, options_of
+from mindspeed_core.registry import Registry
+from mindspeed_core.resolver.plan import PlanError, Problem
+
+_OWNER = f"host {NAME}"
+
+
+def platform_asked_for(argv: Sequence[str]) -> str:
+    """The value of ``--platform``, before any parser exists."""
+    for index, token in enumerate(argv):
+        if token == "--platform" and index + 1 < len(argv):
+            return argv[index + 1]
+        if token.startswith("--platform="):
+            return token.partition("=")[2]
+    return "auto"
+
+
+class CommandLine:
+    """One reading of the command line, by argparse and by us.
+
+    Attributes:
+        parsed: values of our flags, where each value came from, and what is wrong; None before `extend`.
+    """
+
+    def __init__(self, argv: Sequence[str], registry: Registry) -> None:
+        """Remember what to read.
+
+        Args:
+            argv: the arguments, without the program's name.
+            registry: what is installed.
+        """
+        self.parsed: ParsedArguments | None = None
+        self._argv = list(argv)
+        self._registry = registry
+        self._flags = FlagSet(registry)
+        self._foreign: frozenset[str] = frozenset()
+
+    @property
+    def provenance(self) -> Mapping[str, str]:
+        """Where each value came from: ``"flag --x"``, ``"preset NAME"`` or ``"default"``."""
+        return self.parsed.provenance if self.parsed is not None else {}
+
+    @property
+    def wants_help(self) -> bool:
+        """``--help`` is given: the parser prints it and leaves."""
+        return self.parsed is not None and self.parsed.wants_help
+
+    def extend(self, parser: ArgumentParser) -> None:
+        """Give a parser our flags; its own are complete."""
+        theirs = options_of(parser)
+        flags = self._flags = FlagSet(self._registry)
+        flags.host = NAME
+        for flag in flags_of(parser):
+            flags.add(flag, _OWNER, _OWNER)
+        for flag in CORE_FLAGS:
+            if flag.name == "--platform":
+                flag = replace(flag, choices=("auto", *self._registry.platform_names()))
+            flags.add(flag, CORE_OWNER, CORE_OWNER)
+        flags.add_features(self._registry)
+        groups: dict[str, Any] = {}
+        for entry in flags.entries:
+            if theirs.isdisjoint(entry.flag.options):
+                if entry.heading not in groups:
+                    groups[entry.heading] = parser.add_argument_group(_escape(entry.heading))
+                _add(groups[entry.heading], entry)
+            elif entry.adoptions:
+                _adopt(parser, entry)
+        self.parsed = flags.parse(self._argv)
+        self._foreign = theirs
+
+    def check(self) -> None:
+        """Refuse what is wrong with our flags, and flags that nobody has.
+
+        Raises:
+            PlanError: carries every problem.
+        """
+        assert self.parsed is not None
+        problems = [problem for problem in self.parsed.problems if self._is_ours(problem)]
+        if problems:
+            raise PlanError(problems)
+
+    def _is_ours(self, problem: Problem) -> bool:
+        if problem.code == "E-FLAG-VALUE":
+            # argparse judges its own flags; the choices of one that a feature extended are in it too.
+            return problem.flag in self._flags and self._flags[problem.flag].owner != _OWNER
+        # A short option, or one with an unusual name, is in no `FlagSet`.
+        return problem.code != "E-UNKNOWN-FLAG" or problem.flag not in self._foreign
+
+    def fill(self, args: Any) -> None:
+        """Put our values into Megatron-LM's arguments, which may come from a file and lack them."""
+        assert self.parsed is not None
+        for entry in self._flags.entries:
+            dest = entry.flag.dest
+            if entry.owner != _OWNER or self.provenance.get(dest, "").startswith("preset "):
+                setattr(args, dest, getattr(self.parsed.args, dest))
+
+    def __str__(self) -> str:
+        """The command line as one would type it."""
+        return shlex.join(self._argv)
+
+
+def _add(group: Any, entry: FlagEntry) -> None:
+    flag = entry.flag
+    options: dict[str, Any] = {"dest": flag.dest, "default": flag.default}
+    options["help"] = _escape(" ".join((flag.help, *entry.notes)))
+    if flag.is_switch:
+        options["action"] = "store_false" if flag.inverts else "store_true"
+    else:
+        # Values are read by `FlagSet`, whose messages know features.
+        options |= {"nargs": flag.nargs, "metavar": flag.metavar}
+    group.add_argument(*flag.options, **options)
+
+
+def _adopt(parser: ArgumentParser, entry: FlagEntry) -> None:
+    """Let Megatron-LM's action accept what features add to its flag."""
+    action = parser._option_string_actions[next(o for o in entry.flag.options if o in options_of(parser))]
+    if action.choices is not None and entry.flag.choices:
+        known = list(action.choices)
+        added = [choice for choice in entry.flag.choices if choice not in known]
+        action.choices = [*known, *added]
+        if added:
+            action.help = f"{action.help or ''} {_escape('; '.join(entry.notes))}"
+
+
+def _escape(text: str) -> str:
+    return text.replace("%", "%%")

@@ -1,0 +1,321 @@
+"""Configuration, specification, chunks and data parallelism: interceptions and defaults."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from argparse import Namespace
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer import ModuleSpec, TransformerConfig
+from megatron.core.transformer.module import Float16Module, MegatronModule
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, _get_block_submodules
+
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.megatron_lm import pretrain_call
+from mindspeed_core.hosts.megatron_lm.without_te import installed
+from mindspeed_core.hosts.standalone.model.build import boundary_schema
+from mindspeed_core.megatron.config_values import config_values
+from mindspeed_core.megatron.layers import build_mtp_spec, plain_parts
+from mindspeed_core.run import DistInfo, Run
+
+if TYPE_CHECKING:
+    from mindspeed_core.hosts.megatron_lm.pretrain_call import Running
+    from mindspeed_core.session import Session
+
+__all__ = ["boundary_schema", "build_mtp_spec"]
+
+
+def around_config_from_args(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``core_transformer_config_from_args``; scripts call it for every micro-batch too."""
+
+    @functools.wraps(original)
+    def config_from_args(args: Any, config_class: type | None = None) -> Any:
+        now = pretrain_call.find()
+        if now is None or now.session is None:
+            return original(args, config_class)
+        base = original(args, config_class)
+        for known_class, known_base, known in now.configs:
+            if known_class is config_class and known_base == base:
+                # Training hangs its functions on the configuration of a model: each caller gets its own.
+                return copy.copy(known)
+        session = now.session
+        with now.calling("build_transformer_config", lambda given: _fresh(original, given, args, base)):
+            config = session.call("build_transformer_config", args=session.args)
+        now.configs.append((config_class, copy.copy(base), copy.copy(config)))
+        return config
+
+    return config_from_args
+
+
+def _fresh(original: Callable[..., Any], given: Any, args: Any, base: Any) -> Any:
+    """The configuration from the arguments Megatron-LM passed, or from a feature's own."""
+    return copy.copy(base) if given is args else original(given, type(base))
+
+
+@hookimpl(trylast=True)
+def build_transformer_config(session: Session, args: Namespace) -> TransformerConfig:
+    """Megatron-LM's own translation of its arguments."""
+    call = pretrain_call.current().call("build_transformer_config")
+    if call is not None:
+        return call(args)
+    return _megatron("megatron.training.arguments").core_transformer_config_from_args(args)
+
+
+def around_gpt_model(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``GPTModel.__init__``: its specification becomes a whole tree, which features change."""
+    return _with_specs(original, ("transformer_layer_spec",))
+
+
+def around_bert_model(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``BertModel.__init__``."""
+    return _with_specs(original, ("transformer_layer_spec",))
+
+
+def around_t5_model(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``T5Model.__init__``: one specification for the encoder, one for the decoder."""
+    return _with_specs(original, ("transformer_encoder_layer_spec", "transformer_decoder_layer_spec"))
+
+
+def around_mamba_model(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``MambaModel.__init__``."""
+    return _with_specs(original, ("mamba_stack_spec",))
+
+
+def _with_specs(original: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def init(*args: Any, **named: Any) -> None:
+        now = pretrain_call.find()
+        if now is None or now.session is None:
+            original(*args, **named)
+            return
+        bound = signature.bind(*args, **named)
+        given = bound.arguments
+        _keep_outputs(now.session, given["config"])
+        for name in names:
+            given[name] = _layer_spec(now, given, name)
+        if given.get("mtp_block_spec") is not None and given[names[0]].layer_specs:
+            given["mtp_block_spec"] = now.session.call(
+                "build_mtp_spec",
+                args=now.session.args,
+                config=given["config"],
+                layer_spec=given[names[0]],
+                vp_stage=given.get("vp_stage"),
+            )
+        original(*bound.args, **bound.kwargs)
+
+    return init
+
+
+def _keep_outputs(session: Session, config: TransformerConfig) -> None:
+    """Leave outputs of interleaved stages alone while they are on their way.
+
+    A device sends in the order of its stream, so that megatron-core may free what it has just handed over;
+    gloo reads the memory of a send in flight.
+    """
+    if session.platform.device_type == "cpu" and config.overlap_p2p_comm:
+        config.deallocate_pipeline_outputs = False
+
+
+def _layer_spec(now: Running, given: dict[str, Any], name: str) -> Any:
+    session = now.opened()
+    config = given["encoder_config"] if "encoder_layer" in name and "encoder_config" in given else None
+    config = config or given["config"]
+    vp_stage = given.get("vp_stage")
+    with now.calling("build_layer_spec", lambda: _whole(given[name], config, vp_stage, given)):
+        return session.call("build_layer_spec", args=session.args, config=config, vp_stage=vp_stage)
+
+
+def _whole(spec: Any, config: Any, vp_stage: int | None, given: dict[str, Any]) -> Any:
+    """The tree of a chunk, from what the script made: a block, or one layer for all."""
+    if not isinstance(spec, ModuleSpec) or hasattr(spec.submodules, "mamba_layer"):
+        return spec
+    options: dict[str, Any] = {}
+    if "pp_rank" in inspect.signature(_get_block_submodules).parameters:
+        groups = given.get("pg_collection") or ProcessGroupCollection.use_mpu_process_groups()
+        options["pp_rank"] = groups.pp.rank()
+    block: TransformerBlockSubmodules = _get_block_submodules(config, spec, vp_stage, **options)
+    return block
+
+
+@hookimpl(trylast=True)
+def build_layer_spec(args: Namespace, config: TransformerConfig) -> Any:
+    """The script's layers; without TransformerEngine and Apex, with parts that also work sharded."""
+    spec = pretrain_call.current().pending("build_layer_spec")()
+    if (
+        args.transformer_impl != "local"
+        or installed(("apex",))
+        or not isinstance(spec, TransformerBlockSubmodules)
+    ):
+        return spec
+    return plain_parts(spec, config)
+
+
+def build_chunk(
+    now: Running, provider: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
+) -> Any:
+    """One chunk through its stage, from the script's provider."""
+    session = now.opened()
+    bound = inspect.signature(provider).bind(*args, **named)
+    bound.apply_defaults()
+    given = bound.arguments
+    pg = given.get("pg_collection") or ProcessGroupCollection.use_mpu_process_groups()
+    vp_stage = given.get("vp_stage")
+
+    def build(pre_process: bool, post_process: bool) -> Any:
+        given.update(pre_process=pre_process, post_process=post_process)
+        return provider(*bound.args, **bound.kwargs)
+
+    with now.calling("build_model_chunk", build):
+        return session.call(
+            "build_model_chunk",
+            args=session.args,
+            config=given.get("config") or _config(session),
+            layer_spec=None,
+            pre_process=given["pre_process"],
+            post_process=given["post_process"],
+            vp_stage=vp_stage,
+            global_stage=(vp_stage or 0) * pg.pp.size() + pg.pp.rank(),
+            pg=pg,
+        )
+
+
+@hookimpl(trylast=True)
+def build_model_chunk(pre_process: bool, post_process: bool) -> MegatronModule:
+    """The script's provider, which makes the specification itself: ``layer_spec`` is None here."""
+    return pretrain_call.current().pending("build_model_chunk")(pre_process, post_process)
+
+
+def around_get_model(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``get_model``: the chunks of this rank, and their wrappers of data parallelism."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def get_model(*args: Any, **named: Any) -> Any:
+        now = pretrain_call.find()
+        if now is None or now.session is None:
+            return original(*args, **named)
+        bound = signature.bind(*args, **named)
+        bound.apply_defaults()
+        model = _build(now, original, bound)
+        if now.run is None:
+            now.run = _run(now, model, bound.arguments.get("pg_collection"))
+        now.session.check_placements()
+        return model
+
+    return get_model
+
+
+def _build(now: Running, original: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
+    session, given = now.opened(), bound.arguments
+    if not now.wants("build_model", "wrap_ddp"):
+        return original(*bound.args, **bound.kwargs)
+    wrapped = given["wrap_with_ddp"]
+    config, pg = given.get("config") or _config(session), given.get("pg_collection")
+    pg = pg or ProcessGroupCollection.use_mpu_process_groups()
+    given["wrap_with_ddp"] = False
+    with now.calling("build_model", lambda: original(*bound.args, **bound.kwargs)):
+        model = session.call("build_model", args=session.args, config=config, pg=pg)
+    if not wrapped:
+        return model
+    given["wrap_with_ddp"] = True
+
+    def wrap(chunks: list[Any]) -> Any:
+        # Megatron-LM wraps in the function that builds; what is built already is handed to it.
+        ready = iter([chunk.module if isinstance(chunk, Float16Module) else chunk for chunk in chunks])
+        given["model_provider_func"] = lambda *args, **named: next(ready)
+        return original(*bound.args, **bound.kwargs)
+
+    with now.calling("wrap_ddp", wrap):
+        return session.call(
+            "wrap_ddp",
+            args=session.args,
+            config=config,
+            ddp_config=session.call("build_ddp_config", args=session.args),
+            model=model,
+            pg=pg,
+        )
+
+
+@hookimpl(trylast=True)
+def build_model() -> list[MegatronModule]:
+    """Megatron-LM's loop over the chunks of this rank."""
+    return list(pretrain_call.current().pending("build_model")())
+
+
+@hookimpl(trylast=True)
+def wrap_ddp(model: list[MegatronModule]) -> list[MegatronModule]:
+    """Megatron-LM's wrapper: DistributedDataParallel, or one of the fully sharded ones."""
+    return list(pretrain_call.current().pending("wrap_ddp")(model))
+
+
+def around_ddp(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``DistributedDataParallel.__init__``: features change the options that Megatron-LM filled in."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def init(*args: Any, **named: Any) -> None:
+        now = pretrain_call.find()
+        if now is None or now.session is None:
+            original(*args, **named)
+            return
+        bound = signature.bind(*args, **named)
+        filled = bound.arguments["ddp_config"]
+        with now.calling("build_ddp_config", lambda: copy.copy(filled)):
+            bound.arguments["ddp_config"] = now.session.call("build_ddp_config", args=now.session.args)
+        original(*bound.args, **bound.kwargs)
+
+    return init
+
+
+@hookimpl(trylast=True)
+def build_ddp_config(args: Namespace) -> DistributedDataParallelConfig:
+    """What Megatron-LM filled in; before it does, the same rule of names."""
+    call = pretrain_call.current().call("build_ddp_config")
+    if call is not None:
+        return call()
+    values = config_values(DistributedDataParallelConfig, args)
+    values |= {
+        "grad_reduce_in_fp32": args.accumulate_allreduce_grads_in_fp32,
+        "check_for_nan_in_grad": args.check_for_nan_in_loss_and_grad,
+        "bucket_size": args.ddp_bucket_size,
+        "average_in_collective": args.ddp_average_in_collective,
+    }
+    return DistributedDataParallelConfig(**values)
+
+
+def _config(session: Session) -> Any:
+    return _megatron("megatron.training.arguments").core_transformer_config_from_args(session.args)
+
+
+def _run(now: Running, model: Any, pg: Any) -> Run:
+    session = now.opened()
+    from megatron.core.utils import get_model_config
+
+    assert isinstance(now.dist, DistInfo)
+    return Run(
+        session=session,
+        args=session.args,
+        config=get_model_config(model[0]),
+        pg=pg or ProcessGroupCollection.use_mpu_process_groups(),
+        dist=now.dist,
+        model=model,
+        tokenizer=_tokenizer(),
+    )
+
+
+def _tokenizer() -> Any:
+    """What Megatron-LM made its tokens with: on every rank, while datasets are built on some."""
+    find = getattr(_megatron("megatron.training.global_vars"), "get_tokenizer", None)
+    return find() if find is not None else None
+
+
+def _megatron(name: str) -> Any:
+    return import_module(name)

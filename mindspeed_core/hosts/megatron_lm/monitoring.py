@@ -1,0 +1,168 @@
+"""Logging, validation, stopping and the end of a run: interceptions and defaults."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.hooks import DONE, Done
+from mindspeed_core.hosts.megatron_lm import pretrain_call
+from mindspeed_core.hosts.megatron_lm.emulation import keeps_generator
+from mindspeed_core.hosts.megatron_lm.step import LossNumbers
+from mindspeed_core.run import StepResult
+
+if TYPE_CHECKING:
+    from mindspeed_core.hosts.megatron_lm.pretrain_call import Running
+    from mindspeed_core.run import Run
+
+_ADVANCED = "advanced iterations"
+"""Under which Megatron-LM counts the steps since its last line."""
+_OWN = frozenset({"step", "loss", "learning_rate", "grad_norm", "skipped", "num_zeros"})
+_TEST, _VALID = "test", "valid"
+
+
+def around_training_log(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``training_log``: numbers of features join those that are averaged, printed and written."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def training_log(*args: Any, **named: Any) -> Any:
+        now = pretrain_call.find()
+        if now is None or now.session is None or now.run is None:
+            return original(*args, **named)
+        bound = signature.bind(*args, **named)
+        given = bound.arguments
+        if given["iteration"] % now.run.args.log_interval == 0:
+            given["loss_dict"] = {**given["loss_dict"], **_numbers_of_features(now, given)}
+        return original(*bound.args, **bound.kwargs)
+
+    return training_log
+
+
+def _numbers_of_features(now: Running, given: dict[str, Any]) -> dict[str, torch.Tensor]:
+    run = now.present()
+    run.iteration = given["iteration"]
+    result = StepResult(
+        losses=_on_every_rank(run, given["loss_dict"]),
+        skipped=bool(given["skipped_iter"]),
+        grad_norm=given["grad_norm"],
+        num_zeros=given["num_zeros_in_grad"],
+        tokens=run.args.global_batch_size * run.args.seq_length,
+    )
+    with now.calling("log_step", lambda: {"learning_rate": given["learning_rate"]}):
+        numbers = now.opened().call("log_step", run=run, result=result)
+    own = _OWN | set(result.losses)
+    # Megatron-LM prints the mean over the steps since its last line.
+    steps = given["total_loss_dict"].get(_ADVANCED, 0) + (0 if result.skipped else 1)
+    return {
+        name: torch.tensor(float(value) * steps, dtype=torch.float32, device=run.dist.device)
+        for name, value in numbers.items()
+        if name not in own and isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+
+
+def _on_every_rank(run: Run, losses: dict[str, Any]) -> dict[str, float]:
+    """The losses of the last pipeline stage."""
+    mine = dict(LossNumbers(losses))
+    if run.pg.pp.size() == 1:
+        return mine
+    everywhere: list[Any] = [None] * run.pg.pp.size()
+    dist.all_gather_object(everywhere, mine, group=run.pg.pp)
+    return next((found for found in everywhere if found), {})
+
+
+@hookimpl(trylast=True)
+def log_step(run: Run, result: StepResult) -> dict[str, Any]:
+    """Megatron-LM's numbers, and what features recorded."""
+    numbers: dict[str, Any] = {
+        "step": run.iteration,
+        "loss": result.losses.get("lm loss"),
+        "grad_norm": result.grad_norm,
+        "skipped": result.skipped,
+        **pretrain_call.current().pending("log_step")(),
+        **{name: value for name, value in result.losses.items() if name != "lm loss"},
+    }
+    # Another rank may have recorded what this one has not.
+    if run.metrics.names() or run.dist.world_size > 1:
+        numbers.update(run.metrics.reduce())
+        run.metrics.clear()
+    return numbers
+
+
+def around_evaluate(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``evaluate``, called once per set of a split."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def evaluate(*args: Any, **named: Any) -> Any:
+        now = pretrain_call.find()
+        if now is None or now.session is None:
+            return original(*args, **named)
+        compute = keeps_generator(original) if now.session.platform.device_type == "cpu" else original
+        if now.run is None or not now.wants("evaluate"):
+            return compute(*args, **named)
+        iterator = signature.bind(*args, **named).arguments["data_iterator"]
+        tested = any(iterator is known for known in now.test_iterators if known is not None)
+        with now.calling("evaluate", lambda: compute(*args, **named)) as call:
+            losses = now.session.call("evaluate", run=now.present(), split=_TEST if tested else _VALID)
+        values = call.result if call.made else ({}, None, False)
+        if values[2]:
+            return values
+        device = now.run.dist.device
+        return {name: torch.tensor(value, device=device) for name, value in losses.items()}, *values[1:]
+
+    return evaluate
+
+
+@hookimpl(trylast=True)
+def evaluate() -> dict[str, float]:
+    """Megatron-LM's mean losses; empty where its time was up."""
+    losses = pretrain_call.current().pending("evaluate")()[0]
+    return dict(LossNumbers(losses or {}))
+
+
+def around_decide_exit(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``checkpoint_and_decide_exit``."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def decide(*args: Any, **named: Any) -> Any:
+        now = pretrain_call.find()
+        if now is None or now.session is None or now.run is None:
+            return original(*args, **named)
+        with now.calling("should_stop", lambda: original(*args, **named)) as call:
+            reason = now.session.call("should_stop", run=now.present())
+        if reason and not call.result:
+            _save_before_stopping(signature.bind(*args, **named).arguments, reason, now.run)
+        return bool(reason)
+
+    return decide
+
+
+def _save_before_stopping(given: dict[str, Any], reason: str, run: Run) -> None:
+    from megatron.training import training
+
+    if run.dist.rank == 0:
+        print(f"mindspeed: stopping: {reason}", flush=True)
+    args, iteration = run.args, given["iteration"]
+    just_saved = args.save_interval and iteration % args.save_interval == 0
+    if args.save and not just_saved:
+        training.save_checkpoint_and_time(**given)
+
+
+@hookimpl(trylast=True)
+def should_stop() -> str:
+    """Megatron-LM's own reasons: signal, time, interval."""
+    return "Megatron-LM's own reason" if pretrain_call.current().pending("should_stop")() else ""
+
+
+@hookimpl(trylast=True)
+def finish_run() -> Done:
+    """Nothing of our own is open."""
+    return DONE

@@ -1,0 +1,133 @@
+"""Validation, start of torch.distributed, process groups and seeds: interceptions and defaults."""
+
+from __future__ import annotations
+
+import functools
+import random
+from argparse import Namespace
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.megatron_lm import pretrain_call
+from mindspeed_core.run import DistInfo, RngInfo
+from mindspeed_core.runtime.rank_check import check_ranks
+
+if TYPE_CHECKING:
+    from mindspeed_core.session import Session
+
+
+@hookimpl(trylast=True)
+def validate_arguments_early(args: Namespace) -> Namespace:
+    """Nothing to prepare."""
+    return args
+
+
+@hookimpl(trylast=True)
+def validate_arguments(args: Namespace) -> Namespace:
+    """Megatron-LM's own validation."""
+    validated: Namespace = pretrain_call.current().pending("validate_arguments")(args)
+    return validated
+
+
+def around_initialize_distributed(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``_initialize_distributed``: starts torch.distributed, and the process groups within."""
+
+    @functools.wraps(original)
+    def initialize(*args: Any, **named: Any) -> Any:
+        now = pretrain_call.find()
+        if now is None or now.session is None:
+            return original(*args, **named)
+        session = now.session
+        with now.calling("init_distributed", lambda: original(*args, **named)) as call:
+            session.call("init_distributed", args=session.args, platform=session.platform)
+        return call.result
+
+    return initialize
+
+
+@hookimpl(trylast=True)
+def init_distributed(session: Session) -> DistInfo:
+    """Megatron-LM's start, which builds the process groups too."""
+    pretrain_call.current().pending("init_distributed")()
+    return _dist_info(session)
+
+
+def around_initialize_model_parallel(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``initialize_model_parallel``: ranks are compared first."""
+
+    @functools.wraps(original)
+    def initialize_model_parallel(*args: Any, **named: Any) -> Any:
+        now = pretrain_call.find()
+        if now is None or now.session is None or now.call("build_process_groups") is not None:
+            # A feature may build groups with sizes of its own.
+            return original(*args, **named)
+        session = now.session
+        now.dist = _dist_info(session)
+        check_ranks(session, now.dist)
+        with now.calling("build_process_groups", lambda: original(*args, **named)) as call:
+            session.call("build_process_groups", args=session.args, dist_info=now.dist)
+        return call.result
+
+    return initialize_model_parallel
+
+
+@hookimpl(trylast=True)
+def build_process_groups() -> ProcessGroupCollection:
+    """megatron-core's groups, with the sizes that Megatron-LM asks for."""
+    if not parallel_state.model_parallel_is_initialized():
+        pretrain_call.current().pending("build_process_groups")()
+    return ProcessGroupCollection.use_mpu_process_groups()
+
+
+def around_set_random_seed(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``_set_random_seed``."""
+
+    @functools.wraps(original)
+    def set_random_seed(*args: Any, **named: Any) -> Any:
+        now = pretrain_call.find()
+        if now is None or now.session is None:
+            return original(*args, **named)
+        session = now.session
+        with now.calling("seed_everything", lambda: original(*args, **named)) as call:
+            session.call(
+                "seed_everything", args=session.args, pg=ProcessGroupCollection.use_mpu_process_groups()
+            )
+        return call.result
+
+    return set_random_seed
+
+
+@hookimpl(trylast=True)
+def seed_everything(args: Namespace, pg: ProcessGroupCollection) -> RngInfo:
+    """Megatron-LM's rule; the same again where a feature asks for it later."""
+    seed = args.seed + 100 * pg.pp.rank()
+    if args.data_parallel_random_init:
+        seed += 10 * pg.dp.rank()
+    call = pretrain_call.current().call("seed_everything")
+    if call is not None:
+        call()
+    else:
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        tensor_parallel.model_parallel_cuda_manual_seed(seed, args.te_rng_tracker, args.inference_rng_tracker)
+    return RngInfo(seed=args.seed, model_parallel_seed=seed)
+
+
+def _dist_info(session: Session) -> DistInfo:
+    args = session.args
+    local_rank = getattr(args, "local_rank", 0) or 0
+    return DistInfo(
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        local_rank=local_rank,
+        backend=str(args.distributed_backend),
+        device=session.platform.device(local_rank),
+    )

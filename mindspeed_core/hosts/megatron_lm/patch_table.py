@@ -1,0 +1,432 @@
+"""Which function of Megatron-LM each stage takes the place of, how, and why: a table of data.
+
+A row is applied when an active feature implements one of its stages, or when the host itself needs it on the
+platform in use. Where Megatron-LM offers an argument or hands out an object, no symbol is changed; the rows
+with a target are patches, in the session's ledger. No torch is imported here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mindspeed_core.feature import Patch
+from mindspeed_core.hosts.megatron_lm.without_te import TE_AND_APEX, installed
+
+ARGUMENT, INSTANCE, GLOBAL, PATCH, ENTRY = "argument", "instance", "global", "patch", "entry"
+
+ALWAYS = ("cpu", "cuda", "npu")
+"""Platforms of rows that every session needs."""
+_EMULATED = ("cpu",)
+_NOT_CUDA = ("cpu", "npu")
+_TRAINING = "megatron.training.training:"
+_CHECKPOINTING = "megatron.training.checkpointing:"
+_HERE = "mindspeed_core.hosts.megatron_lm."
+
+
+@dataclass(frozen=True)
+class Interception:
+    """One row.
+
+    Attributes:
+        stages: the stages it serves.
+        mechanism: `ARGUMENT` (of ``pretrain``), `INSTANCE` (an attribute of an object), `GLOBAL` (a name of
+            the script), `PATCH`, or `ENTRY` (a patch that is there from the import of the adaptor on).
+        target: the function, as ``package.module:name``, or the argument's name.
+        reason: why it is this way.
+        wrapper: ``module:function`` in this package that makes the intercepted function from the original.
+        kind: of the patch, see `Patch`.
+        platforms: where the host itself needs it, whatever is active.
+        features: needed as soon as any feature is active.
+        without_te: needed where neither TransformerEngine nor Apex is installed.
+        versions: what differs in older versions of Megatron-LM.
+        required: a version without the symbol is an error.
+        loaded: needed only where the script has imported the module of the target.
+        argument: name of an argument and a text that its value must contain, for rows of one option.
+    """
+
+    stages: tuple[str, ...]
+    mechanism: str
+    target: str
+    reason: str
+    wrapper: str = ""
+    kind: str = "wrap"
+    platforms: tuple[str, ...] = ()
+    features: bool = False
+    without_te: bool = False
+    versions: str = ""
+    required: bool = True
+    loaded: bool = False
+    argument: tuple[str, str] = ("", "")
+
+    def patch(self) -> Patch:
+        """The patch of the row."""
+        return Patch(
+            target=self.target,
+            new=_HERE + self.wrapper,
+            kind=self.kind,
+            reason=self.reason,
+            required=self.required,
+        )
+
+
+def _entry(target: str, wrapper: str, stages: str, reason: str, **facts: object) -> Interception:
+    row = Interception(tuple(stages.split()), ENTRY, target, reason, wrapper)
+    return replace(row, **facts)  # type: ignore[arg-type]
+
+
+def _patch(target: str, wrapper: str, stages: str, reason: str, **facts: object) -> Interception:
+    row = Interception(tuple(stages.split()), PATCH, target, reason, wrapper)
+    return replace(row, **facts)  # type: ignore[arg-type]
+
+
+ENTRIES = (
+    _entry(
+        _TRAINING + "pretrain",
+        "entry:around_pretrain",
+        "finish_run",
+        "a run begins and ends there; its arguments are the script's own functions",
+    ),
+    _entry(
+        "megatron.training.arguments:parse_args",
+        "entry:around_parse_args",
+        "",
+        "flags of features join the parser through its extra_args_provider, also where it is called before "
+        "pretrain",
+    ),
+    _entry(
+        "megatron.training.arguments:validate_args",
+        "entry:around_validate_args",
+        "validate_arguments_early validate_arguments",
+        "the arguments are complete, those of a checkpoint included: the plan is made and the session opens",
+    ),
+    _entry(
+        "megatron.training.yaml_arguments:validate_yaml",
+        "entry:around_validate_args",
+        "validate_arguments_early validate_arguments",
+        "takes the place of validate_args with --yaml-cfg",
+        required=False,
+    ),
+)
+"""In force from the import of the adaptor on."""
+
+ARGUMENTS = (
+    Interception(("build_model_chunk",), ARGUMENT, "model_provider", "pretrain takes it from the script"),
+    Interception(
+        ("build_datasets",),
+        ARGUMENT,
+        "train_valid_test_datasets_provider",
+        "pretrain takes it from the script",
+    ),
+    Interception(
+        ("forward_step", "compute_loss"),
+        ARGUMENT,
+        "forward_step_func",
+        "pretrain takes it from the script; the loss function is the second part of its result",
+    ),
+    Interception(
+        ("get_batch",),
+        GLOBAL,
+        "get_batch",
+        "the script's forward step looks it up among the script's names",
+        versions="0.15 and older return five values, without packed_seq_params",
+    ),
+    Interception(
+        ("get_batch",),
+        GLOBAL,
+        "get_batch_on_this_cp_rank",
+        "the script splits sequences with it; who fills the slot context-parallel splits them itself",
+    ),
+    Interception(
+        ("batch_fields",),
+        GLOBAL,
+        "is_first_or_last_pipeline_stage",
+        "the script asks it which stages have samples",
+    ),
+    Interception(
+        ("batch_fields",),
+        GLOBAL,
+        "get_batch_on_this_tp_rank",
+        "the script fetches samples with it; further fields are given to all tensor-parallel ranks",
+    ),
+    Interception(
+        ("optimizer_step",), INSTANCE, "optimizer.step", "of the object that build_optimizer returns"
+    ),
+)
+"""Without any change of a symbol of Megatron-LM."""
+
+PATCHES = (
+    _patch(
+        "megatron.training.initialize:_initialize_distributed",
+        "parallel:around_initialize_distributed",
+        "init_distributed",
+        "torch.distributed starts there",
+    ),
+    _patch(
+        "megatron.core.parallel_state:initialize_model_parallel",
+        "parallel:around_initialize_model_parallel",
+        "build_process_groups",
+        "ranks are compared before it, groups of features follow it",
+        platforms=ALWAYS,
+    ),
+    _patch(
+        "megatron.training.initialize:_set_random_seed",
+        "parallel:around_set_random_seed",
+        "seed_everything",
+        "the seeds are set there",
+    ),
+    _patch(
+        "megatron.training.arguments:core_transformer_config_from_args",
+        "model:around_config_from_args",
+        "build_transformer_config",
+        "every script makes its configuration with it, also once per micro-batch",
+    ),
+    _patch(
+        "megatron.core.models.gpt.gpt_model:GPTModel.__init__",
+        "model:around_gpt_model",
+        "build_layer_spec build_mtp_spec",
+        "the specification is an argument of the model, whoever builds it",
+        platforms=_EMULATED,
+        without_te=True,
+    ),
+    _patch(
+        "megatron.core.models.mamba.mamba_model:MambaModel.__init__",
+        "model:around_mamba_model",
+        "build_layer_spec",
+        "the specification is an argument of the model",
+        required=False,
+        loaded=True,
+    ),
+    _patch(
+        "megatron.core.models.T5.t5_model:T5Model.__init__",
+        "model:around_t5_model",
+        "build_layer_spec",
+        "the specifications are arguments of the model",
+        required=False,
+        loaded=True,
+    ),
+    _patch(
+        "megatron.core.models.bert.bert_model:BertModel.__init__",
+        "model:around_bert_model",
+        "build_layer_spec",
+        "the specification is an argument of the model",
+        required=False,
+        loaded=True,
+    ),
+    _patch(
+        _TRAINING + "get_model",
+        "model:around_get_model",
+        "build_model wrap_ddp",
+        "the chunks of a rank come together there; features that place modules are checked",
+        features=True,
+        versions="0.15 and older take neither config nor pg_collection",
+    ),
+    _patch(
+        "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel.__init__",
+        "model:around_ddp",
+        "build_ddp_config",
+        "get_model fills the configuration and uses it in one function",
+    ),
+    _patch(
+        _TRAINING + "get_megatron_optimizer_config",
+        "optimizer:around_optimizer_config",
+        "build_optimizer_config",
+        "it fills the configuration",
+        versions="absent in 0.15 and older: there the configuration is changed where it is used",
+        required=False,
+    ),
+    _patch(
+        "megatron.core.optimizer:get_megatron_optimizer",
+        "optimizer:around_get_optimizer",
+        "build_optimizer build_optimizer_config optimizer_step",
+        "the optimizer comes from there; torch's Adam needs care when it is saved and loaded",
+        without_te=True,
+    ),
+    _patch(
+        "megatron.core.optimizer.muon:get_megatron_muon_optimizer",
+        "optimizer:around_get_optimizer",
+        "build_optimizer build_optimizer_config optimizer_step",
+        "the optimizer comes from there with --optimizer muon",
+        required=False,
+        argument=("optimizer", "muon"),
+    ),
+    _patch(
+        _TRAINING + "get_optimizer_param_scheduler",
+        "optimizer:around_get_scheduler",
+        "build_scheduler",
+        "the schedule comes from there",
+    ),
+    _patch(
+        _CHECKPOINTING + "load_checkpoint",
+        "checkpoint:around_load_checkpoint",
+        "load_checkpoint after_load_checkpoint checkpoint_state restore_checkpoint_state",
+        "a run is loaded there",
+    ),
+    _patch(
+        _CHECKPOINTING + "save_checkpoint",
+        "checkpoint:around_save_checkpoint",
+        "save_checkpoint before_save_checkpoint after_load_checkpoint",
+        "a run is saved there",
+    ),
+    _patch(
+        _CHECKPOINTING + "generate_state_dict",
+        "checkpoint:around_generate_state_dict",
+        "checkpoint_state restore_checkpoint_state",
+        "what is saved and the template of what is loaded both come from it",
+    ),
+    _patch(
+        _CHECKPOINTING + "_load_base_checkpoint",
+        "checkpoint:around_load_base_checkpoint",
+        "checkpoint_state restore_checkpoint_state",
+        "what was loaded passes through it",
+    ),
+    _patch(
+        _TRAINING + "build_train_valid_test_data_iterators",
+        "data:around_build_iterators",
+        "build_data_iterators evaluate",
+        "the iterators come from there; on a processor their seeds come from the generator of dropout",
+        platforms=_EMULATED,
+    ),
+    _patch(
+        _TRAINING + "train",
+        "step:around_train",
+        "start_run",
+        "everything is built and loaded; what a feature takes care of is left to it",
+        features=True,
+    ),
+    _patch(
+        "megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
+        "step:around_get_schedule",
+        "get_forward_backward boundary_schema forward_step get_batch compute_loss",
+        "training and evaluation ask it for the schedule; micro-batches are counted around it",
+    ),
+    _patch(
+        _TRAINING + "train_step",
+        "step:around_train_step",
+        "train_step",
+        "one step",
+        versions="0.15 and older take no iteration and return seven values",
+    ),
+    _patch(
+        "megatron.core.distributed.finalize_model_grads:finalize_model_grads",
+        "step:around_finalize",
+        "finalize_gradients",
+        "the loop hands it to the schedule by name",
+    ),
+    _patch(
+        _TRAINING + "training_log",
+        "monitoring:around_training_log",
+        "log_step",
+        "the numbers of a step are printed and written there",
+        versions="0.15 and older have decoupled_learning_rate as fourth argument",
+    ),
+    _patch(
+        _TRAINING + "evaluate",
+        "monitoring:around_evaluate",
+        "evaluate",
+        "validation; on a processor it draws from the generator of dropout",
+        platforms=_EMULATED,
+    ),
+    _patch(
+        _TRAINING + "checkpoint_and_decide_exit",
+        "monitoring:around_decide_exit",
+        "should_stop",
+        "the loop asks it whether to go on",
+    ),
+    _patch(
+        "megatron.training.initialize:_warmup_jit_function",
+        "emulation:keeps_generator",
+        "",
+        "it draws from the device's generator, which on a processor also initialises parameters",
+        platforms=_EMULATED,
+    ),
+    _patch(
+        "megatron.legacy.fused_kernels:load",
+        "emulation:no_kernels",
+        "",
+        "it compiles CUDA kernels",
+        platforms=_NOT_CUDA,
+        required=False,
+    ),
+    _patch(
+        "megatron.training.utils:get_device_arch_version",
+        "emulation:old_enough",
+        "",
+        "it asks for a CUDA version that other devices do not have",
+        platforms=_NOT_CUDA,
+    ),
+    _patch(
+        "torch.cuda:is_available",
+        "emulation:says_available",
+        "",
+        "Megatron-LM trains only where it is",
+        platforms=_EMULATED,
+    ),
+    _patch(
+        "torch.cuda:get_device_properties",
+        "emulation:get_device_properties",
+        "",
+        "Megatron-LM asks which CUDA version the device has",
+        kind="replace",
+        platforms=_EMULATED,
+    ),
+    _patch(
+        "torch.cuda:get_device_capability",
+        "emulation:get_device_capability",
+        "",
+        "Megatron-LM asks which CUDA version the device has",
+        kind="replace",
+        platforms=_EMULATED,
+    ),
+    _patch(
+        "torch.cuda:get_device_name",
+        "emulation:get_device_name",
+        "",
+        "Megatron-LM writes it down",
+        kind="replace",
+        platforms=_EMULATED,
+    ),
+)
+"""Applied when needed, taken back when the session closes."""
+
+
+def needed(
+    stages: Collection[str], platform: str, args: Any, *, any_feature: bool, without_te: bool
+) -> tuple[Interception, ...]:
+    """The patches that one session needs, in the order of the table.
+
+    Args:
+        stages: what active features implement.
+        platform: the platform in use.
+        args: Megatron-LM's arguments.
+        any_feature: a feature is active.
+        without_te: neither TransformerEngine nor Apex is installed.
+    """
+    wanted = set(stages)
+    return tuple(
+        row
+        for row in PATCHES
+        if (
+            not wanted.isdisjoint(row.stages)
+            or platform in row.platforms
+            or row.platforms == ALWAYS
+            or (row.features and any_feature)
+            or (row.without_te and without_te)
+        )
+        and _applies(row, args)
+    )
+
+
+def _applies(row: Interception, args: Any) -> bool:
+    if row.loaded and row.target.partition(":")[0] not in sys.modules:
+        return False
+    name, text = row.argument
+    return not name or text in str(getattr(args, name, ""))
+
+
+def patches_for(stages: Collection[str], platform: str) -> tuple[Patch, ...]:
+    """The patches of a training with features that implement these stages, for listings."""
+    rows = needed(stages, platform, None, any_feature=bool(stages), without_te=not installed(TE_AND_APEX))
+    return tuple(row.patch() for row in (*ENTRIES, *rows))

@@ -1,0 +1,1 @@
+"""Validate the arguments and derive what follows from them."""

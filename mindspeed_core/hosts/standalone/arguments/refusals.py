@@ -1,0 +1,271 @@
+"""What megatron-core's options need that is not there, said before training.
+
+Some options name kernels of TransformerEngine or other packages, which megatron-core looks for only in the
+first step, and some need a training loop that does more than this one. A feature that declares the flag has
+taken care of it, and nothing is refused then.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_core.errors import ArgumentError
+from mindspeed_core.megatron.config_fields import config_fields
+from mindspeed_core.megatron.config_flags import dest_of, flag_of, why_excluded
+
+if TYPE_CHECKING:
+    from mindspeed_core.session import Session
+
+_LEAVE_OUT = "leave it out"
+_TE = "--transformer-impl transformer_engine with TransformerEngine installed, or leave it out"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One option that cannot be honoured.
+
+    Attributes:
+        dest: the attribute of the arguments; its default is never refused.
+        reason: why not.
+        remedy: the way out.
+        values: the values concerned; empty for any that is set.
+        without: ``"te"`` when TransformerEngine's layers can do it, the name of a package that can, or empty
+            when nothing can.
+        platforms: only on these; empty for all.
+    """
+
+    dest: str
+    reason: str
+    remedy: str = _LEAVE_OUT
+    values: tuple[Any, ...] = ()
+    without: str = ""
+    platforms: tuple[str, ...] = ()
+
+
+def _te(dests: str, reason: str, values: tuple[Any, ...] = ()) -> tuple[Refusal, ...]:
+    return tuple(Refusal(dest, reason, f"use {_TE}", values, "te") for dest in dests.split())
+
+
+def _package(dests: str, package: str, reason: str, remedy: str = _LEAVE_OUT) -> tuple[Refusal, ...]:
+    return tuple(Refusal(dest, reason, remedy, without=package) for dest in dests.split())
+
+
+def _never(dests: str, reason: str, remedy: str = _LEAVE_OUT) -> tuple[Refusal, ...]:
+    return tuple(Refusal(dest, reason, remedy) for dest in dests.split())
+
+
+REFUSALS: tuple[Refusal, ...] = (
+    *_te(
+        "fp8 fp8_param_gather fp8_dot_product_attention fp8_multi_head_attention fp4 fp4_param "
+        "first_last_layers_bf16 moe_router_padding_for_quantization moe_router_padding_for_fp8 "
+        "activation_func_fp8_input_store tp_only_amax_red reuse_grad_buf_for_mxfp8_param_ag fp8_recipe "
+        "fp8_quantizer_factory fp8_margin fp8_interval fp8_amax_history_len fp8_amax_compute_algo fp8_wgrad "
+        "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 fp4_recipe fp4_quantizer_factory "
+        "disable_parameter_transpose_cache",
+        "the low-precision matrix products are TransformerEngine's",
+    ),
+    *_te(
+        "tp_comm_overlap tp_comm_bulk_wgrad tp_comm_bulk_dgrad tp_comm_overlap_ag tp_comm_overlap_rs "
+        "tp_comm_overlap_rs_dgrad tp_comm_overlap_disable_qkv tp_comm_overlap_disable_fc1 "
+        "tp_comm_bootstrap_backend",
+        "the overlapped linears are TransformerEngine's",
+    ),
+    *_te("moe_permute_fusion moe_router_fusion", "the fused kernels are TransformerEngine's"),
+    *_te("use_te_activation_func", "the activations are TransformerEngine's"),
+    *_te("use_te_rng_tracker", "the generator tracker is TransformerEngine's"),
+    *_te("moe_latent_size", "the latent projections are TransformerEngine's linears"),
+    *_te(
+        "qk_clip qk_clip_alpha qk_clip_threshold log_max_attention_logit",
+        "only TransformerEngine's attention reports its largest logit",
+    ),
+    *_te("attention_backend", "the backend is one of TransformerEngine's attention", ("flash", "fused")),
+    *_te("cross_entropy_fusion_impl", "the kernel is TransformerEngine's", ("te",)),
+    *_te("cpu_offloading cpu_offloading_num_layers", "moving activations to the host is TransformerEngine's"),
+    *_te("use_precision_aware_optimizer", "the optimizer's kernel is TransformerEngine's"),
+    *_te("delay_wgrad_compute", "only TransformerEngine's linears can delay their weight gradient"),
+    *_te("batch_invariant_mode", "the kernels are TransformerEngine's and FlashAttention's"),
+    *_te("fused_single_qkv_rope", "the fused rotary kernel is TransformerEngine's"),
+    *_never("apply_residual_connection_post_layernorm", "the layers of megatron-core's GPT ignore it"),
+    *_never("config_logger_dir", "megatron-core cannot write down the process groups it is given"),
+    *_never("moe_per_layer_logging", "this host reports the mean over the layers"),
+    *_never("moe_enable_routing_replay", "nothing records routes here that could be replayed"),
+    Refusal("memory_efficient_layer_norm", "the kernel is Apex's", without="apex"),
+    Refusal("use_kitchen", "needs the package nvidia_kitchen", without="nvidia_kitchen"),
+    Refusal("use_kitchen_attention", "needs the package nvidia_kitchen", without="nvidia_kitchen"),
+    Refusal("kitchen_attention_backend", "needs the package nvidia_kitchen", without="nvidia_kitchen"),
+    Refusal(
+        "moe_grouped_gemm",
+        "neither TransformerEngine's layers nor the package grouped_gemm are there",
+        "leave it out: experts run one after the other",
+        without="grouped_gemm",
+    ),
+    Refusal("moe_use_legacy_grouped_gemm", "needs the package grouped_gemm", without="grouped_gemm"),
+    Refusal(
+        "moe_token_dispatcher_type",
+        "the flexible dispatcher needs the package deep_ep and CUDA",
+        "use alltoall",
+        ("flex",),
+        "deep_ep",
+    ),
+    *_package(
+        "moe_enable_deepep moe_deepep_num_sms moe_hybridep_num_sms moe_flex_dispatcher_backend",
+        "deep_ep",
+        "belongs to the flexible dispatcher, which needs the package deep_ep and CUDA",
+        "use --moe-token-dispatcher-type alltoall",
+    ),
+    Refusal(
+        "experimental_attention_variant",
+        "needs the packages of its kernels (fla) and CUDA",
+        values=("gated_delta_net",),
+        without="fla",
+    ),
+    Refusal(
+        "experimental_attention_variant",
+        "sparse attention is built from TransformerEngine's layers",
+        f"use {_TE}",
+        ("dsa",),
+        "te",
+    ),
+    *_te(
+        "dsa_indexer_n_heads dsa_indexer_head_dim dsa_indexer_topk dsa_indexer_loss_coeff "
+        "dsa_indexer_use_sparse_loss",
+        "sparse attention is built from TransformerEngine's layers",
+    ),
+    *_package(
+        "linear_attention_freq linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim "
+        "linear_num_key_heads linear_num_value_heads",
+        "fla",
+        "linear attention needs the package fla and CUDA",
+    ),
+    *_never(
+        "is_hybrid_model hybrid_override_pattern mamba_state_dim mamba_head_dim mamba_num_groups "
+        "mamba_num_heads use_mamba_mem_eff_path",
+        "Mamba layers need the CUDA packages mamba_ssm and causal_conv1d",
+        "train a GPT without them",
+    ),
+    *_never(
+        "heterogeneous_layers_config_path",
+        "this host builds the same attention in every layer",
+        "choose dense and expert layers with --moe-layer-freq",
+    ),
+    *_never("moe_use_upcycling", "this host does not convert checkpoints", "train from scratch"),
+    *_never(
+        "muon_momentum muon_split_qkv muon_use_nesterov muon_scale_mode muon_fp32_matmul_prec "
+        "muon_num_ns_steps muon_tp_mode muon_extra_scale_factor",
+        "megatron-core's Muon needs the package emerging_optimizers",
+        "use --optimizer adam or sgd",
+    ),
+    *_never(
+        "defer_embedding_wgrad_compute wgrad_deferral_limit",
+        "megatron-core defers weight gradients only where an Apex kernel adds them up",
+    ),
+    *_never(
+        "enable_cuda_graph external_cuda_graph cuda_graph_scope cuda_graph_warmup_steps",
+        "this host captures no graphs",
+        "leave it out",
+    ),
+    Refusal("cuda_graph_impl", "this host captures no graphs", values=("local", "transformer_engine")),
+    *_never(
+        "overlap_moe_expert_parallel_comm ep_overlap_early_attn_memory_release",
+        "the schedule that pairs forward and backward passes needs TransformerEngine's layers and streams",
+    ),
+    *_never(
+        "fine_grained_activation_offloading offload_modules min_offloaded_tensor_size",
+        "it moves activations between memories with CUDA streams",
+    ),
+    *_never(
+        "num_microbatches_with_partial_activation_checkpoints",
+        "recomputation is the same for every micro-batch here",
+        "use --recompute-granularity",
+    ),
+    *_never("overlap_param_gather_with_optimizer_step", "the optimizer updates all chunks together here"),
+    *_never("hybrid_context_parallel max_seqlen_per_dp_cp_rank", "it needs a data loader of its own"),
+    *_never("hierarchical_context_parallel_sizes", "the groups of two levels are TransformerEngine's"),
+    *_never("pipeline_model_parallel_comm_backend", "the platform chooses the backend"),
+    *_never("enable_autocast", "parameters are cast as a whole", "use --bf16 or --fp16"),
+    *_never("mrope_section", "positions of text have one dimension", "use --position-embedding-type rope"),
+    Refusal(
+        "recompute_modules",
+        "megatron-core recomputes these without keeping their output through TransformerEngine",
+        "use core_attn, mlp, moe or shared_experts",
+        ("layernorm", "moe_act", "mla_up_proj"),
+        "te",
+    ),
+    *(
+        Refusal(dest, "parameters are on the processor already", platforms=("cpu",))
+        for dest in (
+            "optimizer_cpu_offload",
+            "optimizer_offload_fraction",
+            "use_torch_optimizer_for_cpu_offload",
+            "overlap_cpu_optimizer_d2h_h2d",
+            "pin_cpu_grads",
+            "pin_cpu_params",
+        )
+    ),
+)
+
+
+def check_refused(session: Session, args: Namespace) -> None:
+    """Refuse the first option that cannot be honoured.
+
+    Raises:
+        ArgumentError: names flag, value, reason and the way out.
+    """
+    if args.transformer_impl == "transformer_engine" and find_spec("transformer_engine") is None:
+        raise ArgumentError(
+            "--transformer-impl", "transformer_engine", "TransformerEngine is not installed", "use local"
+        )
+    if args.num_distributed_optimizer_instances > 1:
+        raise ArgumentError(
+            "--num-distributed-optimizer-instances",
+            args.num_distributed_optimizer_instances,
+            "this host shards the optimizer once",
+            "use 1",
+        )
+    for refusal in REFUSALS:
+        value = getattr(args, refusal.dest, None)
+        if not _set(value, refusal) or _possible(refusal, args):
+            continue
+        if refusal.platforms and not session.platform.kinds() & {*refusal.platforms}:
+            continue
+        flag = option_of(refusal.dest)
+        if not session.claims(flag):
+            shown = None if value is True else value
+            raise ArgumentError(flag, shown, refusal.reason, refusal.remedy)
+
+
+def option_of(dest: str) -> str:
+    """The option string of an attribute, also of one that a configuration field is filled from."""
+    field = next((field for field in config_fields() if field.name == dest), None)
+    return flag_of(field).name if field is not None else "--" + dest.replace("_", "-")
+
+
+def _set(value: Any, refusal: Refusal) -> bool:
+    if refusal.values:
+        given = value if isinstance(value, (list, tuple)) else [value]
+        return any(item in refusal.values for item in given)
+    default = _defaults().get(refusal.dest)
+    return value is not None and value != default if default else bool(value)
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    """What an option of a configuration is when nobody gave it, by the attribute of the arguments."""
+    # Of classes that share a field's name the first one makes the flag.
+    fields = [field for field in reversed(config_fields()) if not why_excluded(field)]
+    return {
+        dest_of(field.name): field.default if field.annotation == "bool" else flag_of(field).default
+        for field in fields
+    }
+
+
+def _possible(refusal: Refusal, args: Namespace) -> bool:
+    needed = refusal.without
+    by_te = needed == "te" or refusal.dest == "moe_grouped_gemm"
+    if by_te and args.transformer_impl == "transformer_engine":
+        return True
+    return bool(needed) and needed != "te" and find_spec(needed) is not None

@@ -1,0 +1,1 @@
+"""What a run survives: signals, bad steps, hanging ranks, lost workers."""

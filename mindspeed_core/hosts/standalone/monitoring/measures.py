@@ -1,0 +1,62 @@
+"""What is measured beside a run's losses: throughput, forward times of ranks, parts of a step.
+
+One object per run holds what the measurements need; ``log_step`` asks it for its numbers, on every rank.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_core.hosts.standalone.monitoring.straggler import (
+    ForwardClock,
+    straggler_line,
+    straggler_report,
+)
+from mindspeed_core.hosts.standalone.monitoring.throughput import Throughput, measure_throughput
+from mindspeed_core.hosts.standalone.monitoring.timing import gather_times, reported_times, time_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mindspeed_core.run import Run, StepResult
+
+
+class Measures:
+    """The measurements that the arguments ask for."""
+
+    def __init__(self, run: Run) -> None:
+        """Prepare what ``--log-throughput`` and ``--log-straggler`` need."""
+        self.throughput: Throughput | None = measure_throughput(run) if run.args.log_throughput else None
+        self.clock = ForwardClock(run.session.platform) if run.args.log_straggler else None
+
+    def forward(self) -> AbstractContextManager[Any]:
+        """A context around one forward pass of a micro-batch."""
+        return nullcontext() if self.clock is None else self.clock
+
+    def numbers(self, run: Run, result: StepResult) -> dict[str, Any]:
+        """The numbers of a logged step; a collective call.
+
+        Keys: those of `Throughput.figures`, those of `compare_ranks`, and ``timing_ms`` with the parts of a
+        step under ``--timing-log-option``.
+        """
+        found: dict[str, Any] = {}
+        if self.throughput is not None:
+            samples = result.tokens // run.args.seq_length
+            found.update(self.throughput.figures(samples, result.seconds, run.dist.world_size))
+        if self.clock is not None:
+            found.update(straggler_report(run, self.clock))
+        times = gather_times(run)
+        if times:
+            found["timing_ms"] = reported_times(times, run.args.timing_log_option)
+        return found
+
+
+def detail_lines(numbers: Mapping[str, Any]) -> list[str]:
+    """What a person sees below the line of a step."""
+    lines = []
+    if "straggler_ranks" in numbers:
+        lines.append(straggler_line(numbers))
+    if "timing_ms" in numbers:
+        lines += time_lines(numbers["timing_ms"])
+    return lines

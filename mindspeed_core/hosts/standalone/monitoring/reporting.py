@@ -1,0 +1,77 @@
+"""Default reporting: the numbers of a step, when a run stops, and what is left behind at its end."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.hooks import DONE, Done
+from mindspeed_core.hosts.standalone.fault_tolerance import stopping
+
+if TYPE_CHECKING:
+    from mindspeed_core.platforms.platform import MemoryFigure
+    from mindspeed_core.run import Run, StepResult
+    from mindspeed_core.session import Session
+
+
+@hookimpl(trylast=True)
+def start_run() -> Done:
+    """Nothing to prepare."""
+    return DONE
+
+
+@hookimpl(trylast=True)
+def log_step(session: Session, run: Run, result: StepResult) -> dict[str, Any]:
+    """The step's numbers under the names of ``metrics.jsonl``."""
+    assert run.optimizer is not None
+    losses = dict(result.losses)
+    memory = _recent_peak(session, run)
+    numbers: dict[str, Any] = {
+        "step": run.iteration,
+        "loss": losses.pop("lm loss", None),
+        "learning_rate": max((group["lr"] for group in run.optimizer.param_groups), default=None),
+        "grad_norm": result.grad_norm,
+        "tokens_per_second": result.tokens / result.seconds if result.seconds else None,
+        "step_ms": result.seconds * 1000.0,
+        "peak_memory_bytes": memory.bytes,
+        "memory_source": memory.source,
+    }
+    if result.skipped:
+        numbers["skipped"] = True
+    if result.num_zeros is not None:
+        numbers["num_zeros"] = result.num_zeros
+    numbers.update(losses)
+    if run.measures is not None:
+        numbers.update(run.measures.numbers(run, result))
+    # Another rank may have recorded what this one has not; without features nobody records anything.
+    if run.metrics.names() or (session.plan.features and run.dist.world_size > 1):
+        numbers.update(run.metrics.reduce())
+        run.metrics.clear()
+    return numbers
+
+
+def _recent_peak(session: Session, run: Run) -> MemoryFigure:
+    """The peak as of at most a second ago: asking the operating system costs a tenth of a short step."""
+    now = time.monotonic()
+    if run.memory_figure is None or now - run.memory_figure[0] > 1.0:
+        run.memory_figure = now, session.platform.peak_memory()
+    return run.memory_figure[1]
+
+
+@hookimpl(trylast=True)
+def should_stop(session: Session, run: Run) -> str:
+    """Stop on a signal, at ``--exit-duration-in-mins`` or at ``--exit-interval``."""
+    return stopping.control(session).reason(run)
+
+
+@hookimpl(trylast=True)
+def finish_run(run: Run) -> Done:
+    """Draw the loss curve and write the summary on rank 0."""
+    if run.dist.rank == 0 and run.run_dir is not None and run.history:
+        from mindspeed_core.hosts.standalone.monitoring.loss_curve import draw_loss_curve
+        from mindspeed_core.hosts.standalone.monitoring.summary import write_summary
+
+        draw_loss_curve(run.history, run.run_dir / "loss_curve.png")
+        write_summary(run)
+    return DONE

@@ -1,0 +1,186 @@
+"""What a person and a program see of a run: log lines or a progress bar, and ``metrics.jsonl``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from mindspeed_core.hosts.standalone.monitoring.measures import detail_lines
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from mindspeed_core.hosts.standalone.monitoring.writers import Writers
+
+# What the line of a step shows in its own words, and what has lines of its own.
+_SHOWN = (
+    *("step", "loss", "learning_rate", "grad_norm", "tokens_per_second", "step_ms", "peak_memory_bytes"),
+    *("tflops_per_device", "hardware_tflops_per_device", "share_of_peak"),
+    *("straggler_rank", "straggler_ratio"),
+)
+
+
+class Watch:
+    """Prints and records the numbers of a run on the rank that owns it; silent elsewhere."""
+
+    def __init__(
+        self,
+        run_dir: Path | None,
+        *,
+        total: int,
+        start: int,
+        progress: bool,
+        output: TextIO | None = None,
+        writers: Writers | None = None,
+    ) -> None:
+        """Open ``metrics.jsonl`` and, on a terminal, a progress bar.
+
+        Args:
+            run_dir: the run's folder; None on ranks that only listen.
+            total: steps of the whole run.
+            start: steps already done (a resume); later records of an earlier attempt are dropped.
+            progress: show a live bar when the output is a terminal.
+            output: where lines go; standard output by default.
+            writers: what gets every record too.
+        """
+        self.active = run_dir is not None
+        self.total = total
+        self._output = output or sys.stdout
+        self._writers = writers
+        self._file: TextIO | None = None
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        if run_dir is None:
+            return
+        path = run_dir / "metrics.jsonl"
+        _drop_records_after(path, start)
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+        if progress and self._output.isatty():
+            self._start_bar(start)
+
+    def _start_bar(self, start: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=Console(file=self._output),
+        )
+        self._task = self._bar.add_task("training", total=self.total, completed=start)
+        self._bar.start()
+
+    def step(self, numbers: Mapping[str, Any]) -> None:
+        """Show and record one logged step."""
+        if not self.active:
+            return
+        self._record({name: value for name, value in numbers.items() if name != "memory_source"})
+        line = format_step(numbers, self.total)
+        if self._bar is not None and self._task is not None:
+            short = f"loss {numbers['loss']:.4f}" if numbers.get("loss") is not None else "training"
+            self._bar.update(self._task, completed=numbers["step"], description=short)
+            self._bar.console.print(line, highlight=False, soft_wrap=True)
+        else:
+            print(line, file=self._output, flush=True)
+        for detail in detail_lines(numbers):
+            self.say(detail)
+
+    def validation(self, step: int, losses: Mapping[str, float], split: str = "valid") -> None:
+        """Show and record a validation."""
+        if not self.active or "lm loss" not in losses:
+            return
+        key = "validation_loss" if split == "valid" else "test_loss"
+        several = {name.removeprefix("lm loss "): loss for name, loss in losses.items() if name != "lm loss"}
+        self._record({"step": step, key: losses["lm loss"], **{f"{key} {n}": v for n, v in several.items()}})
+        name = "validation" if split == "valid" else "test"
+        line = f"step {step:>{len(str(self.total))}}/{self.total} | {name} loss {losses['lm loss']:.6f}"
+        self.say(" | ".join([line, *(f"{each} {loss:.6f}" for each, loss in several.items())]))
+
+    def say(self, text: str) -> None:
+        """Print a line beside the progress bar."""
+        if not self.active:
+            return
+        if self._bar is not None:
+            self._bar.console.print(text, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=self._output, flush=True)
+
+    def close(self) -> None:
+        """Stop the bar and close the file."""
+        if self._bar is not None:
+            self._bar.stop()
+        if self._file is not None:
+            self._file.close()
+        if self._writers is not None:
+            self._writers.close()
+        self.active = False
+
+    def _record(self, record: Mapping[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(dict(record)) + "\n")
+        if self._writers is not None:
+            self._writers.record(record)
+
+
+def format_step(numbers: Mapping[str, Any], total: int) -> str:
+    """One line for one logged step."""
+    parts = [f"step {numbers['step']:>{len(str(total))}}/{total}"]
+    if numbers.get("loss") is not None:
+        parts.append(f"loss {numbers['loss']:.6f}")
+    if numbers.get("learning_rate") is not None:
+        parts.append(f"lr {numbers['learning_rate']:.3e}")
+    if numbers.get("grad_norm") is not None:
+        parts.append(f"grad norm {numbers['grad_norm']:.4f}")
+    if numbers.get("tokens_per_second") is not None:
+        parts.append(f"{numbers['tokens_per_second']:,.0f} tokens/s")
+    if "tflops_per_device" in numbers:
+        parts.append(_format_throughput(numbers))
+    parts.append(f"{numbers['step_ms']:.1f} ms")
+    parts.append(f"{numbers['peak_memory_bytes'] / 2**20:,.0f} MiB ({numbers['memory_source']})")
+    if numbers.get("skipped"):
+        parts.append("update skipped")
+    for name, value in numbers.items():
+        if (
+            name not in _SHOWN
+            and name not in ("memory_source", "skipped")
+            and isinstance(value, (int, float))
+        ):
+            parts.append(f"{name} {value:.6g}")
+    return " | ".join(parts)
+
+
+def _format_throughput(numbers: Mapping[str, Any]) -> str:
+    text = f"{numbers['tflops_per_device']:.3g} TFLOP/s per device"
+    if "hardware_tflops_per_device" in numbers:
+        text += f" ({numbers['hardware_tflops_per_device']:.3g} with recompute)"
+    if "share_of_peak" in numbers:
+        text += f", {numbers['share_of_peak']:.1%} of peak"
+    return text
+
+
+def _drop_records_after(path: Path, step: int) -> None:
+    """Remove what an earlier attempt recorded beyond the checkpoint it is resumed from."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # a line cut short by a kill
+        if isinstance(record, dict) and record.get("step", 0) <= step:
+            kept.append(line)
+    temporary = path.with_suffix(".jsonl.tmp")
+    temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records of a ``metrics.jsonl``."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]

@@ -1,0 +1,106 @@
+"""One question to the resolver: the arguments, where they came from, and the problems found so far."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mindspeed_core.feature import Conflict, Requirement
+from mindspeed_core.registry import Registry
+from mindspeed_core.resolver.index import Index, kinds_of
+from mindspeed_core.resolver.plan import Problem
+
+
+class Question:
+    """What one call of `mindspeed_core.resolver.resolve` is about; problems gather here."""
+
+    def __init__(
+        self,
+        index: Index,
+        registry: Registry,
+        args: Namespace,
+        provenance: Mapping[str, str] | None,
+        platform: str,
+        host: str,
+        mode: str,
+        versions: Mapping[str, str] | None,
+    ) -> None:
+        self.index = index
+        self.registry = registry
+        self.args = args
+        self.provenance = provenance
+        self.platform = platform
+        self.kinds, self.kind = kinds_of(registry, platform)
+        self.host = host
+        self.mode = mode
+        self.versions = versions
+        level = getattr(args, "optimization_level", None)
+        self.level = 2 if level is None else int(level)
+        self.problems: list[Problem] = []
+
+    def problem(self, code: str, name: str, reason: str, remedy: str = "", flag: str | None = None) -> None:
+        """Note a problem of a feature; ``flag`` is by default the one that asks for it."""
+        given = self.flag_of(name) if flag is None else flag
+        self.problems.append(Problem(code, reason, remedy, feature=name, flag=given))
+
+    def flag_of(self, name: str) -> str:
+        """The flag that asks for a feature: the first one given, or the preset that set it."""
+        cls = self.index.classes.get(name)
+        for flag in cls.flags if cls is not None else ():
+            if self.provenance is None:
+                if getattr(self.args, flag.dest, flag.default) != flag.default:
+                    return flag.name
+                continue
+            source = self.provenance.get(flag.dest, "default")
+            if source.startswith("flag "):
+                return source.removeprefix("flag ")
+            if source != "default":
+                return f"{flag.name} by {source}"
+        return ""
+
+    def value(self, option: str) -> tuple[Any, bool]:
+        """The value a flag stands for, and whether the flag turns it off."""
+        dest, inverts = self.index.dests.get(option) or (option.lstrip("-").replace("-", "_"), False)
+        return getattr(self.args, dest, None), inverts
+
+    def shown(self, option: str) -> str:
+        """The value that a flag has, for a message."""
+        value, inverts = self.value(option)
+        if inverts:
+            value = value is not None and not value
+        return "not set" if value is None or value is False else repr(value)[:200]
+
+    def holds(self, condition: Requirement | Conflict) -> bool:
+        """Whether a flag has the value that is required, or that is in the way."""
+        value, inverts = self.value(condition.flag)
+        if condition.one_of:
+            return value in condition.one_of
+        if condition.equals is not None:
+            return bool(value == condition.equals)
+        if inverts and isinstance(condition, Conflict) and not self._given(condition.flag):
+            # Hosts turn off what is not installed; only a user who turns it off contradicts a feature.
+            return False
+        return value is not None and bool(value) != inverts
+
+    def _given(self, option: str) -> bool:
+        """Whether somebody gave a flag; without provenance, every value counts as given."""
+        dest = (self.index.dests.get(option) or ("", False))[0]
+        return self.provenance is None or self.provenance.get(dest, "default") != "default"
+
+
+def condition(of: Requirement | Conflict) -> str:
+    """What a flag must be, or must not be, as text."""
+    if of.one_of:
+        return f"{of.flag} {' or '.join(str(value) for value in of.one_of)}"
+    return of.flag if of.equals is None else f"{of.flag} {of.equals}"
+
+
+def because(reason: str) -> str:
+    """A reason in brackets, or nothing."""
+    return f" ({reason})" if reason else ""
+
+
+def listed(names: Sequence[str]) -> str:
+    """At least two names as a list in a sentence."""
+    return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,251 @@
+"""Which features take part: those asked for, those they imply, without those that something is against."""
+
+from __future__ import annotations
+
+from mindspeed_core.discovery.entry_points import describe
+from mindspeed_core.feature import Feature, Requirement
+from mindspeed_core.resolver.plan import HeldBack
+from mindspeed_core.resolver.request import Question, because, condition
+from mindspeed_core.resolver.requirements import unmet
+
+
+class Admission:
+    """The features still in play.
+
+    Attributes:
+        why: for each feature in play the reason: a flag, or who implies it.
+        held: features that were asked for and do nothing here, with the reason.
+        failed: features that a problem was found with.
+        taken: those of `held` whose part another feature does.
+    """
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.classes = question.index.classes
+        self.why: dict[str, str] = {}
+        self.held: dict[str, HeldBack] = {}
+        self.failed: set[str] = set()
+        self.taken: set[str] = set()
+
+    def decide(self) -> list[str]:
+        """The names of the features that take part, in the registry's order."""
+        for name in self._requested():
+            self._admit(name, self.question.flag_of(name) or "default")
+        self._close()
+        self._take_over()
+        self._suppress_dependents()
+        return [name for name in self.classes if name in self.why and name not in self.failed]
+
+    def _requested(self) -> list[str]:
+        requested = []
+        for name, cls in self.classes.items():
+            try:
+                if cls.enabled(self.question.args):
+                    requested.append(name)
+            except Exception as error:
+                self.question.problem(
+                    "E-ENABLED",
+                    name,
+                    f"it cannot say whether it is asked for: {describe(error)}",
+                    "check the values of its flags, or report it to its authors",
+                )
+        return requested
+
+    def _admit(self, name: str, why: str) -> bool:
+        """Activate a feature unless level, mode or platform are against it; True when it is active."""
+        if name in self.why:
+            return True
+        if name in self.held or name in self.failed:
+            return False
+        cls = self.classes[name]
+        flag = self.question.flag_of(name)
+        if cls.level > self.question.level:
+            self.held[name] = HeldBack(
+                name,
+                f"it belongs to optimization level {cls.level}, the run has level {self.question.level}",
+                flag,
+                f"--optimization-level {cls.level}",
+            )
+            return False
+        if self.question.mode not in cls.modes:
+            self.held[name] = HeldBack(
+                name, f"it has no effect in mode {self.question.mode}", flag, "nothing; the flag is ignored"
+            )
+            return False
+        if not self.question.kinds & {*cls.platforms}:
+            return self._fall_back(name, cls, flag)
+        if cls.hosts and self.question.host not in cls.hosts:
+            self.question.problem(
+                "E-HOST",
+                name,
+                f"it does not work in the training loop of host {self.question.host} (it works in: "
+                f"{', '.join(cls.hosts)})",
+                f"drop {flag}" if flag else f"use one of these hosts: {', '.join(cls.hosts)}",
+            )
+            self.failed.add(name)
+            return False
+        bad = [
+            problem
+            for package in cls.packages
+            if (problem := unmet(package, self.question.kind, self.question.versions)) is not None
+        ]
+        if bad:
+            for reason, remedy in bad:
+                self.question.problem("E-PACKAGE", name, reason, remedy)
+            self.failed.add(name)
+            return False
+        self.why[name] = why
+        return True
+
+    def _fall_back(self, name: str, cls: type[Feature], flag: str) -> bool:
+        supported = ", ".join(cls.platforms) or "none"
+        if cls.fallback is None:
+            self.question.problem(
+                "E-PLATFORM",
+                name,
+                f"it does not run on platform {self.question.platform} (it runs on: {supported})",
+                f"drop {flag}" if flag else f"choose one of these platforms with --platform: {supported}",
+            )
+            self.failed.add(name)
+            return False
+        other = cls.fallback.feature
+        remedy = f"nothing; {other} takes over" if other else f"nothing; it runs on: {supported}"
+        self.held[name] = HeldBack(name, cls.fallback.reason, flag, remedy)
+        if other:
+            if other not in self.classes:
+                self._missing(name, other, f"it takes over on platform {self.question.platform}")
+            else:
+                self._admit(other, f"fallback of {name}")
+        return False
+
+    def _missing(self, name: str, wanted: str, reason: str) -> None:
+        """A feature that another one needs is not installed, or broken."""
+        from mindspeed_core.flags.announced import feature_owners
+
+        broken = self.question.registry.broken
+        record = next((b for b in broken if b.feature == wanted), None)
+        dist = feature_owners().get(wanted, "")
+        if record is None and dist:
+            record = next((b for b in broken if b.dist == dist and not b.feature), None)
+        wants = f"needs {wanted}{because(reason)}"
+        if record is not None:
+            self.question.problem("E-BROKEN-PLUGIN", name, f"{wants}: {record}", record.remedy)
+        else:
+            remedy = f"pip install {dist}" if dist else f"install the package that ships {wanted}"
+            reason = f"needs {wanted}, which is not installed{because(reason)}"
+            self.question.problem("E-MISSING-PLUGIN", name, reason, remedy)
+        self.failed.add(name)
+
+    def _close(self) -> None:
+        """Follow requirements breadth first, then check those that ask for a choice or a value."""
+        queue = list(self.why)
+        visited: set[str] = set()
+        while queue:
+            following: list[str] = []
+            for name in queue:
+                if name in visited:
+                    continue
+                visited.add(name)
+                for requirement in self.classes[name].requires:
+                    wanted = requirement.feature
+                    if not requirement.implies or wanted in self.why or wanted not in self.classes:
+                        continue
+                    before = set(self.why)
+                    self._admit(wanted, f"implied by {name}")
+                    following += [new for new in self.why if new not in before]
+            queue = following
+        for name in list(self.why):
+            for requirement in self.classes[name].requires:
+                self._require(name, requirement)
+
+    def _require(self, name: str, requirement: Requirement) -> None:
+        if requirement.feature:
+            self._require_feature(name, requirement)
+        elif requirement.any_of:
+            self._require_any(name, requirement)
+        elif not self.question.holds(requirement):
+            wanted = condition(requirement)
+            self.question.problem(
+                "E-REQUIRES",
+                name,
+                f"needs {wanted}{because(requirement.reason)}; it is {self.question.shown(requirement.flag)}",
+                f"set {wanted}",
+            )
+            self.failed.add(name)
+
+    def _require_feature(self, name: str, requirement: Requirement) -> None:
+        wanted = requirement.feature
+        # A requirement that failed has its own problem already.
+        if wanted in self.why or wanted in self.failed:
+            return
+        if wanted not in self.classes:
+            self._missing(name, wanted, requirement.reason)
+            return
+        why = because(requirement.reason)
+        held = self.held.get(wanted)
+        level = self.classes[wanted].level
+        if level > self.question.level:
+            self.question.problem(
+                "E-REQUIRES-LEVEL",
+                name,
+                f"needs {wanted}{why}, which belongs to optimization level {level}; "
+                f"the run has {self.question.level}",
+                f"--optimization-level {level}, or drop {self.question.flag_of(name) or name}",
+            )
+        elif held is not None:
+            self.question.problem(
+                "E-REQUIRES",
+                name,
+                f"needs {wanted}{why}, which is not active: {held.reason}",
+                f"drop {self.question.flag_of(name) or name}",
+            )
+        else:
+            self.question.problem("E-REQUIRES", name, f"needs {wanted}{why}", self._how_to_ask(wanted))
+        self.failed.add(name)
+
+    def _require_any(self, name: str, requirement: Requirement) -> None:
+        choices = requirement.any_of
+        if any(choice in self.why or choice in self.failed for choice in choices):
+            return
+        installed = [choice for choice in choices if choice in self.classes]
+        if not installed:
+            self._missing(name, choices[0], requirement.reason)
+            return
+        ways = ", or ".join(self._how_to_ask(choice) for choice in installed)
+        reason = f"needs one of {', '.join(choices)}{because(requirement.reason)}"
+        self.question.problem("E-REQUIRES", name, reason, ways)
+        self.failed.add(name)
+
+    def _how_to_ask(self, name: str) -> str:
+        flags = self.classes[name].flags
+        return f"add {flags[0].name}" if flags else f"switch {name} on"
+
+    def _take_over(self) -> None:
+        """Hold back what an active feature does as well; requirements on it were followed before."""
+        for name in list(self.why):
+            if name not in self.why or name in self.failed:
+                continue
+            for taken in self.classes[name].takes_over:
+                other = taken.feature
+                if other in self.why and other not in self.failed:
+                    remedy = f"nothing; {name} takes over"
+                    self.held[other] = HeldBack(other, taken.reason, self.question.flag_of(other), remedy)
+                    self.taken.add(other)
+                    del self.why[other]
+
+    def _suppress_dependents(self) -> None:
+        """What needs a failed feature is out too, without a problem of its own."""
+        changed = bool(self.failed)
+        while changed:
+            changed = False
+            for name in self.why:
+                if name in self.failed:
+                    continue
+                for requirement in self.classes[name].requires:
+                    choices = requirement.any_of
+                    present = (self.why.keys() | self.taken) - self.failed
+                    lost = requirement.feature in self.failed or (choices and not present & {*choices})
+                    if lost:
+                        self.failed.add(name)
+                        changed = True
+                        break

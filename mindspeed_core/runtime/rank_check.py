@@ -1,0 +1,293 @@
+"""The check that all ranks run the same thing: plan, versions, sources of every plugin, and arguments.
+
+Ranks exchange what they run through the store, not through a collective: a rank that died, or that has
+another backend, would hang a collective. They compare digests first and send details only when digests
+differ, so that the usual case costs one short message per rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import platform
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mindspeed_core.discovery.installed import installed_version
+
+if TYPE_CHECKING:
+    from mindspeed_core.registry import Registry
+    from mindspeed_core.run import DistInfo
+    from mindspeed_core.session import Session
+
+TIMEOUT = timedelta(minutes=5)
+
+_PER_RANK = frozenset({"rank", "local_rank", "node_rank", "group_rank", "local_world_size", "master_addr"})
+_SOURCES = frozenset({".py", ".json", ".cpp", ".cu", ".h"})
+_ABSENT = "absent"
+_ROWS = 40
+_CELL = 48
+_round = itertools.count()
+
+
+class Store(Protocol):
+    """The part of ``torch.distributed.Store`` that the check needs."""
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long `get` waits."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Publish a value."""
+
+    def get(self, key: str, /) -> bytes:
+        """Wait for a value."""
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Add to a counter and return its value."""
+
+    def set_timeout(self, timeout: timedelta, /) -> None:
+        """Limit how long `get` waits."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One item in which a rank differs from most ranks.
+
+    Attributes:
+        rank: the rank.
+        item: what differs, for instance ``version mindspeed-cp``.
+        here: its value on that rank.
+        most: its value on most ranks.
+    """
+
+    rank: int
+    item: str
+    here: str
+    most: str
+
+
+def check_ranks(session: Session, dist_info: DistInfo) -> None:
+    """Stop every rank when ranks do not run the same plan, versions, sources or arguments.
+
+    Called by the host right after ``torch.distributed`` is up. Rank 0 prints a table of who differs before
+    any rank exits. Does nothing in a world of one, or with ``--no-cross-rank-check``.
+
+    Raises:
+        SystemExit: ranks differ; on every rank, with exit status 1.
+    """
+    if dist_info.world_size < 2 or getattr(session.args, "no_cross_rank_check", False):
+        return
+    import torch.distributed as dist
+
+    # Sessions that follow each other share the default store: each check gets keys of its own.
+    store: Any = dist.PrefixStore(
+        f"mindspeed/ranks/{next(_round)}", dist.distributed_c10d._get_default_store()
+    )
+    agree = agreed(store, dist_info.rank, dist_info.world_size, rank_facts(session))
+    if not agree:
+        dist.destroy_process_group()
+        raise SystemExit(1)
+
+
+def rank_facts(session: Session) -> dict[str, str]:
+    """What this rank runs, item by item: plan, versions, content of plugins, arguments."""
+    facts = {
+        "plan": session.plan.digest,
+        "active features": " ".join(session.plan.names),
+        "python": platform.python_version(),
+    }
+    shipped = session.registry.distributions()
+    for name in ("torch", "megatron-core", *session.platform.distributions):
+        facts[f"version {name}"] = _version(name)
+    for name, installed in shipped.items():
+        facts[f"version {name}"] = installed
+    facts.update(content_facts(session.registry))
+    facts.update(argument_facts(vars(session.args), _per_rank(session)))
+    return facts
+
+
+def content_facts(registry: Registry) -> dict[str, str]:
+    """A hash over the source files of each distribution that has an entry point of ours.
+
+    Versions do not tell that a file was edited on one node; this does.
+    """
+    return {
+        f"source files {dist}": content_hash(packages)
+        for dist, packages in registry.packages().items()
+        if packages
+    }
+
+
+def content_hash(packages: Iterable[str]) -> str:
+    """SHA-256, cut to 16 digits, over names and bytes of the source files of import packages."""
+    digest = hashlib.sha256()
+    for package in sorted(packages):
+        for root in _roots(package):
+            files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.suffix in _SOURCES)
+            for path in files:
+                name = path.name if path == root else path.relative_to(root).as_posix()
+                digest.update(f"{package}/{name}\0".encode())
+                digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def _roots(package: str) -> list[Path]:
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):
+        return []
+    if spec is None:
+        return []
+    if spec.submodule_search_locations is not None:
+        return [Path(location) for location in spec.submodule_search_locations]
+    return [Path(spec.origin)] if spec.origin and Path(spec.origin).is_file() else []
+
+
+def argument_facts(arguments: Mapping[str, Any], per_rank: Iterable[str] = ()) -> dict[str, str]:
+    """The arguments on which ranks must agree, as text.
+
+    Args:
+        arguments: values by destination.
+        per_rank: destinations whose values may differ.
+    """
+    left_out = _PER_RANK | set(per_rank)
+    return {
+        f"argument {name}": json.dumps(value, sort_keys=True)
+        for name, value in sorted(arguments.items())
+        if name not in left_out and _is_plain(value)
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _per_rank(session: Session) -> frozenset[str]:
+    from mindspeed_core.flags.flag_set import flag_set
+
+    return flag_set(session.registry, session.host.name).per_rank()
+
+
+def _version(name: str) -> str:
+    return installed_version(name) or _ABSENT
+
+
+def agreed(
+    store: Store, rank: int, world_size: int, facts: Mapping[str, str], timeout: timedelta = TIMEOUT
+) -> bool:
+    """Compare what the ranks run; collective over all ranks of the store.
+
+    Args:
+        store: with a prefix of its own.
+        rank: this rank.
+        world_size: all ranks.
+        facts: what this rank runs.
+        timeout: how long to wait for a rank.
+
+    Returns:
+        Whether all ranks agree, the same on every rank. When not, rank 0 has printed the table.
+    """
+    before = store.timeout
+    store.set_timeout(timeout)
+    try:
+        return _exchange(store, rank, world_size, facts, timeout)
+    finally:
+        store.set_timeout(before)
+
+
+def _exchange(store: Store, rank: int, world_size: int, facts: Mapping[str, str], timeout: timedelta) -> bool:
+    digest = hashlib.sha256(json.dumps(dict(facts), sort_keys=True).encode()).hexdigest()
+    store.set(f"digest/{rank}", digest)
+    if rank == 0:
+        return _judge(store, world_size, facts, timeout)
+    # Rank 0 may wait the whole timeout for a rank that never comes before it decides.
+    store.set_timeout(timeout * 2)
+    verdict = json.loads(store.get("verdict"))
+    if verdict["agree"]:
+        return True
+    if rank in verdict["send"]:
+        store.set(f"facts/{rank}", json.dumps(dict(facts)))
+    store.get("printed")
+    # Rank 0 may hold the store itself: it stays until everybody has read that the table is printed.
+    if store.add("left", 1) == verdict["present"] - 1:
+        store.set("empty", "1")
+    return False
+
+
+def _judge(store: Store, world_size: int, facts: Mapping[str, str], timeout: timedelta) -> bool:
+    digests: dict[int, str] = {}
+    silent: list[int] = []
+    for rank in range(world_size):
+        try:
+            digests[rank] = store.get(f"digest/{rank}").decode()
+        except RuntimeError:
+            silent.append(rank)
+            # One timeout is enough to know that something is wrong; the others have had the same time.
+            store.set_timeout(timedelta(seconds=1))
+    store.set_timeout(timeout)
+    counts = Counter(digests.values())
+    if len(counts) == 1 and not silent:
+        store.set("verdict", json.dumps({"agree": True}))
+        return True
+    # A tie is decided by the lowest rank, so that the table is the same in every repetition.
+    most = max(counts, key=lambda d: (counts[d], -min(r for r, own in digests.items() if own == d)))
+    typical = min(rank for rank, digest in digests.items() if digest == most)
+    differing = [rank for rank, digest in digests.items() if digest != most][:_ROWS]
+    send = sorted({typical, *differing})
+    store.set("verdict", json.dumps({"agree": False, "send": send, "present": len(digests)}))
+    details = {0: dict(facts)}
+    for rank in send:
+        if rank:
+            details[rank] = json.loads(store.get(f"facts/{rank}"))
+    found = differences({rank: details[rank] for rank in send}, typical)
+    print(format_table(found, world_size, silent, counts[most]), file=sys.stderr, flush=True)
+    store.set("printed", "1")
+    if len(digests) > 1:
+        store.get("empty")
+    return False
+
+
+def differences(facts: Mapping[int, Mapping[str, str]], typical: int) -> list[Difference]:
+    """Every item in which a rank differs from the typical rank, by rank and item."""
+    most = facts[typical]
+    return [
+        Difference(rank, item, own.get(item, _ABSENT), most.get(item, _ABSENT))
+        for rank, own in sorted(facts.items())
+        for item in sorted({*own, *most})
+        if own.get(item, _ABSENT) != most.get(item, _ABSENT)
+    ]
+
+
+def format_table(found: Sequence[Difference], world_size: int, silent: Sequence[int], same: int) -> str:
+    """The message of rank 0: who differs in what, and who did not answer."""
+    lines = [f"E-RANKS: the {world_size} ranks do not run the same thing ({same} of them agree)"]
+    if silent:
+        listed = ", ".join(map(str, silent[:_ROWS]))
+        lines.append(f"  no answer from rank {listed}: look at the first error in its output")
+    if found:
+        rows = [("rank", "item", "this rank", "most ranks")]
+        rows += [(str(d.rank), d.item, _cut(d.here), _cut(d.most)) for d in found[:_ROWS]]
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        for row in rows:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths)]
+            lines.append("  " + " | ".join((*cells, row[3])))
+        if len(found) > _ROWS:
+            lines.append(f"  and {len(found) - _ROWS} more differences")
+    lines.append("  -> install the same versions and pass the same flags on every node")
+    return "\n".join(lines)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _CELL else text[: _CELL - 3] + "..."

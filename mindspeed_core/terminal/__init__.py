@@ -1,0 +1,1 @@
+"""What programs, sub-commands of packages and hosts share on a terminal: errors, tables, training flags."""

@@ -1,0 +1,77 @@
+"""Training flags on the command line of a sub-command, and the plan they make.
+
+`plan`, `patches` and `graph` share this: everything after ``--`` is what a training would be started with.
+No torch, no megatron: planning is free.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from mindspeed_core.resolver.plan import Plan
+
+if TYPE_CHECKING:
+    from mindspeed_core.registry import Registry
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+UNPROCESSED_FLAGS = {"ignore_unknown_options": True}
+"""Context settings of a command that takes training flags, also where the user forgot the ``--``."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan and what it was made from.
+
+    Attributes:
+        plan: what would run.
+        args: the parsed arguments.
+        provenance: where each value came from.
+        platform_reason: one sentence: why this platform.
+    """
+
+    plan: Plan
+    args: Namespace
+    provenance: Mapping[str, str]
+    platform_reason: str
+
+
+def host_option(function: F) -> F:
+    """Add ``--host``."""
+    return click.option(
+        "--host", default="standalone", show_default=True, help="Whose training loop is meant."
+    )(function)
+
+
+def platform_option(function: F) -> F:
+    """Add ``--platform``; it wins over the flag of the same name after ``--``."""
+    return click.option("--platform", default=None, help="cpu, cuda, npu, or auto (the default).")(function)
+
+
+def training_flags(function: F) -> F:
+    """Add the rest of the command line: the flags of a training."""
+    return click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- FLAGS...]")(function)
+
+
+def make_plan(registry: Registry, flags: Sequence[str], *, host: str, platform: str | None = None) -> Planned:
+    """Parse training flags and resolve them.
+
+    Args:
+        registry: what is installed.
+        flags: the command line of a training.
+        host: whose flags they are.
+        platform: chosen outside the flags, None for theirs.
+
+    Raises:
+        PlanError: with every problem of parsing and of resolving.
+        UserError: host or platform cannot be used.
+    """
+    from mindspeed_core.activation import plan_for
+
+    plan, parsed = plan_for(list(flags), host=host, platform=platform, registry=registry)
+    return Planned(plan, parsed.args, parsed.provenance, parsed.provenance["platform"])

@@ -1,0 +1,212 @@
+"""Rules of the contract about features: page, flags, names, patches, proofs, conflicts.
+
+A rule is a function that yields one sentence for each thing that is wrong; a sentence says what to change.
+Proofs are only planned here, not run; nothing here loads torch.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+from mindspeed_core.discovery.declaration_checks import guess
+from mindspeed_core.feature import Conflict, Requirement, Scenario
+from mindspeed_core.flags.announced import flag_owners
+from mindspeed_core.flags.flag_set import FlagSet, flag_set
+from mindspeed_core.registry import FeatureRecord
+from mindspeed_core.resolver.plan import Plan, PlanError, Problem
+from mindspeed_core.resolver.resolve import resolve
+from mindspeed_core.testing.contract.rules import Check, Contract, hold
+from mindspeed_core.testing.model_flags import training_flags
+
+HOST = "standalone"
+"""Whose flags scenarios are written in."""
+
+
+def checks(contract: Contract) -> list[Check]:
+    """The checks of this module."""
+    return [
+        Check(name, record.cls.name, partial(hold, rule, contract, record))
+        for record in contract.features()
+        for name, rule in RULES.items()
+    ]
+
+
+def _page(contract: Contract, record: FeatureRecord) -> Iterator[str]:
+    """The feature has a page in its package that explains every flag."""
+    feature = record.cls
+    package, _, relative = feature.docs.partition(":")
+    if not relative:
+        yield f'no page: docs = "{feature.__module__.partition(".")[0]}:docs/{feature.name}.md"'
+        return
+    spec = find_spec(package) if package else None
+    places = [Path(place) / relative for place in (spec.submodule_search_locations if spec else None) or ()]
+    page = next((place for place in places if place.is_file()), None)
+    if page is None:
+        yield f"docs = {feature.docs!r}: the installed package has no such file; ship it inside the package"
+        return
+    text = page.read_text(encoding="utf-8")
+    missing = [flag.name for flag in feature.flags if flag.name not in text]
+    if missing:
+        yield f"its page {feature.docs} does not mention {', '.join(missing)}"
+
+
+def _flags_documented(contract: Contract, record: FeatureRecord) -> Iterator[str]:
+    """Every flag says in ``--help`` what it does."""
+    for flag in record.cls.flags:
+        if not flag.help.strip():
+            yield f"{flag.name} has no help text: Flag({flag.name!r}, help=…)"
+
+
+def _platforms_known(contract: Contract, record: FeatureRecord) -> Iterator[str]:
+    """The platforms it lists exist."""
+    installed = set(contract.registry.platform_names())
+    for name in sorted({*record.cls.platforms}.union(*(s.platforms for s in record.cls.verify))):
+        if name not in installed:
+            yield f"platform {name!r} is not installed{guess(name, installed)}"
+    fallback = record.cls.fallback
+    if fallback is not None and not fallback.reason.strip():
+        yield "its fallback gives no reason; the plan prints it"
+    if fallback is not None and fallback.feature and fallback.feature not in contract.registry.features:
+        yield f"its fallback {fallback.feature!r} is no installed feature"
+
+
+def _names_known(contract: Contract, record: FeatureRecord) -> Iterator[str]:
+    """Flags and features that it requires or excludes exist, and each says why."""
+    feature, features = record.cls, contract.registry.features
+    flags = flag_set(contract.registry, HOST)
+    kinds: tuple[tuple[str, Sequence[Requirement | Conflict]], ...] = (
+        ("requirement", feature.requires),
+        ("conflict", feature.conflicts),
+    )
+    for kind, conditions in kinds:
+        for condition in conditions:
+            what = condition.feature or condition.flag or ", ".join(getattr(condition, "any_of", ()))
+            if not condition.reason.strip():
+                yield f"its {kind} on {what} gives no reason; users read it"
+            if condition.flag and not _flag_known(contract, flags, condition.flag):
+                meant = guess(condition.flag, _options(flags))
+                yield f"its {kind} names {condition.flag}, which nobody defines{meant}"
+    for taken in feature.takes_over:
+        if not taken.reason.strip():
+            yield f"it takes over from {taken.feature} without a reason; the plan prints it"
+    named = [*feature.after, *(c.feature for c in feature.conflicts), *(r.feature for r in feature.requires)]
+    named += [taken.feature for taken in feature.takes_over]
+    for name in filter(None, named):
+        close = get_close_matches(name, features, n=1, cutoff=0.85)
+        if name not in features and close:
+            yield f"it names the feature {name!r}, which is not installed; did you mean {close[0]!r}?"
+    itself = [c for c in feature.conflicts if c.feature == feature.name]
+    both = {r.feature for r in feature.requires if r.feature} & {c.feature for c in feature.conflicts}
+    if itself or both:
+        yield f"it excludes what it needs: {', '.join(sorted(both) or [feature.name])}"
+
+
+def _flag_known(contract: Contract, flags: FlagSet, option: str) -> bool:
+    known = option in flags or option in flag_owners() or option in contract.registry.broken_flags
+    return known or bool(contract.registry.why_absent(HOST, option))
+
+
+def _options(flags: FlagSet) -> Iterable[str]:
+    return [option for entry in flags.entries for option in entry.flag.options]
+
+
+def _patches(contract: Contract, record: FeatureRecord) -> Iterator[str]:
+    """Every patch says which versions it was written for."""
+    for patch in record.cls.patches:
+        if not patch.versions:
+            yield (
+                f"its patch of {patch.target} does not say what it was written for: "
+                'Patch(versions="megatron-core>=…,<…")'
+            )
+
+
+def _proofs(contract: Contract, record: FeatureRecord) -> Iterator[str]:
+    """It carries proofs, and each of them switches the feature on, on one side only."""
+    feature = record.cls
+    if not feature.verify:
+        yield "it carries no proof: verify = (Scenario(…),); users run it with mindspeed-features verify"
+    for name, count in Counter(scenario.name for scenario in feature.verify).items():
+        if count > 1:
+            yield f"{count} of its proofs are called {name!r}"
+    for scenario in contract.runs_here(feature):
+        for side, flags, wanted in (("flags", scenario.flags, True), ("baseline", scenario.baseline, False)):
+            plan, problems = _planned(contract, flags, scenario)
+            where = f"proof {scenario.name!r}, {side}"
+            if plan is None:
+                yield f"{where}: {'; '.join(str(problem).splitlines()[0] for problem in problems)}"
+            elif (feature.name in plan) is not wanted:
+                yield f"{where}: the feature is {'not ' if wanted else ''}active with {' '.join(flags)!r}"
+
+
+def _conflicts(contract: Contract, record: FeatureRecord) -> Iterator[str]:
+    """A conflict shows when it should, and goes away when the user drops the other side."""
+    feature = record.cls
+    scenario = next(contract.runs_here(feature), None)
+    if scenario is None:
+        return
+    flags = flag_set(contract.registry, HOST)
+    for conflict in feature.conflicts:
+        other = _asking_for(contract, flags, conflict)
+        if not other:
+            continue
+        plan, problems = _planned(contract, (*scenario.flags, *other), scenario)
+        told = [p for p in problems if p.code in ("E-CONFLICT", "E-SLOT")]
+        if plan is not None and feature.name in plan:
+            yield f"its conflict with {' '.join(other)} never shows: both are active together"
+        elif plan is None and not told:
+            first = str(problems[0]).splitlines()[0]
+            yield f"its conflict with {' '.join(other)} is hidden behind another problem: {first}"
+
+
+def _asking_for(contract: Contract, flags: FlagSet, conflict: Conflict) -> tuple[str, ...]:
+    """A command line for the other side of a conflict; empty where none can be made up."""
+    if conflict.feature:
+        other = contract.registry.features.get(conflict.feature)
+        found = next(contract.runs_here(other.cls), None) if other is not None else None
+        return found.flags if found is not None else ()
+    if conflict.flag not in flags:
+        return ()
+    flag = flags[conflict.flag].flag
+    value = conflict.equals if conflict.equals is not None else next(iter(conflict.one_of), None)
+    if flag.is_switch:
+        return (conflict.flag,) if value in (None, True) else ()
+    return (conflict.flag, str(value)) if value is not None else ()
+
+
+def _planned(
+    contract: Contract, flags: Sequence[str], scenario: Scenario
+) -> tuple[Plan | None, tuple[Problem, ...]]:
+    """The plan of a proof's command line, or what prevents it."""
+    parsed_flags = flag_set(contract.registry, HOST).parse(training_flags(flags, scenario.steps))
+    if parsed_flags.problems:
+        return None, parsed_flags.problems
+    args: Namespace = parsed_flags.args
+    args.platform = contract.platform
+    try:
+        plan = resolve(
+            contract.registry,
+            args,
+            provenance=parsed_flags.provenance,
+            platform=contract.platform,
+            host=HOST,
+        )
+    except PlanError as error:
+        return None, error.problems
+    return plan, ()
+
+
+RULES: dict[str, Callable[[Contract, FeatureRecord], Iterator[str]]] = {
+    "page": _page,
+    "flags-documented": _flags_documented,
+    "platforms-known": _platforms_known,
+    "names-known": _names_known,
+    "patches-stated": _patches,
+    "proofs-stated": _proofs,
+    "conflicts-resolvable": _conflicts,
+}

@@ -1,0 +1,216 @@
+"""Rules of the contract that need sessions: closing leaves nothing behind, proofs pass, platforms train.
+
+The features of a distribution train one after another in one world, so that each is also opened in a process
+that others have used; each is compared with the moment before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from mindspeed_core.discovery.entry_points import PLATFORMS
+from mindspeed_core.feature import Feature, Scenario
+from mindspeed_core.platforms.platform import Availability
+from mindspeed_core.testing.contract.features import HOST
+from mindspeed_core.testing.contract.rules import Check, Contract, Violation
+from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_core.testing.worlds import WorldError, run_world
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Side:
+    """One short training.
+
+    Attributes:
+        subject: the feature or platform.
+        flags: added to the small GPT's flags.
+        baseline: what is trained first, to load everything that is not the subject's own.
+        platform: the platform.
+        baseline_platform: the platform of the baseline.
+    """
+
+    subject: str
+    flags: tuple[str, ...]
+    baseline: tuple[str, ...]
+    platform: str
+    baseline_platform: str
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a short training left.
+
+    Attributes:
+        loss: the reported losses of its step.
+        left: what differs from before, one phrase each.
+        memory: source of the memory figures, and the bytes that were in use.
+        error: why it could not run.
+    """
+
+    loss: dict[str, float]
+    left: tuple[str, ...] = ()
+    memory: tuple[str, int] = ("", 0)
+    error: str = ""
+
+
+def checks(contract: Contract) -> list[Check]:
+    """The checks of this module."""
+    found: list[Check] = []
+    sides: dict[int, list[Side]] = {}
+    for record in contract.features():
+        feature = record.cls
+        scenarios = sorted(contract.runs_here(feature), key=lambda scenario: scenario.world_size)
+        if not scenarios:
+            contract.left_out.append(f"feature {feature.name}: no proof for platform {contract.platform}")
+            continue
+        first, here = scenarios[0], contract.platform
+        sides.setdefault(first.world_size, []).append(
+            Side(feature.name, first.flags, first.baseline, here, here)
+        )
+    sessions = _Sessions(sides)
+    for group in sides.values():
+        found += [
+            Check("closes-clean", side.subject, partial(_closes_clean, sessions, side.subject))
+            for side in group
+        ]
+    found += _platform_checks(contract)
+    here = contract.platform
+    for record in contract.features() if contract.proofs else ():
+        found += [
+            Check("proof", f"{record.cls.name}, {scenario.name}", partial(_proof, record.cls, scenario, here))
+            for scenario in contract.runs_here(record.cls)
+        ]
+    return found
+
+
+class _Sessions:
+    """The short trainings of a distribution, run when the first of them is asked for."""
+
+    def __init__(self, sides: dict[int, list[Side]]) -> None:
+        self.sides = sides
+        self.results: dict[str, Trained] = {}
+
+    def __getitem__(self, subject: str) -> Trained:
+        for size, group in self.sides.items():
+            if any(side.subject == subject for side in group) and subject not in self.results:
+                self.results |= _in_world(group, size)
+        return self.results[subject]
+
+
+def _in_world(group: list[Side], size: int) -> dict[str, Trained]:
+    """Train every side; one that fails or leaves something behind is the last one of its world."""
+    results: dict[str, Trained] = {}
+    while waiting := [side for side in group if side.subject not in results]:
+        # A rank that fails leaves the others waiting: where there are others, every side has its own world.
+        together = waiting if size == 1 else waiting[:1]
+        try:
+            ranks = run_world(f"{__name__}:train_all", size, together, timeout=120.0 + 30.0 * len(together))
+        except WorldError as error:
+            ranks = [[Trained({}, error=str(error))]]
+        for side, reports in zip(together, zip(*ranks)):
+            # The first rank that has something to say speaks for all.
+            results[side.subject] = next((r for r in reports if r.error or r.left), reports[0])
+    return results
+
+
+def train_all(group: list[Side]) -> list[Trained]:
+    """The life of one rank: every baseline once, then the subjects, each compared with the moment before.
+
+    Returns:
+        The reports, in the order of the subjects, up to the first that is not clean.
+    """
+    from mindspeed_core.testing.leak_check import Residue
+
+    for flags, platform in dict.fromkeys((side.baseline, side.baseline_platform) for side in group):
+        _train(flags, platform)
+    reports: list[Trained] = []
+    for side in group:
+        before = Residue.now()
+        report = _train(side.flags, side.platform)
+        left = Residue.now().left_since(before)
+        reports.append(replace(report, left=tuple(left)))
+        if report.error or left:
+            break
+    return reports
+
+
+def _train(flags: tuple[str, ...], platform: str) -> Trained:
+    """Train one step, close the session, and open and close it once more."""
+    import traceback
+
+    from mindspeed_core.activation import prepare
+    from mindspeed_core.hosts.standalone import loop
+
+    command = training_flags(flags, 1)
+    try:
+        with prepare(command, host=HOST, platform=platform) as session:
+            run = loop.setup(session)
+            result = session.call("train_step", run=run)
+            figure = session.platform.memory_allocated()
+            loop.teardown(session)
+        with prepare(command, host=HOST, platform=platform):
+            pass
+    except Exception:
+        return Trained({}, error=traceback.format_exc())
+    return Trained(dict(result.losses), memory=(figure.source, figure.bytes))
+
+
+def _closes_clean(sessions: _Sessions, subject: str) -> None:
+    """A training with the feature leaves torch, megatron and the environment as they were."""
+    report = sessions[subject]
+    if report.error:
+        raise Violation(f"a step of training with {subject} fails:\n{report.error}")
+    if report.left:
+        shown = "\n".join(f"  {phrase}" for phrase in report.left[:_SHOWN])
+        raise Violation(
+            f"{len(report.left)} thing(s) are not as they were before the session:\n{shown}\nChange symbols "
+            "with Patch, objects with session.instances.set, variables with session.setenv: closing takes "
+            "them back"
+        )
+
+
+def _platform_checks(contract: Contract) -> Iterator[Check]:
+    for source in contract.sources(PLATFORMS):
+        try:
+            platform = contract.registry.platform(source.name)
+            answer: object = platform.probe()
+        except Exception:
+            answer = None
+        if not isinstance(answer, Availability):
+            # The rule about its declaration says what is wrong.
+            continue
+        if not answer.available:
+            contract.left_out.append(f"platform {source.name}: {answer.reason}")
+            continue
+        usual = platform.like or source.name
+        side = Side(source.name, (), (), source.name, usual)
+        sessions = _Sessions({1: [side]})
+        yield Check("platform-trains", source.name, partial(_platform_trains, sessions, source.name))
+
+
+def _platform_trains(sessions: _Sessions, name: str) -> None:
+    """A model trains on the platform, its figures name their source, and closing leaves nothing behind."""
+    _closes_clean(sessions, name)
+    report = sessions[name]
+    bad = {key: loss for key, loss in report.loss.items() if not math.isfinite(loss)}
+    if bad or not report.loss:
+        raise Violation(f"a step on {name} gives no finite loss: {bad or 'nothing was reported'}")
+    source, size = report.memory
+    if not source or size <= 0:
+        raise Violation(
+            f"memory_allocated() of {name} says {size} bytes from {source!r} while a model exists"
+        )
+
+
+def _proof(feature: type[Feature], scenario: Scenario, platform: str) -> None:
+    """The proof passes on this machine."""
+    from mindspeed_core.testing.verify import verify
+
+    verdict = verify(feature, scenario, platform=platform)
+    if not verdict.passed:
+        raise Violation(str(verdict))

@@ -1,0 +1,119 @@
+"""The pytest plugin of ``python -m mindspeed_testing.npu``: it watches what tests use of torch_npu.
+
+A run without failures still fails when a call was never run, or when a name does not exist. The process ends
+without the interpreter's usual clean-up, in which torch_npu would ask the device for things that the
+stand-ins refuse.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindspeed_core.errors import UserError
+from mindspeed_testing.npu import schemas
+from mindspeed_testing.npu.reached import ReachedSites
+from mindspeed_testing.npu.sources import CallSite, call_sites, package_folders
+from mindspeed_testing.npu.stubs import check_stubbed
+
+_SITES = pytest.StashKey[list[CallSite]]()
+_REACHED = pytest.StashKey[ReachedSites]()
+_PROBLEMS = pytest.StashKey[list[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options of the command."""
+    group = parser.getgroup("npu", "NPU conformance")
+    group.addoption(
+        "--source", action="append", default=[], help="Import package whose calls must all be run."
+    )
+    group.addoption("--schemas", type=Path, default=None, help="Compare used names with this record.")
+    group.addoption("--write-schemas", type=Path, default=None, help="Write that record.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Read the sources and begin to watch, before anything of theirs is imported."""
+    try:
+        check_stubbed()
+        sites = call_sites(package_folders(config.getoption("--source")))
+    except UserError as error:
+        # Not a usage error of pytest: it would be told after this process has ended.
+        pytest.exit(str(error), returncode=int(pytest.ExitCode.USAGE_ERROR))
+    config.stash[_SITES] = sites
+    config.stash[_PROBLEMS] = []
+    config.stash[_REACHED] = ReachedSites(sites)
+    config.stash[_REACHED].start()
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> object:
+    """Turn what was not reached into a failure."""
+    result = yield
+    config = session.config
+    reached = config.stash[_REACHED]
+    reached.stop()
+    # A run of chosen tests, or one that failed anyway, says nothing about the calls of the rest.
+    if session.exitstatus in (0, pytest.ExitCode.NO_TESTS_COLLECTED) and not _is_partial(config):
+        config.stash[_PROBLEMS] = problems(config.stash[_SITES], reached, config)
+        if config.stash[_PROBLEMS]:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    return result
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say how much was reached, and what was not."""
+    calls = config.stash[_REACHED].sites
+    reached = config.stash[_REACHED].reached
+    terminalreporter.write_line(f"uses of torch_npu: {len(reached)} of {len(calls)} calls run")
+    for site in calls:
+        if site.excuse and site not in reached:
+            terminalreporter.write_line(f"  not run, needs an NPU: {site} ({site.excuse})")
+    for line in config.stash[_PROBLEMS]:
+        terminalreporter.write_line(f"  {line}", red=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the process; see the module."""
+    session = config.pluginmanager.get_plugin("session")
+    status = int(getattr(session, "exitstatus", pytest.ExitCode.INTERNAL_ERROR))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def problems(sites: list[CallSite], reached: ReachedSites, config: pytest.Config) -> list[str]:
+    """What is wrong although every test passed, one line each."""
+    names = sorted({site.name for site in sites})
+    found = [
+        f"{site}: there is no such name in torch_npu {schemas.installed_version()}"
+        for site in sites
+        if not schemas.describe(site.name)
+    ]
+    found += [f"{site} was never run by a test" for site in reached.missed()]
+    found += [f"{site} is handed on, and never ran in a test" for site in sites if never_ran(site)]
+    written, compared = config.getoption("--write-schemas"), config.getoption("--schemas")
+    if written is not None:
+        schemas.write_snapshot(written, schemas.schema_snapshot(names))
+    elif compared is not None:
+        found += schemas.compare_snapshot(schemas.read_snapshot(compared), names)
+    return found
+
+
+def never_ran(site: CallSite) -> bool:
+    """Whether a mention is an operation that no test made the device run."""
+    operation = None if site.is_call or site.excuse else schemas.operation_of(site.name)
+    if operation is None:
+        return False
+    from mindspeed_testing.npu.fake import DISPATCHED
+
+    return not any(name.startswith(operation.replace("::", ".") + ".") for name in DISPATCHED)
+
+
+def _is_partial(config: pytest.Config) -> bool:
+    return bool(
+        config.getoption("keyword") or config.getoption("markexpr") or config.getoption("collectonly")
+    )

@@ -1,0 +1,164 @@
+"""A whole model of real size on one rank of a world of any size, on tensors without values.
+
+A real session on the platform ``npu`` runs every stage up to the data; then one step's micro-batches run
+forward and backward through megatron-core's schedule. Collectives reach nobody, and questions to other ranks
+are answered as if they said what this one says. The update is left out: it decides by numbers that do not
+exist.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import torch
+
+from mindspeed_core.activation import activate
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.megatron.global_state import destroy_megatron_state
+from mindspeed_core.platforms.npu import NpuPlatform
+from mindspeed_core.platforms.platform import Availability
+from mindspeed_core.run import Batch, DataIterators, Datasets
+from mindspeed_core.testing.communication import Total, count_communication
+from mindspeed_core.testing.memory import TensorBytes
+from mindspeed_testing.npu.fake import FakeNpu, fake_npu
+from mindspeed_testing.npu.world import fake_world
+
+if TYPE_CHECKING:
+    from mindspeed_core.registry import Registry
+    from mindspeed_core.run import Run
+    from mindspeed_core.session import Session
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one step did on this rank.
+
+    Attributes:
+        operations: operations of the device, forward and backward, by name with overload.
+        communication: calls and bytes by operation and process group.
+        without_gradient: names of parameters that require grad and got none.
+        peak_bytes: most bytes of tensors alive beyond those that were alive before the step.
+    """
+
+    operations: Mapping[str, int]
+    communication: Mapping[tuple[str, str], Total]
+    without_gradient: tuple[str, ...]
+    peak_bytes: int
+
+    def count(self, operation: str) -> int:
+        """How often an operation of the device ran: ``npu_swiglu``."""
+        return sum(times for name, times in self.operations.items() if name.split(".")[1] == operation)
+
+    def calls(self, operation: str, group: str = "") -> int:
+        """How many communication calls of a kind: ``all_gather_into_tensor``."""
+        return sum(
+            total.calls
+            for (name, where), total in self.communication.items()
+            if name == operation and group in where
+        )
+
+
+@dataclass(frozen=True)
+class ShapeOnlyTraining:
+    """A model that is set up.
+
+    Attributes:
+        session: the open session.
+        run: the run, with model, optimizer and schedule.
+        npu: the fake device.
+    """
+
+    session: Session
+    run: Run
+    npu: FakeNpu
+
+    def step(self) -> StepRecord:
+        """Run the micro-batches of one step forward and backward, and reduce the gradients."""
+        from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
+        from mindspeed_core.hosts.standalone.step import run_schedule
+
+        run = self.run
+        batch = batch_at(run.args, run.consumed_train_samples)
+        parameters = {name: p for c in run.model for name, p in c.named_parameters() if p.requires_grad}
+        reached: set[str] = set()
+        before = Counter(self.npu.operations)
+        with ExitStack() as stack:
+            for name, parameter in parameters.items():
+                hook = parameter.register_post_accumulate_grad_hook(lambda _, name=name: reached.add(name))
+                stack.callback(hook.remove)
+            log = stack.enter_context(count_communication())
+            tracker = stack.enter_context(TensorBytes())
+            assert run.data is not None
+            assert run.data.train is not None
+            run_schedule(run, run.data.train, batch.microbatches, forward_only=False)
+        return StepRecord(
+            operations=self.npu.operations - before,
+            communication=log.table(),
+            without_gradient=tuple(sorted(set(parameters) - reached)),
+            peak_bytes=tracker.peak,
+        )
+
+
+@contextmanager
+def shape_only_training(
+    flags: Sequence[str],
+    *,
+    world_size: int = 1,
+    rank: int = 0,
+    registry: Registry | None = None,
+    extra_plugins: Sequence[object] = (),
+) -> Iterator[ShapeOnlyTraining]:
+    """Set a training up as one rank of a world on the fake NPU.
+
+    Args:
+        flags: the command line of the standalone host; data flags are not needed.
+        world_size: ranks of the world; there is only this process.
+        rank: which of them this process is.
+        registry: what is installed; read from the environment by default.
+        extra_plugins: further objects with hook implementations, outermost.
+    """
+    place = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
+    there = classmethod(lambda cls: Availability(True, "announced by the stand-in libraries"))
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, place))
+        stack.enter_context(mock.patch.object(NpuPlatform, "probe", there))
+        session = activate(
+            [*flags, "--no-cross-rank-check"],
+            host="standalone",
+            platform="npu",
+            registry=registry,
+            extra_plugins=(_NoData(), *extra_plugins),
+        )
+        stack.callback(session.close)
+        stack.enter_context(fake_world(world_size, rank))
+        stack.callback(destroy_megatron_state)
+        npu = stack.enter_context(fake_npu())
+        from mindspeed_core.hosts.standalone import loop
+
+        yield ShapeOnlyTraining(session, loop.setup(session), npu)
+
+
+class _NoData:
+    """Batches of the right shapes; what they hold does not exist."""
+
+    @hookimpl
+    def build_datasets(self) -> Datasets:
+        return Datasets(train=())
+
+    @hookimpl
+    def build_data_iterators(self, run: Run) -> DataIterators:
+        return DataIterators(train=[iter(()) for _ in run.model])
+
+    @hookimpl
+    def get_batch(self, run: Run) -> Batch:
+        args = run.args
+        shape = (args.micro_batch_size, args.seq_length // args.context_parallel_size)
+        tokens = torch.empty(shape, dtype=torch.int64, device="npu")
+        mask = torch.empty(shape, dtype=torch.float32, device="npu")
+        return Batch(tokens=tokens, labels=tokens, loss_mask=mask, position_ids=tokens)

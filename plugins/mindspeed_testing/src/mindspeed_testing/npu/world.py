@@ -1,0 +1,96 @@
+"""A world of any size in which this process is alone.
+
+Collectives reach nobody and change nothing, questions to other ranks are answered as if they said what this
+one says, and every group has the name of a communicator, as operators with built-in communication ask for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+
+from mindspeed_core.feature import Patch
+from mindspeed_core.runtime.patches import PatchLedger
+
+
+@contextmanager
+def fake_world(size: int, rank: int = 0) -> Iterator[dist.ProcessGroup]:
+    """Start ``torch.distributed`` as one rank of a world that does not exist; gives the group of all ranks.
+
+    Args:
+        size: ranks of the world.
+        rank: which of them this process is.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    ledger = PatchLedger()
+    ledger.apply(_ALONE, owner="fake world")
+    try:
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+        with mock.patch.object(dist.ProcessGroup, "_get_backend", _named_backend):
+            yield dist.group.WORLD  # type: ignore[misc]
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        ledger.revert()
+
+
+class _Named:
+    """What operators with built-in communication ask of a group's backend."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+
+    def get_hccl_comm_name(self, rank: int) -> str:
+        """The communicator's name."""
+        return f"fake-{self._group}"
+
+
+def _named_backend(group: dist.ProcessGroup, device: Any) -> _Named:
+    return _Named(group.group_name)
+
+
+def fake_group(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``new_group``: whatever backend is asked for, nobody is there."""
+
+    def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, **options: Any) -> Any:
+        return original(ranks, timeout=timeout, backend="fake", **options)
+
+    return new_group
+
+
+def same_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``all_gather_object``: every rank says what this one says."""
+
+    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+        object_list[:] = [obj] * len(object_list)
+
+    return all_gather_object
+
+
+def said_here(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``broadcast_object_list``: the source says what is here already."""
+
+    def broadcast_object_list(object_list: list[Any], *args: Any, **options: Any) -> None:
+        return None
+
+    return broadcast_object_list
+
+
+_ALONE = tuple(
+    Patch(
+        target=f"torch.distributed.distributed_c10d:{name}",
+        new=new,
+        kind="wrap",
+        reason="the other ranks of the world do not exist",
+    )
+    for name, new in (
+        ("new_group", fake_group),
+        ("all_gather_object", same_everywhere),
+        ("broadcast_object_list", said_here),
+    )
+)
