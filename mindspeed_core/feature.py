@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, overload
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -535,39 +535,3 @@ def check_feature(feature: Any) -> list[str]:
                 "@hookimpl (private names begin with an underscore)"
             )
     return problems
-
-
-@dataclass(frozen=True)
-class HostDeclaration:
-    """A host: the default implementation of every stage, and the flags it owns.
-
-    Attributes:
-        name: for ``activate(..., host=name)``.
-        summary: one line.
-        flags: ``"module:function"`` returning the host's ``Flag`` tuple; must not import torch or megatron.
-        stages: import paths of modules (or ``"module:object"``) whose ``@hookimpl(trylast=True)`` functions
-            are the defaults; imported when a session opens.
-        train: ``"module:function"`` that runs a whole training, called with an open session.
-        patches: what the host itself has to change.
-        absent: ``"module:function"`` that says why the host lacks a flag, given its option string; an empty
-            answer for flags it knows nothing about. Asked about unknown flags alone; must not import torch.
-        session: ``"module:Class"``, a subclass of ``Session`` with functions of the host's own.
-        never_calls: stages the host has no place for. A feature that takes part in nothing else is refused.
-        on_demand: ``"module:function"`` that names further patches for listings, given the stages that active
-            features implement and the platform; must not import torch. A host that lives in foreign code
-            applies them when it opens a session.
-        doctor: ``"module:function"`` that looks for what the host needs beside the core; called without
-            arguments, it returns findings as the doctor has them; must not import torch.
-    """
-
-    name: str
-    summary: str
-    flags: str
-    stages: tuple[str, ...]
-    train: str = ""
-    patches: tuple[Patch, ...] = field(default=())
-    absent: str = ""
-    session: str = ""
-    never_calls: tuple[str, ...] = ()
-    on_demand: str = ""
-    doctor: str = ""

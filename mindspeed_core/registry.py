@@ -34,19 +34,11 @@ from mindspeed_core.discovery.entry_points import (
     sources,
 )
 from mindspeed_core.discovery.former_names import presently
+from mindspeed_core.discovery.host import HostDeclaration
 from mindspeed_core.discovery.slots import CORE_SLOTS
 from mindspeed_core.discovery.stages import Stage, core_stages, wanted_arguments
 from mindspeed_core.errors import UserError
-from mindspeed_core.feature import (
-    DeclarationError,
-    ExtensionPoint,
-    Feature,
-    Flag,
-    HookApi,
-    HostDeclaration,
-    Slot,
-    StageSpecs,
-)
+from mindspeed_core.feature import DeclarationError, ExtensionPoint, Feature, Flag, HookApi, Slot, StageSpecs
 from mindspeed_core.hooks.versions import parsed, refusal
 from mindspeed_core.platforms.platform import Platform
 

@@ -15,14 +15,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pluggy
 
 from mindspeed_core import hooks
 from mindspeed_core.discovery.entry_points import describe
+from mindspeed_core.discovery.host import HostDeclaration
 from mindspeed_core.errors import SessionError, UserError
-from mindspeed_core.feature import PROJECT, Feature, HostDeclaration, StageSpecs, hookimpl
+from mindspeed_core.feature import PROJECT, Feature, StageSpecs, hookimpl
 from mindspeed_core.hooks import DONE, Done
 from mindspeed_core.hooks.versions import HookDeprecationWarning
 from mindspeed_core.runtime.instance_patches import Instances
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _lock = threading.Lock()
 _open: Session | None = None
 _ABSENT = object()
+Record = TypeVar("Record")
 
 
 class _CoreDefaults:
@@ -116,6 +118,7 @@ class Session:
         self._extra_plugins = tuple(extra_plugins)
         self._environment: dict[str, Any] = {}
         self._at_close: list[Callable[[], object]] = []
+        self._state: dict[type[Any], Any] = {}
         self._manager: pluggy.PluginManager | None = None
         self._callers: dict[str, Any] = {}
         self._defaults: dict[str, Any] = {}
@@ -357,6 +360,20 @@ class Session:
     def at_close(self, action: Callable[[], object]) -> None:
         """Run ``action`` when the session closes, the last given first: for state that no patch reaches."""
         self._at_close.append(action)
+
+    def state(self, record: type[Record]) -> Record:
+        """Return this session's one record of a class, made without arguments when first asked for.
+
+        For what a host or a feature remembers between stages. It stays with the session, also while the
+        session is closed, and goes with it.
+
+        Args:
+            record: the class, which belongs to its owner alone; usually a dataclass with defaults.
+        """
+        found = self._state.get(record)
+        if found is None:
+            found = self._state[record] = record()
+        return cast(Record, found)
 
     def place(self, owner: str, count: int) -> None:
         """Record that a feature found ``count`` modules to replace or change; zero is worth recording too."""

@@ -9,7 +9,8 @@ from importlib import import_module
 
 import click
 
-from mindspeed_core.feature import HostDeclaration, Patch
+from mindspeed_core.discovery.host import HostDeclaration
+from mindspeed_core.feature import Patch
 from mindspeed_core.terminal.training_flags import (
     UNPROCESSED_FLAGS,
     host_option,

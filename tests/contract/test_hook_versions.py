@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from mindspeed_core.activation import plan_for, prepare
+from mindspeed_core.discovery.host import HostDeclaration
 from mindspeed_core.discovery.stages import core_stages
-from mindspeed_core.feature import DeclarationError, Feature, Flag, HookApi, HostDeclaration, hookimpl
+from mindspeed_core.feature import DeclarationError, Feature, Flag, HookApi, hookimpl
 from mindspeed_core.hooks.versions import API_VERSION, Change, HookDeprecationWarning, parsed, refusal
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError

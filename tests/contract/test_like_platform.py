@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mindspeed_core.activation import plan_for
-from mindspeed_core.feature import Feature, Flag, HostDeclaration
+from mindspeed_core.discovery.host import HostDeclaration
+from mindspeed_core.feature import Feature, Flag
 from mindspeed_core.platforms.cpu import CpuPlatform
 from mindspeed_core.platforms.platform import Availability
 from mindspeed_core.registry import Registry

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mindspeed_core.activation import prepare
+from mindspeed_core.discovery.host import HostDeclaration
 from mindspeed_core.errors import SessionError
-from mindspeed_core.feature import Feature, Flag, HostDeclaration, StageSpecs, hookimpl
+from mindspeed_core.feature import Feature, Flag, StageSpecs, hookimpl
 from mindspeed_core.registry import Registry
 
 HOST = HostDeclaration("bare", "no stages", "", ())

@@ -14,7 +14,8 @@ from types import SimpleNamespace
 
 import torch.distributed as dist
 
-from mindspeed_core.feature import Feature, Flag, HostDeclaration
+from mindspeed_core.discovery.host import HostDeclaration
+from mindspeed_core.feature import Feature, Flag
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.resolve import resolve
 from mindspeed_core.runtime.rank_check import agreed, check_ranks, rank_facts

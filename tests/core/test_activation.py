@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindspeed_core.activation import activate, plan_for, prepare
-from mindspeed_core.feature import Feature, Flag, HostDeclaration, hookimpl
+from mindspeed_core.discovery.host import HostDeclaration
+from mindspeed_core.feature import Feature, Flag, hookimpl
 from mindspeed_core.platforms.platform import Availability, Platform
 from mindspeed_core.registry import Registry, RegistryError
 from mindspeed_core.resolver.plan import PlanError

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindspeed_core.feature import Feature, Flag, HostDeclaration
+from mindspeed_core.discovery.host import HostDeclaration
+from mindspeed_core.feature import Feature, Flag
 from mindspeed_core.flags.flag_set import FlagSet, flag_set
 from mindspeed_core.registry import Registry
 

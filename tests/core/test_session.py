@@ -8,8 +8,8 @@ import pytest
 
 from mindspeed_core import Feature, Flag, Patch, hookimpl
 from mindspeed_core.activation import activate, prepare
+from mindspeed_core.discovery.host import HostDeclaration
 from mindspeed_core.errors import SessionError, UserError
-from mindspeed_core.feature import HostDeclaration
 from mindspeed_core.hooks import DONE
 from mindspeed_core.registry import Registry
 from mindspeed_core.session import current
@@ -257,3 +257,18 @@ def test_a_wrapper_through_which_an_error_passes_is_not_blamed(opened):
     with pytest.raises(ValueError, match="of the model") as failed:
         session.call("should_stop", run=None)
     assert failed.value.__notes__ == ["mindspeed: raised in stage 'should_stop' by host 'tiny'"]
+
+
+class Counted:
+    def __init__(self):
+        self.steps = 0
+
+
+def test_the_state_of_an_owner_is_made_once_per_session_and_outlives_closing(registry):
+    session = prepare([], host="tiny", platform="cpu", registry=registry)
+    session.state(Counted).steps += 1
+    with session:
+        session.state(Counted).steps += 1
+    assert session.state(Counted).steps == 2
+    other = prepare([], host="tiny", platform="cpu", registry=registry)
+    assert other.state(Counted).steps == 0

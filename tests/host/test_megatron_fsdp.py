@@ -7,7 +7,7 @@ from test_checkpoint_resume import NO_DROPOUT, close_run, open_run, save, train
 
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.flags.flag_set import flag_set
-from mindspeed_core.hosts.standalone.arguments.validate import fully_sharded
+from mindspeed_core.hosts.standalone.arguments import fully_sharded
 from mindspeed_core.registry import Registry
 from mindspeed_core.testing.training import train_side
 from mindspeed_core.testing.worlds import run_world

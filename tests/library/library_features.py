@@ -10,7 +10,8 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 
-from mindspeed_core.feature import Conflict, Feature, Flag, HostDeclaration, Patch, Requirement, hookimpl
+from mindspeed_core.discovery.host import HostDeclaration
+from mindspeed_core.feature import Conflict, Feature, Flag, Patch, Requirement, hookimpl
 from mindspeed_core.hosts.library import HOST
 from mindspeed_core.platforms.cpu import CpuPlatform
 from mindspeed_core.registry import Registry

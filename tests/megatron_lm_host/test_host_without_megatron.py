@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mindspeed_core.cli.doctor.checks import ERROR, NOTE, OK
 from mindspeed_core.cli.features import program
+from mindspeed_core.discovery.host import ERROR, NOTE, OK
 from mindspeed_core.hosts.megatron_lm import checkout
 from mindspeed_core.hosts.megatron_lm.flags import _of_record, flags_of
 from mindspeed_core.hosts.megatron_lm.patch_table import ARGUMENTS, ENTRIES, PATCHES, needed, patches_for

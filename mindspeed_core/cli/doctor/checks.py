@@ -21,34 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.cli.doctor.probe import MARK
 from mindspeed_core.cli.doctor.supported_versions import PYTHON, TABLE, matches, same_release
+from mindspeed_core.discovery.host import ERROR, NOTE, OK, WARNING, Finding
 from mindspeed_core.errors import UserError
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import Registry
 
-OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
 PROBE_SECONDS = 180
 MINIMUM_OPEN_FILES = 4096
 MINIMUM_SHARED_MEMORY = 1 << 30
 FURTHER_DISTRIBUTIONS = ("torch_npu", "transformer-engine", "apex", "flash-attn", "mindspeed")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing the doctor looked at.
-
-    Attributes:
-        severity: ``ok``, ``note`` (good to know), ``warning`` (slow or fragile), ``error`` (training cannot
-            work).
-        subject: what was looked at.
-        found: what is there, one sentence.
-        remedy: what to do, empty where nothing needs doing.
-    """
-
-    severity: str
-    subject: str
-    found: str
-    remedy: str = ""
 
 
 @dataclass(frozen=True)

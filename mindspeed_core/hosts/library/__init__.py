@@ -6,7 +6,7 @@ passes one thing of the caller's through the active features. The defaults retur
 
 from __future__ import annotations
 
-from mindspeed_core.feature import HostDeclaration
+from mindspeed_core.discovery.host import HostDeclaration
 
 HOST = HostDeclaration(
     name="library",

@@ -8,7 +8,7 @@ Megatron-LM's functions beside the defaults of the stages that they call.
 
 from __future__ import annotations
 
-from mindspeed_core.feature import HostDeclaration
+from mindspeed_core.discovery.host import HostDeclaration
 
 NAME = "megatron-lm"
 _STAGES = "parallel model optimizer checkpoint data step monitoring".split()

@@ -15,7 +15,7 @@ from packaging.version import Version
 from mindspeed_core.discovery.installed import installed_version
 
 if TYPE_CHECKING:
-    from mindspeed_core.cli.doctor.checks import Finding
+    from mindspeed_core.discovery.host import Finding
 
 PACKAGES = {
     "six": "six",
@@ -85,7 +85,7 @@ def missing_packages() -> list[str]:
 
 def findings() -> list[Finding]:
     """What a training with the adaptor needs beside the core: a checkout, and what it imports."""
-    from mindspeed_core.cli.doctor.checks import ERROR, NOTE, OK, Finding
+    from mindspeed_core.discovery.host import ERROR, NOTE, OK, Finding
 
     found = []
     checkout = find_checkout()

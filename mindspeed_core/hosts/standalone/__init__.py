@@ -6,7 +6,7 @@ module is one group of stage defaults, or a piece that those stages use; the fol
 
 from __future__ import annotations
 
-from mindspeed_core.feature import HostDeclaration
+from mindspeed_core.discovery.host import HostDeclaration
 
 _HERE = "mindspeed_core.hosts.standalone."
 _STAGES = (

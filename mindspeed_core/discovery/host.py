@@ -1,0 +1,64 @@
+"""What a host declares, and what its own look at the machine finds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mindspeed_core.feature import Patch
+
+OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
+"""Severities of a `Finding`."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing the doctor looked at.
+
+    Attributes:
+        severity: ``ok``, ``note`` (good to know), ``warning`` (slow or fragile), ``error`` (training cannot
+            work).
+        subject: what was looked at.
+        found: what is there, one sentence.
+        remedy: what to do, empty where nothing needs doing.
+    """
+
+    severity: str
+    subject: str
+    found: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class HostDeclaration:
+    """A host: the default implementation of every stage, and the flags it owns.
+
+    Attributes:
+        name: for ``activate(..., host=name)``.
+        summary: one line.
+        flags: ``"module:function"`` returning the host's ``Flag`` tuple; must not import torch or megatron.
+        stages: import paths of modules (or ``"module:object"``) whose ``@hookimpl(trylast=True)`` functions
+            are the defaults; imported when a session opens.
+        train: ``"module:function"`` that runs a whole training, called with an open session.
+        patches: what the host itself has to change.
+        absent: ``"module:function"`` that says why the host lacks a flag, given its option string; an empty
+            answer for flags it knows nothing about. Asked about unknown flags alone; must not import torch.
+        session: ``"module:Class"``, a subclass of ``Session`` with functions of the host's own.
+        never_calls: stages the host has no place for. A feature that takes part in nothing else is refused.
+        on_demand: ``"module:function"`` that names further patches for listings, given the stages that active
+            features implement and the platform; must not import torch. A host that lives in foreign code
+            applies them when it opens a session.
+        doctor: ``"module:function"`` that looks for what the host needs beside the core; called without
+            arguments, it returns `Finding` records; must not import torch.
+    """
+
+    name: str
+    summary: str
+    flags: str
+    stages: tuple[str, ...]
+    train: str = ""
+    patches: tuple[Patch, ...] = field(default=())
+    absent: str = ""
+    session: str = ""
+    never_calls: tuple[str, ...] = ()
+    on_demand: str = ""
+    doctor: str = ""
