@@ -11,29 +11,99 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from mindspeed_core.activation import activate as activate
-    from mindspeed_core.activation import prepare as prepare
-    from mindspeed_core.feature import Feature as Feature
-    from mindspeed_core.feature import Flag as Flag
-    from mindspeed_core.feature import Patch as Patch
-    from mindspeed_core.feature import Requirement as Requirement
-    from mindspeed_core.feature import Slot as Slot
-    from mindspeed_core.feature import hookimpl as hookimpl
-    from mindspeed_core.session import Session as Session
+    from mindspeed_core.activation import activate, prepare
+    from mindspeed_core.discovery.host import HostDeclaration
+    from mindspeed_core.errors import (
+        ArgumentError,
+        CheckpointError,
+        DataError,
+        PatchError,
+        SessionError,
+        UserError,
+    )
+    from mindspeed_core.feature import (
+        Conflict,
+        DeclarationError,
+        ExtensionPoint,
+        Fallback,
+        Feature,
+        Flag,
+        Gain,
+        HookApi,
+        Patch,
+        Requirement,
+        Scenario,
+        Slot,
+        StageSpecs,
+        TakeOver,
+        hookimpl,
+    )
+    from mindspeed_core.hooks import DONE
+    from mindspeed_core.layer_spec import SpecEditor
+    from mindspeed_core.platforms.platform import Platform
+    from mindspeed_core.registry import Registry
+    from mindspeed_core.resolver.plan import Plan, PlanError
+    from mindspeed_core.run import Batch, BoundarySchema, Datasets, Loss, Run, StepResult, TensorSpec
+    from mindspeed_core.session import Session
 
-_PUBLIC = {
-    "activate": "mindspeed_core.activation",
-    "Feature": "mindspeed_core.feature",
-    "Flag": "mindspeed_core.feature",
-    "Patch": "mindspeed_core.feature",
-    "Requirement": "mindspeed_core.feature",
-    "Slot": "mindspeed_core.feature",
-    "hookimpl": "mindspeed_core.feature",
-    "prepare": "mindspeed_core.activation",
-    "Session": "mindspeed_core.session",
+_MODULES = {
+    "activation": "activate prepare",
+    "discovery.host": "HostDeclaration",
+    "errors": "ArgumentError CheckpointError DataError PatchError SessionError UserError",
+    "feature": (
+        "Conflict DeclarationError ExtensionPoint Fallback Feature Flag Gain HookApi Patch Requirement "
+        "Scenario Slot StageSpecs TakeOver hookimpl"
+    ),
+    "hooks": "DONE",
+    "layer_spec": "SpecEditor",
+    "platforms.platform": "Platform",
+    "registry": "Registry",
+    "resolver.plan": "Plan PlanError",
+    "run": "Batch BoundarySchema Datasets Loss Run StepResult TensorSpec",
+    "session": "Session",
 }
+_PUBLIC = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names.split()}
 
-__all__ = sorted(_PUBLIC)
+__all__ = [
+    "DONE",
+    "ArgumentError",
+    "Batch",
+    "BoundarySchema",
+    "CheckpointError",
+    "Conflict",
+    "DataError",
+    "Datasets",
+    "DeclarationError",
+    "ExtensionPoint",
+    "Fallback",
+    "Feature",
+    "Flag",
+    "Gain",
+    "HookApi",
+    "HostDeclaration",
+    "Loss",
+    "Patch",
+    "PatchError",
+    "Plan",
+    "PlanError",
+    "Platform",
+    "Registry",
+    "Requirement",
+    "Run",
+    "Scenario",
+    "Session",
+    "SessionError",
+    "Slot",
+    "SpecEditor",
+    "StageSpecs",
+    "StepResult",
+    "TakeOver",
+    "TensorSpec",
+    "UserError",
+    "activate",
+    "hookimpl",
+    "prepare",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.flags.flag_set import DEFAULT, FlagSet, ParsedArguments, flag_set
@@ -20,11 +20,9 @@ from mindspeed_core.resolver.plan import Plan, PlanError, Problem
 from mindspeed_core.resolver.resolve import resolve
 
 if TYPE_CHECKING:
-    from mindspeed_core.hosts.library.session import LibrarySession
     from mindspeed_core.session import Session
 
 Flags = Mapping[str, Any] | Sequence[str] | Namespace
-Library = Literal["library"]
 
 
 def parse_flags(flags: Flags, known: FlagSet, configs: Sequence[object] = ()) -> ParsedArguments:
@@ -144,28 +142,6 @@ def plan_for(
     return plan, parsed
 
 
-@overload
-def prepare(
-    flags: Flags,
-    *,
-    host: Library = ...,
-    platform: str | None = ...,
-    mode: str = ...,
-    registry: Registry | None = ...,
-    configs: Sequence[object] = ...,
-    extra_plugins: Sequence[object] = ...,
-) -> LibrarySession: ...
-@overload
-def prepare(
-    flags: Flags,
-    *,
-    host: str,
-    platform: str | None = ...,
-    mode: str = ...,
-    registry: Registry | None = ...,
-    configs: Sequence[object] = ...,
-    extra_plugins: Sequence[object] = ...,
-) -> Session: ...
 def prepare(
     flags: Flags,
     *,
@@ -175,7 +151,7 @@ def prepare(
     registry: Registry | None = None,
     configs: Sequence[object] = (),
     extra_plugins: Sequence[object] = (),
-) -> Session:
+) -> Any:
     """Plan a session without opening it.
 
     Args:
@@ -191,6 +167,9 @@ def prepare(
         configs: megatron-core's configuration objects (of the model, the optimizer, of data parallelism).
             They say what no flag says: a feature that needs ``--normalization RMSNorm`` finds it there.
         extra_plugins: further objects with hook implementations, outermost.
+
+    Returns:
+        A `Session`; a `LibrarySession`, which has the functions for your loop, for the host ``library``.
 
     Raises:
         PlanError: the flags cannot be read or resolved; carries every problem.
@@ -215,28 +194,6 @@ def prepare(
     )
 
 
-@overload
-def activate(
-    flags: Flags,
-    *,
-    host: Library = ...,
-    platform: str | None = ...,
-    mode: str = ...,
-    registry: Registry | None = ...,
-    configs: Sequence[object] = ...,
-    extra_plugins: Sequence[object] = ...,
-) -> LibrarySession: ...
-@overload
-def activate(
-    flags: Flags,
-    *,
-    host: str,
-    platform: str | None = ...,
-    mode: str = ...,
-    registry: Registry | None = ...,
-    configs: Sequence[object] = ...,
-    extra_plugins: Sequence[object] = ...,
-) -> Session: ...
 def activate(
     flags: Flags,
     *,
@@ -246,8 +203,8 @@ def activate(
     registry: Registry | None = None,
     configs: Sequence[object] = (),
     extra_plugins: Sequence[object] = (),
-) -> Session:
-    """Plan a session and open it; the arguments are those of `prepare`.
+) -> Any:
+    """Plan a session and open it; arguments and result are those of `prepare`.
 
     Raises:
         PlanError: the flags cannot be read or resolved; carries every problem.
