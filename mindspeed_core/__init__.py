@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from mindspeed_core.activation import activate, prepare
+    from mindspeed_core.discovery.feature_checks import check_feature
     from mindspeed_core.discovery.host import HostDeclaration
     from mindspeed_core.errors import (
         ArgumentError,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "activation": "activate prepare",
+    "discovery.feature_checks": "check_feature",
     "discovery.host": "HostDeclaration",
     "errors": "ArgumentError CheckpointError DataError PatchError SessionError UserError",
     "feature": (
@@ -101,6 +103,7 @@ __all__ = [
     "TensorSpec",
     "UserError",
     "activate",
+    "check_feature",
     "hookimpl",
     "prepare",
 ]

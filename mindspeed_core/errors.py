@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class UserError(Exception):
-    """Something the user can put right; the message says what and how. Programs print it and exit with 1."""
+    """Mistake that the user can mend; the message says how. Programs print it and exit with status 1."""
 
 
 class ArgumentError(UserError):
-    """A flag has a value that cannot work."""
+    """Flag with a value that cannot work."""
 
     def __init__(self, flag: str, value: object, reason: str, remedy: str = "") -> None:
         """Compose the message from the flag, its value, the reason and the way out."""
@@ -22,16 +22,16 @@ class ArgumentError(UserError):
 
 
 class CheckpointError(UserError):
-    """A checkpoint cannot be written or read; the message names the file."""
+    """Checkpoint that cannot be written or read; the message names the file."""
 
 
 class DataError(UserError):
-    """A dataset, tokenizer or text file cannot be used; the message names the file."""
+    """Dataset, tokenizer or text file that cannot be used; the message names the file."""
 
 
 class PatchError(RuntimeError):
-    """A patch cannot be applied or taken back; the message names target and owner."""
+    """Patch that cannot be applied or reverted; the message names target and owner."""
 
 
 class SessionError(RuntimeError):
-    """A session is used in a way that cannot work (opened twice, used after close)."""
+    """Session used in a way that cannot work (opened twice, used after close)."""

@@ -1,4 +1,4 @@
-"""What a feature declares.
+"""The declarations of a plugin: features, flags, requirements, slots, patches, proofs.
 
 A feature is a class: its attributes are data (flags, requirements, conflicts, slots, patches, proof), its
 methods are hook implementations. Everything here is plain Python and the standard library, because
@@ -18,14 +18,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 PROJECT = "mindspeed"
 """pluggy's project name: hook implementations carry the attribute ``mindspeed_impl``."""
 
-_KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
 _SLOT_NAME = re.compile(r"[a-z0-9]+([-./][a-z0-9]+)*\Z")
 _OPTION = re.compile(r"--[A-Za-z0-9][A-Za-z0-9._-]*\Z")
-_STABILITY = ("stable", "prototype")
 
 
 class DeclarationError(ValueError):
-    """A feature, flag, slot or patch is declared wrongly; the message says what and how to mend it."""
+    """Wrong declaration of a feature, flag, slot or patch; the message says how to mend it."""
 
 
 @overload
@@ -122,16 +120,16 @@ class Flag:
 
     @property
     def is_switch(self) -> bool:
-        """Whether the flag takes no value."""
+        """True where the flag takes no value."""
         return self.type is bool and self.nargs is None
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The option string and its aliases."""
+        """Option string and aliases."""
         return (self.name, *self.aliases)
 
     def meaning(self) -> tuple[Any, ...]:
-        """What two declarations of one flag must agree on: destination, kind of value, arity, inversion."""
+        """Return what declarations of one flag must share: destination, kind of value, arity, inversion."""
         kind = self.type if self.type in (bool, int, float, str) else getattr(self.type, "__qualname__", "?")
         return (self.dest, kind, self.nargs, self.inverts)
 
@@ -157,7 +155,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Requirement:
-    """Something that must hold for a feature to be active.
+    """Condition under which a feature may be active.
 
     Exactly one of ``feature``, ``any_of`` and ``flag`` is given.
 
@@ -192,7 +190,7 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Conflict:
-    """Something that must not hold together with a feature.
+    """Condition under which a feature may not be active.
 
     Attributes:
         feature: the name of another feature (the conflict is symmetric), or
@@ -216,7 +214,7 @@ class Conflict:
 
 @dataclass(frozen=True)
 class Fallback:
-    """What happens on a platform that a feature does not support.
+    """Substitute on a platform that a feature does not support.
 
     Attributes:
         reason: why it cannot run there; printed with the plan.
@@ -229,7 +227,7 @@ class Fallback:
 
 @dataclass(frozen=True)
 class TakeOver:
-    """A feature whose part another one does: where both are asked for, it is held back.
+    """Feature whose work the declaring one does: where both are requested, it is held back.
 
     Requirements on the one that is held back hold all the same; its slots, conflicts and checks do not count.
 
@@ -244,7 +242,7 @@ class TakeOver:
 
 @dataclass(frozen=True)
 class Patch:
-    """A change of a symbol of megatron-core or torch: the last resort.
+    """Change of a symbol of megatron-core or torch: the last resort.
 
     Attributes:
         target: ``"package.module:Qual.name"``.
@@ -283,7 +281,7 @@ class Patch:
 
 @dataclass(frozen=True)
 class Gain:
-    """Something a feature improves, as a bound on the ratio feature / baseline.
+    """Improvement by a feature, as a bound on the ratio feature / baseline.
 
     Attributes:
         measure: ``"peak_bytes"`` (tensor bytes alive during forward and backward), ``"sent_bytes"``,
@@ -297,7 +295,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A proof: two short trainings that must agree, and what the feature makes better.
+    """Proof of a feature: two short trainings that must agree, and the gains over the baseline.
 
     Both sides train the same small GPT from the same weights on the same batches; losses, gradients after
     reduction and parameters after the last step are compared in one canonical (unsharded) state.
@@ -335,9 +333,9 @@ class Scenario:
 
 @dataclass(frozen=True)
 class ExtensionPoint:
-    """A place where other packages extend a plugin: an entry-point group of its own.
+    """Entry-point group through which other packages extend a plugin.
 
-    The core discovers it like its own groups: lazily, listed, one broken package never taking others down.
+    The core reads it like its own groups: lazily, listed, and a broken package hurts no other.
 
     Attributes:
         name: how code asks for it, ``registry.extensions("cp.planners")``.
@@ -375,9 +373,9 @@ class StageSpecs:
 
 @dataclass(frozen=True)
 class HookApi:
-    """The version of the hook interface that a plugin was written for, among its declarations.
+    """Version of the hook interface that a plugin was written for, among its declarations.
 
-    A core that is too old for the plugin then says so in one sentence. Without it the version is worked out
+    A core that is too old for the plugin then says so in one sentence. Without it the version is derived
     from the stages and arguments that the plugin's features use.
 
     Attributes:
@@ -440,7 +438,7 @@ class Feature:
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
-        """Whether the arguments ask for the feature; by default: its first flag is set to something."""
+        """Return whether the arguments request the feature; by default: its first flag is set."""
         if not cls.flags:
             return False
         first = cls.flags[0]
@@ -454,20 +452,20 @@ class Feature:
 
     @classmethod
     def presets(cls, args: Any) -> Mapping[str, Any]:
-        """Values for other arguments that this feature's flags stand for, ``{dest: value}``.
+        """Return values of other arguments that this feature's flags stand for, ``{dest: value}``.
 
-        Asked of every installed feature before validation; an argument the user gave always wins.
+        Called for every installed feature before validation; an argument given by the user wins.
         """
         return {}
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
-        """The feature's own check of the arguments when it is requested: problems, one sentence each."""
+        """Check the arguments of a requested feature; return problems, one sentence each."""
         return ()
 
     @classmethod
     def hooks(cls) -> dict[str, Callable[..., Any]]:
-        """The hook implementations of the class, by stage name."""
+        """Return the hook implementations of the class, by stage name."""
         found: dict[str, Callable[..., Any]] = {}
         for klass in reversed(cls.__mro__):
             for name, value in vars(klass).items():
@@ -476,62 +474,3 @@ class Feature:
                 else:
                     found.pop(name, None)
         return found
-
-
-_FACTS = frozenset(name for name in vars(Feature) if not name.startswith("_"))
-
-
-def check_feature(feature: Any) -> list[str]:
-    """What is wrong with a declaration, one sentence each; empty when it is sound.
-
-    Checks one feature alone. What depends on other declarations (slot names, duplicate names, flags with two
-    meanings, stage names) is the registry's business.
-    """
-    if not (isinstance(feature, type) and issubclass(feature, Feature)):
-        return [f"{feature!r} is not a subclass of mindspeed_core.Feature"]
-    problems: list[str] = []
-    if not isinstance(feature.name, str) or not _KEBAB.match(feature.name):
-        problems.append(f"name {feature.name!r} is not kebab-case (for instance 'fused-rmsnorm')")
-    if not feature.family:
-        problems.append("family is empty")
-    if not feature.summary or "\n" in feature.summary:
-        problems.append("summary is not one line")
-    if feature.stability not in _STABILITY:
-        problems.append(f"stability {feature.stability!r} is not one of {', '.join(_STABILITY)}")
-    if feature.level not in (0, 1, 2):
-        problems.append(f"level {feature.level!r} is not 0, 1 or 2")
-    for attribute, kind in (
-        ("flags", Flag),
-        ("requires", Requirement),
-        ("conflicts", Conflict),
-        ("takes_over", TakeOver),
-        ("patches", Patch),
-        ("verify", Scenario),
-        ("after", str),
-        ("slots", str),
-        ("packages", str),
-        ("platforms", str),
-        ("hosts", str),
-        ("modes", str),
-    ):
-        value = getattr(feature, attribute)
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            problems.append(f"{attribute} is not a sequence of {kind.__name__}")
-            continue
-        problems += [
-            f"{attribute}: {item!r} is not a {kind.__name__}" for item in value if not isinstance(item, kind)
-        ]
-    if feature.fallback is not None and not isinstance(feature.fallback, Fallback):
-        problems.append(f"fallback: {feature.fallback!r} is not a Fallback")
-    hooks = feature.hooks()
-    for klass in feature.__mro__[:-1]:
-        if klass is Feature:
-            break
-        for attribute in vars(klass):
-            if attribute.startswith("_") or attribute in _FACTS or attribute in hooks:
-                continue
-            problems.append(
-                f"unknown attribute {attribute!r}: a fact the core does not know, or a method that lacks "
-                "@hookimpl (private names begin with an underscore)"
-            )
-    return problems

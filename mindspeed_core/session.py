@@ -1,4 +1,4 @@
-"""A session: one plan, running.
+"""Sessions: one plan, opened and closed exactly.
 
 Opening a session registers the host, the platform and the *active* features with one pluggy manager, applies
 patches and sets environment variables; closing it takes all of that back exactly. The open session is the
@@ -54,7 +54,7 @@ class _CoreDefaults:
 
 
 def current() -> Session:
-    """The open session.
+    """Return the open session.
 
     Raises:
         SessionError: none is open.
@@ -65,7 +65,7 @@ def current() -> Session:
 
 
 class Session:
-    """One plan, running; a context manager.
+    """One plan, running; a context manager that opens and closes it.
 
     Attributes:
         args: the parsed arguments.
@@ -90,7 +90,7 @@ class Session:
         provenance: Mapping[str, str] | None = None,
         extra_plugins: Sequence[object] = (),
     ) -> None:
-        """Put a session together; nothing happens before `open`.
+        """Assemble a session; nothing happens before `open`.
 
         Args:
             plan: the resolver's result.
@@ -128,7 +128,7 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        """Whether the session is open."""
+        """True while the session is open."""
         return _open is self
 
     def __enter__(self) -> Session:
@@ -263,7 +263,7 @@ class Session:
         return result
 
     def collect(self, stage: str, **arguments: Any) -> list[Any]:
-        """Run a stage whose every implementation counts; the results in plan order.
+        """Run a stage whose every implementation counts; return the results in plan order.
 
         An exception passes through unchanged, with a note that says which feature and stage it came from.
         """
@@ -299,7 +299,7 @@ class Session:
         return caller(session=self, **arguments)
 
     def claims(self, option: str) -> list[str]:
-        """The active features that declare a flag: a host leaves what a feature takes care of to it."""
+        """Return the active features that declare a flag: a host leaves its work to them."""
         return [
             feature.name
             for feature in self._feature_classes
@@ -307,7 +307,7 @@ class Session:
         ]
 
     def implementations(self, stage: str) -> list[str]:
-        """Who implements a stage, outermost wrapper first, the host's default last."""
+        """Return who implements a stage, outermost wrapper first, the host's default last."""
         found = self._caller(stage).get_hookimpls()
         return [implementation.plugin_name for implementation in reversed(found)]
 
@@ -358,7 +358,7 @@ class Session:
         os.environ[name] = value
 
     def at_close(self, action: Callable[[], object]) -> None:
-        """Run ``action`` when the session closes, the last given first: for state that no patch reaches."""
+        """Call ``action`` when the session closes, last given first: for state that no patch reaches."""
         self._at_close.append(action)
 
     def state(self, record: type[Record]) -> Record:
@@ -376,11 +376,11 @@ class Session:
         return cast(Record, found)
 
     def place(self, owner: str, count: int) -> None:
-        """Record that a feature found ``count`` modules to replace or change; zero is worth recording too."""
+        """Count the modules that a feature replaced or changed; record zero too."""
         self.placements[owner] += count
 
     def check_placements(self, group: ProcessGroup | None = None) -> None:
-        """Refuse to go on when a feature that changes modules found none, on any rank.
+        """Raise where a feature that changes modules has found none on any rank.
 
         The host calls it when the model is built; collective over the group.
 
@@ -407,14 +407,14 @@ class Session:
             )
 
     def close(self) -> None:
-        """Close the session: everything that opening changed is as it was before.
+        """Close the session: restore everything that opening changed.
 
         Process groups of features are destroyed; those the host made are the host's business.
         """
         self._end()
 
     def _end(self) -> None:
-        """Take back what opening changed, also after it failed half-way."""
+        """Revert what opening changed, also after it failed half-way."""
         global _open
         if _open is not self:
             return
@@ -434,7 +434,7 @@ class Session:
             raise errors[0]
 
     def _undoings(self) -> tuple[Callable[[], object], ...]:
-        """What takes back what the session changed, in this order; each is done even if another fails."""
+        """Return the actions that revert the session, in order; each runs even if another fails."""
         actions, self._at_close = self._at_close, []
         return (
             *reversed(actions),

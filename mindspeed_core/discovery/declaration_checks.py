@@ -12,8 +12,9 @@ from typing import Any
 
 from mindspeed_core.discovery.cycles import cycles
 from mindspeed_core.discovery.entry_points import Source, describe
+from mindspeed_core.discovery.feature_checks import check_feature
 from mindspeed_core.discovery.stages import Stage, wanted_arguments
-from mindspeed_core.feature import Feature, Flag, Slot, check_feature
+from mindspeed_core.feature import Feature, Flag, Slot
 from mindspeed_core.flags.core import CORE_FLAGS
 
 HELP_OPTIONS = ("--help",)

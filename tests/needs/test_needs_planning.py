@@ -6,9 +6,10 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from mindspeed_core import check_feature
 from mindspeed_core.activation import plan_for
 from mindspeed_core.cli.features import program
-from mindspeed_core.feature import Feature, Flag, check_feature
+from mindspeed_core.feature import Feature, Flag
 from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError

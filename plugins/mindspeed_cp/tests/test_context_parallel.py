@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from mindspeed_core import check_feature
 from mindspeed_core.activation import plan_for, prepare
-from mindspeed_core.feature import check_feature
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.run import Batch, Loss

@@ -9,8 +9,9 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from mindspeed_core import check_feature
 from mindspeed_core.activation import prepare
-from mindspeed_core.feature import check_feature, hookimpl
+from mindspeed_core.feature import hookimpl
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.training import train_side

@@ -8,8 +8,8 @@ from importlib.resources import files
 
 import pytest
 
+from mindspeed_core import check_feature
 from mindspeed_core.activation import prepare
-from mindspeed_core.feature import check_feature
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.testing.model_flags import training_flags

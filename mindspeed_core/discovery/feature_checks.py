@@ -1,0 +1,78 @@
+"""Checks of one feature's declaration by itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from mindspeed_core.feature import (
+    Conflict,
+    Fallback,
+    Feature,
+    Flag,
+    Patch,
+    Requirement,
+    Scenario,
+    TakeOver,
+)
+
+_KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
+_STABILITY = ("stable", "prototype")
+_FACTS = frozenset(name for name in vars(Feature) if not name.startswith("_"))
+
+
+def check_feature(feature: Any) -> list[str]:
+    """Return what is wrong with one declaration, a sentence each; nothing when it is sound.
+
+    Slot names, duplicate names, flags with two meanings and stage names depend on other declarations and are
+    checked in `declaration_checks`.
+    """
+    if not (isinstance(feature, type) and issubclass(feature, Feature)):
+        return [f"{feature!r} is not a subclass of mindspeed_core.Feature"]
+    problems: list[str] = []
+    if not isinstance(feature.name, str) or not _KEBAB.match(feature.name):
+        problems.append(f"name {feature.name!r} is not kebab-case (for instance 'fused-rmsnorm')")
+    if not feature.family:
+        problems.append("family is empty")
+    if not feature.summary or "\n" in feature.summary:
+        problems.append("summary is not one line")
+    if feature.stability not in _STABILITY:
+        problems.append(f"stability {feature.stability!r} is not one of {', '.join(_STABILITY)}")
+    if feature.level not in (0, 1, 2):
+        problems.append(f"level {feature.level!r} is not 0, 1 or 2")
+    for attribute, kind in (
+        ("flags", Flag),
+        ("requires", Requirement),
+        ("conflicts", Conflict),
+        ("takes_over", TakeOver),
+        ("patches", Patch),
+        ("verify", Scenario),
+        ("after", str),
+        ("slots", str),
+        ("packages", str),
+        ("platforms", str),
+        ("hosts", str),
+        ("modes", str),
+    ):
+        value = getattr(feature, attribute)
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            problems.append(f"{attribute} is not a sequence of {kind.__name__}")
+            continue
+        problems += [
+            f"{attribute}: {item!r} is not a {kind.__name__}" for item in value if not isinstance(item, kind)
+        ]
+    if feature.fallback is not None and not isinstance(feature.fallback, Fallback):
+        problems.append(f"fallback: {feature.fallback!r} is not a Fallback")
+    hooks = feature.hooks()
+    for klass in feature.__mro__[:-1]:
+        if klass is Feature:
+            break
+        for attribute in vars(klass):
+            if attribute.startswith("_") or attribute in _FACTS or attribute in hooks:
+                continue
+            problems.append(
+                f"unknown attribute {attribute!r}: a fact the core does not know, or a method that lacks "
+                "@hookimpl (private names begin with an underscore)"
+            )
+    return problems
