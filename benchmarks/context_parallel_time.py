@@ -32,7 +32,7 @@ SIDES = {"ring": Grid(2), "Ulysses": Grid(1, 2), "fetched keys": Grid(2, method=
 
 
 def attention_on_one_rank(rounds: int) -> dict[str, Any]:
-    """Wall and processor seconds of both passes: the whole sequence on one process, halves on two."""
+    """Wall and CPU seconds of both passes: the whole sequence on one process, halves on two."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     rule = (MaskRule(LENGTH),)
@@ -144,7 +144,7 @@ def wall_time(rounds: int = 8, steps: int = 7) -> dict[str, Any]:
     everyone = run_world(attention_on_one_rank, 2, rounds, timeout=300)
     names = everyone[0]["seconds"]
     attention = {name: max(rank["seconds"][name][0] for rank in everyone) for name in names}
-    processors = {name: sum(rank["seconds"][name][1] for rank in everyone) for name in names}
+    cpu_seconds = {name: sum(rank["seconds"][name][1] for rank in everyone) for name in names}
     taken: dict[str, list[float]] = {name: [] for name in TRAININGS}
     for _ in range(2):
         for name, (ranks, flags) in TRAININGS.items():
@@ -156,9 +156,9 @@ def wall_time(rounds: int = 8, steps: int = 7) -> dict[str, Any]:
         "attention": {
             "length": LENGTH,
             "seconds": attention,
-            "processor_seconds_of_all": processors,
+            "cpu_seconds_of_all": cpu_seconds,
             "speedup": {name: attention["one process"] / value for name, value in attention.items()},
-            "work": {name: value / processors["one process"] for name, value in processors.items()},
+            "work": {name: value / cpu_seconds["one process"] for name, value in cpu_seconds.items()},
         },
         "training": {
             "seconds": training,

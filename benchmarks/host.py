@@ -3,7 +3,7 @@
 The trainings take turns step by step in one run. Always: the host against a hand-written megatron-core loop.
 With ``MEGATRON_LM_PATH`` set: against that checkout's own training loop on the same model, run by the
 interpreter ``MEGATRON_LM_PYTHON`` where that is set. Ratios are of medians, by the wall clock and by
-processor time. Then a larger model is trained by the host three times: without saving, with asynchronous and
+CPU time. Then a larger model is trained by the host three times: without saving, with asynchronous and
 with synchronous saves.
 """
 
@@ -46,13 +46,13 @@ def compare_loops(steps: int, warmup: int) -> dict[str, dict[str, float]]:
         median = medians(seconds)
         rows[name] = row = {
             "tokens_per_second": TOKENS / median.wall,
-            "tokens_per_processor_second": TOKENS / median.processor,
+            "tokens_per_cpu_second": TOKENS / median.cpu,
             "host_over_it": median.wall / host.wall,
-            "host_over_it_by_processor_time": median.processor / host.processor,
+            "host_over_it_by_cpu_time": median.cpu / host.cpu,
         }
         print(
             f"{name:<20}{row['tokens_per_second']:>10,.0f} tokens/s   host / it {row['host_over_it']:.4f}"
-            f"   by processor time {row['host_over_it_by_processor_time']:.4f}"
+            f"   by CPU time {row['host_over_it_by_cpu_time']:.4f}"
         )
     return rows
 

@@ -63,7 +63,7 @@ def megatron_attention(heads: int, width: int, dtype: torch.dtype) -> Callable[.
     from megatron.core.transformer.dot_product_attention import DotProductAttention
     from megatron.core.transformer.enums import AttnMaskType
 
-    # It asks for the device of its buffers; there is none but the processor. It keeps its mask for the next
+    # It asks for the device of its buffers; there is none but the CPU. It keeps its mask for the next
     # layer, as is done here.
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment]
     if not torch.distributed.is_initialized():

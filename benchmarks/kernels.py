@@ -1,6 +1,6 @@
 """What the fused operators cost against what megatron-core does without them, both sides in turns.
 
-One thread, processor seconds, the best of several rounds; peak memory is the growth of the process. Each row
+One thread, CPU seconds, the best of several rounds; peak memory is the growth of the process. Each row
 states the bound it is held to. Beside it stands how near our side comes to what the machine does at best:
 the bytes or products it cannot do without, and the operations that it is made of, each against the measured
 rate of copies in the cache or of products. Where a CUDA device is there, the same is measured on it, against
@@ -129,9 +129,9 @@ def table(rows: Sequence[Row], best: Best) -> str:
         f"{best.memory / 1e9:.1f} GB/s copied from memory, {best.cache / 1e9:.1f} GB/s inside of the cache"
     )
     lines = [
-        "# What the fused operators cost on a processor",
+        "# What the fused operators cost on CPU",
         "",
-        "One thread, processor time, both sides in turns; written by `kernels.py`. The machine's best: "
+        "One thread, CPU time, both sides in turns; written by `kernels.py`. The machine's best: "
         f"{products}, {copies}. *Peak* is the part of it that those bytes or products reach which cannot be "
         "left out; *operations* the part that the operations reach which were run, each with what it reads, "
         "writes and computes.",

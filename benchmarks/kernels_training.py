@@ -28,7 +28,7 @@ PLAIN, FUSED = "without features", "with features"
 
 
 def seconds_per_step(steps: int, warmup: int) -> dict[str, dict[str, float]]:
-    """Median wall and processor seconds of a step of each side, taken in turns."""
+    """Median wall and CPU seconds of a step of each side, taken in turns."""
     parts = {
         PLAIN: Part("trainings:by_host", (steps, [*MODEL, *QUIET])),
         FUSED: Part("trainings:by_host", (steps, [*MODEL, *QUIET, *FEATURES])),
@@ -36,7 +36,7 @@ def seconds_per_step(steps: int, warmup: int) -> dict[str, dict[str, float]]:
     return {
         name: {
             "wall_seconds": statistics.median(turn.wall for turn in turns),
-            "processor_seconds": statistics.median(turn.processor for turn in turns),
+            "cpu_seconds": statistics.median(turn.cpu for turn in turns),
         }
         for name, turns in take_turns(parts, warmup).items()
     }
@@ -60,9 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, features in ((PLAIN, ()), (FUSED, FEATURES)):
         sides[name]["peak_tensor_bytes"] = peak_bytes(features)
     for name, figures in sides.items():
-        wall, processor = (figures[clock] * 1e3 for clock in ("wall_seconds", "processor_seconds"))
+        wall, cpu = (figures[clock] * 1e3 for clock in ("wall_seconds", "cpu_seconds"))
         tensors = figures["peak_tensor_bytes"] / 2**20
-        print(f"{name:<18}{wall:8.1f} ms, {processor:8.1f} ms of processor, {tensors:7.1f} MiB of tensors")
+        print(f"{name:<18}{wall:8.1f} ms, {cpu:8.1f} ms of CPU, {tensors:7.1f} MiB of tensors")
     ratios = {key: sides[FUSED][key] / sides[PLAIN][key] for key in sides[PLAIN]}
     print("with / without    " + ", ".join(f"{key} {ratio:.3f}" for key, ratio in ratios.items()))
     print(f"written to {write('kernels_training', {'sides': sides, 'ratios': ratios}).name}")

@@ -1,6 +1,6 @@
 """Megatron-LM's own training loop from a checkout, as a part that takes turns.
 
-Runs the checkout's ``pretrain_gpt.py`` in one process on the processor, with the emulation that comparing
+Runs the checkout's ``pretrain_gpt.py`` in one process on CPU, with the emulation that comparing
 losses in ``tests/megatron_lm`` uses.
 """
 

@@ -45,7 +45,7 @@ class Best:
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """Processor seconds of one call."""
+    """CPU seconds of one call."""
     begin = time.process_time()
     function()
     return time.process_time() - begin
@@ -101,7 +101,7 @@ class TakenApart(TorchDispatchMode):
 
 
 def _of_attention(name: str, args: Any) -> float:
-    """Products of torch's attention for processors, which its own counter leaves out."""
+    """Products of torch's attention on CPU, which its own counter leaves out."""
     if not name.startswith("_scaled_dot_product_flash_attention_for_cpu"):
         return 0.0
     backward = name.endswith("backward")

@@ -121,7 +121,7 @@ def overhead(features: int, steps: int, warmup: int) -> dict[str, float]:
         "hand_written_ms": statistics.median(wall for wall, _ in hand) * 1e3,
         "host_ms": statistics.median(wall for wall, _ in host) * 1e3,
         "over_ms": over,
-        "over_processor_ms": over_cpu,
+        "over_cpu_ms": over_cpu,
         "share_of_100_ms_percent": over / STEP_OF_REFERENCE_MS * 100,
     }
 
@@ -199,7 +199,7 @@ def main() -> int:
         rows[name] = row = overhead(count, options.steps, options.warmup)
         print(
             f"{name:<20}{row['hand_written_ms']:>7.2f} ms{row['host_ms']:>7.2f} ms{row['over_ms']:>7.3f} ms"
-            f"{row['over_processor_ms']:>7.3f} ms"
+            f"{row['over_cpu_ms']:>7.3f} ms"
             f"{row['share_of_100_ms_percent']:>16.2f} %"
         )
     calls = stage_call_microseconds()

@@ -2,7 +2,7 @@
 
 Three programs take turns: an interpreter that imports torch and megatron-core, ``mindspeed-train`` with a
 small model up to its first logged step, and ``mindspeed-features plan`` with the same flags. The bound is on
-the best difference of the first two; processor seconds stand beside wall seconds, since a busy machine
+the best difference of the first two; CPU seconds stand beside wall seconds, since a busy machine
 stretches only the latter.
 """
 
@@ -33,7 +33,7 @@ FLAGS = (
 
 
 def seconds_until(beginning: str, command: Sequence[str]) -> tuple[float, float]:
-    """Wall and processor seconds from starting a program to the line of its output that begins so."""
+    """Wall and CPU seconds from starting a program to the line of its output that begins so."""
     started = time.perf_counter()
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(command, text=True, **pipes) as program:
@@ -94,7 +94,7 @@ def main() -> int:
             plans.append(plan_seconds())
     for name, pairs in taken.items():
         wall, used = (statistics.median(column) for column in zip(*pairs))
-        print(f"{name:<14} median {wall:6.2f} s, {used:6.2f} s of processor time")
+        print(f"{name:<14} median {wall:6.2f} s, {used:6.2f} s of CPU time")
     print(f"{'plan':<14} median {statistics.median(plans):6.2f} s")
     over, over_used = (
         min(first) - min(bare) for first, bare in zip(zip(*taken["first step"]), zip(*taken["bare imports"]))
@@ -102,13 +102,13 @@ def main() -> int:
     kept = over < BOUND_SECONDS
     print(
         f"{'kept  ' if kept else 'MISSED'} first step over bare imports: {over:.2f} s < {BOUND_SECONDS:g} s "
-        f"({over_used:.2f} s of processor time)"
+        f"({over_used:.2f} s of CPU time)"
     )
     results: dict[str, Any] = {
-        "wall_and_processor_seconds": taken,
+        "wall_and_cpu_seconds": taken,
         "plan_seconds": plans,
         "over_bare_imports": over,
-        "processor_over_bare_imports": over_used,
+        "cpu_over_bare_imports": over_used,
         "bound": BOUND_SECONDS,
         "kept": kept,
     }

@@ -29,7 +29,7 @@ class Seconds(NamedTuple):
     """How long a turn took."""
 
     wall: float
-    processor: float
+    cpu: float
 
 
 @dataclass(frozen=True)
@@ -85,14 +85,14 @@ class Turns:
 
 
 def now() -> Seconds:
-    """Wall and processor time of this process."""
+    """Wall and CPU time of this process."""
     return Seconds(time.perf_counter(), time.process_time())
 
 
 def since(begin: Seconds) -> Seconds:
     """What has passed since `now` gave ``begin``."""
     ended = now()
-    return Seconds(ended.wall - begin.wall, ended.processor - begin.processor)
+    return Seconds(ended.wall - begin.wall, ended.cpu - begin.cpu)
 
 
 def take_turns(

@@ -1,4 +1,4 @@
-"""A model trains on the platform as on the processor, and nothing mistakes the stand-in for a device."""
+"""A model trains on the platform as on CPU, and nothing mistakes the stand-in for a device."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def trained(world):
     return world(both, 1)[0]
 
 
-def test_it_trains_bit_for_bit_as_the_processor_does(trained):
+def test_it_trains_bit_for_bit_as_the_cpu_does(trained):
     (on_cpu, _), (on_acme, _) = trained
 
     assert on_acme == on_cpu

@@ -1,7 +1,7 @@
 """The platform ``acme``: what mindspeed-core asks of a device, answered by the device's runtime.
 
 Copy this file, put your runtime behind `runtime`, and go through the methods from top to bottom. As it comes,
-the processor stands in for the device, so that everything can be run: names and figures say so.
+the CPU stands in for the device, so that everything can be run: names and figures say so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class AcmePlatform(AcceleratorPlatform):
-    """An Acme device, for which the processor stands in."""
+    """An Acme device, for which the CPU stands in."""
 
     name: ClassVar[str] = "acme"
     # Features that list the cpu run here too. A device whose runtime has CUDA's names says "cuda".
@@ -29,7 +29,7 @@ class AcmePlatform(AcceleratorPlatform):
     # of torch.distributed a backend.
     device_type: ClassVar[str] = "cpu"
     backend: ClassVar[str] = "gloo"
-    # "auto" takes the highest: a stand-in is below every real device, and below the plain processor.
+    # "auto" takes the highest: a stand-in is below every real device, and below the cpu platform.
     preference: ClassVar[int] = -10
     collectives_asynchronous: ClassVar[bool] = False
     visible_devices: ClassVar[str] = "ACME_VISIBLE_DEVICES"
@@ -40,12 +40,12 @@ class AcmePlatform(AcceleratorPlatform):
         """A session makes one instance."""
         from mindspeed_core.platforms.cpu import CpuPlatform
 
-        self._processor = CpuPlatform()
+        self._cpu = CpuPlatform()
 
     @classmethod
     def probe(cls) -> Availability:
         """Look for the device without starting it: a device file, a driver package. Imports no torch."""
-        return Availability(True, "the processor stands in for an Acme device")
+        return Availability(True, "the CPU stands in for an Acme device")
 
     def runtime(self) -> Any:
         """The module with the interface of ``torch.cuda``: ``torch_acme`` for a real device."""
@@ -56,13 +56,13 @@ class AcmePlatform(AcceleratorPlatform):
     def patches(self) -> Sequence[Patch]:
         """What makes megatron-core's calls of ``torch.cuda`` mean this device; closing takes it back.
 
-        The stand-in computes on the processor, so the emulation of the cpu platform is right for it.
+        The stand-in computes on CPU, so the emulation of the cpu platform is right for it.
         """
-        return self._processor.patches()
+        return self._cpu.patches()
 
     def open(self, session: Session) -> None:
         """Prepare the process, after the patches: settings that `session.ledger` takes back."""
-        self._processor.open(session)
+        self._cpu.open(session)
 
     def device(self, local_rank: int) -> torch.device:
         """Of a real device ``torch.device("acme", local_rank)``, which is what the base class gives."""

@@ -1,4 +1,4 @@
-"""The runtime of the stand-in: the part of ``torch.cuda``'s interface that platforms use, on the processor.
+"""The runtime of the stand-in: the part of ``torch.cuda``'s interface that platforms use, on CPU.
 
 A real platform has no such file: its vendor's package (``torch.acme``, ``torch_acme``) offers these names.
 """
@@ -42,7 +42,7 @@ def current_device() -> int:
 
 
 def is_bf16_supported() -> bool:
-    """The processor computes in bfloat16."""
+    """The CPU computes in bfloat16."""
     return True
 
 
@@ -67,11 +67,11 @@ def mem_get_info() -> tuple[int, int]:
 
 
 def set_per_process_memory_fraction(fraction: float) -> None:
-    """A processor has no allocator to restrict."""
+    """The CPU has no allocator to restrict."""
 
 
 def empty_cache() -> None:
-    """A processor has no cache of blocks."""
+    """The CPU has no cache of blocks."""
 
 
 def synchronize() -> None:

@@ -108,7 +108,7 @@ class SoftCapCompiled(SoftCap):
     platforms = ("cuda",)
     fallback = Fallback(
         feature="acme-soft-cap",
-        reason="compiled code is held in eager mode on a processor, and was not tried on an NPU",
+        reason="compiled code is held in eager mode on CPU, and was not tried on an NPU",
     )
     verify = (Scenario("far-cap", flags=(*_FAR, "--acme-soft-cap-compiled")),)
 
