@@ -17,7 +17,6 @@ from mindspeed_core.discovery.declaration_checks import (
     Candidate,
     check_alone,
     check_together,
-    guess,
     identity,
 )
 from mindspeed_core.discovery.entry_points import (
@@ -33,6 +32,7 @@ from mindspeed_core.discovery.entry_points import (
     iterate,
     sources,
 )
+from mindspeed_core.discovery.extensions import Extensions, not_installed
 from mindspeed_core.discovery.former_names import presently
 from mindspeed_core.discovery.host import HostDeclaration
 from mindspeed_core.discovery.slots import CORE_SLOTS
@@ -97,7 +97,7 @@ class Registry:
         self._stage_specs: list[StageSpecs] = []
         self._stages: dict[str, Stage] = dict(core_stages())
         self._points: dict[str, ExtensionPoint] = {}
-        self._extensions: dict[str, dict[str, Any]] = {}
+        self._extensions: dict[str, Extensions] = {}
         self._platforms = _by_name(platforms)
         self._platform_classes: dict[str, type[Platform]] = {}
         self._hosts = _by_name(hosts)
@@ -190,49 +190,32 @@ class Registry:
         return self._points
 
     def extension_names(self, name: str) -> tuple[str, ...]:
-        """Names of what packages contribute to an extension point; none is loaded for this.
+        """Return the names of what packages contribute to an extension point; none is loaded for this.
 
         Empty where no installed plugin has such a point.
         """
-        point = self._points.get(name)
-        return () if point is None else tuple(sorted({source.name for source in sources(point.group)}))
+        return self._extensions_of(name).names() if name in self._points else ()
 
     def extensions(self, name: str) -> Mapping[str, Any]:
-        """The objects that packages contribute to an extension point, by entry point name; loaded once.
+        """Return what packages contribute to an extension point, by entry point name; loaded once.
 
         What cannot be loaded or is refused by the point's check is recorded in `broken` and left out.
 
         Raises:
             RegistryError: no installed plugin has such an extension point.
         """
-        if name not in self._extensions:
-            point = self._points.get(name)
-            if point is None:
-                known = ", ".join(sorted(self._points)) or "none"
-                raise RegistryError(f"no extension point {name!r} is installed (installed: {known})")
-            self._extensions[name] = self._load_extensions(point)
-        return self._extensions[name]
-
-    def _load_extensions(self, point: ExtensionPoint) -> dict[str, Any]:
-        loaded: dict[str, Any] = {}
-        owners: dict[str, list[Source]] = {}
-        for source in sources(point.group):
-            owners.setdefault(source.name, []).append(source)
-        for key, claimed in owners.items():
-            if len(claimed) > 1:
-                names = " and ".join(f"{s.dist} {s.version}" for s in claimed)
-                error = f"{point.name} {key!r} is contributed by {names}"
-                self._broken += [broken(source, error) for source in claimed]
-                continue
-            try:
-                extension = claimed[0].load()
-                if point.check:
-                    _attribute(point.check)(extension)
-            except (Exception, SystemExit) as failure:
-                self._broken.append(broken(claimed[0], failure))
-                continue
-            loaded[key] = extension
+        extensions = self._extensions_of(name)
+        known = len(extensions.broken)
+        loaded = extensions.sound()
+        self._broken += extensions.broken[known:]
         return loaded
+
+    def _extensions_of(self, name: str) -> Extensions:
+        if name not in self._points:
+            raise RegistryError(not_installed("extension point", name, self._points))
+        if name not in self._extensions:
+            self._extensions[name] = Extensions(self._points[name])
+        return self._extensions[name]
 
     def platform_names(self) -> tuple[str, ...]:
         """Names of installed platforms; none is loaded for this."""
@@ -288,8 +271,7 @@ class Registry:
     def _load_one(self, kind: str, name: str, found: Mapping[str, list[Source]]) -> Any:
         claimed = found.get(name)
         if not claimed:
-            known = ", ".join(sorted(found)) or "none"
-            raise RegistryError(f"{kind} {name!r} is not installed (installed: {known}){guess(name, found)}")
+            raise RegistryError(not_installed(kind, name, found))
         if len(claimed) > 1:
             owners = " and ".join(f"{s.dist} {s.version}" for s in claimed)
             raise RegistryError(f"{kind} {name!r} is shipped by {owners}; pip uninstall one of them")

@@ -7,10 +7,12 @@ import sys
 import pytest
 import torch
 
+from mindspeed_core.discovery.extensions import installed_extensions
 from mindspeed_core.errors import ArgumentError
 from mindspeed_kernels import ops
 from mindspeed_kernels.ops import OPERATORS, Backend, BackendError, ContractError, Operator, checking, use
-from mindspeed_kernels.ops.catalog import check_backends, forget_backends
+from mindspeed_kernels.ops import operator as operator_module
+from mindspeed_kernels.ops.catalog import check_backends
 from mindspeed_kernels.ops.contract import Choice, Divisible, Dtype, Holds, Range, Rank, SameDtype, Size
 
 
@@ -261,12 +263,13 @@ def acme(tmp_path, monkeypatch):
         "acme = acme_ops:BACKENDS\nbad = acme_ops:nothing\nclash = acme_ops:CLASH\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    forget_backends()
+    monkeypatch.setattr(operator_module, "_backends_loaded", False)
+    installed_extensions.cache_clear()
     ops.rms_norm._chosen.clear()
     yield tmp_path
     monkeypatch.undo()
-    forget_backends()
-    ops.rms_norm._chosen.clear()
+    ops.rms_norm.remove("acme")
+    installed_extensions.cache_clear()
 
 
 def test_another_package_brings_a_backend_and_a_broken_one_hurts_nobody(acme, caplog):

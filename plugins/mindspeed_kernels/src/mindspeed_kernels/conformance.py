@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindspeed_kernels.ops.operator import OPERATORS, REFERENCE, Backend, Operator, Sample
+from mindspeed_kernels.ops.backend import Backend
+from mindspeed_kernels.ops.operator import OPERATORS, REFERENCE, Operator, Sample
 
 _TOLERANCE = {
     torch.float64: (1e-7, 1e-7),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed_core.feature import ExtensionPoint
+from mindspeed_kernels.extension_points import BACKENDS
 from mindspeed_kernels.features.activation import FusedSwiGLUFeature
 from mindspeed_kernels.features.attention import Alibi, AlibiTensor, FlashAttention, FusionAttentionV2
 from mindspeed_kernels.features.backend_choice import OpsBackend
@@ -17,12 +17,7 @@ from mindspeed_kernels.features.weight_gradients import (
 )
 
 DECLARATIONS = (
-    ExtensionPoint(
-        name="kernels.backends",
-        group="mindspeed_kernels.backends",
-        summary="iterables of mindspeed_kernels.ops.Backend: implementations of operators",
-        check="mindspeed_kernels.ops.catalog:check_backends",
-    ),
+    BACKENDS,
     OpsBackend,
     FusedRMSNormFeature,
     FusedSwiGLUFeature,

@@ -28,6 +28,7 @@ A backend from another package is a `Backend` in an iterable that an entry point
 
 from __future__ import annotations
 
+from mindspeed_kernels.ops.backend import Backend
 from mindspeed_kernels.ops.catalog import Explanation, explain
 from mindspeed_kernels.ops.choice import BackendError, checking, use
 from mindspeed_kernels.ops.contract import ContractError
@@ -49,7 +50,7 @@ from mindspeed_kernels.ops.npu_moe_token_permute import npu_moe_token_permute
 from mindspeed_kernels.ops.npu_moe_token_unpermute import npu_moe_token_unpermute
 from mindspeed_kernels.ops.npu_ring_attention_update import npu_ring_attention_update
 from mindspeed_kernels.ops.npu_rotary_position_embedding import npu_rotary_position_embedding
-from mindspeed_kernels.ops.operator import OPERATORS, Backend, Operator, Sample
+from mindspeed_kernels.ops.operator import OPERATORS, Operator, Sample
 from mindspeed_kernels.ops.overlapped_matmul import (
     all_gather_matmul,
     matmul_all_reduce,

@@ -1,31 +1,16 @@
-"""All operators of this process, the backends that other packages bring, and what could serve here.
-
-Other packages name an iterable of `Backend` objects in the entry-point group ``mindspeed_kernels.backends``
-(the extension point ``kernels.backends``). They are loaded when an operator first chooses a backend, with or
-without a session; a package that cannot be loaded takes nobody else down.
-"""
+"""Listing of the backends of an operator with why they cannot run here, and the check of contributed ones."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from importlib import import_module
+from dataclasses import dataclass
 from typing import Any
 
-from mindspeed_core.discovery.entry_points import sources
 from mindspeed_core.feature import DeclarationError
-from mindspeed_core.registry import Registry
 from mindspeed_kernels.ops.availability import device_missing
-from mindspeed_kernels.ops.choice import BackendError, forced_backend
-from mindspeed_kernels.ops.operator import OPERATORS, Backend
-
-logger = logging.getLogger("mindspeed_kernels.ops")
-
-POINT = "kernels.backends"
-GROUP = "mindspeed_kernels.backends"
-
-_loaded: list[tuple[str, str]] | None = None
+from mindspeed_kernels.ops.backend import Backend
+from mindspeed_kernels.ops.choice import forced_backend
+from mindspeed_kernels.ops.operator import OPERATORS, load_backends
 
 
 @dataclass(frozen=True)
@@ -67,41 +52,6 @@ def check_backends(extension: Any) -> None:
         if backend.operator not in OPERATORS:
             known = ", ".join(sorted(OPERATORS))
             raise DeclarationError(f"there is no operator {backend.operator!r}; there are {known}")
-
-
-def load_backends() -> None:
-    """Load the backends of other packages, once per process; those that cannot be used are warned about."""
-    global _loaded
-    if _loaded is not None:
-        return
-    _loaded = []
-    # All operators exist before backends are added to them.
-    import_module("mindspeed_kernels.ops")
-    owners = {source.name: source.dist for source in sources(GROUP)}
-    if not owners:
-        return
-    registry = Registry.discover()
-    if POINT not in registry.extension_points():
-        return
-    for entry, backends in registry.extensions(POINT).items():
-        for backend in backends:
-            try:
-                OPERATORS[backend.operator].add(replace(backend, dist=owners[entry]))
-            except BackendError as error:
-                logger.warning("entry point %s of %s: %s", entry, GROUP, error)
-                continue
-            _loaded.append((backend.operator, backend.name))
-    for broken in registry.broken:
-        if broken.entry_point in owners:
-            logger.warning("%s", broken)
-
-
-def forget_backends() -> None:
-    """Take away the backends of other packages and look for them again at the next first call."""
-    global _loaded
-    for operator, backend in _loaded or ():
-        OPERATORS[operator].remove(backend)
-    _loaded = None
 
 
 def explain(operator: str, device: str = "") -> list[Explanation]:

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from mindspeed_kernels.ops.operator import Backend, Operator
+from mindspeed_kernels.ops.backend import Backend
+from mindspeed_kernels.ops.operator import Operator
 
 NAME = "compiled"
 COMPILER = "inductor"

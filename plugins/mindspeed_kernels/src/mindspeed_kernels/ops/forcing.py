@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_kernels.ops.catalog import load_backends
 from mindspeed_kernels.ops.choice import EVERY, BackendError, parse, restore, set_choices
-from mindspeed_kernels.ops.operator import OPERATORS
+from mindspeed_kernels.ops.operator import OPERATORS, load_backends
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session

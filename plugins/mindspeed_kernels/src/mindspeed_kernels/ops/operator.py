@@ -15,7 +15,9 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 
-from mindspeed_kernels.ops.availability import always
+from mindspeed_core.discovery.extensions import installed_extensions
+from mindspeed_kernels.extension_points import BACKENDS
+from mindspeed_kernels.ops.backend import Backend
 from mindspeed_kernels.ops.call import Call, call_of, eager_key, trace_key, traced_call
 from mindspeed_kernels.ops.choice import EVERY, STATE, BackendError, forced_backend
 from mindspeed_kernels.ops.contract import Contract, ContractError, first_violation
@@ -29,62 +31,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 REFERENCE = "reference"
 OPERATORS: dict[str, Operator[..., Any]] = {}
 """Every operator of this process by name."""
+_backends_loaded = False
 _dynamo_compiling = torch.compiler.is_dynamo_compiling
-
-
-def everything(call: Call) -> str:
-    """Supports every call that keeps the contracts."""
-    return ""
-
-
-@dataclass(frozen=True)
-class Backend:
-    """One implementation of an operator.
-
-    Attributes:
-        operator: name of the operator.
-        name: unique among the operator's backends.
-        function: the implementation, with the signature of the operator's reference.
-        devices: types of the devices it runs on, ``("*",)`` for all.
-        priority: the highest one that can serve is chosen; references have -100.
-        available: why it cannot run in this process; empty when it can.
-        supports: why it cannot serve a `Call`, empty when it can; may look at nothing but what the
-            operator's key holds: device, dtypes, ranks, and texts and switches.
-        contract: its limits besides the operator's contract. Automatic choice passes over a backend whose
-            limits a call exceeds.
-        deterministic: the same bits on every run.
-        differentiable: False: calls with a tensor that requires grad are refused instead of answered with a
-            result that autograd does not follow.
-        dist: the package that brings it; filled in when it is added.
-    """
-
-    operator: str
-    name: str
-    function: Callable[..., Any]
-    devices: tuple[str, ...] = ("*",)
-    priority: int = 0
-    available: Callable[[], str] = always
-    supports: Callable[[Call], str] = everything
-    contract: Contract = ()
-    deterministic: bool = True
-    differentiable: bool = True
-    dist: str = ""
-
-    def runs_on(self, device: str) -> bool:
-        """Whether it is meant for a type of device."""
-        return device in self.devices or "*" in self.devices
-
-    def refusal(self, call: Call) -> str:
-        """Why it cannot serve a call; empty when it can."""
-        if not self.runs_on(call.device):
-            return f"it runs on {', '.join(self.devices)}, the tensors are on {call.device}"
-        if STATE.deterministic and not self.deterministic:
-            return "it is not deterministic, and deterministic operators were asked for"
-        reason = self.available() or self.supports(call)
-        if reason:
-            return reason
-        violation = first_violation(self.contract, call)
-        return "" if violation is None else violation.message(self.operator, self.name)
 
 
 @dataclass(frozen=True)
@@ -250,8 +198,6 @@ class Operator(Generic[P, R]):
             ContractError: the call is outside of what the operator computes.
             BackendError: the backend that was forced does not exist or cannot serve it.
         """
-        from mindspeed_kernels.ops.catalog import load_backends
-
         load_backends()
         violation = first_violation(self.contract, call)
         if violation is not None:
@@ -319,6 +265,27 @@ class Operator(Generic[P, R]):
     def __repr__(self) -> str:
         """Name and backends."""
         return f"Operator({self.name!r}, backends={sorted(self.backends)})"
+
+
+def load_backends() -> None:
+    """Add the backends of other packages to their operators, once per process; warn about unusable ones.
+
+    They are the entry points of the group ``mindspeed_kernels.backends``, each an iterable of `Backend`.
+    """
+    global _backends_loaded
+    if _backends_loaded:
+        return
+    # Before the imports, because a package may call an operator while it is imported.
+    _backends_loaded = True
+    extensions = installed_extensions(BACKENDS)
+    for name, backends in extensions.sound().items():
+        for backend in backends:
+            try:
+                OPERATORS[backend.operator].add(replace(backend, dist=extensions.distribution(name)))
+            except BackendError as error:
+                logger.warning("entry point %s of %s: %s", name, BACKENDS.group, error)
+    for record in extensions.broken:
+        logger.warning("%s", record)
 
 
 def _refusing_grad(backend: Backend) -> Callable[..., Any]:
