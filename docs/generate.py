@@ -179,7 +179,6 @@ def stage_lines(
     present = core_stages()[stage.__name__]
     facts = [f"Since {present.since}"]
     facts += [f"{code(argument)} since {version}" for argument, version in present.added.items()]
-    facts += [change.told(stage.__name__) for change in present.changes]
     if stage.__name__ in defaults:
         facts.append(f"default: {link(defaults[stage.__name__])}")
     by = [name for name, record in registry.features.items() if stage.__name__ in record.cls.hooks()]

@@ -33,7 +33,6 @@ from mindspeed_core.discovery.entry_points import (
     sources,
 )
 from mindspeed_core.discovery.extensions import Extensions, not_installed
-from mindspeed_core.discovery.former_names import presently
 from mindspeed_core.discovery.host import HostDeclaration
 from mindspeed_core.discovery.slots import CORE_SLOTS
 from mindspeed_core.discovery.stages import Stage, core_stages, wanted_arguments
@@ -60,7 +59,6 @@ class FeatureRecord:
         entry_point: name of the entry point.
         hook_api: the version of the hook interface it was written for: what its plugin states, otherwise the
             oldest that has every stage and argument it uses.
-        notices: what its authors should change before the next major version, one sentence each.
     """
 
     cls: type[Feature]
@@ -68,7 +66,6 @@ class FeatureRecord:
     version: str
     entry_point: str
     hook_api: str = "1.0"
-    notices: tuple[str, ...] = ()
 
 
 class Registry:
@@ -318,8 +315,7 @@ class Registry:
                     if problems:
                         self._break(source, item, "; ".join(problems))
                     else:
-                        cls, notices = presently(item, self._stages)
-                        candidates.append(Candidate(cls, source, stated, notices))
+                        candidates.append(Candidate(item, source, stated))
         return candidates
 
     def _stated_version(self, source: Source, declarations: Sequence[Any]) -> str | None:
@@ -389,7 +385,6 @@ class Registry:
             source.version,
             source.name,
             hook_api=candidate.stated or max(used, key=parsed, default="1.0"),
-            notices=candidate.notices,
         )
 
 

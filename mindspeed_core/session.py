@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import threading
 import traceback
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -25,7 +24,6 @@ from mindspeed_core.discovery.host import HostDeclaration
 from mindspeed_core.errors import SessionError, UserError
 from mindspeed_core.feature import PROJECT, Feature, StageSpecs, hookimpl
 from mindspeed_core.hooks import DONE, Done
-from mindspeed_core.hooks.versions import HookDeprecationWarning
 from mindspeed_core.runtime.instance_patches import Instances
 from mindspeed_core.runtime.patches import PatchLedger
 from mindspeed_core.runtime.process_groups import Groups
@@ -176,7 +174,6 @@ class Session:
         self._features = self._features or tuple(feature() for feature in self._feature_classes)
         for feature in reversed(self._features):
             self._register(feature, feature.name, type(feature).__module__.partition(".")[0])
-            self._warn_of_changes(type(feature))
         self._check_unknown_stages()
         self.call("prepare_process", args=self.args)
         owned = list(self.platform.patches())
@@ -220,12 +217,6 @@ class Session:
                 raise SessionError(
                     f"{', '.join(users)}: the stages of {specs.module} cannot be loaded: {describe(error)}"
                 ) from error
-
-    def _warn_of_changes(self, feature: type[Feature]) -> None:
-        record = self.registry.features.get(feature.name)
-        for notice in record.notices if record is not None else ():
-            who = f"{feature.name} ({record.dist} {record.version})"  # type: ignore[union-attr]
-            warnings.warn(f"{who}: {notice}", HookDeprecationWarning, stacklevel=5)
 
     def _check_unknown_stages(self) -> None:
         assert self._manager is not None

@@ -1,4 +1,4 @@
-"""Writes down the public hook interface, so that every change of it is deliberate.
+"""Write down the public hook interface, so that every change of it is deliberate.
 
 ``python tools/hook_api.py`` writes ``tests/contract/hook_api/VERSION.json`` for the present version. Files of
 earlier versions stay: the tests hold the present interface against each of them.
@@ -11,21 +11,32 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mindspeed_core import feature as declarations
+from mindspeed_core import feature
+from mindspeed_core.discovery.host import HostDeclaration
 from mindspeed_core.discovery.stages import core_stages
-from mindspeed_core.feature import Feature
 from mindspeed_core.hooks import API_VERSION
 from mindspeed_core.platforms.platform import Platform
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "contract" / "hook_api"
 DECLARATIONS = (
-    "Flag Slot Requirement Conflict Fallback TakeOver Patch Gain Scenario ExtensionPoint StageSpecs HookApi "
-    "HostDeclaration"
+    feature.Flag,
+    feature.Slot,
+    feature.Requirement,
+    feature.Conflict,
+    feature.Fallback,
+    feature.TakeOver,
+    feature.Patch,
+    feature.Gain,
+    feature.Scenario,
+    feature.ExtensionPoint,
+    feature.StageSpecs,
+    feature.HookApi,
+    HostDeclaration,
 )
 
 
 def interface() -> dict[str, Any]:
-    """The interface as plain data: stages with arguments and versions, declarations with their fields."""
+    """Return the interface as plain data: stages with arguments and versions, declarations with fields."""
     return {
         "version": API_VERSION,
         "stages": {
@@ -36,15 +47,14 @@ def interface() -> dict[str, Any]:
                     for argument in sorted(stage.arguments or ())
                 },
                 "collects": not stage.firstresult,
-                "changes": [dataclasses.asdict(change) for change in stage.changes],
             }
             for name, stage in sorted(core_stages().items())
         },
         "declarations": {
-            name: [field.name for field in dataclasses.fields(getattr(declarations, name))]
-            for name in DECLARATIONS.split()
+            declaration.__name__: [field.name for field in dataclasses.fields(declaration)]
+            for declaration in DECLARATIONS
         },
-        "feature": sorted(name for name in vars(Feature) if not name.startswith("_")),
+        "feature": sorted(name for name in vars(feature.Feature) if not name.startswith("_")),
         "platform": sorted(name for name in vars(Platform) if not name.startswith("_")),
     }
 

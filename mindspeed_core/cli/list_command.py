@@ -44,7 +44,6 @@ def command(context: click.Context, family: str | None, only_broken: bool, as_js
             _print_features(records)
             if family is None:
                 _print_surroundings(registry)
-            _print_notices(records)
         _print_broken(registry, complain=only_broken)
     context.exit(EXIT_PROBLEMS if only_broken and registry.broken else 0)
 
@@ -63,7 +62,6 @@ def _as_json(registry: Registry, records: Sequence[FeatureRecord]) -> dict[str, 
                 "dist": record.dist,
                 "version": record.version,
                 "hook_api": record.hook_api,
-                "notices": list(record.notices),
             }
             for record in records
         ],
@@ -115,14 +113,6 @@ def _print_surroundings(registry: Registry) -> None:
     for point in registry.extension_points().values():
         summary = f": {point.summary}" if point.summary else ""
         click.echo(f"extension point {point.name} (entry-point group {point.group}){summary}")
-
-
-def _print_notices(records: Sequence[FeatureRecord]) -> None:
-    told = [(record, notice) for record in records for notice in record.notices]
-    if told:
-        click.echo("\nworking, but made for an older hook interface:")
-    for record, notice in told:
-        click.echo(f"  {record.cls.name} ({record.dist} {record.version}): {notice}")
 
 
 def _print_broken(registry: Registry, *, complain: bool) -> None:

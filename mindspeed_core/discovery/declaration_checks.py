@@ -25,17 +25,15 @@ class Candidate:
     """A feature that is sound by itself, before it is held against the others.
 
     Attributes:
-        cls: the declaration, with the present names of stages.
+        cls: the declaration.
         source: the entry point behind it.
         stated: the version of the hook interface its plugin states, empty where it states none.
-        notices: what its authors should change, one sentence each.
         faults: what is wrong with it, one sentence each.
     """
 
     cls: type[Feature]
     source: Source
     stated: str = ""
-    notices: tuple[str, ...] = ()
     faults: list[str] = field(default_factory=list)
 
 

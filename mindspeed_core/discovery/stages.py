@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from mindspeed_core.feature import PROJECT
-from mindspeed_core.hooks.versions import Change, parsed
+from mindspeed_core.hooks.versions import parsed
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,6 @@ class Stage:
         firstresult: the first result ends it; ``False`` collects every implementation's result.
         since: the version of the hook interface that brought it.
         added: arguments that came later, with the version of each.
-        changes: former names that still work, and what is going to go.
     """
 
     name: str
@@ -30,7 +29,6 @@ class Stage:
     firstresult: bool
     since: str = "1.0"
     added: Mapping[str, str] = field(default_factory=dict)
-    changes: tuple[Change, ...] = ()
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Stage:
@@ -42,7 +40,6 @@ class Stage:
             bool(options["firstresult"]),
             getattr(function, "__mindspeed_since__", "1.0"),
             getattr(function, "__mindspeed_added__", {}),
-            getattr(function, "__mindspeed_changes__", ()),
         )
 
     def needed(self, arguments: Iterable[str]) -> str:

@@ -5,12 +5,12 @@ Apart from the stages themselves, so that declarations can name stages without i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, TypeVar, overload
 
 from mindspeed_core.feature import PROJECT
-from mindspeed_core.hooks.versions import API_VERSION, Change
+from mindspeed_core.hooks.versions import API_VERSION
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,7 +35,6 @@ def hookspec(
     firstresult: bool = ...,
     since: str = ...,
     added: Mapping[str, str] | None = ...,
-    changes: Sequence[Change] = ...,
 ) -> Callable[[F], F]: ...
 def hookspec(
     function: F | None = None,
@@ -43,7 +42,6 @@ def hookspec(
     firstresult: bool = True,
     since: str = "1.0",
     added: Mapping[str, str] | None = None,
-    changes: Sequence[Change] = (),
 ) -> F | Callable[[F], F]:
     """Mark a function as a stage.
 
@@ -53,8 +51,6 @@ def hookspec(
             results of every implementation.
         since: the interface version that introduced the stage.
         added: arguments that came later than the stage, with the interface version of each.
-        changes: former names that still work, and what is going to go. Only for stages of the core: a plugin
-            that publishes stages keeps its own versions.
     """
 
     def mark(target: F) -> F:
@@ -65,7 +61,6 @@ def hookspec(
         )
         target.__mindspeed_since__ = since  # type: ignore[attr-defined]
         target.__mindspeed_added__ = dict(added or {})  # type: ignore[attr-defined]
-        target.__mindspeed_changes__ = tuple(changes)  # type: ignore[attr-defined]
         return target
 
     return mark if function is None else mark(function)

@@ -112,7 +112,7 @@ def _light(contract: Contract) -> Iterator[str]:
 
 
 def _hook_interface(contract: Contract) -> Iterator[str]:
-    """What it states about the hook interface is true, and it uses nothing that is on its way out."""
+    """What it states about the hook interface is true."""
     for record in contract.features():
         for name, function in record.cls.hooks().items():
             needed = contract.registry.stages[name].needed(wanted_arguments(function))
@@ -121,8 +121,6 @@ def _hook_interface(contract: Contract) -> Iterator[str]:
                     f"{record.cls.name} uses stage {name!r} of hook interface {needed}, but its plugin "
                     f"states HookApi({record.hook_api!r}): state {needed!r}"
                 )
-        for notice in record.notices:
-            yield f"{record.cls.name}: {notice}"
 
 
 def _extensible(contract: Contract) -> Iterator[str]:
