@@ -11,7 +11,7 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +33,7 @@ from mindspeed_core.cli.doctor.supported_versions import (
 )
 from mindspeed_core.discovery.entry_points import FEATURES as FEATURE_GROUP
 from mindspeed_core.discovery.entry_points import HOSTS, PLATFORMS, Source, sources
+from mindspeed_core.discovery.installed import installed_version
 from mindspeed_core.discovery.slots import CORE_SLOTS
 from mindspeed_core.discovery.stages import core_stages
 from mindspeed_core.feature import PROJECT, Patch
@@ -72,7 +73,7 @@ def tree_registry() -> Registry:
     def ours(group: str) -> list[Source]:
         return [source for source in sources(group) if source.dist in {"mindspeed-core", *plugins}]
 
-    missing = plugins - {source.dist for source in ours(FEATURE_GROUP)}
+    missing = {name for name in plugins if not installed_version(name)}
     if missing:
         raise SystemExit(f"not installed here: {', '.join(sorted(missing))}; pip install -e plugins/NAME")
     registry = Registry(
@@ -105,10 +106,11 @@ def entries(section: str) -> Iterator[tuple[str, str]]:
             yield name.strip(), markdown(" ".join(meaning.split()))
 
 
-def stage_defaults() -> dict[str, Path]:
+def stage_defaults(registry: Registry) -> dict[str, Path]:
     """The file that holds the host's default of each stage, found without importing it."""
     found: dict[str, Path] = {}
-    for path in sorted((ROOT / "mindspeed_core" / "hosts" / HOST).glob("*.py")):
+    for module in registry.host(HOST).stages:
+        path = ROOT / (module.replace(".", "/") + ".py")
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and any(
                 "hookimpl" in ast.unparse(decorator) for decorator in node.decorator_list
@@ -126,16 +128,15 @@ def link(path: Path, text: str = "") -> str:
 def stages_page(registry: Registry) -> str:
     """Every stage: when it runs, what it offers, what it returns, who implements it."""
     modules = [import_module(name) for name in STAGE_MODULES]
-    usual = usual_meanings(stage for module in modules for stage in stages_of(module))
-    defaults = stage_defaults()
+    usual = common_arguments()
+    defaults = stage_defaults(registry)
     lines = ["# Stages", "", f"The hook interface, version {API_VERSION}.", ""]
     lines.append(markdown(inspect.cleandoc(import_module("mindspeed_core.hooks").__doc__ or "")))
     for module in modules:
         name = module.__name__.rpartition(".")[2]
         lines += ["", f"## {name}", "", inspect.cleandoc(module.__doc__ or "")]
-        meanings = usual | usual_meanings(stages_of(module), ("args",))
         for stage in stages_of(module):
-            lines += ["", *stage_lines(stage, registry, defaults, meanings)]
+            lines += ["", *stage_lines(stage, registry, defaults, usual)]
     return "\n".join(lines)
 
 
@@ -144,16 +145,12 @@ def stages_of(module: ModuleType) -> list[Callable[..., Any]]:
     return [value for value in vars(module).values() if hasattr(value, PROJECT + "_spec")]
 
 
-def usual_meanings(
-    stages: Iterable[Callable[..., Any]], names: Sequence[str] = ("session", "run", "plan", "config", "pg")
-) -> dict[str, str]:
-    """What arguments that mean the same in every stage are said to be where a stage says it."""
+def common_arguments() -> dict[str, str]:
+    """The meanings of the arguments that the docstring of `mindspeed_core.hooks` gives for all stages."""
     found: dict[str, str] = {}
-    for stage in stages:
-        _, sections = docstring_parts(stage.__doc__ or "")
-        for name, meaning in entries(sections.get("Args", "")):
-            if name in names:
-                found.setdefault(name, meaning)
+    lines = re.findall(r"^- (``.+``): (.+)", import_module("mindspeed_core.hooks").__doc__ or "", re.M)
+    for names, meaning in lines:
+        found |= dict.fromkeys(re.findall(r"``(\w+)``", names), markdown(meaning))
     return found
 
 

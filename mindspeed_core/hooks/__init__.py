@@ -9,6 +9,21 @@ An implementation lists only the arguments it wants. Arguments are never changed
 wrapper returns a changed result. A stage that has nothing to return returns `DONE`, since pluggy would take
 None for "not handled" and ask the next implementation.
 
+These arguments mean the same in every stage, unless it says otherwise:
+
+- ``session``: the open session.
+- ``args``: the validated arguments.
+- ``plan``: the active features, and why they are active.
+- ``run``: the run in progress.
+- ``config``: the result of `build_transformer_config`.
+- ``layer_spec``, ``ddp_config``, ``optimizer_config``, ``optimizer``: the result of the ``build_`` stage.
+- ``model``: this rank's model chunks.
+- ``model_chunk``: the chunk that is run.
+- ``pre_process``: the chunk holds the embedding.
+- ``post_process``: the chunk holds the output layer.
+- ``vp_stage``: virtual pipeline stage of the chunk, None without interleaving.
+- ``pg``: the process groups.
+
 Stages run per run, per step or per micro-batch, never per layer.
 """
 

@@ -19,13 +19,11 @@ __all__ = ["validate_arguments", "validate_arguments_early"]
 def validate_arguments_early(session: Session, args: Namespace, plan: Plan) -> Namespace | Any:
     """Change arguments before the host validates them.
 
-    Called once per session, when the plan is known. The place to fill in defaults that the host would reject
-    or overwrite. Values the user gave can be told from defaults through ``session.provenance``.
+    Called once per session, when the plan is known. Fill in defaults here that the host would reject or
+    overwrite; ``session.provenance`` tells values the user gave from defaults.
 
     Args:
-        session: the open session.
         args: the parsed arguments.
-        plan: what is active and why.
 
     Returns:
         The arguments the host validates.
@@ -40,9 +38,7 @@ def validate_arguments(session: Session, args: Namespace, plan: Plan) -> Namespa
     (``data_parallel_size``, ``padded_vocab_size``, ``params_dtype``); wrappers see both.
 
     Args:
-        session: the open session.
         args: the arguments as parsed, with the changes of `validate_arguments_early`.
-        plan: what is active and why.
 
     Raises:
         mindspeed_core.errors.ArgumentError: a flag is wrong; the message names it, its value and the way out.

@@ -26,32 +26,21 @@ def load_checkpoint(session: Session, run: Run) -> LoadInfo | Any:
     """Load the checkpoint that the arguments name, or start from nothing.
 
     Another source (a Hugging Face directory, an adapter on top) replaces or wraps the stage.
-
-    Args:
-        session: the open session.
-        run: the run in progress.
     """
 
 
 @hookspec
 def save_checkpoint(session: Session, run: Run, reason: str) -> SaveInfo | Any:
-    """Save the run. ``reason`` is ``"interval"``, ``"signal"``, ``"exit"`` or ``"end"``.
+    """Save the run.
 
     Args:
-        session: the open session.
-        run: the run in progress.
-        reason: why it is saved.
+        reason: ``"interval"``, ``"signal"``, ``"exit"`` or ``"end"``.
     """
 
 
 @hookspec
 def before_save_checkpoint(session: Session, run: Run) -> Done | Any:
-    """Bring parameters and optimizer state into their canonical form before they are collected.
-
-    Args:
-        session: the open session.
-        run: the run in progress.
-    """
+    """Bring parameters and optimizer state into their canonical form before they are collected."""
 
 
 @hookspec
@@ -59,34 +48,24 @@ def after_load_checkpoint(session: Session, run: Run) -> Done | Any:
     """Bring freshly loaded canonical state into the form that training uses.
 
     Also called after a save, to undo what `before_save_checkpoint` did.
-
-    Args:
-        session: the open session.
-        run: the run in progress.
     """
 
 
 @hookspec(firstresult=False)
 def checkpoint_state(session: Session, run: Run) -> Mapping[str, Any] | Any:
-    """Contribute a feature's own state; every implementation's result is collected.
+    """Contribute a feature's own state.
 
     Called when saving and when loading (to build the template). Keys are logical names under the feature's
     own name: ``{"my-feature": {"ema": ShardedTensor(...), "updates": 7}}``. Tensors that exist once per
     logical object are ``ShardedTensor`` with global shape and offset, so that any other layout can load them;
     plain values must be the same on every rank.
-
-    Args:
-        session: the open session.
-        run: the run in progress.
     """
 
 
 @hookspec(firstresult=False)
 def restore_checkpoint_state(session: Session, run: Run, state: Mapping[str, Any]) -> None:
-    """Take back what `checkpoint_state` contributed; ``state`` holds every feature's part by name.
+    """Take back what `checkpoint_state` contributed.
 
     Args:
-        session: the open session.
-        run: the run in progress.
-        state: what was stored, by feature name.
+        state: what every feature stored, by feature name.
     """

@@ -25,8 +25,6 @@ def build_datasets(
     Every rank is called: index files are built by rank 0 while the others wait.
 
     Args:
-        session: the open session.
-        args: the validated arguments.
         num_samples: samples wanted for train, validation and test; None asks for one pass over the split.
     """
 
@@ -36,10 +34,6 @@ def build_data_iterators(session: Session, run: Run) -> DataIterators | Any:
     """Build the iterators that yield this data-parallel rank's samples, from where the run stands.
 
     Called after a checkpoint was loaded; ``run.consumed_train_samples`` says how far the data was used.
-
-    Args:
-        session: the open session.
-        run: the run in progress.
     """
 
 
@@ -47,19 +41,11 @@ def build_data_iterators(session: Session, run: Run) -> DataIterators | Any:
 def batch_fields(
     session: Session, args: Namespace, pre_process: bool, post_process: bool
 ) -> frozenset[str] | Any:
-    """Name the fields of a `Batch` that a pipeline stage needs: the one place that decides it.
+    """Name the fields of a `Batch` that a pipeline stage needs.
 
-    The default gives ``tokens`` and ``position_ids`` to the first stage, ``labels`` and ``loss_mask`` to the
-    last, ``attention_mask`` to all that need one. A feature adds what a middle stage needs (document
-    boundaries, for instance) by wrapping the stage.
-
-    Asked once per chunk and run.
-
-    Args:
-        session: the open session.
-        args: the validated arguments.
-        pre_process: the chunk holds the embedding.
-        post_process: the chunk holds the output layer.
+    Called once per chunk and run. The default gives ``tokens`` and ``position_ids`` to the first pipeline
+    stage, ``labels`` and ``loss_mask`` to the last, ``attention_mask`` to all that need one. A feature adds
+    what a middle pipeline stage needs (document boundaries, for instance) by wrapping this hook.
     """
 
 
@@ -70,13 +56,10 @@ def get_batch(
     """Fetch one micro-batch and keep the fields that this pipeline stage needs.
 
     Called on **every** pipeline stage, so that a description of the batch (``packed_seq_params``, slices of
-    it for context parallelism) reaches attention on middle stages too.
+    it for context parallelism) reaches attention on middle ones too.
 
     Args:
-        session: the open session.
-        run: the state of the run.
         data_iterator: iterator of this chunk.
-        vp_stage: virtual pipeline stage, ``None`` without interleaving.
         microbatch: index of the micro-batch within the step.
 
     Returns:

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Any, TypeVar, overload
+from typing import Any
 
 from mindspeed_core.feature import PROJECT
 from mindspeed_core.hooks.versions import API_VERSION
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = ["API_VERSION", "DONE", "Done", "hookspec"]
 
@@ -27,23 +25,14 @@ DONE = Done.DONE
 """Result of a stage that has nothing to return."""
 
 
-@overload
-def hookspec(function: F) -> F: ...
-@overload
 def hookspec(
-    *,
-    firstresult: bool = ...,
-    since: str = ...,
-    added: Mapping[str, str] | None = ...,
-) -> Callable[[F], F]: ...
-def hookspec(
-    function: F | None = None,
+    function: Callable[..., Any] | None = None,
     *,
     firstresult: bool = True,
     since: str = "1.0",
     added: Mapping[str, str] | None = None,
-) -> F | Callable[[F], F]:
-    """Mark a function as a stage.
+) -> Any:
+    """Mark a function as a stage; with or without parentheses.
 
     Args:
         function: the stage, when used without parentheses.
@@ -53,7 +42,7 @@ def hookspec(
         added: arguments that came later than the stage, with the interface version of each.
     """
 
-    def mark(target: F) -> F:
+    def mark(target: Callable[..., Any]) -> Callable[..., Any]:
         setattr(
             target,
             PROJECT + "_spec",

@@ -38,10 +38,6 @@ def build_transformer_config(session: Session, args: Namespace) -> TransformerCo
     A feature's own options never travel on the configuration: they go into ``ModuleSpec.params``. A feature
     that needs a configuration built with other values than the final ones (heads that do not divide) replaces
     the stage or changes the result after its ``yield``.
-
-    Args:
-        session: the open session.
-        args: the validated arguments.
     """
 
 
@@ -55,12 +51,6 @@ def build_layer_spec(
     ``ModuleSpec`` per local layer and ``layer_norm``), never a single layer. Features change it with
     ``mindspeed_core.layer_spec.SpecEditor`` by role: ``qkv``, ``proj``, ``fc1``, ``fc2``, ``core_attention``,
     norms, ``mlp``, ``router``, ``experts``, ``shared_experts``, ….
-
-    Args:
-        session: the open session.
-        args: the validated arguments.
-        config: the result of `build_transformer_config`.
-        vp_stage: virtual pipeline stage of the chunk, ``None`` without interleaving.
     """
 
 
@@ -75,16 +65,8 @@ def build_mtp_spec(
     """Build the specification of a chunk's multi-token prediction.
 
     Called by the default of `build_model_chunk`, for chunks that hold prediction layers. Its transformer
-    layers take after the last one of
-    ``layer_spec``, with what features put there; edit them with the same `SpecEditor`, roles ``enorm``,
-    ``hnorm`` and ``eh_proj`` besides.
-
-    Args:
-        session: the open session.
-        args: the validated arguments.
-        config: the result of `build_transformer_config`.
-        layer_spec: the result of `build_layer_spec` for this chunk.
-        vp_stage: virtual pipeline stage of the chunk, ``None`` without interleaving.
+    layers copy the last one of ``layer_spec``, with what features put there. Edit them with `SpecEditor` too;
+    the further roles are ``enorm``, ``hnorm`` and ``eh_proj``.
     """
 
 
@@ -103,15 +85,7 @@ def build_model_chunk(
     """Build one model chunk on this rank.
 
     Args:
-        session: the open session.
-        args: the validated arguments.
-        config: the result of `build_transformer_config`.
-        layer_spec: the result of `build_layer_spec` for this chunk.
-        pre_process: the chunk holds the embedding.
-        post_process: the chunk holds the output layer.
-        vp_stage: virtual pipeline stage, ``None`` without interleaving.
         global_stage: position of the chunk in the whole model, ``vp_stage * pp_size + pp_rank``.
-        pg: the process groups.
     """
 
 
@@ -121,15 +95,9 @@ def build_model(
 ) -> list[MegatronModule] | Any:
     """Build every model chunk of this rank, move it to its device and cast it to the training dtype.
 
-    The place for changes on built instances: after the ``yield`` of a wrapper each chunk carries
-    ``chunk.vp_stage``. ``session.instances.set(owner, instance, attribute, value)`` records such a change and
+    Change built instances after the ``yield`` of a wrapper, where each chunk carries ``chunk.vp_stage``:
+    ``session.instances.set(owner, instance, attribute, value)`` records such a change and
     takes it back when the session closes.
-
-    Args:
-        session: the open session.
-        args: the validated arguments.
-        config: the result of `build_transformer_config`.
-        pg: the process groups.
     """
 
 
@@ -139,22 +107,12 @@ def boundary_schema(session: Session, args: Namespace, config: TransformerConfig
 
     The default is one hidden state ``[s, b, h]`` with ``s`` divided by the sequence- and context-parallel
     degrees. A feature that sends another shape returns a changed schema; the schedule receives its shapes.
-
-    Args:
-        session: the open session.
-        args: the validated arguments.
-        config: the result of `build_transformer_config`.
     """
 
 
 @hookspec
 def build_ddp_config(session: Session, args: Namespace) -> DistributedDataParallelConfig | Any:
-    """Build the configuration of megatron-core's data parallelism (buckets, overlap, padding).
-
-    Args:
-        session: the open session.
-        args: the validated arguments.
-    """
+    """Build the configuration of megatron-core's data parallelism (buckets, overlap, padding)."""
 
 
 @hookspec
@@ -169,12 +127,4 @@ def wrap_ddp(
     """Wrap the chunks for data parallelism: gradient buffers, reduction, optional overlap.
 
     A feature that only changes options wraps `build_ddp_config`; this stage is for another wrapper.
-
-    Args:
-        session: the open session.
-        args: the validated arguments.
-        config: the result of `build_transformer_config`.
-        ddp_config: the result of `build_ddp_config`.
-        model: this rank's model chunks.
-        pg: the process groups.
     """

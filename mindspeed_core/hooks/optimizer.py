@@ -29,12 +29,7 @@ __all__ = [
 
 @hookspec
 def build_optimizer_config(session: Session, args: Namespace) -> OptimizerConfig | Any:
-    """Build megatron-core's optimizer configuration; a feature may return a subclass instance.
-
-    Args:
-        session: the open session.
-        args: the validated arguments.
-    """
+    """Build megatron-core's optimizer configuration; a feature may return a subclass instance."""
 
 
 @hookspec
@@ -49,13 +44,6 @@ def build_optimizer(
 
     A feature with another inner optimizer wraps the stage and changes the result's ``chained_optimizers``, or
     returns another ``MegatronOptimizer``.
-
-    Args:
-        session: the open session.
-        args: the validated arguments.
-        optimizer_config: the result of `build_optimizer_config`.
-        model: this rank's model chunks.
-        pg: the process groups.
     """
 
 
@@ -63,13 +51,7 @@ def build_optimizer(
 def build_scheduler(
     session: Session, args: Namespace, optimizer: MegatronOptimizer
 ) -> OptimizerParamScheduler | Any:
-    """Build the learning-rate and weight-decay schedule; steps are counted in samples.
-
-    Args:
-        session: the open session.
-        args: the validated arguments.
-        optimizer: the result of `build_optimizer`.
-    """
+    """Build the learning-rate and weight-decay schedule; steps are counted in samples."""
 
 
 @hookspec
@@ -83,15 +65,11 @@ def finalize_gradients(
 ) -> Done | Any:
     """Finish the gradients of a step: reductions over data, sequence and embedding groups, token scaling.
 
-    Called by the schedule after its last backward. A wrapper may finish delayed gradients before, or reduce
-    over further groups after its ``yield``.
+    Called by the pipeline schedule after its last backward. A wrapper may finish delayed gradients before, or
+    reduce over further groups after its ``yield``.
 
     Args:
-        session: the open session.
-        run: the run in progress.
-        model: this rank's model chunks.
         num_tokens: tokens of the step with ``--calculate-per-token-loss``, otherwise None.
-        pg: the process groups.
         force_all_reduce: all-reduce instead of reduce-scatter, also with a distributed optimizer.
     """
 
@@ -101,8 +79,4 @@ def optimizer_step(session: Session, run: Run) -> OptimizerStep | Any:
     """Clip the gradients and update the parameters once.
 
     A wrapper may move parameters or optimizer shards between ranks after the update.
-
-    Args:
-        session: the open session.
-        run: the run in progress.
     """

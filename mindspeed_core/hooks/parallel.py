@@ -25,8 +25,6 @@ def init_distributed(session: Session, args: Namespace, platform: Platform) -> D
     After the default has run, the core compares plan, versions and arguments of all ranks.
 
     Args:
-        session: the open session.
-        args: the validated arguments.
         platform: the device platform.
     """
 
@@ -43,8 +41,6 @@ def build_process_groups(
     next one of its process.
 
     Args:
-        session: the open session.
-        args: the validated arguments.
         dist_info: the result of `init_distributed`.
 
     Returns:
@@ -57,9 +53,4 @@ def seed_everything(session: Session, args: Namespace, pg: ProcessGroupCollectio
     """Seed Python, NumPy, torch and megatron-core's tensor-parallel generators.
 
     May be called again to re-seed, for instance after weights were built with another layout.
-
-    Args:
-        session: the open session.
-        args: the validated arguments.
-        pg: the process groups.
     """

@@ -20,8 +20,4 @@ def prepare_process(session: Session, args: Namespace) -> Done | Any:
 
     Environment variables are set with ``session.setenv(name, value)``, which restores them at close.
     megatron modules may already be imported when a session opens inside somebody else's program.
-
-    Args:
-        session: the open session.
-        args: the validated arguments.
     """

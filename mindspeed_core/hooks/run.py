@@ -15,12 +15,7 @@ __all__ = ["evaluate", "finish_run", "log_step", "should_stop", "start_run"]
 
 @hookspec
 def start_run(session: Session, run: Run) -> Done | Any:
-    """Everything is built and loaded; the first step comes next.
-
-    Args:
-        session: the open session.
-        run: the run in progress.
-    """
+    """Start the run: everything is built and loaded, the first step comes next."""
 
 
 @hookspec
@@ -30,8 +25,6 @@ def log_step(session: Session, run: Run, result: StepResult) -> dict[str, Any] |
     What features recorded with ``run.metrics`` is already reduced over ranks and included.
 
     Args:
-        session: the open session.
-        run: the run in progress.
         result: what `train_step` returned.
 
     Returns:
@@ -44,27 +37,15 @@ def evaluate(session: Session, run: Run, split: str) -> dict[str, float] | Any:
     """Compute the mean loss over ``--eval-iters`` batches of ``"valid"`` or ``"test"``.
 
     Args:
-        session: the open session.
-        run: the run in progress.
         split: ``"valid"`` or ``"test"``.
     """
 
 
 @hookspec
 def should_stop(session: Session, run: Run) -> str | Any:
-    """Return why the run should end before its last step, or an empty string; the same on every rank.
-
-    Args:
-        session: the open session.
-        run: the run in progress.
-    """
+    """Return why the run should end before its last step, or an empty string; the same on every rank."""
 
 
 @hookspec
 def finish_run(session: Session, run: Run) -> Done | Any:
-    """End the run: close files, draw the loss curve. Called even when the run failed.
-
-    Args:
-        session: the open session.
-        run: the run in progress.
-    """
+    """End the run: close files, draw the loss curve. Called even when the run failed."""

@@ -28,12 +28,6 @@ def get_forward_backward(
     """Return the pipeline schedule: a callable with megatron-core's forward-backward signature.
 
     Slot ``pipeline-schedule``. Called once per run; evaluation uses the same schedule with ``forward_only``.
-
-    Args:
-        session: the open session.
-        args: the validated arguments.
-        config: the result of `build_transformer_config`.
-        pg: the process groups.
     """
 
 
@@ -43,10 +37,6 @@ def train_step(session: Session, run: Run) -> StepResult | Any:
 
     There are no begin-step and end-step stages: wrap this one.
     ``session.default("train_step", run=run)`` calls the host's own again.
-
-    Args:
-        session: the open session.
-        run: the run in progress.
     """
 
 
@@ -60,17 +50,14 @@ def forward_step(
 ) -> tuple[torch.Tensor, Callable[..., Any]] | Any:
     """Run one micro-batch through one chunk; called by the schedule.
 
-    ``run.context`` tells which micro-batch and chunk are current.
+    ``run.context`` holds the current micro-batch and chunk.
 
     Args:
-        session: the open session.
-        run: the run in progress.
         data_iterator: the chunk's iterator.
-        model_chunk: the chunk that is run.
-        return_schedule_plan: a schedule asks for the plan of the forward pass instead of running it.
+        return_schedule_plan: return the plan of the forward pass instead of running it.
 
     Returns:
-        The chunk's output and the loss function that the schedule applies to it on the last stage.
+        The chunk's output and the loss function that the schedule applies to it on the last pipeline stage.
     """
 
 
@@ -78,14 +65,11 @@ def forward_step(
 def compute_loss(
     session: Session, run: Run, batch: Batch, output_tensor: torch.Tensor, model_chunk: MegatronModule
 ) -> Loss | Any:
-    """Turn the last stage's output ``[b, s]`` (per-token losses) into the loss of the micro-batch.
+    """Turn the last pipeline stage's output into the loss of the micro-batch.
 
     Args:
-        session: the open session.
-        run: the run in progress.
         batch: what `get_batch` returned for the micro-batch.
-        output_tensor: per-token losses ``[b, s]`` of the last stage.
-        model_chunk: the chunk that is run.
+        output_tensor: per-token losses ``[b, s]``.
 
     Returns:
         A `Loss`: the sum over this rank's tokens, the number of tokens, and what is reported. The schedule
