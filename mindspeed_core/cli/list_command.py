@@ -43,7 +43,7 @@ def command(context: click.Context, family: str | None, only_broken: bool, as_js
         if not only_broken:
             _print_features(records)
             if family is None:
-                _print_surroundings(registry)
+                _print_extensibility(registry)
         _print_broken(registry, complain=only_broken)
     context.exit(EXIT_PROBLEMS if only_broken and registry.broken else 0)
 
@@ -106,7 +106,7 @@ def _print_features(records: Sequence[FeatureRecord]) -> None:
     print_table(("feature", "family", "level", "stability", "flags", "package", "platforms"), rows)
 
 
-def _print_surroundings(registry: Registry) -> None:
+def _print_extensibility(registry: Registry) -> None:
     click.echo()
     click.echo(f"hosts: {', '.join(sorted(registry.host_names())) or 'none'}")
     click.echo(f"platforms: {', '.join(sorted(registry.platform_names())) or 'none'}")

@@ -19,7 +19,7 @@ from importlib import import_module
 
 from mindspeed_core.errors import ArgumentError, UserError
 from mindspeed_core.launch import worker
-from mindspeed_core.launch.supervisor import FORWARDED, Birth, Supervisor
+from mindspeed_core.launch.supervisor import FORWARDED, Supervisor, WorkerSetup
 
 PRELOAD = (
     "mindspeed_core.hosts.standalone.loop",
@@ -87,13 +87,13 @@ def launch(arguments: Sequence[str], found: argparse.Namespace, main: Callable[[
     if _platform(found.platform) == "cpu":
         _import_all()
 
-        def start(birth: Birth) -> int:
-            return _fork(birth, lambda: main(arguments))
+        def start(setup: WorkerSetup) -> int:
+            return _fork(setup, lambda: main(arguments))
 
     else:
 
-        def start(birth: Birth) -> int:
-            return _spawn(birth, arguments)
+        def start(setup: WorkerSetup) -> int:
+            return _spawn(setup, arguments)
 
     return Supervisor(start, found.nproc, found.max_restarts).run()
 
@@ -115,7 +115,7 @@ def _import_all() -> None:
     gc.freeze()
 
 
-def _fork(birth: Birth, program: Callable[[], int]) -> int:
+def _fork(setup: WorkerSetup, program: Callable[[], int]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -127,9 +127,9 @@ def _fork(birth: Birth, program: Callable[[], int]) -> int:
         for number in (*FORWARDED, signal.SIGCHLD):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         os.setpgid(0, 0)
-        for descriptor in birth.close:
+        for descriptor in setup.close:
             os.close(descriptor)
-        os.environ.update(birth.environment)
+        os.environ.update(setup.environment)
         status = program()
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -142,11 +142,11 @@ def _fork(birth: Birth, program: Callable[[], int]) -> int:
         os._exit(status)
 
 
-def _spawn(birth: Birth, arguments: Sequence[str]) -> int:
+def _spawn(setup: WorkerSetup, arguments: Sequence[str]) -> int:
     process = subprocess.Popen(
         [sys.executable, "-m", "mindspeed_core.train", *arguments],
-        env={**os.environ, **birth.environment},
-        pass_fds=birth.keep,
+        env={**os.environ, **setup.environment},
+        pass_fds=setup.keep,
         start_new_session=False,
         preexec_fn=_own_group,
     )

@@ -29,7 +29,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, sign
 
 
 @dataclass(frozen=True)
-class Birth:
+class WorkerSetup:
     """What a worker is started with.
 
     Attributes:
@@ -49,7 +49,7 @@ class Cause:
 
     Attributes:
         rank: the worker that failed first.
-        kind: see `worker.tell`; ``killed`` for a signal, ``silent`` for an exit without a word.
+        kind: see `worker.send_message`; ``killed`` for a signal, ``silent`` for an exit without a word.
         text: what it said.
     """
 
@@ -86,7 +86,7 @@ class _Attempt:
 class Supervisor:
     """Runs one job with a number of workers on this machine."""
 
-    def __init__(self, start: Callable[[Birth], int], count: int, restarts: int) -> None:
+    def __init__(self, start: Callable[[WorkerSetup], int], count: int, restarts: int) -> None:
         """Describe the job.
 
         Args:
@@ -165,7 +165,7 @@ class Supervisor:
                     keep = (*keep, listener.fileno())
                 others = tuple(worker.pipe for worker in self._attempt.workers)
                 unused = () if rank == 0 else (listener.fileno(),)
-                pid = self._start(Birth(variables, keep, (*mine, *others, reading, *unused)))
+                pid = self._start(WorkerSetup(variables, keep, (*mine, *others, reading, *unused)))
                 os.close(writing)
                 os.set_blocking(reading, False)
                 self._attempt.workers.append(_Worker(rank, pid, reading))

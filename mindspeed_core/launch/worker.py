@@ -33,7 +33,7 @@ def attach() -> None:
         threading.Thread(target=_watch, args=(life,), name="mindspeed supervisor watch", daemon=True).start()
 
 
-def tell(kind: str, text: str, **details: Any) -> bool:
+def send_message(kind: str, text: str, **details: Any) -> bool:
     """Say why this worker fails.
 
     Args:

@@ -1,4 +1,4 @@
-"""One question to the resolver: the arguments, where they came from, and the problems found so far."""
+"""One request to the resolver: the arguments, where they came from, and the problems found so far."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mindspeed_core.resolver.index import Index, kinds_of
 from mindspeed_core.resolver.plan import Problem
 
 
-class Question:
+class Request:
     """What one call of `mindspeed_core.resolver.resolve` is about; problems gather here."""
 
     def __init__(
@@ -89,18 +89,18 @@ class Question:
         return self.provenance is None or self.provenance.get(dest, "default") != "default"
 
 
-def condition(of: Requirement | Conflict) -> str:
+def condition_text(of: Requirement | Conflict) -> str:
     """What a flag must be, or must not be, as text."""
     if of.one_of:
         return f"{of.flag} {' or '.join(str(value) for value in of.one_of)}"
     return of.flag if of.equals is None else f"{of.flag} {of.equals}"
 
 
-def because(reason: str) -> str:
+def parenthesized(reason: str) -> str:
     """A reason in brackets, or nothing."""
     return f" ({reason})" if reason else ""
 
 
-def listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """At least two names as a list in a sentence."""
     return f"{', '.join(names[:-1])} and {names[-1]}"

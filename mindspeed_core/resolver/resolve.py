@@ -13,11 +13,18 @@ from typing import Any
 from mindspeed_core.discovery.cycles import cycles
 from mindspeed_core.feature import Patch
 from mindspeed_core.registry import Registry
-from mindspeed_core.resolver.compatibility import conflicts, hosted, patches, slots, stages, validate
+from mindspeed_core.resolver.compatibility import (
+    check_arguments,
+    check_conflicts,
+    check_host,
+    check_stages,
+    collect_patches,
+    fill_slots,
+)
 from mindspeed_core.resolver.index import index_of
 from mindspeed_core.resolver.plan import ActiveFeature, Plan, PlanError
-from mindspeed_core.resolver.request import Question
-from mindspeed_core.resolver.selection import Admission
+from mindspeed_core.resolver.request import Request
+from mindspeed_core.resolver.selection import Selection
 
 _SCHEMA = 1
 
@@ -47,31 +54,31 @@ def resolve(
     Raises:
         PlanError: carries every problem.
     """
-    question = Question(index_of(registry, host), registry, args, provenance, platform, host, mode, versions)
-    admission = Admission(question)
-    active = admission.decide()
-    claimed = slots(question, active)
-    conflicts(question, active)
-    hosted(question, active)
-    stages(question, active)
-    owned = patches(question, active)
-    validate(question, active)
-    order = _order(question, active)
-    if question.problems:
-        raise PlanError(question.problems)
-    return _result(admission, order, claimed, owned)
+    request = Request(index_of(registry, host), registry, args, provenance, platform, host, mode, versions)
+    selection = Selection(request)
+    active = selection.select()
+    claimed = fill_slots(request, active)
+    check_conflicts(request, active)
+    check_host(request, active)
+    check_stages(request, active)
+    owned = collect_patches(request, active)
+    check_arguments(request, active)
+    order = _order(request, active)
+    if request.problems:
+        raise PlanError(request.problems)
+    return _result(selection, order, claimed, owned)
 
 
-def _order(question: Question, active: Sequence[str]) -> list[str]:
+def _order(request: Request, active: Sequence[str]) -> list[str]:
     """Dependencies first; among what is free to go next, by family and name."""
     present = set(active)
-    before = {name: sorted(question.index.before[name] & present) for name in active}
+    before = {name: sorted(request.index.before[name] & present) for name in active}
     missing = {name: len(befores) for name, befores in before.items()}
     followers: dict[str, list[str]] = {}
     for name, befores in before.items():
         for other in befores:
             followers.setdefault(other, []).append(name)
-    ready = [question.index.key[name] for name in active if not missing[name]]
+    ready = [request.index.key[name] for name in active if not missing[name]]
     heapq.heapify(ready)
     order: list[str] = []
     while ready:
@@ -80,10 +87,10 @@ def _order(question: Question, active: Sequence[str]) -> list[str]:
         for follower in followers.get(name, ()):
             missing[follower] -= 1
             if not missing[follower]:
-                heapq.heappush(ready, question.index.key[follower])
+                heapq.heappush(ready, request.index.key[follower])
     if len(order) < len(active):
         for cycle in cycles(before):
-            question.problem(
+            request.problem(
                 "E-CYCLE",
                 cycle[0],
                 f"each of these comes before itself: {' -> '.join((*cycle, cycle[0]))}",
@@ -93,23 +100,23 @@ def _order(question: Question, active: Sequence[str]) -> list[str]:
 
 
 def _result(
-    admission: Admission,
+    selection: Selection,
     order: Sequence[str],
     claimed: Mapping[str, str],
     owned: Mapping[str, tuple[Patch, ...]],
 ) -> Plan:
-    question, why, held = admission.question, admission.why, admission.held
+    request, why, held = selection.request, selection.why, selection.held
     features = []
     arguments: dict[str, Any] = {}
     for name in order:
-        record = question.index.records[name]
+        record = request.index.records[name]
         features.append(
             ActiveFeature(name, record.dist, record.version, record.cls.family, record.cls.level, why[name])
         )
     # Who takes over reads the flags of what it does as well.
-    for name in (*order, *admission.taken):
-        for flag in question.index.classes[name].flags:
-            arguments[flag.dest] = getattr(question.args, flag.dest, flag.default)
+    for name in (*order, *selection.taken):
+        for flag in request.index.classes[name].flags:
+            arguments[flag.dest] = getattr(request.args, flag.dest, flag.default)
     applied = tuple(patch for name in order for patch in owned[name])
     # What nobody asked for is not worth a line: a feature that is on by default and above the level.
     shown = tuple(
@@ -120,13 +127,13 @@ def _result(
         held_back=shown,
         slots=dict(claimed),
         patches=applied,
-        platform=question.platform,
-        host=question.host,
-        level=question.level,
-        mode=question.mode,
+        platform=request.platform,
+        host=request.host,
+        level=request.level,
+        mode=request.mode,
         arguments=dict(sorted(arguments.items())),
     )
-    return replace(plan, digest=_digest(plan, question.index.per_rank))
+    return replace(plan, digest=_digest(plan, request.index.per_rank))
 
 
 def _digest(plan: Plan, per_rank: Iterable[str]) -> str:

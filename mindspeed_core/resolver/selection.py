@@ -5,11 +5,11 @@ from __future__ import annotations
 from mindspeed_core.discovery.entry_points import describe
 from mindspeed_core.feature import Feature, Requirement
 from mindspeed_core.resolver.plan import HeldBack
-from mindspeed_core.resolver.request import Question, because, condition
+from mindspeed_core.resolver.request import Request, condition_text, parenthesized
 from mindspeed_core.resolver.requirements import unmet
 
 
-class Admission:
+class Selection:
     """The features still in play.
 
     Attributes:
@@ -19,18 +19,18 @@ class Admission:
         taken: those of `held` whose part another feature does.
     """
 
-    def __init__(self, question: Question) -> None:
-        self.question = question
-        self.classes = question.index.classes
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.classes = request.index.classes
         self.why: dict[str, str] = {}
         self.held: dict[str, HeldBack] = {}
         self.failed: set[str] = set()
         self.taken: set[str] = set()
 
-    def decide(self) -> list[str]:
+    def select(self) -> list[str]:
         """The names of the features that take part, in the registry's order."""
         for name in self._requested():
-            self._admit(name, self.question.flag_of(name) or "default")
+            self._activate(name, self.request.flag_of(name) or "default")
         self._close()
         self._take_over()
         self._suppress_dependents()
@@ -40,10 +40,10 @@ class Admission:
         requested = []
         for name, cls in self.classes.items():
             try:
-                if cls.enabled(self.question.args):
+                if cls.enabled(self.request.args):
                     requested.append(name)
             except Exception as error:
-                self.question.problem(
+                self.request.problem(
                     "E-ENABLED",
                     name,
                     f"it cannot say whether it is asked for: {describe(error)}",
@@ -51,34 +51,34 @@ class Admission:
                 )
         return requested
 
-    def _admit(self, name: str, why: str) -> bool:
+    def _activate(self, name: str, why: str) -> bool:
         """Activate a feature unless level, mode or platform are against it; True when it is active."""
         if name in self.why:
             return True
         if name in self.held or name in self.failed:
             return False
         cls = self.classes[name]
-        flag = self.question.flag_of(name)
-        if cls.level > self.question.level:
+        flag = self.request.flag_of(name)
+        if cls.level > self.request.level:
             self.held[name] = HeldBack(
                 name,
-                f"it belongs to optimization level {cls.level}, the run has level {self.question.level}",
+                f"it belongs to optimization level {cls.level}, the run has level {self.request.level}",
                 flag,
                 f"--optimization-level {cls.level}",
             )
             return False
-        if self.question.mode not in cls.modes:
+        if self.request.mode not in cls.modes:
             self.held[name] = HeldBack(
-                name, f"it has no effect in mode {self.question.mode}", flag, "nothing; the flag is ignored"
+                name, f"it has no effect in mode {self.request.mode}", flag, "nothing; the flag is ignored"
             )
             return False
-        if not self.question.kinds & {*cls.platforms}:
+        if not self.request.kinds & {*cls.platforms}:
             return self._fall_back(name, cls, flag)
-        if cls.hosts and self.question.host not in cls.hosts:
-            self.question.problem(
+        if cls.hosts and self.request.host not in cls.hosts:
+            self.request.problem(
                 "E-HOST",
                 name,
-                f"it does not work in the training loop of host {self.question.host} (it works in: "
+                f"it does not work in the training loop of host {self.request.host} (it works in: "
                 f"{', '.join(cls.hosts)})",
                 f"drop {flag}" if flag else f"use one of these hosts: {', '.join(cls.hosts)}",
             )
@@ -87,11 +87,11 @@ class Admission:
         bad = [
             problem
             for package in cls.packages
-            if (problem := unmet(package, self.question.kind, self.question.versions)) is not None
+            if (problem := unmet(package, self.request.kind, self.request.versions)) is not None
         ]
         if bad:
             for reason, remedy in bad:
-                self.question.problem("E-PACKAGE", name, reason, remedy)
+                self.request.problem("E-PACKAGE", name, reason, remedy)
             self.failed.add(name)
             return False
         self.why[name] = why
@@ -100,10 +100,10 @@ class Admission:
     def _fall_back(self, name: str, cls: type[Feature], flag: str) -> bool:
         supported = ", ".join(cls.platforms) or "none"
         if cls.fallback is None:
-            self.question.problem(
+            self.request.problem(
                 "E-PLATFORM",
                 name,
-                f"it does not run on platform {self.question.platform} (it runs on: {supported})",
+                f"it does not run on platform {self.request.platform} (it runs on: {supported})",
                 f"drop {flag}" if flag else f"choose one of these platforms with --platform: {supported}",
             )
             self.failed.add(name)
@@ -113,27 +113,27 @@ class Admission:
         self.held[name] = HeldBack(name, cls.fallback.reason, flag, remedy)
         if other:
             if other not in self.classes:
-                self._missing(name, other, f"it takes over on platform {self.question.platform}")
+                self._missing(name, other, f"it takes over on platform {self.request.platform}")
             else:
-                self._admit(other, f"fallback of {name}")
+                self._activate(other, f"fallback of {name}")
         return False
 
     def _missing(self, name: str, wanted: str, reason: str) -> None:
         """A feature that another one needs is not installed, or broken."""
         from mindspeed_core.flags.announced import feature_owners
 
-        broken = self.question.registry.broken
+        broken = self.request.registry.broken
         record = next((b for b in broken if b.feature == wanted), None)
         dist = feature_owners().get(wanted, "")
         if record is None and dist:
             record = next((b for b in broken if b.dist == dist and not b.feature), None)
-        wants = f"needs {wanted}{because(reason)}"
+        wants = f"needs {wanted}{parenthesized(reason)}"
         if record is not None:
-            self.question.problem("E-BROKEN-PLUGIN", name, f"{wants}: {record}", record.remedy)
+            self.request.problem("E-BROKEN-PLUGIN", name, f"{wants}: {record}", record.remedy)
         else:
             remedy = f"pip install {dist}" if dist else f"install the package that ships {wanted}"
-            reason = f"needs {wanted}, which is not installed{because(reason)}"
-            self.question.problem("E-MISSING-PLUGIN", name, reason, remedy)
+            reason = f"needs {wanted}, which is not installed{parenthesized(reason)}"
+            self.request.problem("E-MISSING-PLUGIN", name, reason, remedy)
         self.failed.add(name)
 
     def _close(self) -> None:
@@ -151,7 +151,7 @@ class Admission:
                     if not requirement.implies or wanted in self.why or wanted not in self.classes:
                         continue
                     before = set(self.why)
-                    self._admit(wanted, f"implied by {name}")
+                    self._activate(wanted, f"implied by {name}")
                     following += [new for new in self.why if new not in before]
             queue = following
         for name in list(self.why):
@@ -163,12 +163,13 @@ class Admission:
             self._require_feature(name, requirement)
         elif requirement.any_of:
             self._require_any(name, requirement)
-        elif not self.question.holds(requirement):
-            wanted = condition(requirement)
-            self.question.problem(
+        elif not self.request.holds(requirement):
+            wanted = condition_text(requirement)
+            self.request.problem(
                 "E-REQUIRES",
                 name,
-                f"needs {wanted}{because(requirement.reason)}; it is {self.question.shown(requirement.flag)}",
+                f"needs {wanted}{parenthesized(requirement.reason)}; it is "
+                f"{self.request.shown(requirement.flag)}",
                 f"set {wanted}",
             )
             self.failed.add(name)
@@ -181,26 +182,26 @@ class Admission:
         if wanted not in self.classes:
             self._missing(name, wanted, requirement.reason)
             return
-        why = because(requirement.reason)
+        why = parenthesized(requirement.reason)
         held = self.held.get(wanted)
         level = self.classes[wanted].level
-        if level > self.question.level:
-            self.question.problem(
+        if level > self.request.level:
+            self.request.problem(
                 "E-REQUIRES-LEVEL",
                 name,
                 f"needs {wanted}{why}, which belongs to optimization level {level}; "
-                f"the run has {self.question.level}",
-                f"--optimization-level {level}, or drop {self.question.flag_of(name) or name}",
+                f"the run has {self.request.level}",
+                f"--optimization-level {level}, or drop {self.request.flag_of(name) or name}",
             )
         elif held is not None:
-            self.question.problem(
+            self.request.problem(
                 "E-REQUIRES",
                 name,
                 f"needs {wanted}{why}, which is not active: {held.reason}",
-                f"drop {self.question.flag_of(name) or name}",
+                f"drop {self.request.flag_of(name) or name}",
             )
         else:
-            self.question.problem("E-REQUIRES", name, f"needs {wanted}{why}", self._how_to_ask(wanted))
+            self.request.problem("E-REQUIRES", name, f"needs {wanted}{why}", self._how_to_ask(wanted))
         self.failed.add(name)
 
     def _require_any(self, name: str, requirement: Requirement) -> None:
@@ -212,8 +213,8 @@ class Admission:
             self._missing(name, choices[0], requirement.reason)
             return
         ways = ", or ".join(self._how_to_ask(choice) for choice in installed)
-        reason = f"needs one of {', '.join(choices)}{because(requirement.reason)}"
-        self.question.problem("E-REQUIRES", name, reason, ways)
+        reason = f"needs one of {', '.join(choices)}{parenthesized(requirement.reason)}"
+        self.request.problem("E-REQUIRES", name, reason, ways)
         self.failed.add(name)
 
     def _how_to_ask(self, name: str) -> str:
@@ -229,7 +230,7 @@ class Admission:
                 other = taken.feature
                 if other in self.why and other not in self.failed:
                     remedy = f"nothing; {name} takes over"
-                    self.held[other] = HeldBack(other, taken.reason, self.question.flag_of(other), remedy)
+                    self.held[other] = HeldBack(other, taken.reason, self.request.flag_of(other), remedy)
                     self.taken.add(other)
                     del self.why[other]
 

@@ -2,7 +2,7 @@
 
 A symbol of somebody else's module is held by a namespace (a module's or class's dictionary) as a raw object:
 a function, a ``staticmethod``, a property. Reading it with ``getattr`` would hand out something bound, and
-writing that back would break subclasses; so everything here goes through ``vars``. Apart from `patching`,
+writing that back would break subclasses; so everything here goes through ``vars``. Apart from `patches`,
 which decides what changes, because finding and refusing targets is a subject of its own.
 """
 
@@ -33,7 +33,7 @@ class MissingTarget(PatchError):
 
 
 @dataclass(frozen=True, eq=False)
-class Site:
+class Holder:
     """One place that holds an object: a name in a module, a class or an instance.
 
     Attributes:
@@ -91,7 +91,7 @@ def namespace_of(container: Any) -> Mapping[str, Any]:
     return getattr(container, "__dict__", {})
 
 
-def locate(target: str, owner: str) -> Site:
+def locate(target: str, owner: str) -> Holder:
     """Find the place that ``package.module:Qual.name`` names, importing the module.
 
     Raises:
@@ -109,7 +109,7 @@ def locate(target: str, owner: str) -> Site:
         container = getattr(container, parent, ABSENT)
         if container is ABSENT:
             raise MissingTarget(_missing(target, owner, f"there is no {parent!r} on the way to it"))
-    return Site(container, name, target)
+    return Holder(container, name, target)
 
 
 def _missing(target: str, owner: str, what: str) -> str:
@@ -119,17 +119,17 @@ def _missing(target: str, owner: str, what: str) -> str:
     )
 
 
-def check_patchable(site: Site, owner: str, *, adding: bool = False) -> None:
+def check_patchable(place: Holder, owner: str, *, adding: bool = False) -> None:
     """Refuse a place where a change would fail, or silently have no effect.
 
     Raises:
         MissingTarget: the name does not exist.
         PatchError: the reason why it cannot be patched.
     """
-    container, name, raw = site.container, site.name, site.raw()
+    container, name, raw = place.container, place.name, place.raw()
 
     def refuse(reason: str) -> None:
-        raise PatchError(f"{owner}: cannot patch {site.label}: {reason}")
+        raise PatchError(f"{owner}: cannot patch {place.label}: {reason}")
 
     if isinstance(container, enum.EnumMeta) and name in container.__members__:
         refuse("it is a member of an enumeration, which other code compares by identity")
@@ -149,7 +149,7 @@ def check_patchable(site: Site, owner: str, *, adding: bool = False) -> None:
     if raw is ABSENT:
         if isinstance(container, ModuleType) and getattr(container, name, ABSENT) is not ABSENT:
             refuse("the module makes it up in __getattr__ and does not hold it; patch where it is defined")
-        raise MissingTarget(_missing(site.label, owner, f"there is no {name!r}"))
+        raise MissingTarget(_missing(place.label, owner, f"there is no {name!r}"))
     if isinstance(raw, type):
         loaded: list[type] = type.__subclasses__(raw)
         children = [f"{child.__module__}.{child.__qualname__}" for child in loaded]
@@ -199,13 +199,13 @@ def is_shared_by_name(raw: Any) -> bool:
     return not isinstance(raw, _CONSTANTS)
 
 
-def holders(objects: Iterable[Any]) -> dict[int, list[Site]]:
+def holders(objects: Iterable[Any]) -> dict[int, list[Holder]]:
     """Every module attribute that is one of the objects, by ``id``; one pass over all loaded modules.
 
     Modules are read through their plain dictionary: nothing lazy is triggered.
     """
     wanted = {id(value) for value in objects}
-    found: dict[int, list[Site]] = {}
+    found: dict[int, list[Holder]] = {}
     seen: set[int] = set()
     if not wanted:
         return found
@@ -219,7 +219,7 @@ def holders(objects: Iterable[Any]) -> dict[int, list[Site]]:
         module_name = str(namespace.get("__name__", "?"))
         for name, value in list(namespace.items()):
             if id(value) in wanted:
-                found.setdefault(id(value), []).append(Site(module, name, f"{module_name}:{name}"))
+                found.setdefault(id(value), []).append(Holder(module, name, f"{module_name}:{name}"))
     return found
 
 

@@ -20,8 +20,8 @@ from mindspeed_core.errors import PatchError
 from mindspeed_core.feature import Patch
 from mindspeed_core.runtime.patch_targets import (
     ABSENT,
+    Holder,
     MissingTarget,
-    Site,
     callable_of,
     check_patchable,
     holders,
@@ -67,7 +67,7 @@ class _Record:
     """One patched object: what it was, what it is made of now, and every place that holds it."""
 
     original: Any
-    sites: list[tuple[Site, Any]]
+    places: list[tuple[Holder, Any]]
     shared: bool
     current: Any = ABSENT
     replacement: Patch | None = None
@@ -88,7 +88,7 @@ class _Pending:
     """What one call of `PatchLedger.apply` is about to do to a record."""
 
     record: _Record
-    sites: list[tuple[Site, Any]] = field(default_factory=list)
+    places: list[tuple[Holder, Any]] = field(default_factory=list)
     patches: list[Patch] = field(default_factory=list)
     raw: Any = ABSENT
     made: list[Any] = field(default_factory=list)
@@ -110,7 +110,7 @@ class PatchLedger:
     def __init__(self) -> None:
         """Start with nothing applied."""
         self._entries: list[_Record | _Setting] = []
-        self._by_site: dict[tuple[int, str], _Record] = {}
+        self._by_place: dict[tuple[int, str], _Record] = {}
         self.skipped: list[SkippedPatch] = []
 
     def apply(self, patches: Iterable[Patch], owner: str = "") -> None:
@@ -138,7 +138,7 @@ class PatchLedger:
             _find_holders(pending)
             for change in pending:
                 record = change.record
-                record.sites += change.sites
+                record.places += change.places
                 record.made += change.made
                 record.replacement, record.wraps, record.scanned = change.replacement, change.wraps, True
                 self._install(record, change.raw)
@@ -152,12 +152,12 @@ class PatchLedger:
         """
         kind = holder if isinstance(holder, type) else type(holder)
         label = f"{holder.__name__ if isinstance(holder, ModuleType) else kind.__qualname__}:{name}"
-        site = Site(holder, name, label)
+        place = Holder(holder, name, label)
         with _process_lock:
-            record = self._by_site.get(site.key)
+            record = self._by_place.get(place.key)
             if record is None:
-                check_patchable(site, owner)
-                record = _Record(site.raw(), [(site, site.own())], shared=False, scanned=True)
+                check_patchable(place, owner)
+                record = _Record(place.raw(), [(place, place.own())], shared=False, scanned=True)
             elif any(applied.owner != owner or applied.kind != "set" for applied in record.applied):
                 raise PatchError(f"{owner}: {label} was already changed by {record.owners}")
             self._install(record, like(record.original, value, holder, name))
@@ -186,8 +186,8 @@ class PatchLedger:
             if isinstance(entry, _Setting):
                 found.append(entry.applied)
                 continue
-            places = tuple(site.label for site, _ in entry.sites)
-            found += [replace(applied, holders=places) for applied in entry.applied]
+            labels = tuple(place.label for place, _ in entry.places)
+            found += [replace(applied, holders=labels) for applied in entry.applied]
         return found
 
     def revert(self) -> None:
@@ -199,7 +199,7 @@ class PatchLedger:
         with _process_lock:
             differences: list[str] = []
             entries, self._entries = self._entries, []
-            self._by_site = {}
+            self._by_place = {}
             self.skipped = []
             _restore_late_holders([entry for entry in entries if isinstance(entry, _Record)])
             for entry in reversed(entries):
@@ -210,13 +210,13 @@ class PatchLedger:
                         name, owner = entry.applied.target, entry.applied.owner
                         differences.append(f"{name} (set by {owner}): undoing it failed: {error!r}")
                     continue
-                for site, before in reversed(entry.sites):
-                    where = f"{site.label} (patched by {entry.owners})"
-                    if site.own() is not _stored(site, entry.current):
+                for place, before in reversed(entry.places):
+                    where = f"{place.label} (patched by {entry.owners})"
+                    if place.own() is not _stored(place, entry.current):
                         differences.append(f"{where}: somebody changed it after us")
                         continue
-                    site.write(before)
-                    if site.own() is not before:
+                    place.write(before)
+                    if place.own() is not before:
                         differences.append(f"{where}: the original did not come back")
             if differences:
                 raise PatchError("patches could not be taken back exactly:\n  " + "\n  ".join(differences))
@@ -237,36 +237,36 @@ class PatchLedger:
 
     def _collect(self, patch: Patch, pending: list[_Pending]) -> None:
         """Find a patch's target and add the patch to what is pending for that object."""
-        sites: list[Site] = []
+        places: list[Holder] = []
         for target in (patch.target, *patch.also):
             try:
-                site = locate(target, patch.owner)
-                if site.key not in self._by_site:
-                    if patch.kind == "add" and site.raw() is not ABSENT:
+                place = locate(target, patch.owner)
+                if place.key not in self._by_place:
+                    if patch.kind == "add" and place.raw() is not ABSENT:
                         self.skipped.append(
                             SkippedPatch(target, patch.owner, "the name exists, nothing to add")
                         )
                         return
-                    check_patchable(site, patch.owner, adding=patch.kind == "add")
+                    check_patchable(place, patch.owner, adding=patch.kind == "add")
             except MissingTarget as error:
                 if patch.required:
                     raise
                 self.skipped.append(SkippedPatch(target, patch.owner, str(error)))
                 return
-            sites.append(site)
-        change = self._change_of(sites[0], pending)
+            places.append(place)
+        change = self._change_of(places[0], pending)
         if any(applied.kind == "set" for applied in change.record.applied):
             raise PatchError(f"{patch.owner}: {patch.target} was already set by {change.record.owners}")
-        taken = {site.key for site, _ in (*change.record.sites, *change.sites)}
-        change.sites += [(site, site.own()) for site in sites if site.key not in taken]
+        taken = {place.key for place, _ in (*change.record.places, *change.places)}
+        change.places += [(place, place.own()) for place in places if place.key not in taken]
         change.patches.append(patch)
 
-    def _change_of(self, site: Site, pending: list[_Pending]) -> _Pending:
-        """The pending change of the object at a site, which may be held under several names."""
-        raw = site.raw()
-        known = self._by_site.get(site.key)
+    def _change_of(self, place: Holder, pending: list[_Pending]) -> _Pending:
+        """The pending change of the object at a place, which may be held under several names."""
+        raw = place.raw()
+        known = self._by_place.get(place.key)
         for change in pending:
-            same_place = any(other.key == site.key for other, _ in change.sites)
+            same_place = any(other.key == place.key for other, _ in change.places)
             same_object = change.record.shared and change.record.original is raw and known is None
             if change.record is known or same_place or same_object:
                 return change
@@ -278,14 +278,14 @@ class PatchLedger:
         if not record.applied:
             self._entries.append(record)
         record.current = raw
-        for site, _ in record.sites:
-            site.write(_stored(site, raw))
-            self._by_site[site.key] = record
+        for place, _ in record.places:
+            place.write(_stored(place, raw))
+            self._by_place[place.key] = record
 
 
-def _stored(site: Site, raw: Any) -> Any:
-    """What a site holds of a raw object: descriptors live in classes only."""
-    if isinstance(raw, (staticmethod, classmethod)) and not isinstance(site.container, type):
+def _stored(place: Holder, raw: Any) -> Any:
+    """What a place holds of a raw object: descriptors live in classes only."""
+    if isinstance(raw, (staticmethod, classmethod)) and not isinstance(place.container, type):
         return raw.__func__
     return raw
 
@@ -304,18 +304,18 @@ def _compose(change: _Pending) -> None:
             )
         replacement = patch
     wraps = record.wraps + [patch for patch in reversed(change.patches) if patch.kind == "wrap"]
-    site = (record.sites or change.sites)[0][0]
+    place = (record.places or change.places)[0][0]
     rebuild = replacement is not record.replacement or record.current is ABSENT
     raw = record.original if rebuild else record.current
     if rebuild and replacement is not None:
         new = load(replacement.new, replacement.owner, replacement.target)
-        raw = like(record.original, new, site.container, site.name)
+        raw = like(record.original, new, place.container, place.name)
         change.made.append(raw)
     for patch in wraps if rebuild else wraps[len(record.wraps) :]:
         new = load(patch.new, patch.owner, patch.target)(callable_of(raw))
         if new is None:
             raise PatchError(f"{patch.owner}: the wrapper of {patch.target} returned None, not an object")
-        raw = like(record.original, new, site.container, site.name)
+        raw = like(record.original, new, place.container, place.name)
         change.made.append(raw)
     change.raw, change.replacement, change.wraps = raw, replacement, wraps
 
@@ -328,11 +328,13 @@ def _find_holders(pending: Sequence[_Pending]) -> None:
     for change in pending:
         # A replacement is held by the package that defines it; its late importers are not ours to change.
         for value in change.made:
-            change.record.elsewhere[id(value)] = {site.package for site in found.get(id(value), [])}
+            change.record.elsewhere[id(value)] = {place.package for place in found.get(id(value), [])}
     for change in fresh:
-        taken = {site.key for site, _ in change.sites}
+        taken = {place.key for place, _ in change.places}
         original = change.record.original
-        change.sites += [(site, original) for site in found.get(id(original), []) if site.key not in taken]
+        change.places += [
+            (place, original) for place in found.get(id(original), []) if place.key not in taken
+        ]
 
 
 def _restore_late_holders(records: Sequence[_Record]) -> None:
@@ -344,19 +346,19 @@ def _restore_late_holders(records: Sequence[_Record]) -> None:
                 if is_shared_by_name(value):
                     makers.setdefault(id(value), []).append(record)
     made = [value for candidates in makers.values() for record in candidates for value in record.made]
-    for identity, sites in holders(made).items():
-        for site in sites:
-            maker = _maker(makers.get(identity, []), site.name)
-            if maker is None or any(site.key == known.key for known, _ in maker.sites):
+    for identity, places in holders(made).items():
+        for place in places:
+            maker = _maker(makers.get(identity, []), place.name)
+            if maker is None or any(place.key == known.key for known, _ in maker.places):
                 continue
-            if site.package not in maker.elsewhere[identity]:
-                site.write(maker.original)
+            if place.package not in maker.elsewhere[identity]:
+                place.write(maker.original)
 
 
 def _maker(candidates: Sequence[_Record], name: str) -> _Record | None:
     """Whose replacement a late holder has; where one object replaced several, the one of the same name."""
     for record in candidates:
-        if record.sites[0][0].name == name:
+        if record.places[0][0].name == name:
             return record
     return candidates[0] if candidates else None
 

@@ -44,7 +44,7 @@ def report(error: BaseException) -> int:
     rank printed its own.
     """
     kind = "explained" if isinstance(error, EXPLAINED) else "unexpected"
-    if worker.tell("consequence" if is_consequence(error) else kind, _text(error)):
+    if worker.send_message("consequence" if is_consequence(error) else kind, _text(error)):
         # The supervisor hears every rank, and speaks for the one that failed first.
         return EXIT_PROBLEMS
     rank, world = os.environ.get("RANK", "0"), int(os.environ.get("WORLD_SIZE", "1"))

@@ -24,7 +24,7 @@ _CHANGING = object()
 
 
 @dataclass(frozen=True)
-class Residue:
+class ProcessState:
     """The process at one moment.
 
     Attributes:
@@ -36,11 +36,11 @@ class Residue:
     environment: Mapping[str, str]
 
     @classmethod
-    def now(cls) -> Residue:
+    def now(cls) -> ProcessState:
         """Look at the process as it is."""
         return cls(dict(_attributes()), dict(os.environ))
 
-    def left_since(self, before: Residue) -> list[str]:
+    def left_since(self, before: ProcessState) -> list[str]:
         """What differs from an earlier moment, one phrase each.
 
         Names that appeared are left out where their whole module is new, or where they are modules.

@@ -380,7 +380,7 @@ def _how_it_died(code: int | None) -> str:
     return f"exited with status {code} without a result"
 
 
-def take_surroundings(birth: Mapping[str, Any]) -> int:
+def adopt_parent_environment(birth: Mapping[str, Any]) -> int:
     """Give a forked process what its parent chose: environment, import path, folder and a file for output.
 
     Args:
@@ -407,7 +407,7 @@ def _child(birth: dict[str, Any], pipe: connection.Connection) -> None:
     threading.Thread(
         target=_watch_parent, args=(pipe, told), name="mindspeed parent watch", daemon=True
     ).start()
-    output = take_surroundings(birth)
+    output = adopt_parent_environment(birth)
     faulthandler.register(signal.SIGUSR2, file=output, all_threads=False)
     # A rank is a daemon so that the program's end ends it; daemons may not fork, but writers of checkpoints
     # and workers of data loaders are forks.

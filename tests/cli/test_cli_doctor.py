@@ -141,7 +141,7 @@ def test_the_dependencies_of_the_package_agree_with_the_table():
 
 
 def test_doctor_passes_on_this_machine_and_reports_every_check(features, monkeypatch):
-    monkeypatch.setattr(checks, "_ask_torch", lambda: (dict(SOUND.torch), ""))
+    monkeypatch.setattr(checks, "_probe_torch", lambda: (dict(SOUND.torch), ""))
     result = features("doctor", "--json")
     found = json.loads(result.output)
 
@@ -151,7 +151,7 @@ def test_doctor_passes_on_this_machine_and_reports_every_check(features, monkeyp
 
 
 def test_doctor_fails_and_prints_the_remedy_when_torch_cannot_be_imported(features, monkeypatch):
-    monkeypatch.setattr(checks, "_ask_torch", lambda: ({}, "the process ended with status -11"))
+    monkeypatch.setattr(checks, "_probe_torch", lambda: ({}, "the process ended with status -11"))
     result = features("doctor")
 
     assert result.exit_code == 1
@@ -162,7 +162,7 @@ def test_doctor_fails_and_prints_the_remedy_when_torch_cannot_be_imported(featur
 def test_a_platform_that_cannot_be_loaded_is_among_the_findings(features, tmp_path, on_path, monkeypatch):
     write_metadata(tmp_path, "odd-device", {"mindspeed.platforms odd": "a_module_that_nobody_has:Odd"})
     on_path(tmp_path)
-    monkeypatch.setattr(checks, "_ask_torch", lambda: (dict(SOUND.torch), ""))
+    monkeypatch.setattr(checks, "_probe_torch", lambda: (dict(SOUND.torch), ""))
 
     findings = json.loads(features("doctor", "--json").output)["findings"]
 
@@ -179,7 +179,7 @@ def test_a_probe_that_dies_is_reported_with_its_last_words(monkeypatch, tmp_path
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
-    answer, problem = checks._ask_torch()
+    answer, problem = checks._probe_torch()
 
     assert answer == {}
     assert "status 9" in problem

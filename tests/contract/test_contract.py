@@ -12,7 +12,7 @@ import pytest
 
 from mindspeed_core.discovery.stages import core_stages
 from mindspeed_core.testing.contract import Contract, Violation, all_checks, contract_checks
-from mindspeed_core.testing.leak_check import Residue
+from mindspeed_core.testing.leak_check import ProcessState
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +121,9 @@ def test_a_version_that_is_too_low_for_what_is_used_is_found(site, monkeypatch):
 
 
 def test_the_residue_of_nothing_is_nothing():
-    before = Residue.now()
+    before = ProcessState.now()
 
-    assert Residue.now().left_since(before) == []
+    assert ProcessState.now().left_since(before) == []
 
 
 @pytest.mark.parametrize(

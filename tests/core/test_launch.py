@@ -50,15 +50,15 @@ def killed(rank, restart):
 
 def explained(rank, restart):
     if rank == 1:
-        worker.tell("explained", "error: --lr -1: must not be negative\n")
+        worker.send_message("explained", "error: --lr -1: must not be negative\n")
         return 1
-    worker.tell("consequence", "Connection closed by peer\n")
+    worker.send_message("consequence", "Connection closed by peer\n")
     return 1
 
 
 def noticed_only(rank, restart):
     if rank == 1:
-        worker.tell("consequence", "Connection closed by peer\n")
+        worker.send_message("consequence", "Connection closed by peer\n")
     return 1 if rank == 1 else 3
 
 
@@ -97,13 +97,13 @@ def test_a_supervisor_leaves_the_signal_handlers_as_they_were():
 def test_without_a_supervisor_a_worker_speaks_itself(monkeypatch):
     monkeypatch.delenv("MINDSPEED_SUPERVISOR", raising=False)
     assert not worker.supervised()
-    assert not worker.tell("explained", "text")
+    assert not worker.send_message("explained", "text")
 
 
 def test_a_worker_tells_its_supervisor_one_line(monkeypatch):
     reading, writing = os.pipe()
     monkeypatch.setenv("MINDSPEED_SUPERVISOR", f"{writing},0")
-    assert worker.tell("hang", "two\nlines", rank=3)
+    assert worker.send_message("hang", "two\nlines", rank=3)
     line = os.read(reading, 1000)
     assert json.loads(line) == {"kind": "hang", "text": "two\nlines", "rank": 3}
     assert line.count(b"\n") == 1

@@ -62,22 +62,22 @@ import torch
 import megatron.core.models.gpt
 import megatron.core.optimizer
 import megatron.core.pipeline_parallel
-from mindspeed_core.testing.leak_check import Residue
+from mindspeed_core.testing.leak_check import ProcessState
 config = make_config(torch)
 initialize(torch)
-plain, before, generator = state(), Residue.now(), torch.get_rng_state()
+plain, before, generator = state(), ProcessState.now(), torch.get_rng_state()
 from mindspeed_core import activate
 session = activate(FLAGS, configs=[config], platform="cpu")
 quiet = state() == plain and torch.equal(torch.get_rng_state(), generator)
 loss = train(session, torch, config)
 session.close()
-left = [text for text in Residue.now().left_since(before) if "NVTE_" not in text]
+left = [text for text in ProcessState.now().left_since(before) if "NVTE_" not in text]
 """
 
 SESSION_FIRST = """
 import torch
-from mindspeed_core.testing.leak_check import Residue
-plain, before, generator = state(), Residue.now(), torch.get_rng_state()
+from mindspeed_core.testing.leak_check import ProcessState
+plain, before, generator = state(), ProcessState.now(), torch.get_rng_state()
 assert "megatron.core" not in sys.modules
 from mindspeed_core import activate
 session = activate({**FLAGS, "normalization": "RMSNorm", "swiglu": True}, platform="cpu")
@@ -88,7 +88,7 @@ import megatron.core.pipeline_parallel
 initialize(torch)
 loss = train(session, torch, make_config(torch))
 session.close()
-left = [text for text in Residue.now().left_since(before) if "NVTE_" not in text]
+left = [text for text in ProcessState.now().left_since(before) if "NVTE_" not in text]
 """
 
 REPORT = """
@@ -97,12 +97,12 @@ print(json.dumps({"quiet": quiet, "loss": loss, "left": left, "ours": ours(), "n
 
 WITHOUT = """
 import torch
-from mindspeed_core.testing.leak_check import Residue
-before = Residue.now()
+from mindspeed_core.testing.leak_check import ProcessState
+before = ProcessState.now()
 import megatron.core.models.gpt
 import megatron.core.optimizer
 import megatron.core.pipeline_parallel
-print(json.dumps(Residue.now().left_since(before)))
+print(json.dumps(ProcessState.now().left_since(before)))
 """
 
 

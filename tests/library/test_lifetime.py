@@ -13,7 +13,7 @@ from mindspeed_core import activate, prepare
 from mindspeed_core.errors import SessionError
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.testing import run_world
-from mindspeed_core.testing.leak_check import Residue
+from mindspeed_core.testing.leak_check import ProcessState
 
 KERNELS = {"use_fused_rmsnorm": True, "use_fused_swiglu": True, "use_flash_attn": True}
 
@@ -151,7 +151,7 @@ def test_ranks_with_different_plans_are_told_before_anything_hangs():
 
 def models_that_need_their_session():
     parallel()
-    before = Residue.now()
+    before = ProcessState.now()
     config, messages = small(), []
     session = opened({"doubled": True}, configs=[config])
     model = build(session, config)
@@ -171,7 +171,7 @@ def models_that_need_their_session():
     session.close()
     doubled = torch.equal(inside, 2.0 * outside)
     # megatron-core's model chooses its attention by environment variables, and leaves them.
-    left = [text for text in Residue.now().left_since(before) if "NVTE_" not in text]
+    left = [text for text in ProcessState.now().left_since(before) if "NVTE_" not in text]
     return messages, still, doubled, other() is None, left
 
 
@@ -239,7 +239,7 @@ def test_leaving_a_block_takes_everything_back(fails):
 
 
 def left_block(fails):
-    before = Residue.now()
+    before = ProcessState.now()
     session = opened({"shouts": True})
     patched = dist.get_rank is not before.attributes["torch.distributed", "get_rank"]
     try:
@@ -248,4 +248,4 @@ def left_block(fails):
                 raise KeyError("the caller's own")
     except KeyError:
         patched = patched and fails
-    return patched and not session.is_open, Residue.now().left_since(before)
+    return patched and not session.is_open, ProcessState.now().left_since(before)

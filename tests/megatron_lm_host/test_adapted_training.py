@@ -65,7 +65,7 @@ def plain():
 
 
 def train_plainly():
-    from mindspeed_core.testing.leak_check import Residue
+    from mindspeed_core.testing.leak_check import ProcessState
 
     fake.use_fake()
     import megatron.training.training  # noqa: F401 - the adaptor comes last here
@@ -76,10 +76,10 @@ def train_plainly():
     vars(profiler).pop("_cupti_monitor_module", None)
     torch._dynamo.mutation_guard.install_generation_tagging_init()
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
-    before = Residue.now()
+    before = ProcessState.now()
     adaptor = fake.adapt(fake.Scaled, fake.Failing, fake.Stopping)
-    entered = Residue.now()
-    found = {"none": fake.run_script(*LOCAL), "left": Residue.now().left_since(entered)}
+    entered = ProcessState.now()
+    found = {"none": fake.run_script(*LOCAL), "left": ProcessState.now().left_since(entered)}
     fake.forget_run()
     found["again"] = fake.run_script(*LOCAL, "--train-iters", "2")
     fake.forget_run()
@@ -88,15 +88,15 @@ def train_plainly():
     found["stopped"] = fake.run_script(*LOCAL, "--stop-after", "2")
     fake.forget_run()
     found["exited"] = fake.run_script(*LOCAL, "--exit-interval", "1")
-    found["left by exit"] = Residue.now().left_since(entered)
+    found["left by exit"] = ProcessState.now().left_since(entered)
     fake.forget_run()
     try:
         fake.run_script(*LOCAL, "--failing")
     except ValueError as error:
         found["failure"] = [str(error), *getattr(error, "__notes__", [])]
-    found["left by failure"] = Residue.now().left_since(entered)
+    found["left by failure"] = ProcessState.now().left_since(entered)
     adaptor.uninstall()
-    found["left after uninstall"] = Residue.now().left_since(before)
+    found["left after uninstall"] = ProcessState.now().left_since(before)
     return found
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch_npu
 
-from mindspeed_testing.npu import Call, CallSite, fake_npu, run_call, run_calls
+from mindspeed_testing.npu import ApiUse, Call, fake_npu, run_call, run_calls
 from mindspeed_testing.npu.plugin import never_ran
 
 
@@ -74,7 +74,7 @@ def test_operations_are_counted_per_context():
 
 def test_an_operator_that_is_only_handed_on_must_have_run():
     def mention(name, is_call=False):
-        return CallSite(Path("acme.py"), 1, 1, name, is_call)
+        return ApiUse(Path("acme.py"), 1, 1, name, is_call)
 
     with fake_npu() as npu:
         swiglu(npu.tensor(2, 4))

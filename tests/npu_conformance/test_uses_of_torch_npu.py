@@ -10,15 +10,15 @@ import pytest
 
 from mindspeed_core.errors import UserError
 from mindspeed_testing.npu import schemas
-from mindspeed_testing.npu.reached import ReachedSites
-from mindspeed_testing.npu.sources import call_sites, package_folders, sites_of
+from mindspeed_testing.npu.reached import ReachedUses
+from mindspeed_testing.npu.sources import api_uses, package_folders, uses_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests" / "npu_conformance" / "schemas.json"
 
 
 def names(text):
-    return [site.name for site in sites_of(text, Path("a.py"))]
+    return [site.name for site in uses_of(text, Path("a.py"))]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_uses_are_found_in_every_way_of_writing_them(text, expected):
 
 
 def test_calls_mentions_and_excuses_are_told_apart():
-    call, excused, mention = sites_of(
+    call, excused, mention = uses_of(
         "import torch_npu\n"
         "torch_npu.npu_a(\n    1,\n)\n"
         "torch_npu.npu_b()  # needs an NPU: reads a counter\n"
@@ -94,10 +94,10 @@ def test_a_call_counts_when_it_returned_or_was_refused_by_the_runtime(tmp_path):
     path.write_text(SOURCE)
     spec = importlib.util.spec_from_file_location("uses_of_torch_npu", path)
     module = importlib.util.module_from_spec(spec)
-    sites = sites_of("import torch_npu\n" + SOURCE.replace("class torch_npu:", "if True:", 1), path)
+    sites = uses_of("import torch_npu\n" + SOURCE.replace("class torch_npu:", "if True:", 1), path)
     # The line of the import was put before the others.
     sites = [type(s)(s.path, s.line - 1, s.last_line - 1, s.name, s.is_call) for s in sites]
-    reached = ReachedSites(sites)
+    reached = ReachedUses(sites)
     reached.start()
     try:
         spec.loader.exec_module(module)
@@ -140,5 +140,5 @@ def test_what_changed_is_shown_with_both_versions(monkeypatch):
 
 
 def test_sources_of_the_core_are_read_without_importing_them():
-    sites = call_sites([ROOT / "mindspeed_core" / "platforms"])
+    sites = api_uses([ROOT / "mindspeed_core" / "platforms"])
     assert {"torch.npu.synchronize", "torch.npu.is_available"} <= {site.name for site in sites}

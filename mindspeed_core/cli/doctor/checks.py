@@ -77,7 +77,7 @@ def collect(registry: Registry, host: str = "standalone") -> Facts:
     """
     names = {row.distribution for row in TABLE} | set(FURTHER_DISTRIBUTIONS)
     versions = {name: found for name in sorted(names) if (found := _version(name))}
-    answer, problem = _ask_torch()
+    answer, problem = _probe_torch()
     platforms = _platforms(registry)
     return Facts(
         versions=versions,
@@ -126,7 +126,7 @@ def _platforms(registry: Registry) -> dict[str, tuple[bool, str]]:
     return answers
 
 
-def _ask_torch() -> tuple[dict[str, Any], str]:
+def _probe_torch() -> tuple[dict[str, Any], str]:
     command = [sys.executable, "-m", "mindspeed_core.cli.doctor.probe"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)

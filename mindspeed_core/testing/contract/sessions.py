@@ -124,15 +124,15 @@ def train_all(group: list[Side]) -> list[Trained]:
     Returns:
         The reports, in the order of the subjects, up to the first that is not clean.
     """
-    from mindspeed_core.testing.leak_check import Residue
+    from mindspeed_core.testing.leak_check import ProcessState
 
     for flags, platform in dict.fromkeys((side.baseline, side.baseline_platform) for side in group):
         _train(flags, platform)
     reports: list[Trained] = []
     for side in group:
-        before = Residue.now()
+        before = ProcessState.now()
         report = _train(side.flags, side.platform)
-        left = Residue.now().left_since(before)
+        left = ProcessState.now().left_since(before)
         reports.append(replace(report, left=tuple(left)))
         if report.error or left:
             break

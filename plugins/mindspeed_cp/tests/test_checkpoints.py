@@ -150,13 +150,13 @@ def wrong_by_slopes(run):
 
 
 def observed(folder):
-    from mindspeed_core.testing.leak_check import Residue
+    from mindspeed_core.testing.leak_check import ProcessState
 
     split = ("--context-parallel-size",)
     found = {}
     # The first run also loads what is loaded when it is first needed.
     found["undisturbed"] = trained((*LEARNED, *split, 2), 4, save_to=f"{folder}/plain", saved_after=2)
-    before, objects = Residue.now(), symbols()
+    before, objects = ProcessState.now(), symbols()
 
     def replaced(run):
         return [name for name, held in symbols().items() if held is not objects[name]]
@@ -166,7 +166,7 @@ def observed(folder):
         (*LEARNED, *split, 4), 2, load_from=f"{folder}/plain", look=replaced
     )
     *_, found["replaced for predictions"] = trained((*ROPE, *PREDICTIONS, *split, 2), 1, look=replaced)
-    found["left"] = Residue.now().left_since(before)
+    found["left"] = ProcessState.now().left_since(before)
     found["dropped"], found["own states"] = trained(
         (*DROPPED, *split, 2), 4, save_to=f"{folder}/dropped", saved_after=2, look=generators
     )

@@ -216,7 +216,7 @@ class HangWatch:
             return
         since = f"after step {self._run.iteration}"
         text = f"no progress for {self.seconds:.0f} s (--hang-timeout-minutes) {since}: {finding.text}"
-        if not worker.tell("hang", f"error: {text}", rank=finding.rank):
+        if not worker.send_message("hang", f"error: {text}", rank=finding.rank):
             print(f"error: {text}", file=sys.stderr, flush=True)
         os._exit(_EXIT_PROBLEMS)
 

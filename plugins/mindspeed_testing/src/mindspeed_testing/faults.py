@@ -24,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from mindspeed_core.testing.worlds import fork_server_process, take_surroundings
+from mindspeed_core.testing.worlds import adopt_parent_environment, fork_server_process
 
 _STEP = re.compile(r"^step +(\d+)/\d+ \| loss (\S+) \|.*?grad norm (\S+)", re.MULTILINE)
 _START = re.compile(r"^training from (?:step (\d+)|scratch)", re.MULTILINE)
@@ -115,7 +115,7 @@ class _Program:
 
 
 def _run_program(birth: Mapping[str, Any]) -> None:
-    take_surroundings(birth)
+    adopt_parent_environment(birth)
     limit = birth["largest_file"]
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mindspeed_testing.npu.calls import Call, CallResult, run_call, run_calls
     from mindspeed_testing.npu.fake import FakeNpu, fake_npu
     from mindspeed_testing.npu.schemas import compare_snapshot, schema_snapshot
-    from mindspeed_testing.npu.sources import CallSite, call_sites
+    from mindspeed_testing.npu.sources import ApiUse, api_uses
     from mindspeed_testing.npu.stubs import Stubs, build_stubs
     from mindspeed_testing.npu.training import ShapeOnlyTraining, shape_only_training
     from mindspeed_testing.npu.world import fake_world
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 _HOMES = {
     "Call": "calls",
     "CallResult": "calls",
-    "CallSite": "sources",
+    "ApiUse": "sources",
     "FakeNpu": "fake",
     "ShapeOnlyTraining": "training",
     "Stubs": "stubs",
     "build_stubs": "stubs",
-    "call_sites": "sources",
+    "api_uses": "sources",
     "compare_snapshot": "schemas",
     "fake_npu": "fake",
     "fake_world": "world",
@@ -43,14 +43,14 @@ _HOMES = {
 }
 
 __all__ = [
+    "ApiUse",
     "Call",
     "CallResult",
-    "CallSite",
     "FakeNpu",
     "ShapeOnlyTraining",
     "Stubs",
+    "api_uses",
     "build_stubs",
-    "call_sites",
     "compare_snapshot",
     "fake_npu",
     "fake_world",

@@ -15,12 +15,12 @@ import pytest
 
 from mindspeed_core.errors import UserError
 from mindspeed_testing.npu import schemas
-from mindspeed_testing.npu.reached import ReachedSites
-from mindspeed_testing.npu.sources import CallSite, call_sites, package_folders
+from mindspeed_testing.npu.reached import ReachedUses
+from mindspeed_testing.npu.sources import ApiUse, api_uses, package_folders
 from mindspeed_testing.npu.stubs import check_stubbed
 
-_SITES = pytest.StashKey[list[CallSite]]()
-_REACHED = pytest.StashKey[ReachedSites]()
+_USES = pytest.StashKey[list[ApiUse]]()
+_REACHED = pytest.StashKey[ReachedUses]()
 _PROBLEMS = pytest.StashKey[list[str]]()
 
 
@@ -38,13 +38,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Read the sources and begin to watch, before anything of theirs is imported."""
     try:
         check_stubbed()
-        sites = call_sites(package_folders(config.getoption("--source")))
+        uses = api_uses(package_folders(config.getoption("--source")))
     except UserError as error:
         # Not a usage error of pytest: it would be told after this process has ended.
         pytest.exit(str(error), returncode=int(pytest.ExitCode.USAGE_ERROR))
-    config.stash[_SITES] = sites
+    config.stash[_USES] = uses
     config.stash[_PROBLEMS] = []
-    config.stash[_REACHED] = ReachedSites(sites)
+    config.stash[_REACHED] = ReachedUses(uses)
     config.stash[_REACHED].start()
 
 
@@ -57,7 +57,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> object:
     reached.stop()
     # A run of chosen tests, or one that failed anyway, says nothing about the calls of the rest.
     if session.exitstatus in (0, pytest.ExitCode.NO_TESTS_COLLECTED) and not _is_partial(config):
-        config.stash[_PROBLEMS] = problems(config.stash[_SITES], reached, config)
+        config.stash[_PROBLEMS] = problems(config.stash[_USES], reached, config)
         if config.stash[_PROBLEMS]:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
     return result
@@ -65,12 +65,12 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> object:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say how much was reached, and what was not."""
-    calls = config.stash[_REACHED].sites
+    calls = config.stash[_REACHED].uses
     reached = config.stash[_REACHED].reached
     terminalreporter.write_line(f"uses of torch_npu: {len(reached)} of {len(calls)} calls run")
-    for site in calls:
-        if site.excuse and site not in reached:
-            terminalreporter.write_line(f"  not run, needs an NPU: {site} ({site.excuse})")
+    for use in calls:
+        if use.excuse and use not in reached:
+            terminalreporter.write_line(f"  not run, needs an NPU: {use} ({use.excuse})")
     for line in config.stash[_PROBLEMS]:
         terminalreporter.write_line(f"  {line}", red=True)
 
@@ -85,16 +85,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     os._exit(status)
 
 
-def problems(sites: list[CallSite], reached: ReachedSites, config: pytest.Config) -> list[str]:
+def problems(uses: list[ApiUse], reached: ReachedUses, config: pytest.Config) -> list[str]:
     """What is wrong although every test passed, one line each."""
-    names = sorted({site.name for site in sites})
+    names = sorted({use.name for use in uses})
     found = [
-        f"{site}: there is no such name in torch_npu {schemas.installed_version()}"
-        for site in sites
-        if not schemas.describe(site.name)
+        f"{use}: there is no such name in torch_npu {schemas.installed_version()}"
+        for use in uses
+        if not schemas.describe(use.name)
     ]
-    found += [f"{site} was never run by a test" for site in reached.missed()]
-    found += [f"{site} is handed on, and never ran in a test" for site in sites if never_ran(site)]
+    found += [f"{use} was never run by a test" for use in reached.missed()]
+    found += [f"{use} is handed on, and never ran in a test" for use in uses if never_ran(use)]
     written, compared = config.getoption("--write-schemas"), config.getoption("--schemas")
     if written is not None:
         schemas.write_snapshot(written, schemas.schema_snapshot(names))
@@ -103,9 +103,9 @@ def problems(sites: list[CallSite], reached: ReachedSites, config: pytest.Config
     return found
 
 
-def never_ran(site: CallSite) -> bool:
+def never_ran(use: ApiUse) -> bool:
     """Whether a mention is an operation that no test made the device run."""
-    operation = None if site.is_call or site.excuse else schemas.operation_of(site.name)
+    operation = None if use.is_call or use.excuse else schemas.operation_of(use.name)
     if operation is None:
         return False
     from mindspeed_testing.npu.fake import DISPATCHED

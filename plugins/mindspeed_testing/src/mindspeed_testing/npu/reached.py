@@ -15,29 +15,29 @@ from collections.abc import Iterable, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
-from mindspeed_testing.npu.sources import CallSite
+from mindspeed_testing.npu.sources import ApiUse
 
 _REFUSED = "507899"
 """What the stand-in runtime answers; torch_npu puts it into its exceptions."""
 
-_Lines = Mapping[int, tuple[CallSite, ...]]
+_Lines = Mapping[int, tuple[ApiUse, ...]]
 
 
-class ReachedSites:
-    """Watches which of ``sites`` run, between `start` and `stop`.
+class ReachedUses:
+    """Watches which of ``uses`` run, between `start` and `stop`.
 
     Attributes:
         reached: the calls that returned, or that the stand-in runtime refused.
     """
 
-    def __init__(self, sites: Iterable[CallSite]) -> None:
-        """Watch the calls among ``sites``; mentions are not executed as such."""
-        self.sites = tuple(site for site in sites if site.is_call)
-        self.reached: set[CallSite] = set()
-        files: dict[str, dict[int, list[CallSite]]] = defaultdict(lambda: defaultdict(list))
-        for site in self.sites:
-            for line in range(site.line, site.last_line + 1):
-                files[os.path.realpath(site.path)][line].append(site)
+    def __init__(self, uses: Iterable[ApiUse]) -> None:
+        """Watch the calls among ``uses``; mentions are not executed as such."""
+        self.uses = tuple(use for use in uses if use.is_call)
+        self.reached: set[ApiUse] = set()
+        files: dict[str, dict[int, list[ApiUse]]] = defaultdict(lambda: defaultdict(list))
+        for use in self.uses:
+            for line in range(use.line, use.last_line + 1):
+                files[os.path.realpath(use.path)][line].append(use)
         self._files: dict[str, _Lines] = {
             path: {line: tuple(found) for line, found in lines.items()} for path, lines in files.items()
         }
@@ -53,9 +53,9 @@ class ReachedSites:
         sys.settrace(None)
         threading.settrace(None)
 
-    def missed(self) -> list[CallSite]:
+    def missed(self) -> list[ApiUse]:
         """The calls that did not run and have no excuse."""
-        return [site for site in self.sites if site not in self.reached and not site.excuse]
+        return [use for use in self.uses if use not in self.reached and not use.excuse]
 
     def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
         code = frame.f_code
@@ -79,9 +79,9 @@ class ReachedSites:
 class _Frame:
     """One running function: the calls whose lines it is in."""
 
-    def __init__(self, lines: _Lines, reached: set[CallSite]) -> None:
+    def __init__(self, lines: _Lines, reached: set[ApiUse]) -> None:
         self._lines, self._reached = lines, reached
-        self._inside: set[CallSite] = set()
+        self._inside: set[ApiUse] = set()
 
     def line(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "exception":
@@ -90,6 +90,6 @@ class _Frame:
             self._inside.clear()
             return self.line
         here = self._lines.get(frame.f_lineno, ()) if event == "line" else ()
-        self._reached.update(site for site in self._inside if site not in here)
+        self._reached.update(use for use in self._inside if use not in here)
         self._inside = set(here)
         return self.line

@@ -24,7 +24,7 @@ Snapshot = Mapping[str, Any]
 
 
 def schema_snapshot(names: Iterable[str]) -> dict[str, Any]:
-    """Record names as `CallSite.name` gives them.
+    """Record names as `ApiUse.name` gives them.
 
     Args:
         names: ``torch_npu.npu_swiglu``, ``torch.ops.npu.npu_swiglu.default``, ``torch.npu.synchronize``.

@@ -22,7 +22,7 @@ EXCUSE = "needs an NPU:"
 
 
 @dataclass(frozen=True)
-class CallSite:
+class ApiUse:
     """One use of torch_npu in a source.
 
     Attributes:
@@ -46,25 +46,25 @@ class CallSite:
         return f"{self.path}:{self.line}: {self.name}"
 
 
-def call_sites(roots: Iterable[Path]) -> list[CallSite]:
+def api_uses(roots: Iterable[Path]) -> list[ApiUse]:
     """Every use of torch_npu in the Python files below folders, in order of file and line."""
     files = sorted({path for root in roots for path in (root.rglob("*.py") if root.is_dir() else [root])})
-    return [site for path in files for site in sites_of(path.read_text(encoding="utf-8"), path)]
+    return [use for path in files for use in uses_of(path.read_text(encoding="utf-8"), path)]
 
 
-def sites_of(text: str, path: Path) -> list[CallSite]:
+def uses_of(text: str, path: Path) -> list[ApiUse]:
     """Every use of torch_npu in one source.
 
     Args:
         text: the source.
-        path: where it is, for the sites.
+        path: where it is, for the uses.
     """
     if not any(word in text for word in ("torch_npu", ".npu", ".atb", *ALIASES)):
         return []
     tree = ast.parse(text)
     names = _bound_names(tree)
     lines = text.splitlines()
-    found: list[CallSite] = []
+    found: list[ApiUse] = []
     inner: set[ast.AST] = set()
     for node in ast.walk(tree):
         if not isinstance(node, (ast.Call, ast.Attribute, ast.Name)) or node in inner:
@@ -78,8 +78,8 @@ def sites_of(text: str, path: Path) -> list[CallSite]:
             continue
         excuse = lines[node.lineno - 1].partition(EXCUSE)[2].strip()
         last = node.end_lineno or node.lineno
-        found.append(CallSite(path, node.lineno, last, name, isinstance(node, ast.Call), excuse))
-    return sorted(found, key=lambda site: (site.line, site.name))
+        found.append(ApiUse(path, node.lineno, last, name, isinstance(node, ast.Call), excuse))
+    return sorted(found, key=lambda use: (use.line, use.name))
 
 
 def package_folders(packages: Iterable[str]) -> list[Path]:
