@@ -1,10 +1,14 @@
-"""What a host declares, and what its own look at the machine finds."""
+"""Declarations of hosts, and the findings of their own checks of the machine."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mindspeed_core.feature import Patch
+
+DEFAULT_HOST = "standalone"
+"""The host of the programs, where nobody names another one."""
 
 OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
 """Severities of a `Finding`."""
@@ -12,7 +16,7 @@ OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing the doctor looked at.
+    """The result of one check of the machine.
 
     Attributes:
         severity: ``ok``, ``note`` (good to know), ``warning`` (slow or fragile), ``error`` (training cannot
@@ -38,7 +42,8 @@ class HostDeclaration:
         flags: ``"module:function"`` returning the host's ``Flag`` tuple; must not import torch or megatron.
         stages: import paths of modules (or ``"module:object"``) whose ``@hookimpl(trylast=True)`` functions
             are the defaults; imported when a session opens.
-        train: ``"module:function"`` that runs a whole training, called with an open session.
+        train: ``"module:function"`` that runs a whole training, called with an open session; the programs
+            call it.
         patches: what the host itself has to change.
         absent: ``"module:function"`` that says why the host lacks a flag, given its option string; an empty
             answer for flags it knows nothing about. Asked about unknown flags alone; must not import torch.
@@ -49,6 +54,7 @@ class HostDeclaration:
             applies them when it opens a session.
         doctor: ``"module:function"`` that looks for what the host needs beside the core; called without
             arguments, it returns `Finding` records; must not import torch.
+        commands: sub-commands of ``mindspeed-train``, click commands by name: ``("module:command", help)``.
     """
 
     name: str
@@ -62,3 +68,4 @@ class HostDeclaration:
     never_calls: tuple[str, ...] = ()
     on_demand: str = ""
     doctor: str = ""
+    commands: Mapping[str, tuple[str, str]] = field(default_factory=dict, hash=False)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.discovery.entry_points import describe
+from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.feature import Feature, Flag
 from mindspeed_core.flags.core import CORE_FLAGS, CORE_OWNER
 from mindspeed_core.flags.entries import Adoption, FlagEntry, ParsedArguments
@@ -382,7 +383,7 @@ class FlagSet:
         return help_text(self._entries, prog)
 
 
-def flag_set(registry: Registry, host: str = "standalone") -> FlagSet:
+def flag_set(registry: Registry, host: str = DEFAULT_HOST) -> FlagSet:
     """The flags of the core, of a host and of every installed feature.
 
     Args:

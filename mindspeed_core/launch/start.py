@@ -1,4 +1,4 @@
-"""How a worker comes to life: as a fork of this process with the heavy imports done once, or on its own.
+"""Start workers: as forks of this process with the heavy imports done once, or as interpreters of their own.
 
 A fork costs milliseconds instead of the import of torch and megatron-core per worker, also at every restart.
 It is only taken where no device runtime can have been started by an import.
@@ -16,22 +16,25 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from time import strftime
 
+from mindspeed_core.discovery.host import DEFAULT_HOST, HostDeclaration
 from mindspeed_core.errors import ArgumentError, UserError
 from mindspeed_core.launch import worker
 from mindspeed_core.launch.supervisor import FORWARDED, Supervisor, WorkerSetup
+from mindspeed_core.platforms.selection import choose_platform
+from mindspeed_core.registry import Registry
 
 PRELOAD = (
-    "mindspeed_core.hosts.standalone.loop",
     "megatron.core.models.gpt",
     "megatron.core.models.gpt.gpt_layer_specs",
     "megatron.core.datasets.gpt_dataset",
 )
-"""Imported before the first fork, with the modules of the host's stages."""
+"""Imported before the first fork, with the modules of the host's stages and of its training."""
 
 
-def wanted(arguments: Sequence[str]) -> argparse.Namespace | None:
-    """The launch that a command line asks for, or None: it trains in this very process.
+def requested_launch(arguments: Sequence[str]) -> argparse.Namespace | None:
+    """Return the launch that a command line asks for; None to train in this very process.
 
     Raises:
         UserError: workers are asked for by two launchers, or the number is no number.
@@ -68,11 +71,11 @@ def wanted(arguments: Sequence[str]) -> argparse.Namespace | None:
 
 
 def launch(arguments: Sequence[str], found: argparse.Namespace, main: Callable[[Sequence[str]], int]) -> int:
-    """Run the program in workers and watch over them; the exit status.
+    """Run the program in workers, supervise them and return the exit status.
 
     Args:
         arguments: of the program.
-        found: see `wanted`.
+        found: see `requested_launch`.
         main: the program; a fork calls it, an interpreter of its own runs ``mindspeed_core.train``.
     """
     if found.nproc > 1:
@@ -81,11 +84,10 @@ def launch(arguments: Sequence[str], found: argparse.Namespace, main: Callable[[
     arguments = list(arguments)
     if found.run_dir is None:
         # Restarted workers go on in the same folder.
-        from time import strftime
-
         arguments += ["--run-dir", os.path.join("runs", strftime("%Y%m%d-%H%M%S"))]
-    if _platform(found.platform) == "cpu":
-        _import_all()
+    registry = Registry.discover()
+    if choose_platform(found.platform, registry)[0] == "cpu":
+        _import_all(registry.host(DEFAULT_HOST))
 
         def start(setup: WorkerSetup) -> int:
             return _fork(setup, lambda: main(arguments))
@@ -98,18 +100,9 @@ def launch(arguments: Sequence[str], found: argparse.Namespace, main: Callable[[
     return Supervisor(start, found.nproc, found.max_restarts).run()
 
 
-def _platform(requested: str) -> str:
-    from mindspeed_core.platforms.selection import choose_platform
-    from mindspeed_core.registry import Registry
-
-    return choose_platform(requested, Registry.discover())[0]
-
-
-def _import_all() -> None:
-    from mindspeed_core.hosts.standalone import HOST
-
-    for name in (*PRELOAD, *HOST.stages):
-        import_module(name)
+def _import_all(host: HostDeclaration) -> None:
+    for path in (*PRELOAD, *host.stages, host.train):
+        import_module(path.partition(":")[0])
     # Pages of what is imported stay shared as long as nobody writes into them.
     gc.collect()
     gc.freeze()

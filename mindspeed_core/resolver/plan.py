@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Patch
 
@@ -104,7 +105,7 @@ class Plan:
     slots: Mapping[str, str] = field(default_factory=dict)
     patches: tuple[Patch, ...] = ()
     platform: str = "cpu"
-    host: str = "standalone"
+    host: str = DEFAULT_HOST
     level: int = 2
     mode: str = "train"
     arguments: Mapping[str, Any] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from mindspeed_core.discovery.cycles import cycles
+from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.feature import Patch
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.compatibility import (
@@ -35,7 +36,7 @@ def resolve(
     *,
     provenance: Mapping[str, str] | None = None,
     platform: str,
-    host: str = "standalone",
+    host: str = DEFAULT_HOST,
     mode: str = "train",
     versions: Mapping[str, str] | None = None,
 ) -> Plan:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.resolver.plan import Plan
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Planned:
 def host_option(function: F) -> F:
     """Add ``--host``."""
     return click.option(
-        "--host", default="standalone", show_default=True, help="Whose training loop is meant."
+        "--host", default=DEFAULT_HOST, show_default=True, help="Whose training loop is meant."
     )(function)
 
 

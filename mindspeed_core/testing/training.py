@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
 from mindspeed_core.testing.model_flags import training_flags
@@ -165,7 +166,7 @@ def train_rank(request: SideRequest) -> RankRecord:
         platform=request.platform,
         registry=_registry(request.declarations),
         extra_plugins=(probe, *(_named(path)() for path in request.probes)),
-        host="standalone",
+        host=DEFAULT_HOST,
     )
     try:
         run = loop.setup(session)

@@ -175,11 +175,11 @@ def test_the_job_is_known_by_its_launcher(env, job):
 def test_a_launch_that_cannot_work_is_refused(flags, words, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(UserError) as caught:
-        start.wanted(flags)
+        start.requested_launch(flags)
     assert words in str(caught.value)
 
 
 def test_two_launchers_are_refused(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UserError, match="another launcher"):
-        start.wanted(["--nproc", "2"])
+        start.requested_launch(["--nproc", "2"])

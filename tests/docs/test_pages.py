@@ -16,7 +16,7 @@ from mindspeed_imports import ENTRANCES
 
 from mindspeed_core.cli.doctor.supported_versions import NPU_CANN
 from mindspeed_core.cli.features import program
-from mindspeed_core.cli.train import _COMMANDS as TOOLS
+from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.registry import Registry
 
@@ -47,7 +47,8 @@ OF_EXAMPLES = {"--log-gradient-noise", "--some-size", "--my-flag"}
 
 def options_of_our_tools():
     """The options of the commands of ``mindspeed-train`` and ``mindspeed-features``."""
-    commands = [getattr(import_module(m), n) for m, _, n in (t.partition(":") for t, _ in TOOLS.values())]
+    tools = [path.partition(":") for path, _ in Registry.discover().host(DEFAULT_HOST).commands.values()]
+    commands = [getattr(import_module(module), name) for module, _, name in tools]
     context = click.Context(program)
     commands += [program.get_command(context, name) for name in program.list_commands(context)]
     return {option for command in commands for parameter in command.params for option in parameter.opts}

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.cli.doctor.probe import MARK
 from mindspeed_core.cli.doctor.supported_versions import PYTHON, TABLE, matches, same_release
-from mindspeed_core.discovery.host import ERROR, NOTE, OK, WARNING, Finding
+from mindspeed_core.discovery.host import DEFAULT_HOST, ERROR, NOTE, OK, WARNING, Finding
 from mindspeed_core.errors import UserError
 
 if TYPE_CHECKING:
@@ -61,14 +61,14 @@ class Facts:
     open_files: int | None = None
     shared_memory: int | None = None
     cpus: int = 1
-    host: str = "standalone"
-    hosts: tuple[str, ...] = ("standalone",)
+    host: str = DEFAULT_HOST
+    hosts: tuple[str, ...] = (DEFAULT_HOST,)
     platforms: Mapping[str, tuple[bool, str]] = field(default_factory=dict)
     broken: tuple[tuple[str, str, str], ...] = ()
     of_host: tuple[Finding, ...] = ()
 
 
-def collect(registry: Registry, host: str = "standalone") -> Facts:
+def collect(registry: Registry, host: str = DEFAULT_HOST) -> Facts:
     """Gather the facts about this machine.
 
     Args:

@@ -227,7 +227,7 @@ def _say(text: str) -> None:
 
 def _show(plan: Plan, args: Any, provenance: Any, why: str) -> None:
     if int(os.environ.get("RANK", "0")) == 0:
-        from mindspeed_core.cli.plan_command import show
+        from mindspeed_core.terminal.plan import show_plan
         from mindspeed_core.terminal.training_flags import Planned
 
-        show(Planned(plan, args, provenance, why))
+        show_plan(Planned(plan, args, provenance, why))

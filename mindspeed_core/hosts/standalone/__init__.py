@@ -30,4 +30,12 @@ HOST = HostDeclaration(
     stages=_STAGES,
     train="mindspeed_core.hosts.standalone.loop:train",
     absent="mindspeed_core.megatron.megatron_lm_flags:why_absent",
+    commands={
+        "inspect": (
+            _HERE + "checkpoint.inspection:command",
+            "show what a checkpoint holds and whether it is intact",
+        ),
+        "prepare-text": (_HERE + "text.prepare:command", "turn text into a dataset"),
+        "sample": (_HERE + "sample:command", "continue a prompt with a trained model"),
+    },
 )

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from mindspeed_core.discovery.declaration_checks import guess
+from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.feature import Conflict, Requirement, Scenario
 from mindspeed_core.flags.announced import flag_owners
 from mindspeed_core.flags.flag_set import FlagSet, flag_set
@@ -24,7 +25,6 @@ from mindspeed_core.resolver.resolve import resolve
 from mindspeed_core.testing.contract.rules import Check, Contract, hold
 from mindspeed_core.testing.model_flags import training_flags
 
-HOST = "standalone"
 """Whose flags scenarios are written in."""
 
 
@@ -79,7 +79,7 @@ def _platforms_known(contract: Contract, record: FeatureRecord) -> Iterator[str]
 def _names_known(contract: Contract, record: FeatureRecord) -> Iterator[str]:
     """Flags and features that it requires or excludes exist, and each says why."""
     feature, features = record.cls, contract.registry.features
-    flags = flag_set(contract.registry, HOST)
+    flags = flag_set(contract.registry, DEFAULT_HOST)
     kinds: tuple[tuple[str, Sequence[Requirement | Conflict]], ...] = (
         ("requirement", feature.requires),
         ("conflict", feature.conflicts),
@@ -109,7 +109,7 @@ def _names_known(contract: Contract, record: FeatureRecord) -> Iterator[str]:
 
 def _flag_known(contract: Contract, flags: FlagSet, option: str) -> bool:
     known = option in flags or option in flag_owners() or option in contract.registry.broken_flags
-    return known or bool(contract.registry.why_absent(HOST, option))
+    return known or bool(contract.registry.why_absent(DEFAULT_HOST, option))
 
 
 def _options(flags: FlagSet) -> Iterable[str]:
@@ -150,7 +150,7 @@ def _conflicts(contract: Contract, record: FeatureRecord) -> Iterator[str]:
     scenario = next(contract.runs_here(feature), None)
     if scenario is None:
         return
-    flags = flag_set(contract.registry, HOST)
+    flags = flag_set(contract.registry, DEFAULT_HOST)
     for conflict in feature.conflicts:
         other = _asking_for(contract, flags, conflict)
         if not other:
@@ -183,7 +183,7 @@ def _planned(
     contract: Contract, flags: Sequence[str], scenario: Scenario
 ) -> tuple[Plan | None, tuple[Problem, ...]]:
     """The plan of a proof's command line, or what prevents it."""
-    parsed_flags = flag_set(contract.registry, HOST).parse(training_flags(flags, scenario.steps))
+    parsed_flags = flag_set(contract.registry, DEFAULT_HOST).parse(training_flags(flags, scenario.steps))
     if parsed_flags.problems:
         return None, parsed_flags.problems
     args: Namespace = parsed_flags.args
@@ -194,7 +194,7 @@ def _planned(
             args,
             provenance=parsed_flags.provenance,
             platform=contract.platform,
-            host=HOST,
+            host=DEFAULT_HOST,
         )
     except PlanError as error:
         return None, error.problems

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from mindspeed_core.discovery.entry_points import PLATFORMS
+from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.feature import Feature, Scenario
 from mindspeed_core.platforms.platform import Availability
-from mindspeed_core.testing.contract.features import HOST
 from mindspeed_core.testing.contract.rules import Check, Contract, Violation
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.worlds import WorldError, run_world
@@ -148,12 +148,12 @@ def _train(flags: tuple[str, ...], platform: str) -> Trained:
 
     command = training_flags(flags, 1)
     try:
-        with prepare(command, host=HOST, platform=platform) as session:
+        with prepare(command, host=DEFAULT_HOST, platform=platform) as session:
             run = loop.setup(session)
             result = session.call("train_step", run=run)
             figure = session.platform.memory_allocated()
             loop.teardown(session)
-        with prepare(command, host=HOST, platform=platform):
+        with prepare(command, host=DEFAULT_HOST, platform=platform):
             pass
     except Exception:
         return Trained({}, error=traceback.format_exc())

@@ -1,0 +1,63 @@
+"""A plan on the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from mindspeed_core.terminal.tables import print_table
+from mindspeed_core.terminal.training_flags import Planned
+
+
+def chosen_by_presets(planned: Planned) -> dict[str, dict[str, Any]]:
+    """Return the arguments that presets set: destination to value and preset."""
+    return {
+        dest: {"value": getattr(planned.args, dest, None), "from": origin}
+        for dest, origin in sorted(planned.provenance.items())
+        if origin.startswith("preset")
+    }
+
+
+def show_plan(planned: Planned) -> None:
+    """Print a plan for a reader."""
+    plan = planned.plan
+    click.echo(f"host {plan.host}, optimization level {plan.level}")
+    click.echo(planned.platform_reason)
+    if plan.features:
+        rows = [
+            (
+                index,
+                feature.name,
+                feature.family,
+                feature.level,
+                f"{feature.dist} {feature.version}",
+                feature.why,
+            )
+            for index, feature in enumerate(plan.features, start=1)
+        ]
+        click.echo()
+        print_table(("#", "active", "family", "level", "package", "why"), rows)
+    else:
+        click.echo("no feature is active")
+    if plan.held_back:
+        click.echo("\nheld back:")
+        for held in plan.held_back:
+            flag = f" ({held.flag})" if held.flag else ""
+            click.echo(f"  {held.name}{flag}: {held.reason}")
+            if held.remedy:
+                click.echo(f"    -> {held.remedy}")
+    if plan.slots:
+        click.echo("\nslots:")
+        for slot, feature in sorted(plan.slots.items()):
+            click.echo(f"  {slot}: {feature}")
+    if plan.patches:
+        click.echo("\npatches:")
+        for patch in plan.patches:
+            click.echo(f"  {patch.kind} {patch.target} by {patch.owner}: {patch.reason}")
+    presets = chosen_by_presets(planned)
+    if presets:
+        click.echo("\nset by presets:")
+        for dest, chosen in presets.items():
+            click.echo(f"  {dest} = {chosen['value']} ({chosen['from']})")
+    click.echo(f"\ndigest {plan.digest}")
