@@ -5,7 +5,7 @@ Plain data classes; the host fills them, features read them and return changed o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.module import MegatronModule
 
-    from mindspeed_core.platforms.platform import MemoryFigure
     from mindspeed_core.session import Session
 
 
@@ -234,9 +233,3 @@ class Run:
     context: RunContext = field(default_factory=RunContext)
     history: list[dict[str, Any]] = field(default_factory=list)
     run_dir: Path | None = None
-    loaded_rng: Any = None
-    batch_fields: dict[int | None, frozenset[str]] = field(default_factory=dict)
-    memory_figure: tuple[float, MemoryFigure] | None = None
-    measures: Any = None
-    progress: int = 0
-    save_reasons: Sequence[str] = ()

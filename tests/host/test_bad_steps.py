@@ -62,7 +62,7 @@ def world(cases):
             with torch.no_grad():
                 run.model[0].module.get_parameter("decoder.final_layernorm.weight")[3] = float("inf")
         elif "spike" in case:
-            recent = bad_steps.memory(session).recent
+            recent = session.state(bad_steps.BadSteps).recent
             recent.clear()
             recent.extend([0.01] * 10)
         try:
@@ -161,17 +161,17 @@ def resumed(folder):
     for flags in (["--save", folder], ["--load", folder, "--save", folder], ["--finetune", "--load", folder]):
         session = activate([*FLAGS, *spiky, "--save", folder, *flags], host="standalone")
         run = loop.setup(session)
-        before = bad_steps.memory(session).state()
+        before = session.state(bad_steps.BadSteps).state()
         if not found:
             for _ in range(bad_steps.FEWEST):
                 session.call("train_step", run=run)
                 run.iteration += 1
-        loss = 3 * max(bad_steps.memory(session).recent, default=1.0)
+        loss = 3 * max(session.state(bad_steps.BadSteps).recent, default=1.0)
         try:
             reasons = [bad_steps.verdict(run, {"lm loss": loss}) for _ in range(2)]
         except UserError as error:
             reasons = str(error)
-        state = bad_steps.memory(session).state()
+        state = session.state(bad_steps.BadSteps).state()
         if not found:
             session.call("save_checkpoint", run=run, reason="end")
         found.append((before, reasons, state))

@@ -59,6 +59,10 @@ class FakeSession:
 
     def __init__(self, added=()):
         self.added = frozenset(added)
+        self.records = {}
+
+    def state(self, record):
+        return self.records.setdefault(record, record())
 
     def call(self, stage, **given):
         assert stage == "batch_fields"
@@ -86,7 +90,6 @@ def run_with(datasets=None, args=None, *, rank=0, size=1, chunks=None, consumed=
         datasets=datasets,
         pg=SimpleNamespace(dp=FakeGroup(rank, size)),
         dist=SimpleNamespace(device=torch.device("cpu")),
-        batch_fields={},
         model=chunks or [chunk()],
         consumed_train_samples=consumed[0],
         consumed_valid_samples=consumed[1],

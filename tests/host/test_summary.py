@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mindspeed_core.hosts.standalone.checkpoint.publish import MANIFEST
+from mindspeed_core.hosts.standalone.monitoring.measures import Measures
 from mindspeed_core.hosts.standalone.monitoring.summary import as_html, as_markdown, summarize, write_summary
 from mindspeed_core.hosts.standalone.monitoring.svg_curve import svg_curve, thinned
 from mindspeed_core.resolver.plan import HeldBack, Plan
@@ -56,10 +57,13 @@ def run(tmp_path):
         recompute_granularity="selective",
         recompute_modules=["core_attn"],
     )
+    measures = Measures()
+    measures.throughput = SimpleNamespace(peak=1.0, source="--peak-tflops")
     session = SimpleNamespace(
         plan=Plan(held_back=(HeldBack("fast-path", "needs <another> device"),), digest="abc"),
         registry=SimpleNamespace(distributions=lambda: {"some-plugin": "1.2"}),
         platform=SimpleNamespace(name="cpu"),
+        state={Measures: measures}.__getitem__,
     )
     return SimpleNamespace(
         args=args,
@@ -69,7 +73,6 @@ def run(tmp_path):
         model=[torch.nn.Linear(3, 4)],
         iteration=3,
         run_dir=tmp_path,
-        measures=SimpleNamespace(throughput=SimpleNamespace(peak=1.0, source="--peak-tflops")),
         history=[row(1, 3.0), row(2, 1.0), row(3, 2.0), {"step": 3, "validation_loss": 2.5}],
     )
 

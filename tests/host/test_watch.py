@@ -4,7 +4,7 @@ import io
 import json
 
 from mindspeed_core.hosts.standalone.monitoring.loss_curve import draw_loss_curve
-from mindspeed_core.hosts.standalone.monitoring.run_log import Watch, format_step, read_metrics
+from mindspeed_core.hosts.standalone.monitoring.run_log import RunLog, format_step, read_metrics
 
 STEP = {
     "step": 3,
@@ -19,7 +19,7 @@ STEP = {
 
 
 def watch(folder, **options):
-    return Watch(folder, total=10, start=options.pop("start", 0), progress=True, output=io.StringIO())
+    return RunLog(folder, total=10, start=options.pop("start", 0), progress=True, output=io.StringIO())
 
 
 def test_a_step_is_recorded_with_its_whole_precision(tmp_path):
@@ -70,7 +70,7 @@ def test_records_beyond_the_checkpoint_and_a_cut_line_are_dropped_on_resume(tmp_
 
 
 def test_ranks_that_only_listen_write_nothing(tmp_path):
-    seen = Watch(None, total=10, start=0, progress=True)
+    seen = RunLog(None, total=10, start=0, progress=True)
     seen.step(STEP)
     seen.say("nothing")
     seen.close()

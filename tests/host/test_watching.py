@@ -17,7 +17,7 @@ import torch
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.hosts.standalone.monitoring.flops import FlopCount
 from mindspeed_core.hosts.standalone.monitoring.measures import detail_lines
-from mindspeed_core.hosts.standalone.monitoring.run_log import Watch, format_step
+from mindspeed_core.hosts.standalone.monitoring.run_log import RunLog, format_step
 from mindspeed_core.hosts.standalone.monitoring.straggler import compare_ranks
 from mindspeed_core.hosts.standalone.monitoring.throughput import Throughput, measured_cpu_peak, named_peak
 from mindspeed_core.hosts.standalone.monitoring.timing import StepTimers, merge_times, reported_times
@@ -176,7 +176,7 @@ def test_writers_get_every_nth_record_and_are_closed(tmp_path):
     writers = Writers(
         arguments(tensorboard_log_interval=2, log_world_size_to_tensorboard=True), [recorder], 8
     )
-    watch = Watch(tmp_path, total=9, start=0, progress=False, output=io.StringIO(), writers=writers)
+    watch = RunLog(tmp_path, total=9, start=0, progress=False, output=io.StringIO(), writers=writers)
     for step in (1, 2, 3, 4):
         watch.step({**STEP, "step": step})
     watch.validation(4, {"lm loss": 1.0})
@@ -268,7 +268,7 @@ def terminal_output(tmp_path, progress):
     reader = threading.Thread(target=read_all, args=(controller, shown))
     reader.start()
     with os.fdopen(terminal, "w") as output:
-        watch = Watch(tmp_path, total=4, start=0, progress=progress, output=output)
+        watch = RunLog(tmp_path, total=4, start=0, progress=progress, output=output)
         watch.say("training from scratch")
         for step in (1, 2, 3, 4):
             watch.step({**STEP, "step": step})

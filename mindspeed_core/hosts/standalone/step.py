@@ -16,8 +16,10 @@ from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
 from mindspeed_core.hosts.standalone.fault_tolerance import bad_steps
+from mindspeed_core.hosts.standalone.fault_tolerance.hang_watch import Progress
 from mindspeed_core.hosts.standalone.model.auxiliary_losses import auxiliary_losses
 from mindspeed_core.hosts.standalone.model.build import unwrap
+from mindspeed_core.hosts.standalone.monitoring.measures import Measures
 from mindspeed_core.hosts.standalone.monitoring.timing import install_timers, timed, untimed
 from mindspeed_core.run import Batch, Loss, OptimizerStep, StepResult
 
@@ -89,12 +91,11 @@ def _forward_for_schedule(
     return_schedule_plan: bool = False,
 ) -> tuple[torch.Tensor, Callable[..., Any]]:
     vp_stage = getattr(unwrap(model_chunk), "vp_stage", None)
-    run.progress += 1
+    run.session.state(Progress).count += 1
     run.context.microbatch = counters.get(vp_stage, 0)
     run.context.vp_stage = vp_stage
     counters[vp_stage] = run.context.microbatch + 1
-    measured = run.measures is not None and run.context.training
-    with run.measures.forward() if measured else nullcontext():
+    with run.session.state(Measures).forward() if run.context.training else nullcontext():
         result: tuple[torch.Tensor, Callable[..., Any]] = run.session.call(
             "forward_step",
             run=run,

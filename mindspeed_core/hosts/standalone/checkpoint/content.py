@@ -19,7 +19,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedObject,
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import megatron_lm, rng_state
-from mindspeed_core.hosts.standalone.fault_tolerance import bad_steps
+from mindspeed_core.hosts.standalone.fault_tolerance.bad_steps import BadSteps
 from mindspeed_core.megatron import optimizer_state
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def common_state(run: Run) -> dict[str, Any]:
         "consumed_valid_samples": run.consumed_valid_samples,
         "layout": layout(run),
         "args": megatron_lm.arguments(run),
-        "bad_steps": bad_steps.memory(run.session).state(),
+        "bad_steps": run.session.state(BadSteps).state(),
     }
     if run.scheduler is not None:
         state["opt_param_scheduler"] = run.scheduler.state_dict()

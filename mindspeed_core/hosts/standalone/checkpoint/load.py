@@ -33,7 +33,8 @@ from mindspeed_core.hosts.standalone.checkpoint.collective import (
     together,
     wrapped_failure,
 )
-from mindspeed_core.hosts.standalone.fault_tolerance import bad_steps, restart
+from mindspeed_core.hosts.standalone.fault_tolerance import restart
+from mindspeed_core.hosts.standalone.fault_tolerance.bad_steps import BadSteps
 from mindspeed_core.megatron import optimizer_state
 from mindspeed_core.resolver.plan_diff import (
     compare_models,
@@ -319,10 +320,11 @@ class _Load:
                 run.optimizer.reload_model_params()
         self._apply_schedule(state)
         if self.with_optimizer and "bad_steps" in state:
-            bad_steps.memory(run.session).restore(state["bad_steps"])
+            run.session.state(BadSteps).restore(state["bad_steps"])
         if self.with_rng:
-            run.loaded_rng = checkpoint_content.own_rng(run, state["rng_state"])
-            rng_state.apply(run.loaded_rng, run.session.platform)
+            loaded = checkpoint_content.own_rng(run, state["rng_state"])
+            rng_state.apply(loaded, run.session.platform)
+            run.session.state(rng_state.LoadedRng).state = loaded
 
     def _apply_schedule(self, state: dict[str, Any]) -> None:
         run = self.run

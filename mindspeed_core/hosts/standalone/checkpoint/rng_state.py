@@ -7,6 +7,7 @@ restoring at load time is not enough, the loop restores again right before the f
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +19,15 @@ if TYPE_CHECKING:
     from mindspeed_core.run import Run
 
 
+@dataclass
+class LoadedRng:
+    """The random states of this rank that a checkpoint held, until `restore` takes them."""
+
+    state: dict[str, Any] | None = None
+
+
 def capture(platform: Platform) -> dict[str, Any]:
-    """The states of Python's, NumPy's, torch's, the device's and the tensor-parallel generators.
+    """Return the states of Python's, NumPy's, torch's, the device's and the tensor-parallel generators.
 
     Under Megatron-LM's keys and in forms that its loader takes, but made of tensors, lists, tuples, numbers
     and strings only, so that no class has to be unpickled to read them.
@@ -68,9 +76,10 @@ def apply(state: dict[str, Any], platform: Platform) -> None:
 
 def restore(run: Run) -> None:
     """Set the random states that the checkpoint held, if any; to be called right before the first step."""
-    if run.loaded_rng is not None:
-        apply(run.loaded_rng, run.session.platform)
-        run.loaded_rng = None
+    loaded = run.session.state(LoadedRng)
+    if loaded.state is not None:
+        apply(loaded.state, run.session.platform)
+        loaded.state = None
 
 
 def _as_tensor(state: Any) -> torch.Tensor:

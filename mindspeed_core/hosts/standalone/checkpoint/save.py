@@ -10,7 +10,6 @@ import io
 import json
 import logging
 import os
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,7 +37,6 @@ from mindspeed_core.run import SaveInfo
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
-    from mindspeed_core.session import Session
 
 logger = logging.getLogger("mindspeed_core")
 
@@ -160,14 +158,6 @@ class Saver:
             self._failure = error
             if dist.get_rank() == 0:
                 publish.abandon(target.temporary)
-
-
-_savers: weakref.WeakKeyDictionary[Session, Saver] = weakref.WeakKeyDictionary()
-
-
-def saver(session: Session) -> Saver:
-    """The saver of a session."""
-    return _savers.setdefault(session, Saver())
 
 
 def _strategy(run: Run) -> Any:

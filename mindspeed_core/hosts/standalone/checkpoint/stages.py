@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hooks import DONE, Done
 from mindspeed_core.hosts.standalone.checkpoint import load as checkpoint_load
-from mindspeed_core.hosts.standalone.checkpoint.save import saver
+from mindspeed_core.hosts.standalone.checkpoint.save import Saver
 from mindspeed_core.run import LoadInfo, Run, SaveInfo
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def load_checkpoint(run: Run) -> LoadInfo:
 @hookimpl(trylast=True)
 def save_checkpoint(session: Session, run: Run, reason: str) -> SaveInfo:
     """Save into ``--save``; with ``--async-save`` an interval save is published by a later `poll`."""
-    return saver(session).save(run, reason)
+    return session.state(Saver).save(run, reason)
 
 
 @hookimpl(trylast=True)
@@ -48,4 +48,4 @@ def poll(run: Run, blocking: bool = False) -> None:
     Raises:
         CheckpointError: a background save failed; the earlier checkpoint is still the latest.
     """
-    saver(run.session).poll(blocking=blocking)
+    run.session.state(Saver).poll(blocking=blocking)

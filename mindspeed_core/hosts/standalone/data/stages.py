@@ -46,6 +46,13 @@ _Sizes = tuple[int, int | None, int]
 _BATCH_FIELDS = frozenset(field.name for field in dataclasses.fields(Batch)) - {"extra"}
 
 
+@dataclasses.dataclass
+class _StageFields:
+    """The fields that each chunk of a run needs, by virtual pipeline stage; asked for once."""
+
+    by_vp_stage: dict[int | None, frozenset[str]] = dataclasses.field(default_factory=dict)
+
+
 @hookimpl(trylast=True)
 def build_datasets(session: Session, args: Namespace, num_samples: _Sizes) -> Datasets:
     """Build megatron-core's GPT datasets: rank 0 first, then the others from its index cache."""
@@ -56,6 +63,7 @@ def build_datasets(session: Session, args: Namespace, num_samples: _Sizes) -> Da
 def build_data_iterators(session: Session, run: Run) -> DataIterators:
     """Build one lazy iterator per model chunk: a chunk that needs no data starts no loader."""
     datasets, args = run.datasets, run.args
+    session.state(_StageFields).by_vp_stage.clear()
     if datasets is None or (datasets.train is None and not args.skip_train):
         raise DataError("there is no training dataset; build_datasets has to come first")
     train = None
@@ -95,9 +103,10 @@ def batch_fields(args: Namespace, pre_process: bool, post_process: bool) -> froz
 @hookimpl(trylast=True)
 def get_batch(session: Session, run: Run, data_iterator: Iterator[Any], vp_stage: int | None) -> Batch:
     """Take the next sample and move the fields that this stage needs to the device."""
-    fields = run.batch_fields.get(vp_stage)
+    known = session.state(_StageFields).by_vp_stage
+    fields = known.get(vp_stage)
     if fields is None:
-        fields = run.batch_fields[vp_stage] = _fields(session, run, vp_stage)
+        fields = known[vp_stage] = _fields(session, run, vp_stage)
     if not fields:
         return Batch()
     sample = next(data_iterator)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from megatron.core.transformer.module import MegatronModule
 
     from mindspeed_core.run import Batch, Run
-    from mindspeed_core.session import Session
 
 logger = logging.getLogger("mindspeed_core")
 T = TypeVar("T")
@@ -56,14 +54,6 @@ class BadSteps:
         """Take over what `state` gave."""
         self.recent = deque(state["recent"], maxlen=WINDOW)
         self.in_a_row = int(state["in_a_row"])
-
-
-_seen: weakref.WeakKeyDictionary[Session, BadSteps] = weakref.WeakKeyDictionary()
-
-
-def memory(session: Session) -> BadSteps:
-    """What a session's run remembers."""
-    return _seen.setdefault(session, BadSteps())
 
 
 def check_loss(run: Run, batch: Batch, total: torch.Tensor, model_chunk: MegatronModule) -> None:
@@ -115,7 +105,7 @@ def verdict(run: Run, losses: dict[str, float]) -> str:
     Raises:
         UserError: the step is bad and ends the run, or too many were skipped in a row.
     """
-    args, seen = run.args, memory(run.session)
+    args, seen = run.args, run.session.state(BadSteps)
     skips = args.bad_step_action == "skip"
     # Buckets of gradients are checked by megatron-core when they are reduced; shards are not.
     looks = skips or (_fully_sharded(run) and args.check_for_nan_in_loss_and_grad)

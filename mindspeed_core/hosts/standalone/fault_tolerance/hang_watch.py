@@ -74,7 +74,7 @@ def find_culprit(pulses: Mapping[int, Pulse | None], silent: Mapping[int, float]
     """Choose the rank that the others wait for.
 
     Args:
-        pulses: what each rank told last; None for a rank that never told anything.
+        pulses: what each rank message last; None for a rank that never message anything.
         silent: seconds since the last word of the ranks that tell nothing any more.
     """
     world = len(pulses)
@@ -97,6 +97,13 @@ def find_culprit(pulses: Mapping[int, Pulse | None], silent: Mapping[int, float]
     )
 
 
+@dataclass
+class Progress:
+    """A count that grows with every micro-batch and every step."""
+
+    count: int = 0
+
+
 class HangWatch:
     """The watch of one rank; a context around the training loop."""
 
@@ -104,7 +111,7 @@ class HangWatch:
         """Prepare the watch.
 
         Args:
-            run: its ``progress`` is watched.
+            run: its `Progress` is watched.
             seconds: how long nothing may move; 0 for no watch.
         """
         self._run = run
@@ -139,7 +146,7 @@ class HangWatch:
             except (RuntimeError, OSError) as error:
                 # The store lives in rank 0 (or its agent); without it nobody can be asked.
                 if self._still() > self.seconds:
-                    self._speak(Finding(0, f"rank 0, which serves the store, does not answer ({error})"))
+                    self._end_run(Finding(0, f"rank 0, which serves the store, does not answer ({error})"))
         if store is not None:
             try:
                 store.set(str(self._run.dist.rank), json.dumps(asdict(Pulse(self._beat + 1, 0.0, done=True))))
@@ -161,8 +168,9 @@ class HangWatch:
 
     def _still(self) -> float:
         now = time.monotonic()
-        if self._run.progress != self._progress:
-            self._progress, self._moved = self._run.progress, now
+        count = self._run.session.state(Progress).count
+        if count != self._progress:
+            self._progress, self._moved = count, now
         return now - self._moved
 
     def _look(self, store: Any) -> None:
@@ -171,7 +179,7 @@ class HangWatch:
         mine = self._pulse(still)
         if store is None:
             if still > self.seconds:
-                self._speak(find_culprit({0: mine}, {}))
+                self._end_run(find_culprit({0: mine}, {}))
             return
         store.set(str(rank), json.dumps(asdict(mine)))
         if store.check(["verdict"]):
@@ -184,18 +192,18 @@ class HangWatch:
         for other in range(world):
             if other == rank:
                 continue
-            told = store.get(str(other)).decode() if store.check([str(other)]) else ""
+            message = store.get(str(other)).decode() if store.check([str(other)]) else ""
             before, since = self._heard.get(other, ("-", now))
-            if told != before:
+            if message != before:
                 since = now
-                self._heard[other] = (told, now)
-            pulses[other] = Pulse(**json.loads(told)) if told else None
+                self._heard[other] = (message, now)
+            pulses[other] = Pulse(**json.loads(message)) if message else None
             if now - since > max(self.seconds / 2, 3 * self.period) and not (pulses[other] or mine).done:
                 silent[other] = now - since
         if still > self.seconds and store.add("claim", 1) == 1:
             finding = find_culprit(pulses, silent)
             store.set("verdict", str(finding.rank))
-            self._speak(finding)
+            self._end_run(finding)
 
     def _pulse(self, still: float) -> Pulse:
         self._beat += 1
@@ -211,7 +219,7 @@ class HangWatch:
         text = "".join(traceback.format_list(stack[-_FRAMES:]))
         return Pulse(self._beat, still, waits, place, text)
 
-    def _speak(self, finding: Finding) -> None:
+    def _end_run(self, finding: Finding) -> None:
         if self._end.is_set():
             return
         since = f"after step {self._run.iteration}"
@@ -221,8 +229,8 @@ class HangWatch:
         os._exit(_EXIT_PROBLEMS)
 
 
-def watching(run: Run) -> HangWatch:
-    """The watch that the arguments ask for."""
+def watch(run: Run) -> HangWatch:
+    """Make the watch that the arguments ask for."""
     minutes = run.args.hang_timeout_minutes
     if minutes is None:
         minutes = SHARE_OF_COLLECTIVE_TIMEOUT * run.args.distributed_timeout_minutes

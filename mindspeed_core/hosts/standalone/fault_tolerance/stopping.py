@@ -1,4 +1,4 @@
-"""When a run ends before its last step: signals, a duration, an interval, agreed by all ranks.
+"""The end of a run before its last step: signals, a duration, an interval, agreed by all ranks.
 
 A signal handler only remembers; the loop asks after each step and after each save, and every rank gets the
 same answer, so that a signal to one of them (or to all at slightly different moments) saves one step on all.
@@ -10,7 +10,6 @@ import os
 import signal
 import threading
 import time
-import weakref
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -26,18 +25,24 @@ ALSO = signal.SIGUSR1
 
 
 class StopControl:
-    """What ends this process's run; use as a context, which puts earlier signal handlers back."""
+    """Why this process's run ends; use as a context, which puts earlier signal handlers back."""
 
     def __init__(self) -> None:
-        """Start the clock of ``--exit-duration-in-mins``."""
+        """Start without a signal."""
         self.received: int = 0
         self.agreed_signal: int = 0
         self._started = time.monotonic()
         self._before: dict[int, Any] = {}
         self._owner = os.getpid()
 
-    def listen(self, *signals: signal.Signals) -> None:
-        """Remember these signals instead of dying of them; only a main thread can."""
+    def start(self, *signals: signal.Signals) -> None:
+        """Start the clock of ``--exit-duration-in-mins`` and remember signals instead of dying of them.
+
+        Args:
+            signals: the signals; handlers are installed by the main thread only.
+        """
+        self.received = self.agreed_signal = 0
+        self._started = time.monotonic()
         if threading.current_thread() is not threading.main_thread():
             return
         for number in dict.fromkeys(signals):
@@ -60,7 +65,7 @@ class StopControl:
             self.received = self.received or number
 
     def reason(self, run: Run) -> str:
-        """Why the run ends now, or an empty string; the same on every rank. Collective.
+        """Return why the run ends now, or an empty string; the same on every rank. Collective.
 
         The collective is spared where neither signals nor a duration can end the run.
         """
@@ -89,24 +94,20 @@ def _largest(run: Run, number: int, late: bool) -> tuple[int, bool]:
     return highest, bool(any_late)
 
 
-_controls: weakref.WeakKeyDictionary[Session, StopControl] = weakref.WeakKeyDictionary()
-
-
-def control(session: Session) -> StopControl:
-    """The control of a session's run."""
-    return _controls.setdefault(session, StopControl())
-
-
-def listening(session: Session) -> StopControl:
-    """The control, listening to the signals that the arguments name until its context ends."""
-    found = control(session)
-    if session.args.exit_signal_handler:
-        found.listen(signal.Signals[session.args.exit_signal], ALSO)
-    return found
+def listen(session: Session) -> StopControl:
+    """Start the control of a session's run, with the signals that the flags name."""
+    control, args = session.state(StopControl), session.args
+    control.start(*(signal.Signals[args.exit_signal], ALSO) if args.exit_signal_handler else ())
+    return control
 
 
 def save_reason(session: Session, reason: str) -> str:
-    """The ``reason`` of the save at the end of the loop, in the words of the stage ``save_checkpoint``."""
+    """Return the ``reason`` of the save at the end of the loop, as the stage ``save_checkpoint`` takes it.
+
+    Args:
+        session: the run's session.
+        reason: why the run ended before its last step, or an empty string.
+    """
     if not reason:
         return "end"
-    return "signal" if control(session).agreed_signal else "exit"
+    return "signal" if session.state(StopControl).agreed_signal else "exit"

@@ -1,6 +1,6 @@
-"""What is measured beside a run's losses: throughput, forward times of ranks, parts of a step.
+"""Measurements beside the losses: throughput, forward times of ranks, parts of a step.
 
-One object per run holds what the measurements need; ``log_step`` asks it for its numbers, on every rank.
+One record per session holds what they need; ``log_step`` asks it for its numbers, on every rank.
 """
 
 from __future__ import annotations
@@ -23,19 +23,22 @@ if TYPE_CHECKING:
 
 
 class Measures:
-    """The measurements that the arguments ask for."""
+    """The measurements that the arguments ask for; none before `start`."""
 
-    def __init__(self, run: Run) -> None:
+    throughput: Throughput | None = None
+    clock: ForwardClock | None = None
+
+    def start(self, run: Run) -> None:
         """Prepare what ``--log-throughput`` and ``--log-straggler`` need."""
-        self.throughput: Throughput | None = measure_throughput(run) if run.args.log_throughput else None
+        self.throughput = measure_throughput(run) if run.args.log_throughput else None
         self.clock = ForwardClock(run.session.platform) if run.args.log_straggler else None
 
     def forward(self) -> AbstractContextManager[Any]:
-        """A context around one forward pass of a micro-batch."""
+        """Return a context that measures one forward pass of a micro-batch."""
         return nullcontext() if self.clock is None else self.clock
 
     def numbers(self, run: Run, result: StepResult) -> dict[str, Any]:
-        """The numbers of a logged step; a collective call.
+        """Return the numbers of a logged step. Collective.
 
         Keys: those of `Throughput.figures`, those of `compare_ranks`, and ``timing_ms`` with the parts of a
         step under ``--timing-log-option``.
@@ -53,7 +56,7 @@ class Measures:
 
 
 def detail_lines(numbers: Mapping[str, Any]) -> list[str]:
-    """What a person sees below the line of a step."""
+    """Format what is printed below the line of a step."""
     lines = []
     if "straggler_ranks" in numbers:
         lines.append(straggler_line(numbers))

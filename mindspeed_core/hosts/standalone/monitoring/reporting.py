@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hooks import DONE, Done
-from mindspeed_core.hosts.standalone.fault_tolerance import stopping
+from mindspeed_core.hosts.standalone.fault_tolerance.stopping import StopControl
+from mindspeed_core.hosts.standalone.monitoring.measures import Measures
 
 if TYPE_CHECKING:
     from mindspeed_core.platforms.platform import MemoryFigure
@@ -23,10 +25,10 @@ def start_run() -> Done:
 
 @hookimpl(trylast=True)
 def log_step(session: Session, run: Run, result: StepResult) -> dict[str, Any]:
-    """The step's numbers under the names of ``metrics.jsonl``."""
+    """Return the step's numbers under the names of ``metrics.jsonl``."""
     assert run.optimizer is not None
     losses = dict(result.losses)
-    memory = _recent_peak(session, run)
+    memory = _recent_peak(session)
     numbers: dict[str, Any] = {
         "step": run.iteration,
         "loss": losses.pop("lm loss", None),
@@ -42,8 +44,7 @@ def log_step(session: Session, run: Run, result: StepResult) -> dict[str, Any]:
     if result.num_zeros is not None:
         numbers["num_zeros"] = result.num_zeros
     numbers.update(losses)
-    if run.measures is not None:
-        numbers.update(run.measures.numbers(run, result))
+    numbers.update(session.state(Measures).numbers(run, result))
     # Another rank may have recorded what this one has not; without features nobody records anything.
     if run.metrics.names() or (session.plan.features and run.dist.world_size > 1):
         numbers.update(run.metrics.reduce())
@@ -51,18 +52,26 @@ def log_step(session: Session, run: Run, result: StepResult) -> dict[str, Any]:
     return numbers
 
 
-def _recent_peak(session: Session, run: Run) -> MemoryFigure:
-    """The peak as of at most a second ago: asking the operating system costs a tenth of a short step."""
-    now = time.monotonic()
-    if run.memory_figure is None or now - run.memory_figure[0] > 1.0:
-        run.memory_figure = now, session.platform.peak_memory()
-    return run.memory_figure[1]
+@dataclass
+class _PeakMemory:
+    """The last figure the platform gave, and when."""
+
+    figure: MemoryFigure | None = None
+    taken: float = 0.0
+
+
+def _recent_peak(session: Session) -> MemoryFigure:
+    """Return the peak as of at most a second ago: asking the system costs a tenth of a short step."""
+    now, peak = time.monotonic(), session.state(_PeakMemory)
+    if peak.figure is None or now - peak.taken > 1.0:
+        peak.figure, peak.taken = session.platform.peak_memory(), now
+    return peak.figure
 
 
 @hookimpl(trylast=True)
 def should_stop(session: Session, run: Run) -> str:
     """Stop on a signal, at ``--exit-duration-in-mins`` or at ``--exit-interval``."""
-    return stopping.control(session).reason(run)
+    return session.state(StopControl).reason(run)
 
 
 @hookimpl(trylast=True)

@@ -1,31 +1,71 @@
-"""What a person and a program see of a run: log lines or a progress bar, and ``metrics.jsonl``."""
+"""The log of a run: lines or a progress bar for people, ``metrics.jsonl`` and charts for programs."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+import torch.distributed as dist
+
+from mindspeed_core.errors import UserError
 from mindspeed_core.hosts.standalone.monitoring.measures import detail_lines
+from mindspeed_core.hosts.standalone.monitoring.writers import open_writers
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from mindspeed_core.hosts.standalone.monitoring.writers import Writers
+    from mindspeed_core.run import Run
 
-# What the line of a step shows in its own words, and what has lines of its own.
+# Numbers that the line of a step shows in its own words, or that have lines of their own.
 _SHOWN = (
     *("step", "loss", "learning_rate", "grad_norm", "tokens_per_second", "step_ms", "peak_memory_bytes"),
     *("tflops_per_device", "hardware_tflops_per_device", "share_of_peak"),
-    *("straggler_rank", "straggler_ratio"),
+    *("straggler_rank", "straggler_ratio", "memory_source", "skipped"),
 )
 
 
-class Watch:
-    """Prints and records the numbers of a run on the rank that owns it; silent elsewhere."""
+def open_run_log(run: Run) -> RunLog:
+    """Open the log of a run in the folder that all ranks share, and set ``run_dir`` and ``history``."""
+    first = run.dist.rank == 0
+    run.run_dir = _shared_run_dir(run)
+    log = RunLog(
+        run.run_dir if first else None,
+        total=run.args.train_iters,
+        start=run.iteration,
+        progress=run.args.progress,
+        writers=open_writers(run.args, active=first, world_size=run.dist.world_size),
+    )
+    run.history = log.history
+    return log
+
+
+def _shared_run_dir(run: Run) -> Path:
+    """Return the run's folder, named by rank 0 so that all ranks have the same."""
+    chosen: list[Any] = [run.args.run_dir]
+    if run.dist.rank == 0:
+        folder = Path(chosen[0] or Path("runs") / time.strftime("%Y%m%d-%H%M%S"))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--run-dir {folder}: cannot be created: {error.strerror}") from error
+        chosen = [str(folder)]
+    if run.dist.world_size > 1:
+        dist.broadcast_object_list(chosen, src=0, device=run.dist.device)
+    return Path(chosen[0])
+
+
+class RunLog:
+    """The log of one run: prints and records its numbers on the rank that owns it, and is silent elsewhere.
+
+    Attributes:
+        history: the records of ``metrics.jsonl``, those of the run that is resumed included.
+    """
 
     def __init__(
         self,
@@ -40,14 +80,15 @@ class Watch:
         """Open ``metrics.jsonl`` and, on a terminal, a progress bar.
 
         Args:
-            run_dir: the run's folder; None on ranks that only listen.
+            run_dir: the run's folder; None on ranks that log nothing.
             total: steps of the whole run.
             start: steps already done (a resume); later records of an earlier attempt are dropped.
             progress: show a live bar when the output is a terminal.
             output: where lines go; standard output by default.
-            writers: what gets every record too.
+            writers: chart programs, which get every record too.
         """
         self.active = run_dir is not None
+        self.history: list[dict[str, Any]] = []
         self.total = total
         self._output = output or sys.stdout
         self._writers = writers
@@ -57,7 +98,7 @@ class Watch:
         if run_dir is None:
             return
         path = run_dir / "metrics.jsonl"
-        _drop_records_after(path, start)
+        self.history += _keep_records_until(path, start)
         self._file = path.open("a", encoding="utf-8", buffering=1)
         if progress and self._output.isatty():
             self._start_bar(start)
@@ -122,6 +163,7 @@ class Watch:
         self.active = False
 
     def _record(self, record: Mapping[str, Any]) -> None:
+        self.history.append(dict(record))
         if self._file is not None:
             self._file.write(json.dumps(dict(record)) + "\n")
         if self._writers is not None:
@@ -129,7 +171,7 @@ class Watch:
 
 
 def format_step(numbers: Mapping[str, Any], total: int) -> str:
-    """One line for one logged step."""
+    """Format one logged step as one line."""
     parts = [f"step {numbers['step']:>{len(str(total))}}/{total}"]
     if numbers.get("loss") is not None:
         parts.append(f"loss {numbers['loss']:.6f}")
@@ -146,11 +188,7 @@ def format_step(numbers: Mapping[str, Any], total: int) -> str:
     if numbers.get("skipped"):
         parts.append("update skipped")
     for name, value in numbers.items():
-        if (
-            name not in _SHOWN
-            and name not in ("memory_source", "skipped")
-            and isinstance(value, (int, float))
-        ):
+        if name not in _SHOWN and isinstance(value, (int, float)):
             parts.append(f"{name} {value:.6g}")
     return " | ".join(parts)
 
@@ -164,23 +202,53 @@ def _format_throughput(numbers: Mapping[str, Any]) -> str:
     return text
 
 
-def _drop_records_after(path: Path, step: int) -> None:
-    """Remove what an earlier attempt recorded beyond the checkpoint it is resumed from."""
+def _keep_records_until(path: Path, step: int) -> list[dict[str, Any]]:
+    """Remove what an earlier attempt recorded beyond the checkpoint it is resumed from; return the rest."""
+    kept: list[dict[str, Any]] = []
     if not path.exists():
-        return
-    kept = []
+        return kept
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             record = json.loads(line)
         except ValueError:
             continue  # a line cut short by a kill
         if isinstance(record, dict) and record.get("step", 0) <= step:
-            kept.append(line)
+            kept.append(record)
     temporary = path.with_suffix(".jsonl.tmp")
-    temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
     os.replace(temporary, path)
+    return kept
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a ``metrics.jsonl``."""
+    """Read the records of a ``metrics.jsonl``."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+
+
+def announce(run: Run, log: RunLog, seconds: float) -> None:
+    """Say what is about to run, on how many ranks, with which features, and from where.
+
+    Args:
+        run: the run, set up.
+        log: prints the lines.
+        seconds: wall time of the set-up.
+    """
+    args, plan = run.args, run.session.plan
+    parameters = sum(parameter.numel() for chunk in run.model for parameter in chunk.parameters())
+    sizes = {
+        "tp": args.tensor_model_parallel_size,
+        "pp": args.pipeline_model_parallel_size,
+        "cp": args.context_parallel_size,
+        "dp": args.data_parallel_size,
+    }
+    layout = " x ".join(f"{name} {size}" for name, size in sizes.items())
+    log.say(
+        f"{run.session.platform.name} | world {run.dist.world_size} = {layout} | "
+        f"{parameters:,} parameters on rank 0 | features: {', '.join(plan.names) or 'none'}"
+    )
+    log.say(run.session.provenance.get("platform", ""))
+    for held in plan.held_back:
+        log.say(f"held back: {held.name}: {held.reason}")
+    start = f"from step {run.iteration}" if run.iteration else "from scratch"
+    what = f"validating {start}" if args.skip_train else f"training {start} to step {args.train_iters}"
+    log.say(f"{what}, set up in {seconds:.1f} s, files in {run.run_dir}")

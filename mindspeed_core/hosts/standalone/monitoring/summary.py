@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.hosts.standalone.checkpoint.publish import MANIFEST
+from mindspeed_core.hosts.standalone.monitoring.measures import Measures
 from mindspeed_core.hosts.standalone.monitoring.svg_curve import Points, svg_curve
 from mindspeed_core.hosts.standalone.monitoring.throughput import operations_of
 
@@ -162,7 +163,7 @@ def _throughput(run: Run) -> Rows:
         rows.append(("TFLOP/s per device", f"{operations.model * per_device:.4g} (counted by formula)"))
         if operations.recomputed:
             rows.append(("with recompute", f"{operations.hardware * per_device:.4g}"))
-        throughput = getattr(run.measures, "throughput", None)
+        throughput = run.session.state(Measures).throughput
         if throughput is not None and throughput.peak:
             share = operations.model * per_device / throughput.peak
             rows.append(("share of peak", f"{share:.1%} of {throughput.peak:.4g} ({throughput.source})"))

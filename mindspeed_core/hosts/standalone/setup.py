@@ -1,0 +1,113 @@
+"""Set a run up, stage by stage, and leave the process group again.
+
+Usable without the loop: tests and benchmarks build a run and step it themselves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from mindspeed_core.errors import DataError, UserError
+from mindspeed_core.hosts.standalone.arguments.run_length import samples_wanted
+from mindspeed_core.hosts.standalone.checkpoint import rng_state
+from mindspeed_core.hosts.standalone.step import configure_for_training
+from mindspeed_core.megatron.global_state import destroy_megatron_state
+from mindspeed_core.run import Run
+from mindspeed_core.runtime.rank_check import check_ranks
+
+if TYPE_CHECKING:
+    from mindspeed_core.session import Session
+
+
+def setup(session: Session) -> Run:
+    """Run every stage up to the data iterators.
+
+    In mode ``inference`` the run has no optimizer and no data: the model is built and loaded, nothing more.
+    """
+    run = _build_model(session)
+    args = run.args
+    if session.mode == "inference":
+        _load(run)
+        for chunk in run.model:
+            chunk.eval()
+        return run
+    if not args.skip_train:
+        _build_optimizer(run)
+    run.schedule = session.call("get_forward_backward", args=args, config=run.config, pg=run.pg)
+    _load(run)
+    _build_data(run)
+    return run
+
+
+def _build_model(session: Session) -> Run:
+    args = session.call("validate_arguments_early", args=session.args, plan=session.plan)
+    args = session.call("validate_arguments", args=args, plan=session.plan)
+    session.args = args
+    info = session.call("init_distributed", args=args, platform=session.platform)
+    check_ranks(session, info)
+    _check_dtype(session)
+    pg = session.call("build_process_groups", args=args, dist_info=info)
+    session.call("seed_everything", args=args, pg=pg)
+    config = session.call("build_transformer_config", args=args)
+    model = session.call("build_model", args=args, config=config, pg=pg)
+    session.check_placements()
+    run = Run(session=session, args=args, config=config, pg=pg, dist=info, model=model)
+    run.boundary = session.call("boundary_schema", args=args, config=config)
+    return run
+
+
+def _build_optimizer(run: Run) -> None:
+    session, args, pg = run.session, run.args, run.pg
+    ddp_config = session.call("build_ddp_config", args=args)
+    run.model = session.call(
+        "wrap_ddp", args=args, config=run.config, ddp_config=ddp_config, model=run.model, pg=pg
+    )
+    optimizer_config = session.call("build_optimizer_config", args=args)
+    run.optimizer = session.call(
+        "build_optimizer", args=args, optimizer_config=optimizer_config, model=run.model, pg=pg
+    )
+    run.scheduler = session.call("build_scheduler", args=args, optimizer=run.optimizer)
+    configure_for_training(run)
+
+
+def _load(run: Run) -> None:
+    """Load what ``--load`` names and continue where it stopped."""
+    info = run.session.call("load_checkpoint", run=run)
+    run.iteration = info.iteration
+    run.consumed_train_samples = info.consumed_train_samples
+    run.consumed_valid_samples = info.consumed_valid_samples
+    if info.path is not None:
+        run.session.call("after_load_checkpoint", run=run)
+
+
+def _build_data(run: Run) -> None:
+    """Build the datasets and set the iterators to where the run stands."""
+    session, args = run.session, run.args
+    run.datasets = session.call("build_datasets", args=args, num_samples=samples_wanted(args))
+    if run.datasets.train is None and not args.skip_train:
+        raise DataError(f"--split {args.split}: no sample is left for training")
+    run.data = session.call("build_data_iterators", run=run)
+    # Building iterators may draw from the generator whose state was just loaded.
+    rng_state.restore(run)
+
+
+def _check_dtype(session: Session) -> None:
+    dtype: torch.dtype = session.args.params_dtype
+    if dtype not in session.platform.supported_dtypes():
+        raise UserError(
+            f"platform {session.platform.name} does not train in {dtype}; drop --bf16 or choose another"
+        )
+
+
+def teardown(session: Session) -> None:
+    """Leave the process group and clear megatron-core's global state."""
+    if dist.is_initialized():
+        # Destroying without meeting first aborts gloo worlds of four and more.
+        dist.barrier()
+        session.groups.destroy()
+    destroy_megatron_state()
+    if dist.is_initialized():
+        dist.destroy_process_group()
