@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mindspeed_core.hosts.standalone.checkpoint.publish import MANIFEST
+from mindspeed_core.hosts.standalone.monitoring.curves import svg_curve, thinned
 from mindspeed_core.hosts.standalone.monitoring.measures import Measures
 from mindspeed_core.hosts.standalone.monitoring.summary import as_html, as_markdown, summarize, write_summary
-from mindspeed_core.hosts.standalone.monitoring.svg_curve import svg_curve, thinned
 from mindspeed_core.resolver.plan import HeldBack, Plan
 
 
@@ -119,7 +119,9 @@ def test_the_html_is_well_formed_escaped_and_refers_to_nothing(run):
     body = page[page.index("<body>") : page.index("</html>")]
     charts = ElementTree.fromstring(body).findall("svg")
     assert [chart.get("aria-label") for chart in charts][:2] == ["loss (nats per token)", "gradient norm"]
-    assert len(charts[0].findall("polyline")) == 2
+    shown = {text.text for text in charts[0].iter("text")}
+    assert {"training", "validation"} <= shown
+    assert "test" not in shown
 
 
 def test_both_pages_are_written(run):
@@ -130,9 +132,17 @@ def test_both_pages_are_written(run):
 
 def test_a_curve_leaves_out_what_is_not_finite():
     drawn = svg_curve("loss", {"a": [(1, 2.0), (2, float("nan")), (3, float("inf")), (4, 1.0)]})
-    (line,) = ElementTree.fromstring(drawn).findall("polyline")
-    assert len(line.get("points").split()) == 2
+    assert drawn == svg_curve("loss", {"a": [(1, 2.0), (4, 1.0)]})
     assert svg_curve("loss", {"a": [(1, float("nan"))]}) == ""
+
+
+def test_a_curve_goes_through_its_points():
+    drawn = ElementTree.fromstring(svg_curve("loss", {"a": [(1, 2.0), (3, 5.0), (4, 1.0)]}))
+    paths = [path for path in drawn.iter("path") if "stroke: #1f77b4" in path.get("style")]
+    curve = max((re.findall(r"[-\d.]+", path.get("d")) for path in paths), key=len)
+    (x1, x2, x3), (y1, y2, y3) = (list(map(float, curve[start::2])) for start in (0, 1))
+    assert (x3 - x1) / (x2 - x1) == pytest.approx(1.5)
+    assert (y1 - y2) / (y3 - y2) == pytest.approx(0.75)
 
 
 def test_thinning_keeps_a_spike_and_both_ends():

@@ -3,7 +3,7 @@
 import io
 import json
 
-from mindspeed_core.hosts.standalone.monitoring.loss_curve import draw_loss_curve
+from mindspeed_core.hosts.standalone.monitoring.curves import draw_loss_curve
 from mindspeed_core.hosts.standalone.monitoring.run_log import RunLog, format_step, read_metrics
 
 STEP = {

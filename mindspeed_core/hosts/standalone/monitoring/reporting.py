@@ -78,7 +78,7 @@ def should_stop(session: Session, run: Run) -> str:
 def finish_run(run: Run) -> Done:
     """Draw the loss curve and write the summary on rank 0."""
     if run.dist.rank == 0 and run.run_dir is not None and run.history:
-        from mindspeed_core.hosts.standalone.monitoring.loss_curve import draw_loss_curve
+        from mindspeed_core.hosts.standalone.monitoring.curves import draw_loss_curve
         from mindspeed_core.hosts.standalone.monitoring.summary import write_summary
 
         draw_loss_curve(run.history, run.run_dir / "loss_curve.png")

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.hosts.standalone.checkpoint.publish import MANIFEST
+from mindspeed_core.hosts.standalone.monitoring.curves import LOSS, Points, loss_series, series, svg_curve
 from mindspeed_core.hosts.standalone.monitoring.measures import Measures
-from mindspeed_core.hosts.standalone.monitoring.svg_curve import Points, svg_curve
 from mindspeed_core.hosts.standalone.monitoring.throughput import operations_of
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto
 h2 { margin-top: 2rem; border-bottom: 1px solid #8884; } table { border-collapse: collapse; }
 td { padding: .15rem 1rem .15rem 0; vertical-align: top; } td:first-child { color: #777; }
 pre { white-space: pre-wrap; background: #8882; padding: .6rem; } svg { width: 100%; height: auto; }
-svg text { font-size: 11px; fill: currentColor; } svg text.end { text-anchor: end; }
-svg text.title { font-size: 13px; font-weight: 600; }
-svg .axis { stroke: currentColor; fill: none; opacity: .5; }
 :root { color-scheme: light dark; }
 """
 
@@ -87,20 +84,12 @@ def summarize(run: Run) -> Summary:
 
 
 def curves_of(history: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Points]]:
-    """The series of a run's records by chart."""
-
-    def series(key: str) -> Points:
-        return [(row["step"], row[key]) for row in history if row.get(key) is not None]
-
+    """Return the series of a run's records by chart."""
     return {
-        "loss (nats per token)": {
-            "training": series("loss"),
-            "validation": series("validation_loss"),
-            "test": series("test_loss"),
-        },
-        "gradient norm": {"norm": series("grad_norm")},
-        "learning rate": {"rate": series("learning_rate")},
-        "tokens per second": {"all devices": series("tokens_per_second")},
+        LOSS: loss_series(history),
+        "gradient norm": {"norm": series(history, "grad_norm")},
+        "learning rate": {"rate": series(history, "learning_rate")},
+        "tokens per second": {"all devices": series(history, "tokens_per_second")},
     }
 
 
