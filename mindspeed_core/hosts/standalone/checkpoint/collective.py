@@ -1,7 +1,7 @@
-"""Steps that succeed on all ranks or fail on all, with one message.
+"""Actions that succeed on all ranks or fail on all, with one message.
 
 An error that only one rank sees leaves the others waiting in the next collective until its timeout; each
-phase of a save or load therefore ends by telling each other how it went.
+phase of a save or load therefore ends with an exchange of errors.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from mindspeed_core.hosts.standalone.checkpoint.publish import explain
 T = TypeVar("T")
 
 FAILURES = (Exception, CheckpointException)
-"""What a step of a save or load may raise; torch's own exception is no ``Exception``."""
+"""Exceptions that a save or load may raise; torch's own exception is no ``Exception``."""
 
 
-def together(what: str, action: Callable[[], T]) -> T:
+def on_all_ranks(what: str, action: Callable[[], T]) -> T:
     """Run an action on every rank; raise on every rank when it failed on any.
 
     Args:
@@ -38,7 +38,7 @@ def together(what: str, action: Callable[[], T]) -> T:
         result = action()
     except FAILURES as caught:
         error = caught
-    reasons = exchange(None if error is None else _reason(error))
+    reasons = all_gather_values(None if error is None else _reason(error))
     failed = [(rank, reason) for rank, reason in enumerate(reasons) if reason is not None]
     if failed:
         _fail(what, failed, error)
@@ -46,7 +46,11 @@ def together(what: str, action: Callable[[], T]) -> T:
 
 
 def on_first_rank(what: str, action: Callable[[], T]) -> T:
-    """Run an action on rank 0 and give its (picklable) result to all; its failure is everybody's failure.
+    """Run an action on rank 0 and return its (picklable) result on all ranks; raise on all when it failed.
+
+    Args:
+        what: see `on_all_ranks`.
+        action: what rank 0 does.
 
     Raises:
         CheckpointError: with rank 0's reason.
@@ -65,8 +69,8 @@ def on_first_rank(what: str, action: Callable[[], T]) -> T:
     return answer[0]
 
 
-def exchange(mine: T) -> list[T]:
-    """Every rank's value, in rank order."""
+def all_gather_values(mine: T) -> list[T]:
+    """Return every rank's (picklable) value, in rank order. Collective."""
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, mine)
     return values
@@ -87,9 +91,9 @@ def _reason(error: BaseException) -> str:
     system = find_os_error(error)
     if system is not None:
         return explain(system)
-    cause = wrapped_failure(error)
+    cause = unwrap_failure(error)
     if "inline_container.cc" in str(cause):
-        # All that torch's archive writer tells when a write did not succeed.
+        # All that torch's archive writer says when a write did not succeed.
         return (
             "the file system refused a write (disk full, quota or file size limit); free some, or lower "
             "--keep-last-n"
@@ -99,15 +103,15 @@ def _reason(error: BaseException) -> str:
     return f"{type(cause).__name__}: {cause}"
 
 
-def wrapped_failure(error: BaseException) -> BaseException:
-    """The first rank's own exception, where torch wrapped it into one that prints every rank's traceback."""
+def unwrap_failure(error: BaseException) -> BaseException:
+    """Return the first rank's own exception where torch wrapped it into one that prints all tracebacks."""
     if isinstance(error, CheckpointException) and error.failures:
         return next(iter(error.failures.values()))[0]
     return error
 
 
 def find_os_error(error: BaseException | None) -> OSError | None:
-    """The operating-system error behind an exception, also where torch wrapped it into its own."""
+    """Return the operating-system error behind an exception, also where torch wrapped it into its own."""
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: the sharded state of model, optimizer, features and random generators.
+"""The content of a checkpoint: the sharded state of model, optimizer, features and random generators.
 
 The same function describes what is saved and the template that is loaded, so that both always agree. Keys
 are those of Megatron-LM's checkpoints where it has them.
@@ -31,7 +31,7 @@ _PLAIN = (type(None), bool, int, float, str, torch.Tensor, torch.dtype, torch.Si
 
 
 def layout_metadata(run: Run, *, sharding: str = "fully_reshardable") -> dict[str, Any]:
-    """How state is laid out in the file, in the words of megatron-core.
+    """Describe how state is laid out in the file, in the terms of megatron-core.
 
     Args:
         run: the run.
@@ -49,12 +49,12 @@ def layout_metadata(run: Run, *, sharding: str = "fully_reshardable") -> dict[st
 
 
 def without_groups(described: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of `layout_metadata` that goes into the file."""
+    """Return the part of `layout_metadata` that goes into the file."""
     return {key: value for key, value in described.items() if key != "dp_cp_group"}
 
 
 def layout(run: Run) -> dict[str, int]:
-    """Sizes of the parallel dimensions."""
+    """Return the sizes of the parallel dimensions."""
     groups = {
         "tp": run.pg.tp,
         "pp": run.pg.pp,
@@ -68,7 +68,7 @@ def layout(run: Run) -> dict[str, int]:
 
 
 def versions(run: Run) -> dict[str, str]:
-    """Versions of the libraries that write or read a checkpoint, and of every plugin in the plan."""
+    """Return the versions of the libraries that write or read a checkpoint, and of the plan's plugins."""
     found = {}
     for name in (*_LIBRARIES, *(feature.dist for feature in run.session.plan.features)):
         try:
@@ -86,7 +86,7 @@ def unwrapped(chunk: Any) -> Any:
 
 
 def model_keys(run: Run) -> list[str]:
-    """The key of each chunk: ``model``, or ``model0``, ``model1``, … with virtual stages."""
+    """Return the key of each chunk: ``model``, or ``model0``, ``model1``, … with virtual stages."""
     if len(run.model) == 1:
         return ["model"]
     return [f"model{index}" for index in range(len(run.model))]
@@ -101,7 +101,7 @@ def sharded_state(
     with_rng: bool,
     features: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Everything sharded, to save or as the template of a load. Collective.
+    """Return everything sharded, to save or as the template of a load. Collective.
 
     Args:
         run: the run.
@@ -127,14 +127,14 @@ def sharded_state(
 
 
 def common_state(run: Run) -> dict[str, Any]:
-    """What every rank holds alike: counters and the schedule."""
+    """Return what every rank holds alike: counters and the schedule."""
     state: dict[str, Any] = {
         "iteration": run.iteration,
         "checkpoint_version": CHECKPOINT_VERSION,
         "consumed_train_samples": run.consumed_train_samples,
         "consumed_valid_samples": run.consumed_valid_samples,
         "layout": layout(run),
-        "args": megatron_lm.arguments(run),
+        "args": megatron_lm.arguments(run, layout(run)),
         "bad_steps": run.session.state(BadSteps).state(),
     }
     if run.scheduler is not None:
@@ -147,9 +147,9 @@ def _rng_object(run: Run) -> ShardedObject:
     state: list[Any] = [rng_state.capture(run.session.platform)]
     if run.args.data_parallel_random_init:
         # Megatron-LM's form: the states of all data-parallel ranks in one list.
-        everyones: list[Any] = [None] * pg.dp.size()
-        dist.all_gather_object(everyones, state[0], group=pg.dp)
-        state = everyones
+        gathered: list[Any] = [None] * pg.dp.size()
+        dist.all_gather_object(gathered, state[0], group=pg.dp)
+        state = gathered
     groups, replica = [pg.pp, pg.tp], pg.dp_cp.rank()
     if layout(run)["ep"] > 1:
         # Expert-parallel generators differ along the data-parallel ranks.
@@ -160,12 +160,12 @@ def _rng_object(run: Run) -> ShardedObject:
 
 
 def own_rng(run: Run, states: list[Any]) -> Any:
-    """This rank's random states from the list of a checkpoint, which has one for all or one for each."""
+    """Return this rank's random states from the list of a checkpoint: one for all ranks or one for each."""
     return states[run.pg.dp.rank()] if len(states) == run.pg.dp.size() > 1 else states[0]
 
 
 def rng_fits(run: Run, saved: Mapping[str, int]) -> bool:
-    """Whether the random states of a checkpoint with that layout belong to the ranks of this run."""
+    """Return whether the random states of a checkpoint with that layout belong to the ranks of this run."""
     now = layout(run)
     names = ["tp", "pp"]
     if now["ep"] > 1 or saved.get("ep", 1) > 1:

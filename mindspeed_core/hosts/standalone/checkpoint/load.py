@@ -28,10 +28,10 @@ from mindspeed_core.hosts.standalone.checkpoint import publish, rng_state
 from mindspeed_core.hosts.standalone.checkpoint import security as checkpoint_security
 from mindspeed_core.hosts.standalone.checkpoint.collective import (
     FAILURES,
-    exchange,
+    all_gather_values,
+    on_all_ranks,
     on_first_rank,
-    together,
-    wrapped_failure,
+    unwrap_failure,
 )
 from mindspeed_core.hosts.standalone.fault_tolerance import restart
 from mindspeed_core.hosts.standalone.fault_tolerance.bad_steps import BadSteps
@@ -131,10 +131,10 @@ class _Load:
                 with_rng=self.with_rng,
                 features=known,
             )
-            together(self.what, lambda: self._check_shapes(template))
-            self._tell_unused(template)
-            state = together(self.what, lambda: self._fill(template))
-            together(self.what, lambda: self._apply(state))
+            on_all_ranks(self.what, lambda: self._check_shapes(template))
+            self._warn_of_unused(template)
+            state = on_all_ranks(self.what, lambda: self._fill(template))
+            on_all_ranks(self.what, lambda: self._apply(state))
         finally:
             if run.optimizer is not None:
                 optimizer_state.forget_overrides(run.optimizer)
@@ -164,7 +164,7 @@ class _Load:
                     f"{path}: cannot be read ({first}); choose another with --ckpt-step"
                 ) from error
 
-        return together(self.what, read)
+        return on_all_ranks(self.what, read)
 
     def _read_index(self) -> Any:
         path = self.path / ".metadata"
@@ -181,13 +181,13 @@ class _Load:
                     "--ckpt-step"
                 ) from error
 
-        index = together(self.what, read)
+        index = on_all_ranks(self.what, read)
         if not trusted:
             # What Megatron-LM keeps to repeat a step is never loaded, and so never unpickled.
             found = checkpoint_security.object_shards(index)
             shards = [shard for shard in found if not shard[0].startswith("rerun_state_machine")]
             share = shards[dist.get_rank() :: dist.get_world_size()]
-            together(self.what, lambda: checkpoint_security.check_objects(self.path, share))
+            on_all_ranks(self.what, lambda: checkpoint_security.check_objects(self.path, share))
         return index
 
     def _described(self) -> dict[str, Any]:
@@ -276,9 +276,9 @@ class _Load:
         change = compare_plans(self.manifest.plan, self.run.session.plan.as_dict(), _affecting(self.run))
         return [*change.breaking, *change.harmless]
 
-    def _tell_unused(self, template: dict[str, Any]) -> None:
+    def _warn_of_unused(self, template: dict[str, Any]) -> None:
         wanted = set().union(
-            *exchange({shard.key for shard in _shards(template) if isinstance(shard, ShardedTensor)})
+            *all_gather_values({shard.key for shard in _shards(template) if isinstance(shard, ShardedTensor)})
         )
         ignored = ("optimizer.", "features.", "rng_state", "chained_")
         unused = sorted(
@@ -303,7 +303,7 @@ class _Load:
                 if self.run.args.verify_checkpoint == "hash"
                 else "; --verify-checkpoint hash names the file"
             )
-            cause = wrapped_failure(error)
+            cause = unwrap_failure(error)
             first = (str(cause).splitlines() or [type(cause).__name__])[0]
             raise CheckpointError(f"{self.path}: a shard cannot be read ({first}){hint}") from error
         return loaded
@@ -366,7 +366,7 @@ def _verify(path: Path, manifest: publish.Manifest, how: str) -> None:
     problems = [
         publish.check_file(path, name, manifest.files[name], contents=how == "hash") for name in share
     ]
-    found = [problem for part in exchange(problems) for problem in part if problem]
+    found = [problem for part in all_gather_values(problems) for problem in part if problem]
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise CheckpointError(f"{found[0]}{more}; load an earlier checkpoint with --ckpt-step")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
 
-COUNTERS = ("consumed_train_samples", "consumed_valid_samples")
+_COUNTERS = ("consumed_train_samples", "consumed_valid_samples")
 _SIZES = {
     "tp": "tensor_model_parallel_size",
     "pp": "pipeline_model_parallel_size",
@@ -32,14 +32,15 @@ _ALSO = (
 ).split()
 
 
-def arguments(run: Run) -> Namespace:
-    """What Megatron-LM's loader looks up in ``args``: sizes, the model's shape and the counters.
+def arguments(run: Run, sizes: Mapping[str, int]) -> Namespace:
+    """Return what Megatron-LM's loader reads from ``args``: sizes, the model's shape and the counters.
 
     Only numbers, strings and switches; `argparse.Namespace` itself has no behaviour.
-    """
-    from mindspeed_core.hosts.standalone.checkpoint.content import layout
 
-    sizes = layout(run)
+    Args:
+        run: the run that is saved.
+        sizes: of the parallel dimensions, by short name.
+    """
     values: dict[str, Any] = {name: sizes[short] for short, name in _SIZES.items()}
     for name in _ALSO:
         value = getattr(run.args, name, None)
@@ -48,25 +49,24 @@ def arguments(run: Run) -> Namespace:
     # Its loader compares them with its own flags; both are off unless their features are in use.
     values.setdefault("add_position_embedding", True)
     values.setdefault("tokenizer_type", None)
-    values["consumed_train_samples"] = run.consumed_train_samples
-    values["consumed_valid_samples"] = run.consumed_valid_samples
+    values.update({name: getattr(run, name) for name in _COUNTERS})
     values["skipped_train_samples"] = 0
     return Namespace(**values)
 
 
 def record_classes() -> list[Any]:
-    """The classes that ``args`` may be made of, for torch's reader that knows none but plain values."""
+    """Return the classes that ``args`` may be made of, for torch's reader that knows only plain values."""
     safe = import_module("megatron.core.safe_globals") if find_spec("megatron.core.safe_globals") else None
     return [Namespace, SimpleNamespace, *getattr(safe, "SAFE_GLOBALS", ())]
 
 
 def with_arguments(common: Mapping[str, Any]) -> dict[str, Any]:
-    """Common state with counters and layout, wherever the writing program keeps them."""
+    """Return common state with counters and layout, wherever the writing program keeps them."""
     found = dict(common)
     args = found.get("args")
     if args is None:
         return found
-    for name in COUNTERS:
+    for name in _COUNTERS:
         found.setdefault(name, int(getattr(args, name, 0) or 0))
     found.setdefault("layout", {short: int(getattr(args, name, 1) or 1) for short, name in _SIZES.items()})
     return found

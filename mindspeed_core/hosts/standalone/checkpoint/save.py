@@ -28,7 +28,11 @@ from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShard
 from mindspeed_core.errors import ArgumentError, CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import content as checkpoint_content
 from mindspeed_core.hosts.standalone.checkpoint import publish
-from mindspeed_core.hosts.standalone.checkpoint.collective import exchange, on_first_rank, together
+from mindspeed_core.hosts.standalone.checkpoint.collective import (
+    all_gather_values,
+    on_all_ranks,
+    on_first_rank,
+)
 from mindspeed_core.hosts.standalone.checkpoint.results import use_file_results
 from mindspeed_core.launch.environment import current_job
 from mindspeed_core.megatron import optimizer_state
@@ -124,7 +128,7 @@ class Saver:
                 optimizer_state.forget_overrides(run.optimizer)
         state.update(checkpoint_content.common_state(run))
         state["content_metadata"] = checkpoint_content.without_groups(described)
-        sharded = together(target.what, lambda: _write_common(state, temporary))
+        sharded = on_all_ranks(target.what, lambda: _write_common(state, temporary))
         use_file_results(run.session)
         request = _strategy(run).async_save(sharded, temporary)
         write = request.async_fn
@@ -135,7 +139,7 @@ class Saver:
             request = request._replace(finalize_fns=[partial(self._finish_quietly, target, finish)])
             self._queue.schedule_async_request(request)
             return
-        together(target.what, lambda: _run_writers(request))
+        on_all_ranks(target.what, lambda: _run_writers(request))
         _finish(target, finish)
 
     def _manifest(self, run: Run, features: tuple[str, ...]) -> publish.Manifest:
@@ -214,10 +218,10 @@ def _digest_name(rank: int) -> str:
 
 def _finish(target: _Target, finish: list[Callable[[], None]]) -> None:
     """Complete the index, describe every file and publish. Collective."""
-    together(target.what, lambda: [function() for function in finish])
-    digests = together(target.what, lambda: _take_digests(target.temporary))
-    everyones = exchange(digests)
-    on_first_rank(target.what, lambda: _publish(target, everyones))
+    on_all_ranks(target.what, lambda: [function() for function in finish])
+    digests = on_all_ranks(target.what, lambda: _take_digests(target.temporary))
+    gathered = all_gather_values(digests)
+    on_first_rank(target.what, lambda: _publish(target, gathered))
 
 
 def _take_digests(temporary: Path) -> dict[str, tuple[int, str]]:
@@ -230,20 +234,20 @@ def _take_digests(temporary: Path) -> dict[str, tuple[int, str]]:
         return {}
     text = path.read_text(encoding="utf-8")
     # Empty where even the reason found no room.
-    told = json.loads(text) if text else "no space left on the device; free some, or lower --keep-last-n"
-    if isinstance(told, str):
-        raise CheckpointError(f"saving {temporary} (rank {rank}): {told}")
-    digests = {name: (size, digest) for name, (size, digest) in told.items()}
+    found = json.loads(text) if text else "no space left on the device; free some, or lower --keep-last-n"
+    if isinstance(found, str):
+        raise CheckpointError(f"saving {temporary} (rank {rank}): {found}")
+    digests = {name: (size, digest) for name, (size, digest) in found.items()}
     path.unlink()
     if sorted(digests) != written:
         raise CheckpointError(f"{temporary}: rank {rank} wrote {written}, but described {sorted(digests)}")
     return digests
 
 
-def _publish(target: _Target, everyones: list[dict[str, tuple[int, str]]]) -> None:
+def _publish(target: _Target, gathered: list[dict[str, tuple[int, str]]]) -> None:
     temporary, manifest = target.temporary, target.manifest
     save_config(CheckpointingConfig(_BACKEND, 1), str(temporary))
-    files = {name: entry for part in everyones for name, entry in part.items()}
+    files = {name: entry for part in gathered for name, entry in part.items()}
     rest = [path for path in sorted(temporary.iterdir()) if path.name not in files]
     publish.sync_files(rest)
     files.update({path.name: publish.digest_file(path) for path in rest})

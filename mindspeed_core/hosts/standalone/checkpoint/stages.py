@@ -1,7 +1,7 @@
 """Default stages that save and load a run, in megatron-core's distributed format.
 
-The stages are thin: what is saved is in ``checkpoint_content``, how in ``checkpoint_save``, the way back in
-``checkpoint_load``, and what makes a directory a checkpoint in ``publish``.
+The stages are thin: `content` says what is saved, `save` how, `load` is the way back, and `publish` makes a
+directory a checkpoint.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def save_checkpoint(session: Session, run: Run, reason: str) -> SaveInfo:
 
 @hookimpl(trylast=True)
 def before_save_checkpoint() -> Done:
-    """The host's own state is canonical already."""
+    """Change nothing: the host's own state is canonical already."""
     return DONE
 
 
 @hookimpl(trylast=True)
 def after_load_checkpoint() -> Done:
-    """The host trains with the canonical state."""
+    """Change nothing: the host trains with the canonical state."""
     return DONE
 
 
