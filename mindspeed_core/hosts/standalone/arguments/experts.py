@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from mindspeed_core.errors import ArgumentError
+from mindspeed_core.hosts.standalone.arguments.errors import argument_error, option
 
 
 def derive_experts(args: Namespace) -> None:
@@ -27,54 +27,49 @@ def derive_experts(args: Namespace) -> None:
     etp = args.expert_tensor_parallel_size
     if experts is None:
         if ep > 1:
-            raise ArgumentError(
-                "--expert-model-parallel-size", ep, "there are no experts", "add --num-experts"
+            raise argument_error(
+                args, "--expert-model-parallel-size", "there are no experts", "add --num-experts"
             )
         for name in ("moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "moe_layer_freq"):
             # One frequency for all layers is the default.
             if getattr(args, name) not in (None, 1):
-                raise ArgumentError(
-                    "--" + name.replace("_", "-"),
-                    getattr(args, name),
-                    "there are no experts",
-                    "add --num-experts",
-                )
+                raise argument_error(args, option(name), "there are no experts", "add --num-experts")
         return
     if args.moe_ffn_hidden_size is None:
         args.moe_ffn_hidden_size = args.ffn_hidden_size
     if experts % ep:
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--num-experts",
-            experts,
             f"is not divisible by --expert-model-parallel-size {ep}",
             f"use a multiple of {ep}",
         )
     if args.world_size % (etp * ep * pp):
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--expert-model-parallel-size",
-            ep,
             f"expert tensor x expert x pipeline = {etp} x {ep} x {pp} does not divide the world size "
             f"{args.world_size}",
             "lower a size, for instance --expert-tensor-parallel-size 1",
         )
     if tp > 1 and not args.sequence_parallel:
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--num-experts",
-            experts,
             "with tensor parallelism every rank would route every token",
             "add --sequence-parallel",
         )
     if args.add_bias_linear and etp > 1:
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--num-experts",
-            experts,
             f"experts cut over --expert-tensor-parallel-size {etp} have no biases in megatron-core",
             "add --disable-bias-linear, or use --expert-tensor-parallel-size 1",
         )
     if args.add_bias_linear and args.moe_shared_expert_intermediate_size is not None:
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--moe-shared-expert-intermediate-size",
-            args.moe_shared_expert_intermediate_size,
             "shared experts have no biases in megatron-core",
             "add --disable-bias-linear",
         )
@@ -83,41 +78,41 @@ def derive_experts(args: Namespace) -> None:
 
 def _check_routing(args: Namespace, experts: int) -> None:
     if args.moe_router_topk > experts:
-        raise ArgumentError("--moe-router-topk", args.moe_router_topk, f"exceeds --num-experts {experts}")
+        raise argument_error(args, "--moe-router-topk", f"exceeds --num-experts {experts}")
     if isinstance(args.moe_layer_freq, list) and len(args.moe_layer_freq) != args.num_layers:
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--moe-layer-freq",
-            args.moe_layer_freq,
             f"names {len(args.moe_layer_freq)} layers, --num-layers is {args.num_layers}",
         )
     if "sinkhorn" in args.moe_router_load_balancing_type and any(args.moe_aux_loss_coeff):
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--moe-aux-loss-coeff",
-            args.moe_aux_loss_coeff,
             "sinkhorn balances without a loss",
             "leave it out, or use --moe-router-load-balancing-type aux_loss",
         )
     if args.moe_apply_probs_on_input and args.moe_router_topk != 1:
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--moe-apply-probs-on-input",
-            None,
             f"a token goes to {args.moe_router_topk} experts with as many probabilities",
             "add --moe-router-topk 1",
         )
     factor = args.moe_expert_capacity_factor
     if args.moe_pad_expert_input_to_capacity and (factor or 0) * args.moe_router_topk > experts:
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--moe-expert-capacity-factor",
-            factor,
             "an expert would be padded to more tokens than there are",
             f"use at most experts / top-k = {experts / args.moe_router_topk:g}",
         )
     if args.moe_router_topk == 1 and args.moe_router_score_function == "softmax":
         kinds = args.moe_router_load_balancing_type
         if not args.moe_router_pre_softmax and list(kinds) != ["sinkhorn"]:
-            raise ArgumentError(
+            raise argument_error(
+                args,
                 "--moe-router-topk",
-                1,
                 "a softmax over the one chosen expert has no gradient",
                 "add --moe-router-pre-softmax",
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from mindspeed_core.errors import ArgumentError
+from mindspeed_core.hosts.standalone.arguments.errors import argument_error
 
 
 def check_survival(args: Namespace) -> None:
@@ -14,19 +14,12 @@ def check_survival(args: Namespace) -> None:
         ArgumentError: names flag, value and the way out.
     """
     if args.exit_duration_in_mins is not None and args.exit_duration_in_mins <= 0:
-        raise ArgumentError("--exit-duration-in-mins", args.exit_duration_in_mins, "must be positive")
+        raise argument_error(args, "--exit-duration-in-mins", "must be positive")
     if args.loss_spike_factor <= 1:
-        raise ArgumentError(
-            "--loss-spike-factor",
-            args.loss_spike_factor,
-            "an ordinary loss would be a spike",
-            "use more than 1",
+        raise argument_error(
+            args, "--loss-spike-factor", "an ordinary loss would be a spike", "use more than 1"
         )
     if args.bad_step_limit < 1:
-        raise ArgumentError(
-            "--bad-step-limit", args.bad_step_limit, "must be at least 1", "or use --bad-step-action stop"
-        )
+        raise argument_error(args, "--bad-step-limit", "must be at least 1", "or use --bad-step-action stop")
     if args.hang_timeout_minutes is not None and args.hang_timeout_minutes < 0:
-        raise ArgumentError(
-            "--hang-timeout-minutes", args.hang_timeout_minutes, "must not be negative", "0 switches it off"
-        )
+        raise argument_error(args, "--hang-timeout-minutes", "must not be negative", "0 switches it off")

@@ -1,4 +1,4 @@
-"""Validation of the arguments of fully sharded data parallelism: what would train wrongly, or not at all."""
+"""Checks of the arguments of fully sharded data parallelism: what would train wrongly, or not at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from mindspeed_core.errors import ArgumentError
+from mindspeed_core.hosts.standalone.arguments.errors import argument_error
 
 _FLAG = "--use-torch-fsdp2"
 _MEGATRON = "--use-megatron-fsdp"
@@ -25,12 +25,12 @@ def check_fully_sharded(args: Namespace) -> None:
     check_megatron_sharded(args)
     if not args.use_torch_fsdp2:
         if not args.torch_fsdp2_reshard_after_forward:
-            raise ArgumentError(
-                "--torch-fsdp2-no-reshard-after-forward", None, "nothing is sharded", f"add {_FLAG}"
+            raise argument_error(
+                args, "--torch-fsdp2-no-reshard-after-forward", "nothing is sharded", f"add {_FLAG}"
             )
         return
     drop = "drop it, or " + _FLAG
-    for flag, value, reason, remedy in (
+    for flag, wrong, reason, remedy in (
         (
             "--pipeline-model-parallel-size",
             args.pipeline_model_parallel_size > 1,
@@ -48,13 +48,12 @@ def check_fully_sharded(args: Namespace) -> None:
             drop,
         ),
     ):
-        if value:
-            shown = None if value is True else value
-            raise ArgumentError(flag, shown, f"{reason} with {_FLAG}", remedy)
+        if wrong:
+            raise argument_error(args, flag, f"{reason} with {_FLAG}", remedy)
     if not args.untie_embeddings_and_output_weights:
-        raise ArgumentError(
+        raise argument_error(
+            args,
             _FLAG,
-            None,
             "one weight in two places cannot be sharded in both",
             "add --untie-embeddings-and-output-weights",
         )
@@ -88,25 +87,23 @@ def check_megatron_sharded(args: Namespace) -> None:
         ),
     ):
         if missing:
-            raise ArgumentError(_MEGATRON, None, reason, remedy)
-    for flag, value, reason, remedy in _impossible_with_megatron(args):
-        if value:
-            shown = None if value is True else value
-            raise ArgumentError(flag, shown, f"{reason} with {_MEGATRON}", remedy)
+            raise argument_error(args, _MEGATRON, reason, remedy)
+    for flag, wrong, reason, remedy in _impossible_with_megatron(args):
+        if wrong:
+            raise argument_error(args, flag, f"{reason} with {_MEGATRON}", remedy)
     if args.data_parallel_sharding_strategy == "no_shard":
         # megatron-core's reduction after the backward pass leaves out every buffer.
         args.overlap_grad_reduce = True
 
 
 def _impossible_with_megatron(args: Namespace) -> tuple[tuple[str, Any, str, str], ...]:
-    """Flag, value (empty where it does no harm), reason and way out."""
+    """Return flag, whether it does harm, reason and way out."""
     strategy, drop = args.data_parallel_sharding_strategy, "drop it, or " + _MEGATRON
-    stages, experts = args.pipeline_model_parallel_size, args.expert_model_parallel_size
     grouped = args.moe_use_legacy_grouped_gemm or (args.moe_grouped_gemm and args.transformer_impl == "local")
     return (
         (
             "--pipeline-model-parallel-size",
-            stages > 1 and stages,
+            args.pipeline_model_parallel_size > 1,
             "megatron-core lays all ranks of the world out over data and tensor parallelism",
             "use 1",
         ),
@@ -124,7 +121,7 @@ def _impossible_with_megatron(args: Namespace) -> tuple[tuple[str, Any, str, str
         ),
         (
             "--expert-model-parallel-size",
-            strategy == "no_shard" and experts > 1 and experts,
+            strategy == "no_shard" and args.expert_model_parallel_size > 1,
             "under the strategy no_shard the gradient norm would miss other ranks' experts",
             "shard with optim",
         ),
@@ -154,9 +151,9 @@ def check_connections(device_type: str, args: Namespace) -> None:
     """
     one_queue = device_type == "cuda" and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
     if args.use_megatron_fsdp and one_queue:
-        raise ArgumentError(
+        raise argument_error(
+            args,
             _MEGATRON,
-            None,
             "CUDA_DEVICE_MAX_CONNECTIONS=1 puts gathering and computing into one queue",
             "unset the variable",
         )
@@ -169,4 +166,4 @@ def _refuse_options_alone(args: Namespace) -> None:
         ("--fsdp-double-buffer", args.fsdp_double_buffer),
     ):
         if given:
-            raise ArgumentError(flag, None, "it is an option of Megatron-FSDP", f"add {_MEGATRON}")
+            raise argument_error(args, flag, "it is an option of Megatron-FSDP", f"add {_MEGATRON}")

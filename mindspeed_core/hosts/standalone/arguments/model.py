@@ -10,6 +10,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from mindspeed_core.errors import ArgumentError
+from mindspeed_core.hosts.standalone.arguments.errors import argument_error, option
 from mindspeed_core.hosts.standalone.arguments.experts import derive_experts
 from mindspeed_core.hosts.standalone.arguments.refusals import check_refused
 
@@ -48,28 +49,30 @@ def _older_spellings(args: Namespace) -> None:
         args.num_experts = None
 
 
+def _given(args: Namespace, *dests: str) -> list[str]:
+    """Return the option strings of those attributes that are set."""
+    return [
+        option(dest) for dest in dests if (value := getattr(args, dest)) is not None and value is not False
+    ]
+
+
 def _check_activation(args: Namespace) -> None:
-    chosen = [f"--{name.replace('_', '-')}" for name in _ACTIVATIONS if getattr(args, name)]
+    chosen = _given(args, *_ACTIVATIONS)
     if len(chosen) > 1:
-        raise ArgumentError(chosen[-1], None, f"{chosen[0]} is given too", "keep one of the two")
+        raise argument_error(args, chosen[-1], f"{chosen[0]} is given too", "keep one of the two")
     if args.glu_linear_offset and not (args.swiglu or args.quick_geglu):
-        raise ArgumentError(
-            "--glu-linear-offset", args.glu_linear_offset, "there is no gated activation", "add --quick-geglu"
-        )
+        raise argument_error(args, "--glu-linear-offset", "there is no gated activation", "add --quick-geglu")
     if args.activation_func_clamp_value is not None and not args.quick_geglu:
-        raise ArgumentError(
-            "--activation-func-clamp-value",
-            args.activation_func_clamp_value,
-            "only quick GEGLU clamps",
-            "add --quick-geglu",
+        raise argument_error(
+            args, "--activation-func-clamp-value", "only quick GEGLU clamps", "add --quick-geglu"
         )
 
 
 def _check_deterministic(args: Namespace) -> None:
     if args.deterministic_mode and args.cross_entropy_loss_fusion:
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--cross-entropy-loss-fusion",
-            None,
             "does not give the same bits twice",
             "drop it, or --deterministic-mode",
         )
@@ -79,17 +82,17 @@ def _derive_dtype(args: Namespace) -> None:
     import torch
 
     if args.fp16 and args.bf16:
-        raise ArgumentError("--fp16", None, "--bf16 is given too", "keep one of the two")
+        raise argument_error(args, "--fp16", "--bf16 is given too", "keep one of the two")
     args.params_dtype = torch.float16 if args.fp16 else torch.bfloat16 if args.bf16 else torch.float32
     if args.fp16 and args.loss_scale is None:
         # Under dynamic loss scaling a gradient that is not finite is the signal to lower the scale.
         args.check_for_nan_in_loss_and_grad = False
     if args.loss_scale is not None and args.loss_scale <= 0:
-        raise ArgumentError("--loss-scale", args.loss_scale, "must be above zero")
+        raise argument_error(args, "--loss-scale", "must be above zero")
     if args.fp16_lm_cross_entropy and not args.fp16:
-        raise ArgumentError("--fp16-lm-cross-entropy", None, "the logits are not in float16", "add --fp16")
+        raise argument_error(args, "--fp16-lm-cross-entropy", "the logits are not in float16", "add --fp16")
     if args.grad_reduce_in_bf16 and not args.bf16:
-        raise ArgumentError("--grad-reduce-in-bf16", None, "gradients are not in bfloat16", "add --bf16")
+        raise argument_error(args, "--grad-reduce-in-bf16", "gradients are not in bfloat16", "add --bf16")
     if args.bf16 and not args.grad_reduce_in_bf16:
         # Megatron-LM's rule: bfloat16 gradients are accumulated and reduced in float32.
         args.accumulate_allreduce_grads_in_fp32 = True
@@ -100,40 +103,25 @@ def _derive_pipeline(args: Namespace) -> None:
     pp = args.pipeline_model_parallel_size
     per_chunk, stages = args.num_layers_per_virtual_pipeline_stage, args.num_virtual_stages_per_pipeline_rank
     layout = args.pipeline_model_parallel_layout
-    uneven = [
-        flag
-        for flag, value in (
-            ("--decoder-first-pipeline-num-layers", args.decoder_first_pipeline_num_layers),
-            ("--decoder-last-pipeline-num-layers", args.decoder_last_pipeline_num_layers),
-        )
-        if value is not None
-    ]
-    counted = [
-        flag
-        for flag, value in (
-            ("--account-for-embedding-in-pipeline-split", args.account_for_embedding_in_pipeline_split),
-            ("--account-for-loss-in-pipeline-split", args.account_for_loss_in_pipeline_split),
-        )
-        if value
-    ]
+    uneven = _given(args, "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
+    counted = _given(args, "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
     if uneven and counted:
-        raise ArgumentError(
-            counted[0], None, f"stages have the sizes of {uneven[0]}", "keep one of the two, or give a layout"
-        )
-    for flag in (*uneven, *counted, *(["--pipeline-model-parallel-layout"] if layout else [])):
+        reason = f"stages have the sizes of {uneven[0]}"
+        raise argument_error(args, counted[0], reason, "keep one of the two, or give a layout")
+    for flag in (*uneven, *counted, *_given(args, "pipeline_model_parallel_layout")):
         if pp == 1:
-            raise ArgumentError(flag, None, "there is one pipeline stage", "drop it")
+            raise argument_error(args, flag, "there is one pipeline stage", "drop it")
     if per_chunk is not None and stages is not None:
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--num-virtual-stages-per-pipeline-rank",
-            stages,
             "--num-layers-per-virtual-pipeline-stage is given too",
             "keep one of the two",
         )
     if counted and args.mtp_num_layers:
-        raise ArgumentError(
+        raise argument_error(
+            args,
             counted[-1],
-            None,
             "the stage of the predictions could be left without a decoder layer they take after",
             "use --pipeline-model-parallel-layout, with m between t and L",
         )
@@ -142,9 +130,9 @@ def _derive_pipeline(args: Namespace) -> None:
         _derive_layout(args, layout, per_chunk or stages)
     elif uneven:
         if per_chunk is not None:
-            raise ArgumentError(
+            raise argument_error(
+                args,
                 "--num-layers-per-virtual-pipeline-stage",
-                per_chunk,
                 f"stages have different sizes with {uneven[0]}",
                 "use --num-virtual-stages-per-pipeline-rank",
             )
@@ -152,25 +140,19 @@ def _derive_pipeline(args: Namespace) -> None:
     else:
         _derive_even(args, per_chunk, stages, len(counted))
     if (per_chunk or (stages or 1) > 1) and pp == 1:
-        flag = (
-            "--num-layers-per-virtual-pipeline-stage"
-            if per_chunk
-            else "--num-virtual-stages-per-pipeline-rank"
+        (flag, *_) = _given(
+            args, "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank"
         )
-        raise ArgumentError(
-            flag,
-            per_chunk or stages,
-            "interleaving needs a pipeline",
-            "add --pipeline-model-parallel-size 2 or more, or drop it",
-        )
+        remedy = "add --pipeline-model-parallel-size 2 or more, or drop it"
+        raise argument_error(args, flag, "interleaving needs a pipeline", remedy)
     if args.virtual_pipeline_model_parallel_size is None:
         args.overlap_p2p_comm = False
     elif pp == 2 and not args.overlap_p2p_comm:
         # With two ranks both neighbours are the same peer, and megatron-core's batched exchange pairs
         # the sends of one direction with the receives of the other without an error.
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--no-overlap-p2p-communication",
-            None,
             "at --pipeline-model-parallel-size 2 an interleaved pipeline's batched exchange mixes up its "
             "messages",
             "drop it",
@@ -182,9 +164,9 @@ def _derive_layout(args: Namespace, layout: str, chunks: int | None) -> None:
 
     pp = args.pipeline_model_parallel_size
     if chunks is not None:
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--pipeline-model-parallel-layout",
-            layout,
             "says how many chunks there are; another flag does too",
             "drop --num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank",
         )
@@ -192,11 +174,11 @@ def _derive_layout(args: Namespace, layout: str, chunks: int | None) -> None:
         parsed = PipelineParallelLayerLayout.from_str(layout, pp)
         apart = parsed.validate_layer_layout(num_layers=args.num_layers, mtp_num_layers=args.mtp_num_layers)
     except (AssertionError, ValueError, TypeError, KeyError) as error:
-        raise ArgumentError("--pipeline-model-parallel-layout", layout, str(error)) from error
+        raise argument_error(args, "--pipeline-model-parallel-layout", str(error)) from error
     if args.mtp_num_layers and (apart or "m" not in layout.replace(",", "").split("|")[-1]):
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--pipeline-model-parallel-layout",
-            layout,
             "predictions take after a decoder layer beside them, and hand on tensors of another shape",
             "put m on the last stage between t and L",
         )
@@ -209,18 +191,18 @@ def _derive_even(args: Namespace, per_chunk: int | None, stages: int | None, cou
     layers = args.num_layers + counted
     plus = f" plus {counted} for embedding and loss" if counted else ""
     if layers % pp:
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--num-layers",
-            args.num_layers,
             f"{plus.strip()} is not divisible by --pipeline-model-parallel-size {pp}".strip(),
             f"use a multiple of {pp}, or --pipeline-model-parallel-layout",
         )
     per_rank = layers // pp
     if per_chunk is not None:
         if pp > 1 and per_rank % per_chunk:
-            raise ArgumentError(
+            raise argument_error(
+                args,
                 "--num-layers-per-virtual-pipeline-stage",
-                per_chunk,
                 f"does not divide the {per_rank} layers of a pipeline stage",
             )
         stages = per_rank // per_chunk
@@ -228,9 +210,9 @@ def _derive_even(args: Namespace, per_chunk: int | None, stages: int | None, cou
         args.virtual_pipeline_model_parallel_size = stages
     elif stages is not None and stages > 1:
         if per_rank % stages:
-            raise ArgumentError(
+            raise argument_error(
+                args,
                 "--num-virtual-stages-per-pipeline-rank",
-                stages,
                 f"does not divide the {per_rank} layers of a pipeline stage",
             )
         args.virtual_pipeline_model_parallel_size = stages
@@ -239,59 +221,59 @@ def _derive_even(args: Namespace, per_chunk: int | None, stages: int | None, cou
 def _check_attention(session: Session, args: Namespace) -> None:
     if args.multi_latent_attention:
         if args.group_query_attention:
-            raise ArgumentError(
-                "--group-query-attention", None, "multi-latent attention shares keys otherwise", "drop it"
+            raise argument_error(
+                args, "--group-query-attention", "multi-latent attention shares keys otherwise", "drop it"
             )
         if args.tensor_model_parallel_size > 1 and args.qk_layernorm and not args.sequence_parallel:
             # The gradient of a norm that every rank applies alike is summed as if each had heads of its own.
-            raise ArgumentError(
+            raise argument_error(
+                args,
                 "--qk-layernorm",
-                None,
                 "megatron-core adds up the gradient of the query norm of multi-latent attention once per "
                 "tensor-parallel rank",
                 "add --sequence-parallel",
             )
         if args.softmax_scale is not None:
-            raise ArgumentError(
+            raise argument_error(
+                args,
                 "--softmax-scale",
-                args.softmax_scale,
                 "multi-latent attention derives its own",
                 "use --mscale and --mscale-all-dim",
             )
         if args.qk_l2_norm:
-            raise ArgumentError("--qk-l2-norm", None, "multi-latent attention has none", "use --qk-layernorm")
+            raise argument_error(
+                args, "--qk-l2-norm", "multi-latent attention has none", "use --qk-layernorm"
+            )
     elif args.rope_type == "yarn":
-        raise ArgumentError(
-            "--rope-type", "yarn", "megatron-core has it for multi-latent attention", "use --use-rope-scaling"
+        raise argument_error(
+            args, "--rope-type", "megatron-core has it for multi-latent attention", "use --use-rope-scaling"
         )
     if args.qk_l2_norm and args.qk_layernorm:
-        raise ArgumentError("--qk-l2-norm", None, "--qk-layernorm is given too", "keep one of the two")
+        raise argument_error(args, "--qk-l2-norm", "--qk-layernorm is given too", "keep one of the two")
     if args.window_size is not None and (
         args.create_attention_mask_in_dataloader
         or (args.reset_attention_mask and not session.claims("--reset-attention-mask"))
     ):
         # The local softmax builds the window's mask in place of the one it is given.
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--window-size",
-            args.window_size,
             "local attention ignores the mask of the dataloader inside a window",
             "drop --create-attention-mask-in-dataloader and --reset-attention-mask",
         )
     if args.window_attn_skip_freq is not None and args.window_size is None:
-        raise ArgumentError(
-            "--window-attn-skip-freq", args.window_attn_skip_freq, "there is no window", "add --window-size"
-        )
+        raise argument_error(args, "--window-attn-skip-freq", "there is no window", "add --window-size")
 
 
 def _check_predictions(args: Namespace) -> None:
     if args.mtp_num_layers is None:
         return
     if args.mtp_num_layers < 1:
-        raise ArgumentError("--mtp-num-layers", args.mtp_num_layers, "must be at least 1", "drop the flag")
+        raise argument_error(args, "--mtp-num-layers", "must be at least 1", "drop the flag")
     if args.pipeline_model_parallel_size > 1 and args.position_embedding_type == "learned_absolute":
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--mtp-num-layers",
-            args.mtp_num_layers,
             "the last pipeline stage would train position embeddings of its own for them",
             "add --position-embedding-type rope",
         )
@@ -299,17 +281,17 @@ def _check_predictions(args: Namespace) -> None:
         "uniform",
         1,
     ):
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--mtp-num-layers",
-            args.mtp_num_layers,
             f"megatron-core does not recompute them with --recompute-method {args.recompute_method} "
             f"--recompute-num-layers {args.recompute_num_layers}",
             "use uniform and 1",
         )
     if args.pipeline_model_parallel_size > 1 and not args.untie_embeddings_and_output_weights:
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--mtp-num-layers",
-            args.mtp_num_layers,
             "on a stage of its own, megatron-core gives predictions a second output layer that nothing uses",
             "add --untie-embeddings-and-output-weights",
         )
@@ -318,12 +300,12 @@ def _check_predictions(args: Namespace) -> None:
 def _derive_recompute(args: Namespace) -> None:
     if args.recompute_granularity == "full":
         if args.recompute_method is None:
-            raise ArgumentError(
-                "--recompute-granularity", "full", "needs a method", "add --recompute-method uniform or block"
+            raise argument_error(
+                args, "--recompute-granularity", "needs a method", "add --recompute-method uniform or block"
             )
         if args.recompute_num_layers is None:
-            raise ArgumentError(
-                "--recompute-granularity", "full", "needs a number of layers", "add --recompute-num-layers 1"
+            raise argument_error(
+                args, "--recompute-granularity", "needs a number of layers", "add --recompute-num-layers 1"
             )
     modules = args.recompute_modules or ()
     if args.recompute_granularity == "selective" and "mlp" in modules and args.add_bias_linear:
@@ -335,9 +317,9 @@ def _derive_recompute(args: Namespace) -> None:
             "add --disable-bias-linear, or leave mlp out",
         )
     if args.recompute_granularity == "selective" and args.recompute_num_layers is not None:
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--recompute-num-layers",
-            args.recompute_num_layers,
             "selective recomputation covers every layer",
             "drop it, or use --recompute-granularity full",
         )

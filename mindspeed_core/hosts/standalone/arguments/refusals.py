@@ -1,4 +1,4 @@
-"""What megatron-core's options need that is not there, said before training.
+"""Options of megatron-core that cannot be honoured here, refused before training.
 
 Some options name kernels of TransformerEngine or other packages, which megatron-core looks for only in the
 first step, and some need a training loop that does more than this one. A feature that declares the flag has
@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import ArgumentError
+from mindspeed_core.hosts.standalone.arguments.errors import argument_error, option
 from mindspeed_core.megatron.config_fields import config_fields
 from mindspeed_core.megatron.config_flags import dest_of, flag_of, why_excluded
 
@@ -196,7 +197,7 @@ REFUSALS: tuple[Refusal, ...] = (
         "te",
     ),
     *(
-        Refusal(dest, "parameters are on the processor already", platforms=("cpu",))
+        Refusal(dest, "parameters are on the CPU already", platforms=("cpu",))
         for dest in (
             "optimizer_cpu_offload",
             "optimizer_offload_fraction",
@@ -216,16 +217,10 @@ def check_refused(session: Session, args: Namespace) -> None:
         ArgumentError: names flag, value, reason and the way out.
     """
     if args.transformer_impl == "transformer_engine" and find_spec("transformer_engine") is None:
-        raise ArgumentError(
-            "--transformer-impl", "transformer_engine", "TransformerEngine is not installed", "use local"
-        )
+        raise argument_error(args, "--transformer-impl", "TransformerEngine is not installed", "use local")
     if args.num_distributed_optimizer_instances > 1:
-        raise ArgumentError(
-            "--num-distributed-optimizer-instances",
-            args.num_distributed_optimizer_instances,
-            "this host shards the optimizer once",
-            "use 1",
-        )
+        reason = "this host shards the optimizer once"
+        raise argument_error(args, "--num-distributed-optimizer-instances", reason, "use 1")
     for refusal in REFUSALS:
         value = getattr(args, refusal.dest, None)
         if not _set(value, refusal) or _possible(refusal, args):
@@ -234,14 +229,14 @@ def check_refused(session: Session, args: Namespace) -> None:
             continue
         flag = option_of(refusal.dest)
         if not session.claims(flag):
-            shown = None if value is True else value
+            shown = None if isinstance(value, bool) else value
             raise ArgumentError(flag, shown, refusal.reason, refusal.remedy)
 
 
 def option_of(dest: str) -> str:
-    """The option string of an attribute, also of one that a configuration field is filled from."""
+    """Return the option string of an attribute, also of one that a configuration field is filled from."""
     field = next((field for field in config_fields() if field.name == dest), None)
-    return flag_of(field).name if field is not None else "--" + dest.replace("_", "-")
+    return flag_of(field).name if field is not None else option(dest)
 
 
 def _set(value: Any, refusal: Refusal) -> bool:
@@ -254,7 +249,7 @@ def _set(value: Any, refusal: Refusal) -> bool:
 
 @cache
 def _defaults() -> dict[str, Any]:
-    """What an option of a configuration is when nobody gave it, by the attribute of the arguments."""
+    """Return the default of each option of a configuration, by the attribute of the arguments."""
     # Of classes that share a field's name the first one makes the flag.
     fields = [field for field in reversed(config_fields()) if not why_excluded(field)]
     return {

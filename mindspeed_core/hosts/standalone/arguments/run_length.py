@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mindspeed_core.errors import ArgumentError
+from mindspeed_core.hosts.standalone.arguments.errors import argument_error, option
 
 __all__ = ["StepBatch", "batch_at", "derive_batch", "derive_schedule", "samples_wanted"]
 
@@ -87,11 +88,11 @@ def derive_schedule(args: Namespace) -> None:
         ArgumentError: a length is missing, counted in both ways, or does not fit the others.
     """
     if not args.train_iters and not args.train_samples:
-        raise ArgumentError(
-            "--train-iters", None, "is required", "say how many steps to train, or give --train-samples"
+        raise argument_error(
+            args, "--train-iters", "is required", "say how many steps to train, or give --train-samples"
         )
     if args.train_iters and args.train_samples:
-        raise ArgumentError("--train-samples", args.train_samples, "--train-iters is given too", "keep one")
+        raise argument_error(args, "--train-samples", "--train-iters is given too", "keep one")
     by_samples = bool(args.train_samples)
     for name in _BY_STEPS if by_samples else (*_BY_SAMPLES, "rampup_batch_size"):
         value = getattr(args, name)
@@ -101,16 +102,16 @@ def derive_schedule(args: Namespace) -> None:
             remedy = (
                 "count the run with --train-samples"
                 if name == "rampup_batch_size"
-                else f"use {_option(name.rpartition('_')[0])}-{other}"
+                else f"use {option(name.rpartition('_')[0])}-{other}"
             )
-            raise ArgumentError(_option(name), shown, f"the run is counted by {kind}", remedy)
+            raise ArgumentError(option(name), shown, f"the run is counted by {kind}", remedy)
     batch = 1 if by_samples else args.global_batch_size
     kind = "samples" if by_samples else "iters"
     if by_samples:
         args.train_iters, _ = _whole_run(args)
         if not args.train_iters:
-            raise ArgumentError(
-                "--train-samples", args.train_samples, f"is less than one batch of {args.global_batch_size}"
+            raise argument_error(
+                args, "--train-samples", f"is less than one batch of {args.global_batch_size}"
             )
     length = args.train_samples if by_samples else args.train_iters
     decay = getattr(args, f"lr_decay_{kind}")
@@ -120,14 +121,9 @@ def derive_schedule(args: Namespace) -> None:
     warmup = getattr(args, f"lr_warmup_{kind}")
     if args.lr_warmup_fraction is not None:
         if warmup:
-            raise ArgumentError(
-                "--lr-warmup-fraction",
-                args.lr_warmup_fraction,
-                f"--lr-warmup-{kind} is given too",
-                "keep one",
-            )
+            raise argument_error(args, "--lr-warmup-fraction", f"--lr-warmup-{kind} is given too", "keep one")
         if not 0.0 <= args.lr_warmup_fraction < 1.0:
-            raise ArgumentError("--lr-warmup-fraction", args.lr_warmup_fraction, "is not a share below 1")
+            raise argument_error(args, "--lr-warmup-fraction", "is not a share below 1")
         warmup = args.lr_warmup_fraction * decay
     if warmup >= decay:
         raise ArgumentError(
@@ -137,8 +133,8 @@ def derive_schedule(args: Namespace) -> None:
         )
     last_phase = getattr(args, f"lr_wsd_decay_{kind}")
     if args.lr_decay_style == "WSD" and last_phase is None:
-        raise ArgumentError(
-            "--lr-decay-style", "WSD", "needs the length of its last phase", f"add --lr-wsd-decay-{kind}"
+        raise argument_error(
+            args, "--lr-decay-style", "needs the length of its last phase", f"add --lr-wsd-decay-{kind}"
         )
     args.lr_warmup_steps = warmup * batch
     args.lr_decay_steps = decay * batch
@@ -190,7 +186,3 @@ def _batch_sizes(args: Namespace) -> Iterator[tuple[int, str, object]]:
         )
     for size in range(start, args.global_batch_size, increment):
         yield size, "--rampup-batch-size", shown
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")

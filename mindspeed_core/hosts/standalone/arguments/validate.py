@@ -1,4 +1,4 @@
-"""Default validation of the arguments, and what is derived from them.
+"""Default validation of the arguments, and the values that are derived from them.
 
 Wrong sizes are reported before anything starts, each with its flag, value and the way out.
 """
@@ -9,8 +9,8 @@ import os
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.standalone.arguments.errors import argument_error, option
 from mindspeed_core.hosts.standalone.arguments.fault_tolerance import check_survival
 from mindspeed_core.hosts.standalone.arguments.fully_sharded import (
     check_connections,
@@ -76,7 +76,7 @@ _NOT_NEGATIVE = (
 
 @hookimpl(trylast=True)
 def validate_arguments_early(args: Namespace) -> Namespace:
-    """Nothing to change before validation."""
+    """Change nothing before validation."""
     return args
 
 
@@ -98,39 +98,34 @@ def validate_arguments(session: Session, args: Namespace) -> Namespace:
     return args
 
 
-def option(dest: str) -> str:
-    """The option string of an attribute of the arguments."""
-    return "--" + dest.replace("_", "-")
-
-
 def _check_ranges(session: Session, args: Namespace) -> None:
     required = _REQUIRED if session.mode == "train" else _REQUIRED[:4]
     for name in required:
         if getattr(args, name) is None:
-            raise ArgumentError(option(name), None, "is required", "give it a value")
+            raise argument_error(args, option(name), "is required", "give it a value")
     for name in _POSITIVE:
         value = getattr(args, name)
         if value is not None and value < 1:
-            raise ArgumentError(option(name), value, "must be at least 1")
+            raise argument_error(args, option(name), "must be at least 1")
     for name in _NOT_NEGATIVE:
         value = getattr(args, name)
         if value is not None and value < 0:
-            raise ArgumentError(option(name), value, "must not be negative")
+            raise argument_error(args, option(name), "must not be negative")
     for name in ("attention_dropout", "hidden_dropout"):
         if not 0.0 <= getattr(args, name) < 1.0:
-            raise ArgumentError(option(name), getattr(args, name), "is not a probability below 1")
+            raise argument_error(args, option(name), "is not a probability below 1")
 
 
 def _check_needs_feature(session: Session, args: Namespace) -> None:
-    """What only a feature can do is refused where none of the active ones does it."""
+    """Refuse what only a feature can do where none of the active ones does it."""
     if (
         args.context_parallel_size > 1
         and args.transformer_impl == "local"
         and not session.claims("--context-parallel-size")
     ):
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--context-parallel-size",
-            args.context_parallel_size,
             "megatron-core's local attention works on whole sequences",
             "use 1, or a plugin that brings context parallelism",
         )
@@ -139,9 +134,9 @@ def _check_needs_feature(session: Session, args: Namespace) -> None:
         and not args.create_attention_mask_in_dataloader
         and not session.claims("--reset-attention-mask")
     ):
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--reset-attention-mask",
-            None,
             "without a dense mask nothing keeps attention within a document",
             "add --create-attention-mask-in-dataloader",
         )
@@ -157,9 +152,9 @@ def _derive_world(args: Namespace) -> None:
         args.context_parallel_size,
     )
     if args.world_size % (tp * pp * cp):
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--tensor-model-parallel-size",
-            tp,
             f"tensor x pipeline x context = {tp} x {pp} x {cp} = {tp * pp * cp} does not divide the world "
             f"size {args.world_size}",
             f"start {tp * pp * cp} processes (or a multiple), or lower a size",
@@ -169,36 +164,33 @@ def _derive_world(args: Namespace) -> None:
         # Megatron-LM does the same: with one tensor-parallel rank there is nothing to shard.
         args.sequence_parallel = False
     if args.sequence_parallel and args.seq_length % (tp * cp):
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--seq-length",
-            args.seq_length,
             f"--sequence-parallel shards it over {tp * cp} ranks, which does not divide it",
             f"use a multiple of {tp * cp}",
         )
     if args.use_distributed_optimizer and args.optimizer == "sgd":
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--use-distributed-optimizer",
-            None,
             "megatron-core shards the state of Adam alone",
             "drop it, or use --optimizer adam",
         )
     if args.ddp_num_buckets is not None and args.ddp_bucket_size is not None:
-        raise ArgumentError(
-            "--ddp-num-buckets",
-            args.ddp_num_buckets,
-            "--ddp-bucket-size decides the same",
-            "drop one of them",
+        raise argument_error(
+            args, "--ddp-num-buckets", "--ddp-bucket-size decides the same", "drop one of them"
         )
     if args.overlap_param_gather and not args.use_distributed_optimizer:
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--overlap-param-gather",
-            None,
             "gathers what the distributed optimizer sharded",
             "add --use-distributed-optimizer",
         )
     if args.overlap_param_gather and not args.overlap_grad_reduce:
-        raise ArgumentError(
-            "--overlap-param-gather", None, "works on the buckets of the overlap", "add --overlap-grad-reduce"
+        raise argument_error(
+            args, "--overlap-param-gather", "works on the buckets of the overlap", "add --overlap-grad-reduce"
         )
 
 
@@ -207,30 +199,28 @@ def _derive_model(session: Session, args: Namespace) -> None:
     heads = args.num_attention_heads
     if args.kv_channels is None:
         if args.hidden_size % heads:
-            raise ArgumentError(
+            raise argument_error(
+                args,
                 "--hidden-size",
-                args.hidden_size,
                 f"is not divisible by --num-attention-heads {heads}",
                 "use a multiple, or give --kv-channels",
             )
         args.kv_channels = args.hidden_size // heads
     if heads % tp:
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--num-attention-heads",
-            heads,
             f"is not divisible by --tensor-model-parallel-size {tp}",
             f"use a multiple of {tp}, or a tensor-parallel size that divides {heads}",
         )
     if args.group_query_attention:
         groups = args.num_query_groups
         if heads % groups:
-            raise ArgumentError(
-                "--num-query-groups", groups, f"does not divide --num-attention-heads {heads}"
-            )
+            raise argument_error(args, "--num-query-groups", f"does not divide --num-attention-heads {heads}")
         if groups % tp and tp % groups:
-            raise ArgumentError(
+            raise argument_error(
+                args,
                 "--num-query-groups",
-                groups,
                 f"is neither a multiple nor a divisor of --tensor-model-parallel-size {tp}",
             )
     if args.ffn_hidden_size is None:
@@ -239,9 +229,9 @@ def _derive_model(session: Session, args: Namespace) -> None:
             int((4 * args.hidden_size * 2 / 3) / 64) * 64 if args.swiglu else 4 * args.hidden_size
         ) or 64
     if args.ffn_hidden_size % tp:
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--ffn-hidden-size",
-            args.ffn_hidden_size,
             f"is not divisible by --tensor-model-parallel-size {tp}",
             f"use a multiple of {tp}",
         )
@@ -249,10 +239,8 @@ def _derive_model(session: Session, args: Namespace) -> None:
     if args.max_position_embeddings is None:
         args.max_position_embeddings = args.seq_length
     if args.seq_length > args.max_position_embeddings:
-        raise ArgumentError(
-            "--seq-length",
-            args.seq_length,
-            f"exceeds --max-position-embeddings {args.max_position_embeddings}",
+        raise argument_error(
+            args, "--seq-length", f"exceeds --max-position-embeddings {args.max_position_embeddings}"
         )
     _derive_vocabulary(args)
 
@@ -264,7 +252,7 @@ def _derive_vocabulary(args: Namespace) -> None:
     if ids is None or args.tokenizer_type == "NullTokenizer":
         tokenizer = tokenizer_of(args)
         if tokenizer is None:
-            raise ArgumentError("--vocab-size", None, "is unknown", "give it, or name a --tokenizer-model")
+            raise argument_error(args, "--vocab-size", "is unknown", "give it, or name a --tokenizer-model")
         ids = tokenizer.vocab_size
         args.vocab_size = args.vocab_size or ids
     multiple = args.make_vocab_size_divisible_by * args.tensor_model_parallel_size
@@ -274,41 +262,40 @@ def _derive_vocabulary(args: Namespace) -> None:
 def _check_data(session: Session, args: Namespace) -> None:
     sources = data_sources(args)
     if sources.per_split is not None and session.provenance.get("split", "default") != "default":
-        raise ArgumentError("--split", args.split, "each split has its own data already", "drop it")
+        raise argument_error(args, "--split", "each split has its own data already", "drop it")
     if args.multiple_validation_sets and (sources.per_split is None or sources.per_split[1] is None):
-        raise ArgumentError(
-            "--multiple-validation-sets", None, "works on --valid-data-path alone", "name the datasets there"
+        raise argument_error(
+            args, "--multiple-validation-sets", "works on --valid-data-path alone", "name the datasets there"
         )
     validation = sources.blend(1)
     if validation is None or validation.weights is None:
         return
     for name in ("full_validation", "multiple_validation_sets"):
         if getattr(args, name):
-            raise ArgumentError(
-                option(name), None, f"the weights in {validation.flag} have no meaning then", "drop them"
-            )
+            reason = f"the weights in {validation.flag} have no meaning then"
+            raise argument_error(args, option(name), reason, "drop them")
 
 
 def _check_schedule(args: Namespace) -> None:
-    """What megatron-core's schedule asserts of its numbers."""
+    """Check what megatron-core's schedule asserts of its numbers."""
     if args.lr_warmup_init > args.lr:
-        raise ArgumentError("--lr-warmup-init", args.lr_warmup_init, f"exceeds --lr {args.lr}")
+        raise argument_error(args, "--lr-warmup-init", f"exceeds --lr {args.lr}")
     start, end = args.start_weight_decay, args.end_weight_decay
     if start < 0:
-        raise ArgumentError("--start-weight-decay", start, "must not be negative")
+        raise argument_error(args, "--start-weight-decay", "must not be negative")
     if start > end:
-        raise ArgumentError("--start-weight-decay", start, f"exceeds the {end} at the end: it only grows")
+        raise argument_error(args, "--start-weight-decay", f"exceeds the {end} at the end: it only grows")
     if start != end and args.weight_decay_incr_style == "constant":
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--start-weight-decay",
-            start,
             f"differs from the {end} at the end, and nothing leads there",
             "add --weight-decay-incr-style linear",
         )
     if args.override_opt_param_scheduler and args.use_checkpoint_opt_param_scheduler:
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--override-opt_param-scheduler",
-            None,
             "--use-checkpoint-opt_param-scheduler is given too",
             "keep one of the two",
         )
@@ -322,9 +309,9 @@ def _derive_training(args: Namespace) -> None:
         args.train_iters = args.train_iters or 0
         return
     if args.lr is None:
-        raise ArgumentError("--lr", None, "is required", "give a learning rate")
+        raise argument_error(args, "--lr", "is required", "give a learning rate")
     if args.min_lr > args.lr:
-        raise ArgumentError("--min-lr", args.min_lr, f"exceeds --lr {args.lr}")
+        raise argument_error(args, "--min-lr", f"exceeds --lr {args.lr}")
     derive_schedule(args)
     if args.start_weight_decay is None:
         args.start_weight_decay = args.weight_decay
@@ -332,6 +319,4 @@ def _derive_training(args: Namespace) -> None:
         args.end_weight_decay = args.weight_decay
     _check_schedule(args)
     if args.save_interval and not args.save:
-        raise ArgumentError(
-            "--save-interval", args.save_interval, "there is nowhere to save", "add --save FOLDER"
-        )
+        raise argument_error(args, "--save-interval", "there is nowhere to save", "add --save FOLDER")

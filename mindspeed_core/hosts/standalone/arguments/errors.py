@@ -1,0 +1,25 @@
+"""Errors about a flag, composed from the arguments."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from mindspeed_core.errors import ArgumentError
+
+
+def option(dest: str) -> str:
+    """Return the option string of an attribute of the arguments."""
+    return "--" + dest.replace("_", "-")
+
+
+def argument_error(args: Namespace, flag: str, reason: str, remedy: str = "") -> ArgumentError:
+    """Make the error about a flag with the value it has; a switch is named without one.
+
+    Args:
+        args: the arguments.
+        flag: the option string, whose attribute has the same name.
+        reason: why the value cannot work.
+        remedy: the way out.
+    """
+    value = getattr(args, flag.removeprefix("--").replace("-", "_"), None)
+    return ArgumentError(flag, None if isinstance(value, bool) else value, reason, remedy)
