@@ -20,6 +20,7 @@ from mindspeed_core.resolver.plan import Plan, PlanError, Problem
 from mindspeed_core.resolver.resolve import resolve
 
 if TYPE_CHECKING:
+    from mindspeed_core.discovery.host import HostDeclaration
     from mindspeed_core.session import Session
 
 Flags = Mapping[str, Any] | Sequence[str] | Namespace
@@ -69,7 +70,7 @@ def _described(
     """Fill in what the configurations say where no flag does."""
     if not configs:
         return parsed
-    from mindspeed_core.hosts.library.config_arguments import described
+    from mindspeed_core.megatron.config_arguments import described
 
     args, provenance = Namespace(**vars(parsed.args)), dict(parsed.provenance)
     problems = list(parsed.problems)
@@ -179,17 +180,40 @@ def prepare(
     plan, parsed = plan_for(
         flags, host=host, platform=platform, mode=mode, registry=registry, configs=configs
     )
-    declaration = registry.host(host)
-    module, _, name = (declaration.session or "mindspeed_core.session:Session").partition(":")
+    return assemble(
+        registry, plan, parsed.args, parsed.provenance, host=registry.host(host), extra_plugins=extra_plugins
+    )
+
+
+def assemble(
+    registry: Registry,
+    plan: Plan,
+    args: Namespace,
+    provenance: Mapping[str, str],
+    *,
+    host: HostDeclaration,
+    extra_plugins: Sequence[object] = (),
+) -> Session:
+    """Put the session of a plan together without opening it.
+
+    Args:
+        registry: what is installed.
+        plan: the resolver's result.
+        args: the arguments it was made from.
+        provenance: where each argument's value came from.
+        host: the host's declaration, which names the session's class.
+        extra_plugins: further objects with hook implementations, outermost.
+    """
+    module, _, name = (host.session or "mindspeed_core.session:Session").partition(":")
     kind: type[Session] = getattr(import_module(module), name)
     return kind(
         plan,
-        parsed.args,
+        args,
         platform=registry.platform(plan.platform)(),
         registry=registry,
-        host=declaration,
-        features=[registry.features[name].cls for name in plan.names],
-        provenance=parsed.provenance,
+        host=host,
+        features=[registry.features[feature].cls for feature in plan.names],
+        provenance=provenance,
         extra_plugins=extra_plugins,
     )
 

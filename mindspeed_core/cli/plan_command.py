@@ -13,7 +13,7 @@ import click
 from mindspeed_core.errors import UserError
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.terminal.errors import EXIT_PROBLEMS
-from mindspeed_core.terminal.plan import chosen_by_presets, show_plan
+from mindspeed_core.terminal.plan_text import chosen_by_presets, print_plan
 from mindspeed_core.terminal.training_flags import (
     UNPROCESSED_FLAGS,
     Planned,
@@ -62,7 +62,7 @@ def command(
     if as_json:
         click.echo(json.dumps(_as_json(planned), indent=2, default=str))
     else:
-        show_plan(planned)
+        print_plan(planned)
 
 
 def _problem(problem: Any) -> dict[str, str]:

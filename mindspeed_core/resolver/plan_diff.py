@@ -1,39 +1,13 @@
-"""Whether a checkpoint fits the run that resumes it: its plan, its versions, its model.
+"""Whether the plan of a checkpoint fits the run that resumes it.
 
-Pure comparisons of plain data; the caller prints warnings and raises errors.
+A pure comparison of plain data; the caller prints warnings and raises errors.
 """
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-MODEL_ARGUMENTS = (
-    "num_layers",
-    "hidden_size",
-    "ffn_hidden_size",
-    "num_attention_heads",
-    "kv_channels",
-    "group_query_attention",
-    "num_query_groups",
-    "vocab_size",
-    "make_vocab_size_divisible_by",
-    "padded_vocab_size",
-    "max_position_embeddings",
-    "position_embedding_type",
-    "normalization",
-    "swiglu",
-    "add_bias_linear",
-    "add_qkv_bias",
-    "qk_layernorm",
-    "multi_latent_attention",
-    "untie_embeddings_and_output_weights",
-    "num_experts",
-    "moe_ffn_hidden_size",
-)
-"""Arguments that decide which tensors a model has and their shapes."""
 
 
 @dataclass(frozen=True)
@@ -47,21 +21,6 @@ class PlanChange:
 
     breaking: tuple[str, ...] = ()
     harmless: tuple[str, ...] = ()
-
-
-def model_arguments(args: Namespace) -> dict[str, Any]:
-    """The arguments of the model, for the manifest."""
-    values = {name: getattr(args, name, None) for name in MODEL_ARGUMENTS}
-    return {name: value for name, value in values.items() if isinstance(value, (bool, int, float, str))}
-
-
-def compare_models(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Which flags differ, ``--name VALUE (checkpoint) / VALUE (this run)`` each."""
-    return [
-        f"--{name.replace('_', '-')} {saved.get(name)} (checkpoint) / {current.get(name)} (this run)"
-        for name in MODEL_ARGUMENTS
-        if saved.get(name) != current.get(name)
-    ]
 
 
 def compare_plans(
@@ -105,15 +64,6 @@ def compare_plans(
     ]
     harmless += [f"slot {slot}: {old_slots[slot]} then, {new_slots[slot]} now" for slot in changed]
     return PlanChange(tuple(breaking), tuple(harmless))
-
-
-def compare_versions(saved: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
-    """Libraries whose version differs, one phrase each."""
-    return [
-        f"{name} {saved[name]} then, {current[name]} now"
-        for name in sorted(saved.keys() & current.keys())
-        if saved[name] != current[name]
-    ]
 
 
 def _features(plan: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -32,6 +32,7 @@ TIMEOUT = timedelta(minutes=5)
 _PER_RANK = frozenset({"rank", "local_rank", "node_rank", "group_rank", "local_world_size", "master_addr"})
 _SOURCES = frozenset({".py", ".json", ".cpp", ".cu", ".h"})
 _ABSENT = "absent"
+_ARGUMENT = "argument "
 _ROWS = 40
 _CELL = 48
 _round = itertools.count()
@@ -83,18 +84,38 @@ def check_ranks(session: Session, dist_info: DistInfo) -> None:
     Raises:
         SystemExit: ranks differ; on every rank, with exit status 1.
     """
+    if not ranks_agree(session, dist_info):
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+        raise SystemExit(1)
+
+
+def ranks_agree(session: Session, dist_info: DistInfo, *, with_arguments: bool = True) -> bool:
+    """Compare what the ranks of the default world run, through its store; collective over all ranks.
+
+    A world of one and ``--no-cross-rank-check`` need no comparison.
+
+    Args:
+        session: the open session.
+        dist_info: this process in the world.
+        with_arguments: compare the arguments too, not only plan, versions and sources.
+
+    Returns:
+        Whether all ranks agree, the same on every rank. When not, rank 0 has printed a table to stderr.
+    """
     if dist_info.world_size < 2 or getattr(session.args, "no_cross_rank_check", False):
-        return
+        return True
     import torch.distributed as dist
 
     # Sessions that follow each other share the default store: each check gets keys of its own.
     store: Any = dist.PrefixStore(
         f"mindspeed/ranks/{next(_round)}", dist.distributed_c10d._get_default_store()
     )
-    agree = agreed(store, dist_info.rank, dist_info.world_size, rank_facts(session))
-    if not agree:
-        dist.destroy_process_group()
-        raise SystemExit(1)
+    facts = rank_facts(session)
+    if not with_arguments:
+        facts = {item: value for item, value in facts.items() if not item.startswith(_ARGUMENT)}
+    return agreed(store, dist_info.rank, dist_info.world_size, facts)
 
 
 def rank_facts(session: Session) -> dict[str, str]:
@@ -160,7 +181,7 @@ def argument_facts(arguments: Mapping[str, Any], per_rank: Iterable[str] = ()) -
     """
     left_out = _PER_RANK | set(per_rank)
     return {
-        f"argument {name}": json.dumps(value, sort_keys=True)
+        f"{_ARGUMENT}{name}": json.dumps(value, sort_keys=True)
         for name, value in sorted(arguments.items())
         if name not in left_out and _is_plain(value)
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from mindspeed_core.hosts.standalone.checkpoint import model_arguments as models
 from mindspeed_core.resolver import plan_diff as plans
 
 
@@ -53,11 +54,11 @@ def test_a_feature_that_is_no_longer_installed_breaks_and_names_its_package():
 
 
 def test_library_versions_are_compared_where_both_know_them():
-    changed = plans.compare_versions({"torch": "2.6", "x": "1"}, {"torch": "2.7", "y": "1"})
+    changed = models.compare_versions({"torch": "2.6", "x": "1"}, {"torch": "2.7", "y": "1"})
     assert changed == ["torch 2.6 then, 2.7 now"]
 
 
 def test_the_differing_flags_of_a_model_are_listed():
-    saved = plans.model_arguments(Namespace(num_layers=2, hidden_size=8, swiglu=False))
-    now = plans.model_arguments(Namespace(num_layers=4, hidden_size=8, swiglu=False))
-    assert plans.compare_models(saved, now) == ["--num-layers 2 (checkpoint) / 4 (this run)"]
+    saved = models.model_arguments(Namespace(num_layers=2, hidden_size=8, swiglu=False))
+    now = models.model_arguments(Namespace(num_layers=4, hidden_size=8, swiglu=False))
+    assert models.compare_models(saved, now) == ["--num-layers 2 (checkpoint) / 4 (this run)"]

@@ -14,6 +14,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from mindspeed_core.errors import DataError
 from mindspeed_core.hosts.standalone.data import stages as data
 from mindspeed_core.hosts.standalone.text.prepare import prepare_text
+from mindspeed_core.megatron.batch_fields import batch_fields
 from mindspeed_core.run import Datasets
 
 SEQ = 16
@@ -66,7 +67,7 @@ class FakeSession:
 
     def call(self, stage, **given):
         assert stage == "batch_fields"
-        return data.batch_fields(**given) | self.added
+        return batch_fields(**given) | self.added
 
 
 class FakeGroup:
@@ -283,7 +284,7 @@ def test_splits_without_dataset_have_no_iterator(mock):
 )
 def test_each_stage_names_what_it_needs(pre, post, mask, mtp, expected):
     args = arguments(create_attention_mask_in_dataloader=mask, mtp_num_layers=mtp)
-    assert data.batch_fields(args, pre, post) == expected
+    assert batch_fields(args, pre, post) == expected
 
 
 def batch(run, session=None, vp_stage=None, iterator=None):

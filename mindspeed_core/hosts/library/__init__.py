@@ -12,7 +12,11 @@ HOST = HostDeclaration(
     name="library",
     summary="a session inside your own training loop on megatron-core",
     flags="mindspeed_core.hosts.library.flags:host_flags",
-    stages=("mindspeed_core.hosts.library.stages",),
+    stages=(
+        *(f"mindspeed_core.hosts.library.{name}" for name in ("parallel", "model", "optimizer", "step")),
+        *(f"mindspeed_core.megatron.{name}" for name in ("boundary", "data_parallel", "schedule")),
+        "mindspeed_core.hooks.defaults",
+    ),
     session="mindspeed_core.hosts.library.session:LibrarySession",
     absent="mindspeed_core.hosts.library.flags:why_absent",
     never_calls=(

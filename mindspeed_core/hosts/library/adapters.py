@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from mindspeed_core.megatron.loss import loss_of
 from mindspeed_core.run import Batch, Loss, OptimizerStep, StepResult
 
 _NOT_CALLED = object()
@@ -19,7 +20,7 @@ _FIELDS = tuple(entry.name for entry in fields(Batch) if entry.name != "extra")
 
 
 def batch_of(given: Mapping[str, Any] | Batch | None) -> Batch:
-    """A batch from a dictionary: names that `Batch` does not know go into ``extra``."""
+    """Make a batch of a dictionary: names that `Batch` does not know go into ``extra``."""
     if isinstance(given, Batch):
         return given
     values = dict(given or {})
@@ -28,14 +29,14 @@ def batch_of(given: Mapping[str, Any] | Batch | None) -> Batch:
 
 
 def sizes_of(batch: Batch) -> tuple[int, int] | None:
-    """Samples and length of a micro-batch, None of one without tokens, labels, loss mask and positions."""
+    """Return samples and length of a micro-batch, None without tokens, labels, loss mask and positions."""
     parts = (batch.tokens, batch.labels, batch.loss_mask, batch.position_ids)
     shapes = [part.shape for part in parts if part is not None and part.dim() == 2]
     return (shapes[0][0], shapes[0][1]) if shapes else None
 
 
 def mapping_of(batch: Batch, names: Mapping[str, Any]) -> dict[str, Any]:
-    """The batch as a dictionary: the names it came with, and what features added."""
+    """Return the batch as a dictionary: the names it came with, and what features added."""
     found = {name: getattr(batch, name) for name in _FIELDS}
     return {
         **{name: value for name, value in found.items() if name in names or value is not None},
@@ -59,14 +60,10 @@ class LossForm:
         """Call the function."""
         result = self.function(output_tensor)
         self.averaged = len(result) == 2
-        if self.averaged:
-            loss, report = result
-            return Loss(loss, torch.ones((), dtype=torch.int, device=loss.device), report, averaged=True)
-        loss, num_tokens, report = result
-        return Loss(loss, num_tokens, report)
+        return loss_of(result)
 
     def tuple_of(self, loss: Loss) -> tuple[Any, ...]:
-        """What megatron-core's schedules take, with as many values as the function returned."""
+        """Return what megatron-core's schedules take, with as many values as the function returned."""
         if self.averaged:
             return loss.total, loss.report
         return loss.total, loss.num_tokens.to(torch.int), loss.report
@@ -97,7 +94,7 @@ class UpdateForm:
         )
 
     def returned(self, update: OptimizerStep) -> Any:
-        """What the caller's loop expects of ``step``."""
+        """Return what the caller's loop expects of ``step``."""
         if self._is_megatrons or self.result is _NOT_CALLED:
             return update.successful, update.grad_norm, update.num_zeros
         return self.result
@@ -127,6 +124,6 @@ class StepForm:
         return StepResult(losses={}, skipped=False, grad_norm=None, num_zeros=None)
 
     def returned(self, result: StepResult) -> Any:
-        """What the caller gets: its own result, or the record where it returned one."""
+        """Return the caller's own result, or the record where it returned one."""
         instead = self.result is _NOT_CALLED or isinstance(self.result, StepResult)
         return result if instead else self.result

@@ -23,8 +23,7 @@ from mindspeed_core.hosts.library.adapters import (
     mapping_of,
     sizes_of,
 )
-from mindspeed_core.hosts.library.schedule import MicroBatches, Schedule
-from mindspeed_core.hosts.library.surroundings import MADE, EmbeddedSession, Made
+from mindspeed_core.hosts.library.world import MADE, EmbeddedSession, Made
 from mindspeed_core.run import Batch, StepResult
 
 if TYPE_CHECKING:
@@ -39,19 +38,10 @@ Chunks = TypeVar("Chunks")
 
 
 class LibrarySession(EmbeddedSession):
-    """One plan inside the caller's program; `mindspeed_core.activate` makes it.
-
-    Attributes:
-        microbatches: where the current step stands.
-    """
-
-    def __init__(self, *positional: Any, **named: Any) -> None:
-        """Put a session together, as `Session` does; nothing happens before it is opened."""
-        super().__init__(*positional, **named)
-        self.microbatches = MicroBatches()
+    """One plan inside the caller's program; `mindspeed_core.activate` makes it."""
 
     def config(self, config: Config) -> Config:
-        """A copy of a model configuration with what features need changed in it.
+        """Copy a model configuration, with what features need changed in it.
 
         Args:
             config: a ``TransformerConfig`` or a subclass of it; left as it is.
@@ -69,7 +59,7 @@ class LibrarySession(EmbeddedSession):
         self._check(config)
         self.build_groups()
         facts = self._facts(config)
-        args, changed = self._understand(facts)
+        args, changed = self._validate(facts)
         given = (config, dict(vars(args)), changed | self.feature_arguments)
         made: Config = self._through("build_transformer_config", given, args=args)
         setattr(made, MADE, Made(self.plan.digest, facts))
@@ -81,7 +71,7 @@ class LibrarySession(EmbeddedSession):
         base: ModuleSpec | TransformerBlockSubmodules | None = None,
         vp_stage: int | None = None,
     ) -> TransformerBlockSubmodules:
-        """The module specification of one model chunk, for ``GPTModel(transformer_layer_spec=...)``.
+        """Return the module specification of one model chunk, for ``GPTModel(transformer_layer_spec=...)``.
 
         Args:
             config: what `config` returned; the caller's own where no active feature changes configurations.
@@ -127,7 +117,7 @@ class LibrarySession(EmbeddedSession):
         return _like(model, built)
 
     def ddp_config(self, ddp_config: DistributedDataParallelConfig) -> DistributedDataParallelConfig:
-        """A copy of the options of data parallelism, with what features change of them."""
+        """Copy the options of data parallelism, with what features change of them."""
         args = self._arguments(self.run.config, ddp_config)
         made: DistributedDataParallelConfig = self._through(
             "build_ddp_config", copy.copy(ddp_config), args=args
@@ -155,7 +145,7 @@ class LibrarySession(EmbeddedSession):
         return _like(model, wrapped)
 
     def optimizer_config(self, optimizer_config: Config) -> Config:
-        """A copy of the optimizer's options, with what features change of them."""
+        """Copy the optimizer's options, with what features change of them."""
         args = self._arguments(self.run.config, optimizer_config)
         made: Config = self._through("build_optimizer_config", copy.copy(optimizer_config), args=args)
         return made
@@ -181,30 +171,45 @@ class LibrarySession(EmbeddedSession):
             self.instances.set("optimizer_step", made, "step", self._updating(made))
         return cast(Optimizer, made)
 
-    def forward_backward(self, config: TransformerConfig | None = None) -> Schedule:
-        """The pipeline schedule, called like the one of ``get_forward_backward_func()``, by keyword.
+    def forward_backward(self, config: TransformerConfig | None = None) -> Callable[..., Any]:
+        """Return the pipeline schedule, called like the one of ``get_forward_backward_func()``, by keyword.
 
         Args:
             config: the model's; by default that of the trained model.
         """
+        from mindspeed_core.megatron.schedule import boundary_options, scheduled
+
         config = config if config is not None else self.run.config
         args = self._arguments(config)
         function = self.call("get_forward_backward", args=args, config=config, pg=self.run.pg)
-        return Schedule(self, function, args, config)
+
+        def schedule(**options: Any) -> Any:
+            training = not options.get("forward_only", False)
+            sizes = {name: options[name] for name in ("seq_length", "micro_batch_size") if name in options}
+            self.sized(**sizes)
+            with scheduled(self.run, training=training):
+                if "adjust_tensor_shapes_fn" not in options and config is not None:
+                    options |= boundary_options(self.run, Namespace(**(vars(args) | sizes)), config)
+                result = function(**options)
+            if training:
+                self.used(options.get("num_microbatches", 1))
+            return result
+
+        return schedule
 
     def forward_step(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A schedule's ``forward_step_func`` around the caller's.
+        """Return a schedule's ``forward_step_func`` around the caller's.
 
         Args:
             function: called with ``data_iterator``, ``model``, and ``return_schedule_plan=True`` by schedules
                 that ask for it; returns the output tensor and the loss function.
         """
+        from mindspeed_core.megatron.schedule import begin_microbatch
+
         self.build_groups()
 
         def forward(data_iterator: Iterator[Any], model: Any, return_schedule_plan: bool = False) -> Any:
-            context = self.run.context
-            context.vp_stage = getattr(_bare(model), "vp_stage", None)
-            context.microbatch = self.microbatches.next(context.vp_stage)
+            begin_microbatch(self.run, model)
             return self._through(
                 "forward_step",
                 function,
@@ -221,7 +226,7 @@ class LibrarySession(EmbeddedSession):
     @overload
     def batch(self, batch: Mapping[str, Any]) -> dict[str, Any]: ...
     def batch(self, batch: Mapping[str, Any] | Batch) -> dict[str, Any] | Batch:
-        """One micro-batch with what features change and add, on every pipeline stage.
+        """Return one micro-batch with what features change and add, on every pipeline stage.
 
         Args:
             batch: tokens ``[b, s]`` and the other fields of `mindspeed_core.run.Batch`, as such or as a
@@ -246,7 +251,7 @@ class LibrarySession(EmbeddedSession):
         return made if isinstance(batch, Batch) else mapping_of(made, batch)
 
     def sized(self, **sizes: int | None) -> None:
-        """Take the sizes of batches from what is there; flags say them where nothing else does."""
+        """Take over the sizes of batches; flags say them where nothing else does."""
         args = vars(self.run.args)
         known = {name: size for name, size in sizes.items() if size is not None and args.get(name) != size}
         if known:
@@ -264,7 +269,7 @@ class LibrarySession(EmbeddedSession):
         batch: Mapping[str, Any] | Batch | None = None,
         model: Any = None,
     ) -> Callable[..., tuple[Any, ...]]:
-        """The loss function that a forward step returns, around the caller's.
+        """Return the loss function of a forward step, around the caller's.
 
         Args:
             function: from the output tensor to ``(loss, report)`` or ``(loss, num_tokens, report)``.
@@ -290,7 +295,7 @@ class LibrarySession(EmbeddedSession):
         return compute
 
     def finalize_gradients(self, function: Callable[..., Any] | None = None) -> Callable[..., None]:
-        """What ``config.finalize_model_grads_func`` is set to.
+        """Return the function for ``config.finalize_model_grads_func``.
 
         Args:
             function: the caller's, with the signature of megatron-core's ``finalize_model_grads``, which is
@@ -312,7 +317,7 @@ class LibrarySession(EmbeddedSession):
         return finalize
 
     def train_step(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """One training step around the caller's: what features do per step happens here.
+        """Return one training step around the caller's: what features do per step happens here.
 
         Args:
             function: does a whole step; what it returns comes back. A `StepResult` tells features more.
@@ -331,7 +336,7 @@ class LibrarySession(EmbeddedSession):
         return step
 
     def log_step(self, numbers: Mapping[str, Any], result: StepResult | None = None) -> dict[str, Any]:
-        """The caller's numbers of a step with those of features; collective over all ranks.
+        """Join the caller's numbers of a step and those of features; collective over all ranks.
 
         Args:
             numbers: by name.
@@ -342,13 +347,17 @@ class LibrarySession(EmbeddedSession):
         return made
 
     def state_dict(self) -> dict[str, Any]:
-        """The features' own state by feature, for a checkpoint; also the template to load it with.
+        """Return the features' own state by feature, for a checkpoint; also the template to load it with.
 
-        It may hold megatron-core's ``ShardedTensor`` and belongs into the dictionary that
-        ``dist_checkpointing`` saves.
+        It may hold megatron-core's ``ShardedTensor`` and belongs under ``features`` into the dictionary that
+        ``dist_checkpointing`` saves, where the standalone host has it too.
+
+        Raises:
+            mindspeed_core.errors.CheckpointError: two features contribute under one name.
         """
-        parts = self.collect("checkpoint_state", run=self.run)
-        return {name: state for part in parts for name, state in part.items()}
+        from mindspeed_core.megatron.feature_state import feature_parts
+
+        return feature_parts(self.run)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Give features back what `state_dict` returned, after the model and the optimizer were loaded."""
@@ -357,7 +366,7 @@ class LibrarySession(EmbeddedSession):
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """A block in which parameters and optimizer state are in the form that belongs into checkpoints."""
+        """Hold parameters and optimizer state in the form that belongs into checkpoints, in this block."""
         self.call("before_save_checkpoint", run=self.run)
         try:
             yield
@@ -365,7 +374,7 @@ class LibrarySession(EmbeddedSession):
             self.call("after_load_checkpoint", run=self.run)
 
     def report(self) -> dict[str, Any]:
-        """What is active and what it did so far, as plain data: plan, patches, modules, groups, stages."""
+        """Return what is active and what it did so far: plan, patches, modules, groups, stages."""
         return {
             **self.plan.as_dict(),
             "applied_patches": [f"{patch.target} ({patch.owner})" for patch in self.ledger.listing()],
@@ -386,13 +395,14 @@ class LibrarySession(EmbeddedSession):
         self.run.model, self.run.config, self.run.args = list(chunks), config, args
 
     def _updating(self, optimizer: Any) -> MethodType:
-        """The optimizer's ``step`` with features; a method, whose function torch's schedulers ask for."""
+        """Return the optimizer's ``step`` with features."""
         plain = optimizer.step
 
         def step(_: Any, *positional: Any, **named: Any) -> Any:
             form = UpdateForm(partial(plain, *positional, **named))
             return form.returned(self._through("optimizer_step", form.record, run=self.run))
 
+        # torch's schedulers ask a method for its function.
         return MethodType(step, optimizer)
 
 
@@ -402,9 +412,3 @@ def _chunks(model: Any) -> list[Any]:
 
 def _like(model: Any, chunks: list[Any]) -> Any:
     return chunks if isinstance(model, (list, tuple)) else chunks[0]
-
-
-def _bare(model: Any) -> Any:
-    while hasattr(model, "module"):
-        model = model.module
-    return model

@@ -1,7 +1,7 @@
 """The Megatron-LM host: the stages of this project inside Megatron-LM's own training scripts.
 
 One line in the script, ``import mindspeed_core.megatron_adaptor``, makes the flags of every installed plugin
-work there. `entry` holds what is changed from that line on, `interceptions` the table of what an active
+work there. `entry` holds what is changed from that line on, `patch_table` the table of what an active
 feature changes besides; each other module is one subject of a training, with the interceptions of
 Megatron-LM's functions beside the defaults of the stages that they call.
 """
@@ -11,13 +11,18 @@ from __future__ import annotations
 from mindspeed_core.discovery.host import HostDeclaration
 
 NAME = "megatron-lm"
-_STAGES = "parallel model optimizer checkpoint data step monitoring".split()
+_HERE = "mindspeed_core.hosts.megatron_lm."
 
 HOST = HostDeclaration(
     name=NAME,
     summary="lives inside the training scripts of a Megatron-LM checkout",
-    flags="mindspeed_core.hosts.megatron_lm.flags:host_flags",
-    stages=tuple(f"mindspeed_core.hosts.megatron_lm.{name}" for name in _STAGES),
-    on_demand="mindspeed_core.hosts.megatron_lm.patch_table:patches_for",
-    doctor="mindspeed_core.hosts.megatron_lm.checkout:findings",
+    flags=_HERE + "flags:host_flags",
+    stages=(
+        *(_HERE + name for name in "parallel model optimizer checkpoint data step monitoring".split()),
+        "mindspeed_core.megatron.boundary",
+        "mindspeed_core.megatron.batch_fields",
+        "mindspeed_core.hooks.defaults",
+    ),
+    on_demand=_HERE + "patch_table:patches_for",
+    doctor=_HERE + "checkout:findings",
 )

@@ -18,7 +18,7 @@ from mindspeed_core.resolver.plan import PlanError, Problem
 from mindspeed_core.run import Batch
 
 if TYPE_CHECKING:
-    from mindspeed_core.hosts.megatron_lm.pretrain_call import Running
+    from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall
 
 GET_BATCH, FETCH = "get_batch", "get_batch_on_this_tp_rank"
 SPLIT, HAS_DATA = "get_batch_on_this_cp_rank", "is_first_or_last_pipeline_stage"
@@ -31,11 +31,11 @@ FIELDS = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids", "pa
 """Order in which scripts of language models return a batch; 0.15 and older leave the last out."""
 
 
-def take_over_batches(running: Running, forward_step: Any) -> None:
+def take_over_batches(now: PretrainCall, forward_step: Any) -> None:
     """Replace the script's names where a feature wants the batch, more of it, or the whole of it.
 
     Args:
-        running: the call of ``pretrain``; its session is open, its arguments are valid.
+        now: the call of ``pretrain``; its session is open, its arguments are valid.
         forward_step: the script's, whose names are taken over.
 
     Raises:
@@ -44,29 +44,29 @@ def take_over_batches(running: Running, forward_step: Any) -> None:
     while isinstance(forward_step, functools.partial):
         forward_step = forward_step.func
     names: dict[str, Any] = getattr(inspect.unwrap(forward_step), "__globals__", {})
-    more = _further_fields(running)
-    _refuse(running, names, more)
+    more = _further_fields(now)
+    _refuse(now, names, more)
     replaced: dict[str, Callable[..., Any]] = {}
-    if running.wants("get_batch", "compute_loss") and GET_BATCH in names:
-        replaced[GET_BATCH] = _get_batch(running, names[GET_BATCH])
-    if splits_sequences(running) and SPLIT in names:
+    if now.wants("get_batch", "compute_loss") and GET_BATCH in names:
+        replaced[GET_BATCH] = _get_batch(now, names[GET_BATCH])
+    if splits_sequences(now) and SPLIT in names:
         replaced[SPLIT] = _whole(names[SPLIT])
     if more:
-        replaced[HAS_DATA] = _has_data(running, names[HAS_DATA])
-        replaced[FETCH] = _fetch(running, names[FETCH])
+        replaced[HAS_DATA] = _has_data(now, names[HAS_DATA])
+        replaced[FETCH] = _fetch(now, names[FETCH])
     for name, new in replaced.items():
-        _replace(running, names, name, new)
+        _replace(now, names, name, new)
 
 
-def splits_sequences(running: Running) -> bool:
+def splits_sequences(now: PretrainCall) -> bool:
     """Whether an active feature splits sequences, so that the script must not."""
-    session = running.opened()
+    session = now.session
     return SLOT in session.plan.slots and session.args.context_parallel_size > 1
 
 
-def _replace(running: Running, names: dict[str, Any], name: str, new: Callable[..., Any]) -> None:
+def _replace(now: PretrainCall, names: dict[str, Any], name: str, new: Callable[..., Any]) -> None:
     original = names[name]
-    running.opened().ledger.setting(
+    now.session.ledger.setting(
         f"{names.get('__name__', 'the script')}:{name}",
         lambda: names.__setitem__(name, new),
         lambda: names.__setitem__(name, original),
@@ -75,7 +75,7 @@ def _replace(running: Running, names: dict[str, Any], name: str, new: Callable[.
     )
 
 
-def _refuse(running: Running, names: Collection[str], more: Collection[str]) -> None:
+def _refuse(now: PretrainCall, names: Collection[str], more: Collection[str]) -> None:
     """Refuse features that this script gives no way to work."""
     reasons = []
     if GET_BATCH not in names:
@@ -100,32 +100,32 @@ def _refuse(running: Running, names: Collection[str], more: Collection[str]) -> 
     problems = [
         Problem("E-HOST", reason, "drop its flag for this script", feature=name)
         for stage, reason in reasons
-        for name in _features_in(running, stage)
+        for name in _features_in(now, stage)
     ]
     if problems:
         raise PlanError(problems)
 
 
-def _features_in(running: Running, stage: str) -> list[str]:
-    session = running.opened()
+def _features_in(now: PretrainCall, stage: str) -> list[str]:
+    session = now.session
     return [name for name in session.plan.names if stage in session.registry.features[name].cls.hooks()]
 
 
-def _get_batch(running: Running, original: Callable[..., Any]) -> Callable[..., Any]:
-    session = running.opened()
+def _get_batch(now: PretrainCall, original: Callable[..., Any]) -> Callable[..., Any]:
+    session = now.session
 
     @functools.wraps(original)
     def get_batch(data_iterator: Any, *rest: Any, **named: Any) -> Any:
-        run = running.present()
-        with running.calling("get_batch", lambda iterator: original(iterator, *rest, **named)) as call:
-            running.batch = session.call(
+        run = now.sync_run()
+        with now.calling("get_batch", lambda iterator: original(iterator, *rest, **named)) as call:
+            now.batch = session.call(
                 "get_batch",
                 run=run,
                 data_iterator=data_iterator,
                 vp_stage=run.context.vp_stage,
                 microbatch=run.context.microbatch,
             )
-        return _as_tuple(running.batch, len(call.result) if call.made else len(FIELDS))
+        return _as_tuple(now.batch, len(call.result) if call.made else len(FIELDS))
 
     return get_batch
 
@@ -147,37 +147,37 @@ def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
     return whole
 
 
-def _has_data(running: Running, original: Callable[..., Any]) -> Callable[..., Any]:
+def _has_data(now: PretrainCall, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def has_data(vp_stage: int | None = None, *rest: Any, **named: Any) -> Any:
-        return original(vp_stage, *rest, **named) or bool(_added(running, vp_stage))
+        return original(vp_stage, *rest, **named) or bool(_added(now, vp_stage))
 
     return has_data
 
 
-def _fetch(running: Running, original: Callable[..., Any]) -> Callable[..., Any]:
+def _fetch(now: PretrainCall, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def fetch(data_iterator: Any, *rest: Any, **named: Any) -> Any:
         batch: dict[str, Any] = original(data_iterator, *rest, **named)
-        vp_stage = running.present().context.vp_stage
-        added = sorted(_added(running, vp_stage))
+        vp_stage = now.sync_run().context.vp_stage
+        added = sorted(_added(now, vp_stage))
         if not added:
             return batch
-        usual = _fields(running, *_ends(vp_stage))[1]
+        usual = _fields(now, *_ends(vp_stage))[1]
         # What is no field of a batch stays; of the others the script has filled those of this stage alone.
         kept = {
             name: None if name in FIELDS and name not in usual else value for name, value in batch.items()
         }
-        return kept | _on_every_rank(running, {name: batch.get(name) for name in added})
+        return kept | _on_every_rank(now, {name: batch.get(name) for name in added})
 
     return fetch
 
 
-def _on_every_rank(running: Running, values: dict[str, Any]) -> dict[str, Any]:
+def _on_every_rank(now: PretrainCall, values: dict[str, Any]) -> dict[str, Any]:
     """The first tensor-parallel rank's values on all of them: it alone has read samples."""
     from megatron.core.tensor_parallel import broadcast_data
 
-    group = running.present().pg.tp
+    group = now.sync_run().pg.tp
     missing = [name for name, value in values.items() if value is None]
     if missing and group.rank() == 0:
         raise UserError(
@@ -204,9 +204,9 @@ def _dtypes() -> dict[Any, tuple[str, ...]]:
     }
 
 
-def _added(running: Running, vp_stage: int | None) -> frozenset[str]:
+def _added(now: PretrainCall, vp_stage: int | None) -> frozenset[str]:
     """Fields that features need on a stage beside those that the script gives it."""
-    asked, usual = _fields(running, *_ends(vp_stage))
+    asked, usual = _fields(now, *_ends(vp_stage))
     return asked - usual
 
 
@@ -218,22 +218,22 @@ def _ends(vp_stage: int | None) -> tuple[bool, bool]:
     return parallel_state.is_pipeline_first_stage(**where), parallel_state.is_pipeline_last_stage(**where)
 
 
-def _further_fields(running: Running) -> frozenset[str]:
+def _further_fields(now: PretrainCall) -> frozenset[str]:
     """Fields that pipeline stages need and the script does not give all of them."""
-    if not running.wants("batch_fields"):
+    if not now.wants("batch_fields"):
         return frozenset()
-    alone = running.opened().args.pipeline_model_parallel_size == 1
+    alone = now.session.args.pipeline_model_parallel_size == 1
     stages = [(True, True)] if alone else [(True, False), (False, False), (False, True)]
-    found = [_fields(running, *ends) for ends in stages]
+    found = [_fields(now, *ends) for ends in stages]
     return frozenset[str]().union(*(asked - usual for asked, usual in found))
 
 
-def _fields(running: Running, first: bool, last: bool) -> tuple[frozenset[str], frozenset[str]]:
+def _fields(now: PretrainCall, first: bool, last: bool) -> tuple[frozenset[str], frozenset[str]]:
     """What features want on a stage, and what the script gives."""
-    session = running.opened()
-    known = running.fields.get((first, last))
+    session = now.session
+    known = now.fields.get((first, last))
     if known is None:
         place = {"args": session.args, "pre_process": first, "post_process": last}
         known = session.call("batch_fields", **place), session.default("batch_fields", **place)
-        running.fields[first, last] = known
+        now.fields[first, last] = known
     return known

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,42 +13,33 @@ from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.megatron_lm import pretrain_call
 from mindspeed_core.hosts.megatron_lm.batches import FIELDS, SLOT, SPLIT, splits_sequences
 from mindspeed_core.hosts.megatron_lm.emulation import keeps_generator
-from mindspeed_core.hosts.standalone.data.stages import batch_fields
-from mindspeed_core.hosts.standalone.model.build import unwrap
+from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, intercepts
+from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.run import Batch, DataIterators, Datasets
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
 
-__all__ = ["batch_fields"]
-
 
 @hookimpl(trylast=True)
 def build_datasets(num_samples: tuple[int, int | None, int]) -> Datasets:
-    """The script's datasets."""
+    """Build the script's datasets."""
     train, valid, test = pretrain_call.current().pending("build_datasets")(list(num_samples))
     return Datasets(train, valid, test)
 
 
-def around_build_iterators(original: Callable[..., Any]) -> Callable[..., Any]:
+@intercepts()
+def around_build_iterators(now: PretrainCall, original: Callable[..., Any], provider: Any) -> Any:
     """``build_train_valid_test_data_iterators``, called for each chunk of the model."""
-
-    @functools.wraps(original)
-    def build_iterators(provider: Any) -> Any:
-        now = pretrain_call.find()
-        if now is None or now.session is None:
-            return original(provider)
-        build = keeps_generator(original) if now.session.platform.device_type == "cpu" else original
-        if now.run is None or not now.wants("build_data_iterators", "evaluate"):
-            return build(provider)
-        with now.calling("build_data_iterators", lambda: build(provider)):
-            data: DataIterators = now.session.call("build_data_iterators", run=now.present())
-        now.run.data = data
-        train, valid, test = (_single(part) for part in (data.train, data.valid, data.test))
-        now.test_iterators.append(test)
-        return train, valid, test
-
-    return build_iterators
+    build = keeps_generator(original) if now.session.platform.device_type == "cpu" else original
+    if not now.has_run or not now.wants("build_data_iterators", "evaluate"):
+        return build(provider)
+    with now.calling("build_data_iterators", lambda: build(provider)):
+        data: DataIterators = now.session.call("build_data_iterators", run=now.sync_run())
+    now.run.data = data
+    train, valid, test = (_single(part) for part in (data.train, data.valid, data.test))
+    now.test_iterators.append(test)
+    return train, valid, test
 
 
 def _single(iterators: list[Any] | None) -> Any:
@@ -58,14 +48,14 @@ def _single(iterators: list[Any] | None) -> Any:
 
 @hookimpl(trylast=True)
 def build_data_iterators() -> DataIterators:
-    """Megatron-LM's iterators of one chunk."""
+    """Build Megatron-LM's iterators of one chunk."""
     train, valid, test = pretrain_call.current().pending("build_data_iterators")()
     return DataIterators([train], [valid], [test])
 
 
 @hookimpl(trylast=True)
 def get_batch(run: Run, data_iterator: Iterator[Any]) -> Batch:
-    """The script's batch: ``[b, s]`` tokens, labels, loss mask and positions.
+    """Get the script's batch: ``[b, s]`` tokens, labels, loss mask and positions.
 
     Raises:
         UserError: the script trains another kind of model, whose batch has other parts.

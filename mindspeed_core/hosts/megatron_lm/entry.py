@@ -57,11 +57,11 @@ def uninstall() -> None:
 
 
 def entry_patches() -> list[Any]:
-    """The patches of `install`, as a listing."""
+    """Return the patches of `install`, as a listing."""
     return _ledger.listing()
 
 
-def _installed() -> Registry:
+def _installed_registry() -> Registry:
     global _registry
     if _registry is None:
         _registry = Registry.discover()
@@ -75,14 +75,14 @@ def around_parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
     def parse_args(
         extra_args_provider: Callable[..., Any] | None = None, ignore_unknown_args: bool = False
     ) -> Any:
-        line = CommandLine(sys.argv[1:], _installed())
+        line = CommandLine(sys.argv[1:], _installed_registry())
 
         def provider(parser: Any) -> Any:
             if extra_args_provider is not None:
                 parser = extra_args_provider(parser)
             line.extend(parser)
             if not ignore_unknown_args and not line.wants_help:
-                with _told():
+                with _reported():
                     line.check()
             return parser
 
@@ -91,7 +91,7 @@ def around_parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
         now = pretrain_call.find()
         if now is not None:
             now.command_line = line
-            with _told():
+            with _reported():
                 session.refuse_at_once(args, now.platform)
         return args
 
@@ -104,15 +104,15 @@ def around_validate_args(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def validate_args(args: Any, *rest: Any, **named: Any) -> Any:
         now = pretrain_call.find()
-        if now is None or now.session is not None or now.command_line is None:
+        if now is None or now.has_session or now.command_line is None:
             return original(args, *rest, **named)
 
         def validate(given: Any) -> Any:
             result = original(given, *rest, **named)
             return given if result is None else result
 
-        with _told():
-            return session.open_session(now, args, validate, _installed(), _extra)
+        with _reported():
+            return session.open_session(now, args, validate, _installed_registry(), _extra, entry_patches())
 
     return validate_args
 
@@ -131,7 +131,7 @@ def around_pretrain(original: Callable[..., Any]) -> Callable[..., Any]:
             now.platform = _make_available(early)
             now.before_opening = early.revert
             script.take_over(now, bound.arguments)
-            with _told():
+            with _reported():
                 result = original(*bound.args, **bound.kwargs)
             failed = False
             return result
@@ -154,8 +154,8 @@ def _make_available(ledger: PatchLedger) -> str:
     Returns:
         The name of the platform that will be used.
     """
-    with _told():
-        name, _ = choose_platform(platform_asked_for(sys.argv[1:]), _installed())
+    with _reported():
+        name, _ = choose_platform(platform_asked_for(sys.argv[1:]), _installed_registry())
     if name != "cuda":
         available = Patch(
             "torch.cuda:is_available",
@@ -168,8 +168,8 @@ def _make_available(ledger: PatchLedger) -> str:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """An error that the user can put right ends the program with one message."""
+def _reported() -> Iterator[None]:
+    """End the program with one message for an error that the user can put right."""
     try:
         yield
     except UserError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 from argparse import Namespace
 from collections.abc import Callable
@@ -18,85 +17,55 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.megatron_lm import pretrain_call
+from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
 from mindspeed_core.hosts.megatron_lm.without_te import installed
-from mindspeed_core.hosts.standalone.model.build import boundary_schema
-from mindspeed_core.megatron.config_values import config_values
+from mindspeed_core.megatron.data_parallel import ddp_config_of
 from mindspeed_core.megatron.layers import build_mtp_spec, plain_parts
 from mindspeed_core.run import DistInfo, Run
 
 if TYPE_CHECKING:
-    from mindspeed_core.hosts.megatron_lm.pretrain_call import Running
     from mindspeed_core.session import Session
 
-__all__ = ["boundary_schema", "build_mtp_spec"]
+__all__ = ["build_mtp_spec"]
 
 
-def around_config_from_args(original: Callable[..., Any]) -> Callable[..., Any]:
+@intercepts()
+def around_config_from_args(
+    now: PretrainCall, original: Callable[..., Any], args: Any, config_class: type | None = None
+) -> Any:
     """``core_transformer_config_from_args``; scripts call it for every micro-batch too."""
-
-    @functools.wraps(original)
-    def config_from_args(args: Any, config_class: type | None = None) -> Any:
-        now = pretrain_call.find()
-        if now is None or now.session is None:
-            return original(args, config_class)
-        base = original(args, config_class)
-        for known_class, known_base, known in now.configs:
-            if known_class is config_class and known_base == base:
-                # Training hangs its functions on the configuration of a model: each caller gets its own.
-                return copy.copy(known)
-        session = now.session
-        with now.calling("build_transformer_config", lambda given: _fresh(original, given, args, base)):
-            config = session.call("build_transformer_config", args=session.args)
-        now.configs.append((config_class, copy.copy(base), copy.copy(config)))
-        return config
-
-    return config_from_args
+    base = original(args, config_class)
+    for known_class, known_base, known in now.configs:
+        if known_class is config_class and known_base == base:
+            # Training hangs its functions on the configuration of a model: each caller gets its own.
+            return copy.copy(known)
+    session = now.session
+    with now.calling("build_transformer_config", lambda given: _fresh(original, given, args, base)):
+        config = session.call("build_transformer_config", args=session.args)
+    now.configs.append((config_class, copy.copy(base), copy.copy(config)))
+    return config
 
 
 def _fresh(original: Callable[..., Any], given: Any, args: Any, base: Any) -> Any:
-    """The configuration from the arguments Megatron-LM passed, or from a feature's own."""
+    """Fill a configuration from the arguments Megatron-LM passed, or from a feature's own."""
     return copy.copy(base) if given is args else original(given, type(base))
 
 
 @hookimpl(trylast=True)
 def build_transformer_config(session: Session, args: Namespace) -> TransformerConfig:
-    """Megatron-LM's own translation of its arguments."""
+    """Let Megatron-LM translate its arguments."""
     call = pretrain_call.current().call("build_transformer_config")
     if call is not None:
         return call(args)
     return _megatron("megatron.training.arguments").core_transformer_config_from_args(args)
 
 
-def around_gpt_model(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``GPTModel.__init__``: its specification becomes a whole tree, which features change."""
-    return _with_specs(original, ("transformer_layer_spec",))
+def _around_init(*names: str) -> Callable[..., Any]:
+    """Intercept the constructor of a model whose arguments of these names are specifications of layers."""
 
-
-def around_bert_model(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``BertModel.__init__``."""
-    return _with_specs(original, ("transformer_layer_spec",))
-
-
-def around_t5_model(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``T5Model.__init__``: one specification for the encoder, one for the decoder."""
-    return _with_specs(original, ("transformer_encoder_layer_spec", "transformer_decoder_layer_spec"))
-
-
-def around_mamba_model(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``MambaModel.__init__``."""
-    return _with_specs(original, ("mamba_stack_spec",))
-
-
-def _with_specs(original: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def init(*args: Any, **named: Any) -> None:
-        now = pretrain_call.find()
-        if now is None or now.session is None:
-            original(*args, **named)
-            return
-        bound = signature.bind(*args, **named)
+    @intercepts()
+    def around(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> None:
+        bound = arguments_of(original, args, named)
         given = bound.arguments
         _keep_outputs(now.session, given["config"])
         for name in names:
@@ -111,7 +80,14 @@ def _with_specs(original: Callable[..., Any], names: tuple[str, ...]) -> Callabl
             )
         original(*bound.args, **bound.kwargs)
 
-    return init
+    return around
+
+
+around_gpt_model = _around_init("transformer_layer_spec")
+around_bert_model = _around_init("transformer_layer_spec")
+around_t5_model = _around_init("transformer_encoder_layer_spec", "transformer_decoder_layer_spec")
+around_mamba_model = _around_init("mamba_stack_spec")
+"""``__init__`` of each model: its specification becomes a whole tree, which features change."""
 
 
 def _keep_outputs(session: Session, config: TransformerConfig) -> None:
@@ -124,8 +100,8 @@ def _keep_outputs(session: Session, config: TransformerConfig) -> None:
         config.deallocate_pipeline_outputs = False
 
 
-def _layer_spec(now: Running, given: dict[str, Any], name: str) -> Any:
-    session = now.opened()
+def _layer_spec(now: PretrainCall, given: dict[str, Any], name: str) -> Any:
+    session = now.session
     config = given["encoder_config"] if "encoder_layer" in name and "encoder_config" in given else None
     config = config or given["config"]
     vp_stage = given.get("vp_stage")
@@ -134,7 +110,7 @@ def _layer_spec(now: Running, given: dict[str, Any], name: str) -> Any:
 
 
 def _whole(spec: Any, config: Any, vp_stage: int | None, given: dict[str, Any]) -> Any:
-    """The tree of a chunk, from what the script made: a block, or one layer for all."""
+    """Make the tree of a chunk of what the script made: a block, or one layer for all."""
     if not isinstance(spec, ModuleSpec) or hasattr(spec.submodules, "mamba_layer"):
         return spec
     options: dict[str, Any] = {}
@@ -147,7 +123,7 @@ def _whole(spec: Any, config: Any, vp_stage: int | None, given: dict[str, Any]) 
 
 @hookimpl(trylast=True)
 def build_layer_spec(args: Namespace, config: TransformerConfig) -> Any:
-    """The script's layers; without TransformerEngine and Apex, with parts that also work sharded."""
+    """Return the script's layers; without TransformerEngine and Apex, with parts that also work sharded."""
     spec = pretrain_call.current().pending("build_layer_spec")()
     if (
         args.transformer_impl != "local"
@@ -159,10 +135,10 @@ def build_layer_spec(args: Namespace, config: TransformerConfig) -> Any:
 
 
 def build_chunk(
-    now: Running, provider: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
+    now: PretrainCall, provider: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
 ) -> Any:
-    """One chunk through its stage, from the script's provider."""
-    session = now.opened()
+    """Build one chunk through its stage, from the script's provider."""
+    session = now.session
     bound = inspect.signature(provider).bind(*args, **named)
     bound.apply_defaults()
     given = bound.arguments
@@ -189,32 +165,24 @@ def build_chunk(
 
 @hookimpl(trylast=True)
 def build_model_chunk(pre_process: bool, post_process: bool) -> MegatronModule:
-    """The script's provider, which makes the specification itself: ``layer_spec`` is None here."""
+    """Call the script's provider, which makes the specification itself: ``layer_spec`` is None here."""
     return pretrain_call.current().pending("build_model_chunk")(pre_process, post_process)
 
 
-def around_get_model(original: Callable[..., Any]) -> Callable[..., Any]:
+@intercepts()
+def around_get_model(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """``get_model``: the chunks of this rank, and their wrappers of data parallelism."""
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def get_model(*args: Any, **named: Any) -> Any:
-        now = pretrain_call.find()
-        if now is None or now.session is None:
-            return original(*args, **named)
-        bound = signature.bind(*args, **named)
-        bound.apply_defaults()
-        model = _build(now, original, bound)
-        if now.run is None:
-            now.run = _run(now, model, bound.arguments.get("pg_collection"))
-        now.session.check_placements()
-        return model
-
-    return get_model
+    bound = arguments_of(original, args, named)
+    bound.apply_defaults()
+    model = _build(now, original, bound)
+    if not now.has_run:
+        now.run = _run(now, model, bound.arguments.get("pg_collection"))
+    now.session.check_placements()
+    return model
 
 
-def _build(now: Running, original: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
-    session, given = now.opened(), bound.arguments
+def _build(now: PretrainCall, original: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
+    session, given = now.session, bound.arguments
     if not now.wants("build_model", "wrap_ddp"):
         return original(*bound.args, **bound.kwargs)
     wrapped = given["wrap_with_ddp"]
@@ -246,57 +214,41 @@ def _build(now: Running, original: Callable[..., Any], bound: inspect.BoundArgum
 
 @hookimpl(trylast=True)
 def build_model() -> list[MegatronModule]:
-    """Megatron-LM's loop over the chunks of this rank."""
+    """Build the chunks of this rank in Megatron-LM's loop."""
     return list(pretrain_call.current().pending("build_model")())
 
 
 @hookimpl(trylast=True)
 def wrap_ddp(model: list[MegatronModule]) -> list[MegatronModule]:
-    """Megatron-LM's wrapper: DistributedDataParallel, or one of the fully sharded ones."""
+    """Wrap as Megatron-LM does: in DistributedDataParallel, or in one of the fully sharded ones."""
     return list(pretrain_call.current().pending("wrap_ddp")(model))
 
 
-def around_ddp(original: Callable[..., Any]) -> Callable[..., Any]:
+@intercepts()
+def around_ddp(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> None:
     """``DistributedDataParallel.__init__``: features change the options that Megatron-LM filled in."""
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def init(*args: Any, **named: Any) -> None:
-        now = pretrain_call.find()
-        if now is None or now.session is None:
-            original(*args, **named)
-            return
-        bound = signature.bind(*args, **named)
-        filled = bound.arguments["ddp_config"]
-        with now.calling("build_ddp_config", lambda: copy.copy(filled)):
-            bound.arguments["ddp_config"] = now.session.call("build_ddp_config", args=now.session.args)
-        original(*bound.args, **bound.kwargs)
-
-    return init
+    bound = arguments_of(original, args, named)
+    filled = bound.arguments["ddp_config"]
+    with now.calling("build_ddp_config", lambda: copy.copy(filled)):
+        bound.arguments["ddp_config"] = now.session.call("build_ddp_config", args=now.session.args)
+    original(*bound.args, **bound.kwargs)
 
 
 @hookimpl(trylast=True)
 def build_ddp_config(args: Namespace) -> DistributedDataParallelConfig:
-    """What Megatron-LM filled in; before it does, the same rule of names."""
+    """Return what Megatron-LM filled in; before it does, the same rule of names."""
     call = pretrain_call.current().call("build_ddp_config")
     if call is not None:
         return call()
-    values = config_values(DistributedDataParallelConfig, args)
-    values |= {
-        "grad_reduce_in_fp32": args.accumulate_allreduce_grads_in_fp32,
-        "check_for_nan_in_grad": args.check_for_nan_in_loss_and_grad,
-        "bucket_size": args.ddp_bucket_size,
-        "average_in_collective": args.ddp_average_in_collective,
-    }
-    return DistributedDataParallelConfig(**values)
+    return ddp_config_of(args, average_in_collective=args.ddp_average_in_collective)
 
 
 def _config(session: Session) -> Any:
     return _megatron("megatron.training.arguments").core_transformer_config_from_args(session.args)
 
 
-def _run(now: Running, model: Any, pg: Any) -> Run:
-    session = now.opened()
+def _run(now: PretrainCall, model: Any, pg: Any) -> Run:
+    session = now.session
     from megatron.core.utils import get_model_config
 
     assert isinstance(now.dist, DistInfo)
@@ -312,7 +264,7 @@ def _run(now: Running, model: Any, pg: Any) -> Run:
 
 
 def _tokenizer() -> Any:
-    """What Megatron-LM made its tokens with: on every rank, while datasets are built on some."""
+    """Return what Megatron-LM made its tokens with: on every rank, while datasets are built on some."""
     find = getattr(_megatron("megatron.training.global_vars"), "get_tokenizer", None)
     return find() if find is not None else None
 

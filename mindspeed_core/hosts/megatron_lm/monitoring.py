@@ -1,9 +1,7 @@
-"""Logging, validation, stopping and the end of a run: interceptions and defaults."""
+"""Logging, validation and stopping: interceptions and defaults."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +9,13 @@ import torch
 import torch.distributed as dist
 
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.hooks import DONE, Done
 from mindspeed_core.hosts.megatron_lm import pretrain_call
 from mindspeed_core.hosts.megatron_lm.emulation import keeps_generator
+from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
 from mindspeed_core.hosts.megatron_lm.step import LossNumbers
 from mindspeed_core.run import StepResult
 
 if TYPE_CHECKING:
-    from mindspeed_core.hosts.megatron_lm.pretrain_call import Running
     from mindspeed_core.run import Run
 
 _ADVANCED = "advanced iterations"
@@ -27,26 +24,18 @@ _OWN = frozenset({"step", "loss", "learning_rate", "grad_norm", "skipped", "num_
 _TEST, _VALID = "test", "valid"
 
 
-def around_training_log(original: Callable[..., Any]) -> Callable[..., Any]:
+@intercepts(run=True)
+def around_training_log(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """``training_log``: numbers of features join those that are averaged, printed and written."""
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def training_log(*args: Any, **named: Any) -> Any:
-        now = pretrain_call.find()
-        if now is None or now.session is None or now.run is None:
-            return original(*args, **named)
-        bound = signature.bind(*args, **named)
-        given = bound.arguments
-        if given["iteration"] % now.run.args.log_interval == 0:
-            given["loss_dict"] = {**given["loss_dict"], **_numbers_of_features(now, given)}
-        return original(*bound.args, **bound.kwargs)
-
-    return training_log
+    bound = arguments_of(original, args, named)
+    given = bound.arguments
+    if given["iteration"] % now.run.args.log_interval == 0:
+        given["loss_dict"] = {**given["loss_dict"], **_numbers_of_features(now, given)}
+    return original(*bound.args, **bound.kwargs)
 
 
-def _numbers_of_features(now: Running, given: dict[str, Any]) -> dict[str, torch.Tensor]:
-    run = now.present()
+def _numbers_of_features(now: PretrainCall, given: dict[str, Any]) -> dict[str, torch.Tensor]:
+    run = now.sync_run()
     run.iteration = given["iteration"]
     result = StepResult(
         losses=_on_every_rank(run, given["loss_dict"]),
@@ -56,7 +45,7 @@ def _numbers_of_features(now: Running, given: dict[str, Any]) -> dict[str, torch
         tokens=run.args.global_batch_size * run.args.seq_length,
     )
     with now.calling("log_step", lambda: {"learning_rate": given["learning_rate"]}):
-        numbers = now.opened().call("log_step", run=run, result=result)
+        numbers = now.session.call("log_step", run=run, result=result)
     own = _OWN | set(result.losses)
     # Megatron-LM prints the mean over the steps since its last line.
     steps = given["total_loss_dict"].get(_ADVANCED, 0) + (0 if result.skipped else 1)
@@ -68,7 +57,7 @@ def _numbers_of_features(now: Running, given: dict[str, Any]) -> dict[str, torch
 
 
 def _on_every_rank(run: Run, losses: dict[str, Any]) -> dict[str, float]:
-    """The losses of the last pipeline stage."""
+    """Return the losses of the last pipeline stage."""
     mine = dict(LossNumbers(losses))
     if run.pg.pp.size() == 1:
         return mine
@@ -79,7 +68,7 @@ def _on_every_rank(run: Run, losses: dict[str, Any]) -> dict[str, float]:
 
 @hookimpl(trylast=True)
 def log_step(run: Run, result: StepResult) -> dict[str, Any]:
-    """Megatron-LM's numbers, and what features recorded."""
+    """Join Megatron-LM's numbers and what features recorded."""
     numbers: dict[str, Any] = {
         "step": run.iteration,
         "loss": result.losses.get("lm loss"),
@@ -95,54 +84,38 @@ def log_step(run: Run, result: StepResult) -> dict[str, Any]:
     return numbers
 
 
-def around_evaluate(original: Callable[..., Any]) -> Callable[..., Any]:
+@intercepts()
+def around_evaluate(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """``evaluate``, called once per set of a split."""
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def evaluate(*args: Any, **named: Any) -> Any:
-        now = pretrain_call.find()
-        if now is None or now.session is None:
-            return original(*args, **named)
-        compute = keeps_generator(original) if now.session.platform.device_type == "cpu" else original
-        if now.run is None or not now.wants("evaluate"):
-            return compute(*args, **named)
-        iterator = signature.bind(*args, **named).arguments["data_iterator"]
-        tested = any(iterator is known for known in now.test_iterators if known is not None)
-        with now.calling("evaluate", lambda: compute(*args, **named)) as call:
-            losses = now.session.call("evaluate", run=now.present(), split=_TEST if tested else _VALID)
-        values = call.result if call.made else ({}, None, False)
-        if values[2]:
-            return values
-        device = now.run.dist.device
-        return {name: torch.tensor(value, device=device) for name, value in losses.items()}, *values[1:]
-
-    return evaluate
+    compute = keeps_generator(original) if now.session.platform.device_type == "cpu" else original
+    if not now.has_run or not now.wants("evaluate"):
+        return compute(*args, **named)
+    iterator = arguments_of(original, args, named).arguments["data_iterator"]
+    tested = any(iterator is known for known in now.test_iterators if known is not None)
+    with now.calling("evaluate", lambda: compute(*args, **named)) as call:
+        losses = now.session.call("evaluate", run=now.sync_run(), split=_TEST if tested else _VALID)
+    values = call.result if call.made else ({}, None, False)
+    if values[2]:
+        return values
+    device = now.run.dist.device
+    return {name: torch.tensor(value, device=device) for name, value in losses.items()}, *values[1:]
 
 
 @hookimpl(trylast=True)
 def evaluate() -> dict[str, float]:
-    """Megatron-LM's mean losses; empty where its time was up."""
+    """Return Megatron-LM's mean losses; none where its time was up."""
     losses = pretrain_call.current().pending("evaluate")()[0]
     return dict(LossNumbers(losses or {}))
 
 
-def around_decide_exit(original: Callable[..., Any]) -> Callable[..., Any]:
+@intercepts(run=True)
+def around_decide_exit(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """``checkpoint_and_decide_exit``."""
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def decide(*args: Any, **named: Any) -> Any:
-        now = pretrain_call.find()
-        if now is None or now.session is None or now.run is None:
-            return original(*args, **named)
-        with now.calling("should_stop", lambda: original(*args, **named)) as call:
-            reason = now.session.call("should_stop", run=now.present())
-        if reason and not call.result:
-            _save_before_stopping(signature.bind(*args, **named).arguments, reason, now.run)
-        return bool(reason)
-
-    return decide
+    with now.calling("should_stop", lambda: original(*args, **named)) as call:
+        reason = now.session.call("should_stop", run=now.sync_run())
+    if reason and not call.result:
+        _save_before_stopping(arguments_of(original, args, named).arguments, reason, now.run)
+    return bool(reason)
 
 
 def _save_before_stopping(given: dict[str, Any], reason: str, run: Run) -> None:
@@ -158,11 +131,5 @@ def _save_before_stopping(given: dict[str, Any], reason: str, run: Run) -> None:
 
 @hookimpl(trylast=True)
 def should_stop() -> str:
-    """Megatron-LM's own reasons: signal, time, interval."""
+    """Stop for Megatron-LM's own reasons: signal, time, interval."""
     return "Megatron-LM's own reason" if pretrain_call.current().pending("should_stop")() else ""
-
-
-@hookimpl(trylast=True)
-def finish_run() -> Done:
-    """Nothing of our own is open."""
-    return DONE

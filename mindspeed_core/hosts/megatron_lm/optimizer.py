@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig
@@ -13,77 +12,65 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.megatron_lm import NAME, pretrain_call
+from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, intercepts
 from mindspeed_core.megatron import optimizer_state
 from mindspeed_core.run import OptimizerStep
 
-if TYPE_CHECKING:
-    from mindspeed_core.hosts.megatron_lm.pretrain_call import Running
 
-
-def around_optimizer_config(original: Callable[..., Any]) -> Callable[..., Any]:
+@intercepts()
+def around_optimizer_config(now: PretrainCall, original: Callable[..., Any], args: Any) -> Any:
     """``get_megatron_optimizer_config``: the configuration, beside overrides for single parameters."""
-
-    @functools.wraps(original)
-    def get_config(args: Any) -> Any:
-        now = pretrain_call.find()
-        if now is None or now.session is None:
-            return original(args)
-        now.optimizer_configured = True
-        with now.calling("build_optimizer_config", lambda: original(args)) as call:
-            config = now.session.call("build_optimizer_config", args=now.session.args)
-        overrides = call.result[1] if call.made else original(args)[1]
-        return config, overrides
-
-    return get_config
+    now.optimizer_configured = True
+    with now.calling("build_optimizer_config", lambda: original(args)) as call:
+        config = now.session.call("build_optimizer_config", args=now.session.args)
+    overrides = call.result[1] if call.made else original(args)[1]
+    return config, overrides
 
 
 @hookimpl(trylast=True)
 def build_optimizer_config() -> OptimizerConfig:
-    """What Megatron-LM fills in from its arguments."""
+    """Return what Megatron-LM fills in from its arguments."""
     return pretrain_call.current().pending("build_optimizer_config")()[0]
 
 
-def around_get_optimizer(original: Callable[..., Any]) -> Callable[..., Any]:
+@intercepts()
+def around_get_optimizer(
+    now: PretrainCall, original: Callable[..., Any], config: Any, model_chunks: Any, *rest: Any, **named: Any
+) -> Any:
     """``get_megatron_optimizer`` and its sibling for muon."""
-
-    @functools.wraps(original)
-    def get_optimizer(config: Any, model_chunks: Any, *rest: Any, **named: Any) -> Any:
-        now = pretrain_call.find()
-        if now is None or now.session is None or now.call("build_optimizer") is not None:
-            return original(config, model_chunks, *rest, **named)
-        session = now.session
-        pg = now.run.pg if now.run is not None else ProcessGroupCollection.use_mpu_process_groups()
-        if now.wants("build_optimizer_config") and not now.optimizer_configured:
-            # Megatron-LM 0.15 and older fill the configuration in the function that calls this one.
-            filled = config
-            with now.calling("build_optimizer_config", lambda: (filled, None)):
-                config = session.call("build_optimizer_config", args=session.args)
-        with now.calling("build_optimizer", lambda chosen, chunks: original(chosen, chunks, *rest, **named)):
-            optimizer = session.call(
-                "build_optimizer", args=session.args, optimizer_config=config, model=model_chunks, pg=pg
-            )
-        if now.run is not None and now.run.optimizer is None:
-            now.run.optimizer, now.run.model = optimizer, model_chunks
-        _save_exactly(now, optimizer)
-        if now.wants("optimizer_step"):
-            _step_through_stage(now, optimizer)
-        return optimizer
-
-    return get_optimizer
+    if now.call("build_optimizer") is not None:
+        return original(config, model_chunks, *rest, **named)
+    session = now.session
+    pg = now.run.pg if now.has_run else ProcessGroupCollection.use_mpu_process_groups()
+    if now.wants("build_optimizer_config") and not now.optimizer_configured:
+        # Megatron-LM 0.15 and older fill the configuration in the function that calls this one.
+        filled = config
+        with now.calling("build_optimizer_config", lambda: (filled, None)):
+            config = session.call("build_optimizer_config", args=session.args)
+    with now.calling("build_optimizer", lambda chosen, chunks: original(chosen, chunks, *rest, **named)):
+        optimizer = session.call(
+            "build_optimizer", args=session.args, optimizer_config=config, model=model_chunks, pg=pg
+        )
+    if now.has_run and now.run.optimizer is None:
+        now.run.optimizer, now.run.model = optimizer, model_chunks
+    _save_exactly(now, optimizer)
+    if now.wants("optimizer_step"):
+        _step_through_stage(now, optimizer)
+    return optimizer
 
 
 @hookimpl(trylast=True)
 def build_optimizer(optimizer_config: OptimizerConfig, model: list[Any]) -> MegatronOptimizer:
-    """megatron-core's optimizer, as Megatron-LM asks for it."""
+    """Build megatron-core's optimizer, as Megatron-LM asks for it."""
     return pretrain_call.current().pending("build_optimizer")(optimizer_config, model)
 
 
-def _step_through_stage(now: Running, optimizer: Any) -> None:
-    session, step = now.opened(), optimizer.step
+def _step_through_stage(now: PretrainCall, optimizer: Any) -> None:
+    session, step = now.session, optimizer.step
 
     def through_stage(*args: Any, **named: Any) -> Any:
         with now.calling("optimizer_step", lambda: step(*args, **named)):
-            update: OptimizerStep = session.call("optimizer_step", run=now.present())
+            update: OptimizerStep = session.call("optimizer_step", run=now.sync_run())
         return update.successful, update.grad_norm, update.num_zeros
 
     session.instances.set(NAME, optimizer, "step", through_stage)
@@ -91,13 +78,13 @@ def _step_through_stage(now: Running, optimizer: Any) -> None:
 
 @hookimpl(trylast=True)
 def optimizer_step() -> OptimizerStep:
-    """The optimizer's own step; Megatron-LM agrees with other ranks about the outcome afterwards."""
+    """Do the optimizer's own step; Megatron-LM agrees with other ranks about the outcome afterwards."""
     successful, grad_norm, num_zeros = pretrain_call.current().pending("optimizer_step")()
     return OptimizerStep(successful, grad_norm, num_zeros)
 
 
 class _Original:
-    """An optimizer as it is without our changes of the instance."""
+    """The methods of an optimizer's class, without our changes of the instance."""
 
     def __init__(self, optimizer: Any) -> None:
         kind = type(optimizer)
@@ -106,7 +93,7 @@ class _Original:
         self.load_state_dict = kind.load_state_dict.__get__(optimizer)
 
 
-def _save_exactly(now: Running, optimizer: Any) -> None:
+def _save_exactly(now: PretrainCall, optimizer: Any) -> None:
     """Let a checkpoint hold the state of torch's Adam exactly, as megatron-core alone does not."""
     original = _Original(optimizer)
     inner = [getattr(chained, "optimizer", None) for chained in original.chained_optimizers]
@@ -131,26 +118,19 @@ def _save_exactly(now: Running, optimizer: Any) -> None:
     def load_state_dict(state: Any) -> None:
         optimizer_state.load_state(original, state)
 
-    instances = now.opened().instances
+    instances = now.session.instances
     instances.set(NAME, optimizer, "sharded_state_dict", sharded_state_dict)
     instances.set(NAME, optimizer, "load_state_dict", load_state_dict)
 
 
-def around_get_scheduler(original: Callable[..., Any]) -> Callable[..., Any]:
+@intercepts()
+def around_get_scheduler(now: PretrainCall, original: Callable[..., Any], optimizer: Any) -> Any:
     """``get_optimizer_param_scheduler``."""
-
-    @functools.wraps(original)
-    def get_scheduler(optimizer: Any) -> Any:
-        now = pretrain_call.find()
-        if now is None or now.session is None:
-            return original(optimizer)
-        with now.calling("build_scheduler", original):
-            return now.session.call("build_scheduler", args=now.session.args, optimizer=optimizer)
-
-    return get_scheduler
+    with now.calling("build_scheduler", original):
+        return now.session.call("build_scheduler", args=now.session.args, optimizer=optimizer)
 
 
 @hookimpl(trylast=True)
 def build_scheduler(optimizer: MegatronOptimizer) -> Any:
-    """Megatron-LM's schedule, counted in samples."""
+    """Build Megatron-LM's schedule of the learning rate, counted in samples."""
     return pretrain_call.current().pending("build_scheduler")(optimizer)

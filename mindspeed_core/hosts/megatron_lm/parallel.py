@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import random
 from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 import torch.distributed as dist
-from megatron.core import parallel_state, tensor_parallel
+from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.megatron_lm import pretrain_call
+from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, intercepts
+from mindspeed_core.megatron.seeds import seed_generators, seed_of_rank
 from mindspeed_core.run import DistInfo, RngInfo
 from mindspeed_core.runtime.rank_check import check_ranks
 
@@ -25,99 +23,77 @@ if TYPE_CHECKING:
 
 @hookimpl(trylast=True)
 def validate_arguments_early(args: Namespace) -> Namespace:
-    """Nothing to prepare."""
+    """Prepare nothing."""
     return args
 
 
 @hookimpl(trylast=True)
 def validate_arguments(args: Namespace) -> Namespace:
-    """Megatron-LM's own validation."""
+    """Let Megatron-LM validate."""
     validated: Namespace = pretrain_call.current().pending("validate_arguments")(args)
     return validated
 
 
-def around_initialize_distributed(original: Callable[..., Any]) -> Callable[..., Any]:
+@intercepts()
+def around_initialize_distributed(
+    now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any
+) -> Any:
     """``_initialize_distributed``: starts torch.distributed, and the process groups within."""
-
-    @functools.wraps(original)
-    def initialize(*args: Any, **named: Any) -> Any:
-        now = pretrain_call.find()
-        if now is None or now.session is None:
-            return original(*args, **named)
-        session = now.session
-        with now.calling("init_distributed", lambda: original(*args, **named)) as call:
-            session.call("init_distributed", args=session.args, platform=session.platform)
-        return call.result
-
-    return initialize
+    session = now.session
+    with now.calling("init_distributed", lambda: original(*args, **named)) as call:
+        session.call("init_distributed", args=session.args, platform=session.platform)
+    return call.result
 
 
 @hookimpl(trylast=True)
 def init_distributed(session: Session) -> DistInfo:
-    """Megatron-LM's start, which builds the process groups too."""
+    """Let Megatron-LM start torch.distributed; it builds the process groups too."""
     pretrain_call.current().pending("init_distributed")()
     return _dist_info(session)
 
 
-def around_initialize_model_parallel(original: Callable[..., Any]) -> Callable[..., Any]:
+@intercepts()
+def around_initialize_model_parallel(
+    now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any
+) -> Any:
     """``initialize_model_parallel``: ranks are compared first."""
-
-    @functools.wraps(original)
-    def initialize_model_parallel(*args: Any, **named: Any) -> Any:
-        now = pretrain_call.find()
-        if now is None or now.session is None or now.call("build_process_groups") is not None:
-            # A feature may build groups with sizes of its own.
-            return original(*args, **named)
-        session = now.session
-        now.dist = _dist_info(session)
-        check_ranks(session, now.dist)
-        with now.calling("build_process_groups", lambda: original(*args, **named)) as call:
-            session.call("build_process_groups", args=session.args, dist_info=now.dist)
-        return call.result
-
-    return initialize_model_parallel
+    if now.call("build_process_groups") is not None:
+        # A feature may build groups with sizes of its own.
+        return original(*args, **named)
+    session = now.session
+    now.dist = _dist_info(session)
+    check_ranks(session, now.dist)
+    with now.calling("build_process_groups", lambda: original(*args, **named)) as call:
+        session.call("build_process_groups", args=session.args, dist_info=now.dist)
+    return call.result
 
 
 @hookimpl(trylast=True)
 def build_process_groups() -> ProcessGroupCollection:
-    """megatron-core's groups, with the sizes that Megatron-LM asks for."""
+    """Build megatron-core's groups, with the sizes that Megatron-LM asks for."""
     if not parallel_state.model_parallel_is_initialized():
         pretrain_call.current().pending("build_process_groups")()
     return ProcessGroupCollection.use_mpu_process_groups()
 
 
-def around_set_random_seed(original: Callable[..., Any]) -> Callable[..., Any]:
+@intercepts()
+def around_set_random_seed(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """``_set_random_seed``."""
-
-    @functools.wraps(original)
-    def set_random_seed(*args: Any, **named: Any) -> Any:
-        now = pretrain_call.find()
-        if now is None or now.session is None:
-            return original(*args, **named)
-        session = now.session
-        with now.calling("seed_everything", lambda: original(*args, **named)) as call:
-            session.call(
-                "seed_everything", args=session.args, pg=ProcessGroupCollection.use_mpu_process_groups()
-            )
-        return call.result
-
-    return set_random_seed
+    session = now.session
+    with now.calling("seed_everything", lambda: original(*args, **named)) as call:
+        session.call("seed_everything", args=session.args, pg=ProcessGroupCollection.use_mpu_process_groups())
+    return call.result
 
 
 @hookimpl(trylast=True)
 def seed_everything(args: Namespace, pg: ProcessGroupCollection) -> RngInfo:
-    """Megatron-LM's rule; the same again where a feature asks for it later."""
-    seed = args.seed + 100 * pg.pp.rank()
-    if args.data_parallel_random_init:
-        seed += 10 * pg.dp.rank()
+    """Seed by Megatron-LM's rule; the same again where a feature asks for it later."""
+    seed = seed_of_rank(args, pg)
     call = pretrain_call.current().call("seed_everything")
     if call is not None:
         call()
     else:
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
-        tensor_parallel.model_parallel_cuda_manual_seed(seed, args.te_rng_tracker, args.inference_rng_tracker)
+        seed_generators(seed, args.te_rng_tracker, args.inference_rng_tracker)
     return RngInfo(seed=args.seed, model_parallel_seed=seed)
 
 

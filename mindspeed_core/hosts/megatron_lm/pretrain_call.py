@@ -1,11 +1,13 @@
 """One call of ``pretrain`` in progress: its session, its run, and the calls of Megatron-LM being intercepted.
 
-An intercepted function calls a stage; the stage's innermost default comes back here for the original call,
-with the arguments that Megatron-LM gave it.
+An intercepted function calls a stage; the stage's innermost default fetches the original call from here, with
+the arguments that Megatron-LM gave it.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from mindspeed_core.hosts.megatron_lm.command_line import CommandLine
     from mindspeed_core.session import Session
 
-_current: Running | None = None
+_current: PretrainCall | None = None
 
 
 @dataclass
@@ -42,14 +44,12 @@ class Call:
         return self.result
 
 
-class Running:
-    """What one call of ``pretrain`` knows.
+class PretrainCall:
+    """State of one call of ``pretrain``.
 
     Attributes:
         platform: name of the platform in use.
-        session: open from the validation of the arguments on.
         command_line: the flags, read.
-        run: the run's record, from the model on.
         dist: this process in the world, once torch.distributed runs.
         batch: the micro-batch that the script fetched last.
         configs: configurations that features have seen: as Megatron-LM made them, and as they became.
@@ -60,17 +60,14 @@ class Running:
         before_opening: takes back what stood in for the session until it opens.
         script_opened: takes over names of the script once the session is open.
         optimizer_configured: the stage of the optimizer's configuration was reached.
-        microbatches: how many each chunk has seen of the current step.
-        fields: of a batch, by whether a stage holds the embedding and the output layer: what features want
-            there, and what the script gives.
+        fields: fields of a batch that features want, and those that the script gives, by whether a pipeline
+            stage holds the embedding and whether it holds the output layer.
     """
 
     def __init__(self) -> None:
         """Begin with nothing."""
         self.platform = ""
-        self.session: Session | None = None
         self.command_line: CommandLine | None = None
-        self.run: Run | None = None
         self.dist: DistInfo | None = None
         self.batch = Batch()
         self.configs: list[tuple[type | None, Any, Any]] = []
@@ -78,40 +75,69 @@ class Running:
         self.restored: dict[str, Any] = {}
         self.test_iterators: list[Any] = []
         self.stages: frozenset[str] = frozenset()
-        self.before_opening: Callable[[], object] = _nothing
-        self.script_opened: Callable[[], object] = _nothing
+        self.before_opening: Callable[[], object] = _do_nothing
+        self.script_opened: Callable[[], object] = _do_nothing
         self.optimizer_configured = False
-        self.microbatches: dict[int | None, int] = {}
         self.fields: dict[tuple[bool, bool], tuple[frozenset[str], frozenset[str]]] = {}
+        self._session: Session | None = None
+        self._run: Run | None = None
         self._calls: dict[str, list[Call]] = {}
 
-    def opened(self) -> Session:
-        """The session.
+    @property
+    def has_session(self) -> bool:
+        """Whether the arguments have been validated, so that a session was opened."""
+        return self._session is not None
+
+    @property
+    def session(self) -> Session:
+        """The session, open from the validation of the arguments on.
 
         Raises:
             SessionError: the arguments have not been validated yet.
         """
-        if self.session is None:
+        if self._session is None:
             raise SessionError("Megatron-LM has not validated its arguments yet: no session is open")
-        return self.session
+        return self._session
 
-    def wants(self, *stages: str) -> bool:
-        """Whether an active feature implements one of the stages."""
-        return not self.stages.isdisjoint(stages)
+    @session.setter
+    def session(self, session: Session) -> None:
+        self._session = session
 
-    def present(self) -> Run:
-        """The run, brought up to date with Megatron-LM's arguments.
+    @property
+    def has_run(self) -> bool:
+        """Whether there is a model, and so a run."""
+        return self._run is not None
+
+    @property
+    def run(self) -> Run:
+        """The run's record, from the model on.
 
         Raises:
             SessionError: there is no model yet.
         """
-        if self.run is None:
+        if self._run is None:
             raise SessionError("Megatron-LM has not built a model yet: there is no run")
-        args = self.run.args
-        self.run.iteration = int(getattr(args, "curr_iteration", 0) or getattr(args, "iteration", 0) or 0)
-        self.run.consumed_train_samples = args.consumed_train_samples
-        self.run.consumed_valid_samples = args.consumed_valid_samples
-        return self.run
+        return self._run
+
+    @run.setter
+    def run(self, run: Run) -> None:
+        self._run = run
+
+    def sync_run(self) -> Run:
+        """Return the run, brought up to date with Megatron-LM's arguments.
+
+        Raises:
+            SessionError: there is no model yet.
+        """
+        run, args = self.run, self.run.args
+        run.iteration = int(getattr(args, "curr_iteration", 0) or getattr(args, "iteration", 0) or 0)
+        run.consumed_train_samples = args.consumed_train_samples
+        run.consumed_valid_samples = args.consumed_valid_samples
+        return run
+
+    def wants(self, *stages: str) -> bool:
+        """Return whether an active feature implements one of the stages."""
+        return not self.stages.isdisjoint(stages)
 
     @contextmanager
     def calling(self, stage: str, original: Callable[..., Any]) -> Iterator[Call]:
@@ -125,12 +151,12 @@ class Running:
             stack.pop()
 
     def call(self, stage: str) -> Call | None:
-        """The intercepted call of a stage, None where a feature asks for the stage by itself."""
+        """Return the intercepted call of a stage, None where a feature asks for the stage by itself."""
         stack = self._calls.get(stage)
         return stack[-1] if stack else None
 
     def pending(self, stage: str) -> Call:
-        """The intercepted call of a stage.
+        """Return the intercepted call of a stage.
 
         Raises:
             SessionError: a feature calls the stage where Megatron-LM does not.
@@ -143,12 +169,12 @@ class Running:
         return call
 
 
-def _nothing() -> None:
-    """Nobody has asked for anything."""
+def _do_nothing() -> None:
+    """Do nothing, until somebody asks for something."""
 
 
-def begin() -> Running:
-    """Take a call of ``pretrain`` as the current one.
+def begin() -> PretrainCall:
+    """Make a call of ``pretrain`` the current one.
 
     Raises:
         SessionError: another one has not ended.
@@ -156,18 +182,18 @@ def begin() -> Running:
     global _current
     if _current is not None:
         raise SessionError("pretrain is called within pretrain; one training runs in a process at a time")
-    _current = Running()
+    _current = PretrainCall()
     return _current
 
 
 def end() -> None:
-    """There is no current call any more."""
+    """Clear the current call of ``pretrain``."""
     global _current
     _current = None
 
 
-def current() -> Running:
-    """The current call of ``pretrain``.
+def current() -> PretrainCall:
+    """Return the current call of ``pretrain``.
 
     Raises:
         SessionError: there is none.
@@ -177,6 +203,37 @@ def current() -> Running:
     return _current
 
 
-def find() -> Running | None:
-    """The current call of ``pretrain``, if any."""
+def find() -> PretrainCall | None:
+    """Return the current call of ``pretrain``, if any."""
     return _current
+
+
+def intercepts(*, run: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make an interception of a function ``(now, original, ...)`` that is used while a session is open.
+
+    Outside of that, Megatron-LM's function is called as if it were not intercepted.
+
+    Args:
+        run: the interception also needs a run, which exists once there is a model.
+    """
+
+    def decorate(body: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(body)
+        def around(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def intercepted(*args: Any, **named: Any) -> Any:
+                now = _current
+                if now is None or not now.has_session or (run and not now.has_run):
+                    return original(*args, **named)
+                return body(now, original, *args, **named)
+
+            return intercepted
+
+        return around
+
+    return decorate
+
+
+def arguments_of(original: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Bind the arguments of an intercepted call to the parameters of Megatron-LM's function."""
+    return inspect.signature(original).bind(*args, **named)

@@ -5,43 +5,47 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_core.activation import assemble
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import PROJECT
 from mindspeed_core.hosts.megatron_lm import HOST, NAME
 from mindspeed_core.hosts.megatron_lm.patch_table import needed
 from mindspeed_core.hosts.megatron_lm.without_te import TE_AND_APEX, apply_defaults, installed
+from mindspeed_core.megatron.environment import restore_attention_choice, set_device_connections
 from mindspeed_core.platforms.selection import choose_platform
 from mindspeed_core.resolver.resolve import resolve
-from mindspeed_core.session import Session
 
 if TYPE_CHECKING:
-    from mindspeed_core.hosts.megatron_lm.pretrain_call import Running
+    from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall
     from mindspeed_core.registry import Registry
-    from mindspeed_core.resolver.plan import Plan
+    from mindspeed_core.runtime.patches import AppliedPatch
+    from mindspeed_core.session import Session
 
 logger = logging.getLogger("mindspeed_core")
-_ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 
 
 def open_session(
-    running: Running,
+    now: PretrainCall,
     args: Any,
     validate: Callable[[Any], Any],
     registry: Registry,
-    extra_plugins: Sequence[object] = (),
+    extra_plugins: Sequence[object],
+    entries: Sequence[AppliedPatch],
 ) -> Any:
     """Make the plan, open the session, and let features and Megatron-LM validate the arguments.
 
     Args:
-        running: the call of ``pretrain``.
+        now: the call of ``pretrain``.
         args: Megatron-LM's arguments.
         validate: its own validation.
         registry: what is installed.
         extra_plugins: further objects with hook implementations.
+        entries: the patches that are there from the import of the adaptor on.
 
     Returns:
         The validated arguments.
@@ -50,73 +54,67 @@ def open_session(
         PlanError: the flags cannot be resolved; carries every problem.
         SystemExit: ``--plan-only``.
     """
-    session, changed = _prepare(running, args, registry, extra_plugins)
-    running.before_opening()
+    session, changed = _prepare(now, args, registry, extra_plugins)
+    now.before_opening()
     session.open()
-    running.session = session
-    _announce(session, changed)
-    _prepare_environment(session)
-    _forget_attention_backend(session)
+    now.session = session
+    _print_summary(session, changed, entries)
+    set_device_connections(session, args)
+    restore_attention_choice(session)
     given = session.call("validate_arguments_early", args=args, plan=session.plan)
-    with running.calling("validate_arguments", validate):
+    with now.calling("validate_arguments", validate):
         validated = session.call("validate_arguments", args=given, plan=session.plan)
     if validated is not args:
         # Megatron-LM goes on with the object that it passed.
         vars(args).update(vars(validated))
-    running.script_opened()
+    now.script_opened()
     return args
 
 
 def _prepare(
-    running: Running, args: Any, registry: Registry, extra_plugins: Sequence[object]
+    now: PretrainCall, args: Any, registry: Registry, extra_plugins: Sequence[object]
 ) -> tuple[Session, list[str]]:
-    """The session for these arguments, not opened, and the flags that were set for what is not installed."""
-    line = running.command_line
+    """Return the session for these arguments, not opened, and the flags set for what is not installed."""
+    line = now.command_line
     assert line is not None
     name, why = choose_platform(args.platform, registry)
     args.platform = name
-    platform = registry.platform(name)()
-    changed = apply_defaults(args, line.provenance, name, platform.backend)
+    changed = apply_defaults(args, line.provenance, name, registry.platform(name)().backend)
     provenance = {**line.provenance, "platform": why}
     plan = resolve(registry, args, provenance=provenance, platform=name, host=NAME)
     features = [registry.features[feature].cls for feature in plan.names]
-    running.stages = _stages_of((*features, *extra_plugins))
+    now.stages = _stages_of((*features, *extra_plugins))
     rows = needed(
-        running.stages,
+        now.stages,
         name,
         args,
         any_feature=bool(features or extra_plugins),
         without_te=not installed(TE_AND_APEX),
     )
     if args.plan_only:
-        _show(plan, args, provenance, why)
+        if _is_first_rank():
+            from mindspeed_core.terminal.plan_text import print_plan
+            from mindspeed_core.terminal.training_flags import Planned
+
+            print_plan(Planned(plan, args, provenance, why))
         raise SystemExit(0)
-    session = Session(
-        plan,
-        args,
-        platform=platform,
-        registry=registry,
-        host=replace(HOST, patches=tuple(row.patch() for row in rows)),
-        features=features,
-        provenance=provenance,
-        extra_plugins=extra_plugins,
-    )
-    return session, changed
+    host = replace(HOST, patches=tuple(row.patch() for row in rows))
+    return assemble(registry, plan, args, provenance, host=host, extra_plugins=extra_plugins), changed
 
 
-def close_session(running: Running, failed: bool) -> None:
+def close_session(now: PretrainCall, failed: bool) -> None:
     """End the run and take back everything that the session changed.
 
     Args:
-        running: the call of ``pretrain``.
+        now: the call of ``pretrain``.
         failed: it ends with an error, so that other ranks cannot be waited for.
     """
-    session = running.session
-    if session is None or not session.is_open:
+    if not now.has_session or not now.session.is_open:
         return
+    session = now.session
     try:
-        if running.run is not None:
-            session.call("finish_run", run=running.run)
+        if now.has_run:
+            session.call("finish_run", run=now.run)
     except Exception:
         # What went wrong in the run matters more than what goes wrong while tidying up after it.
         if not failed:
@@ -124,11 +122,11 @@ def close_session(running: Running, failed: bool) -> None:
         logger.exception("finish_run failed")
     finally:
         if not failed:
-            _meet()
+            _wait_for_other_ranks()
         session.close()
 
 
-def _meet() -> None:
+def _wait_for_other_ranks() -> None:
     import torch.distributed as dist
 
     # Groups of features are destroyed next; a rank must not leave one that others still use.
@@ -158,76 +156,32 @@ def refuse_at_once(args: Any, platform: str) -> None:
         )
 
 
-def _prepare_environment(session: Session) -> None:
-    args = session.args
-    fully_sharded = getattr(args, "use_torch_fsdp2", False) or getattr(args, "use_megatron_fsdp", False)
-    if (
-        max(args.tensor_model_parallel_size, args.context_parallel_size) > 1
-        and not fully_sharded
-        and "CUDA_DEVICE_MAX_CONNECTIONS" not in os.environ
-    ):
-        # One hardware queue keeps a layer's collectives ahead of the matmuls they overlap with; Megatron-LM
-        # insists on it.
-        session.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-
-
-def _forget_attention_backend(session: Session) -> None:
-    """Take back, at the end, what megatron-core tells TransformerEngine; another run may choose otherwise."""
-    left = [name for name in _ATTENTION if name not in os.environ]
-    session.ledger.setting(
-        "os.environ:NVTE_*_ATTN",
-        lambda: None,
-        lambda: [os.environ.pop(name, None) for name in left],
-        owner=NAME,
-        reason="megatron-core sets them for the backend of a model, and insists on them in the next",
-    )
-
-
-def _announce(session: Session, changed: Sequence[str]) -> None:
-    """Say on rank 0 what is active and what was changed for it."""
-    if int(os.environ.get("RANK", "0")) != 0:
+def _print_summary(session: Session, changed: Sequence[str], entries: Sequence[AppliedPatch]) -> None:
+    """Print on rank 0 what is active and what was changed for it."""
+    if not _is_first_rank():
         return
     plan = session.plan
-    say = _say
-    say(session.provenance["platform"])
-    say(f"features: {', '.join(plan.names) or 'none'}")
+    _print(session.provenance["platform"])
+    _print(f"features: {', '.join(plan.names) or 'none'}")
     for held in plan.held_back:
-        say(f"held back: {held.name}: {held.reason}")
+        _print(f"held back: {held.name}: {held.reason}")
     if changed:
-        say(f"not given and not installed, so set: {' '.join(changed)}")
+        _print(f"not given and not installed, so set: {' '.join(changed)}")
     applied = [patch for patch in session.ledger.listing() if patch.kind != "setting"]
-    own = [patch for patch in applied if patch.owner == NAME and not _is_device(patch.target)]
-    others = len(applied) - len(own)
-    from mindspeed_core.hosts.megatron_lm.entry import entry_patches
-
-    entries = entry_patches()
-    say(
-        f"{len(entries) + len(own)} functions of Megatron-LM are intercepted, {others} further symbols are "
-        f"changed ({_owners(applied, own)})"
+    own = [patch for patch in applied if patch.owner == NAME and not patch.target.startswith("torch.")]
+    counts = Counter(patch.owner for patch in applied if patch not in own)
+    owners = ", ".join(f"{count} for {owner}" for owner, count in sorted(counts.items()))
+    _print(
+        f"{len(entries) + len(own)} functions of Megatron-LM are intercepted, {len(applied) - len(own)} "
+        f"further symbols are changed ({owners or 'none'})"
     )
     for patch in (*entries, *own):
-        say(f"  {patch.target}: {patch.reason}")
+        _print(f"  {patch.target}: {patch.reason}")
 
 
-def _is_device(target: str) -> bool:
-    return target.startswith("torch.")
-
-
-def _owners(applied: Sequence[Any], own: Sequence[Any]) -> str:
-    counts: dict[str, int] = {}
-    for patch in applied:
-        if patch not in own:
-            counts[patch.owner] = counts.get(patch.owner, 0) + 1
-    return ", ".join(f"{count} for {owner}" for owner, count in sorted(counts.items())) or "none"
-
-
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"mindspeed: {text}", file=sys.stdout, flush=True)
 
 
-def _show(plan: Plan, args: Any, provenance: Any, why: str) -> None:
-    if int(os.environ.get("RANK", "0")) == 0:
-        from mindspeed_core.terminal.plan import show_plan
-        from mindspeed_core.terminal.training_flags import Planned
-
-        show_plan(Planned(plan, args, provenance, why))
+def _is_first_rank() -> bool:
+    return int(os.environ.get("RANK", "0")) == 0

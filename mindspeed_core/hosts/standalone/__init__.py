@@ -15,12 +15,18 @@ _STAGES = (
     _HERE + "model.config",
     "mindspeed_core.megatron.layers",
     _HERE + "model.build",
+    "mindspeed_core.megatron.boundary",
+    "mindspeed_core.megatron.data_parallel",
+    "mindspeed_core.megatron.batch_fields",
     _HERE + "data.stages",
     _HERE + "optimizer",
+    "mindspeed_core.megatron.gradients",
+    "mindspeed_core.megatron.schedule",
     _HERE + "step",
     _HERE + "evaluation",
     _HERE + "checkpoint.stages",
     _HERE + "monitoring.reporting",
+    "mindspeed_core.hooks.defaults",
 )
 
 HOST = HostDeclaration(

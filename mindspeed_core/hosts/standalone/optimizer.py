@@ -1,4 +1,4 @@
-"""Default optimizer, schedule, finalisation of gradients and update."""
+"""Default optimizer, learning-rate schedule and update."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from megatron.core import optimizer as mcore_optimizer
-from megatron.core.distributed import finalize_model_grads
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -17,15 +16,11 @@ from megatron.core.transformer.module import MegatronModule
 
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.hooks import DONE, Done
 from mindspeed_core.megatron.config_values import config_values
 from mindspeed_core.run import OptimizerStep
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
-
-_FINALIZE_TAKES = frozenset(signature(finalize_model_grads).parameters)
-"""megatron-core 0.15 has neither process groups nor a forced all-reduce here."""
 
 
 @hookimpl(trylast=True)
@@ -47,7 +42,7 @@ def build_optimizer(
     model: list[MegatronModule],
     pg: ProcessGroupCollection,
 ) -> MegatronOptimizer:
-    """megatron-core's optimizer; norms and biases carry no weight decay (its standard rule)."""
+    """Build megatron-core's optimizer; norms and biases carry no weight decay (its standard rule)."""
     options: dict[str, Any] = {}
     parameters = signature(get_megatron_optimizer).parameters
     overrides = getattr(mcore_optimizer, "get_standard_config_overrides", None)
@@ -62,7 +57,7 @@ def build_optimizer(
 
 @hookimpl(trylast=True)
 def build_scheduler(args: Namespace, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
-    """megatron-core's schedule, counted in samples as in Megatron-LM."""
+    """Build megatron-core's schedule of the learning rate, counted in samples as in Megatron-LM."""
     return OptimizerParamScheduler(
         optimizer,
         init_lr=args.lr_warmup_init,
@@ -80,21 +75,6 @@ def build_scheduler(args: Namespace, optimizer: MegatronOptimizer) -> OptimizerP
         wsd_decay_steps=args.wsd_decay_steps,
         lr_wsd_decay_style=args.lr_wsd_decay_style,
     )
-
-
-@hookimpl(trylast=True)
-def finalize_gradients(
-    model: list[MegatronModule],
-    num_tokens: torch.Tensor | None,
-    pg: ProcessGroupCollection | None,
-    force_all_reduce: bool,
-) -> Done:
-    """megatron-core's reductions over data, sequence and embedding groups."""
-    options = {"pg_collection": pg, "force_all_reduce": force_all_reduce}
-    finalize_model_grads(
-        model, num_tokens, **{name: options[name] for name in options if name in _FINALIZE_TAKES}
-    )
-    return DONE
 
 
 @hookimpl(trylast=True)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-import random
 from argparse import Namespace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state, tensor_parallel
+from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.launch.store import served_store
+from mindspeed_core.megatron.environment import set_device_connections
+from mindspeed_core.megatron.seeds import seed_generators, seed_of_rank
 from mindspeed_core.run import DistInfo, RngInfo
 
 if TYPE_CHECKING:
@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 @hookimpl(trylast=True)
 def init_distributed(session: Session, args: Namespace, platform: Platform) -> DistInfo:
     """Start the platform's backend from the environment that torchrun (or Slurm) set."""
-    one_queue = args.tensor_model_parallel_size > 1 and not (args.use_torch_fsdp2 or args.use_megatron_fsdp)
-    if one_queue and "CUDA_DEVICE_MAX_CONNECTIONS" not in os.environ:
-        # One hardware queue keeps a layer's collectives ahead of the matmuls they overlap with; read when the
-        # device runtime starts. Fully sharded parameters are gathered beside the computation instead.
-        session.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    set_device_connections(session, args)
     platform.set_device(args.local_rank)
     if not dist.is_initialized():
         timeout = timedelta(minutes=args.distributed_timeout_minutes)
@@ -91,16 +87,11 @@ def build_process_groups(args: Namespace) -> ProcessGroupCollection:
 
 @hookimpl(trylast=True)
 def seed_everything(session: Session, args: Namespace, pg: ProcessGroupCollection) -> RngInfo:
-    """Seed by Megatron-LM's rule: pipeline stages differ, data-parallel ranks only where asked."""
+    """Seed every generator by Megatron-LM's rule."""
     if args.deterministic_mode:
         _only_deterministic(session)
-    seed = args.seed + 100 * pg.pp.rank()
-    if args.data_parallel_random_init:
-        seed += 10 * pg.dp.rank()
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+    seed = seed_of_rank(args, pg)
+    seed_generators(seed)
     return RngInfo(seed=args.seed, model_parallel_seed=seed)
 
 

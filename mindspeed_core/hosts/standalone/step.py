@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
 from mindspeed_core.hosts.standalone.fault_tolerance import bad_steps
 from mindspeed_core.hosts.standalone.fault_tolerance.hang_watch import Progress
 from mindspeed_core.hosts.standalone.model.auxiliary_losses import auxiliary_losses
-from mindspeed_core.hosts.standalone.model.build import unwrap
 from mindspeed_core.hosts.standalone.monitoring.measures import Measures
 from mindspeed_core.hosts.standalone.monitoring.timing import install_timers, timed, untimed
+from mindspeed_core.megatron.loss import schedule_loss
+from mindspeed_core.megatron.schedule import begin_microbatch, boundary_options, scheduled
+from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.run import Batch, Loss, OptimizerStep, StepResult
 
 if TYPE_CHECKING:
@@ -30,71 +30,35 @@ if TYPE_CHECKING:
     from mindspeed_core.session import Session
 
 
-@hookimpl(trylast=True)
-def get_forward_backward() -> Callable[..., Any]:
-    """megatron-core's schedule for the sizes in use."""
-    return get_forward_backward_func()
-
-
 def run_schedule(
     run: Run, iterators: Sequence[Iterator[Any]], num_microbatches: int, *, forward_only: bool
 ) -> list[dict[str, torch.Tensor]]:
-    """Run the schedule over one batch; the reports of its micro-batches, on the last stage only."""
+    """Run the schedule over one batch.
+
+    Returns:
+        The reports of its micro-batches, on the last pipeline stage only.
+    """
     assert run.schedule is not None
-    counters: dict[int | None, int] = {}
-    forward = partial(_forward_for_schedule, run, counters)
-    options: dict[str, Any] = {}
-    if run.boundary is not None and _needs_other_shapes(run):
-        shapes = [spec.shape for spec in run.boundary.tensors]
-        options["adjust_tensor_shapes_fn"] = lambda receive, send: (list(shapes), list(shapes))
-    run.context.training = not forward_only
-    try:
-        with untimed(run) if forward_only else nullcontext():
-            reports: list[dict[str, torch.Tensor]] = run.schedule(
-                forward_step_func=forward,
-                data_iterator=list(iterators),
-                model=run.model,
-                num_microbatches=num_microbatches,
-                seq_length=run.args.seq_length,
-                micro_batch_size=run.args.micro_batch_size,
-                decoder_seq_length=run.args.seq_length,
-                forward_only=forward_only,
-                **options,
-            )
-    finally:
-        run.context.microbatch = -1
-        run.context.vp_stage = None
-        run.context.training = True
+    with scheduled(run, training=not forward_only), untimed(run) if forward_only else nullcontext():
+        reports: list[dict[str, torch.Tensor]] = run.schedule(
+            forward_step_func=partial(_forward_for_schedule, run),
+            data_iterator=list(iterators),
+            model=run.model,
+            num_microbatches=num_microbatches,
+            seq_length=run.args.seq_length,
+            micro_batch_size=run.args.micro_batch_size,
+            decoder_seq_length=run.args.seq_length,
+            forward_only=forward_only,
+            **boundary_options(run, run.args, run.config),
+        )
     return reports
 
 
-def _needs_other_shapes(run: Run) -> bool:
-    """Whether a feature changed what crosses the boundary: the default needs no adjustment."""
-    if run.pg.pp.size() == 1:
-        return False
-    default = run.session.default("boundary_schema", args=run.args, config=run.config)
-    changed = [t.shape for t in run.boundary.tensors] != [t.shape for t in default.tensors]  # type: ignore[union-attr]
-    if changed and run.args.virtual_pipeline_model_parallel_size is not None:
-        raise UserError(
-            "a feature changes the tensors between pipeline stages, which megatron-core's interleaved "
-            "schedule cannot; drop --num-layers-per-virtual-pipeline-stage, or use a feature with its own "
-            "schedule"
-        )
-    return changed
-
-
 def _forward_for_schedule(
-    run: Run,
-    counters: dict[int | None, int],
-    data_iterator: Iterator[Any],
-    model_chunk: MegatronModule,
-    return_schedule_plan: bool = False,
+    run: Run, data_iterator: Iterator[Any], model_chunk: MegatronModule, return_schedule_plan: bool = False
 ) -> tuple[torch.Tensor, Callable[..., Any]]:
-    vp_stage = getattr(unwrap(model_chunk), "vp_stage", None)
+    begin_microbatch(run, model_chunk)
     run.session.state(Progress).count += 1
-    run.context.microbatch = counters.get(vp_stage, 0)
-    run.context.vp_stage = vp_stage
-    counters[vp_stage] = run.context.microbatch + 1
     with run.session.state(Measures).forward() if run.context.training else nullcontext():
         result: tuple[torch.Tensor, Callable[..., Any]] = run.session.call(
             "forward_step",
@@ -135,18 +99,16 @@ def forward_step(
 
 def _loss_for_schedule(
     run: Run, batch: Batch, model_chunk: MegatronModule, output_tensor: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+) -> tuple[Any, ...]:
     loss: Loss = run.session.call(
         "compute_loss", run=run, batch=batch, output_tensor=output_tensor, model_chunk=model_chunk
     )
-    # The schedule divides the loss in place, so what is reported must not share its memory.
-    report = {name: value.detach().to(torch.float32, copy=True) for name, value in loss.report.items()}
-    return loss.total, loss.num_tokens.to(torch.int), report
+    return schedule_loss(loss)
 
 
 @hookimpl(trylast=True)
 def compute_loss(run: Run, batch: Batch, output_tensor: torch.Tensor, model_chunk: MegatronModule) -> Loss:
-    """Sum of the per-token losses ``[b, s]`` over the tokens whose mask is set."""
+    """Sum the per-token losses ``[b, s]`` over the tokens whose mask is set."""
     assert batch.loss_mask is not None
     mask = batch.loss_mask.reshape(-1).float()
     total = torch.sum(output_tensor.reshape(-1).float() * mask)
@@ -156,7 +118,7 @@ def compute_loss(run: Run, batch: Batch, output_tensor: torch.Tensor, model_chun
 
 
 def reduce_reports(run: Run, reports: Sequence[dict[str, torch.Tensor]]) -> dict[str, float]:
-    """Mean of each reported loss over micro-batches and data-parallel ranks, the same on every rank.
+    """Average each reported loss over micro-batches and data-parallel ranks; the same on every rank.
 
     By Megatron-LM's rule: ``[sum, count]`` pairs are summed and then divided.
     """
@@ -248,7 +210,7 @@ def configure_for_training(run: Run) -> None:
 
 
 def without_param_gather(run: Run, *, param_sync: bool) -> Any:
-    """A context in which forward passes gather no parameters: evaluation, saving, the first step.
+    """Return a context in which forward passes gather no parameters: evaluation, saving, the first step.
 
     One may be inside another: a first step that was skipped, and a checkpoint saved after it.
 
@@ -262,7 +224,7 @@ def without_param_gather(run: Run, *, param_sync: bool) -> Any:
 
 
 class _ParamGatherPaused:
-    """Takes what starts the overlapped gather off and puts it back: hooks, and the schedule's own start."""
+    """Remove what starts the overlapped gather, the hooks and the schedule's own start, and put it back."""
 
     def __init__(self, run: Run, param_sync: bool) -> None:
         self.run, self.param_sync = run, param_sync

@@ -22,6 +22,7 @@ from megatron.core.dist_checkpointing.mapping import (
 )
 
 from mindspeed_core.errors import CheckpointError
+from mindspeed_core.megatron.unwrap import unwrap
 
 
 def describe_themselves(chunk: Any) -> None:
@@ -31,7 +32,7 @@ def describe_themselves(chunk: Any) -> None:
         chunk: a chunk with ``hold_parts`` and ``take_over_parts``; its model gets its own
             ``sharded_state_dict`` and hooks that load by what that described.
     """
-    model = _bare(chunk)
+    model = unwrap(chunk)
 
     def sharded_state_dict(
         self: Any,
@@ -84,12 +85,6 @@ def rows_held(part: Any) -> tuple[int, int]:
     held = getattr(part, "megatron_fsdp_slice", None)
     first = 0 if held is None else held.start // width
     return first, first + part._local_tensor.shape[0]
-
-
-def _bare(chunk: Any) -> Any:
-    while hasattr(chunk, "module"):
-        chunk = chunk.module
-    return chunk
 
 
 def _width(shape: torch.Size) -> int:

@@ -7,20 +7,19 @@ are those of Megatron-LM's checkpoints where it has them.
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator, Mapping
 from importlib import metadata as distributions
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedObject, ShardedTensorFactory
+from megatron.core.dist_checkpointing.mapping import ShardedObject
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import megatron_lm, rng_state
 from mindspeed_core.hosts.standalone.fault_tolerance.bad_steps import BadSteps
 from mindspeed_core.megatron import optimizer_state
+from mindspeed_core.megatron.unwrap import unwrap
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
@@ -78,13 +77,6 @@ def versions(run: Run) -> dict[str, str]:
     return found
 
 
-def unwrapped(chunk: Any) -> Any:
-    """A chunk without the wrappers of data parallelism and mixed precision."""
-    while hasattr(chunk, "module"):
-        chunk = chunk.module
-    return chunk
-
-
 def model_keys(run: Run) -> list[str]:
     """Return the key of each chunk: ``model``, or ``model0``, ``model1``, … with virtual stages."""
     if len(run.model) == 1:
@@ -114,7 +106,7 @@ def sharded_state(
     state: dict[str, Any] = {}
     for key, chunk in zip(model_keys(run), run.model):
         # From the unwrapped chunk: the wrapper's keys would not be found again.
-        state[key] = unwrapped(chunk).sharded_state_dict(metadata=dict(described))
+        state[key] = unwrap(chunk).sharded_state_dict(metadata=dict(described))
     if with_optimizer and run.optimizer is not None:
         state["optimizer"] = optimizer_state.sharded_state(
             run.optimizer, {key: state[key] for key in model_keys(run)}, described, is_loading=is_loading
@@ -173,36 +165,6 @@ def rng_fits(run: Run, saved: Mapping[str, int]) -> bool:
     if run.args.data_parallel_random_init:
         names.append("dp")
     return all(saved.get(name, 1) == now[name] for name in names)
-
-
-def feature_parts(run: Run) -> dict[str, Any]:
-    """Every active feature's own state by feature name, its shards under keys of their own.
-
-    Raises:
-        CheckpointError: two features contribute under one name.
-    """
-    parts: dict[str, Any] = {}
-    for contributed in run.session.collect("checkpoint_state", run=run):
-        for name, part in contributed.items():
-            if name in parts:
-                raise CheckpointError(f"two features contribute checkpoint state under the name {name!r}")
-            parts[name] = _map(part, partial(_prefixed, f"features.{name}."))
-    return parts
-
-
-def _prefixed(prefix: str, leaf: Any) -> Any:
-    if isinstance(leaf, (ShardedBase, ShardedTensorFactory)) and hasattr(leaf, "key"):
-        # A copy: the feature may hand out the same description again.
-        return replace(leaf, key=prefix + leaf.key)
-    return leaf
-
-
-def _map(value: Any, function: Callable[[Any], Any]) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _map(item, function) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_map(item, function) for item in value]
-    return function(value)
 
 
 def check_plain(value: Any, path: str = "") -> None:

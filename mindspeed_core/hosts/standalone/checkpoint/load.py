@@ -33,15 +33,17 @@ from mindspeed_core.hosts.standalone.checkpoint.collective import (
     on_first_rank,
     unwrap_failure,
 )
-from mindspeed_core.hosts.standalone.fault_tolerance import restart
-from mindspeed_core.hosts.standalone.fault_tolerance.bad_steps import BadSteps
-from mindspeed_core.megatron import optimizer_state
-from mindspeed_core.resolver.plan_diff import (
+from mindspeed_core.hosts.standalone.checkpoint.model_arguments import (
     compare_models,
-    compare_plans,
     compare_versions,
     model_arguments,
 )
+from mindspeed_core.hosts.standalone.fault_tolerance import restart
+from mindspeed_core.hosts.standalone.fault_tolerance.bad_steps import BadSteps
+from mindspeed_core.megatron import optimizer_state
+from mindspeed_core.megatron.feature_state import feature_parts
+from mindspeed_core.megatron.plan_resume import check_plan, plan_change
+from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.run import LoadInfo
 
 if TYPE_CHECKING:
@@ -79,7 +81,11 @@ def load(run: Run) -> LoadInfo:
     if found.warning:
         _warn(found.warning)
     if found.manifest is not None:
-        _compare_plan(run, found.manifest)
+        check_plan(
+            run.session,
+            found.manifest.plan,
+            compare_versions(found.manifest.versions, checkpoint_content.versions(run)),
+        )
         _verify(found.path, found.manifest, args.verify_checkpoint)
     return _Load(run, found).run_all()
 
@@ -116,7 +122,7 @@ class _Load:
         self.common = self._read_common()
         self.index = self._read_index()
         self._check_optimizer_kind()
-        features = checkpoint_content.feature_parts(run)
+        features = feature_parts(run)
         saved = self._saved_features()
         known = {name: part for name, part in features.items() if name in saved}
         for name in features.keys() - known.keys():
@@ -273,7 +279,7 @@ class _Load:
 
     def _plan_change(self) -> list[str]:
         assert self.manifest is not None
-        change = compare_plans(self.manifest.plan, self.run.session.plan.as_dict(), _affecting(self.run))
+        change = plan_change(self.run.session, self.manifest.plan)
         return [*change.breaking, *change.harmless]
 
     def _warn_of_unused(self, template: dict[str, Any]) -> None:
@@ -311,7 +317,7 @@ class _Load:
     def _apply(self, state: dict[str, Any]) -> None:
         run = self.run
         for key, chunk in zip(checkpoint_content.model_keys(run), run.model):
-            checkpoint_content.unwrapped(chunk).load_state_dict(state[key], strict=True)
+            unwrap(chunk).load_state_dict(state[key], strict=True)
         if run.optimizer is not None:
             if self.with_optimizer:
                 optimizer_state.load_state(run.optimizer, state["optimizer"])
@@ -370,27 +376,6 @@ def _verify(path: Path, manifest: publish.Manifest, how: str) -> None:
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise CheckpointError(f"{found[0]}{more}; load an earlier checkpoint with --ckpt-step")
-
-
-def _affecting(run: Run) -> dict[str, bool]:
-    records = run.session.registry.features
-    return {name: bool(record.cls.affects_checkpoint) for name, record in records.items()}
-
-
-def _compare_plan(run: Run, manifest: publish.Manifest) -> None:
-    strictness = run.args.strict_plan_resume
-    if strictness == "off" or run.args.finetune:
-        return
-    change = compare_plans(manifest.plan, run.session.plan.as_dict(), _affecting(run))
-    changed = [*change.harmless, *compare_versions(manifest.versions, checkpoint_content.versions(run))]
-    if change.breaking and strictness == "error":
-        raise CheckpointError(
-            f"{run.args.load}: the checkpoint needs other features: {'; '.join(change.breaking)}. "
-            "--strict-plan-resume warn loads it all the same"
-        )
-    changed = [*change.breaking, *changed]
-    if changed:
-        _warn(f"{run.args.load}: the plan changed since it was written: {'; '.join(changed)}")
 
 
 def _warn(text: str) -> None:

@@ -33,10 +33,11 @@ from mindspeed_core.hosts.standalone.checkpoint.collective import (
     on_all_ranks,
     on_first_rank,
 )
+from mindspeed_core.hosts.standalone.checkpoint.model_arguments import model_arguments
 from mindspeed_core.hosts.standalone.checkpoint.results import use_file_results
 from mindspeed_core.launch.environment import current_job
 from mindspeed_core.megatron import optimizer_state
-from mindspeed_core.resolver.plan_diff import model_arguments
+from mindspeed_core.megatron.feature_state import feature_parts
 from mindspeed_core.run import SaveInfo
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Saver:
 
     def _write(self, run: Run, temporary: Path, *, in_background: bool) -> None:
         described = checkpoint_content.layout_metadata(run)
-        features = checkpoint_content.feature_parts(run)
+        features = feature_parts(run)
         target = _Target(temporary, self._manifest(run, tuple(features)), run.args.keep_last_n)
         try:
             state = checkpoint_content.sharded_state(

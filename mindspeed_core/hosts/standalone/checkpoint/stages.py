@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.hooks import DONE, Done
 from mindspeed_core.hosts.standalone.checkpoint import load as checkpoint_load
 from mindspeed_core.hosts.standalone.checkpoint.save import Saver
 from mindspeed_core.run import LoadInfo, Run, SaveInfo
@@ -28,18 +27,6 @@ def load_checkpoint(run: Run) -> LoadInfo:
 def save_checkpoint(session: Session, run: Run, reason: str) -> SaveInfo:
     """Save into ``--save``; with ``--async-save`` an interval save is published by a later `poll`."""
     return session.state(Saver).save(run, reason)
-
-
-@hookimpl(trylast=True)
-def before_save_checkpoint() -> Done:
-    """Change nothing: the host's own state is canonical already."""
-    return DONE
-
-
-@hookimpl(trylast=True)
-def after_load_checkpoint() -> Done:
-    """Change nothing: the host trains with the canonical state."""
-    return DONE
 
 
 def poll(run: Run, blocking: bool = False) -> None:

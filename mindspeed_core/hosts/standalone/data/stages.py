@@ -87,20 +87,6 @@ def build_data_iterators(session: Session, run: Run) -> DataIterators:
 
 
 @hookimpl(trylast=True)
-def batch_fields(args: Namespace, pre_process: bool, post_process: bool) -> frozenset[str]:
-    """Embedding needs tokens and positions, the loss needs labels and its mask."""
-    fields: set[str] = set()
-    # Layers that predict further tokens sit on the last stage and embed tokens themselves.
-    if pre_process or (post_process and getattr(args, "mtp_num_layers", None)):
-        fields |= {"tokens", "position_ids"}
-    if post_process:
-        fields |= {"labels", "loss_mask"}
-    if args.create_attention_mask_in_dataloader:
-        fields.add("attention_mask")
-    return frozenset(fields)
-
-
-@hookimpl(trylast=True)
 def get_batch(session: Session, run: Run, data_iterator: Iterator[Any], vp_stage: int | None) -> Batch:
     """Take the next sample and move the fields that this stage needs to the device."""
     known = session.state(_StageFields).by_vp_stage

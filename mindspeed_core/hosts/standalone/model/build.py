@@ -1,15 +1,11 @@
-"""Default construction of a GPT from megatron-core parts: chunks and data parallelism."""
+"""Default construction of a GPT from megatron-core parts."""
 
 from __future__ import annotations
 
-import os
 from argparse import Namespace
-from dataclasses import replace
-from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from megatron.core.distributed.data_parallel_base import _BaseDataParallel
+from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -20,9 +16,9 @@ from megatron.core.transformer.multi_token_prediction import get_mtp_num_layers_
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.megatron.config_values import config_values
-from mindspeed_core.megatron.fully_sharded.torch_fsdp2 import sharding_config, wrap_fully_sharded
-from mindspeed_core.run import BoundarySchema, TensorSpec
+from mindspeed_core.megatron.data_parallel import ddp_config_of
+from mindspeed_core.megatron.environment import restore_attention_choice
+from mindspeed_core.megatron.fully_sharded.torch_fsdp2 import sharding_config
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -39,7 +35,7 @@ def build_model_chunk(
     vp_stage: int | None,
     pg: ProcessGroupCollection,
 ) -> MegatronModule:
-    """One GPTModel."""
+    """Build one GPTModel."""
     mtp_spec = None
     if get_mtp_num_layers_to_build(config, vp_stage=vp_stage, pp_rank=pg.pp.rank()):
         mtp_spec = session.call(
@@ -72,7 +68,7 @@ def build_model(
     session: Session, args: Namespace, config: TransformerConfig, pg: ProcessGroupCollection
 ) -> list[MegatronModule]:
     """Build this rank's chunks stage by stage, move them to the device, cast them to the training dtype."""
-    _choose_attention_backend(session, config)
+    restore_attention_choice(session)
     pp_size, pp_rank = pg.pp.size(), pg.pp.rank()
     virtual = args.virtual_pipeline_model_parallel_size
     total = pp_size * (virtual or 1)
@@ -103,97 +99,16 @@ def build_model(
     return chunks
 
 
-def _choose_attention_backend(session: Session, config: TransformerConfig) -> None:
-    """Set what megatron-core sets for the backend, and take it back when the session closes.
-
-    It insists on finding the variables unset or as they should be, and leaves them set.
-    """
-    wanted = {
-        "flash": ("1", "0", "0"),
-        "fused": ("0", "1", "0"),
-        "unfused": ("0", "0", "1"),
-        "local": ("0", "0", "0"),
-        "auto": ("1", "1", "1"),
-    }
-    names = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
-    if any(name in os.environ for name in names):
-        return
-    for name, value in zip(names, wanted[config.attention_backend.name]):
-        session.setenv(name, value)
-
-
-@hookimpl(trylast=True)
-def boundary_schema(args: Namespace, config: TransformerConfig) -> BoundarySchema:
-    """One hidden state ``[s, b, h]`` per micro-batch."""
-    sequence = args.seq_length // config.context_parallel_size
-    if config.sequence_parallel:
-        sequence //= config.tensor_model_parallel_size
-    shape = (sequence, args.micro_batch_size, config.hidden_size)
-    return BoundarySchema((TensorSpec("hidden_states", shape, config.pipeline_dtype),))
-
-
 @hookimpl(trylast=True)
 def build_ddp_config(args: Namespace) -> DistributedDataParallelConfig:
-    """Options of megatron-core's data parallelism, with Megatron-LM's rule for the bucket size."""
+    """Build the options of data parallelism, with Megatron-LM's rule for the bucket size."""
     if args.use_torch_fsdp2:
         return sharding_config(args)
-    values = config_values(DistributedDataParallelConfig, args)
-    values.update(
-        grad_reduce_in_fp32=args.accumulate_allreduce_grads_in_fp32,
-        # A step that is to be skipped must reach the update.
-        check_for_nan_in_grad=args.check_for_nan_in_loss_and_grad and args.bad_step_action == "stop",
-        bucket_size=args.ddp_bucket_size,
-    )
-    config = DistributedDataParallelConfig(**values)
+    # A step that is to be skipped must reach the update.
+    stops = args.check_for_nan_in_loss_and_grad and args.bad_step_action == "stop"
+    config = ddp_config_of(args, check_for_nan_in_grad=stops)
     if not config.overlap_grad_reduce:
         config.bucket_size = None
     elif config.bucket_size is None:
         config.bucket_size = max(40_000_000, 1_000_000 * args.data_parallel_size * args.context_parallel_size)
     return config
-
-
-@hookimpl(trylast=True)
-def wrap_ddp(
-    session: Session,
-    args: Namespace,
-    config: TransformerConfig,
-    ddp_config: DistributedDataParallelConfig,
-    model: list[MegatronModule],
-    pg: ProcessGroupCollection,
-) -> list[MegatronModule]:
-    """megatron-core's DistributedDataParallel around every chunk; only the first is cut into buckets."""
-    if args.ddp_num_buckets is not None and ddp_config.bucket_size is not None:
-        # Megatron-LM's rule, which counts the parameters of this rank.
-        elements = sum(parameter.numel() for chunk in model for parameter in chunk.parameters())
-        ddp_config = replace(ddp_config, bucket_size=max(1, elements // args.ddp_num_buckets))
-    if args.use_torch_fsdp2:
-        return wrap_fully_sharded(session, config, ddp_config, model, pg)
-    if args.use_megatron_fsdp:
-        from mindspeed_core.megatron.fully_sharded.megatron_fsdp import wrap_megatron_sharded
-
-        return wrap_megatron_sharded(session, config, ddp_config, model, pg)
-    options: dict[str, Any] = {}
-    if "pg_collection" in signature(DistributedDataParallel.__init__).parameters:
-        options["pg_collection"] = pg
-    wrapped: list[MegatronModule] = [
-        DistributedDataParallel(
-            config=config,
-            ddp_config=ddp_config,
-            module=chunk,
-            # Overlap of later chunks would launch their reductions in an order that ranks do not share.
-            disable_bucketing=index > 0,
-            **options,
-        )
-        for index, chunk in enumerate(model)
-    ]
-    if args.data_parallel_random_init:
-        for chunk in wrapped:
-            chunk.broadcast_params()
-    return wrapped
-
-
-def unwrap(chunk: Any) -> MegatronModule:
-    """The model inside the wrappers of data parallelism and Float16Module."""
-    while isinstance(chunk, (_BaseDataParallel, Float16Module)):
-        chunk = chunk.module
-    return chunk

@@ -18,12 +18,6 @@ if TYPE_CHECKING:
 
 
 @hookimpl(trylast=True)
-def start_run() -> Done:
-    """Nothing to prepare."""
-    return DONE
-
-
-@hookimpl(trylast=True)
 def log_step(session: Session, run: Run, result: StepResult) -> dict[str, Any]:
     """Return the step's numbers under the names of ``metrics.jsonl``."""
     assert run.optimizer is not None

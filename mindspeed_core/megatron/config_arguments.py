@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from mindspeed_core.hosts.library.flags import host_flags
 from mindspeed_core.megatron.config_flags import SPELLINGS, dest_of
 from mindspeed_core.megatron.config_values import config_values
+from mindspeed_core.megatron.flags import describing_flags
 
 C = TypeVar("C")
 
@@ -32,11 +32,11 @@ _RENAMED = {
     "bucket_size": "ddp_bucket_size",
 }
 # Its default names TransformerEngine, whatever layers the caller builds.
-_SAYS_NOTHING = frozenset({"transformer_impl"})
+_IGNORED = frozenset({"transformer_impl"})
 
 
 def described(configs: Iterable[object]) -> dict[str, tuple[Any, str]]:
-    """What configuration objects say, by argument.
+    """Return what configuration objects say, by argument.
 
     Of several objects with one field the one that differs from its class's default counts, and the last of
     those that do. Fields without a value, and functions, say nothing.
@@ -55,14 +55,14 @@ def described(configs: Iterable[object]) -> dict[str, tuple[Any, str]]:
         if not is_dataclass(config) or isinstance(config, type):
             raise TypeError(f"configs: {config!r} is no configuration object; pass a list of dataclasses")
         kind = type(config).__name__
-        for dest, name, value, set_by_caller in _facts(config):
+        for dest, name, value, set_by_caller in _read(config):
             if dest not in found or set_by_caller:
                 found[dest] = (value, f"{kind}.{name}")
     return found
 
 
 def with_arguments(config: C, args: Namespace, dests: Collection[str]) -> C:
-    """A copy of a configuration in which the fields of some arguments have the arguments' values.
+    """Copy a configuration; the fields of some arguments get the arguments' values.
 
     The copy is of the same class and keeps attributes that are no fields. What the class derives from other
     fields when it is made is not derived again.
@@ -80,16 +80,16 @@ def with_arguments(config: C, args: Namespace, dests: Collection[str]) -> C:
     return made
 
 
-def _facts(config: Any) -> Iterator[tuple[str, str, Any, bool]]:
-    """Argument, field, value, and whether somebody set it."""
+def _read(config: Any) -> Iterator[tuple[str, str, Any, bool]]:
+    """Yield argument, field, value, and whether somebody set it."""
     known = _dests()
     for field in fields(config):
         dest = _RENAMED.get(field.name, dest_of(field.name))
         value = _as_argument(field.name, getattr(config, field.name, None))
-        if dest in known and field.name not in _SAYS_NOTHING and value is not None:
+        if dest in known and field.name not in _IGNORED and value is not None:
             yield dest, field.name, value, value != _as_argument(field.name, _default(field))
     if hasattr(config, "gated_linear_unit"):
-        yield from _of_the_activation(config)
+        yield from _read_activation(config)
     heads, groups = (getattr(config, name, None) for name in ("num_attention_heads", "num_query_groups"))
     if heads is not None and groups is not None:
         yield "group_query_attention", "num_query_groups", heads != groups, True
@@ -98,7 +98,7 @@ def _facts(config: Any) -> Iterator[tuple[str, str, Any, bool]]:
         yield "untie_embeddings_and_output_weights", name, not getattr(config, name), True
 
 
-def _of_the_activation(config: Any) -> Iterator[tuple[str, str, Any, bool]]:
+def _read_activation(config: Any) -> Iterator[tuple[str, str, Any, bool]]:
     function = config.activation_func
     gated, name = config.gated_linear_unit, getattr(function, "__name__", "")
     yield "swiglu", "activation_func", gated and function is torch.nn.functional.silu, True
@@ -110,7 +110,7 @@ def _of_the_activation(config: Any) -> Iterator[tuple[str, str, Any, bool]]:
 
 
 def _as_argument(name: str, value: Any) -> Any:
-    """A field's value as the command line would have it; None where it says nothing."""
+    """Return a field's value as the command line would have it; None where it says nothing."""
     if isinstance(value, torch.dtype):
         return value if name in DERIVED else _DTYPES.get(value)
     if name == "attention_backend":
@@ -127,4 +127,4 @@ def _default(field: Field[Any]) -> Any:
 
 @cache
 def _dests() -> frozenset[str]:
-    return frozenset(flag.dest for flag in host_flags()) | DERIVED
+    return frozenset(flag.dest for flag in describing_flags()) | DERIVED

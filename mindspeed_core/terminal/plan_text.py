@@ -1,4 +1,4 @@
-"""A plan on the terminal."""
+"""A plan as text for a reader."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mindspeed_core.terminal.training_flags import Planned
 
 
 def chosen_by_presets(planned: Planned) -> dict[str, dict[str, Any]]:
-    """Return the arguments that presets set: destination to value and preset."""
+    """Return the values that presets chose, by argument, each with the preset."""
     return {
         dest: {"value": getattr(planned.args, dest, None), "from": origin}
         for dest, origin in sorted(planned.provenance.items())
@@ -19,7 +19,7 @@ def chosen_by_presets(planned: Planned) -> dict[str, dict[str, Any]]:
     }
 
 
-def show_plan(planned: Planned) -> None:
+def print_plan(planned: Planned) -> None:
     """Print a plan for a reader."""
     plan = planned.plan
     click.echo(f"host {plan.host}, optimization level {plan.level}")

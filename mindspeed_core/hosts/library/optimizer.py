@@ -1,0 +1,58 @@
+"""Default optimizer and update of a library session: the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.hooks import DONE, Done
+from mindspeed_core.megatron import gradients
+from mindspeed_core.run import OptimizerStep
+
+if TYPE_CHECKING:
+    import torch
+    from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.module import MegatronModule
+
+    from mindspeed_core.hosts.library.session import LibrarySession
+
+
+@hookimpl(trylast=True)
+def build_optimizer_config(session: LibrarySession) -> OptimizerConfig:
+    """Return the caller's options."""
+    config: OptimizerConfig = session.given("build_optimizer_config")
+    return config
+
+
+@hookimpl(trylast=True)
+def build_optimizer(session: LibrarySession) -> MegatronOptimizer:
+    """Return the caller's optimizer."""
+    optimizer: MegatronOptimizer = session.given("build_optimizer")
+    return optimizer
+
+
+@hookimpl(trylast=True)
+def finalize_gradients(
+    session: LibrarySession,
+    model: list[MegatronModule],
+    num_tokens: torch.Tensor | None,
+    pg: ProcessGroupCollection | None,
+    force_all_reduce: bool,
+) -> Done:
+    """Call the caller's function; without one reduce as megatron-core does."""
+    function = session.given("finalize_gradients")
+    if function is None:
+        return gradients.finalize_gradients(
+            model=model, num_tokens=num_tokens, pg=pg, force_all_reduce=force_all_reduce
+        )
+    function(model, num_tokens)
+    return DONE
+
+
+@hookimpl(trylast=True)
+def optimizer_step(session: LibrarySession) -> OptimizerStep:
+    """Do the caller's update."""
+    step: Callable[[], OptimizerStep] = session.given("optimizer_step")
+    return step()

@@ -1,0 +1,60 @@
+"""Default step of a library session: the caller's batch, forward step, loss and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.run import Batch, Loss, StepResult
+
+if TYPE_CHECKING:
+    import torch
+    from megatron.core.transformer.module import MegatronModule
+
+    from mindspeed_core.hosts.library.session import LibrarySession
+    from mindspeed_core.run import Run
+
+
+@hookimpl(trylast=True)
+def get_batch(session: LibrarySession) -> Batch:
+    """Return the caller's batch."""
+    batch: Batch = session.given("get_batch")
+    return batch
+
+
+@hookimpl(trylast=True)
+def forward_step(
+    session: LibrarySession,
+    data_iterator: Iterator[Any],
+    model_chunk: MegatronModule,
+    return_schedule_plan: bool,
+) -> tuple[torch.Tensor, Callable[..., Any]]:
+    """Call the caller's function."""
+    options = {"return_schedule_plan": True} if return_schedule_plan else {}
+    result: tuple[torch.Tensor, Callable[..., Any]] = session.given("forward_step")(
+        data_iterator, model_chunk, **options
+    )
+    return result
+
+
+@hookimpl(trylast=True)
+def compute_loss(session: LibrarySession, output_tensor: torch.Tensor) -> Loss:
+    """Call the caller's loss function."""
+    function: Callable[[torch.Tensor], Loss] = session.given("compute_loss")
+    return function(output_tensor)
+
+
+@hookimpl(trylast=True)
+def train_step(session: LibrarySession) -> StepResult:
+    """Do the caller's step."""
+    step: Callable[[], StepResult] = session.given("train_step")
+    return step()
+
+
+@hookimpl(trylast=True)
+def log_step(session: LibrarySession, run: Run) -> dict[str, Any]:
+    """Join the caller's numbers and what features recorded since the last time."""
+    numbers = {**session.given("log_step"), **run.metrics.reduce()}
+    run.metrics.clear()
+    return numbers

@@ -1,0 +1,35 @@
+"""Between a script's loss function and the record that stages pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from mindspeed_core.run import Loss
+
+
+def loss_of(result: Sequence[Any]) -> Loss:
+    """Return the record of what a loss function returned.
+
+    Args:
+        result: ``(loss, num_tokens, report)``; or ``(loss, report)``, where the loss is a mean already and
+            counts as one token.
+    """
+    if len(result) == 3:
+        return Loss(*result)
+    total, report = result
+    return Loss(total, torch.ones((), dtype=torch.int, device=total.device), report, averaged=True)
+
+
+def schedule_loss(loss: Loss, *, averaged: bool = False) -> tuple[Any, ...]:
+    """Return a loss in the form that megatron-core's schedules take.
+
+    Args:
+        loss: the record.
+        averaged: leave the number of tokens out, as a loss function does that returns a mean.
+    """
+    # The schedule divides the loss in place, so what is reported must not share its memory.
+    report = {name: value.detach().to(torch.float32, copy=True) for name, value in loss.report.items()}
+    return (loss.total, report) if averaged else (loss.total, loss.num_tokens.to(torch.int), report)

@@ -1,0 +1,89 @@
+"""The schedule of a step and the context in which its micro-batches run, the same on every host."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from mindspeed_core.errors import UserError
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.megatron.unwrap import unwrap
+
+if TYPE_CHECKING:
+    from megatron.core.transformer import TransformerConfig
+
+    from mindspeed_core.run import Run
+
+
+@dataclass
+class _MicroBatches:
+    """How many micro-batches of the current step each chunk has begun, by virtual pipeline stage."""
+
+    begun: dict[int | None, int] = field(default_factory=dict)
+
+
+@hookimpl(trylast=True)
+def get_forward_backward() -> Callable[..., Any]:
+    """Return megatron-core's schedule for the sizes in use."""
+    schedule: Callable[..., Any] = get_forward_backward_func()
+    return schedule
+
+
+@contextmanager
+def scheduled(run: Run, *, training: bool) -> Iterator[None]:
+    """Run a schedule in this block: micro-batches count from 0, and the context ends with it."""
+    run.session.state(_MicroBatches).begun.clear()
+    context = run.context
+    context.training = training
+    try:
+        yield
+    finally:
+        context.microbatch, context.vp_stage, context.training = -1, None, True
+
+
+def begin_microbatch(run: Run, model_chunk: Any) -> None:
+    """Set the run's context to the next micro-batch of a chunk."""
+    begun, context = run.session.state(_MicroBatches).begun, run.context
+    context.vp_stage = getattr(unwrap(model_chunk), "vp_stage", None)
+    context.microbatch = begun.get(context.vp_stage, 0)
+    begun[context.vp_stage] = context.microbatch + 1
+
+
+def boundary_options(run: Run, args: Namespace, config: TransformerConfig) -> dict[str, Any]:
+    """Return the options of a schedule for tensors that features change between pipeline stages.
+
+    Args:
+        run: the run in progress.
+        args: the arguments, with the sizes of this step's micro-batches.
+        config: the model's.
+
+    Returns:
+        ``adjust_tensor_shapes_fn`` where the tensors are not the usual ones, otherwise nothing: most
+        schedules of megatron-core refuse the option.
+
+    Raises:
+        UserError: the schedule is megatron-core's interleaved one, which knows one shape alone.
+    """
+    session = run.session
+    implemented = session.implementations("boundary_schema")
+    if run.pg is None or run.pg.pp.size() == 1 or len(implemented) == 1:
+        return {}
+    run.boundary = session.call("boundary_schema", args=args, config=config)
+    wanted = [spec.shape for spec in run.boundary.tensors]
+    usual = [spec.shape for spec in session.default("boundary_schema", args=args, config=config).tensors]
+    if wanted == usual:
+        return {}
+    interleaved = args.virtual_pipeline_model_parallel_size is not None
+    if interleaved and "pipeline-schedule" not in session.plan.slots:
+        changing = [name for name in session.plan.names if name in implemented]
+        raise UserError(
+            f"{', '.join(changing) or 'a feature'}: changes the tensors between pipeline stages, which "
+            "megatron-core's interleaved schedule cannot; build the model without virtual stages (drop "
+            "--num-layers-per-virtual-pipeline-stage), or use a feature with its own schedule"
+        )
+    return {"adjust_tensor_shapes_fn": lambda receive, send: (list(wanted), list(wanted))}
