@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from mindspeed_kernels.ops.availability import torch_npu_missing
-from mindspeed_kernels.ops.contract import NPU_FLOATING, Dtype, SameDtype
 from mindspeed_kernels.ops.dropout_add_norm import (
     CONTRACT,
+    NPU_CONTRACT,
+    SAVED,
     Results,
+    dropout_add_norm,
     dropped_sum,
-    normalized,
     prenorm_dtype,
     results,
+    samples,
 )
-from mindspeed_kernels.ops.operator import Make, Operator, Sample
+from mindspeed_kernels.ops.operator import Operator
+from mindspeed_kernels.ops.signatures import with_signature_of
 
 
 def npu_dropout_add_layer_norm_reference(
@@ -31,7 +37,7 @@ def npu_dropout_add_layer_norm_reference(
     residual_in_fp32: bool = False,
     return_dropout_mask: bool = False,
 ) -> Results:
-    """``norm(dropout(x0 * rowscale * layerscale) + residual) * weight + bias``.
+    """Compute ``norm(dropout(x0 * rowscale * layerscale) + residual) * weight + bias``.
 
     Args:
         x0: ``[b, s, h]``, floating.
@@ -42,59 +48,49 @@ def npu_dropout_add_layer_norm_reference(
         epsilon: added to the variance.
         rowscale: ``[b, s]`` or ``[b, s, 1]``, dtype of ``x0``.
         layerscale: ``[h]``.
-        prenorm: hand out the sum before the norm as well.
+        prenorm: return the sum before the norm as well.
         residual_in_fp32: without residual, that sum is float32.
-        return_dropout_mask: hand out where dropout kept a value, as bool.
+        return_dropout_mask: return where dropout kept a value, as bool.
 
     Returns:
         The norm ``[b, s, h]`` in the dtype of ``x0``; a tuple with the sum (dtype of the residual) and the
         mask where they were asked for.
     """
-    total, mask = dropped_sum(x0, residual, dropout_p, rowscale, layerscale, return_dropout_mask)
-    norm = normalized(total, weight, bias, epsilon, rms=False).to(x0.dtype)
-    before = total.to(prenorm_dtype(x0, residual, residual_in_fp32)) if prenorm else None
-    return results(norm, before, mask if return_dropout_mask else None)
+    scales, switches = (rowscale, layerscale), (prenorm, residual_in_fp32, return_dropout_mask)
+    return dropout_add_norm(_layer_norm, x0, residual, weight, bias, dropout_p, epsilon, *scales, *switches)
 
 
-def _samples(make: Make) -> list[Sample]:
-    x0, residual, weight, bias = make(2, 3, 8), make(2, 3, 8), make(8), make(8)
-    return [
-        Sample((x0, residual, weight, bias, 0.0, 1e-5)),
-        Sample((x0, None, weight, None, 0.0, 1e-5, make(2, 3), make(8), True)),
-    ]
+def _layer_norm(total: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
+    shift = None if bias is None else bias.to(total.dtype)
+    return F.layer_norm(total, total.shape[-1:], weight.to(total.dtype), shift, epsilon)
 
 
 npu_dropout_add_layer_norm = Operator(
     "npu_dropout_add_layer_norm",
     npu_dropout_add_layer_norm_reference,
     contract=CONTRACT,
-    saved="what autograd keeps of the composition; on NPUs the sum and the kernel's statistics",
-    samples=_samples,
+    saved=SAVED,
+    samples=samples,
 )
 
 
-@npu_dropout_add_layer_norm.backend(
-    "npu",
-    ("npu",),
-    available=torch_npu_missing,
-    contract=(Dtype("x0", NPU_FLOATING), SameDtype(("x0", "weight"))),
-)
+@npu_dropout_add_layer_norm.backend("npu", ("npu",), available=torch_npu_missing, contract=NPU_CONTRACT)
+@with_signature_of(npu_dropout_add_layer_norm_reference)
 def _npu(
+    *,
     x0: Tensor,
     residual: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
-    dropout_p: float,
     epsilon: float,
-    rowscale: Tensor | None = None,
-    layerscale: Tensor | None = None,
-    prenorm: bool = False,
-    residual_in_fp32: bool = False,
-    return_dropout_mask: bool = False,
+    prenorm: bool,
+    residual_in_fp32: bool,
+    return_dropout_mask: bool,
+    **dropout: Any,
 ) -> Results:
     import torch_npu
 
-    dropped, mask = dropped_sum(x0, None, dropout_p, rowscale, layerscale, return_dropout_mask)
+    dropped, mask = dropped_sum(x0, None, return_dropout_mask=return_dropout_mask, **dropout)
     x1 = dropped.to(x0.dtype)
     x2 = torch.zeros_like(x1) if residual is None else residual.to(x0.dtype)
     shift = torch.zeros_like(weight) if bias is None else bias

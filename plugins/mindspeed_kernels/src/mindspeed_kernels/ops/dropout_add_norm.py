@@ -6,18 +6,50 @@ rounded once each. `dropout_add_layer_norm` and `dropout_add_rms_norm` are the p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from mindspeed_kernels.ops.call import Call, TensorFacts
-from mindspeed_kernels.ops.contract import Contract, Dtype, Holds, Range, Rank, SameDtype, SameShape
-from mindspeed_kernels.ops.rms_norm import rms_norm_reference
+from mindspeed_kernels.ops.contract import (
+    NPU_FLOATING,
+    Contract,
+    Dtype,
+    Holds,
+    Range,
+    Rank,
+    SameDtype,
+    SameShape,
+)
+from mindspeed_kernels.ops.operator import Make, Sample
 
 Results = Tensor | tuple[Tensor, ...]
 """The norm, then, as asked for, the sum before it and the dropout's mask."""
+Norm = Callable[[Tensor, Tensor, Tensor | None, float], Tensor]
+"""Normalizes a sum ``[b, s, h]`` with weight, bias and epsilon."""
+
+
+def dropout_add_norm(
+    norm: Norm,
+    x0: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    dropout_p: float,
+    epsilon: float,
+    rowscale: Tensor | None,
+    layerscale: Tensor | None,
+    prenorm: bool,
+    residual_in_fp32: bool,
+    return_dropout_mask: bool,
+) -> Results:
+    """Compute the operator of a norm; see `npu_dropout_add_layer_norm` for the other arguments."""
+    total, mask = dropped_sum(x0, residual, dropout_p, rowscale, layerscale, return_dropout_mask)
+    normed = norm(total, weight, bias, epsilon).to(x0.dtype)
+    before = total.to(prenorm_dtype(x0, residual, residual_in_fp32)) if prenorm else None
+    return results(normed, before, mask if return_dropout_mask else None)
 
 
 def dropped_sum(
@@ -26,10 +58,10 @@ def dropped_sum(
     dropout_p: float,
     rowscale: Tensor | None,
     layerscale: Tensor | None,
-    want_mask: bool,
+    return_dropout_mask: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """The sum before the norm in the wide dtype, and where dropout kept a value."""
-    wide = torch.float64 if x0.dtype == torch.float64 else torch.float32
+    """Return the sum before the norm in the wide dtype, and where dropout kept a value."""
+    wide = torch.promote_types(x0.dtype, torch.float32)
     values = x0.to(wide)
     if rowscale is not None:
         values = values * (rowscale if rowscale.dim() == x0.dim() else rowscale.unsqueeze(-1)).to(wide)
@@ -40,29 +72,20 @@ def dropped_sum(
         mask = torch.rand(x0.shape, device=x0.device) >= dropout_p
         kept = 1.0 / (1.0 - dropout_p) if dropout_p < 1.0 else 0.0
         values = values * mask * kept
-    elif want_mask:
+    elif return_dropout_mask:
         mask = torch.ones(x0.shape, dtype=torch.bool, device=x0.device)
     return (values if residual is None else values + residual.to(wide)), mask
 
 
 def prenorm_dtype(x0: Tensor, residual: Tensor | None, residual_in_fp32: bool) -> torch.dtype:
-    """Dtype in which the sum before the norm is handed out."""
+    """Return the dtype in which the sum before the norm is handed out."""
     if residual is not None:
         return residual.dtype
-    return torch.float32 if residual_in_fp32 and x0.dtype != torch.float64 else x0.dtype
-
-
-def normalized(total: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, *, rms: bool) -> Tensor:
-    """Layer norm or RMS norm of the sum, in its dtype."""
-    shift = None if bias is None else bias.to(total.dtype)
-    if not rms:
-        return F.layer_norm(total, total.shape[-1:], weight.to(total.dtype), shift, epsilon)
-    result = rms_norm_reference(total, weight, epsilon)
-    return result if shift is None else result + shift
+    return torch.promote_types(x0.dtype, torch.float32) if residual_in_fp32 else x0.dtype
 
 
 def results(norm: Tensor, total: Tensor | None, mask: Tensor | None) -> Results:
-    """``norm`` alone or a tuple with what was asked for."""
+    """Return ``norm`` alone, or a tuple with what was asked for."""
     extra = tuple(item for item in (total, mask) if item is not None)
     return (norm, *extra) if extra else norm
 
@@ -89,4 +112,15 @@ CONTRACT: Contract = (
     Range("dropout_p", 0.0, 1.0),
     Range("epsilon", 0.0, float("inf")),
 )
-"""What both operators demand."""
+"""Rules of both operators."""
+NPU_CONTRACT: Contract = (Dtype("x0", NPU_FLOATING), SameDtype(("x0", "weight")))
+SAVED = "what autograd keeps of the composition; on NPUs the sum and the kernel's statistics"
+
+
+def samples(make: Make) -> list[Sample]:
+    """Return example calls of both operators."""
+    x0, residual, weight, bias = make(2, 3, 8), make(2, 3, 8), make(8), make(8)
+    return [
+        Sample((x0, residual, weight, bias, 0.0, 1e-5)),
+        Sample((x0, None, weight, None, 0.0, 1e-5, make(2, 3), make(8), True)),
+    ]

@@ -7,6 +7,7 @@ is differentiable, so that it can be trained with; the kernel for Ascend devices
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from mindspeed_kernels.ops.gmm import grouped_matmul
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 from mindspeed_kernels.ops.quantization import decoded_scale, exact_product, widened_weight
 from mindspeed_kernels.ops.row_groups import by_row, ends_of_groups
+from mindspeed_kernels.ops.signatures import with_signature_of
 
 _NAMES = (*PLAIN, *GATED)
 Counts = Tensor | Sequence[int] | None
@@ -180,50 +182,24 @@ npu_ffn = Operator(
 
 
 @npu_ffn.backend("npu", ("npu",), available=torch_npu_missing, differentiable=False)
+@with_signature_of(npu_ffn_reference)
 def _npu(
+    *,
     x: Tensor,
     weight1: Tensor,
     weight2: Tensor,
     activation: str,
-    *,
-    expert_tokens: Counts = None,
-    expert_tokens_index: Counts = None,
-    bias1: Tensor | None = None,
-    bias2: Tensor | None = None,
-    scale: Tensor | None = None,
-    offset: Tensor | None = None,
-    deq_scale1: Tensor | None = None,
-    deq_scale2: Tensor | None = None,
-    antiquant_scale1: Tensor | None = None,
-    antiquant_scale2: Tensor | None = None,
-    antiquant_offset1: Tensor | None = None,
-    antiquant_offset2: Tensor | None = None,
-    inner_precise: int = 0,
-    output_dtype: torch.dtype | None = None,
+    expert_tokens: Counts,
+    expert_tokens_index: Counts,
+    **options: Any,
 ) -> Tensor:
     import torch_npu
 
     def numbers(given: Counts) -> list[int] | None:
         return given.tolist() if isinstance(given, Tensor) else None if given is None else list(given)
 
+    counts, index = numbers(expert_tokens), numbers(expert_tokens_index)
     result: Tensor = torch_npu.npu_ffn(
-        x,
-        weight1,
-        weight2,
-        activation,
-        expert_tokens=numbers(expert_tokens),
-        expert_tokens_index=numbers(expert_tokens_index),
-        bias1=bias1,
-        bias2=bias2,
-        scale=scale,
-        offset=offset,
-        deq_scale1=deq_scale1,
-        deq_scale2=deq_scale2,
-        antiquant_scale1=antiquant_scale1,
-        antiquant_scale2=antiquant_scale2,
-        antiquant_offset1=antiquant_offset1,
-        antiquant_offset2=antiquant_offset2,
-        inner_precise=inner_precise,
-        output_dtype=output_dtype,
+        x, weight1, weight2, activation, expert_tokens=counts, expert_tokens_index=index, **options
     )
     return result

@@ -19,7 +19,7 @@ from mindspeed_kernels.ops.contract import NPU_FLOATING, ContractError, Dtype, R
 from mindspeed_kernels.ops.library import custom_op
 from mindspeed_kernels.ops.npu_groupmatmul_add import npu_groupmatmul_add_fp32
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
-from mindspeed_kernels.ops.row_groups import bounds, by_row, ends_of_groups
+from mindspeed_kernels.ops.row_groups import bounds, by_row, ends_of_groups, npu_grouped_product
 
 
 def grouped_matmul_reference(
@@ -85,25 +85,15 @@ def _aligned(matrix: Tensor) -> bool:
 
 
 def _npu_rows(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    import torch_npu
-
     if weight.shape[0] == 1:  # The kernel takes no single group.
         return x @ weight[0]
-    result: Tensor = torch_npu.npu_grouped_matmul(
-        [x], [weight], group_list=ends.to(x.device), split_item=3, group_type=0, group_list_type=0
-    )[0]
-    return result
+    return npu_grouped_product(x, weight, ends)
 
 
 def _npu_weights(x: Tensor, dy: Tensor, ends: Tensor) -> Tensor:
-    import torch_npu
-
     if ends.numel() == 1:
         return (x.t() @ dy).unsqueeze(0)
-    result: Tensor = torch_npu.npu_grouped_matmul(
-        [x.t()], [dy], group_list=ends.to(x.device), split_item=3, group_type=2, group_list_type=0
-    )[0]
-    return result
+    return npu_grouped_product(x.t(), dy, ends, group_type=2)
 
 
 _PRODUCTS: dict[str, tuple[Any, Any]] = {

@@ -17,7 +17,9 @@ import torch
 NAMESPACE = "mskernels"
 
 
-def custom_op(name: str, *, mutates_args: Iterable[str] = ()) -> Callable[[Callable[..., Any]], Any]:
+def custom_op(
+    name: str, *, mutates_args: Iterable[str] = (), schema: str | None = None
+) -> Callable[[Callable[..., Any]], Any]:
     """Decorate a function with annotated tensors and numbers: it is ``torch.ops.mskernels.<name>``.
 
     The function serves every device; it looks at ``tensor.device.type`` and imports ``torch_npu`` itself,
@@ -28,5 +30,6 @@ def custom_op(name: str, *, mutates_args: Iterable[str] = ()) -> Callable[[Calla
     Args:
         name: name within the namespace.
         mutates_args: names of arguments that are changed in place.
+        schema: types of arguments and result; by default from the function's annotations.
     """
-    return torch.library.custom_op(f"{NAMESPACE}::{name}", mutates_args=tuple(mutates_args))
+    return torch.library.custom_op(f"{NAMESPACE}::{name}", mutates_args=tuple(mutates_args), schema=schema)

@@ -21,6 +21,7 @@ from mindspeed_kernels.ops.operator import Operator
 from mindspeed_kernels.ops.process_groups import hccl_name, process_group
 from mindspeed_kernels.ops.quantization import check_group_size, decoded_scale, exact_product, widened_weight
 from mindspeed_kernels.ops.rms_norm import rms_norm, rms_norm_reference
+from mindspeed_kernels.ops.signatures import with_signature_of
 
 Group = ProcessGroup | str | None
 
@@ -50,8 +51,9 @@ def _total(
     antiquant_offset: Tensor | None,
     dequant_scale: Tensor | None,
     antiquant_group_size: int,
+    **others: Any,
 ) -> Tensor:
-    """``sum over ranks of (x1 · x2 + bias) + residual``, with integers widened."""
+    """Compute ``sum over ranks of (x1 · x2 + bias) + residual``, with integers widened."""
     if dequant_scale is not None:
         scaled = exact_product(x1, x2, bias) * decoded_scale(dequant_scale).double()
         product = scaled.to(residual.dtype)
@@ -113,24 +115,10 @@ npu_mm_all_reduce_add_rms_norm = Operator(
 
 
 @npu_mm_all_reduce_add_rms_norm.backend("composed", ("cpu", "cuda"))
-def _composed(
-    x1: Tensor,
-    x2: Tensor,
-    residual: Tensor,
-    gamma: Tensor,
-    hcom: Group,
-    reduce_op: str = "sum",
-    epsilon: float = 1e-6,
-    bias: Tensor | None = None,
-    antiquant_scale: Tensor | None = None,
-    antiquant_offset: Tensor | None = None,
-    dequant_scale: Tensor | None = None,
-    antiquant_group_size: int = 0,
-    comm_turn: int = 0,
-) -> tuple[Tensor, Tensor]:
+@with_signature_of(npu_mm_all_reduce_add_rms_norm_reference)
+def _composed(*, gamma: Tensor, epsilon: float, **others: Any) -> tuple[Tensor, Tensor]:
     """The definition with the fused norm, which keeps the sum and one number per row."""
-    quantization = (antiquant_scale, antiquant_offset, dequant_scale, antiquant_group_size)
-    total = _total(x1, x2, residual, hcom, bias, *quantization)
+    total = _total(**others)
     return total, rms_norm(total, gamma, epsilon)
 
 
@@ -162,27 +150,20 @@ class _ProductSummed(torch.autograd.Function):
 
 
 @npu_mm_all_reduce_add_rms_norm.backend("npu", ("npu",), priority=10, available=torch_npu_missing)
+@with_signature_of(npu_mm_all_reduce_add_rms_norm_reference)
 def _npu(
+    *,
     x1: Tensor,
     x2: Tensor,
     residual: Tensor,
     gamma: Tensor,
     hcom: Group,
-    reduce_op: str = "sum",
-    epsilon: float = 1e-6,
-    bias: Tensor | None = None,
-    antiquant_scale: Tensor | None = None,
-    antiquant_offset: Tensor | None = None,
-    dequant_scale: Tensor | None = None,
-    antiquant_group_size: int = 0,
-    comm_turn: int = 0,
+    reduce_op: str,
+    epsilon: float,
+    bias: Tensor | None,
+    comm_turn: int,
+    **quantization: Any,
 ) -> tuple[Tensor, Tensor]:
-    quantization = {
-        "antiquant_scale": antiquant_scale,
-        "antiquant_offset": antiquant_offset,
-        "dequant_scale": dequant_scale,
-        "antiquant_group_size": antiquant_group_size,
-    }
     name = hccl_name(process_group(hcom, "hcom"))
     product = _ProductSummed.apply(x1, x2, bias, name, quantization)
     total = product.view(residual.shape) + residual

@@ -7,12 +7,15 @@ order.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.contract import Choice, Dtype, Rank, SameShape
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
+from mindspeed_kernels.ops.signatures import with_signature_of
 
 
 def npu_ring_attention_update_reference(
@@ -130,26 +133,11 @@ def _lerp(
 
 
 @npu_ring_attention_update.backend("npu", ("npu",), available=torch_npu_missing, differentiable=False)
-def _npu(
-    prev_attn_out: Tensor,
-    prev_softmax_max: Tensor,
-    prev_softmax_sum: Tensor,
-    cur_attn_out: Tensor,
-    cur_softmax_max: Tensor,
-    cur_softmax_sum: Tensor,
-    actual_seq_qlen: Tensor | None = None,
-    layout: str = "SBH",
-) -> tuple[Tensor, Tensor, Tensor]:
+@with_signature_of(npu_ring_attention_update_reference)
+def _npu(*, layout: str, **arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     import torch_npu
 
     result: tuple[Tensor, Tensor, Tensor] = torch_npu.npu_ring_attention_update(
-        prev_attn_out,
-        prev_softmax_max,
-        prev_softmax_sum,
-        cur_attn_out,
-        cur_softmax_max,
-        cur_softmax_sum,
-        actual_seq_qlen=actual_seq_qlen,
-        input_layout=layout,
+        **arguments, input_layout=layout
     )
     return result

@@ -36,7 +36,7 @@ def npu_rotary_position_embedding_reference(x: Tensor, cos: Tensor, sin: Tensor,
     Returns:
         Shape and dtype of ``x``.
     """
-    wide = _wide(x.dtype)
+    wide = torch.promote_types(x.dtype, torch.float32)
     values = x.to(wide)
     return (values * cos.to(wide) + rotate(values, mode) * sin.to(wide)).to(x.dtype)
 
@@ -47,10 +47,6 @@ def rotate(x: Tensor, mode: int) -> Tensor:
     if mode == 0:
         return torch.cat((-second, first), dim=-1)
     return torch.stack((-second, first), dim=-1).flatten(-2)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _parts(x: Tensor, mode: int) -> tuple[Tensor, Tensor]:
@@ -64,7 +60,7 @@ def _parts(x: Tensor, mode: int) -> tuple[Tensor, Tensor]:
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, mode: int, backward: bool) -> Tensor:
     """Forward, or the transposed rotation that is its backward, block by block along the first dimension."""
-    wide = _wide(x.dtype)
+    wide = torch.promote_types(x.dtype, torch.float32)
     sign = -1 if not backward else 1
     result = torch.empty_like(x, memory_format=torch.contiguous_format)
     step = rows_at_a_time(x, _CACHED_ELEMENTS)

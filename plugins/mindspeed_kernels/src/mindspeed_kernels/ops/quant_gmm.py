@@ -6,6 +6,7 @@ The sum over the inner dimension is exact; scales and activation are applied in 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +16,9 @@ from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.contract import Choice, ContractError, Dtype, Rank, SameSize
 from mindspeed_kernels.ops.library import custom_op
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
-from mindspeed_kernels.ops.quantization import decoded_scale
-from mindspeed_kernels.ops.row_groups import bounds, ends_of_groups
+from mindspeed_kernels.ops.quantization import decoded_scale, exact_product
+from mindspeed_kernels.ops.row_groups import bounds, ends_of_groups, npu_grouped_product
+from mindspeed_kernels.ops.signatures import with_signature_of
 
 _INFERRED = {torch.bfloat16: torch.bfloat16, torch.float32: torch.float16, torch.int64: torch.int8}
 """Output dtype by the scale's."""
@@ -51,10 +53,7 @@ def quant_grouped_matmul_reference(
     scales = decoded_scale(scale)
     result = torch.empty(x.shape[0], weight.shape[2], dtype=torch.float32, device=x.device)
     for expert, (start, end) in enumerate(bounds(ends)):
-        # 127 * 128 * k stays below 2**53: exact in float64.
-        exact = x[start:end].double() @ weight[expert].double()
-        if bias is not None:
-            exact = exact + bias[expert].double()
+        exact = exact_product(x[start:end], weight[expert], None if bias is None else bias[expert])
         result[start:end] = (exact * scales[expert].double()).float()
     if per_token_scale is not None:
         result = result * per_token_scale.float().unsqueeze(1)
@@ -111,80 +110,45 @@ quant_grouped_matmul = Operator(
 )
 
 
-@custom_op("quant_grouped_matmul")
-def _opaque(
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    ends: Tensor,
-    per_token_scale: Tensor | None,
-    bias: Tensor | None,
-    output_dtype: torch.dtype | None,
-    act_type: int,
-) -> Tensor:
-    return quant_grouped_matmul_reference(
-        x, weight, scale, ends, per_token_scale, bias, output_dtype, act_type
-    )
+_opaque = custom_op(
+    "quant_grouped_matmul",
+    schema="(Tensor x, Tensor weight, Tensor scale, Tensor ends, Tensor? per_token_scale, Tensor? bias, "
+    "ScalarType? output_dtype, SymInt act_type) -> Tensor",
+)(quant_grouped_matmul_reference)
 
 
 @_opaque.register_fake
 def _(
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    ends: Tensor,
-    per_token_scale: Tensor | None,
-    bias: Tensor | None,
-    output_dtype: torch.dtype | None,
-    act_type: int,
+    x: Tensor, weight: Tensor, scale: Tensor, ends: Tensor, per_token_scale: Any, bias: Any, *others: Any
 ) -> Tensor:
-    dtype = _output_dtype(scale, per_token_scale, output_dtype, act_type)
-    return x.new_empty(x.shape[0], weight.shape[2], dtype=dtype)
+    return x.new_empty(x.shape[0], weight.shape[2], dtype=_output_dtype(scale, per_token_scale, *others))
 
 
 @quant_grouped_matmul.backend("opaque", ("cpu", "cuda"), differentiable=False)
-def _groups(
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    ends: Tensor,
-    per_token_scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    output_dtype: torch.dtype | None = None,
-    act_type: int = 0,
-) -> Tensor:
+@with_signature_of(quant_grouped_matmul_reference)
+def _groups(**arguments: Any) -> Tensor:
     """The definition as a single node of a compiled graph, where the ends of the groups are not known."""
-    result: Tensor = _opaque(x, weight, scale, ends, per_token_scale, bias, output_dtype, act_type)
+    result: Tensor = _opaque(**arguments)
     return result
 
 
 @quant_grouped_matmul.backend("npu", ("npu",), available=torch_npu_missing, differentiable=False)
+@with_signature_of(quant_grouped_matmul_reference)
 def _npu(
-    x: Tensor,
-    weight: Tensor,
+    *,
     scale: Tensor,
-    ends: Tensor,
-    per_token_scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    output_dtype: torch.dtype | None = None,
-    act_type: int = 0,
+    per_token_scale: Tensor | None,
+    output_dtype: torch.dtype | None,
+    act_type: int,
+    **others: Any,
 ) -> Tensor:
-    import torch_npu
-
-    result: Tensor = torch_npu.npu_grouped_matmul(
-        [x],
-        [weight],
-        bias=None if bias is None else [bias],
-        scale=[scale],
-        per_token_scale=None if per_token_scale is None else [per_token_scale],
-        group_list=ends.to(x.device),
-        split_item=3,
-        group_type=0,
-        group_list_type=0,
+    return npu_grouped_product(
+        scale=scale,
+        per_token_scale=per_token_scale,
         act_type=act_type,
         output_dtype=_output_dtype(scale, per_token_scale, output_dtype, act_type),
-    )[0]
-    return result
+        **others,
+    )
 
 
 def npu_quant_gmm(

@@ -38,7 +38,7 @@ def rms_norm_reference(
     Returns:
         ``[..., h]`` in the dtype of ``x``.
     """
-    wide = _wide(x.dtype)
+    wide = torch.promote_types(x.dtype, torch.float32)
     values = x.to(wide)
     normed = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + epsilon)
     return (normed * _scale(gamma, wide, zero_centered)).to(x.dtype)
@@ -50,7 +50,7 @@ class RMSNormFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, zero_centered: bool) -> Tensor:
         """Normalize rows ``[..., h]``; see `rms_norm_reference`."""
-        wide = _wide(x.dtype)
+        wide = torch.promote_types(x.dtype, torch.float32)
         scale = _scale(weight, wide, zero_centered)
         rows = x.reshape(-1, x.shape[-1])
         found = _normalized_in_blocks if _blockwise(x) else _normalized
@@ -135,10 +135,6 @@ def _gradients_in_blocks(rows: Tensor, outer: Tensor, scale: Tensor, rstd: Tenso
 def _blockwise(x: Tensor) -> bool:
     # A compiler fuses the whole computation itself; fake tensors have no cache.
     return x.device.type == "cpu" and x.numel() > _CACHED_ELEMENTS and not torch.compiler.is_compiling()
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _scale(weight: Tensor, dtype: torch.dtype, zero_centered: bool) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,3 +87,30 @@ def bounds(ends: Tensor) -> list[tuple[int, int]]:
     """First and last row (not included) of each group; waits for the device that holds ``ends``."""
     numbers: list[int] = ends.tolist()
     return list(zip([0, *numbers], numbers, strict=False))
+
+
+def npu_grouped_product(
+    x: Tensor, weight: Tensor, ends: Tensor, *, group_type: int = 0, **options: Any
+) -> Tensor:
+    """Multiply groups of rows on an NPU.
+
+    Args:
+        x: ``[m, k]``.
+        weight: ``[E, k, n]``; with ``group_type`` 2, which groups the summed dimension, ``[k, n]``.
+        ends: int64 ``[E]``, where each group ends.
+        group_type: 0 or 2.
+        options: further options of ``torch_npu.npu_grouped_matmul``; tensors are put into lists.
+    """
+    import torch_npu
+
+    listed = {name: [value] if isinstance(value, Tensor) else value for name, value in options.items()}
+    result: Tensor = torch_npu.npu_grouped_matmul(
+        [x],
+        [weight],
+        group_list=ends.to(x.device),
+        split_item=3,
+        group_type=group_type,
+        group_list_type=0,
+        **listed,
+    )[0]
+    return result

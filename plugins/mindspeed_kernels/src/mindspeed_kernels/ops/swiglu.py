@@ -39,7 +39,7 @@ def swiglu_reference(x: Tensor, dim: int = -1) -> Tensor:
         ContractError: the dimension is odd.
     """
     _check(x, dim)
-    wide = _wide(x.dtype)
+    wide = torch.promote_types(x.dtype, torch.float32)
     # Cut first: a compiler then rounds each half's gradient before it joins them.
     gate, value = (half.to(wide) for half in x.chunk(2, dim=dim))
     return (gate * torch.sigmoid(gate) * value).to(x.dtype)
@@ -52,7 +52,7 @@ class SwiGLUFunction(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         """Activate ``[..., 2 f]``; see `swiglu_reference`."""
         ctx.save_for_backward(x)
-        wide = _wide(x.dtype)
+        wide = torch.promote_types(x.dtype, torch.float32)
         if not _blockwise(x):
             gate, value = x.chunk(2, dim=-1)
             return (F.silu(gate.to(wide)) * value).to(x.dtype)
@@ -75,7 +75,7 @@ class SwiGLUFunction(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         """Gradient of the input ``[..., 2 f]``."""
         (x,) = ctx.saved_tensors
-        wide = _wide(x.dtype)
+        wide = torch.promote_types(x.dtype, torch.float32)
         if not _blockwise(x):
             gate, value = x.to(wide).chunk(2, dim=-1)
             gradient = gradients[0].to(wide)
@@ -124,10 +124,6 @@ def _blocks(rows: Tensor) -> Iterator[slice]:
     step = rows_at_a_time(rows, _CACHED_ELEMENTS)
     for start in range(0, rows.shape[0], step):
         yield slice(start, start + step)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _check(x: Tensor, dim: int) -> None:

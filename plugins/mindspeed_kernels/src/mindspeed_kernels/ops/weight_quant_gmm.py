@@ -6,6 +6,7 @@ A weight is widened to ``(W + offset) * scale`` just before it is multiplied. Fo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,8 @@ from mindspeed_kernels.ops.contract import Choice, ContractError, Dtype, Rank, S
 from mindspeed_kernels.ops.library import custom_op
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 from mindspeed_kernels.ops.quantization import widened_weight
-from mindspeed_kernels.ops.row_groups import bounds, ends_of_groups
+from mindspeed_kernels.ops.row_groups import bounds, ends_of_groups, npu_grouped_product
+from mindspeed_kernels.ops.signatures import with_signature_of
 
 
 def weight_quant_grouped_matmul_reference(
@@ -78,46 +80,23 @@ weight_quant_grouped_matmul = Operator(
 )
 
 
-@custom_op("weight_quant_grouped_matmul")
-def _opaque(
-    x: Tensor,
-    weight: Tensor,
-    antiquant_scale: Tensor,
-    antiquant_offset: Tensor,
-    ends: Tensor,
-    bias: Tensor | None,
-    act_type: int,
-) -> Tensor:
-    return weight_quant_grouped_matmul_reference(
-        x, weight, antiquant_scale, antiquant_offset, ends, bias, act_type
-    )
+_opaque = custom_op(
+    "weight_quant_grouped_matmul",
+    schema="(Tensor x, Tensor weight, Tensor antiquant_scale, Tensor antiquant_offset, Tensor ends, "
+    "Tensor? bias, SymInt act_type) -> Tensor",
+)(weight_quant_grouped_matmul_reference)
 
 
 @_opaque.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor,
-    antiquant_scale: Tensor,
-    antiquant_offset: Tensor,
-    ends: Tensor,
-    bias: Tensor | None,
-    act_type: int,
-) -> Tensor:
+def _(x: Tensor, weight: Tensor, *others: Any) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[2])
 
 
 @weight_quant_grouped_matmul.backend("opaque", ("cpu", "cuda"), differentiable=False)
-def _groups(
-    x: Tensor,
-    weight: Tensor,
-    antiquant_scale: Tensor,
-    antiquant_offset: Tensor,
-    ends: Tensor,
-    bias: Tensor | None = None,
-    act_type: int = 0,
-) -> Tensor:
+@with_signature_of(weight_quant_grouped_matmul_reference)
+def _groups(**arguments: Any) -> Tensor:
     """The definition as a single node of a compiled graph, where the ends of the groups are not known."""
-    result: Tensor = _opaque(x, weight, antiquant_scale, antiquant_offset, ends, bias, act_type)
+    result: Tensor = _opaque(**arguments)
     return result
 
 
@@ -128,30 +107,9 @@ def _groups(
     contract=(Dtype("x", (torch.float16, torch.bfloat16)),),
     differentiable=False,
 )
-def _npu(
-    x: Tensor,
-    weight: Tensor,
-    antiquant_scale: Tensor,
-    antiquant_offset: Tensor,
-    ends: Tensor,
-    bias: Tensor | None = None,
-    act_type: int = 0,
-) -> Tensor:
-    import torch_npu
-
-    result: Tensor = torch_npu.npu_grouped_matmul(
-        [x],
-        [weight],
-        bias=None if bias is None else [bias],
-        antiquant_scale=[antiquant_scale],
-        antiquant_offset=[antiquant_offset],
-        group_list=ends.to(x.device),
-        split_item=3,
-        group_type=0,
-        group_list_type=0,
-        act_type=act_type,
-    )[0]
-    return result
+@with_signature_of(weight_quant_grouped_matmul_reference)
+def _npu(**arguments: Any) -> Tensor:
+    return npu_grouped_product(**arguments)
 
 
 def npu_weight_quant_gmm(
