@@ -16,12 +16,13 @@ from mindspeed_core.testing import run_world
 from mindspeed_core.testing.communication import count_communication
 from mindspeed_core.testing.memory import TensorBytes
 from mindspeed_cp.engine import counters
-from mindspeed_cp.engine.attention import Members, Options, split_attention
+from mindspeed_cp.engine.attention import CallOptions, Members, split_attention
 from mindspeed_cp.engine.exchange import needed_rows
 from mindspeed_cp.engine.layout import Layout, contiguous, zigzag
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.planners import GATHER, Grid, balanced_layout, imbalance, layout_of
 from mindspeed_cp.engine.volume import Sizes, share_of
+from mindspeed_cp.options import CPOptions
 
 LENGTH, HEADS, KEY_HEADS, WIDTH, BATCH = 512, 8, 2, 16, 2
 
@@ -92,10 +93,11 @@ def count_on_one_rank(ranks: int) -> list[tuple[str, str, int, int]]:
                 torch.randn(BATCH, heads, local, WIDTH, requires_grad=True)
                 for heads in (HEADS, KEY_HEADS, KEY_HEADS)
             ]
+            options = CPOptions(grid)
             with count_communication() as log:
-                output = split_attention(*tensors, rules, grid, members, Options(0.25, **chosen))
+                output = split_attention(*tensors, rules, members, options, CallOptions(0.25, **chosen))
                 output.sum().backward()
-            expected = share_of(grid, rules, sizes, members.rank, **chosen).sent
+            expected = share_of(options, rules, sizes, members.rank, **chosen).sent
             found.append((name, mask, int(log.sent_bytes()), expected))
     dist.barrier()
     dist.destroy_process_group()
@@ -130,7 +132,7 @@ def order_on_one_rank(ranks: int) -> list[list[tuple[str, int]]]:
     local = len(layout_of(grid, rules).positions(members.rank))
     tensors = [torch.randn(1, 2, local, WIDTH, requires_grad=True) for _ in range(3)]
     with counters.counting() as forward:
-        output = split_attention(*tensors, rules, grid, members, Options(0.25))
+        output = split_attention(*tensors, rules, members, CPOptions(grid), CallOptions(0.25))
     with counters.counting() as backward:
         output.sum().backward()
     dist.barrier()
@@ -208,7 +210,9 @@ def _memory(grid: Grid, length: int, chosen: dict[str, Any]) -> dict[str, int]:
                 torch.empty(1, count, local, width, dtype=torch.bfloat16, requires_grad=True)
                 for count in (heads, key_heads, key_heads)
             ]
-            output = split_attention(*tensors, rules, grid, members, Options(width**-0.5, **chosen))
+            output = split_attention(
+                *tensors, rules, members, CPOptions(grid), CallOptions(width**-0.5, **chosen)
+            )
             alive = bytes_of.alive
             output.backward(torch.empty_like(output))
             return {"kept": alive, "peak": bytes_of.peak}

@@ -19,8 +19,10 @@ from mindspeed_cp.engine import ring
 from mindspeed_cp.engine.layout import zigzag
 from mindspeed_cp.engine.local import work_with
 from mindspeed_cp.engine.masks import MaskRule
+from mindspeed_cp.engine.planners import Grid
 from mindspeed_cp.engine.ring_table import Move, ring_table
 from mindspeed_cp.engine.scores import Scores
+from mindspeed_cp.options import CPOptions
 
 LENGTH, WIDTH, SCALE = 4096, 64, 0.125
 RANKS = (2, 4, 8, 16, 32)
@@ -84,7 +86,8 @@ def key_gradient_error(ranks: int, *, wide: bool) -> float:
         work = tuple(
             work_with([(slice(0, 1), rule)], [chosen], chunks, layout.chunks(block)) for block in range(ranks)
         )
-        plan = ring.RingPlan(ring_table(ranks), rank, layout.lengths, work, None, wide_gradients=wide)  # type: ignore[arg-type]
+        options = CPOptions(Grid(ranks), wide_gradients=wide)
+        plan = ring.RingPlan(ring_table(ranks), rank, layout.lengths, work, None, options)  # type: ignore[arg-type]
         position = torch.from_numpy(layout.positions(rank))
         mine = [tensor[:, :, position] for tensor in rounded]
         inputs = [tensor.requires_grad_() for tensor in mine[:3]]

@@ -23,9 +23,10 @@ from trainings import TakeTurns
 from turns import now, since
 
 from mindspeed_core.testing import run_world
-from mindspeed_cp.engine.attention import Options, split_attention
+from mindspeed_cp.engine.attention import CallOptions, split_attention
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.planners import GATHER, Grid, layout_of
+from mindspeed_cp.options import CPOptions
 
 LENGTH, HEADS, KEY_HEADS, WIDTH = 4096, 8, 2, 64
 SIDES = {"ring": Grid(2), "Ulysses": Grid(1, 2), "fetched keys": Grid(2, method=GATHER)}
@@ -70,7 +71,7 @@ def _split(whole: list[Tensor], grid: Grid, rule: tuple[MaskRule, ...]) -> Calla
 
     def side() -> None:
         inputs = [tensor.clone().requires_grad_() for tensor in mine]
-        output = split_attention(*inputs, rule, grid, members, Options(WIDTH**-0.5))
+        output = split_attention(*inputs, rule, members, CPOptions(grid), CallOptions(WIDTH**-0.5))
         output.backward(output.detach())
 
     return side

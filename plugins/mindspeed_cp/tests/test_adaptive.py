@@ -8,9 +8,10 @@ import torch.distributed as dist
 from mindspeed_core.testing import run_world
 from mindspeed_core.testing.communication import count_communication
 from mindspeed_cp.engine import masks, planners, tiles
-from mindspeed_cp.engine.attention import Members, Options, split_attention
+from mindspeed_cp.engine.attention import CallOptions, Members, split_attention
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.planners import GATHER, Grid, balanced_layout, layout_of
+from mindspeed_cp.options import CPOptions
 
 LENGTH, TILE = 96, 8
 
@@ -82,7 +83,7 @@ def errors(grid, members, rules):
     position = torch.from_numpy(layout_of(grid, rules).positions(members.rank))
     mine = [tensor[:, :, position].requires_grad_() for tensor in whole]
     with count_communication() as log:
-        found = split_attention(*mine, rules, grid, members, Options(8**-0.5))
+        found = split_attention(*mine, rules, members, CPOptions(grid), CallOptions(8**-0.5))
         found.backward(outer[:, :, position])
     pairs = zip((found, *(t.grad for t in mine)), (output, *(t.grad for t in expected)), strict=True)
     return [float((got - want[:, :, position]).norm() / want.norm()) for got, want in pairs], log.sent_bytes()

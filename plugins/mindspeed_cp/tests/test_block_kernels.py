@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.enums import AttnMaskType
 from recording_npu import recording
-from test_engine_worlds import LENGTH, RULES, check, grids, members_of
+from test_engine_worlds import LENGTH, RULES, check, chosen, grids, members_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mindspeed_core.activation import prepare
@@ -22,7 +22,7 @@ from mindspeed_core.registry import Registry
 from mindspeed_core.testing import run_world
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_cp.engine import merging
-from mindspeed_cp.engine.attention import Members, Options, split_attention
+from mindspeed_cp.engine.attention import CallOptions, Members, split_attention
 from mindspeed_cp.engine.block import attend, attend_backward
 from mindspeed_cp.engine.kernels import (
     BlockKernel,
@@ -48,7 +48,7 @@ from mindspeed_cp.engine.tasks import Task, tasks
 from mindspeed_cp.features import DECLARATIONS
 from mindspeed_cp.modules import core_attention
 from mindspeed_cp.modules.batch import SplitBatch
-from mindspeed_cp.options import cp_options
+from mindspeed_cp.options import CPOptions, cp_options
 
 WHOLE = 40
 MATRIX = np.random.default_rng(3).random((WHOLE, WHOLE)) < 0.3
@@ -284,7 +284,7 @@ def test_another_package_adds_a_kernel(monkeypatch):
     monkeypatch.setattr(choice, "_chosen", {})
     monkeypatch.setattr(choice, "_loaded", False)
     tensors = [torch.randn(1, 2, 6, 4) for _ in range(3)]
-    split_attention(*tensors, (MaskRule(6),), Grid(1), Members(0), Options(1.0))
+    split_attention(*tensors, (MaskRule(6),), Members(0), CPOptions(Grid(1)), CallOptions(1.0))
     assert acme.calls == 1
     assert known_kernels()["acme"] is acme
     with pytest.raises(DeclarationError, match="'acme' already"):
@@ -331,18 +331,19 @@ def test_the_kernel_for_cuda_has_its_shapes(task, rule):
 
 
 def test_flags_reach_the_kernels(monkeypatch):
-    chosen = ("--use-fused-ring-attention-update", "--megatron-cp-in-bnsd", "--softmax-type", "off-by-one")
-    flags = training_flags(("--context-parallel-size", "2", *chosen), 1)
+    wanted = ("--use-fused-ring-attention-update", "--megatron-cp-in-bnsd", "--softmax-type", "off-by-one")
+    flags = training_flags(("--context-parallel-size", "2", *wanted), 1)
     args = prepare(flags, platform="cpu", host="standalone").args
     config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=2, softmax_type="off-by-one")
     alone = SimpleNamespace(tp=SimpleNamespace(rank=lambda: 0, size=lambda: 1))
     given_ = {"options": cp_options(args), "members": lambda: Members(0), "pg_collection": alone}
     module = core_attention.SplitCoreAttention(config, 1, AttnMaskType.causal, "self", **given_)
     seen = []
-    monkeypatch.setattr(core_attention, "split_attention", lambda q, *rest: seen.append(rest[5]) or q)
-    batch = SplitBatch(rules=(MaskRule(6),), grid=Grid(1))
+    monkeypatch.setattr(core_attention, "split_attention", lambda q, *rest: seen.append(rest[4:6]) or q)
+    batch = SplitBatch(rules=(MaskRule(6),))
     module(*(torch.zeros(6, 1, 2, 4) for _ in range(3)), None, packed_seq_params=batch)
-    assert (seen[0].fused_update, seen[0].layout, seen[0].sink.tolist()) == (True, "BNSD", [0.0, 0.0])
+    ((options, call),) = seen
+    assert (options.fused_update, options.kernel_layout, call.sink.tolist()) == (True, "BNSD", [0.0, 0.0])
 
 
 def merged(kind, dtype):
@@ -406,7 +407,7 @@ def kept_for_backward():
     saved = []
     tensors = [torch.randn(2, n, 16, 8, requires_grad=True) for n in (4, 2, 2)]
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        output = split_attention(*tensors, (MaskRule(16),), Grid(1), Members(0), Options(1.0))
+        output = split_attention(*tensors, (MaskRule(16),), Members(0), CPOptions(Grid(1)), CallOptions(1.0))
         output.sum().backward()
     pieces = [tensor for tensor in saved if tensor.dim() == 3]
     assert len(saved) == 5
@@ -430,7 +431,7 @@ def errors(grid, members, rule, dtype):
     expected.backward(given_[3].double())
     position = torch.from_numpy(layout_of(grid, (rule,)).positions(members.rank))
     mine = [tensor[:, :, position].requires_grad_() for tensor in given_[:3]]
-    output = split_attention(*mine, (rule,), grid, members, Options(0.25))
+    output = split_attention(*mine, (rule,), members, CPOptions(grid), CallOptions(0.25))
     output.backward(given_[3][:, :, position])
     squares = []
     for got, want in zip((output, *(t.grad for t in mine)), (expected, *(t.grad for t in whole))):
@@ -456,7 +457,7 @@ def check_sink(grid, members, dtype, tolerance, **given_):
     position = torch.from_numpy(layout_of(grid, (rule,)).positions(members.rank))
     mine = [tensor[:, :, position].to(dtype).requires_grad_() for tensor in (q, k, v)]
     own = sink.to(dtype).requires_grad_()
-    output = split_attention(*mine, (rule,), grid, members, Options(0.35, sink=own, **given_))
+    output = split_attention(*mine, (rule,), members, *chosen(grid, 0.35, sink=own, **given_))
     output.backward(outer[:, :, position].to(dtype))
     if grid.ranks > 1:
         dist.all_reduce(own.grad)
@@ -488,7 +489,7 @@ def every_algorithm_on_four_ranks():
             log.clear()
             for rule in RULES.values():
                 check(grid, members, rule(LENGTH), 4, 2, LENGTH, **single)
-            check(grid, members, (given_rule,), 4, 4, LENGTH, layout="BNSD", **single)
+            check(grid, members, (given_rule,), 4, 4, LENGTH, kernel_layout="BNSD", **single)
             check(grid, members, RULES["causal"](LENGTH + 5), 5, 5, LENGTH + 5, narrow=True, **single)
             check(grid, members, RULES["causal"](LENGTH), 4, 2, LENGTH, slopes=slopes, **single)
             check(grid, members, RULES["documents"](LENGTH), 4, 2, LENGTH, dropout=Dropout(0.2, 77), **single)

@@ -4,6 +4,7 @@ Everything is observed in one world of four ranks.
 """
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 
@@ -138,13 +139,13 @@ def wrong_by_slopes(run):
         module = SplitCoreAttention(
             *(run.config, 1, AttnMaskType.causal, "self"),
             pg_collection=run.pg,
-            options=cp_options(run.args),
+            options=replace(cp_options(run.args), grid=grid),
             members=lambda members=members: members,
             slopes=slopes,
         ).eval()
         mine = torch.from_numpy(layout_of(grid, rules).positions(rank))
         parts = (tensor[mine][:, :, here] for tensor in (query, key, value))
-        output = module(*parts, None, packed_seq_params=SplitBatch(rules=rules, grid=grid))
+        output = module(*parts, None, packed_seq_params=SplitBatch(rules=rules))
         found[name] = float((output.view(len(mine), 2, 3, 8) - expected[mine][:, :, here]).abs().max())
     return found
 

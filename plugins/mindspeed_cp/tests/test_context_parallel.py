@@ -17,9 +17,10 @@ from mindspeed_core.testing import run_world
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.scenarios import scenario_parameters
 from mindspeed_core.testing.verify import verify
-from mindspeed_cp.arrangement import group_parts
+from mindspeed_cp.engine.planners import Grid
 from mindspeed_cp.features import DECLARATIONS, ContextParallel
 from mindspeed_cp.modules.loss import over_the_sequence
+from mindspeed_cp.modules.members import group_parts
 from mindspeed_cp.options import CPOptions
 
 
@@ -117,8 +118,7 @@ def test_what_only_a_split_sequence_has_is_refused_without(flags, message):
     [(4, 1, [[0, 1, 2, 3]]), (3, 1, None), (4, 2, [[0, 2], [1, 3]])],
 )
 def test_a_ring_with_an_even_number_of_ranks_gets_a_second_group(size, inner, parts):
-    algorithm = "megatron_cp_algo" if inner == 1 else "hybrid_cp_algo"
-    options = CPOptions(size, algorithm, inner, 1, True, "auto", 0, None, 0, True, send_receive_overlap=True)
+    options = CPOptions(Grid(size // inner, inner), send_receive_overlap=True)
     assert group_parts(options).get("cp.second") == parts
 
 
@@ -149,7 +149,7 @@ def test_without_a_split_the_feature_is_not_there():
 
 @pytest.mark.parametrize(("interval", "layers"), [(0, [1, 2, 3, 4]), (1, [1, 3]), (2, [1, 4])])
 def test_an_interval_picks_the_layers_that_keep(interval, layers):
-    options = CPOptions(2, "megatron_cp_algo", 1, 1, True, "auto", 0, "half", interval, True)
+    options = CPOptions(Grid(2), kv_cache="half", cache_interval=interval)
     assert [layer for layer in range(1, 5) if options.kept(layer) == "keys"] == layers
 
 

@@ -89,7 +89,10 @@ class Answers:
     """A session in which a plugin answers with what it is told to, or none does."""
 
     def __init__(self):
-        self.answers = []
+        self.answers, self.states = [], {}
+
+    def state(self, record):
+        return self.states.setdefault(record, record())
 
     def implementations(self, stage):
         return ["acme"] if self.answers else []

@@ -10,7 +10,7 @@ from mindspeed_core.testing import run_world
 from mindspeed_core.testing.communication import count_communication
 from mindspeed_core.testing.memory import TensorBytes
 from mindspeed_cp.engine import counters
-from mindspeed_cp.engine.attention import Members, Options, split_attention
+from mindspeed_cp.engine.attention import CallOptions, Members, split_attention
 from mindspeed_cp.engine.exchange import exchange, needed_rows
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.planners import GATHER, RING, Grid, layout_of, outer_layout
@@ -18,6 +18,7 @@ from mindspeed_cp.engine.ring import RingPlan, Transfers
 from mindspeed_cp.engine.ring_table import ring_table
 from mindspeed_cp.engine.scores import Dropout
 from mindspeed_cp.engine.volume import Sizes, share_of
+from mindspeed_cp.options import CPOptions
 
 LENGTH = 48
 
@@ -72,19 +73,25 @@ def members_of(grid):
     return Members(rank, **found)
 
 
+def chosen(grid, scale, **given):
+    """The options of a run, and those of one call."""
+    own = {name: given.pop(name) for name in ("slopes", "dropout", "sink", "kept") if name in given}
+    return CPOptions(grid, **given), CallOptions(scale, **own)
+
+
 def check(grid, members, rules, heads, key_heads, length, dtype=torch.float64, tolerance=1e-9, **given):
     torch.manual_seed(0)
     width, value_width = 8, 6 if given.pop("narrow", False) else 8
     query, outer = (torch.randn(2, heads, length, w, dtype=torch.float64) for w in (width, value_width))
     key = torch.randn(2, key_heads, length, width, dtype=torch.float64)
     value = torch.randn(2, key_heads, length, value_width, dtype=torch.float64)
-    options = Options(width**-0.5, **given)
+    options, call = chosen(grid, width**-0.5, **given)
     whole = [t.clone().requires_grad_() for t in (query, key, value)]
-    expected = dense(*whole, rules if len(rules) > 1 else rules * 2, options)
+    expected = dense(*whole, rules if len(rules) > 1 else rules * 2, call)
     expected.backward(outer)
     position = torch.from_numpy(layout_of(grid, rules).positions(members.rank))
     mine = [t[:, :, position].to(dtype).requires_grad_() for t in (query, key, value)]
-    output = split_attention(*mine, rules, grid, members, options)
+    output = split_attention(*mine, rules, members, options, call)
     output.backward(outer[:, :, position].to(dtype))
     for got, want in zip((output, *(t.grad for t in mine)), (expected, *(t.grad for t in whole))):
         want = want[:, :, position]
@@ -96,10 +103,11 @@ def sent_by_one_attention(grid, members, rule, heads, key_heads, **given):
     """Bytes that this rank sends for one attention in float32, forward and backward."""
     position = layout_of(grid, rule).positions(members.rank)
     tensors = [torch.randn(2, n, len(position), 8, requires_grad=True) for n in (heads, key_heads, key_heads)]
+    options, call = chosen(grid, 1.0, **given)
     with count_communication() as log, counters.counting() as counted:
-        split_attention(*tensors, rule, grid, members, Options(1.0, **given)).sum().backward()
+        split_attention(*tensors, rule, members, options, call).sum().backward()
     assert sum(counted.sent.values()) == log.sent_bytes()
-    planned = share_of(grid, rule, Sizes(2, heads, key_heads, 8, 8, bytes=4), members.rank, **given)
+    planned = share_of(options, rule, Sizes(2, heads, key_heads, 8, 8, bytes=4), members.rank, call.kept)
     assert planned.forward.keys() | planned.backward.keys() == counted.sent.keys()
     assert planned.sent == log.sent_bytes()
     assert (planned.pairs, planned.tokens) == (counted.pairs, len(position))
@@ -150,7 +158,7 @@ def check_order(grid, members):
     layout = layout_of(grid, rule)
     tensors = [torch.randn(1, 2, layout.lengths[0], 8, requires_grad=True) for _ in range(3)]
     with counters.counting() as counted:
-        output = split_attention(*tensors, rule, grid, members, Options(1.0))
+        output = split_attention(*tensors, rule, members, *chosen(grid, 1.0))
     last = grid.outer - 1
     forward = [("post keys", 0), ("compute", 0)]
     for step in range(1, last):
@@ -173,7 +181,7 @@ def check_what_is_kept(grid, members):
     alive = {}
     for kept in ("none", "keys", "all"):
         with TensorBytes() as memory:
-            output = split_attention(*tensors, rule, grid, members, Options(1.0, kept=kept))
+            output = split_attention(*tensors, rule, members, *chosen(grid, 1.0, kept=kept))
             # The threads of gloo let go of what they sent.
             dist.barrier()
             alive[kept] = memory.alive
@@ -190,8 +198,8 @@ def every_algorithm(ranks):
         check_bytes(name, grid, members)
         if name == "ulysses":
             check_what_is_kept(grid, members)
-            for chosen in ({"kept": "keys"}, {"kept": "all"}, {"gather_keys": True}):
-                check(grid, members, RULES["documents"](LENGTH + 5), 5, 1, LENGTH + 5, **chosen)
+            for how in ({"kept": "keys"}, {"kept": "all"}, {"gather_keys": True}):
+                check(grid, members, RULES["documents"](LENGTH + 5), 5, 1, LENGTH + 5, **how)
         if name == "ring":
             check_order(grid, members)
         for rule, (heads, key_heads) in itertools.product(RULES.values(), ((4, 4), (4, 2))):
@@ -222,7 +230,7 @@ def test_every_algorithm_equals_one_process(ranks):
 
 
 def test_nothing_is_received_where_something_is_still_sent_from():
-    plan = RingPlan(ring_table(2), 0, (4, 4), ((), ()), None)
+    plan = RingPlan(ring_table(2), 0, (4, 4), ((), ()), None, CPOptions(Grid(2)))
     buffers = dict.fromkeys(range(2), torch.zeros(8))
     with pytest.raises(RuntimeError, match="block 1 would arrive where another is still sent from"):
         Transfers(plan, "keys").post(plan.table.moves, buffers, buffers)

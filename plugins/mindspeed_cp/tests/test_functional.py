@@ -9,7 +9,7 @@ import torch.distributed as dist
 from test_engine_worlds import dense
 
 from mindspeed_core.testing import run_world
-from mindspeed_cp.engine.attention import Options
+from mindspeed_cp.engine.attention import CallOptions
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.functional import (
     Mask,
@@ -29,7 +29,7 @@ def check(function, groups, lengths, mask, heads, key_heads, told):
     whole = [torch.randn(total, 2, n, width, dtype=torch.float64) for n, width in sizes]
     inputs = [tensor.clone().requires_grad_() for tensor in whole[:3]]
     rule = MaskRule(total, mask.causal, mask.ends, mask.window)
-    expected = dense(*(tensor.permute(1, 2, 0, 3) for tensor in inputs), (rule, rule), Options(8**-0.5))
+    expected = dense(*(tensor.permute(1, 2, 0, 3) for tensor in inputs), (rule, rule), CallOptions(8**-0.5))
     expected = expected.permute(2, 0, 1, 3)
     expected.backward(whole[3])
     place = slice(sum(lengths[:rank]), sum(lengths[: rank + 1]))

@@ -7,10 +7,11 @@ from megatron.core.parallel_state import RankGenerator
 
 from mindspeed_core.runtime.process_groups import Groups, created_apart, sub_groups
 from mindspeed_core.testing import run_world
-from mindspeed_cp.arrangement import group_parts
+from mindspeed_cp.engine.planners import Grid
+from mindspeed_cp.modules.members import group_parts
 from mindspeed_cp.options import CPOptions
 
-HYBRID = CPOptions(16, "hybrid_cp_algo", 4, 2, True, "auto", 0, None, 0, True, send_receive_overlap=True)
+HYBRID = CPOptions(Grid(4, 4, window=2), send_receive_overlap=True)
 
 
 def test_the_groups_of_16384_ranks_are_listed_in_seconds():

@@ -11,7 +11,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from mindspeed_cp.options import ADAPTIVE_ALGO, HYBRID_ADAPTIVE_ALGO
+from mindspeed_cp.algorithms import ADAPTIVE
 
 _PACKED = (7, 8)
 _PREFIX = (5, 6)
@@ -82,7 +82,7 @@ def _mask_problems(values: Mapping[str, Any]) -> list[str]:
 
 def _alibi_problems(values: Mapping[str, Any]) -> list[str]:
     found, algorithm = [], values.get("context_parallel_algo")
-    if algorithm in (ADAPTIVE_ALGO, HYBRID_ADAPTIVE_ALGO):
+    if algorithm in ADAPTIVE:
         found.append(
             f"--position-embedding-type alibi does not go with --context-parallel-algo {algorithm}; use "
             "megatron_cp_algo, ulysses_cp_algo, hybrid_cp_algo or kvallgather_cp_algo"

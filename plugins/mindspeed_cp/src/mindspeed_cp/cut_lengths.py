@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Sequence
 
-from mindspeed_cp.arrangement import grid_of
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.planners import layout_of
 from mindspeed_cp.options import cp_options
@@ -41,7 +40,7 @@ def cut_problems(args: Namespace) -> list[str]:
     if not getattr(args, "seq_length", None) or args.context_parallel_size == 1:
         return []
     try:
-        layout = layout_of(grid_of(cp_options(args)), (MaskRule(args.seq_length),))
+        layout = layout_of(cp_options(args).grid, (MaskRule(args.seq_length),))
     except ValueError as error:
         return [str(error)]
     return length_problems(args, layout.lengths)

@@ -15,10 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from mindspeed_cp.engine.attention import Members, Options, split_attention
+from mindspeed_cp.engine.attention import CallOptions, Members, split_attention
 from mindspeed_cp.engine.layout import Layout
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.planners import GATHER, RING, Grid
+from mindspeed_cp.options import CPOptions
 
 
 @dataclass(frozen=True)
@@ -181,8 +182,8 @@ def _attend(
         )
     rule = MaskRule(sum(lengths), mask.causal, tuple(mask.ends), mask.window)
     q, k, v = (tensor.permute(1, 2, 0, 3).contiguous() for tensor in tensors)
-    options = Options(scale or 1.0 / math.sqrt(query.shape[-1]))
-    output = split_attention(q, k, v, (rule,), grid, members, options, layout=consecutive(lengths))
+    call = CallOptions(scale or 1.0 / math.sqrt(query.shape[-1]))
+    output = split_attention(q, k, v, (rule,), members, CPOptions(grid), call, layout=consecutive(lengths))
     return output.permute(2, 0, 1, 3).contiguous()
 
 

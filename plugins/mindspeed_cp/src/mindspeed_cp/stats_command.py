@@ -74,16 +74,12 @@ def shares(args: Namespace, documents: int = 0) -> list[Share]:
         args: the validated arguments of a training.
         documents: tokens of every packed document; 0 for one document.
     """
-    from mindspeed_cp.arrangement import grid_of
     from mindspeed_cp.engine.volume import share_of
     from mindspeed_cp.options import cp_options
 
     options = cp_options(args)
-    grid, rules, sizes = grid_of(options), (rule_of(args, documents),), sizes_of(args)
-    kept, gather_keys = options.kept(1), options.gather_keys
-    return [
-        share_of(grid, rules, sizes, rank, kept=kept, gather_keys=gather_keys) for rank in range(options.size)
-    ]
+    rules, sizes = (rule_of(args, documents),), sizes_of(args)
+    return [share_of(options, rules, sizes, rank, options.kept(1)) for rank in range(options.grid.ranks)]
 
 
 def rule_of(args: Namespace, documents: int) -> MaskRule:

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from mindspeed_cp.engine.attention import Members, Options, split_attention
+from mindspeed_cp.engine.attention import CallOptions, Members, split_attention
 from mindspeed_cp.engine.kernels import Case
 from mindspeed_cp.engine.kernels.choice import choose
 from mindspeed_cp.engine.masks import FULL, MaskRule
 from mindspeed_cp.engine.merging import FusedMerger
 from mindspeed_cp.engine.planners import Grid
 from mindspeed_cp.engine.scores import Dropout
+from mindspeed_cp.options import CPOptions
 from mindspeed_testing.npu import Call, fake_npu, run_call
 
 LENGTH, HEADS, GROUPS, WIDTH, NARROW = 1024, 8, 2, 64, 48
@@ -26,9 +27,10 @@ RULES = {
 }
 
 
-def attend(rule, **given):
+def attend(rule, layout="SBH", dropout=None):
     def function(query, key, value):
-        return split_attention(query, key, value, (rule,), Grid(1), Members(0), Options(0.125, **given))
+        options, call = CPOptions(Grid(1), kernel_layout=layout), CallOptions(0.125, dropout=dropout)
+        return split_attention(query, key, value, (rule,), Members(0), options, call)
 
     def inputs(npu):
         sizes = (HEADS, WIDTH), (GROUPS, WIDTH), (GROUPS, NARROW)
@@ -47,8 +49,8 @@ def test_every_mask_has_its_shapes_and_gradients(rule, layout):
 
 def test_slopes_go_to_the_second_version_of_the_kernel():
     def function(query, key, value, slopes):
-        options = Options(0.125, slopes=slopes)
-        return split_attention(query, key, value, (RULES["causal"],), Grid(1), Members(0), options)
+        options, call = CPOptions(Grid(1)), CallOptions(0.125, slopes=slopes)
+        return split_attention(query, key, value, (RULES["causal"],), Members(0), options, call)
 
     def inputs(npu):
         # The shape function of this version takes the context to be as wide as queries.

@@ -19,10 +19,11 @@ from mindspeed_cp.engine.heads import to_heads, to_positions, to_whole
 from mindspeed_cp.engine.layout import Layout
 from mindspeed_cp.engine.local import LocalAttention, Work, work_with
 from mindspeed_cp.engine.masks import MaskRule
-from mindspeed_cp.engine.planners import GATHER, Grid, layout_of, outer_layout
+from mindspeed_cp.engine.planners import GATHER, layout_of, outer_layout
 from mindspeed_cp.engine.ring import RingAttention, RingPlan
 from mindspeed_cp.engine.ring_table import ring_table
 from mindspeed_cp.engine.scores import Dropout, Scores
+from mindspeed_cp.options import CPOptions
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Members:
 
 
 @dataclass(frozen=True)
-class Options:
-    """How attention is computed.
+class CallOptions:
+    """What one call of attention has of its own, beside the options of the run.
 
     Attributes:
         scale: factor of the scores.
@@ -57,11 +58,6 @@ class Options:
         kept: what a ring keeps of the blocks for backward: ``none`` but the last, ``keys``, or ``all``. Where
             heads alone are exchanged: what is kept as it was before the exchange and exchanged again,
             ``none``, ``keys``, or ``all``, which is keys and values.
-        gather_keys: keys and values are gathered along the sequence where heads are exchanged.
-        wide_gradients: gradients of keys and values travel in float32.
-        head_groups: groups of key heads that are fetched one after another, where keys are fetched.
-        fused_update: a ring joins its blocks by mindspeed-kernels' operator.
-        layout: in which kernels of NPUs get their tensors, ``SBH`` or ``BNSD``.
     """
 
     scale: float
@@ -70,11 +66,6 @@ class Options:
     dropout: Dropout | None = None
     sink: Tensor | None = None
     kept: str = "none"
-    gather_keys: bool = False
-    wide_gradients: bool = True
-    head_groups: int = 1
-    fused_update: bool = False
-    layout: str = "SBH"
 
 
 def split_attention(
@@ -82,9 +73,9 @@ def split_attention(
     key: Tensor,
     value: Tensor,
     rules: Sequence[MaskRule],
-    grid: Grid,
     members: Members,
-    options: Options,
+    options: CPOptions,
+    call: CallOptions,
     laid_out: Sequence[MaskRule] | None = None,
     layout: Layout | None = None,
 ) -> Tensor:
@@ -95,16 +86,16 @@ def split_attention(
         key: ``[b, g, s, d]``, ``g`` divides ``n``.
         value: ``[b, g, s, dv]``.
         rules: which scores count, one rule for each sample, or one for all.
-        grid: how ranks are arranged.
         members: this rank's groups.
-        options: scale, bias, dropout, what is kept.
+        options: how ranks are arranged, and how they exchange.
+        call: scale, bias, dropout, what is kept.
         laid_out: the rules that the layout was made for, where a layer has others (a window of its own).
         layout: what every rank owns, where that is given and not made for rules.
 
     Returns:
         ``[b, n, s, dv]``.
     """
-    rules = tuple(rules)
+    rules, grid = tuple(rules), options.grid
     laid = rules if laid_out is None else tuple(laid_out)
     if layout is None:
         layout, outer = layout_of(grid, laid), outer_layout(grid, laid)
@@ -113,8 +104,8 @@ def split_attention(
     place, turn = grid.place(members.rank)
     if counters.active is not None:
         counters.active.tokens += query.shape[0] * query.shape[2]
-    heads = range(options.first_head, options.first_head + query.shape[1])
-    slopes, sink = options.slopes, options.sink
+    heads = range(call.first_head, call.first_head + query.shape[1])
+    slopes, sink = call.slopes, call.sink
     remembered: AbstractContextManager[object] = nullcontext()
     if grid.inner > 1:
         assert members.inner is not None
@@ -124,8 +115,8 @@ def split_attention(
         query = to_heads(query, plan.queries, lengths, members.inner)
         exchanged = _keys_exchange(plan, turn, lengths, members.inner, options)
         at_home, key, value = (key, value), exchanged(key), exchanged(value)
-        if grid.outer == 1 and options.kept != "none":
-            again = zip((key, value)[: 1 + (options.kept == "all")], at_home)
+        if grid.outer == 1 and call.kept != "none":
+            again = zip((key, value)[: 1 + (call.kept == "all")], at_home)
             remembered = exchanged_again([(there, here.detach()) for there, here in again], exchanged)
         heads = heads[mine.start : mine.stop]
         slopes = None if slopes is None else slopes[mine.start : mine.stop]
@@ -133,17 +124,17 @@ def split_attention(
     pairs = by_rule(rules, query.shape[0])
     scores = [
         Scores(
-            options.scale,
+            call.scale,
             rule,
             heads=torch.arange(heads.start, heads.stop),
             slopes=slopes,
-            dropout=_for(samples, options.dropout),
-            layout=options.layout,
+            dropout=_for(samples, call.dropout),
+            layout=options.kernel_layout,
         )
         for samples, rule in pairs
     ]
     with remembered:
-        output = _outer(query, key, value, sink, outer, pairs, scores, grid, place, members, options)
+        output = _outer(query, key, value, sink, outer, pairs, scores, place, members, options, call.kept)
     if grid.inner > 1:
         assert members.inner is not None
         output = to_positions(output, plan.queries, lengths, members.inner)
@@ -157,7 +148,7 @@ def joined_shares(layout: Layout, inner: int) -> Layout:
 
 
 def _keys_exchange(
-    plan: HeadPlan, turn: int, lengths: Sequence[int], group: ProcessGroup, options: Options
+    plan: HeadPlan, turn: int, lengths: Sequence[int], group: ProcessGroup, options: CPOptions
 ) -> Callable[[Tensor], Tensor]:
     """How keys, and values alike, come to the ranks that have their heads."""
 
@@ -227,12 +218,12 @@ def _outer(
     layout: Layout,
     pairs: Sequence[tuple[slice, MaskRule]],
     scores: Sequence[Scores],
-    grid: Grid,
     place: int,
     members: Members,
-    options: Options,
+    options: CPOptions,
+    kept: str,
 ) -> Tensor:
-    chunks = layout.chunks(place)
+    grid, chunks = options.grid, layout.chunks(place)
     if grid.outer == 1:
         work = work_with(pairs, scores, chunks, chunks)
         _count(work)
@@ -243,7 +234,7 @@ def _outer(
         moved = _moved(layout, place, tuple(rule for _, rule in pairs))
         work = work_with(pairs, scores, chunks, moved.chunks)
         _count(work)
-        plan = GatherPlan(moved, work, members.outer, options.wide_gradients, options.head_groups)
+        plan = GatherPlan(moved, work, members.outer, options)
         gathered: Tensor = GatheredAttention.apply(query, key, value, plan, sink)
         return gathered
     ring = RingPlan(
@@ -252,11 +243,10 @@ def _outer(
         layout.lengths,
         tuple(work_with(pairs, scores, chunks, layout.chunks(block)) for block in range(layout.ranks)),
         members.outer,
+        options,
         members.across,
         members.second,
-        options.kept,
-        options.wide_gradients,
-        options.fused_update,
+        kept,
     )
     _count(*ring.work)
     travelled: Tensor = RingAttention.apply(query, key, value, ring, sink)

@@ -24,6 +24,7 @@ from mindspeed_cp.engine.layout import cut
 from mindspeed_cp.engine.local import Work, zeros_for
 from mindspeed_cp.engine.merging import Merger, sink_gradient
 from mindspeed_cp.engine.scores import Scores
+from mindspeed_cp.options import CPOptions
 
 
 @dataclass(frozen=True)
@@ -34,15 +35,13 @@ class GatherPlan:
         exchange: of keys and values.
         work: what is computed with the rows that were fetched.
         group: whose ranks exchange.
-        wide_gradients: gradients of keys and values travel in float32.
-        head_groups: groups of key heads that are fetched one after another.
+        options: how many groups of heads are fetched, and in which dtype gradients travel.
     """
 
     exchange: Exchange
     work: Work
     group: ProcessGroup
-    wide_gradients: bool = True
-    head_groups: int = 1
+    options: CPOptions
 
     def parts(self, heads: int, key_heads: int) -> Iterator[tuple[slice, slice, Work]]:
         """Query heads, the key heads that they share, and their work.
@@ -52,7 +51,7 @@ class GatherPlan:
             key_heads: number of key heads.
         """
         share = heads // key_heads
-        for start, end in cut(key_heads, min(self.head_groups, key_heads)):
+        for start, end in cut(key_heads, min(self.options.head_groups, key_heads)):
             mine = slice(start * share, end * share)
             work = tuple((samples, tasks, _of(scores, mine)) for samples, tasks, scores in self.work)
             yield mine, slice(start, end), work
@@ -107,7 +106,7 @@ class GatheredAttention(torch.autograd.Function):
                     tasks,
                     scores,
                 )
-            if not plan.wide_gradients:
+            if not plan.options.wide_gradients:
                 dkeys, dvalues = dkeys.to(key.dtype), dvalues.to(value.dtype)
             place = slice(start, start + keys.shape[1])
             dk[:, place], dv[:, place] = _return(dkeys, dvalues, key[:, place], value[:, place], plan)

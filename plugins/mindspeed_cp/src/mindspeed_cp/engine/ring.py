@@ -23,6 +23,7 @@ from mindspeed_cp.engine.block import attend, attend_backward
 from mindspeed_cp.engine.local import Work, zeros_for
 from mindspeed_cp.engine.merging import merger_for, sink_gradient
 from mindspeed_cp.engine.ring_table import Move, RingTable
+from mindspeed_cp.options import CPOptions
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,10 @@ class RingPlan:
         lengths: key rows of every block.
         work: what is computed with each block.
         group: the ring.
+        options: by what blocks are joined, and in which dtype gradients travel.
         outer_group: for transfers across windows; the same group where there is none of its own.
         second_group: for what ranks with an odd place send inside windows; None: the same group.
         kept: blocks that forward keeps for backward: ``none`` but the last, ``keys``, or ``all`` of them.
-        wide_gradients: gradients of keys and values travel in float32.
-        fused_update: blocks are joined by mindspeed-kernels' operator.
     """
 
     table: RingTable
@@ -47,11 +47,10 @@ class RingPlan:
     lengths: tuple[int, ...]
     work: tuple[Work, ...]
     group: ProcessGroup
+    options: CPOptions
     outer_group: ProcessGroup | None = None
     second_group: ProcessGroup | None = None
     kept: str = "none"
-    wide_gradients: bool = True
-    fused_update: bool = False
 
     def channel(self, move: Move) -> ProcessGroup:
         """The group that carries a transfer.
@@ -167,7 +166,7 @@ class RingAttention(torch.autograd.Function):
     ) -> Tensor:
         """``[b, n, s, dv]`` of local queries ``[b, n, s, d]``, keys of all ranks; ``sink`` is ``[n]``."""
         table, shapes, me = plan.table, _Shapes.of(key, value), plan.rank
-        merger = merger_for(query, value.shape[-1], fused=plan.fused_update, sink=sink)
+        merger = merger_for(query, value.shape[-1], fused=plan.options.fused_update, sink=sink)
         transfers = Transfers(plan, "keys")
         blocks = {me: torch.cat((key.reshape(-1), value.reshape(-1)))}
         kept: dict[int, Tensor] = {}
@@ -242,7 +241,7 @@ class _RingBackward:
         table, steps = plan.table, len(plan.table.hold)
         (dq,) = zeros_for(self.query)
         wide = torch.promote_types(last.dtype, torch.float32)
-        travelling = wide if plan.wide_gradients else last.dtype
+        travelling = wide if plan.options.wide_gradients else last.dtype
         blocks = {table.hold[-1][me]: last}
         sums: dict[int, Tensor] = {}
         keys, grads = Transfers(plan, "keys"), Transfers(plan, "gradients")

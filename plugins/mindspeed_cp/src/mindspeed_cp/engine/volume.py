@@ -12,8 +12,9 @@ from mindspeed_cp.engine.exchange import exchange, needed_rows
 from mindspeed_cp.engine.head_plan import HeadPlan, head_plan
 from mindspeed_cp.engine.layout import Layout
 from mindspeed_cp.engine.masks import MaskRule
-from mindspeed_cp.engine.planners import GATHER, Grid, layout_of, outer_layout
+from mindspeed_cp.engine.planners import GATHER, layout_of, outer_layout
 from mindspeed_cp.engine.ring_table import Move, ring_table
+from mindspeed_cp.options import CPOptions
 
 
 @dataclass(frozen=True)
@@ -62,24 +63,18 @@ class Share:
 
 
 def share_of(
-    grid: Grid,
-    rules: tuple[MaskRule, ...],
-    sizes: Sizes,
-    rank: int,
-    *,
-    kept: str = "none",
-    gather_keys: bool = False,
+    options: CPOptions, rules: tuple[MaskRule, ...], sizes: Sizes, rank: int, kept: str = "none"
 ) -> Share:
-    """What one rank owns, computes and sends.
+    """Return what one rank owns, computes and sends.
 
     Args:
-        grid: how ranks are arranged.
+        options: how ranks are arranged, and how they exchange.
         rules: of the samples, one for each or one for all.
         sizes: of the attention.
         rank: within context parallelism.
-        kept: see `mindspeed_cp.engine.attention.Options`.
-        gather_keys: keys and values are gathered where heads are exchanged.
+        kept: see `mindspeed_cp.engine.attention.CallOptions`.
     """
+    grid = options.grid
     outer, layout = outer_layout(grid, rules), layout_of(grid, rules)
     place, turn = grid.place(rank)
     samples = sizes.batch if len(rules) == 1 else 1
@@ -94,7 +89,7 @@ def share_of(
         key_heads = len(plan.expand) or len(plan.keys[turn])
         again = {"keys": sizes.width, "all": sizes.width + sizes.value_width}
         repeated = again.get(kept, 0) if grid.outer == 1 else 0
-        _add_heads(forward, backward, sizes, plan, lengths, turn, gather_keys, repeated)
+        _add_heads(forward, backward, sizes, plan, lengths, turn, options.gather_keys, repeated)
     if grid.outer > 1:
         row = sizes.batch * key_heads
         if grid.method == GATHER:

@@ -7,12 +7,11 @@ from typing import Any, ClassVar
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Scenario, TakeOver, hookimpl
 from mindspeed_cp import attention_flags
+from mindspeed_cp.checked_flag import problems
 from mindspeed_cp.features.document_proofs import DOCUMENT_PROOFS
-from mindspeed_cp.features.flags import FLAGS
 from mindspeed_cp.features.model_proofs import MODEL_PROOFS
 from mindspeed_cp.features.proofs import PROOFS
-from mindspeed_cp.mask_options import mask_problems
-from mindspeed_cp.options import problems
+from mindspeed_cp.flags import FLAGS
 
 
 class ContextParallel(Feature):
@@ -63,7 +62,7 @@ class ContextParallel(Feature):
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Sizes and options that do not go together."""
-        found = [*problems(args), *mask_problems(args), *attention_flags.problems(args)]
+        found = [*problems(FLAGS, args), *attention_flags.problems(args)]
         if getattr(args, "position_embedding_type", "rope") in ("mrope", "relative"):
             found.append(
                 f"--position-embedding-type {args.position_embedding_type} is not split over ranks; use "

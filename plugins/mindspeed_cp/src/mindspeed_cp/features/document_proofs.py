@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mindspeed_core.feature import Gain, Scenario
+from mindspeed_cp.algorithms import ADAPTIVE_ALGO, GATHER_ALGO, HYBRID_ALGO, RING_ALGO, ULYSSES_ALGO
 from mindspeed_cp.features.proofs import MODEL, split_flags
-from mindspeed_cp.options import ADAPTIVE_ALGO, GATHER_ALGO, HYBRID_ALGO, RING_ALGO, ULYSSES_ALGO
 
 _DENSE = "--create-attention-mask-in-dataloader"
 _BY_TOKEN = ("--reset-attention-mask",)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mindspeed_cp import attention_flags
+from mindspeed_cp.checked_flag import problems
 from mindspeed_cp.features.context_parallel import ContextParallel
 from mindspeed_cp.features.document_proofs import WHOLE_PROOFS
-from mindspeed_cp.features.mask_flags import DOCUMENT_FLAGS
-from mindspeed_cp.mask_options import document_problems
+from mindspeed_cp.mask_flags import DOCUMENT_FLAGS
 
 
 class PackedDocuments(ContextParallel):
@@ -40,4 +40,4 @@ class PackedDocuments(ContextParallel):
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Documents of a given length without keeping them apart, and attention that is not computed here."""
-        return [*document_problems(args), *attention_flags.problems(args)]
+        return [*problems(DOCUMENT_FLAGS, args), *attention_flags.problems(args)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mindspeed_core.feature import Scenario
+from mindspeed_cp.algorithms import ADAPTIVE_ALGO, GATHER_ALGO, HYBRID_ALGO, RING_ALGO, ULYSSES_ALGO
 from mindspeed_cp.features.proofs import MODEL, split_flags
-from mindspeed_cp.options import ADAPTIVE_ALGO, GATHER_ALGO, HYBRID_ALGO, RING_ALGO, ULYSSES_ALGO
 
 _RING, _HEADS, _FETCHED = (split_flags(2, name) for name in (RING_ALGO, ULYSSES_ALGO, GATHER_ALGO))
 _HYBRID = split_flags(4, HYBRID_ALGO, "--ulysses-degree-in-cp", "2")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mindspeed_core.feature import Scenario
-from mindspeed_cp.options import GATHER_ALGO, RING_ALGO
+from mindspeed_cp.algorithms import GATHER_ALGO, RING_ALGO
 
 # Adam divides by the root of the second moment: with its usual epsilon the sign of a gradient that is zero
 # but for rounding decides about a whole step.

@@ -6,7 +6,7 @@ attention on every pipeline stage, also through recomputation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,13 +14,13 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from mindspeed_core.errors import UserError
-from mindspeed_cp.arrangement import grid_of
 from mindspeed_cp.cut_lengths import length_problems
 from mindspeed_cp.engine.documents import ends_by_length, restarted
+from mindspeed_cp.engine.layout import Layout
 from mindspeed_cp.engine.masks import MaskRule
-from mindspeed_cp.engine.planners import Grid, layout_of
+from mindspeed_cp.engine.planners import layout_of
 from mindspeed_cp.modules.rules import rules_of
-from mindspeed_cp.options import cp_options
+from mindspeed_cp.modules.state import session_options
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Batch, Run
@@ -32,7 +32,7 @@ class SplitBatch(PackedSeqParams):
 
     Attributes:
         rules: what queries see, one rule for all samples or one for each.
-        grid: how ranks are arranged.
+        layout: which tokens every rank owns.
         stated: the rules say themselves whether queries see later keys; otherwise the layer does.
         positions: int64 ``[s / cp]``, global positions of this rank's tokens, on the device.
         seed: of attention dropout.
@@ -40,7 +40,7 @@ class SplitBatch(PackedSeqParams):
     """
 
     rules: tuple[MaskRule, ...] = ()
-    grid: Grid = field(default_factory=lambda: Grid(1))
+    layout: Layout | None = None
     stated: bool = False
     positions: Tensor | None = None
     seed: int = 0
@@ -59,7 +59,7 @@ def split_batch(run: Run, batch: Batch, microbatch: int) -> Batch:
         UserError: the sequence cannot be cut so.
     """
     args = run.args
-    grid = grid_of(cp_options(args))
+    grid = session_options(run.session, args).grid
     rules, stated = rules_of(run, batch)
     if args.seq_length < 2 * grid.ranks:
         raise UserError(
@@ -79,7 +79,7 @@ def split_batch(run: Run, batch: Batch, microbatch: int) -> Batch:
         max_seqlen_kv=args.seq_length,
         rules=rules,
         stated=stated,
-        grid=grid,
+        layout=layout,
         positions=positions,
         seed=args.seed,
         first_sample=_first_sample(run, microbatch),

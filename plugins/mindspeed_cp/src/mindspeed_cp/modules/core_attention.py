@@ -18,13 +18,14 @@ from torch import Tensor
 
 from mindspeed_core.layer_spec import SpecEditor
 from mindspeed_cp import attention_flags
-from mindspeed_cp.engine.attention import Members, Options, split_attention
+from mindspeed_cp.engine.attention import CallOptions, Members, split_attention
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.scores import Dropout
 from mindspeed_cp.modules.batch import SplitBatch
 from mindspeed_cp.modules.members import members_of
 from mindspeed_cp.modules.softmax_offset import add_offset, sharded_offset
-from mindspeed_cp.options import CPOptions, cp_options
+from mindspeed_cp.modules.state import session_options
+from mindspeed_cp.options import CPOptions
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
@@ -129,21 +130,16 @@ class SplitCoreAttention(MegatronModule):
         kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
         rules = tuple(self._rule(rule, kind, batch.stated) for rule in batch.rules)
         heads, width = query.shape[2], query.shape[3]
-        chosen = Options(
+        call = CallOptions(
             scale=self.softmax_scale or 1.0 / math.sqrt(width),
             first_head=self._tp_rank() * heads,
             slopes=self._own_slopes(heads, query.device),
             dropout=self._dropout(batch),
             sink=self.softmax_offset,
             kept=self.options.kept(self.layer_number) if self.training else "none",
-            gather_keys=self.options.gather_keys,
-            head_groups=self.options.head_groups,
-            wide_gradients=self.options.wide_gradients,
-            fused_update=self.options.fused_update,
-            layout=self.options.kernel_layout,
         )
         q, k, v = (tensor.permute(1, 2, 0, 3).contiguous() for tensor in (query, key, value))
-        output = split_attention(q, k, v, rules, batch.grid, self._members(), chosen, batch.rules)
+        output = split_attention(q, k, v, rules, self._members(), self.options, call, batch.rules)
         return output.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
 
     def _rule(self, rule: MaskRule, kind: AttnMaskType, stated: bool) -> MaskRule:
@@ -187,13 +183,13 @@ class SplitCoreAttention(MegatronModule):
 def place_attention(session: Session, args: Namespace, spec: Any, owner: str) -> Any:
     """The tree with `SplitCoreAttention` in every attention."""
     editor = SpecEditor(spec, owner=owner, session=session)
-    asked = session.plan.arguments
+    asked, options = session.plan.arguments, session_options(session, args)
     params = {
         "band": attention_flags.band(asked, args.seq_length),
         "slopes": _slopes(args.num_attention_heads) if attention_flags.alibi(asked) else None,
-        "options": cp_options(args),
+        "options": options,
         # A function, since specifications are copied deeply and groups cannot be; asked once for all layers.
-        "members": cache(lambda: members_of(session, args, parallel_state.get_context_parallel_group())),
+        "members": cache(lambda: members_of(session, options, parallel_state.get_context_parallel_group())),
     }
 
     def chosen(site: Any) -> ModuleSpec:

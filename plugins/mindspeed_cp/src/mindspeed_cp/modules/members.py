@@ -6,12 +6,35 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import UserError
-from mindspeed_cp.arrangement import ACROSS, INNER, OUTER, SECOND, grid_of, group_parts
 from mindspeed_cp.engine.attention import Members
-from mindspeed_cp.options import cp_options
+from mindspeed_cp.engine.planners import RING
+from mindspeed_cp.modules.state import session_options
+from mindspeed_cp.options import CPOptions
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
+
+
+INNER, OUTER, ACROSS, SECOND = "cp.inner", "cp.outer", "cp.across", "cp.second"
+
+
+def group_parts(options: CPOptions) -> dict[str, list[list[int]]]:
+    """Return how every context-parallel group is split: lists of places in it by name, in order of creation.
+
+    Args:
+        options: what flags choose.
+    """
+    grid = options.grid
+    parts: dict[str, list[list[int]]] = {}
+    if grid.inner > 1 and grid.outer > 1:
+        parts[INNER] = grid.inner_ranks()
+        parts[OUTER] = grid.outer_ranks()
+    if grid.window > 1:
+        parts[ACROSS] = grid.outer_ranks()
+    # With an odd number of ranks two neighbours would send on the same one.
+    if options.send_receive_overlap and grid.method == RING and grid.outer > 1 and grid.outer % 2 == 0:
+        parts[SECOND] = grid.outer_ranks()
+    return parts
 
 
 def create_groups(session: Session, args: Namespace, pg: Any) -> None:
@@ -31,20 +54,19 @@ def create_groups(session: Session, args: Namespace, pg: Any) -> None:
             f"megatron-core have {pg.cp.size()} ranks; give initialize_model_parallel the same "
             "context_parallel_size"
         )
-    for name, parts in group_parts(cp_options(args)).items():
+    for name, parts in group_parts(session_options(session, args)).items():
         session.groups.split(name, pg.cp, parts)
 
 
-def members_of(session: Session, args: Namespace, whole: Any) -> Members:
-    """This rank's groups.
+def members_of(session: Session, options: CPOptions, whole: Any) -> Members:
+    """Return this rank's groups.
 
     Args:
         session: where `create_groups` left them.
-        args: the validated arguments.
+        options: what flags choose.
         whole: megatron-core's context-parallel group.
     """
-    options, groups = cp_options(args), session.groups
-    grid, parts = grid_of(options), group_parts(options)
+    grid, groups, parts = options.grid, session.groups, group_parts(options)
     both = grid.inner > 1 and grid.outer > 1
     return Members(
         rank=whole.rank(),

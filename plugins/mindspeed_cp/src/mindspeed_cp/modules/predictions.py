@@ -16,7 +16,6 @@ from megatron.core.transformer.multi_token_prediction import MultiTokenPredictio
 from torch import Tensor
 
 from mindspeed_cp.engine.layout import Layout
-from mindspeed_cp.engine.planners import layout_of
 from mindspeed_cp.engine.shift import shift_plan
 from mindspeed_cp.modules.batch import SplitBatch
 
@@ -79,7 +78,8 @@ def over_ranks(original: Shift) -> Shift:
             raise ValueError(
                 f"a split sequence is shifted by -1 along its last dimension, got {shifts}, {dims}"
             )
-        moved, total = shifted(tensor, layout_of(packed_seq_params.grid, packed_seq_params.rules), cp_group)
+        assert packed_seq_params.layout is not None
+        moved, total = shifted(tensor, packed_seq_params.layout, cp_group)
         return moved, total / cp_group.size()
 
     return roll_tensor

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from mindspeed_core.errors import UserError
 from mindspeed_cp.engine.documents import ends_by_length, ends_by_position, ends_by_token
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.given_mask import given_mask
+from mindspeed_cp.modules.state import CPState
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Batch, Run
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 STAGE = "cp_mask_rule"
 _MOST_BYTES = 2**31
-
-_answers: WeakKeyDictionary[Session, tuple[MaskRule, ...]] = WeakKeyDictionary()
-_matrices: WeakKeyDictionary[Session, tuple[Tensor, int, MaskRule]] = WeakKeyDictionary()
 
 
 def fields_for_rules(session: Session, args: Namespace) -> frozenset[str]:
@@ -75,9 +72,10 @@ def rules_of(run: Run, batch: Batch) -> tuple[tuple[MaskRule, ...], bool]:
 def _answered(run: Run, batch: Batch) -> tuple[MaskRule, ...]:
     """The answer of the package that implements the stage."""
     args, session = run.args, run.session
+    state = session.state(CPState)
     stays = args.adaptive_cp_manually_set_mask_list and not args.adaptive_cp_dynamic_attn_mask
-    if stays and session in _answers:
-        return _answers[session]
+    if stays and state.plugin_rules is not None:
+        return state.plugin_rules
     found = session.call(STAGE, run=run, batch=batch)
     rules = (found,) if isinstance(found, MaskRule) else tuple(found)
     who = f"{STAGE} of {', '.join(session.implementations(STAGE))}"
@@ -91,19 +89,20 @@ def _answered(run: Run, batch: Batch) -> tuple[MaskRule, ...]:
             f"{who} answers with rules of {sorted(lengths)} positions where --seq-length is {args.seq_length}"
         )
     if stays:
-        _answers[session] = rules
+        state.plugin_rules = rules
     return rules[:1] if len(set(rules)) == 1 else rules
 
 
 def _from_matrix(session: Session, args: Namespace, mask: Tensor) -> MaskRule:
     """The rule of a mask that a script gave; made once, and again where the mask changed."""
-    before = _matrices.get(session)
-    same = before is not None and before[0] is mask and before[1] == mask._version
-    if before is not None and same and not args.adaptive_cp_dynamic_attn_mask:
-        return before[2]
+    state = session.state(CPState)
+    if state.matrix_rule is not None and not args.adaptive_cp_dynamic_attn_mask:
+        before, version, rule = state.matrix_rule
+        if before is mask and version == mask._version:
+            return rule
     _check_matrix(args, mask)
     rule = MaskRule(args.seq_length, causal=False, matrix=(~mask).cpu().numpy())
-    _matrices[session] = mask, mask._version, rule
+    state.matrix_rule = mask, mask._version, rule
     return rule
 
 

@@ -1,0 +1,27 @@
+"""A flag together with the check of its value."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from mindspeed_core.feature import Flag
+
+
+@dataclass(frozen=True)
+class CheckedFlag(Flag):
+    """A flag that may not go with every other argument.
+
+    Attributes:
+        check: yields what is wrong with the value beside the other arguments, one sentence each with the
+            numbers and the way out.
+    """
+
+    check: Callable[[Namespace], Iterable[str]] = lambda args: ()
+
+
+def problems(flags: Sequence[Flag], args: Namespace) -> list[str]:
+    """Return everything that the checks of flags find, in their order."""
+    checks = [flag.check for flag in flags if isinstance(flag, CheckedFlag)]
+    return [problem for check in checks for problem in check(args)]
