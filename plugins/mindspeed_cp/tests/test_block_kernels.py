@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mindspeed_core.activation import prepare
 from mindspeed_core.feature import DeclarationError
-from mindspeed_core.registry import Registry
 from mindspeed_core.testing import run_world
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_cp.engine import merging
@@ -45,7 +44,6 @@ from mindspeed_cp.engine.merging import FusedMerger, Merger
 from mindspeed_cp.engine.planners import RING, Grid, layout_of
 from mindspeed_cp.engine.scores import Dropout, Scores
 from mindspeed_cp.engine.tasks import Task, tasks
-from mindspeed_cp.features import DECLARATIONS
 from mindspeed_cp.modules import core_attention
 from mindspeed_cp.modules.batch import SplitBatch
 from mindspeed_cp.options import CPOptions, cp_options
@@ -251,7 +249,7 @@ def test_the_preferred_kernel_that_can_is_chosen(facts, name, monkeypatch):
 
 def test_without_the_operators_npus_use_products_and_say_so(monkeypatch, caplog):
     monkeypatch.setattr("mindspeed_cp.engine.kernels.npu.find_spec", lambda name: None)
-    monkeypatch.setattr(choice, "_said", set())
+    monkeypatch.setattr(choice, "_logged", set())
     assert choice.choose(case()).name == "products"
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
         "attention over split sequences on npu uses products; npu-fusion cannot: package mindspeed-kernels "
@@ -276,10 +274,9 @@ class Acme(ProductsKernel):
 
 def test_another_package_adds_a_kernel(monkeypatch):
     acme = Acme()
-    registry = Registry.of(DECLARATIONS, "mindspeed-cp")
-    monkeypatch.setattr(registry, "extensions", lambda point: {"acme": acme, "again": acme})
-    monkeypatch.setattr(choice, "sources", lambda group: [SimpleNamespace(name="acme")])
-    monkeypatch.setattr(choice.Registry, "discover", lambda: registry)
+    both = {"acme": acme, "again": acme}
+    installed = SimpleNamespace(sound=lambda: both, distribution=lambda name: "acme-kernels", broken=[])
+    monkeypatch.setattr(choice, "installed_extensions", lambda point: installed)
     monkeypatch.setattr(choice, "_kernels", dict(choice._kernels))
     monkeypatch.setattr(choice, "_chosen", {})
     monkeypatch.setattr(choice, "_loaded", False)

@@ -1,25 +1,16 @@
-"""What mindspeed-cp declares; importing it loads neither torch nor megatron."""
+"""The declarations of mindspeed-cp; importing them loads neither torch nor megatron."""
 
 from __future__ import annotations
 
-from mindspeed_core.feature import ExtensionPoint, StageSpecs
+from mindspeed_core.feature import StageSpecs
+from mindspeed_cp.extension_points import BLOCK_KERNELS, PLANNERS
 from mindspeed_cp.features.context_parallel import ContextParallel
 from mindspeed_cp.features.documents import PackedDocuments
 from mindspeed_cp.features.predictions import SplitPredictions
 
 DECLARATIONS = (
-    ExtensionPoint(
-        name="cp.block_kernels",
-        group="mindspeed_cp.block_kernels",
-        summary="instances of mindspeed_cp.engine.kernels.BlockKernel: attention of some rows to some keys",
-        check="mindspeed_cp.engine.kernels.choice:check_kernel",
-    ),
-    ExtensionPoint(
-        name="cp.planners",
-        group="mindspeed_cp.planners",
-        summary="functions from the number of ranks and the arguments to a mindspeed_cp.engine.planners.Grid",
-        check="mindspeed_cp.planner_choice:check_planner",
-    ),
+    BLOCK_KERNELS,
+    PLANNERS,
     StageSpecs(
         module="mindspeed_cp.stages",
         stages=("cp_mask_rule",),

@@ -14,9 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from mindspeed_core.discovery.entry_points import sources
+from mindspeed_core.discovery.extensions import installed_extensions
 from mindspeed_core.feature import DeclarationError
-from mindspeed_core.registry import Registry
 from mindspeed_cp.engine.kernels.contract import BlockKernel, Case
 from mindspeed_cp.engine.kernels.cpu import CpuFlashKernel
 from mindspeed_cp.engine.kernels.cuda import CudaFlashKernel
@@ -25,17 +24,15 @@ from mindspeed_cp.engine.kernels.products import ProductsKernel
 from mindspeed_cp.engine.kernels.rows import is_band
 from mindspeed_cp.engine.scores import Scores
 from mindspeed_cp.engine.tasks import Task
+from mindspeed_cp.extension_points import BLOCK_KERNELS
 
 logger = logging.getLogger("mindspeed_cp")
-
-POINT = "cp.block_kernels"
-GROUP = "mindspeed_cp.block_kernels"
 
 _kernels: dict[str, BlockKernel] = {
     kernel.name: kernel for kernel in (CpuFlashKernel(), CudaFlashKernel(), NpuKernel(), ProductsKernel())
 }
 _chosen: dict[Case, BlockKernel] = {}
-_said: set[tuple[str, str]] = set()
+_logged: set[tuple[str, str]] = set()
 _forced: BlockKernel | None = None
 _loaded = False
 
@@ -125,7 +122,7 @@ def choose(case: Case) -> BlockKernel:
             continue
         reason = refusal(kernel, case)
         if not reason:
-            _say(kernel, case.device, refused, logging.WARNING if missing else logging.INFO)
+            _log(kernel, case.device, refused, logging.WARNING if missing else logging.INFO)
             return kernel
         missing = missing or bool(kernel.missing())
         refused.append(f"{kernel.name} cannot: {reason}")
@@ -139,30 +136,24 @@ def refusal(kernel: BlockKernel, case: Case) -> str:
     return kernel.missing() or kernel.refusal(case)
 
 
-def _say(kernel: BlockKernel, device: str, refused: list[str], level: int) -> None:
-    if (device, kernel.name) not in _said:
-        _said.add((device, kernel.name))
+def _log(kernel: BlockKernel, device: str, refused: list[str], level: int) -> None:
+    if (device, kernel.name) not in _logged:
+        _logged.add((device, kernel.name))
         reasons = f"; {'; '.join(refused)}" if refused else ""
         logger.log(level, "attention over split sequences on %s uses %s%s", device, kernel.name, reasons)
 
 
 def _load() -> None:
-    """Look for the kernels of other packages, once per process."""
+    """Add the kernels of other packages, once per process."""
     global _loaded
     if _loaded:
         return
     _loaded = True
-    entries = {source.name for source in sources(GROUP)}
-    if not entries:
-        return
-    registry = Registry.discover()
-    if POINT not in registry.extension_points():
-        return
-    for name, kernel in registry.extensions(POINT).items():
+    extensions = installed_extensions(BLOCK_KERNELS)
+    for name, kernel in extensions.sound().items():
         try:
             add_kernel(kernel)
         except DeclarationError as error:
-            logger.warning("entry point %s of %s: %s", name, GROUP, error)
-    for broken in registry.broken:
-        if broken.entry_point in entries:
-            logger.warning("%s", broken)
+            logger.warning("%s of %s: %s", name, extensions.distribution(name), error)
+    for broken in extensions.broken:
+        logger.warning("%s", broken)
