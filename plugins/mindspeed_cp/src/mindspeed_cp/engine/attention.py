@@ -12,12 +12,13 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mindspeed_cp.engine import counters
+from mindspeed_cp.engine.block import Work
 from mindspeed_cp.engine.exchange import Exchange, exchange, needed_rows
 from mindspeed_cp.engine.gather import GatheredAttention, GatherPlan
 from mindspeed_cp.engine.head_plan import HeadPlan, head_plan
 from mindspeed_cp.engine.heads import to_heads, to_positions, to_whole
 from mindspeed_cp.engine.layout import Layout
-from mindspeed_cp.engine.local import LocalAttention, Work, work_with
+from mindspeed_cp.engine.local import LocalAttention, work_with
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.planners import GATHER, layout_of, outer_layout
 from mindspeed_cp.engine.ring import RingAttention, RingPlan

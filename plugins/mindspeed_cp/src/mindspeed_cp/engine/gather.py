@@ -18,10 +18,10 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from mindspeed_cp.engine.all_to_all import PartsExchange
-from mindspeed_cp.engine.block import attend, attend_backward
+from mindspeed_cp.engine.block import Work, attend, attend_backward
 from mindspeed_cp.engine.exchange import Exchange
 from mindspeed_cp.engine.layout import cut
-from mindspeed_cp.engine.local import Work, zeros_for
+from mindspeed_cp.engine.local import zeros_for
 from mindspeed_cp.engine.merging import Merger, sink_gradient
 from mindspeed_cp.engine.scores import Scores
 from mindspeed_cp.options import CPOptions
@@ -75,8 +75,7 @@ class GatheredAttention(torch.autograd.Function):
         """``[b, n, s, dv]`` of local queries ``[b, n, s, d]`` and what they see; ``sink`` is ``[n]``."""
         merger = Merger(query, value.shape[-1], sink)
         for heads, (keys, values), work in _fetched(query, key, value, plan):
-            for samples, tasks, scores in work:
-                attend(merger.of_heads(heads), samples, query[:, heads], keys, values, tasks, scores)
+            attend(merger.of_heads(heads), query[:, heads], keys, values, work)
         output = merger.output.to(query.dtype)
         ctx.save_for_backward(query, key, value, output, merger.logsum, sink)
         ctx.plan = plan
@@ -93,19 +92,16 @@ class GatheredAttention(torch.autograd.Function):
         start = 0
         for heads, (keys, values), work in _fetched(query, key, value, plan):
             dkeys, dvalues = zeros_for(keys, values)
-            for samples, tasks, scores in work:
-                attend_backward(
-                    (dq[:, heads], dkeys, dvalues),
-                    samples,
-                    query[:, heads],
-                    keys,
-                    values,
-                    output[:, heads],
-                    logsum[:, heads],
-                    outer[:, heads],
-                    tasks,
-                    scores,
-                )
+            attend_backward(
+                (dq[:, heads], dkeys, dvalues),
+                query[:, heads],
+                keys,
+                values,
+                output[:, heads],
+                logsum[:, heads],
+                outer[:, heads],
+                work,
+            )
             if not plan.options.wide_gradients:
                 dkeys, dvalues = dkeys.to(key.dtype), dvalues.to(value.dtype)
             place = slice(start, start + keys.shape[1])

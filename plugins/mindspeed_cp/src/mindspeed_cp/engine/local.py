@@ -9,15 +9,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mindspeed_cp.engine.block import attend, attend_backward
+from mindspeed_cp.engine.block import Work, attend, attend_backward
 from mindspeed_cp.engine.layout import Chunks
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.merging import Merger, sink_gradient
 from mindspeed_cp.engine.scores import Scores
-from mindspeed_cp.engine.tasks import Task, tasks
-
-Work = tuple[tuple[slice, tuple[Task, ...], Scores], ...]
-"""Samples that share a mask rule, what is computed of them, and how."""
+from mindspeed_cp.engine.tasks import tasks
 
 
 def work_with(
@@ -47,8 +44,7 @@ class LocalAttention(torch.autograd.Function):
     ) -> Tensor:
         """``[b, n, s, dv]`` of queries ``[b, n, s, d]`` and keys ``[b, g, t, d]``; ``sink`` is ``[n]``."""
         merger = Merger(query, value.shape[-1], sink)
-        for samples, wanted, scores in work:
-            attend(merger, samples, query, key, value, wanted, scores)
+        attend(merger, query, key, value, work)
         output = merger.output.to(query.dtype)
         ctx.save_for_backward(query, key, value, output, merger.logsum, sink)
         ctx.work = work
@@ -60,8 +56,7 @@ class LocalAttention(torch.autograd.Function):
         """Gradients of queries, keys and values, added up in float32, and of further scores."""
         query, key, value, output, logsum, sink = ctx.saved_tensors
         found = zeros_for(query, key, value)
-        for samples, wanted, scores in ctx.work:
-            attend_backward(found, samples, query, key, value, output, logsum, gradients[0], wanted, scores)
+        attend_backward(found, query, key, value, output, logsum, gradients[0], ctx.work)
         dq, dk, dv = (part.to(like.dtype) for part, like in zip(found, (query, key, value)))
         return dq, dk, dv, None, sink_gradient(sink, output, logsum, gradients[0])
 

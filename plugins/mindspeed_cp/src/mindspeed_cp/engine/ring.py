@@ -19,8 +19,8 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from mindspeed_cp.engine import counters
-from mindspeed_cp.engine.block import attend, attend_backward
-from mindspeed_cp.engine.local import Work, zeros_for
+from mindspeed_cp.engine.block import Work, attend, attend_backward
+from mindspeed_cp.engine.local import zeros_for
 from mindspeed_cp.engine.merging import merger_for, sink_gradient
 from mindspeed_cp.engine.ring_table import Move, RingTable
 from mindspeed_cp.options import CPOptions
@@ -181,8 +181,7 @@ class RingAttention(torch.autograd.Function):
             block = held[me]
             counters.event("compute", step)
             k, v = shapes.split(blocks[block], plan.lengths[block])
-            for samples, tasks, scores in plan.work[block]:
-                attend(merger, samples, query, k, v, tasks, scores)
+            attend(merger, query, k, v, plan.work[block])
             _keep(plan, kept, block, blocks[block], k)
             if step + 1 < len(table.hold):
                 _let_go(table, me, step, blocks)
@@ -255,19 +254,8 @@ class _RingBackward:
             counters.event("compute", step)
             mine = last.new_zeros(shapes.size(rows), dtype=wide)
             dk, dv = shapes.split(mine, rows)
-            for samples, tasks, scores in plan.work[block]:
-                attend_backward(
-                    (dq, dk, dv),
-                    samples,
-                    self.query,
-                    k,
-                    v,
-                    self.output,
-                    self.logsum,
-                    self.outer,
-                    tasks,
-                    scores,
-                )
+            results = self.output, self.logsum, self.outer
+            attend_backward((dq, dk, dv), self.query, k, v, *results, plan.work[block])
             grads.wait(step)
             if block in sums:
                 mine += sums.pop(block)

@@ -5,6 +5,6 @@ entry-point group ``mindspeed_cp.block_kernels``.
 """
 
 from mindspeed_cp.engine.kernels.choice import add_kernel, kernel_for, known_kernels, using
-from mindspeed_cp.engine.kernels.contract import BlockKernel, Case
+from mindspeed_cp.engine.kernels.contract import BackwardBlock, BlockKernel, Case
 
-__all__ = ["BlockKernel", "Case", "add_kernel", "kernel_for", "known_kernels", "using"]
+__all__ = ["BackwardBlock", "BlockKernel", "Case", "add_kernel", "kernel_for", "known_kernels", "using"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 from torch import Tensor
@@ -57,7 +58,7 @@ def add_kernel(kernel: BlockKernel) -> None:
 
 
 def check_kernel(extension: Any) -> None:
-    """Refuse what is no kernel.
+    """Refuse an object that is not a block kernel.
 
     Raises:
         DeclarationError: says what it is.
@@ -66,6 +67,8 @@ def check_kernel(extension: Any) -> None:
         raise DeclarationError(f"{extension!r} is not an instance of mindspeed_cp.engine.kernels.BlockKernel")
     if not isinstance(getattr(extension, "name", None), str):
         raise DeclarationError(f"block kernel {extension!r} has no name")
+    if len(signature(extension.backward).parameters) != 1:
+        raise DeclarationError(f"block kernel {extension.name!r}: backward takes one BackwardBlock")
 
 
 @contextmanager

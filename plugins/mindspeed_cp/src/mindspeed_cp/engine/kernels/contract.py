@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +48,30 @@ class Case:
     value_width: int
     bias: bool
     dropout: bool
+
+
+class BackwardBlock(NamedTuple):
+    """A block whose gradients are computed, with the results of the whole attention.
+
+    Attributes:
+        outer: ``[b, n, s, dv]``, the gradient of the whole attention's output.
+        q: ``[b, n, s, d]``, as in forward, like ``k``, ``v``, ``task`` and ``scores``.
+        k: ``[b, g, t, d]``.
+        v: ``[b, g, t, dv]``.
+        output: ``[b, n, s, dv]``, of the whole attention.
+        logsum: ``[b, n, s]``, of the whole attention; finite: any number for rows that see no key at all.
+        task: kind and global positions.
+        scores: scale, mask rule, bias, dropout.
+    """
+
+    outer: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    output: Tensor
+    logsum: Tensor
+    task: Task
+    scores: Scores
 
 
 class BlockKernel(ABC):
@@ -97,26 +122,5 @@ class BlockKernel(ABC):
         """
 
     @abstractmethod
-    def backward(
-        self,
-        outer: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        output: Tensor,
-        logsum: Tensor,
-        task: Task,
-        scores: Scores,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of queries, keys and values, in any floating dtype.
-
-        Args:
-            outer: ``[b, n, s, dv]``, the gradient of the whole attention's output.
-            q: as in forward, like ``k`` and ``v``.
-            k: see there.
-            v: see there.
-            output: ``[b, n, s, dv]``, of the whole attention.
-            logsum: ``[b, n, s]``, of the whole attention; finite: any number for rows that see no key at all.
-            task: as in forward.
-            scores: as in forward.
-        """
+    def backward(self, block: BackwardBlock) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of queries, keys and values of a block, in any floating dtype."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mindspeed_cp.engine.kernels.contract import BlockKernel, Case
+from mindspeed_cp.engine.kernels.contract import BackwardBlock, BlockKernel, Case
 from mindspeed_cp.engine.kernels.products import padded
 from mindspeed_cp.engine.kernels.rows import added, in_rows, without_empty
 from mindspeed_cp.engine.masks import CAUSAL, MASKED
@@ -55,18 +55,9 @@ class CpuFlashKernel(BlockKernel):
         # The kernel says 0 for rows without keys, which would count as one key.
         return without_empty(output[..., : v.shape[-1]], logsum, empty)
 
-    def backward(
-        self,
-        outer: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        output: Tensor,
-        logsum: Tensor,
-        task: Task,
-        scores: Scores,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, block: BackwardBlock) -> tuple[Tensor, Tensor, Tensor]:
         """See `BlockKernel.backward`."""
+        outer, q, k, v, output, logsum, task, scores = block
         mask, _ = added(task, scores, q.device)
         width = q.shape[-1]
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mindspeed_cp.engine.kernels.contract import BlockKernel, Case
+from mindspeed_cp.engine.kernels.contract import BackwardBlock, BlockKernel, Case
 from mindspeed_cp.engine.kernels.products import padded
 from mindspeed_cp.engine.kernels.rows import band, is_band
 from mindspeed_cp.engine.masks import CAUSAL, MASKED
@@ -60,18 +60,9 @@ class CudaFlashKernel(BlockKernel):
         )
         return _back(output, v.shape[-1]), logsum.narrow(-1, 0, q.shape[2])
 
-    def backward(
-        self,
-        outer: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        output: Tensor,
-        logsum: Tensor,
-        task: Task,
-        scores: Scores,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, block: BackwardBlock) -> tuple[Tensor, Tensor, Tensor]:
         """See `BlockKernel.backward`."""
+        outer, q, k, v, output, logsum, task, scores = block
         width = _room(q)
         # Random numbers belong to dropout, which is not used.
         unused = torch.zeros(2, dtype=torch.uint64, device=q.device)

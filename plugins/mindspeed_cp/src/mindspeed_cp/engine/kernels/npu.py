@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindspeed_cp.engine.kernels.contract import BlockKernel, Case
+from mindspeed_cp.engine.kernels.contract import BackwardBlock, BlockKernel, Case
 from mindspeed_cp.engine.kernels.rows import band, hidden, in_rows, is_band, without_empty
 from mindspeed_cp.engine.masks import CAUSAL, MASKED
 from mindspeed_cp.engine.scores import Scores
@@ -74,18 +74,9 @@ class NpuKernel(BlockKernel):
         logsum = maximum[..., 0] + total[..., 0].log()
         return without_empty(to_bnsd(context, layout, heads), logsum, empty)
 
-    def backward(
-        self,
-        outer: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        output: Tensor,
-        logsum: Tensor,
-        task: Task,
-        scores: Scores,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, block: BackwardBlock) -> tuple[Tensor, Tensor, Tensor]:
         """See `BlockKernel.backward`."""
+        outer, q, k, v, output, logsum, task, scores = block
         from mindspeed_kernels.attention.layouts import from_bnsd, to_bnsd
         from mindspeed_kernels.ops.fusion_attention_grad import npu_fusion_attention_grad
 

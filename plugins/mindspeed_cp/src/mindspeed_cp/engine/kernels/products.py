@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mindspeed_cp.engine.kernels.contract import BlockKernel
+from mindspeed_cp.engine.kernels.contract import BackwardBlock, BlockKernel
 from mindspeed_cp.engine.kernels.rows import added, in_rows, kept, without_empty
 from mindspeed_cp.engine.masks import CAUSAL
 from mindspeed_cp.engine.scores import Scores
@@ -45,18 +45,9 @@ class ProductsKernel(BlockKernel):
             weights = weights * stays / (1.0 - scores.dropout.probability)
         return without_empty(weights @ repeated(v, q).to(weights.dtype), logsum, empty)
 
-    def backward(
-        self,
-        outer: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        output: Tensor,
-        logsum: Tensor,
-        task: Task,
-        scores: Scores,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, block: BackwardBlock) -> tuple[Tensor, Tensor, Tensor]:
         """See `BlockKernel.backward`."""
+        outer, q, k, v, output, logsum, task, scores = block
         mask, _ = added(task, scores, q.device)
         products = _products(q, k, mask, task.kind == CAUSAL and mask is None, scores)
         weights = torch.exp(products - logsum.unsqueeze(-1).to(products.dtype))
