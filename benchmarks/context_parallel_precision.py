@@ -84,7 +84,7 @@ def key_gradient_error(ranks: int, *, wide: bool) -> float:
     def one(rank: int) -> None:
         chunks = layout.chunks(rank)
         work = tuple(
-            work_with([(slice(0, 1), rule)], [chosen], chunks, layout.chunks(block)) for block in range(ranks)
+            work_with([(slice(0, 1), chosen)], chunks, layout.chunks(block)) for block in range(ranks)
         )
         options = CPOptions(Grid(ranks), wide_gradients=wide)
         plan = ring.RingPlan(ring_table(ranks), rank, layout.lengths, work, None, options)  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,20 +123,16 @@ def split_attention(
         heads = heads[mine.start : mine.stop]
         slopes = None if slopes is None else slopes[mine.start : mine.stop]
         sink = None if sink is None else sink[mine.start : mine.stop]
-    pairs = by_rule(rules, query.shape[0])
+    numbers = torch.arange(heads.start, heads.stop)
     scores = [
-        Scores(
-            call.scale,
-            rule,
-            heads=torch.arange(heads.start, heads.stop),
-            slopes=slopes,
-            dropout=_for(samples, call.dropout),
-            layout=options.kernel_layout,
+        (
+            samples,
+            Scores(call.scale, rule, numbers, slopes, _for(samples, call.dropout), options.kernel_layout),
         )
-        for samples, rule in pairs
+        for samples, rule in by_rule(rules, query.shape[0])
     ]
     with remembered:
-        output = _outer(query, key, value, sink, outer, pairs, scores, place, members, options, call.kept)
+        output = _outer(query, key, value, sink, outer, scores, place, members, options, call.kept)
     if grid.inner > 1:
         assert members.inner is not None
         output = to_positions(output, plan.queries, lengths, members.inner)
@@ -217,8 +214,7 @@ def _outer(
     value: Tensor,
     sink: Tensor | None,
     layout: Layout,
-    pairs: Sequence[tuple[slice, MaskRule]],
-    scores: Sequence[Scores],
+    scores: Sequence[tuple[slice, Scores]],
     place: int,
     members: Members,
     options: CPOptions,
@@ -226,23 +222,21 @@ def _outer(
 ) -> Tensor:
     grid, chunks = options.grid, layout.chunks(place)
     if grid.outer == 1:
-        work = work_with(pairs, scores, chunks, chunks)
+        work = work_with(scores, chunks, chunks)
         _count(work)
-        result: Tensor = LocalAttention.apply(query, key, value, work, sink)
-        return result
+        return _applied(LocalAttention, query, key, value, work, sink)
     assert members.outer is not None
     if grid.method == GATHER:
-        moved = _moved(layout, place, tuple(rule for _, rule in pairs))
-        work = work_with(pairs, scores, chunks, moved.chunks)
+        moved = _moved(layout, place, tuple(of.rule for _, of in scores))
+        work = work_with(scores, chunks, moved.chunks)
         _count(work)
         plan = GatherPlan(moved, work, members.outer, options)
-        gathered: Tensor = GatheredAttention.apply(query, key, value, plan, sink)
-        return gathered
+        return _applied(GatheredAttention, query, key, value, plan, sink)
     ring = RingPlan(
         ring_table(grid.outer, grid.window),
         place,
         layout.lengths,
-        tuple(work_with(pairs, scores, chunks, layout.chunks(block)) for block in range(layout.ranks)),
+        tuple(work_with(scores, chunks, layout.chunks(block)) for block in range(layout.ranks)),
         members.outer,
         options,
         members.across,
@@ -250,8 +244,12 @@ def _outer(
         kept,
     )
     _count(*ring.work)
-    travelled: Tensor = RingAttention.apply(query, key, value, ring, sink)
-    return travelled
+    return _applied(RingAttention, query, key, value, ring, sink)
+
+
+def _applied(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
+    output: Tensor = function.apply(*inputs)
+    return output
 
 
 def _count(*works: Work) -> None:

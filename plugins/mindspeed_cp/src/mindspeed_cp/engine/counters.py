@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from mindspeed_cp.engine.tasks import Task
 
 P2P, ALL_TO_ALL, GATHER = "p2p", "all-to-all", "gather"
-KINDS = (P2P, ALL_TO_ALL, GATHER)
 """How bytes are sent: between two ranks, exchanged among all of a group, gathered or scattered in a group."""
 
 
@@ -26,7 +25,7 @@ class Counters:
     """What one rank did while they were active.
 
     Attributes:
-        sent: bytes that went to other ranks, by `KINDS`.
+        sent: bytes that went to other ranks, by how.
         pairs: scores that forward computed, of each sample and query head: whole rectangles, half squares,
             and of a rectangle under a mask those that count.
         tokens: of this rank that forward was given, of each sample.

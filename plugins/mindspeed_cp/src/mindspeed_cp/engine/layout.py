@@ -63,13 +63,6 @@ class Layout:
         """Global positions of all ranks' local sequences behind one another: a permutation."""
         return np.concatenate([self.positions(rank) for rank in range(self.ranks)])
 
-    @cached_property
-    def inverse(self) -> npt.NDArray[np.int64]:
-        """Where each global position is in `order`."""
-        found = np.empty(self.length, dtype=np.int64)
-        found[self.order] = np.arange(self.length)
-        return found
-
     def chunks(self, rank: int) -> Chunks:
         """A rank's intervals with the local index at which each starts."""
         return numbered(self.shares[rank])

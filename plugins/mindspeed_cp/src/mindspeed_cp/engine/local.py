@@ -11,27 +11,23 @@ from torch.autograd.function import once_differentiable
 
 from mindspeed_cp.engine.block import Work, attend, attend_backward
 from mindspeed_cp.engine.layout import Chunks
-from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.merging import Merger, sink_gradient
 from mindspeed_cp.engine.scores import Scores
 from mindspeed_cp.engine.tasks import tasks
 
 
-def work_with(
-    pairs: Sequence[tuple[slice, MaskRule]], scores: Sequence[Scores], queries: Chunks, keys: Chunks
-) -> Work:
-    """What is computed of query rows with key rows; samples of which nothing is are left out.
+def work_with(samples: Sequence[tuple[slice, Scores]], queries: Chunks, keys: Chunks) -> Work:
+    """Return what is computed of query rows with key rows; samples of which nothing is are left out.
 
     Args:
-        pairs: samples, and the rule that they share.
-        scores: one for each pair.
+        samples: those that share a mask rule, with what decides about their scores.
         queries: chunks of the query rows.
         keys: chunks of the key rows.
     """
     return tuple(
-        (samples, found, score)
-        for (samples, rule), score in zip(pairs, scores, strict=True)
-        if (found := tasks(rule, queries, keys, positions=score.positional))
+        (which, found, scores)
+        for which, scores in samples
+        if (found := tasks(scores.rule, queries, keys, positions=scores.positional))
     )
 
 

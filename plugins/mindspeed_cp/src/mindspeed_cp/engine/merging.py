@@ -141,18 +141,6 @@ class FusedMerger(Merger):
         return self._highest[..., 0] + self._total[..., 0].log()
 
 
-def merger_for(query: Tensor, value_width: int, *, fused: bool = False, sink: Tensor | None = None) -> Merger:
-    """The merger of an attention.
-
-    Args:
-        query: ``[b, n, s, d]``.
-        value_width: width of values.
-        fused: leave the arithmetic to mindspeed-kernels.
-        sink: ``[n]``, a further score of every row, whose value is zero.
-    """
-    return (FusedMerger if fused else Merger)(query, value_width, sink)
-
-
 def sink_gradient(sink: Tensor | None, output: Tensor, logsum: Tensor, outer: Tensor) -> Tensor | None:
     """The gradient ``[n]`` of the further scores; None where there are none.
 

@@ -21,7 +21,7 @@ from torch.distributed import ProcessGroup
 from mindspeed_cp.engine import counters
 from mindspeed_cp.engine.block import Work, attend, attend_backward
 from mindspeed_cp.engine.local import zeros_for
-from mindspeed_cp.engine.merging import merger_for, sink_gradient
+from mindspeed_cp.engine.merging import FusedMerger, Merger, sink_gradient
 from mindspeed_cp.engine.ring_table import Move, RingTable
 from mindspeed_cp.options import CPOptions
 
@@ -166,7 +166,7 @@ class RingAttention(torch.autograd.Function):
     ) -> Tensor:
         """``[b, n, s, dv]`` of local queries ``[b, n, s, d]``, keys of all ranks; ``sink`` is ``[n]``."""
         table, shapes, me = plan.table, _Shapes.of(key, value), plan.rank
-        merger = merger_for(query, value.shape[-1], fused=plan.options.fused_update, sink=sink)
+        merger = (FusedMerger if plan.options.fused_update else Merger)(query, value.shape[-1], sink)
         transfers = Transfers(plan, "keys")
         blocks = {me: torch.cat((key.reshape(-1), value.reshape(-1)))}
         kept: dict[int, Tensor] = {}
@@ -219,21 +219,17 @@ def _let_go(table: RingTable, me: int, step: int, blocks: dict[int, Tensor]) -> 
         del blocks[block]
 
 
+@dataclass
 class _RingBackward:
     """One backward pass: the blocks' keys and values, and their gradients behind them."""
 
-    def __init__(
-        self,
-        plan: RingPlan,
-        shapes: _Shapes,
-        query: Tensor,
-        output: Tensor,
-        logsum: Tensor,
-        outer: Tensor,
-        kept: dict[int, Tensor],
-    ) -> None:
-        self.plan, self.shapes, self.kept = plan, shapes, kept
-        self.query, self.output, self.logsum, self.outer = query, output, logsum, outer
+    plan: RingPlan
+    shapes: _Shapes
+    query: Tensor
+    output: Tensor
+    logsum: Tensor
+    outer: Tensor
+    kept: dict[int, Tensor]
 
     def run(self, last: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         plan, shapes, me = self.plan, self.shapes, self.plan.rank

@@ -5,15 +5,17 @@ The numbers are exact: executors that are counted (`mindspeed_cp.engine.counters
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mindspeed_cp.engine.counters import ALL_TO_ALL, P2P
+from mindspeed_cp.engine.counters import GATHER as GATHERED
 from mindspeed_cp.engine.exchange import exchange, needed_rows
 from mindspeed_cp.engine.head_plan import HeadPlan, head_plan
-from mindspeed_cp.engine.layout import Layout
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.planners import GATHER, layout_of, outer_layout
-from mindspeed_cp.engine.ring_table import Move, ring_table
+from mindspeed_cp.engine.ring_table import ring_table
 from mindspeed_cp.options import CPOptions
 
 
@@ -79,8 +81,7 @@ def share_of(
     place, turn = grid.place(rank)
     samples = sizes.batch if len(rules) == 1 else 1
     pairs = samples * sum(rule.pairs(part) for rule in rules for part in outer.shares[place])
-    forward: dict[str, int] = {}
-    backward: dict[str, int] = {}
+    sent = Counter[str](), Counter[str]()
     key_heads = sizes.key_heads
     if grid.inner > 1:
         first = place * grid.inner
@@ -89,81 +90,54 @@ def share_of(
         key_heads = len(plan.expand) or len(plan.keys[turn])
         again = {"keys": sizes.width, "all": sizes.width + sizes.value_width}
         repeated = again.get(kept, 0) if grid.outer == 1 else 0
-        _add_heads(forward, backward, sizes, plan, lengths, turn, options.gather_keys, repeated)
-    if grid.outer > 1:
-        row = sizes.batch * key_heads
-        if grid.method == GATHER:
-            _add_fetched(forward, backward, sizes, row, outer, place, rules)
-        else:
-            _add_ring(forward, backward, sizes, row, outer, place, grid.window, kept)
-    return Share(layout.lengths[rank], pairs, forward, backward)
+        _add_heads(sent, sizes, plan, lengths, turn, repeated, gather_keys=options.gather_keys)
+    row = sizes.batch * key_heads * (sizes.width + sizes.value_width)
+    if grid.outer > 1 and grid.method == GATHER:
+        moved = exchange(outer, place, needed_rows(outer, rules))
+        out = sum(len(rows) for target, rows in enumerate(moved.send) if target != place)
+        came = sum(rows for source, rows in enumerate(moved.receive) if source != place)
+        sent[0][ALL_TO_ALL] += out * row * sizes.bytes
+        sent[1][ALL_TO_ALL] += out * row * sizes.bytes + came * row * sizes.gradient_bytes
+    elif grid.outer > 1:
+        table = ring_table(grid.outer, grid.window)
+        there, back = (
+            sum(outer.lengths[move.block] for move in moves if move.source == place)
+            for moves in (table.moves, table.backward_moves)
+        )
+        values = sizes.batch * key_heads * sizes.value_width
+        keys_again = {"none": row, "keys": values, "all": 0}[kept]
+        sent[0][P2P] = there * row * sizes.bytes
+        sent[1][P2P] = back * (keys_again * sizes.bytes + row * sizes.gradient_bytes)
+    return Share(layout.lengths[rank], pairs, *map(dict, sent))
 
 
 def _add_heads(
-    forward: dict[str, int],
-    backward: dict[str, int],
+    sent: tuple[Counter[str], Counter[str]],
     sizes: Sizes,
     plan: HeadPlan,
     lengths: Sequence[int],
     turn: int,
-    gather_keys: bool,
     repeated: int,
+    *,
+    gather_keys: bool,
 ) -> None:
-    """Exchanges of heads; ``repeated`` is the width of keys and values that backward exchanges again."""
+    """Add exchanges of heads; ``repeated`` is the width of keys and values that backward exchanges again."""
+    forward, backward = sent
     mine, foreign = lengths[turn], sum(lengths) - lengths[turn]
     own_heads = len(plan.queries[turn])
     both = sizes.width + sizes.value_width
     # Queries go out and results come back; backward does the opposite with their gradients.
     to_heads = mine * (sizes.heads - own_heads)
     to_positions = foreign * own_heads
-    forward["all-to-all"] = to_heads * sizes.width + to_positions * sizes.value_width
-    backward["all-to-all"] = to_heads * sizes.value_width + to_positions * sizes.width
+    forward[ALL_TO_ALL] = to_heads * sizes.width + to_positions * sizes.value_width
+    backward[ALL_TO_ALL] = to_heads * sizes.value_width + to_positions * sizes.width
     if gather_keys:
         rows = (len(lengths) - 1) * max(lengths) * sizes.key_heads
-        forward["gather"] = rows * both * sizes.batch * sizes.bytes
-        backward["gather"] = rows * sizes.batch * (repeated * sizes.bytes + both * sizes.gradient_bytes)
+        forward[GATHERED] = rows * both * sizes.batch * sizes.bytes
+        backward[GATHERED] = rows * sizes.batch * (repeated * sizes.bytes + both * sizes.gradient_bytes)
     else:
         out = mine * sum(len(keys) for place, keys in enumerate(plan.keys) if place != turn)
-        forward["all-to-all"] += out * both
-        backward["all-to-all"] += out * repeated + foreign * len(plan.keys[turn]) * both
-    for counted in (forward, backward):
-        counted["all-to-all"] *= sizes.batch * sizes.bytes
-
-
-def _add_ring(
-    forward: dict[str, int],
-    backward: dict[str, int],
-    sizes: Sizes,
-    row: int,
-    layout: Layout,
-    place: int,
-    window: int,
-    kept: str,
-) -> None:
-    table = ring_table(layout.ranks, window)
-
-    def rows(moves: Sequence[Move]) -> int:
-        return row * sum(layout.lengths[move.block] for move in moves if move.source == place)
-
-    both = sizes.width + sizes.value_width
-    again = {"none": both, "keys": sizes.value_width, "all": 0}[kept]
-    forward["p2p"] = rows(table.moves) * both * sizes.bytes
-    backward["p2p"] = rows(table.backward_moves) * (again * sizes.bytes + both * sizes.gradient_bytes)
-
-
-def _add_fetched(
-    forward: dict[str, int],
-    backward: dict[str, int],
-    sizes: Sizes,
-    row: int,
-    layout: Layout,
-    place: int,
-    rules: Sequence[MaskRule],
-) -> None:
-    moved = exchange(layout, place, needed_rows(layout, rules))
-    out = sum(len(rows) for target, rows in enumerate(moved.send) if target != place)
-    came = sum(rows for source, rows in enumerate(moved.receive) if source != place)
-    both = row * (sizes.width + sizes.value_width)
-    for counted in (forward, backward):
-        counted["all-to-all"] = counted.get("all-to-all", 0) + out * both * sizes.bytes
-    backward["all-to-all"] += came * both * sizes.gradient_bytes
+        forward[ALL_TO_ALL] += out * both
+        backward[ALL_TO_ALL] += out * repeated + foreign * len(plan.keys[turn]) * both
+    for counted in sent:
+        counted[ALL_TO_ALL] *= sizes.batch * sizes.bytes

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from mindspeed_core.feature import Scenario
-from mindspeed_cp.algorithms import GATHER_ALGO, RING_ALGO
+from mindspeed_cp.algorithms import (
+    ADAPTIVE_ALGO,
+    GATHER_ALGO,
+    HYBRID_ADAPTIVE_ALGO,
+    HYBRID_ALGO,
+    RING_ALGO,
+    ULYSSES_ALGO,
+)
 
 # Adam divides by the root of the second moment: with its usual epsilon the sign of a gradient that is zero
 # but for rounding decides about a whole step.
@@ -19,59 +26,58 @@ def split_flags(size: int, algorithm: str, *more: str) -> tuple[str, ...]:
     return ("--context-parallel-size", str(size), "--context-parallel-algo", algorithm, *more)
 
 
-def _proof(
-    name: str, world: int, flags: tuple[str, ...], more: tuple[str, ...] = (), size: int = 2
+def same_model(
+    name: str, split: tuple[str, ...], model: tuple[str, ...], whole: tuple[str, ...] = (), ranks: int = 1
 ) -> Scenario:
-    """The same model, with the sequence split and whole, on as many processes as each needs."""
+    """Compare a model with its sequence split to the same model with whole sequences.
+
+    Args:
+        name: of the scenario.
+        split: the result of `split_flags`.
+        model: flags of both sides.
+        whole: further flags of the side with whole sequences.
+        ranks: processes of that side.
+    """
     return Scenario(
         name,
-        flags=(*MODEL, *more, *flags),
-        baseline=(*MODEL, *more),
-        world_size=world,
-        baseline_world_size=world // size,
+        flags=(*model, *split),
+        baseline=(*model, *whole),
+        world_size=int(split[1]) * ranks,
+        baseline_world_size=ranks,
         tolerance=2e-5,
     )
 
 
+_RING = split_flags(2, RING_ALGO)
+_HEADS = split_flags(2, ULYSSES_ALGO)
+_DEGREE = ("--ulysses-degree-in-cp", "2")
+_POLICY = ("--context-parallel-kv-cache-policy", "full")
+_ONE_KEY_HEAD = (*MODEL, "--num-query-groups", "1")
+_FULL = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
 PROOFS = (
-    _proof("ring", 2, split_flags(2, RING_ALGO)),
-    _proof("ulysses", 2, split_flags(2, "ulysses_cp_algo")),
-    _proof("fetched", 2, split_flags(2, GATHER_ALGO)),
-    _proof("fetched-in-groups", 2, split_flags(2, GATHER_ALGO, "--cp-fetch-head-groups", "2")),
-    _proof("balanced", 2, split_flags(2, "adaptive_cp_algo")),
-    _proof("general", 2, split_flags(2, RING_ALGO, "--attention-mask-type", "general")),
-    _proof("fused-update", 2, split_flags(2, RING_ALGO, "--use-fused-ring-attention-update")),
-    _proof("kept-keys", 2, split_flags(2, RING_ALGO, "--context-parallel-kv-cache-policy", "full")),
-    _proof("two-groups", 2, split_flags(2, RING_ALGO, "--use-cp-send-recv-overlap")),
-    _proof(
-        "gathered-keys",
-        2,
-        split_flags(2, "ulysses_cp_algo", "--use-ulysses-allgather-kv"),
-        ("--num-query-groups", "1"),
+    same_model("ring", _RING, MODEL),
+    same_model("ulysses", _HEADS, MODEL),
+    same_model("fetched", split_flags(2, GATHER_ALGO), MODEL),
+    same_model("fetched-in-groups", split_flags(2, GATHER_ALGO, "--cp-fetch-head-groups", "2"), MODEL),
+    same_model("balanced", split_flags(2, ADAPTIVE_ALGO), MODEL),
+    same_model("general", (*_RING, "--attention-mask-type", "general"), MODEL),
+    same_model("fused-update", (*_RING, "--use-fused-ring-attention-update"), MODEL),
+    same_model("kept-keys", (*_RING, *_POLICY), MODEL),
+    same_model("two-groups", (*_RING, "--use-cp-send-recv-overlap"), MODEL),
+    same_model("gathered-keys", (*_HEADS, "--use-ulysses-allgather-kv"), _ONE_KEY_HEAD),
+    same_model("exchanged-again", (*_HEADS, *_POLICY), _ONE_KEY_HEAD),
+    same_model("double-ring", split_flags(4, RING_ALGO, "--cp-window-size", "2"), MODEL),
+    same_model("hybrid", split_flags(4, HYBRID_ALGO, *_DEGREE), MODEL),
+    same_model("hybrid-balanced", split_flags(4, HYBRID_ADAPTIVE_ALGO, *_DEGREE), MODEL),
+    same_model(
+        "tp2-sp", _RING, (*MODEL, "--tensor-model-parallel-size", "2", "--sequence-parallel"), ranks=2
     ),
-    _proof(
-        "exchanged-again",
-        2,
-        split_flags(2, "ulysses_cp_algo", "--context-parallel-kv-cache-policy", "full"),
-        ("--num-query-groups", "1"),
+    same_model("pp2", _HEADS, (*MODEL, "--pipeline-model-parallel-size", "2"), ranks=2),
+    same_model(
+        "dp2-distributed-optimizer",
+        split_flags(2, GATHER_ALGO),
+        (*MODEL, "--use-distributed-optimizer"),
+        ranks=2,
     ),
-    _proof("double-ring", 4, split_flags(4, RING_ALGO, "--cp-window-size", "2"), size=4),
-    _proof("hybrid", 4, split_flags(4, "hybrid_cp_algo", "--ulysses-degree-in-cp", "2"), size=4),
-    _proof(
-        "hybrid-balanced", 4, split_flags(4, "hybrid_adaptive_cp_algo", "--ulysses-degree-in-cp", "2"), size=4
-    ),
-    _proof(
-        "tp2-sp", 4, split_flags(2, RING_ALGO), ("--tensor-model-parallel-size", "2", "--sequence-parallel")
-    ),
-    _proof("pp2", 4, split_flags(2, "ulysses_cp_algo"), ("--pipeline-model-parallel-size", "2")),
-    _proof("dp2-distributed-optimizer", 4, split_flags(2, GATHER_ALGO), ("--use-distributed-optimizer",)),
-    _proof(
-        "recompute",
-        2,
-        split_flags(2, RING_ALGO),
-        (
-            *("--recompute-granularity", "full", "--recompute-method", "uniform"),
-            *("--recompute-num-layers", "1"),
-        ),
-    ),
+    same_model("recompute", _RING, (*MODEL, *_FULL)),
 )
