@@ -1,4 +1,4 @@
-"""What flags of other attention say about attention over a split sequence; no torch.
+"""The effect of other packages' attention flags on attention over a split sequence; no torch.
 
 A launch script names its kernel (``--use-flash-attn``) and what queries see in the kernel's own words
 (``--sparse-mode 4 --pre-tockens 4096``). Split over ranks, the model is to stay the same one: its band, its
@@ -18,7 +18,7 @@ _PREFIX = (5, 6)
 
 
 def fused(values: Mapping[str, Any]) -> bool:
-    """Whether fused attention is asked for, by its own flag or by one that needs it.
+    """Return whether fused attention is asked for, by its own flag or by one that needs it.
 
     Args:
         values: arguments by destination.
@@ -27,12 +27,12 @@ def fused(values: Mapping[str, Any]) -> bool:
 
 
 def alibi(values: Mapping[str, Any]) -> bool:
-    """Whether attention has biases by distance."""
+    """Return whether attention has biases by distance."""
     return values.get("position_embedding_type") == "alibi"
 
 
 def band(values: Mapping[str, Any], length: int) -> int | None:
-    """How many keys before its own position a query sees, where fused attention was asked for a band.
+    """Return how many keys before its own a query sees, where fused attention was asked for a band.
 
     Args:
         values: arguments by destination.
@@ -47,7 +47,7 @@ def band(values: Mapping[str, Any], length: int) -> int | None:
 
 
 def problems(args: Namespace) -> list[str]:
-    """What the flags ask for that is not computed over a split sequence, one sentence each."""
+    """Return what flags ask for that is not computed over a split sequence, one sentence each."""
     values = vars(args)
     found = _mask_problems(values) if fused(values) else []
     if alibi(values):

@@ -1,4 +1,4 @@
-"""Whether a sequence can be cut so that all ranks suit the rest of a training; no torch."""
+"""Checks of the numbers of tokens that ranks get; no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mindspeed_cp.options import cp_options
 
 
 def length_problems(args: Namespace, lengths: Sequence[int]) -> list[str]:
-    """Why ranks cannot hold so many tokens: sequence parallelism and pipelines want the same of all.
+    """Return why ranks cannot hold so many tokens: sequence parallelism and pipelines want equal numbers.
 
     Args:
         args: the arguments.
@@ -32,7 +32,7 @@ def length_problems(args: Namespace, lengths: Sequence[int]) -> list[str]:
 
 
 def cut_problems(args: Namespace) -> list[str]:
-    """The same before there are batches, for a causal mask; other layouts are looked at batch by batch.
+    """Return the same before there are batches, for a causal mask; other masks are checked batch by batch.
 
     Args:
         args: arguments in which nothing else is wrong.

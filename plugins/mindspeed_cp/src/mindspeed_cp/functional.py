@@ -24,7 +24,7 @@ from mindspeed_cp.options import CPOptions
 
 @dataclass(frozen=True)
 class Mask:
-    """Which keys a query sees, by positions in the whole sequence.
+    """The keys that a query sees, by positions in the whole sequence.
 
     Attributes:
         causal: no later key.
@@ -38,7 +38,7 @@ class Mask:
 
 
 def agreed_lengths(local: int, group: ProcessGroup, device: torch.device | str = "cpu") -> tuple[int, ...]:
-    """The number of tokens of every rank: one all-gather of one integer, for all layers of a step.
+    """Gather the number of tokens of every rank: one all-gather of one integer, for all layers of a step.
 
     Args:
         local: tokens of this rank.
@@ -61,7 +61,7 @@ def ulysses_attention(
     mask: Mask = Mask(),
     scale: float | None = None,
 ) -> Tensor:
-    """Attention by an exchange of heads: every rank computes the whole sequence for some heads.
+    """Compute attention by an exchange of heads: every rank has the whole sequence of some heads.
 
     Args:
         query: ``[s, b, n, d]``, this rank's tokens; ``n`` is at least the number of ranks, which need not
@@ -93,7 +93,7 @@ def ring_attention(
     mask: Mask = Mask(),
     scale: float | None = None,
 ) -> Tensor:
-    """Attention by a ring: keys and values go round while ranks compute with those at hand.
+    """Compute attention by a ring: keys and values go round while ranks compute with those at hand.
 
     Arguments, result and errors are those of `ulysses_attention`, with any number of heads. Under a causal
     mask consecutive parts leave the first ranks less to do.
@@ -112,7 +112,7 @@ def gathered_attention(
     mask: Mask = Mask(),
     scale: float | None = None,
 ) -> Tensor:
-    """Attention by fetching: every rank fetches the keys that its queries see, and no others.
+    """Compute attention by fetching: every rank fetches the keys that its queries see, and no others.
 
     Arguments, result and errors are those of `ulysses_attention`, with any number of heads.
     """
@@ -132,7 +132,7 @@ def hybrid_attention(
     mask: Mask = Mask(),
     scale: float | None = None,
 ) -> Tensor:
-    """Heads are exchanged among neighbours, keys go round a ring among groups of them.
+    """Compute attention by an exchange of heads among neighbours, and a ring among groups of them.
 
     Further arguments, result and errors are those of `ulysses_attention`, with as many heads as ``inner`` has
     ranks.
@@ -188,7 +188,7 @@ def _attend(
 
 
 def consecutive(lengths: Sequence[int]) -> Layout:
-    """The layout in which ranks own consecutive parts of these lengths; none where a length is 0."""
+    """Return the layout in which ranks own consecutive parts of these lengths; none where a length is 0."""
     shares, start = [], 0
     for length in lengths:
         shares.append(((start, start + length),) if length else ())

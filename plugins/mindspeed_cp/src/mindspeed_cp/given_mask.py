@@ -48,6 +48,6 @@ def set_attention_mask(mask: Tensor | None) -> None:
 
 
 def given_mask() -> Tensor | None:
-    """The mask that was set, True hides; None without."""
+    """Return the mask that was set, True hides; None without."""
     mask: Tensor | None = _store().given
     return mask

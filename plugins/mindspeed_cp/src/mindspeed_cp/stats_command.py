@@ -1,4 +1,4 @@
-"""``mindspeed-cp stats``: what every rank owns, computes and sends with the flags of a training.
+"""``mindspeed-cp stats``: tokens, work and bytes of every rank with the flags of a training.
 
 The same as ``mindspeed-features cp-stats``. Pure arithmetic: no torch, no devices, any number of ranks.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def program() -> None:
-    """Questions about context parallelism that need no device."""
+    """Answer questions about context parallelism without a device."""
 
 
 @program.command(
@@ -68,7 +68,7 @@ def stats(documents: int, as_json: bool, host: str, platform: str | None, flags:
 
 
 def shares(args: Namespace, documents: int = 0) -> list[Share]:
-    """What every rank of context parallelism owns, computes and sends in one layer.
+    """Return what every rank of context parallelism owns, computes and sends in one layer.
 
     Args:
         args: the validated arguments of a training.
@@ -83,7 +83,7 @@ def shares(args: Namespace, documents: int = 0) -> list[Share]:
 
 
 def rule_of(args: Namespace, documents: int) -> MaskRule:
-    """The mask of the first layer, with documents of equal length.
+    """Return the mask of the first layer, with documents of equal length.
 
     Args:
         args: the validated arguments of a training.
@@ -98,7 +98,7 @@ def rule_of(args: Namespace, documents: int) -> MaskRule:
 
 
 def sizes_of(args: Namespace) -> Sizes:
-    """Sizes of attention on one rank of tensor parallelism.
+    """Return the sizes of attention on one rank of tensor parallelism.
 
     Args:
         args: the validated arguments of a training.

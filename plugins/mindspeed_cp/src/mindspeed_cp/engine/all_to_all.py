@@ -16,7 +16,7 @@ class PartsExchange:
     """A part for every rank on its way there, and one from every rank on its way here."""
 
     def __init__(self, parts: Sequence[Tensor], sizes: Sequence[int], group: ProcessGroup) -> None:
-        """Start it.
+        """Start the exchange.
 
         Args:
             parts: flat, one for every rank of the group.
@@ -41,6 +41,6 @@ class PartsExchange:
         )
 
     def wait(self) -> tuple[Tensor, ...]:
-        """The flat parts that came, by rank."""
+        """Wait and return the flat parts that came, by rank."""
         self._work.wait()
         return self._came.split(self._sizes)

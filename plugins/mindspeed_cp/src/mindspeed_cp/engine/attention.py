@@ -81,7 +81,7 @@ def split_attention(
     laid_out: Sequence[MaskRule] | None = None,
     layout: Layout | None = None,
 ) -> Tensor:
-    """Attention of this rank's queries to the keys of all ranks.
+    """Compute attention of this rank's queries to the keys of all ranks.
 
     Args:
         query: ``[b, n, s, d]``, this rank's positions as `mindspeed_cp.engine.planners.layout_of` gives them.
@@ -116,9 +116,9 @@ def split_attention(
         mine = plan.queries[turn]
         query = to_heads(query, plan.queries, lengths, members.inner)
         exchanged = _keys_exchange(plan, turn, lengths, members.inner, options)
-        at_home, key, value = (key, value), exchanged(key), exchanged(value)
+        local, key, value = (key, value), exchanged(key), exchanged(value)
         if grid.outer == 1 and call.kept != "none":
-            again = zip((key, value)[: 1 + (call.kept == "all")], at_home)
+            again = zip((key, value)[: 1 + (call.kept == "all")], local)
             remembered = exchanged_again([(there, here.detach()) for there, here in again], exchanged)
         heads = heads[mine.start : mine.stop]
         slopes = None if slopes is None else slopes[mine.start : mine.stop]
@@ -140,7 +140,7 @@ def split_attention(
 
 
 def joined_shares(layout: Layout, inner: int) -> Layout:
-    """The shares of outer ranks: those of their inner ranks behind one another."""
+    """Return the layout of outer ranks, whose shares are those of their inner ranks behind one another."""
     shares = [layout.shares[start : start + inner] for start in range(0, layout.ranks, inner)]
     return Layout(tuple(tuple(part for share in group for part in share) for group in shares))
 
@@ -148,7 +148,7 @@ def joined_shares(layout: Layout, inner: int) -> Layout:
 def _keys_exchange(
     plan: HeadPlan, turn: int, lengths: Sequence[int], group: ProcessGroup, options: CPOptions
 ) -> Callable[[Tensor], Tensor]:
-    """How keys, and values alike, come to the ranks that have their heads."""
+    """Return the function that brings keys, or values, to the ranks that have their heads."""
 
     def exchanged(tensor: Tensor) -> Tensor:
         if options.gather_keys:
@@ -167,16 +167,16 @@ def _keys_exchange(
 def exchanged_again(
     tensors: Sequence[tuple[Tensor, Tensor]], exchange_again: Callable[[Tensor], Tensor]
 ) -> AbstractContextManager[object]:
-    """Inside, autograd keeps what a tensor was exchanged from, and exchanges it again when backward needs it.
+    """Let autograd keep what a tensor was exchanged from, and exchange it again when backward needs it.
 
     Args:
         tensors: exchanged tensors, each with the one it was made of.
         exchange_again: how; collective, and called in the same order by all ranks.
     """
-    at_home = {(_storage(there), there.shape): here for there, here in tensors}
+    local = {(_storage(there), there.shape): here for there, here in tensors}
 
     def pack(tensor: Tensor) -> tuple[bool, Tensor]:
-        here = at_home.get((_storage(tensor), tensor.shape))
+        here = local.get((_storage(tensor), tensor.shape))
         return (False, tensor) if here is None else (True, here)
 
     def unpack(packed: tuple[bool, Tensor]) -> Tensor:
@@ -194,7 +194,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def by_rule(rules: Sequence[MaskRule], samples: int) -> list[tuple[slice, MaskRule]]:
-    """Samples with one rule together; a single rule is for all of them."""
+    """Group samples by their rule; a single rule is for all of them."""
     if len(set(rules)) == 1:
         return [(slice(0, samples), rules[0])]
     if len(rules) != samples:
@@ -260,5 +260,5 @@ def _count(*works: Work) -> None:
 
 @lru_cache(maxsize=64)
 def _moved(layout: Layout, place: int, rules: tuple[MaskRule, ...]) -> Exchange:
-    """The exchange of keys, made once for all layers."""
+    """Return the exchange of keys, made once for all layers."""
     return exchange(layout, place, needed_rows(layout, rules))

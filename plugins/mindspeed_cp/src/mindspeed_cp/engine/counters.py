@@ -1,4 +1,4 @@
-"""What an attention over a split sequence sends and computes, counted where somebody asks for it.
+"""Counters of what attention over a split sequence sends and computes, while somebody counts.
 
 Executors report here. While nobody counts, a report is one comparison with None.
 """
@@ -73,7 +73,7 @@ def event(name: str, step: int) -> None:
 
 
 def task_pairs(task: Task, rule: Any) -> int:
-    """Scores of a task that count."""
+    """Return the number of scores of a task that count."""
     rows, columns = task.rows[1] - task.rows[0], task.columns[1] - task.columns[0]
     if task.kind == FULL:
         return rows * columns

@@ -1,4 +1,4 @@
-"""Where the documents of a sequence end, found in tokens, in positions, or laid down."""
+"""The ends of the documents of a sequence: found in tokens or positions, or of a given length."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def ends_by_token(tokens: Tensor, last: int) -> list[tuple[int, ...]]:
-    """The running ends of every sample's documents; what follows the last end is a document too.
+    """Return the running ends of every sample's documents; what follows the last end is a document too.
 
     Args:
         tokens: ``[b, s]``.
@@ -20,19 +20,19 @@ def ends_by_token(tokens: Tensor, last: int) -> list[tuple[int, ...]]:
 
 
 def ends_by_position(position_ids: Tensor) -> list[tuple[int, ...]]:
-    """The same from positions ``[b, s]`` that begin with 0 in every document."""
+    """Return the same from positions ``[b, s]`` that begin with 0 in every document."""
     length = position_ids.shape[1]
     found = [(row == 0).nonzero().flatten().tolist() for row in position_ids.cpu()]
     return [_closed((place for place in row if place), length) for row in found]
 
 
 def ends_by_length(length: int, every: int) -> tuple[int, ...]:
-    """The running ends of documents of equal length, the last one with what is left."""
+    """Return the running ends of documents of equal length, the last one with what is left."""
     return _closed(range(every, length, every), length)
 
 
 def restarted(length: int, ends: tuple[int, ...], like: Tensor) -> Tensor:
-    """Positions ``[s]`` that begin with 0 in every document, of the dtype and on the device of ``like``."""
+    """Return positions ``[s]`` that begin with 0 in every document, with dtype and device of ``like``."""
     positions = like.new_tensor(range(length))
     starts = like.new_tensor((0, *ends[:-1]))
     lengths = like.new_tensor([end - start for start, end in zip((0, *ends), ends)])

@@ -1,4 +1,4 @@
-"""Which rows of keys every rank fetches from every other: pure index arithmetic."""
+"""The rows of keys that every rank fetches from every other: pure index arithmetic."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Exchange:
 
 
 def needed_rows(layout: Layout, rules: Sequence[MaskRule]) -> list[list[Interval]]:
-    """For every rank the global positions of the keys that its queries see under any of the rules."""
+    """Return, for every rank, the positions of the keys that its queries see under any of the rules."""
     return [
         union(interval for rule in rules for interval in rule.needed_keys(share)) for share in layout.shares
     ]
 
 
 def exchange(layout: Layout, rank: int, needed: Sequence[Sequence[Interval]]) -> Exchange:
-    """The exchange of one rank, from what every rank needs."""
+    """Build the exchange of one rank from what every rank needs."""
     positions = [layout.positions(source) for source in range(layout.ranks)]
     send = tuple(np.flatnonzero(_inside(positions[rank], needed[target])) for target in range(layout.ranks))
     came = [position[_inside(position, needed[rank])] for position in positions]

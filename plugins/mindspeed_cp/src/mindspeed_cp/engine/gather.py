@@ -44,7 +44,7 @@ class GatherPlan:
     options: CPOptions
 
     def parts(self, heads: int, key_heads: int) -> Iterator[tuple[slice, slice, Work]]:
-        """Query heads, the key heads that they share, and their work.
+        """Iterate over query heads, the key heads that they share, and their work.
 
         Args:
             heads: number of query heads.
@@ -72,7 +72,7 @@ class GatheredAttention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: GatherPlan, sink: Tensor | None = None
     ) -> Tensor:
-        """``[b, n, s, dv]`` of local queries ``[b, n, s, d]`` and what they see; ``sink`` is ``[n]``."""
+        """Return ``[b, n, s, dv]`` of local queries ``[b, n, s, d]``; ``sink`` is ``[n]``."""
         merger = Merger(query, value.shape[-1], sink)
         for heads, (keys, values), work in _fetched(query, key, value, plan):
             attend(merger.of_heads(heads), query[:, heads], keys, values, work)
@@ -84,7 +84,7 @@ class GatheredAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of local queries, keys and values, and of further scores."""
+        """Return the gradients of local queries, keys and values, and of further scores."""
         query, key, value, output, logsum, sink = ctx.saved_tensors
         plan = ctx.plan
         dq, dk, dv = zeros_for(query, key, value)
@@ -114,7 +114,7 @@ class GatheredAttention(torch.autograd.Function):
 def _fetched(
     query: Tensor, key: Tensor, value: Tensor, plan: GatherPlan
 ) -> Iterator[tuple[slice, tuple[Tensor, Tensor], Work]]:
-    """Groups of heads with the keys and values that they need; the next are on their way meanwhile."""
+    """Iterate over groups of heads with their keys and values; the next are on their way meanwhile."""
     parts = list(plan.parts(query.shape[1], key.shape[1]))
     coming = [_Fetch(key[:, parts[0][1]], value[:, parts[0][1]], plan)]
     for index, (heads, _, work) in enumerate(parts):
@@ -139,7 +139,7 @@ class _Fetch:
         )
 
     def wait(self) -> tuple[Tensor, Tensor]:
-        """Keys and values of all rows that are needed here, in rising order of positions."""
+        """Wait and return keys and values of all rows that are needed here, in rising order of positions."""
         batch, heads, _, width = self.shape
         came = zip(self.exchange.wait(), self.plan.exchange.receive)
         arrived = torch.cat([part.view(batch, heads, rows, width) for part, rows in came], dim=2)
@@ -148,7 +148,7 @@ class _Fetch:
 
 
 def _return(dk: Tensor, dv: Tensor, key: Tensor, value: Tensor, plan: GatherPlan) -> tuple[Tensor, Tensor]:
-    """Gradients of fetched rows, added up at their owners."""
+    """Send the gradients of fetched rows back and add them up at their owners."""
     both = torch.cat((dk, dv), dim=-1)
     arrived = torch.empty_like(both)
     arrived[:, :, _index(plan.exchange.order, both)] = both

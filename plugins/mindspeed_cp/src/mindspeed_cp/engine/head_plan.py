@@ -1,4 +1,4 @@
-"""Which heads each of the ranks that exchange heads gets: pure arithmetic."""
+"""The heads that each of the ranks that exchange heads gets: pure arithmetic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """Which heads each rank gets.
+    """The heads that each rank gets.
 
     Attributes:
         queries: query heads of every rank, a range each.

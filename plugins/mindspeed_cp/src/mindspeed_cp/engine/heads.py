@@ -33,7 +33,7 @@ def _to_heads(x: Tensor, heads: Sequence[range], lengths: Sequence[int], group: 
 def _to_positions(
     y: Tensor, heads: Sequence[range], lengths: Sequence[int], group: ProcessGroup, total: int
 ) -> Tensor:
-    """The inverse; heads that several ranks had are added up."""
+    """Invert `_to_heads`; heads that several ranks had are added up."""
     batch, width = y.shape[0], y.shape[3]
     parts = [part.reshape(-1) for part in y.split(list(lengths), dim=2)]
     local = lengths[group.rank()]
@@ -75,7 +75,7 @@ class _ToPositions(torch.autograd.Function):
 
 
 def to_heads(x: Tensor, heads: Sequence[range], lengths: Sequence[int], group: ProcessGroup) -> Tensor:
-    """``[b, n, s, d]`` of this rank's positions to ``[b, m, S, d]`` of its heads.
+    """Exchange ``[b, n, s, d]`` of this rank's positions for ``[b, m, S, d]`` of its heads.
 
     Args:
         x: all heads of local positions.
@@ -88,7 +88,7 @@ def to_heads(x: Tensor, heads: Sequence[range], lengths: Sequence[int], group: P
 
 
 def to_positions(y: Tensor, heads: Sequence[range], lengths: Sequence[int], group: ProcessGroup) -> Tensor:
-    """The way back: ``[b, m, S, d]`` of some heads to ``[b, n, s, d]`` of all heads, for local positions."""
+    """Exchange ``[b, m, S, d]`` of some heads for ``[b, n, s, d]`` of all heads at local positions."""
     result: Tensor = _ToPositions.apply(y, heads, lengths, group)
     return result
 
@@ -125,7 +125,7 @@ class _ToWhole(torch.autograd.Function):
 
 
 def to_whole(x: Tensor, lengths: Sequence[int], group: ProcessGroup, *, wide: bool = True) -> Tensor:
-    """``[b, n, s, d]`` of this rank's positions to ``[b, n, S, d]`` of all positions, the same on every rank.
+    """Gather ``[b, n, s, d]`` of this rank's positions to ``[b, n, S, d]`` of all, the same on every rank.
 
     Args:
         x: all heads of local positions.

@@ -1,4 +1,4 @@
-"""Which tokens of a sequence each rank owns, and in which order: pure index arithmetic.
+"""The tokens of a sequence that each rank owns, and their order: pure index arithmetic.
 
 A rank's share is a list of half-open intervals of global positions; its local sequence is their
 concatenation.
@@ -40,36 +40,36 @@ class Layout:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks."""
+        """Return the number of ranks."""
         return len(self.shares)
 
     @cached_property
     def length(self) -> int:
-        """Number of positions of the whole sequence."""
+        """Return the number of positions of the whole sequence."""
         return sum(end - start for share in self.shares for start, end in share)
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
-        """Number of positions of each rank."""
+        """Return the number of positions of each rank."""
         return tuple(sum(end - start for start, end in share) for share in self.shares)
 
     def positions(self, rank: int) -> npt.NDArray[np.int64]:
-        """Global positions of a rank's local sequence, in order."""
+        """Return the global positions of a rank's local sequence, in order."""
         parts = [np.arange(start, end, dtype=np.int64) for start, end in self.shares[rank]]
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     @cached_property
     def order(self) -> npt.NDArray[np.int64]:
-        """Global positions of all ranks' local sequences behind one another: a permutation."""
+        """Return the global positions of all ranks' local sequences behind one another: a permutation."""
         return np.concatenate([self.positions(rank) for rank in range(self.ranks)])
 
     def chunks(self, rank: int) -> Chunks:
-        """A rank's intervals with the local index at which each starts."""
+        """Return a rank's intervals with the local index at which each starts."""
         return numbered(self.shares[rank])
 
 
 def cut(length: int, parts: int) -> list[Interval]:
-    """``parts`` intervals of nearly equal size that follow one another, the longer ones first."""
+    """Cut a length into ``parts`` consecutive intervals of nearly equal size, the longer ones first."""
     base, longer = divmod(length, parts)
     found, start = [], 0
     for part in range(parts):
@@ -80,18 +80,18 @@ def cut(length: int, parts: int) -> list[Interval]:
 
 
 def contiguous(length: int, ranks: int) -> Layout:
-    """Equal consecutive parts, the longer ones first."""
+    """Return the layout of equal consecutive parts, the longer ones first."""
     return Layout(tuple((interval,) for interval in cut(length, ranks)))
 
 
 def zigzag(length: int, ranks: int) -> Layout:
-    """``2 * ranks`` parts; rank ``r`` owns parts ``r`` and ``2 * ranks - 1 - r``: equal causal work."""
+    """Return ``2 * ranks`` parts; rank ``r`` owns ``r`` and ``2 * ranks - 1 - r``: equal causal work."""
     parts = cut(length, 2 * ranks)
     return Layout(tuple((parts[rank], parts[2 * ranks - 1 - rank]) for rank in range(ranks)))
 
 
 def documents_zigzag(ends: Sequence[int], ranks: int) -> Layout:
-    """`zigzag` inside every document; ``ends`` are the running ends of the documents."""
+    """Return `zigzag` inside every document; ``ends`` are the running ends of the documents."""
     shares: list[list[Interval]] = [[] for _ in range(ranks)]
     start = 0
     for end in ends:
@@ -103,7 +103,7 @@ def documents_zigzag(ends: Sequence[int], ranks: int) -> Layout:
 
 
 def assign(weights: Sequence[int], ranks: int) -> list[list[int]]:
-    """For every rank its chunks, the same number each: heaviest first to the rank with the least work.
+    """Deal out chunks, the same number to each rank: heaviest first to the rank with the least work.
 
     Args:
         weights: work of each chunk; their number is a multiple of ``ranks``.
@@ -123,7 +123,7 @@ def assign(weights: Sequence[int], ranks: int) -> list[list[int]]:
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same positions as disjoint rising intervals that do not touch."""
+    """Return the same positions as disjoint rising intervals that do not touch."""
     found: list[Interval] = []
     for start, end in sorted(intervals):
         if found and start <= found[-1][1]:
@@ -134,7 +134,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def numbered(intervals: Iterable[Interval]) -> Chunks:
-    """Intervals whose positions lie behind one another, with the row at which each starts."""
+    """Return intervals, each with the local row at which it starts when they lie behind one another."""
     found, local = [], 0
     for start, end in intervals:
         found.append((local, (start, end)))
@@ -143,7 +143,7 @@ def numbered(intervals: Iterable[Interval]) -> Chunks:
 
 
 def nested(outer: Layout, inner: int) -> Layout:
-    """Each share of ``outer`` cut into ``inner`` consecutive pieces: rank ``r * inner + i`` owns piece ``i``.
+    """Cut each share of ``outer`` into ``inner`` pieces: rank ``r * inner + i`` owns piece ``i``.
 
     The ranks of one share gather it again by an exchange among neighbours.
     """

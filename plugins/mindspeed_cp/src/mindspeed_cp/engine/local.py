@@ -38,7 +38,7 @@ class LocalAttention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, work: Work, sink: Tensor | None = None
     ) -> Tensor:
-        """``[b, n, s, dv]`` of queries ``[b, n, s, d]`` and keys ``[b, g, t, d]``; ``sink`` is ``[n]``."""
+        """Return ``[b, n, s, dv]`` of queries ``[b, n, s, d]``, keys ``[b, g, t, d]``; ``sink`` is ``[n]``."""
         merger = Merger(query, value.shape[-1], sink)
         attend(merger, query, key, value, work)
         output = merger.output.to(query.dtype)
@@ -49,7 +49,7 @@ class LocalAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of queries, keys and values, added up in float32, and of further scores."""
+        """Return the gradients of queries, keys and values, added up in float32, and of further scores."""
         query, key, value, output, logsum, sink = ctx.saved_tensors
         found = zeros_for(query, key, value)
         attend_backward(found, query, key, value, output, logsum, gradients[0], ctx.work)
@@ -58,7 +58,7 @@ class LocalAttention(torch.autograd.Function):
 
 
 def zeros_for(*tensors: Tensor) -> tuple[Any, ...]:
-    """Zeros to add gradients to, at least float32."""
+    """Return zeros to add gradients to, at least float32."""
     return tuple(
         torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors
     )

@@ -1,4 +1,4 @@
-"""Which keys a query sees, as a rule about global positions: pure index arithmetic.
+"""Masks as rules about global positions: pure index arithmetic.
 
 A rule cuts any rectangle of queries and keys into pieces that a kernel computes: whole rectangles, squares
 under a causal mask, and, only where a window or a given matrix crosses them, rectangles with a mask.
@@ -42,7 +42,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class MaskRule:
-    """Which scores of a sequence count.
+    """A rule that says which scores of a sequence count.
 
     Attributes:
         length: positions of the sequence.
@@ -75,7 +75,7 @@ class MaskRule:
         return self is other or (isinstance(other, MaskRule) and self.signature() == other.signature())
 
     def signature(self) -> tuple[object, ...]:
-        """What two equal rules have in common."""
+        """Return what two equal rules have in common."""
         return (self.length, self.causal, self.ends, self.window, self.prefix, self._matrix_key)
 
     @cached_property
@@ -90,12 +90,12 @@ class MaskRule:
 
     @cached_property
     def tiles(self) -> Tiles:
-        """Which tiles of the given matrix have scores that count, and which have nothing else."""
+        """Return which tiles of the given matrix have scores that count, and which have nothing else."""
         assert self.matrix is not None
         return Tiles.of(self.matrix)
 
     def reach(self, queries: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The keys from ``low`` up to before ``high`` that each of these queries may see beside a prefix.
+        """Return ``low`` and ``high``: keys from low to before high are what a query sees beside a prefix.
 
         Args:
             queries: global positions. The given matrix is not asked.
@@ -114,7 +114,7 @@ class MaskRule:
 
     @cached_property
     def row_scores(self) -> npt.NDArray[np.int64]:
-        """``[s]``: how many scores of each query count."""
+        """Return ``[s]``, how many scores of each query count."""
         queries = np.arange(self.length, dtype=np.int64)
         if self.matrix is None:
             low, high = self.reach(queries)
@@ -125,18 +125,18 @@ class MaskRule:
 
     @cached_property
     def running_scores(self) -> npt.NDArray[np.int64]:
-        """``[s + 1]``: how many scores of all queries before each one count."""
+        """Return ``[s + 1]``, how many scores of all queries before each one count."""
         return running_sums(self.row_scores)
 
     def work(self, tile: int) -> npt.NDArray[np.int64]:
-        """``[s]``: scores that are computed for each query; under a given matrix whole tiles of ``tile``."""
+        """Return ``[s]``, the scores computed for each query; under a matrix whole tiles of ``tile``."""
         if self.matrix is None or tile == 1:
             return self.row_scores
         low, high = self.reach(np.arange(self.length, dtype=np.int64))
         return self.tiles.row_work(low, high)
 
     def visible(self, queries: npt.NDArray[np.int64], keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """``[q, k]``: which of these positions see one another."""
+        """Return ``[q, k]`` bool, which of these positions see one another."""
         i, j = queries[:, None], keys[None, :]
         seen = np.ones((len(queries), len(keys)), dtype=bool)
         if self.causal:
@@ -155,7 +155,7 @@ class MaskRule:
         return seen
 
     def pieces(self, queries: Interval, keys: Interval) -> list[Piece]:
-        """What has to be computed of a rectangle; every visible score is in exactly one piece."""
+        """Return what has to be computed of a rectangle; every visible score is in exactly one piece."""
         found: list[Piece] = []
         for q, k, alone in self._inside_documents(queries, keys):
             if not alone:
@@ -177,7 +177,7 @@ class MaskRule:
     def _inside_documents(
         self, queries: Interval, keys: Interval
     ) -> Iterator[tuple[Interval, Interval, bool]]:
-        """Rectangles inside of documents, and of small neighbours together: whether it is one document."""
+        """Iterate over rectangles inside of documents, or of groups of small ones: whether it is one."""
         if not self.ends:
             yield queries, keys, True
             return
@@ -196,7 +196,7 @@ class MaskRule:
 
     @cached_property
     def _groups(self) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-        """Ends of documents, where neighbours that fit into one tile are one group, and which are none.
+        """Return the ends of documents, small neighbours as one group, and which are single documents.
 
         Padding, for one, may come as documents of a single token, and a kernel is called for each group.
         """
@@ -214,7 +214,7 @@ class MaskRule:
 
     @staticmethod
     def _triangle(queries: Interval, keys: Interval) -> list[Piece]:
-        """A rectangle below the diagonal: what is whole, and the square that the diagonal crosses."""
+        """Cut a rectangle by the diagonal: whole rectangles, and the square that the diagonal crosses."""
         (a, b), (c, d) = queries, keys
         low, high = max(a, c), min(b, d)
         if low >= high:
@@ -243,7 +243,7 @@ class MaskRule:
         return found
 
     def _narrowed(self, queries: Interval, keys: Interval) -> tuple[Interval, Interval]:
-        """A rectangle without the rows and columns that a window leaves nothing of."""
+        """Return a rectangle without the rows and columns that a window leaves nothing of."""
         assert self.window is not None
         (a, b), (c, d) = queries, keys
         ahead = 0 if self.causal else self.window
@@ -251,7 +251,7 @@ class MaskRule:
         return (max(a, c - ahead), min(b, d + self.window)), (c, d)
 
     def _given(self, piece: Piece) -> list[Piece]:
-        """A piece in runs of tiles with scores that count; rows of tiles with the same runs together."""
+        """Cut a piece into runs of tiles with scores that count; rows with the same runs together."""
         (a, b), (c, d) = piece.queries, piece.keys
         if self.tiles.full((a, b), (c, d)):
             return [piece]
@@ -275,7 +275,7 @@ class MaskRule:
         return found
 
     def pairs(self, queries: Interval, keys: Interval | None = None) -> int:
-        """How many scores of a rectangle count."""
+        """Return how many scores of a rectangle count."""
         if keys is None or keys == (0, self.length):
             return int(self.running_scores[queries[1]] - self.running_scores[queries[0]])
         total = 0
@@ -297,7 +297,7 @@ class MaskRule:
         return int(self.visible(np.arange(a, b), np.arange(c, d)).sum())
 
     def needed_keys(self, queries: Sequence[Interval]) -> list[Interval]:
-        """Keys that some of these queries may see, as disjoint rising intervals."""
+        """Return the keys that some of these queries may see, as disjoint rising intervals."""
         some = [interval for interval in queries if interval[1] > interval[0]]
         if self.matrix is not None:
             everything = (0, self.length)
@@ -319,14 +319,14 @@ def _rectangle(queries: Interval, keys: Interval, kind: str) -> list[Piece]:
 
 
 def running_sums(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """``[n + 1]``: the sum of what stands before each of ``n`` values, and of all."""
+    """Return ``[n + 1]``, the sums of what stands before each of ``n`` values, and of all."""
     found = np.zeros(len(values) + 1, dtype=np.int64)
     np.cumsum(values, out=found[1:])
     return found
 
 
 def _selection(queries: npt.NDArray[np.int64], keys: npt.NDArray[np.int64]) -> Any:
-    """An index of these rows and columns; a view where positions follow one another."""
+    """Return an index of rows and columns; slices, which make a view, where positions are consecutive."""
     sides = []
     for positions in (queries, keys):
         following = len(positions) > 0 and bool((np.diff(positions) == 1).all())

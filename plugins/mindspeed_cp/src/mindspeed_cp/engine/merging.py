@@ -44,7 +44,7 @@ class Merger:
             self.logsum.copy_(sink.view(-1, 1))
 
     def of_heads(self, heads: slice) -> Merger:
-        """The part of some heads: what joins it joins here.
+        """Return a view of some heads: what is added to it is added here.
 
         Args:
             heads: a range of query heads.
@@ -124,7 +124,7 @@ class FusedMerger(Merger):
         self._touched.append((which, rows))
 
     def _meets(self, samples: range, rows: Rows) -> bool:
-        """Whether some of these rows have seen a block: an update of nothing by nothing divides by zero."""
+        """Return whether some rows have seen a block: an update of nothing by nothing divides by zero."""
         return any(
             max(low, rows[0]) < min(high, rows[1]) and (set(samples) & set(others))
             for others, (low, high) in self._touched
@@ -142,7 +142,7 @@ class FusedMerger(Merger):
 
 
 def sink_gradient(sink: Tensor | None, output: Tensor, logsum: Tensor, outer: Tensor) -> Tensor | None:
-    """The gradient ``[n]`` of the further scores; None where there are none.
+    """Return the gradient ``[n]`` of the further scores; None where there are none.
 
     Args:
         sink: ``[n]``.

@@ -63,25 +63,25 @@ class Grid:
 
     @property
     def ranks(self) -> int:
-        """All of them."""
+        """Return the number of all ranks."""
         return self.outer * self.inner
 
     def place(self, rank: int) -> tuple[int, int]:
-        """Outer and inner place of a rank; inner neighbours are adjacent ranks."""
+        """Return the outer and the inner place of a rank; inner neighbours are adjacent ranks."""
         return divmod(rank, self.inner)
 
     def inner_ranks(self) -> list[list[int]]:
-        """Ranks that exchange heads."""
+        """Return the ranks that exchange heads."""
         return [list(range(start, start + self.inner)) for start in range(0, self.ranks, self.inner)]
 
     def outer_ranks(self) -> list[list[int]]:
-        """Ranks that exchange keys."""
+        """Return the ranks that exchange keys."""
         return [list(range(place, self.ranks, self.inner)) for place in range(self.inner)]
 
 
 @lru_cache(maxsize=64)
 def outer_layout(grid: Grid, rules: tuple[MaskRule, ...]) -> Layout:
-    """What every outer rank owns, for samples with these rules.
+    """Return what every outer rank owns, for samples with these rules.
 
     Raises:
         ValueError: the layout that was asked for does not suit the rules.
@@ -115,7 +115,7 @@ def _checked(layout: Layout, length: int, ranks: int) -> Layout:
 
 
 def _suitable(grid: Grid, rules: Sequence[MaskRule]) -> str:
-    """Zigzag is balanced for a plain causal mask, consecutive parts for a full one."""
+    """Choose a layout: zigzag balances a plain causal mask, consecutive parts a full one."""
     plain = all(not rule.ends and rule.window is None and rule.matrix is None for rule in rules)
     if plain and all(rule.causal and not rule.prefix for rule in rules):
         return "zigzag"
@@ -133,7 +133,7 @@ def balanced_layout(
     regroup: bool = False,
     tile: int = TILE,
 ) -> Layout:
-    """The layout with the fewest chunks whose most loaded rank has at most 5 % more work than the mean.
+    """Return the layout with the fewest chunks in which no rank has 5 % more work than the mean.
 
     Args:
         rules: of all samples.
@@ -156,7 +156,7 @@ def balanced_layout(
 
 
 def _best(order: Sequence[Interval], work: npt.NDArray[np.int64], ranks: int, chunks_per_rank: int) -> Layout:
-    """Equal chunks of a sequence in some order, as few as balance, or those that balance best."""
+    """Deal out equal chunks of a sequence in some order, as few as balance, or those that balance best."""
     length = len(work)
     running = running_sums(np.concatenate([work[slice(*interval)] for interval in order]))
     most = max(1, length // ranks)
@@ -180,7 +180,7 @@ def _best(order: Sequence[Interval], work: npt.NDArray[np.int64], ranks: int, ch
 
 
 def _placed(order: Sequence[Interval], chunks: Sequence[Interval]) -> list[Interval]:
-    """Chunks of a sequence that consists of intervals in some order, as intervals of positions."""
+    """Return the positions of chunks of a sequence that consists of intervals in some order."""
     if len(order) == 1:
         return list(chunks)
     found, starts = [], np.cumsum([0, *(end - start for start, end in order)])
@@ -199,12 +199,12 @@ def _load(layout: Layout, work: npt.NDArray[np.int64]) -> float:
 
 
 def imbalance(layout: Layout, rules: Sequence[MaskRule]) -> float:
-    """Work of the most loaded rank over the mean, in scores."""
+    """Return the work of the most loaded rank over the mean, in scores."""
     return _load(layout, sum((rule.row_scores for rule in rules), np.zeros(layout.length, dtype=np.int64)))
 
 
 def travelling_keys(layout: Layout, rules: Sequence[MaskRule]) -> int:
-    """Keys that ranks fetch from others, summed over all ranks; a ring moves ``(ranks - 1) * length``."""
+    """Count the keys that ranks fetch from others, of all ranks; a ring moves ``(ranks - 1) * length``."""
     total = 0
     for share, needed in zip(layout.shares, needed_rows(layout, rules)):
         both = union([*needed, *share])
@@ -214,6 +214,6 @@ def travelling_keys(layout: Layout, rules: Sequence[MaskRule]) -> int:
 
 @lru_cache(maxsize=64)
 def layout_of(grid: Grid, rules: tuple[MaskRule, ...]) -> Layout:
-    """What every rank owns: its inner part of its outer share."""
+    """Return what every rank owns: its inner part of its outer share."""
     outer = outer_layout(grid, rules)
     return outer if grid.inner == 1 else nested(outer, grid.inner)

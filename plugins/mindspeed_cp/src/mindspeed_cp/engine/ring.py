@@ -53,7 +53,7 @@ class RingPlan:
     kept: str = "none"
 
     def channel(self, move: Move) -> ProcessGroup:
-        """The group that carries a transfer.
+        """Return the group that carries a transfer.
 
         Its sender decides: both ends must agree, and one communicator does its transfers one after another.
         """
@@ -85,13 +85,13 @@ class _Shapes:
         return self.key_size(rows) + self.value_size(rows)
 
     def split(self, buffer: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-        """Keys and values in a flat buffer."""
+        """Return keys and values in a flat buffer."""
         batch, heads, width = self.key
         key = buffer[: self.key_size(rows)].view(batch, heads, rows, width)
         return key, self.values(buffer, rows)
 
     def values(self, buffer: Tensor, rows: int) -> Tensor:
-        """Values at the end of a flat buffer, behind keys or alone."""
+        """Return values at the end of a flat buffer, behind keys or alone."""
         batch, heads, width = self.value
         return buffer[buffer.numel() - self.value_size(rows) :].view(batch, heads, rows, width)
 
@@ -164,7 +164,7 @@ class RingAttention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: RingPlan, sink: Tensor | None = None
     ) -> Tensor:
-        """``[b, n, s, dv]`` of local queries ``[b, n, s, d]``, keys of all ranks; ``sink`` is ``[n]``."""
+        """Return ``[b, n, s, dv]`` of local queries ``[b, n, s, d]``, all keys; ``sink`` is ``[n]``."""
         table, shapes, me = plan.table, _Shapes.of(key, value), plan.rank
         merger = (FusedMerger if plan.options.fused_update else Merger)(query, value.shape[-1], sink)
         transfers = Transfers(plan, "keys")
@@ -194,7 +194,7 @@ class RingAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of local queries, keys and values, and of further scores."""
+        """Return the gradients of local queries, keys and values, and of further scores."""
         query, output, logsum, sink, last, *kept = ctx.saved_tensors
         plan, shapes = ctx.plan, ctx.shapes
         found = _RingBackward(plan, shapes, query, output, logsum, gradients[0], dict(zip(ctx.kept, kept)))

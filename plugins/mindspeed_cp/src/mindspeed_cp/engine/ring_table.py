@@ -1,4 +1,4 @@
-"""Who holds which keys at which step of a ring, and how they get there: pure arithmetic of places."""
+"""The keys that each rank of a ring holds at each step, and how they get there: pure index arithmetic."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Move:
 
 @dataclass(frozen=True)
 class RingTable:
-    """Who holds which block at which step, and how blocks get there.
+    """The block that each rank holds at each step, and how blocks get there.
 
     Attributes:
         hold: ``hold[step][rank]`` is a block; every rank meets every block once, its own first.
@@ -41,16 +41,16 @@ class RingTable:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks, of blocks and of steps."""
+        """Return the number of ranks, of blocks and of steps."""
         return len(self.hold[0])
 
     def holder(self, step: int, block: int) -> int:
-        """Who holds a block at a step."""
+        """Return the rank that holds a block at a step."""
         return self.hold[step].index(block)
 
     @cached_property
     def backward_moves(self) -> tuple[Move, ...]:
-        """Blocks and their gradients from step to step, last step first; steps are counted in that order."""
+        """Return the moves of blocks and their gradients, last step first, with steps in that order."""
         last = len(self.hold) - 1
         return tuple(
             Move(block, self.holder(last - step, block), self.holder(last - step - 1, block), step, step + 1)
@@ -61,7 +61,7 @@ class RingTable:
 
 @lru_cache(maxsize=16)
 def ring_table(ranks: int, window: int = 1) -> RingTable:
-    """A single ring, or with ``window`` > 1 rings of that many ranks inside a ring of windows.
+    """Return a single ring, or with ``window`` > 1 rings of that many ranks inside a ring of windows.
 
     Args:
         ranks: number of ranks.

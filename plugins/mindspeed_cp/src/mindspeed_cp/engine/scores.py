@@ -1,4 +1,4 @@
-"""What besides queries and keys decides about attention: scale, mask rule, bias by distance, dropout."""
+"""Scale, mask rule, bias by distance and dropout: what decides about attention beside queries and keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Dropout:
     first_sample: int = 0
 
     def kept(self, heads: Tensor, samples: int, queries: Tensor, keys: Tensor) -> Tensor:
-        """``[b, n, q, k]`` bool: which weights stay, by global head and global positions."""
+        """Return ``[b, n, q, k]`` bool, which weights stay, by global head and global positions."""
         state = torch.full((), self.seed & 0xFFFFFFFF, dtype=torch.int64, device=queries.device)
         sample = torch.arange(self.first_sample, self.first_sample + samples, device=queries.device)
         for value, shape in (
@@ -39,7 +39,7 @@ class Dropout:
 
 
 def _mixed(state: Tensor) -> Tensor:
-    """A 32-bit integer hash (a multiply-xorshift finalizer), in int64."""
+    """Return a 32-bit integer hash (a multiply-xorshift finalizer), in int64."""
     state = (state ^ (state >> 16)) * 0x85EBCA6B & 0xFFFFFFFF
     state = (state ^ (state >> 13)) * 0xC2B2AE35 & 0xFFFFFFFF
     return state ^ (state >> 16)
@@ -67,5 +67,5 @@ class Scores:
 
     @property
     def positional(self) -> bool:
-        """Whether the kernel needs global positions."""
+        """Return whether the kernel needs global positions."""
         return self.slopes is not None or self.dropout is not None

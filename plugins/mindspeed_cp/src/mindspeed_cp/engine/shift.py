@@ -1,4 +1,4 @@
-"""Where the value of the next position comes from, in any layout: pure index arithmetic."""
+"""The source of every position's successor, in any layout: pure index arithmetic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mindspeed_cp.engine.layout import Layout
 
 @dataclass(frozen=True)
 class ShiftPlan:
-    """Where a rank's values come from when everything moves one position forward.
+    """The sources of a rank's values when everything moves one position forward.
 
     Attributes:
         first: local rows at which the rank's shares begin.
@@ -30,7 +30,7 @@ class ShiftPlan:
 
 @lru_cache(maxsize=64)
 def shift_plan(layout: Layout, rank: int) -> ShiftPlan:
-    """The plan of one rank.
+    """Return the plan of one rank.
 
     Args:
         layout: the shares of all ranks.

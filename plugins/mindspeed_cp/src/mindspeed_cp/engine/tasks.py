@@ -1,4 +1,4 @@
-"""What a rank computes with the keys it holds: pieces of a mask rule in local rows, joined where possible."""
+"""The calls of block kernels for a rank's rows and keys: pieces of a mask rule, joined where possible."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Task:
 
 @lru_cache(maxsize=1024)
 def tasks(rule: MaskRule, queries: Chunks, keys: Chunks, *, positions: bool = False) -> tuple[Task, ...]:
-    """Everything that has to be computed between query rows and key rows; made once for all layers.
+    """Return everything that is computed between query rows and key rows; made once for all layers.
 
     Args:
         rule: which scores count.
@@ -52,7 +52,7 @@ def tasks(rule: MaskRule, queries: Chunks, keys: Chunks, *, positions: bool = Fa
 
 
 def joined(found: Sequence[Task]) -> list[Task]:
-    """The same scores in fewer calls: neighbouring rectangles, triangles with the rectangle between them."""
+    """Join tasks into fewer: neighbouring rectangles, and triangles with the rectangle between them."""
     rest = list(found)
     while True:
         parts, whole = _joinable(rest)

@@ -33,7 +33,7 @@ class Tiles:
 
     @classmethod
     def of(cls, matrix: npt.NDArray[np.bool_]) -> Tiles:
-        """The tiles of a matrix ``[s, s]``; those at its end may be smaller."""
+        """Build the tiles of a matrix ``[s, s]``; those at its end may be smaller."""
         length = len(matrix)
         starts = np.arange(0, length, TILE)
         some = np.empty((len(starts), len(starts)), dtype=bool)
@@ -45,11 +45,11 @@ class Tiles:
         return cls(some, whole)
 
     def full(self, queries: Interval, keys: Interval) -> bool:
-        """Whether every score of a rectangle counts, as far as whole tiles say."""
+        """Return whether every score of a rectangle counts, as far as whole tiles say."""
         return bool(self.all[_covering(queries), _covering(keys)].all())
 
     def row_work(self, low: npt.NDArray[np.int64], high: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """``[s]``: scores in the tiles that are computed for each query.
+        """Return ``[s]``, the scores in the tiles that are computed for each query.
 
         Args:
             low: ``[s]``, the first key that each query may see besides.
@@ -62,7 +62,7 @@ class Tiles:
         return np.repeat(work, TILE)[: len(low)]
 
     def groups(self) -> npt.NDArray[np.int64]:
-        """Rows of tiles in an order in which those that see the same stand together.
+        """Order rows of tiles so that those that see the same stand together.
 
         Tiles see the same where they see, and are seen by, the same tiles: so those of one document do, under
         a causal mask too.
@@ -89,7 +89,7 @@ def runs(tiles: Tiles, row: int, keys: Interval) -> Iterator[tuple[int, int, boo
 def row_sums(
     visible: Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], npt.NDArray[np.bool_]], length: int
 ) -> npt.NDArray[np.int64]:
-    """``[s]``: what counts in each row of a mask that is given by pieces."""
+    """Return ``[s]``, what counts in each row of a mask that is given by pieces."""
     keys = np.arange(length, dtype=np.int64)
     parts = [
         np.count_nonzero(visible(keys[start : start + _ROWS], keys), axis=1)

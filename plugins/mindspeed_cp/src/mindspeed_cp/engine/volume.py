@@ -1,4 +1,4 @@
-"""What an attention over a split sequence sends and computes, from sizes alone: pure arithmetic, no torch.
+"""Bytes and scores of an attention over a split sequence, from sizes alone: pure arithmetic, no torch.
 
 The numbers are exact: executors that are counted (`mindspeed_cp.engine.counters`) come to the same.
 """
@@ -60,7 +60,7 @@ class Share:
 
     @property
     def sent(self) -> int:
-        """Bytes of both."""
+        """Return the bytes of both."""
         return sum(self.forward.values()) + sum(self.backward.values())
 
 

@@ -48,20 +48,20 @@ class ContextParallel(Feature):
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
-        """Where a sequence is split; options that only a split sequence has are refused without."""
+        """Return whether a sequence is split, or an option is given that only split sequences have."""
         only_split = ("context_parallel_kv_cache_policy", "use_ulysses_allgather_kv")
         asked = any(getattr(args, name, None) for name in only_split)
         return asked or getattr(args, "context_parallel_size", 1) > 1
 
     @classmethod
     def presets(cls, args: Any) -> Mapping[str, Any]:
-        """No mask from the data loader where that is the host's default."""
+        """Turn the data loader's mask off where it is the host's default."""
         masked = getattr(args, "create_attention_mask_in_dataloader", False)
         return {"create_attention_mask_in_dataloader": False} if cls.enabled(args) and masked else {}
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
-        """Sizes and options that do not go together."""
+        """Return which sizes and options do not go together."""
         found = [*problems(FLAGS, args), *attention_flags.problems(args)]
         if getattr(args, "position_embedding_type", "rope") in ("mrope", "relative"):
             found.append(
@@ -86,7 +86,7 @@ class ContextParallel(Feature):
 
     @hookimpl(wrapper=True)
     def seed_everything(self, session: Any, args: Any) -> Generator[None, Any, Any]:
-        """Remember what the generators of this rank began with."""
+        """Remember the digests of this rank's freshly seeded generators."""
         seeds = yield
         if args.cp_distinct_dropout:
             from mindspeed_cp.modules.dropout import digests
@@ -112,7 +112,7 @@ class ContextParallel(Feature):
 
     @hookimpl(wrapper=True)
     def build_process_groups(self, session: Any, args: Any) -> Generator[None, Any, Any]:
-        """Sub-groups of the context-parallel groups."""
+        """Create sub-groups of the context-parallel groups."""
         pg = yield
         from mindspeed_cp.modules.members import create_groups
 
@@ -121,7 +121,7 @@ class ContextParallel(Feature):
 
     @hookimpl(wrapper=True)
     def build_transformer_config(self, args: Any) -> Generator[None, Any, Any]:
-        """Balance experts over the whole sequence; ask for shapes where ranks may differ in length."""
+        """Balance experts over the whole sequence; exchange shapes where ranks may differ in length."""
         config = yield
         from mindspeed_cp.modules.loss import balance_over_the_sequence
 
@@ -148,7 +148,7 @@ class ContextParallel(Feature):
 
     @hookimpl(wrapper=True)
     def validate_arguments(self, session: Any) -> Generator[None, Any, Any]:
-        """A mask that a plugin is to give needs a plugin that gives one."""
+        """Refuse a mask by plugin without a plugin that gives one."""
         args = yield
         if getattr(args, "adaptive_cp_manually_set_mask_list", False):
             from mindspeed_cp.modules.rules import check_answered
@@ -158,7 +158,7 @@ class ContextParallel(Feature):
 
     @hookimpl(wrapper=True)
     def batch_fields(self, session: Any, args: Any) -> Generator[None, Any, Any]:
-        """What tells documents apart, on every stage."""
+        """Add the fields that tell documents apart, on every pipeline stage."""
         fields = yield
         from mindspeed_cp.modules.rules import fields_for_rules
 
@@ -166,7 +166,7 @@ class ContextParallel(Feature):
 
     @hookimpl(wrapper=True)
     def get_batch(self, run: Any, vp_stage: Any, microbatch: Any) -> Generator[None, Any, Any]:
-        """This rank's part of the micro-batch, and its description on every stage."""
+        """Return this rank's part of the micro-batch, described on every pipeline stage."""
         batch = yield
         from mindspeed_cp.modules.batch import split_batch
 

@@ -1,4 +1,4 @@
-"""What proves that documents stay apart: a model trains like one with a dense mask of the data loader."""
+"""Proofs that documents stay apart: a model trains like one with a dense mask of the data loader."""
 
 from __future__ import annotations
 

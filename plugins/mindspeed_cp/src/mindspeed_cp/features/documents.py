@@ -25,7 +25,7 @@ class PackedDocuments(ContextParallel):
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
-        """Where documents are kept apart in sequences that are not split, and no dense mask does it."""
+        """Return whether documents of whole sequences are kept apart without a dense mask."""
         if getattr(args, "context_parallel_size", 1) > 1 or ContextParallel.enabled(args):
             return False
         if getattr(args, "create_attention_mask_in_dataloader", False):
@@ -34,10 +34,10 @@ class PackedDocuments(ContextParallel):
 
     @classmethod
     def presets(cls, args: Any) -> Mapping[str, Any]:
-        """None: a dense mask that was asked for keeps documents apart too."""
+        """Change nothing: a dense mask that was asked for keeps documents apart too."""
         return {}
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
-        """Documents of a given length without keeping them apart, and attention that is not computed here."""
+        """Return which documents would not be kept apart, and what attention is not computed here."""
         return [*problems(DOCUMENT_FLAGS, args), *attention_flags.problems(args)]

@@ -1,4 +1,4 @@
-"""What proves context parallelism with other models and attention flags: the same model, split and whole."""
+"""Proofs of context parallelism with other models and attention flags: the same model, split and whole."""
 
 from __future__ import annotations
 

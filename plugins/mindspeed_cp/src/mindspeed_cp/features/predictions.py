@@ -39,7 +39,7 @@ class SplitPredictions(Feature):
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
-        """Where further tokens are predicted of sequences that are split, or whose documents are apart."""
+        """Return whether further tokens are predicted of split sequences, or of documents that are apart."""
         described = ContextParallel.enabled(args) or PackedDocuments.enabled(args)
         return described and bool(getattr(args, "mtp_num_layers", None))
 

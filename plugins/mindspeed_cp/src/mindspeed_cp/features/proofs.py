@@ -1,4 +1,4 @@
-"""What proves context parallelism: a model with its sequence split trains like the same model without."""
+"""Proofs of context parallelism: a model with its sequence split trains like the same model without."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODEL = (
 
 
 def split_flags(size: int, algorithm: str, *more: str) -> tuple[str, ...]:
-    """The flags that split a sequence over ``size`` ranks by an algorithm, with further ones."""
+    """Return the flags that split a sequence over ``size`` ranks by an algorithm, with further ones."""
     return ("--context-parallel-size", str(size), "--context-parallel-algo", algorithm, *more)
 
 

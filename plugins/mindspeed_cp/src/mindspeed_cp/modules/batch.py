@@ -48,7 +48,7 @@ class SplitBatch(PackedSeqParams):
 
 
 def split_batch(run: Run, batch: Batch, microbatch: int) -> Batch:
-    """This rank's part of a micro-batch, with its description.
+    """Return this rank's part of a micro-batch, with its description.
 
     Args:
         run: the run.
@@ -98,6 +98,6 @@ def split_batch(run: Run, batch: Batch, microbatch: int) -> Batch:
 
 
 def _first_sample(run: Run, microbatch: int) -> int:
-    """Number of the first sample of a micro-batch in the whole training: the same for every layout."""
+    """Return the number of a micro-batch's first sample in the whole training, the same for every layout."""
     size, dp = run.args.micro_batch_size, run.pg.dp
     return int(run.consumed_train_samples + (microbatch * dp.size() + dp.rank()) * size)

@@ -143,7 +143,7 @@ class SplitCoreAttention(MegatronModule):
         return output.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
 
     def _rule(self, rule: MaskRule, kind: AttnMaskType, stated: bool) -> MaskRule:
-        """What this layer's queries see: with its window, and causal as it is where the rule does not say."""
+        """Return the rule of this layer: with its window, and causal as it is where the rule does not say."""
         causal = rule.causal if stated else kind in (AttnMaskType.causal, AttnMaskType.padding_causal)
         window = self.band if self.window is None and causal else self.window
         if window is None and stated:
@@ -158,7 +158,7 @@ class SplitCoreAttention(MegatronModule):
         return Dropout(self.dropout, batch.seed * 1_000_003 + self.layer_number, batch.first_sample)
 
     def _own_slopes(self, heads: int, device: torch.device) -> Tensor | None:
-        """The slopes of this tensor-parallel rank's heads, ``[n / tp]`` float32."""
+        """Return the slopes of this tensor-parallel rank's heads, ``[n / tp]`` float32."""
         if self.slopes is None:
             return None
         first = self._tp_rank() * heads
@@ -169,19 +169,19 @@ class SplitCoreAttention(MegatronModule):
         return rank
 
     def _heads_group(self) -> Any:
-        """The tensor-parallel group, which shares the heads."""
+        """Return the tensor-parallel group, which shares the heads."""
         return self._tp_group or parallel_state.get_tensor_model_parallel_group()
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> Any:
-        """The learnable offset of the softmax, as megatron-core's core attention has it."""
+        """Return the learnable offset of the softmax, sharded as in megatron-core's core attention."""
         state = self.state_dict(prefix="", keep_vars=True)
         return sharded_offset(state, prefix, sharded_offsets, metadata, self._heads_group())
 
 
 def place_attention(session: Session, args: Namespace, spec: Any, owner: str) -> Any:
-    """The tree with `SplitCoreAttention` in every attention."""
+    """Return the tree with `SplitCoreAttention` in every attention."""
     editor = SpecEditor(spec, owner=owner, session=session)
     asked, options = session.plan.arguments, session_options(session, args)
     params = {
@@ -202,7 +202,7 @@ def place_attention(session: Session, args: Namespace, spec: Any, owner: str) ->
 
 @lru_cache(maxsize=64)
 def _changed(rule: MaskRule, causal: bool, window: int | None) -> MaskRule:
-    """The same for all layers: what is planned for it stays."""
+    """Return a changed rule, the same object for all layers: what is planned for it stays."""
     return replace(rule, causal=causal, window=window)
 
 

@@ -1,4 +1,4 @@
-"""What attention sent and computed in a training step, among the numbers that are logged."""
+"""The counters of attention among the metrics of a training step."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ DEFAULT = ""
 
 
 def digests(platform: Platform) -> dict[str, bytes]:
-    """What tells this rank's freshly seeded generators from those of other seeds, stages and shards.
+    """Return digests of this rank's freshly seeded generators; other seeds, stages and shards have others.
 
     Args:
         platform: the device platform.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def over_the_sequence(run: Run, loss: Loss, batch: Batch) -> Loss:
-    """The loss of one rank's part as a share of the whole sequence's.
+    """Scale the loss of one rank's part to its share of the whole sequence's.
 
     Args:
         run: the run; its context-parallel group is summed over.
@@ -43,7 +43,7 @@ def over_the_sequence(run: Run, loss: Loss, batch: Batch) -> Loss:
 
 
 def _share(run: Run, batch: Batch) -> torch.Tensor:
-    """How many of the sequence's tokens that count are here, float32 scalar in 0..1."""
+    """Return the share of the sequence's counted tokens that are here, float32 scalar in 0..1."""
     if batch.loss_mask is None:
         raise UserError(
             "the loss function returns a mean, and the batch has no loss_mask that says over which tokens; "
@@ -56,7 +56,7 @@ def _share(run: Run, batch: Batch) -> torch.Tensor:
 
 
 def balance_over_the_sequence(config: Any, size: int) -> Any:
-    """Coefficients of the losses that experts add, for gradients that are divided by all tokens of a step.
+    """Scale the losses that experts add, for gradients that are divided by all tokens of a step.
 
     megatron-core multiplies such a loss, of which every rank has its share, by the rank's own tokens: too few
     by the number of ranks of the sequence.

@@ -26,7 +26,7 @@ Shift = Callable[..., tuple[Tensor, Tensor]]
 
 
 def shifted(tensor: Tensor, layout: Layout, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Every position's successor, 0 behind the last; and the sum over all ranks of what is left.
+    """Return every position's successor, 0 behind the last, and the sum over all ranks of what is left.
 
     Args:
         tensor: ``[..., s / cp]``, this rank's positions.
@@ -53,7 +53,7 @@ def shifted(tensor: Tensor, layout: Layout, group: dist.ProcessGroup) -> tuple[T
 
 
 def over_ranks(original: Shift) -> Shift:
-    """Megatron-core's ``roll_tensor`` that also shifts across the ranks of a split sequence.
+    """Return megatron-core's ``roll_tensor`` extended to the ranks of a split sequence.
 
     Args:
         original: what it was; still serves batches that are whole.

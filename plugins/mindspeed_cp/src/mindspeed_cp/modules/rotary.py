@@ -41,7 +41,7 @@ def follow_layout(session: Session, model: list[Any]) -> None:
 
 
 def _side_by_side(original: Callable[..., Any], remembered: _Remembered) -> Callable[..., Any]:
-    """Queries, keys and values of multi-latent attention for samples ``[s / cp, b, h]`` side by side.
+    """Return the projection of multi-latent attention for samples ``[s / cp, b, h]`` side by side.
 
     Given a description, megatron-core takes the batch for one packed sequence and drops a dimension.
     """
@@ -73,7 +73,7 @@ class _Remembered:
         self.batch: SplitBatch | None = None
 
     def get_rotary_seq_len(self, *args: Any, **options: Any) -> int:
-        """Length of the whole sequence; remembers the batch's description."""
+        """Return the length of the whole sequence, and remember the batch's description."""
         described = options.get("packed_seq_params", args[4] if len(args) > 4 else None) or self.shown
         self.batch = described if isinstance(described, SplitBatch) else None
         if self.batch is not None:
@@ -81,7 +81,7 @@ class _Remembered:
         return self.length(*args, **options)
 
     def forward(self, max_seq_len: int, *args: Any, **options: Any) -> Any:
-        """Angles ``[s / cp, 1, 1, d]`` of this rank's positions."""
+        """Return the angles ``[s / cp, 1, 1, d]`` of this rank's positions."""
         if self.batch is None or self.batch.positions is None:
             return self.whole(max_seq_len, *args, **options)
         positions = self.batch.positions

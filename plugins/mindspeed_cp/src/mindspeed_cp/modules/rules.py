@@ -1,4 +1,4 @@
-"""What the queries of a micro-batch see: documents, a mask that was given, or what another package says."""
+"""Mask rules of a micro-batch: from documents, from a mask that was given, or by another package."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_BYTES = 2**31
 
 
 def fields_for_rules(session: Session, args: Namespace) -> frozenset[str]:
-    """The fields of a batch that rules are made from, on every pipeline stage."""
+    """Return the fields of a batch that rules are made from, on every pipeline stage."""
     if session.implementations(STAGE):
         return frozenset({"tokens", "position_ids"})
     if not args.reset_attention_mask or args.fix_sub_seq_length > 0:
@@ -45,7 +45,7 @@ def check_answered(session: Session) -> None:
 
 
 def rules_of(run: Run, batch: Batch) -> tuple[tuple[MaskRule, ...], bool]:
-    """The rules of a micro-batch, and whether they say themselves if queries see later keys.
+    """Return the rules of a micro-batch, and whether they say themselves if queries see later keys.
 
     Args:
         run: the run.
@@ -70,7 +70,7 @@ def rules_of(run: Run, batch: Batch) -> tuple[tuple[MaskRule, ...], bool]:
 
 
 def _answered(run: Run, batch: Batch) -> tuple[MaskRule, ...]:
-    """The answer of the package that implements the stage."""
+    """Return the rules of the package that implements the stage."""
     args, session = run.args, run.session
     state = session.state(CPState)
     stays = args.adaptive_cp_manually_set_mask_list and not args.adaptive_cp_dynamic_attn_mask
@@ -94,7 +94,7 @@ def _answered(run: Run, batch: Batch) -> tuple[MaskRule, ...]:
 
 
 def _from_matrix(session: Session, args: Namespace, mask: Tensor) -> MaskRule:
-    """The rule of a mask that a script gave; made once, and again where the mask changed."""
+    """Return the rule of a mask that a script gave; made once, and again where the mask changed."""
     state = session.state(CPState)
     if state.matrix_rule is not None and not args.adaptive_cp_dynamic_attn_mask:
         before, version, rule = state.matrix_rule
@@ -127,7 +127,7 @@ def _check_matrix(args: Namespace, mask: Tensor) -> None:
 
 
 def _documents(run: Run, batch: Batch) -> tuple[MaskRule, ...]:
-    """Documents apart where that was asked for; otherwise one sequence."""
+    """Return rules that keep documents apart where that was asked for; otherwise of one sequence."""
     args = run.args
     length = args.seq_length
     if not args.reset_attention_mask:
@@ -152,7 +152,7 @@ def _present(field: Tensor | None, name: str) -> Tensor:
 
 
 def end_of_document(run: Run) -> int:
-    """The token that documents end with: that of the tokenizer which the dataset was made with.
+    """Return the token that documents end with: that of the tokenizer which the dataset was made with.
 
     Raises:
         UserError: there is no dataset with a tokenizer, or it overwrites these tokens.

@@ -48,7 +48,7 @@ def sharded_offset(
     metadata: dict[str, Any] | None,
     tp_group: Any,
 ) -> Any:
-    """What a checkpoint has of a core attention: its offset, cut by heads, where that is learned.
+    """Return the sharded state of a core attention: its offset, cut by heads, where that is learned.
 
     Args:
         state: of the module, without prefix.

@@ -1,4 +1,4 @@
-"""What context parallelism remembers in a session."""
+"""The state of context parallelism in a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kernel computes a task: the preferred one that can, decided once for each kind of task.
+"""The choice of the kernel that computes a task, made once for each kind of task.
 
 Other packages name a `BlockKernel` in the entry-point group ``mindspeed_cp.block_kernels`` (the extension
 point ``cp.block_kernels``). They are looked for when a kernel is first chosen, with or without a session; a
@@ -39,7 +39,7 @@ _loaded = False
 
 
 def known_kernels() -> dict[str, BlockKernel]:
-    """Every kernel of this process by name, those of other packages too."""
+    """Return every kernel of this process by name, those of other packages too."""
     _load()
     return dict(_kernels)
 
@@ -85,7 +85,7 @@ def using(kernel: BlockKernel) -> Iterator[None]:
 
 
 def kernel_for(query: Tensor, key: Tensor, value: Tensor, task: Task, scores: Scores) -> BlockKernel:
-    """The kernel that computes a task.
+    """Return the kernel that computes a task.
 
     Args:
         query: ``[b, n, s, d]``, all rows.
@@ -114,7 +114,7 @@ def kernel_for(query: Tensor, key: Tensor, value: Tensor, task: Task, scores: Sc
 
 
 def choose(case: Case) -> BlockKernel:
-    """The preferred kernel for a case; told once per type of device, aloud where a package is missing."""
+    """Return the preferred kernel for a case; log it once per device type, a missing package as a warning."""
     _load()
     if _forced is not None and not refusal(_forced, case):
         return _forced
@@ -133,7 +133,7 @@ def choose(case: Case) -> BlockKernel:
 
 
 def refusal(kernel: BlockKernel, case: Case) -> str:
-    """Why a kernel does not compute a case; empty when it does."""
+    """Return why a kernel does not compute a case; empty when it does."""
     if not (case.device in kernel.devices or "*" in kernel.devices):
         return f"it runs on {', '.join(kernel.devices)}"
     return kernel.missing() or kernel.refusal(case)

@@ -1,4 +1,4 @@
-"""What a block kernel is: attention of some rows to some keys, with the log of the summed exponentials.
+"""The interface of block kernels: attention of some rows to some keys, with its log-sum-exp.
 
 Forward gives the block's own output and log-sum, which are joined with those of other blocks. Backward takes
 the *whole* attention's output and log-sum, which makes the gradients of separate blocks add up exactly:
@@ -21,7 +21,7 @@ from mindspeed_cp.engine.tasks import Task
 
 @dataclass(frozen=True)
 class Case:
-    """What decides whether a kernel can compute a task.
+    """The properties of a task that decide whether a kernel can compute it.
 
     Attributes:
         kind: of the task, see `mindspeed_cp.engine.masks`.
@@ -75,7 +75,7 @@ class BackwardBlock(NamedTuple):
 
 
 class BlockKernel(ABC):
-    """One implementation.
+    """One implementation of the attention of blocks.
 
     Attributes:
         name: unique.
@@ -88,15 +88,15 @@ class BlockKernel(ABC):
     priority: int = 0
 
     def missing(self) -> str:
-        """Why it cannot run in this process; empty when it can."""
+        """Return why it cannot run in this process; empty when it can."""
         return ""
 
     def refusal(self, case: Case) -> str:
-        """Why it cannot compute tasks of a case on one of its devices; empty when it can."""
+        """Return why it cannot compute tasks of a case on one of its devices; empty when it can."""
         return ""
 
     def parts(self, task: Task, scores: Scores, heads: int) -> Sequence[Task]:
-        """A task in the pieces that it computes at once, each score in exactly one of them.
+        """Cut a task into the pieces that it computes at once, each score in exactly one of them.
 
         Args:
             task: rows, columns and kind.
@@ -107,7 +107,7 @@ class BlockKernel(ABC):
 
     @abstractmethod
     def forward(self, q: Tensor, k: Tensor, v: Tensor, task: Task, scores: Scores) -> tuple[Tensor, Tensor]:
-        """Attention of the rows of a task to its columns.
+        """Compute attention of the rows of a task to its columns.
 
         Args:
             q: ``[b, n, s, d]``, the rows of the task; not necessarily contiguous, like ``k`` and ``v``.

@@ -35,7 +35,7 @@ class CpuFlashKernel(BlockKernel):
         return ""
 
     def parts(self, task: Task, scores: Scores, heads: int) -> Sequence[Task]:
-        """Whole rectangles and triangles; with a mask or a bias blocks of rows."""
+        """Return whole rectangles and triangles; with a mask or a bias, blocks of rows."""
         if task.kind != MASKED and scores.slopes is None:
             return (task,)
         return in_rows(task, _MOST_ROWS)
@@ -76,5 +76,5 @@ class CpuFlashKernel(BlockKernel):
 
 
 def _in_rows(tensor: Tensor) -> Tensor:
-    """With rows that lie in one piece, which is all that the kernel asks for: a copy would cost memory."""
+    """Copy a tensor whose rows are not contiguous: the kernel asks for no more, and copies cost memory."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

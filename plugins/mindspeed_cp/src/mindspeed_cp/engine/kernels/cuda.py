@@ -89,7 +89,7 @@ def _room(q: Tensor) -> int:
 
 
 def _back(tensor: Tensor, width: int) -> Tensor:
-    """``[b, n, s, d]`` of what the kernel returns, without what was padded."""
+    """Return ``[b, n, s, d]`` of the kernel's result, without padding."""
     return tensor.transpose(1, 2).narrow(-1, 0, width)
 
 

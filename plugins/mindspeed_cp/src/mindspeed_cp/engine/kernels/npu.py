@@ -54,7 +54,7 @@ class NpuKernel(BlockKernel):
         return f"there are at most {_MOST_HEADS} heads" if case.heads > _MOST_HEADS else ""
 
     def parts(self, task: Task, scores: Scores, heads: int) -> Sequence[Task]:
-        """Whole tasks; blocks of rows where a mask is made for each score."""
+        """Return whole tasks; blocks of rows where a mask is made for each score."""
         if task.kind != MASKED or is_band(task, scores.rule):
             return (task,)
         most = max(128, _MASK_BYTES // max(1, task.columns[1] - task.columns[0]))
@@ -104,7 +104,7 @@ class NpuKernel(BlockKernel):
 
 
 def _options(task: Task, scores: Scores, device: torch.device) -> tuple[dict[str, Any], Tensor | None]:
-    """What tells the kernel mask and bias of a task, and which rows see nothing."""
+    """Return the kernel's arguments for mask and bias of a task, and which rows see nothing."""
     options: dict[str, Any] = {}
     empty = None
     if task.kind == CAUSAL:

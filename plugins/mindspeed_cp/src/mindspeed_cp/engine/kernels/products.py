@@ -1,4 +1,4 @@
-"""Attention by matrix products: what other kernels are held against, and what serves where none of them does.
+"""Attention by matrix products: the reference of other kernels, and the fallback where none of them serves.
 
 It computes in float32 at least, knows every mask, bias and dropout, and never holds more than a bounded
 number of scores at once.
@@ -29,7 +29,7 @@ class ProductsKernel(BlockKernel):
     priority = -100
 
     def parts(self, task: Task, scores: Scores, heads: int) -> Sequence[Task]:
-        """Blocks of rows with a bounded number of scores."""
+        """Return blocks of rows with a bounded number of scores."""
         columns = max(1, task.columns[1] - task.columns[0])
         most = min(max(MOST_SCORES // (heads * columns), _ROWS[0]), _ROWS[1])
         return in_rows(task, most)
@@ -78,19 +78,19 @@ def _products(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scores: S
 
 
 def repeated(tensor: Tensor, like: Tensor) -> Tensor:
-    """Key heads, each as often as query heads share it."""
+    """Repeat key heads, each as often as query heads share it."""
     times = like.shape[1] // tensor.shape[1]
     return tensor if times == 1 else tensor.repeat_interleave(times, dim=1)
 
 
 def summed(gradient: Tensor, like: Tensor) -> Tensor:
-    """Gradients of repeated heads, summed."""
+    """Sum the gradients of repeated heads."""
     if gradient.shape[1] == like.shape[1]:
         return gradient
     return gradient.view(like.shape[0], like.shape[1], -1, *gradient.shape[2:]).sum(2)
 
 
 def padded(tensor: Tensor, width: int) -> Tensor:
-    """Zeros behind the last dimension up to a width, which flash kernels want everywhere alike."""
+    """Pad the last dimension with zeros up to a width, which flash kernels want everywhere alike."""
     missing = width - tensor.shape[-1]
     return tensor if missing <= 0 else torch.nn.functional.pad(tensor, (0, missing))

@@ -1,4 +1,4 @@
-"""A task in blocks of rows, and the masks, biases and kept weights of such a block.
+"""Blocks of rows of a task, and their masks, biases and kept weights.
 
 What is made for each score must stay small, whatever the length of the sequence.
 """
@@ -22,7 +22,7 @@ Band = tuple[int, int]
 
 
 def is_band(task: Task, rule: MaskRule) -> bool:
-    """Whether the mask of a task is a band around a diagonal: a window alone, inside of one document."""
+    """Return whether the mask of a task is a band around a diagonal: a window alone, in one document."""
     if task.kind != MASKED or rule.window is None or rule.matrix is not None:
         return False
     (first, start), ends = task.origin, rule.ends
@@ -31,7 +31,7 @@ def is_band(task: Task, rule: MaskRule) -> bool:
 
 
 def band(task: Task, rule: MaskRule) -> Band:
-    """The band of a task that is one.
+    """Return the band of a task that is one.
 
     Query ``i`` of ``s`` sees key ``j`` of ``t`` where ``-before <= j - (i + t - s) <= behind``.
 
@@ -49,7 +49,7 @@ def band(task: Task, rule: MaskRule) -> Band:
 
 @lru_cache(maxsize=1024)
 def in_rows(task: Task, most: int) -> tuple[Task, ...]:
-    """A task in blocks of at most ``most`` rows.
+    """Cut a task into blocks of at most ``most`` rows.
 
     Rows of a triangle are a rectangle and a smaller triangle, which needs no mask.
     """
@@ -71,20 +71,20 @@ def in_rows(task: Task, most: int) -> tuple[Task, ...]:
 
 
 def positions(task: Task) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Global positions of the queries and of the keys of a task."""
+    """Return the global positions of the queries and of the keys of a task."""
     rows, columns = task.rows[1] - task.rows[0], task.columns[1] - task.columns[0]
     first, start = task.origin
     return np.arange(first, first + rows), np.arange(start, start + columns)
 
 
 def hidden(task: Task, scores: Scores, device: torch.device) -> Tensor | None:
-    """``[q, k]`` bool of a task with a mask: which scores do not count; None where all do."""
+    """Return ``[q, k]`` bool, which scores of a masked task do not count; None where all do."""
     seen = scores.rule.visible(*positions(task))
     return None if bool(seen.all()) else torch.from_numpy(~seen).to(device)
 
 
 def added(task: Task, scores: Scores, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
-    """What is added to the scores, ``[1, n or 1, q, k]`` at least float32, and which rows see nothing.
+    """Return what is added to scores, ``[1, n or 1, q, k]`` at least float32, and which rows see nothing.
 
     Kernels know whole rectangles and triangles themselves; with a bias, triangles are hidden here too.
     """
@@ -106,7 +106,7 @@ def added(task: Task, scores: Scores, device: torch.device) -> tuple[Tensor | No
 
 
 def kept(task: Task, scores: Scores, samples: int, device: torch.device) -> Tensor | None:
-    """``[b, n, q, k]`` bool: which weights are not dropped; None without dropout."""
+    """Return ``[b, n, q, k]`` bool, which weights are not dropped; None without dropout."""
     if scores.dropout is None:
         return None
     assert scores.heads is not None
@@ -115,7 +115,7 @@ def kept(task: Task, scores: Scores, samples: int, device: torch.device) -> Tens
 
 
 def without_empty(output: Tensor, logsum: Tensor, empty: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Results in which rows that see nothing are zeros and minus infinity, whatever a kernel says of them."""
+    """Return results with zeros and minus infinity in rows that see nothing."""
     if empty is None:
         return output, logsum
     return output.masked_fill(empty.unsqueeze(-1), 0.0), logsum.masked_fill(empty, float("-inf"))
