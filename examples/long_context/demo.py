@@ -75,11 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             flags = ["--seq-length", str(options.seq_length), "--train-iters", str(options.steps)]
             flags += ["--max-position-embeddings", str(options.seq_length)]
             results.append(train(ranks, cap, flags, out / f"ranks{ranks}{'' if cap else '-unlimited'}"))
-            told = results[-1]
-            verdict = "trained" if told.trained else "did not fit"
-            print(f"   {verdict}, at most {told.peak_bytes / 2**20:,.0f} MiB in a process", flush=True)
-            print(f"   losses {told.losses}" if told.trained else f"   {told.reason}", flush=True)
-            if told.trained:
+            result = results[-1]
+            verdict = "trained" if result.trained else "did not fit"
+            print(f"   {verdict}, at most {result.peak_bytes / 2**20:,.0f} MiB in a process", flush=True)
+            print(f"   losses {result.losses}" if result.trained else f"   {result.reason}", flush=True)
+            if result.trained:
                 break
             if not cap:
                 print(f"   {out} has its output", flush=True)
@@ -131,7 +131,7 @@ def train(ranks: int, cap: int, flags: Sequence[str], folder: Path) -> Result:
 
 
 def children(parent: int) -> list[int]:
-    """Processes that a process started."""
+    """Return the processes that a process started."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -146,7 +146,7 @@ def children(parent: int) -> list[int]:
 
 
 def private_bytes(process: int) -> int:
-    """What counts against the limit (``VmData``); 0 for a process that is gone."""
+    """Return the bytes that count against the limit (``VmData``); 0 for a process that is gone."""
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except OSError:
@@ -164,8 +164,8 @@ def _losses(metrics: Path) -> list[float]:
 def _reason(log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines()
     words = ("allocate memory", "MemoryError", "E-VALIDATE", "error:")
-    telling = [line.strip() for line in lines if any(word in line for word in words)]
-    return (telling or [line.strip() for line in reversed(lines) if line.strip()] or ["no output"])[0]
+    reasons = [line.strip() for line in lines if any(word in line for word in words)]
+    return (reasons or [line.strip() for line in reversed(lines) if line.strip()] or ["no output"])[0]
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from mindspeed_cp.engine.planners import Grid
 from mindspeed_cp.features import DECLARATIONS, ContextParallel
 from mindspeed_cp.modules.loss import over_the_sequence
 from mindspeed_cp.modules.members import group_parts
+from mindspeed_cp.modules.state import session_options
 from mindspeed_cp.options import CPOptions
 
 
@@ -151,6 +152,15 @@ def test_without_a_split_the_feature_is_not_there():
 def test_an_interval_picks_the_layers_that_keep(interval, layers):
     options = CPOptions(Grid(2), kv_cache="half", cache_interval=interval)
     assert [layer for layer in range(1, 5) if options.kept(layer) == "keys"] == layers
+
+
+def test_the_options_of_a_session_are_built_once():
+    args = plan_for(["--context-parallel-size", "2"], host="standalone", platform="cpu")[1].args
+    states = {}
+    session = SimpleNamespace(state=lambda record: states.setdefault(record, record()))
+    options = session_options(session, args)
+    assert options.grid == Grid(2)
+    assert session_options(session, args) is options
 
 
 def uneven_losses():

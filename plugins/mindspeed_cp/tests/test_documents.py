@@ -86,7 +86,7 @@ def run_of(dataset=None, **given):
 
 
 class Answers:
-    """A session in which a plugin answers with what it is told to, or none does."""
+    """A session in which a plugin gives prepared answers, or none does."""
 
     def __init__(self):
         self.answers, self.states = [], {}

@@ -22,7 +22,7 @@ from mindspeed_cp.functional import (
 PAGE = Path(__file__).parents[1] / "src" / "mindspeed_cp" / "docs" / "context-parallel.md"
 
 
-def check(function, groups, lengths, mask, heads, key_heads, told):
+def check(function, groups, lengths, mask, heads, key_heads, lengths_given):
     torch.manual_seed(0)
     total, rank = sum(lengths), dist.get_rank()
     sizes = ((heads, 8), (key_heads, 8), (key_heads, 6), (heads, 6))
@@ -34,7 +34,7 @@ def check(function, groups, lengths, mask, heads, key_heads, told):
     expected.backward(whole[3])
     place = slice(sum(lengths[:rank]), sum(lengths[: rank + 1]))
     mine = [tensor[place].clone().requires_grad_() for tensor in whole[:3]]
-    output = function(*mine, *groups, lengths if told else None, mask=mask)
+    output = function(*mine, *groups, lengths if lengths_given else None, mask=mask)
     output.backward(whole[3][place])
     for got, want in zip((output, *(t.grad for t in mine)), (expected, *(t.grad for t in inputs))):
         torch.testing.assert_close(got, want[place], rtol=1e-9, atol=1e-9)
@@ -51,10 +51,10 @@ def every_function(ranks):
     lengths = {2: [(63, 62), (0, 9)], 4: [(64, 63, 63, 63), (5, 0, 7, 0)]}[ranks]
     for (function, groups), given in itertools.product(functions, lengths):
         total = sum(given)
-        check(function, groups, given, Mask(), 5, 5, told=False)
-        check(function, groups, given, Mask(causal=False), 4, 2, told=True)
-        check(function, groups, given, Mask(ends=(3, total // 2, total)), 5, 1, told=True)
-        check(function, groups, given, Mask(window=4), 4, 4, told=True)
+        check(function, groups, given, Mask(), 5, 5, lengths_given=False)
+        check(function, groups, given, Mask(causal=False), 4, 2, lengths_given=True)
+        check(function, groups, given, Mask(ends=(3, total // 2, total)), 5, 1, lengths_given=True)
+        check(function, groups, given, Mask(window=4), 4, 4, lengths_given=True)
     query = torch.zeros(3, 1, ranks, 8)
     with pytest.raises(ValueError, match="give rank"):
         ring_attention(query, query, query, world, [4] * ranks)

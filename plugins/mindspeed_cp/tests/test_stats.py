@@ -1,4 +1,4 @@
-"""What ranks own, compute and send, told without torch."""
+"""What ranks own, compute and send, without torch."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from mindspeed_core.testing.model_flags import training_flags
 FLAGS = training_flags(("--context-parallel-size", "4", "--hidden-dropout", "0"), 1)
 
 
-def told(*flags):
+def stats_of(*flags):
     code = (
         "import sys; from mindspeed_cp.stats_command import program; "
         "program(sys.argv[1:], standalone_mode=False); sys.exit('torch' in sys.modules)"
@@ -24,7 +24,7 @@ def told(*flags):
 
 
 def test_the_volume_of_a_ring_is_the_formula():
-    ranks = json.loads(told("--json", "--", *FLAGS))
+    ranks = json.loads(stats_of("--json", "--", *FLAGS))
     # 32 tokens, 4 heads of width 16, one sample, float32.
     keys = 8 * 4 * 16 * 4
     assert [rank["tokens"] for rank in ranks] == [8] * 4
@@ -33,7 +33,7 @@ def test_the_volume_of_a_ring_is_the_formula():
 
 
 def test_work_and_bytes_of_documents_are_a_table():
-    text = told("--documents", "8", "--", *FLAGS, "--context-parallel-algo", "kvallgather_cp_algo")
+    text = stats_of("--documents", "8", "--", *FLAGS, "--context-parallel-algo", "kvallgather_cp_algo")
     assert "largest work over the mean: 1.000" in text
     assert "bytes of all ranks in one layer: 0" in text
 
@@ -56,7 +56,7 @@ def trained(folder):
 def test_a_training_logs_what_was_announced(tmp_path):
     run_world(trained, 2, str(tmp_path))
     (row,) = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
-    announced = json.loads(told("--json", "--", *FLAGS, "--context-parallel-size", "2"))
+    announced = json.loads(stats_of("--json", "--", *FLAGS, "--context-parallel-size", "2"))
     layers_and_samples = 4 * 4
     assert row["cp p2p MiB"] * 2**20 == announced[0]["sent"] * layers_and_samples
     assert (

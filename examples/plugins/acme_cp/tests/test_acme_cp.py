@@ -33,7 +33,7 @@ def test_sizes_that_do_not_divide_are_refused_by_the_planner():
 
 
 class Watch:
-    """Remembers which positions this rank holds."""
+    """Remembers the positions that this rank holds."""
 
     positions = None
 
@@ -46,7 +46,7 @@ class Watch:
 
 
 def trained(split, flags):
-    """Losses and gradient norms of two steps, and the positions of this rank where the sequence is split."""
+    """Return losses and gradient norms of two steps, and this rank's positions if the sequence is split."""
     from mindspeed_core import activate
     from mindspeed_core.hosts.standalone import loop
 
@@ -65,7 +65,7 @@ def trained(split, flags):
 
 
 def both():
-    """A training by the planner, and one with a prefix that hides nothing of the keys."""
+    """Train by the planner, and with a prefix that hides nothing of the keys."""
     adaptive = ("--context-parallel-algo", "adaptive_cp_algo", "--adaptive-cp-manually-set-mask-list")
     return (
         trained(True, ("--context-parallel-algo", "striped_cp_algo")),

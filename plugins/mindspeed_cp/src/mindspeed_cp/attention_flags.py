@@ -8,7 +8,7 @@ biases by distance. Whoever declares these flags need not be installed.
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mindspeed_cp.algorithms import ADAPTIVE
@@ -18,11 +18,7 @@ _PREFIX = (5, 6)
 
 
 def fused(values: Mapping[str, Any]) -> bool:
-    """Return whether fused attention is asked for, by its own flag or by one that needs it.
-
-    Args:
-        values: arguments by destination.
-    """
+    """Return whether fused attention is asked for, by its own flag or by one that needs it."""
     return bool(values.get("use_flash_attn") or values.get("use_fusion_attn_v2") or alibi(values))
 
 
@@ -32,12 +28,7 @@ def alibi(values: Mapping[str, Any]) -> bool:
 
 
 def band(values: Mapping[str, Any], length: int) -> int | None:
-    """Return how many keys before its own a query sees, where fused attention was asked for a band.
-
-    Args:
-        values: arguments by destination.
-        length: of the sequence.
-    """
+    """Return how many keys before its own a query sees, where fused attention was asked for a band."""
     if not fused(values):
         return None
     mode, before = values.get("sparse_mode") or 0, values.get("pre_tockens")
@@ -49,52 +40,7 @@ def band(values: Mapping[str, Any], length: int) -> int | None:
 def problems(args: Namespace) -> list[str]:
     """Return what flags ask for that is not computed over a split sequence, one sentence each."""
     values = vars(args)
-    found = _mask_problems(values) if fused(values) else []
-    if alibi(values):
-        found += _alibi_problems(values)
-    found += _model_problems(values)
-    return found
-
-
-def _mask_problems(values: Mapping[str, Any]) -> list[str]:
-    mode = values.get("sparse_mode") or 0
-    before, behind = values.get("pre_tockens") or 0, values.get("next_tockens") or 0
-    if mode in _PREFIX:
-        return [f"--sparse-mode {mode} needs the prefix of every sample, which nobody provides; use 2"]
-    if mode in _PACKED:
-        return [
-            f"--sparse-mode {mode} is for one packed sequence; a split sequence keeps documents apart with "
-            "--reset-attention-mask --reset-position-ids"
-        ]
-    if mode == 4 and values.get("window_size") is not None:
-        return ["--sparse-mode 4 and --window-size both say what queries see; drop one of them"]
-    if mode == 4 and behind > 0:
-        return [f"--next-tockens {behind} lets a causal query see tokens behind its own; use 0"]
-    if mode in (0, 4) and behind < 0:
-        return [
-            f"--next-tockens {behind} hides the nearest tokens, which is not computed over a split sequence; "
-            "use 0"
-        ]
-    if mode in (0, 4) and before < 0:
-        return [f"--pre-tockens {before} leaves a query nothing to see; use at least 0"]
-    return []
-
-
-def _alibi_problems(values: Mapping[str, Any]) -> list[str]:
-    found, algorithm = [], values.get("context_parallel_algo")
-    if algorithm in ADAPTIVE:
-        found.append(
-            f"--position-embedding-type alibi does not go with --context-parallel-algo {algorithm}; use "
-            "megatron_cp_algo, ulysses_cp_algo, hybrid_cp_algo or kvallgather_cp_algo"
-        )
-    kind = values.get("alibi_fusion_attn_type")
-    if kind not in (None, 0, 2):
-        found.append(f"--alibi-fusion-attn-type only supports 0 and 2 over a split sequence, got {kind}")
-    return found
-
-
-def _model_problems(values: Mapping[str, Any]) -> list[str]:
-    found = []
+    found = [_mask_problem(values) if fused(values) else "", *_alibi_problems(values)]
     if values.get("qk_clip"):
         found.append(
             "--qk-clip needs the largest score of every head, which is not kept here; leave it out, or keep "
@@ -111,4 +57,41 @@ def _model_problems(values: Mapping[str, Any]) -> list[str]:
             "layers with a state along the sequence (--hybrid-override-pattern, --is-hybrid-model) cannot be "
             "split over ranks; keep sequences whole with --context-parallel-size 1"
         )
-    return found
+    return [problem for problem in found if problem]
+
+
+def _mask_problem(values: Mapping[str, Any]) -> str:
+    mode = values.get("sparse_mode") or 0
+    before, behind = values.get("pre_tockens") or 0, values.get("next_tockens") or 0
+    if mode in _PREFIX:
+        return f"--sparse-mode {mode} needs the prefix of every sample, which nobody provides; use 2"
+    if mode in _PACKED:
+        return (
+            f"--sparse-mode {mode} is for one packed sequence; a split sequence keeps documents apart with "
+            "--reset-attention-mask --reset-position-ids"
+        )
+    if mode == 4 and values.get("window_size") is not None:
+        return "--sparse-mode 4 and --window-size both say what queries see; drop one of them"
+    if mode == 4 and behind > 0:
+        return f"--next-tockens {behind} lets a causal query see tokens behind its own; use 0"
+    if mode in (0, 4) and behind < 0:
+        return (
+            f"--next-tockens {behind} hides the nearest tokens, which is not computed over a split sequence; "
+            "use 0"
+        )
+    if mode in (0, 4) and before < 0:
+        return f"--pre-tockens {before} leaves a query nothing to see; use at least 0"
+    return ""
+
+
+def _alibi_problems(values: Mapping[str, Any]) -> Iterator[str]:
+    if not alibi(values):
+        return
+    algorithm, kind = values.get("context_parallel_algo"), values.get("alibi_fusion_attn_type")
+    if algorithm in ADAPTIVE:
+        yield (
+            f"--position-embedding-type alibi does not go with --context-parallel-algo {algorithm}; use "
+            "megatron_cp_algo, ulysses_cp_algo, hybrid_cp_algo or kvallgather_cp_algo"
+        )
+    if kind not in (None, 0, 2):
+        yield f"--alibi-fusion-attn-type only supports 0 and 2 over a split sequence, got {kind}"

@@ -11,12 +11,7 @@ from mindspeed_cp.options import cp_options
 
 
 def length_problems(args: Namespace, lengths: Sequence[int]) -> list[str]:
-    """Return why ranks cannot hold so many tokens: sequence parallelism and pipelines want equal numbers.
-
-    Args:
-        args: the arguments.
-        lengths: tokens of every rank.
-    """
+    """Return why ranks cannot hold so many tokens: sequence parallelism and pipelines want equal numbers."""
     tp = args.tensor_model_parallel_size if getattr(args, "sequence_parallel", False) else 1
     piped = args.pipeline_model_parallel_size > 1 and not args.cp_variable_lengths
     low, high = min(lengths), max(lengths)
@@ -32,11 +27,7 @@ def length_problems(args: Namespace, lengths: Sequence[int]) -> list[str]:
 
 
 def cut_problems(args: Namespace) -> list[str]:
-    """Return the same before there are batches, for a causal mask; other masks are checked batch by batch.
-
-    Args:
-        args: arguments in which nothing else is wrong.
-    """
+    """Return the same before there are batches, for a causal mask; other masks are checked batch by batch."""
     if not getattr(args, "seq_length", None) or args.context_parallel_size == 1:
         return []
     try:

@@ -134,19 +134,9 @@ def hybrid_attention(
 ) -> Tensor:
     """Compute attention by an exchange of heads among neighbours, and a ring among groups of them.
 
-    Further arguments, result and errors are those of `ulysses_attention`, with as many heads as ``inner`` has
-    ranks.
-
-    Args:
-        query: this rank's tokens.
-        key: their keys.
-        value: their values.
-        group: whose ranks share the sequence.
-        inner: this rank's neighbours: ranks ``u * i`` to ``u * i + u - 1`` of ``group``.
-        outer: the ranks of ``group`` with this rank's place in their ``inner``.
-        lengths: tokens of every rank of ``group``.
-        mask: which keys a query sees.
-        scale: factor of the scores.
+    ``inner`` holds this rank's neighbours, ranks ``u * i`` to ``u * i + u - 1`` of ``group``; ``outer`` the
+    ranks of ``group`` with this rank's place in their ``inner``. Further arguments, result and errors are
+    those of `ulysses_attention`, with as many heads as ``inner`` has ranks.
 
     Raises:
         ValueError: the groups are not a grid.

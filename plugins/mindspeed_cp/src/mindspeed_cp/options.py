@@ -38,11 +38,7 @@ class CPOptions:
     kernel_layout: str = "SBH"
 
     def kept(self, layer_number: int) -> str:
-        """Return what a layer keeps for backward, as `mindspeed_cp.engine.attention.CallOptions` names it.
-
-        Args:
-            layer_number: from 1.
-        """
+        """Return what a layer (numbered from 1) keeps for backward: ``none``, ``keys`` or ``all``."""
         if self.kv_cache is None or (layer_number - 1) % (self.cache_interval + 1):
             return "none"
         return {"half": "keys", "full": "all"}[self.kv_cache]

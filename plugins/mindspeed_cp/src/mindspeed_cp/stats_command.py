@@ -70,9 +70,7 @@ def stats(documents: int, as_json: bool, host: str, platform: str | None, flags:
 def shares(args: Namespace, documents: int = 0) -> list[Share]:
     """Return what every rank of context parallelism owns, computes and sends in one layer.
 
-    Args:
-        args: the validated arguments of a training.
-        documents: tokens of every packed document; 0 for one document.
+    ``documents`` are the tokens of every packed document; 0 stands for one document.
     """
     from mindspeed_cp.engine.volume import share_of
     from mindspeed_cp.options import cp_options
@@ -83,12 +81,7 @@ def shares(args: Namespace, documents: int = 0) -> list[Share]:
 
 
 def rule_of(args: Namespace, documents: int) -> MaskRule:
-    """Return the mask of the first layer, with documents of equal length.
-
-    Args:
-        args: the validated arguments of a training.
-        documents: tokens of every document; 0 for one.
-    """
+    """Return the mask of the first layer, with documents of so many tokens each; 0 stands for one."""
     from mindspeed_cp.engine.masks import MaskRule
 
     length, window = args.seq_length, getattr(args, "window_size", None)
@@ -98,11 +91,7 @@ def rule_of(args: Namespace, documents: int) -> MaskRule:
 
 
 def sizes_of(args: Namespace) -> Sizes:
-    """Return the sizes of attention on one rank of tensor parallelism.
-
-    Args:
-        args: the validated arguments of a training.
-    """
+    """Return the sizes of attention on one rank of tensor parallelism."""
     from mindspeed_cp.engine.volume import Sizes
 
     tp, heads = args.tensor_model_parallel_size, args.num_attention_heads

@@ -37,14 +37,14 @@ class SplitPrefix(Feature):
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
-        """Refuse what is no prefix of a sequence."""
+        """Refuse a prefix that is no part of the sequence."""
         if 0 < args.acme_prefix <= args.seq_length:
             return ()
         return [f"--acme-prefix {args.acme_prefix} is no part of --seq-length {args.seq_length}"]
 
     @hookimpl
     def cp_mask_rule(self, run: Any) -> Any:
-        """The same rule for every sample."""
+        """Return the same rule for every sample."""
         from mindspeed_cp.engine.masks import MaskRule
 
         return (MaskRule(run.args.seq_length, prefix=run.args.acme_prefix),)

@@ -18,7 +18,7 @@ STRIPS = 4
 
 
 def striped(size: int, args: Namespace) -> Grid:
-    """Ranks that fetch the keys which their strips see.
+    """Arrange ranks so that each fetches the keys which its strips see.
 
     Args:
         size: ranks of context parallelism.
@@ -33,7 +33,7 @@ def striped(size: int, args: Namespace) -> Grid:
 
 
 def strips(rules: Sequence[MaskRule], ranks: int) -> Layout:
-    """Every ``ranks``-th strip, in turn.
+    """Give every rank each ``ranks``-th strip.
 
     Args:
         rules: what queries see, one rule for all samples or one for each.

@@ -78,7 +78,7 @@ def split_attention(
     members: Members,
     options: CPOptions,
     call: CallOptions,
-    laid_out: Sequence[MaskRule] | None = None,
+    layout_rules: Sequence[MaskRule] | None = None,
     layout: Layout | None = None,
 ) -> Tensor:
     """Compute attention of this rank's queries to the keys of all ranks.
@@ -91,16 +91,16 @@ def split_attention(
         members: this rank's groups.
         options: how ranks are arranged, and how they exchange.
         call: scale, bias, dropout, what is kept.
-        laid_out: the rules that the layout was made for, where a layer has others (a window of its own).
+        layout_rules: the rules that the layout was made for, where a layer has others (a window of its own).
         layout: what every rank owns, where that is given and not made for rules.
 
     Returns:
         ``[b, n, s, dv]``.
     """
     rules, grid = tuple(rules), options.grid
-    laid = rules if laid_out is None else tuple(laid_out)
+    layout_rules = rules if layout_rules is None else tuple(layout_rules)
     if layout is None:
-        layout, outer = layout_of(grid, laid), outer_layout(grid, laid)
+        layout, outer = layout_of(grid, layout_rules), outer_layout(grid, layout_rules)
     else:
         outer = joined_shares(layout, grid.inner)
     place, turn = grid.place(members.rank)
@@ -108,7 +108,7 @@ def split_attention(
         counters.active.tokens += query.shape[0] * query.shape[2]
     heads = range(call.first_head, call.first_head + query.shape[1])
     slopes, sink = call.slopes, call.sink
-    remembered: AbstractContextManager[object] = nullcontext()
+    saved_tensors: AbstractContextManager[object] = nullcontext()
     if grid.inner > 1:
         assert members.inner is not None
         lengths = [layout.lengths[place * grid.inner + i] for i in range(grid.inner)]
@@ -116,10 +116,10 @@ def split_attention(
         mine = plan.queries[turn]
         query = to_heads(query, plan.queries, lengths, members.inner)
         exchanged = _keys_exchange(plan, turn, lengths, members.inner, options)
-        local, key, value = (key, value), exchanged(key), exchanged(value)
+        unexchanged, key, value = (key, value), exchanged(key), exchanged(value)
         if grid.outer == 1 and call.kept != "none":
-            again = zip((key, value)[: 1 + (call.kept == "all")], local)
-            remembered = exchanged_again([(there, here.detach()) for there, here in again], exchanged)
+            again = zip((key, value)[: 1 + (call.kept == "all")], unexchanged)
+            saved_tensors = keep_unexchanged([(there, here.detach()) for there, here in again], exchanged)
         heads = heads[mine.start : mine.stop]
         slopes = None if slopes is None else slopes[mine.start : mine.stop]
         sink = None if sink is None else sink[mine.start : mine.stop]
@@ -127,12 +127,14 @@ def split_attention(
     scores = [
         (
             samples,
-            Scores(call.scale, rule, numbers, slopes, _for(samples, call.dropout), options.kernel_layout),
+            Scores(
+                call.scale, rule, numbers, slopes, _dropout_of(samples, call.dropout), options.kernel_layout
+            ),
         )
         for samples, rule in by_rule(rules, query.shape[0])
     ]
-    with remembered:
-        output = _outer(query, key, value, sink, outer, scores, place, members, options, call.kept)
+    with saved_tensors:
+        output = _outer_attention(query, key, value, sink, outer, scores, place, members, options, call.kept)
     if grid.inner > 1:
         assert members.inner is not None
         output = to_positions(output, plan.queries, lengths, members.inner)
@@ -164,7 +166,7 @@ def _keys_exchange(
     return exchanged
 
 
-def exchanged_again(
+def keep_unexchanged(
     tensors: Sequence[tuple[Tensor, Tensor]], exchange_again: Callable[[Tensor], Tensor]
 ) -> AbstractContextManager[object]:
     """Let autograd keep what a tensor was exchanged from, and exchange it again when backward needs it.
@@ -173,10 +175,10 @@ def exchanged_again(
         tensors: exchanged tensors, each with the one it was made of.
         exchange_again: how; collective, and called in the same order by all ranks.
     """
-    local = {(_storage(there), there.shape): here for there, here in tensors}
+    unexchanged = {(_storage(there), there.shape): here for there, here in tensors}
 
     def pack(tensor: Tensor) -> tuple[bool, Tensor]:
-        here = local.get((_storage(tensor), tensor.shape))
+        here = unexchanged.get((_storage(tensor), tensor.shape))
         return (False, tensor) if here is None else (True, here)
 
     def unpack(packed: tuple[bool, Tensor]) -> Tensor:
@@ -202,13 +204,13 @@ def by_rule(rules: Sequence[MaskRule], samples: int) -> list[tuple[slice, MaskRu
     return [(slice(index, index + 1), rule) for index, rule in enumerate(rules)]
 
 
-def _for(samples: slice, dropout: Dropout | None) -> Dropout | None:
+def _dropout_of(samples: slice, dropout: Dropout | None) -> Dropout | None:
     if dropout is None:
         return None
     return Dropout(dropout.probability, dropout.seed, dropout.first_sample + samples.start)
 
 
-def _outer(
+def _outer_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -224,14 +226,14 @@ def _outer(
     if grid.outer == 1:
         work = work_with(scores, chunks, chunks)
         _count(work)
-        return _applied(LocalAttention, query, key, value, work, sink)
+        return _apply(LocalAttention, query, key, value, work, sink)
     assert members.outer is not None
     if grid.method == GATHER:
-        moved = _moved(layout, place, tuple(of.rule for _, of in scores))
-        work = work_with(scores, chunks, moved.chunks)
+        exchanged_keys = _key_exchange(layout, place, tuple(of.rule for _, of in scores))
+        work = work_with(scores, chunks, exchanged_keys.chunks)
         _count(work)
-        plan = GatherPlan(moved, work, members.outer, options)
-        return _applied(GatheredAttention, query, key, value, plan, sink)
+        plan = GatherPlan(exchanged_keys, work, members.outer, options)
+        return _apply(GatheredAttention, query, key, value, plan, sink)
     ring = RingPlan(
         ring_table(grid.outer, grid.window),
         place,
@@ -244,10 +246,10 @@ def _outer(
         kept,
     )
     _count(*ring.work)
-    return _applied(RingAttention, query, key, value, ring, sink)
+    return _apply(RingAttention, query, key, value, ring, sink)
 
 
-def _applied(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
+def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
     output: Tensor = function.apply(*inputs)
     return output
 
@@ -259,6 +261,6 @@ def _count(*works: Work) -> None:
 
 
 @lru_cache(maxsize=64)
-def _moved(layout: Layout, place: int, rules: tuple[MaskRule, ...]) -> Exchange:
+def _key_exchange(layout: Layout, place: int, rules: tuple[MaskRule, ...]) -> Exchange:
     """Return the exchange of keys, made once for all layers."""
     return exchange(layout, place, needed_rows(layout, rules))

@@ -47,15 +47,8 @@ def attend_backward(
 ) -> None:
     """Add the gradients of work, given the whole attention's results.
 
-    Args:
-        gradients: of queries, keys and values, to add to.
-        query: as in forward, like ``key``, ``value`` and ``work``.
-        key: see there.
-        value: see there.
-        output: ``[b, n, s, dv]``.
-        logsum: ``[b, n, s]``.
-        outer: ``[b, n, s, dv]``, gradient of the output.
-        work: see there.
+    Shapes are those of `attend`; ``output`` and its gradient ``outer`` are ``[b, n, s, dv]``, ``logsum`` is
+    ``[b, n, s]``.
     """
     if not work:
         return

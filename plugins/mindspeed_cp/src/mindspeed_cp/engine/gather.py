@@ -44,20 +44,17 @@ class GatherPlan:
     options: CPOptions
 
     def parts(self, heads: int, key_heads: int) -> Iterator[tuple[slice, slice, Work]]:
-        """Iterate over query heads, the key heads that they share, and their work.
-
-        Args:
-            heads: number of query heads.
-            key_heads: number of key heads.
-        """
+        """Iterate over query heads, the key heads that they share, and their work."""
         share = heads // key_heads
         for start, end in cut(key_heads, min(self.options.head_groups, key_heads)):
             mine = slice(start * share, end * share)
-            work = tuple((samples, tasks, _of(scores, mine)) for samples, tasks, scores in self.work)
+            work = tuple(
+                (samples, tasks, _select_heads(scores, mine)) for samples, tasks, scores in self.work
+            )
             yield mine, slice(start, end), work
 
 
-def _of(scores: Scores, heads: slice) -> Scores:
+def _select_heads(scores: Scores, heads: slice) -> Scores:
     return replace(
         scores,
         heads=None if scores.heads is None else scores.heads[heads],
@@ -74,7 +71,7 @@ class GatheredAttention(torch.autograd.Function):
     ) -> Tensor:
         """Return ``[b, n, s, dv]`` of local queries ``[b, n, s, d]``; ``sink`` is ``[n]``."""
         merger = Merger(query, value.shape[-1], sink)
-        for heads, (keys, values), work in _fetched(query, key, value, plan):
+        for heads, (keys, values), work in _fetch_groups(query, key, value, plan):
             attend(merger.of_heads(heads), query[:, heads], keys, values, work)
         output = merger.output.to(query.dtype)
         ctx.save_for_backward(query, key, value, output, merger.logsum, sink)
@@ -90,7 +87,7 @@ class GatheredAttention(torch.autograd.Function):
         dq, dk, dv = zeros_for(query, key, value)
         outer = gradients[0]
         start = 0
-        for heads, (keys, values), work in _fetched(query, key, value, plan):
+        for heads, (keys, values), work in _fetch_groups(query, key, value, plan):
             dkeys, dvalues = zeros_for(keys, values)
             attend_backward(
                 (dq[:, heads], dkeys, dvalues),
@@ -105,13 +102,13 @@ class GatheredAttention(torch.autograd.Function):
             if not plan.options.wide_gradients:
                 dkeys, dvalues = dkeys.to(key.dtype), dvalues.to(value.dtype)
             place = slice(start, start + keys.shape[1])
-            dk[:, place], dv[:, place] = _return(dkeys, dvalues, key[:, place], value[:, place], plan)
+            dk[:, place], dv[:, place] = _send_gradients(dkeys, dvalues, key[:, place], value[:, place], plan)
             start = place.stop
         dsink = sink_gradient(sink, output, logsum, gradients[0])
         return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), None, dsink
 
 
-def _fetched(
+def _fetch_groups(
     query: Tensor, key: Tensor, value: Tensor, plan: GatherPlan
 ) -> Iterator[tuple[slice, tuple[Tensor, Tensor], Work]]:
     """Iterate over groups of heads with their keys and values; the next are on their way meanwhile."""
@@ -147,7 +144,9 @@ class _Fetch:
         return whole[..., : self.width].contiguous(), whole[..., self.width :].contiguous()
 
 
-def _return(dk: Tensor, dv: Tensor, key: Tensor, value: Tensor, plan: GatherPlan) -> tuple[Tensor, Tensor]:
+def _send_gradients(
+    dk: Tensor, dv: Tensor, key: Tensor, value: Tensor, plan: GatherPlan
+) -> tuple[Tensor, Tensor]:
     """Send the gradients of fetched rows back and add them up at their owners."""
     both = torch.cat((dk, dv), dim=-1)
     arrived = torch.empty_like(both)

@@ -38,7 +38,7 @@ class LocalAttention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, work: Work, sink: Tensor | None = None
     ) -> Tensor:
-        """Return ``[b, n, s, dv]`` of queries ``[b, n, s, d]``, keys ``[b, g, t, d]``; ``sink`` is ``[n]``."""
+        """Return ``[b, n, s, dv]`` of ``[b, n, s, d]`` queries, ``[b, g, t, d]`` keys; ``sink``: ``[n]``."""
         merger = Merger(query, value.shape[-1], sink)
         attend(merger, query, key, value, work)
         output = merger.output.to(query.dtype)

@@ -171,7 +171,7 @@ class MaskRule:
         if self.window is not None:
             found = [cut for piece in found for cut in self._windowed(piece)]
         if self.matrix is not None:
-            found = [cut for piece in found for cut in self._given(piece)]
+            found = [cut for piece in found for cut in self._by_tiles(piece)]
         return found
 
     def _inside_documents(
@@ -250,7 +250,7 @@ class MaskRule:
         c, d = max(c, a - self.window), min(d, b + ahead)
         return (max(a, c - ahead), min(b, d + self.window)), (c, d)
 
-    def _given(self, piece: Piece) -> list[Piece]:
+    def _by_tiles(self, piece: Piece) -> list[Piece]:
         """Cut a piece into runs of tiles with scores that count; rows with the same runs together."""
         (a, b), (c, d) = piece.queries, piece.keys
         if self.tiles.full((a, b), (c, d)):

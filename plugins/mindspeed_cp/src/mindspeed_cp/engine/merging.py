@@ -44,11 +44,7 @@ class Merger:
             self.logsum.copy_(sink.view(-1, 1))
 
     def of_heads(self, heads: slice) -> Merger:
-        """Return a view of some heads: what is added to it is added here.
-
-        Args:
-            heads: a range of query heads.
-        """
+        """Return a view of some heads: what is added to it is added here."""
         part = copy.copy(self)
         part.output, part.logsum = self.output[:, heads], self.logsum[:, heads]
         return part
@@ -107,7 +103,7 @@ class FusedMerger(Merger):
         joined = self._joined[slice(*rows), samples]
         numbers = (samples, slice(None), slice(*rows))
         before = self._highest[numbers], self._total[numbers]
-        if self._meets(which, rows):
+        if self._overlaps_earlier(which, rows):
             from mindspeed_kernels.ops.npu_ring_attention_update import npu_ring_attention_update
 
             current, highest, total = npu_ring_attention_update(
@@ -123,7 +119,7 @@ class FusedMerger(Merger):
         before[1].copy_(total)
         self._touched.append((which, rows))
 
-    def _meets(self, samples: range, rows: Rows) -> bool:
+    def _overlaps_earlier(self, samples: range, rows: Rows) -> bool:
         """Return whether some rows have seen a block: an update of nothing by nothing divides by zero."""
         return any(
             max(low, rows[0]) < min(high, rows[1]) and (set(samples) & set(others))

@@ -91,7 +91,7 @@ def outer_layout(grid: Grid, rules: tuple[MaskRule, ...]) -> Layout:
     if not isinstance(kind, str):
         return _checked(kind(rules, grid.outer), rule.length, grid.outer)
     if kind == "auto":
-        kind = _suitable(grid, rules)
+        kind = _choose_layout(grid, rules)
     if grid.outer == 1 or kind == "contiguous":
         return contiguous(rule.length, grid.outer)
     if kind == "zigzag":
@@ -114,7 +114,7 @@ def _checked(layout: Layout, length: int, ranks: int) -> Layout:
     return layout
 
 
-def _suitable(grid: Grid, rules: Sequence[MaskRule]) -> str:
+def _choose_layout(grid: Grid, rules: Sequence[MaskRule]) -> str:
     """Choose a layout: zigzag balances a plain causal mask, consecutive parts a full one."""
     plain = all(not rule.ends and rule.window is None and rule.matrix is None for rule in rules)
     if plain and all(rule.causal and not rule.prefix for rule in rules):
@@ -145,17 +145,23 @@ def balanced_layout(
     """
     length = rules[0].length
     work = sum((rule.work(tile) for rule in rules), np.zeros(length, dtype=np.int64))
-    ordered = _best([(0, length)], work, ranks, chunks_per_rank)
+    ordered = _deal_chunks([(0, length)], work, ranks, chunks_per_rank)
     matrices = [rule.matrix is not None for rule in rules]
     if not (regroup and all(matrices) and len(set(rules)) == 1):
         return ordered
     tiles = [(start, min(start + TILE, length)) for start in range(0, length, TILE)]
-    grouped = _best([tiles[place] for place in rules[0].tiles.groups()], work, ranks, chunks_per_rank)
+    grouped = _deal_chunks([tiles[place] for place in rules[0].tiles.groups()], work, ranks, chunks_per_rank)
     fewer = travelling_keys(grouped, rules) < 0.9 * travelling_keys(ordered, rules)
-    return grouped if fewer and _load(grouped, work) <= max(MOST_UNEVEN, _load(ordered, work)) else ordered
+    return (
+        grouped
+        if fewer and _imbalance_of(grouped, work) <= max(MOST_UNEVEN, _imbalance_of(ordered, work))
+        else ordered
+    )
 
 
-def _best(order: Sequence[Interval], work: npt.NDArray[np.int64], ranks: int, chunks_per_rank: int) -> Layout:
+def _deal_chunks(
+    order: Sequence[Interval], work: npt.NDArray[np.int64], ranks: int, chunks_per_rank: int
+) -> Layout:
     """Deal out equal chunks of a sequence in some order, as few as balance, or those that balance best."""
     length = len(work)
     running = running_sums(np.concatenate([work[slice(*interval)] for interval in order]))
@@ -176,10 +182,10 @@ def _best(order: Sequence[Interval], work: npt.NDArray[np.int64], ranks: int, ch
             break
     assert best is not None
     _, chunks, owned = best
-    return Layout(tuple(tuple(union(_placed(order, [chunks[i] for i in share]))) for share in owned))
+    return Layout(tuple(tuple(union(_positions_of(order, [chunks[i] for i in share]))) for share in owned))
 
 
-def _placed(order: Sequence[Interval], chunks: Sequence[Interval]) -> list[Interval]:
+def _positions_of(order: Sequence[Interval], chunks: Sequence[Interval]) -> list[Interval]:
     """Return the positions of chunks of a sequence that consists of intervals in some order."""
     if len(order) == 1:
         return list(chunks)
@@ -193,14 +199,16 @@ def _placed(order: Sequence[Interval], chunks: Sequence[Interval]) -> list[Inter
     return found
 
 
-def _load(layout: Layout, work: npt.NDArray[np.int64]) -> float:
+def _imbalance_of(layout: Layout, work: npt.NDArray[np.int64]) -> float:
     loads = [sum(int(work[slice(*interval)].sum()) for interval in share) for share in layout.shares]
     return max(loads) * len(loads) / max(1, sum(loads))
 
 
 def imbalance(layout: Layout, rules: Sequence[MaskRule]) -> float:
     """Return the work of the most loaded rank over the mean, in scores."""
-    return _load(layout, sum((rule.row_scores for rule in rules), np.zeros(layout.length, dtype=np.int64)))
+    return _imbalance_of(
+        layout, sum((rule.row_scores for rule in rules), np.zeros(layout.length, dtype=np.int64))
+    )
 
 
 def travelling_keys(layout: Layout, rules: Sequence[MaskRule]) -> int:

@@ -112,19 +112,18 @@ class Transfers:
         """
         batches: dict[tuple[ProcessGroup, int], list[tuple[dist.P2POp, Tensor]]] = {}
         self._check_buffers(moves, sending, receiving)
-        for move in moves:
+
+        def add(operation: Any, move: Move, peer: int, buffer: Tensor) -> None:
             group = self.plan.channel(move)
+            posted = dist.P2POp(operation, buffer, dist.get_global_rank(group, peer), group)
+            batches.setdefault((group, move.arrive), []).append((posted, buffer))
+
+        for move in moves:
             if move.source == self.plan.rank:
-                peer = dist.get_global_rank(group, move.target)
-                buffer = sending[move.block]
-                counters.sent(counters.P2P, buffer.nbytes)
-                batch = batches.setdefault((group, move.arrive), [])
-                batch.append((dist.P2POp(dist.isend, buffer, peer, group), buffer))
+                counters.sent(counters.P2P, sending[move.block].nbytes)
+                add(dist.isend, move, move.target, sending[move.block])
             if move.target == self.plan.rank:
-                peer = dist.get_global_rank(group, move.source)
-                buffer = receiving[move.block]
-                batch = batches.setdefault((group, move.arrive), [])
-                batch.append((dist.P2POp(dist.irecv, buffer, peer, group), buffer))
+                add(dist.irecv, move, move.source, receiving[move.block])
         if batches:
             counters.event(f"post {self.what}", moves[0].post)
         for (_, arrive), batch in batches.items():
@@ -184,7 +183,7 @@ class RingAttention(torch.autograd.Function):
             attend(merger, query, k, v, plan.work[block])
             _keep(plan, kept, block, blocks[block], k)
             if step + 1 < len(table.hold):
-                _let_go(table, me, step, blocks)
+                _drop_unneeded(table, me, step, blocks)
         output = merger.output.to(query.dtype)
         last = table.hold[-1][me]
         ctx.save_for_backward(query, output, merger.logsum, sink, blocks[last], *kept.values())
@@ -210,7 +209,7 @@ def _keep(plan: RingPlan, kept: dict[int, Tensor], block: int, buffer: Tensor, k
         kept[block] = key.clone()
 
 
-def _let_go(table: RingTable, me: int, step: int, blocks: dict[int, Tensor]) -> None:
+def _drop_unneeded(table: RingTable, me: int, step: int, blocks: dict[int, Tensor]) -> None:
     """Forget blocks that this rank neither computes with nor sends any more."""
     needed = {table.hold[later][me] for later in range(step + 1, len(table.hold))}
     needed |= {move.block for move in table.moves if move.source == me and move.post > step}
@@ -246,7 +245,7 @@ class _RingBackward:
             keys.wait(step)
             moves = [move for move in table.backward_moves if move.post == step]
             self._post_keys(keys, moves, blocks)
-            k, v = self._held(blocks, block, rows)
+            k, v = self._keys_and_values(blocks, block, rows)
             counters.event("compute", step)
             mine = last.new_zeros(shapes.size(rows), dtype=wide)
             dk, dv = shapes.split(mine, rows)
@@ -286,7 +285,7 @@ class _RingBackward:
         keys.post(moves, outgoing, incoming)
         blocks.update(incoming)
 
-    def _held(self, blocks: dict[int, Tensor], block: int, rows: int) -> tuple[Tensor, Tensor]:
+    def _keys_and_values(self, blocks: dict[int, Tensor], block: int, rows: int) -> tuple[Tensor, Tensor]:
         if self.plan.kept == "all":
             return self.shapes.split(self.kept[block], rows)
         if self.plan.kept == "keys":

@@ -34,11 +34,11 @@ class Dropout:
             (queries, (1, 1, -1, 1)),
             (keys, (1, 1, 1, -1)),
         ):
-            state = _mixed(state ^ (value.view(shape) * 0x9E3779B1 & 0xFFFFFFFF))
+            state = _hash(state ^ (value.view(shape) * 0x9E3779B1 & 0xFFFFFFFF))
         return state >= int(self.probability * 2**32)
 
 
-def _mixed(state: Tensor) -> Tensor:
+def _hash(state: Tensor) -> Tensor:
     """Return a 32-bit integer hash (a multiply-xorshift finalizer), in int64."""
     state = (state ^ (state >> 16)) * 0x85EBCA6B & 0xFFFFFFFF
     state = (state ^ (state >> 13)) * 0xC2B2AE35 & 0xFFFFFFFF

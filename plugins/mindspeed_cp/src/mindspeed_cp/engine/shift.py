@@ -30,12 +30,7 @@ class ShiftPlan:
 
 @lru_cache(maxsize=64)
 def shift_plan(layout: Layout, rank: int) -> ShiftPlan:
-    """Return the plan of one rank.
-
-    Args:
-        layout: the shares of all ranks.
-        rank: within context parallelism.
-    """
+    """Return the plan of one rank."""
     shares = [[part for part in layout.chunks(r) if part[1][0] < part[1][1]] for r in range(layout.ranks)]
     most = max(map(len, shares))
     begins = {start: r * most + i for r in range(layout.ranks) for i, (_, (start, _)) in enumerate(shares[r])}

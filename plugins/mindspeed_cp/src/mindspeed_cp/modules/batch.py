@@ -52,7 +52,7 @@ def split_batch(run: Run, batch: Batch, microbatch: int) -> Batch:
 
     Args:
         run: the run.
-        batch: the whole sequences, or nothing on middle stages.
+        batch: the whole sequences, or nothing on middle pipeline stages.
         microbatch: index within the step.
 
     Raises:

@@ -150,7 +150,7 @@ class SplitCoreAttention(MegatronModule):
             window = rule.window
         if rule.causal == causal and rule.window == window:
             return rule
-        return _changed(rule, causal, window)
+        return _with_window(rule, causal, window)
 
     def _dropout(self, batch: SplitBatch) -> Dropout | None:
         if not (self.training and self.dropout > 0.0):
@@ -201,7 +201,7 @@ def place_attention(session: Session, args: Namespace, spec: Any, owner: str) ->
 
 
 @lru_cache(maxsize=64)
-def _changed(rule: MaskRule, causal: bool, window: int | None) -> MaskRule:
+def _with_window(rule: MaskRule, causal: bool, window: int | None) -> MaskRule:
     """Return a changed rule, the same object for all layers: what is planned for it stays."""
     return replace(rule, causal=causal, window=window)
 

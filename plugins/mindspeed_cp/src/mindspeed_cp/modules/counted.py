@@ -18,9 +18,6 @@ def counted_step(run: Run) -> Iterator[None]:
 
     Sent bytes are the mean of all ranks, in MiB; scores the mean and the most of any rank, for each query
     head. With recomputed layers forward counts twice.
-
-    Args:
-        run: the run; its metrics take the numbers.
     """
     with counting() as counters:
         yield

@@ -23,11 +23,7 @@ DEFAULT = ""
 
 
 def digests(platform: Platform) -> dict[str, bytes]:
-    """Return digests of this rank's freshly seeded generators; other seeds, stages and shards have others.
-
-    Args:
-        platform: the device platform.
-    """
+    """Return digests of this rank's freshly seeded generators; they differ by seed and by model shard."""
     states = {DEFAULT: platform.rng_state(), **tensor_parallel.get_cuda_rng_tracker().get_states()}
     return {name: hashlib.sha256(_bytes(state)).digest() for name, state in states.items()}
 
@@ -35,9 +31,7 @@ def digests(platform: Platform) -> dict[str, bytes]:
 def own_states(run: Run, origin: Mapping[str, bytes]) -> None:
     """Give this rank the random states of the coming step; the first rank keeps what it has.
 
-    Args:
-        run: the run; ``iteration`` counts finished steps.
-        origin: the result of `digests` after seeding.
+    ``origin`` is the result of `digests` after seeding, ``run.iteration`` the number of finished steps.
     """
     rank = run.pg.cp.rank()
     if rank == 0:

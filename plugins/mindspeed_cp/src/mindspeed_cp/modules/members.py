@@ -19,11 +19,7 @@ INNER, OUTER, ACROSS, SECOND = "cp.inner", "cp.outer", "cp.across", "cp.second"
 
 
 def group_parts(options: CPOptions) -> dict[str, list[list[int]]]:
-    """Return how every context-parallel group is split: lists of places in it by name, in order of creation.
-
-    Args:
-        options: what flags choose.
-    """
+    """Return how context-parallel groups are split: lists of places by name, in order of creation."""
     grid = options.grid
     parts: dict[str, list[list[int]]] = {}
     if grid.inner > 1 and grid.outer > 1:
@@ -40,11 +36,6 @@ def group_parts(options: CPOptions) -> dict[str, list[list[int]]]:
 def create_groups(session: Session, args: Namespace, pg: Any) -> None:
     """Create the groups that the algorithm needs besides megatron-core's own.
 
-    Args:
-        session: keeps them by name.
-        args: the validated arguments.
-        pg: the result of `build_process_groups`.
-
     Raises:
         UserError: whoever made the groups of megatron-core made others than flags say.
     """
@@ -59,13 +50,7 @@ def create_groups(session: Session, args: Namespace, pg: Any) -> None:
 
 
 def members_of(session: Session, options: CPOptions, whole: Any) -> Members:
-    """Return this rank's groups.
-
-    Args:
-        session: where `create_groups` left them.
-        options: what flags choose.
-        whole: megatron-core's context-parallel group.
-    """
+    """Return this rank's groups."""
     grid, groups, parts = options.grid, session.groups, group_parts(options)
     both = grid.inner > 1 and grid.outer > 1
     return Members(

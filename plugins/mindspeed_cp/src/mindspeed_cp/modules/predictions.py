@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Shift = Callable[..., tuple[Tensor, Tensor]]
 
 
-def shifted(tensor: Tensor, layout: Layout, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
+def shift_over_ranks(tensor: Tensor, layout: Layout, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
     """Return every position's successor, 0 behind the last, and the sum over all ranks of what is left.
 
     Args:
@@ -76,10 +76,10 @@ def over_ranks(original: Shift) -> Shift:
             return original(tensor, shifts, dims)
         if shifts != -1 or dims not in (-1, tensor.dim() - 1):
             raise ValueError(
-                f"a split sequence is shifted by -1 along its last dimension, got {shifts}, {dims}"
+                f"a split sequence is shift_over_ranks by -1 along its last dimension, got {shifts}, {dims}"
             )
         assert packed_seq_params.layout is not None
-        moved, total = shifted(tensor, packed_seq_params.layout, cp_group)
+        moved, total = shift_over_ranks(tensor, packed_seq_params.layout, cp_group)
         return moved, total / cp_group.size()
 
     return roll_tensor
@@ -89,20 +89,15 @@ def recompute_described(session: Session, model: list[Any], owner: str) -> None:
     """Let recomputed prediction layers see the batch's description, which is no tensor.
 
     megatron-core hands everything to its checkpoint of activations as if it were one.
-
-    Args:
-        session: takes the change back when it closes.
-        model: this rank's chunks.
-        owner: the feature's name.
     """
     for chunk in model:
         for module in chunk.modules():
             if isinstance(module, MultiTokenPredictionLayer):
-                changed = _beside_tensors(module._checkpointed_forward)
+                changed = _with_description(module._checkpointed_forward)
                 session.instances.set(owner, module, "_checkpointed_forward", changed)
 
 
-def _beside_tensors(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _with_description(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def checkpointed_forward(forward: Callable[..., Tensor], **inputs: Any) -> Tensor:
         described, names = inputs["packed_seq_params"], tuple(inputs)
 

@@ -26,21 +26,21 @@ OWNER = "context-parallel"
 def follow_layout(session: Session, model: list[Any]) -> None:
     """Let every rotary embedding of a model follow the layout; taken back when the session closes."""
     for chunk in model:
-        followed: dict[int, _Remembered] = {}
+        followed: dict[int, _LayoutRotary] = {}
         for module in chunk.modules():
             if isinstance(module, RotaryEmbedding):
-                remembered = followed[id(module)] = _Remembered(module)
+                remembered = followed[id(module)] = _LayoutRotary(module)
                 session.instances.set(OWNER, module, "get_rotary_seq_len", remembered.get_rotary_seq_len)
                 session.instances.set(OWNER, module, "forward", remembered.forward)
         for module in chunk.modules():
             if isinstance(module, MLASelfAttention):
-                projected = _side_by_side(
+                projected = _unpacked_projection(
                     module.get_query_key_value_tensors, followed[id(module.rotary_pos_emb)]
                 )
                 session.instances.set(OWNER, module, "get_query_key_value_tensors", projected)
 
 
-def _side_by_side(original: Callable[..., Any], remembered: _Remembered) -> Callable[..., Any]:
+def _unpacked_projection(original: Callable[..., Any], remembered: _LayoutRotary) -> Callable[..., Any]:
     """Return the projection of multi-latent attention for samples ``[s / cp, b, h]`` side by side.
 
     Given a description, megatron-core takes the batch for one packed sequence and drops a dimension.
@@ -55,26 +55,27 @@ def _side_by_side(original: Callable[..., Any], remembered: _Remembered) -> Call
         **options: Any,
     ) -> Any:
         split = isinstance(packed_seq_params, SplitBatch)
-        remembered.shown = packed_seq_params if split else None
+        remembered.described_batch = packed_seq_params if split else None
         given = None if split else packed_seq_params
         return original(hidden_states, key_value_states, position_ids, given, *args, **options)
 
     return get_query_key_value_tensors
 
 
-class _Remembered:
-    """One rotary module, with the batch that it was shown last."""
+class _LayoutRotary:
+    """A rotary module that follows the layout of the batch described last."""
 
     def __init__(self, module: RotaryEmbedding) -> None:
         self.length: Callable[..., int] = module.get_rotary_seq_len
         self.whole: Callable[..., Any] = module.forward
         self.module = module
-        self.shown: SplitBatch | None = None
+        self.described_batch: SplitBatch | None = None
         self.batch: SplitBatch | None = None
 
     def get_rotary_seq_len(self, *args: Any, **options: Any) -> int:
         """Return the length of the whole sequence, and remember the batch's description."""
-        described = options.get("packed_seq_params", args[4] if len(args) > 4 else None) or self.shown
+        described = options.get("packed_seq_params", args[4] if len(args) > 4 else None)
+        described = described or self.described_batch
         self.batch = described if isinstance(described, SplitBatch) else None
         if self.batch is not None:
             return int(self.batch.max_seqlen_q)

@@ -62,14 +62,14 @@ def rules_of(run: Run, batch: Batch) -> tuple[tuple[MaskRule, ...], bool]:
     if args.adaptive_cp_manually_set_mask_list:
         check_answered(session)
     if session.implementations(STAGE):
-        return _answered(run, batch), True
+        return _from_plugin(run, batch), True
     mask = given_mask()
     if mask is not None:
         return (_from_matrix(session, args, mask),), True
-    return _documents(run, batch), False
+    return _from_documents(run, batch), False
 
 
-def _answered(run: Run, batch: Batch) -> tuple[MaskRule, ...]:
+def _from_plugin(run: Run, batch: Batch) -> tuple[MaskRule, ...]:
     """Return the rules of the package that implements the stage."""
     args, session = run.args, run.session
     state = session.state(CPState)
@@ -126,7 +126,7 @@ def _check_matrix(args: Namespace, mask: Tensor) -> None:
         )
 
 
-def _documents(run: Run, batch: Batch) -> tuple[MaskRule, ...]:
+def _from_documents(run: Run, batch: Batch) -> tuple[MaskRule, ...]:
     """Return rules that keep documents apart where that was asked for; otherwise of one sequence."""
     args = run.args
     length = args.seq_length
@@ -135,14 +135,14 @@ def _documents(run: Run, batch: Batch) -> tuple[MaskRule, ...]:
     if args.fix_sub_seq_length > 0:
         return (MaskRule(length, ends=ends_by_length(length, args.fix_sub_seq_length)),)
     if args.reset_position_ids:
-        found = ends_by_position(_present(batch.position_ids, "position_ids"))
+        found = ends_by_position(_required(batch.position_ids, "position_ids"))
     else:
-        found = ends_by_token(_present(batch.tokens, "tokens"), end_of_document(run))
+        found = ends_by_token(_required(batch.tokens, "tokens"), end_of_document(run))
     rules = tuple(MaskRule(length, ends=ends) for ends in found)
     return rules[:1] if len(set(rules)) == 1 else rules
 
 
-def _present(field: Tensor | None, name: str) -> Tensor:
+def _required(field: Tensor | None, name: str) -> Tensor:
     if field is None:
         raise UserError(
             f"--reset-attention-mask finds documents in {name}, which the batch of this pipeline stage "

@@ -45,7 +45,7 @@ class CudaFlashKernel(BlockKernel):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, task: Task, scores: Scores) -> tuple[Tensor, Tensor]:
         """See `BlockKernel.forward`."""
-        width = _room(q)
+        width = _padded_width(q)
         output, logsum, *_ = torch.ops.aten._flash_attention_forward(
             *(padded(tensor, width).transpose(1, 2) for tensor in (q, k, v)),
             None,
@@ -58,12 +58,12 @@ class CudaFlashKernel(BlockKernel):
             scale=scores.scale,
             **_window(task, scores),
         )
-        return _back(output, v.shape[-1]), logsum.narrow(-1, 0, q.shape[2])
+        return _without_padding(output, v.shape[-1]), logsum.narrow(-1, 0, q.shape[2])
 
     def backward(self, block: BackwardBlock) -> tuple[Tensor, Tensor, Tensor]:
         """See `BlockKernel.backward`."""
         outer, q, k, v, output, logsum, task, scores = block
-        width = _room(q)
+        width = _padded_width(q)
         # Random numbers belong to dropout, which is not used.
         unused = torch.zeros(2, dtype=torch.uint64, device=q.device)
         dq, dk, dv = torch.ops.aten._flash_attention_backward(
@@ -81,14 +81,18 @@ class CudaFlashKernel(BlockKernel):
             scale=scores.scale,
             **_window(task, scores),
         )
-        return _back(dq, q.shape[-1]), _back(dk, q.shape[-1]), _back(dv, v.shape[-1])
+        return (
+            _without_padding(dq, q.shape[-1]),
+            _without_padding(dk, q.shape[-1]),
+            _without_padding(dv, v.shape[-1]),
+        )
 
 
-def _room(q: Tensor) -> int:
+def _padded_width(q: Tensor) -> int:
     return -(-q.shape[-1] // _UNIT) * _UNIT
 
 
-def _back(tensor: Tensor, width: int) -> Tensor:
+def _without_padding(tensor: Tensor, width: int) -> Tensor:
     """Return ``[b, n, s, d]`` of the kernel's result, without padding."""
     return tensor.transpose(1, 2).narrow(-1, 0, width)
 
