@@ -135,7 +135,7 @@ def bound(schema, args, given):
 
 
 def options_of(a):
-    """What decides about the scores, under one name for both versions of the kernel."""
+    """Return what decides about the scores, under one name for both versions of the kernel."""
     assert all(a.get(name) is None for name in UNUSED)
     assert a["keep_prob"] == 1.0
     assert a["inner_precise"] == 0

@@ -1,4 +1,4 @@
-"""How even the work of masks is, and how many keys travel: arithmetic on long sequences."""
+"""The balance of work under masks, and the keys that travel: arithmetic on long sequences."""
 
 import itertools
 

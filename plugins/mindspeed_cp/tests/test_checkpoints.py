@@ -98,7 +98,7 @@ def trained(flags, steps, *, save_to="", load_from="", saved_after=0, look=None)
 
 
 def generators(run):
-    """Which rank of the sequence and of tensors this is, and digests of its random states."""
+    """Return the rank within the sequence and within tensors, and digests of its random states."""
     from megatron.core import tensor_parallel
 
     states = tensor_parallel.get_cuda_rng_tracker().get_states()

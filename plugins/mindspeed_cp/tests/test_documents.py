@@ -67,7 +67,7 @@ def test_a_zigzag_inside_of_documents_owns_a_part_of_each():
 
 
 def run_of(dataset=None, **given):
-    """What rules are made from, without a training."""
+    """Return what rules are made from, without a training."""
     args = SimpleNamespace(
         seq_length=8,
         micro_batch_size=1,

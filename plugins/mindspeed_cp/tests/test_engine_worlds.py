@@ -24,7 +24,7 @@ LENGTH = 48
 
 
 def dense(query, key, value, rules, options):
-    """The definition, on one process, with a score matrix."""
+    """Compute attention on one process with a score matrix."""
     share = query.shape[1] // key.shape[1]
     keys, values = key.repeat_interleave(share, 1), value.repeat_interleave(share, 1)
     scores = query @ keys.transpose(-1, -2) * options.scale
@@ -115,7 +115,7 @@ def sent_by_one_attention(grid, members, rule, heads, key_heads, **given):
 
 
 def check_bytes(name, grid, members):
-    """What goes over the wire is the published formula, to the byte."""
+    """Compare the bytes that are sent to the published formula."""
     causal, heads, key_heads = RULES["causal"](LENGTH), 4, 2
     row = 2 * 8 * 4 * LENGTH // grid.ranks
     n_q, n_kv = heads * row, key_heads * row

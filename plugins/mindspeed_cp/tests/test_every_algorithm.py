@@ -70,7 +70,7 @@ def trained(requests):
 
 @pytest.fixture(scope="module")
 def whole():
-    """What one process does, by kind of mask and of heads."""
+    """Train on one process, by kind of mask and of heads."""
     names = [(mask, heads) for mask in MASKS for heads in HEADS]
     (found,) = run_world(trained, 1, [request(*name, MASKS[name[0]][1]) for name in names])
     return dict(zip(names, found))

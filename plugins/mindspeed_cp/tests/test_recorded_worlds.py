@@ -70,7 +70,7 @@ def test_a_further_score_without_value_takes_part():
 
 
 def every_algorithm_on_four_ranks():
-    """What the operators for NPUs were asked for, and the errors of bfloat16, of every algorithm."""
+    """Return the calls of operators for NPUs, and the errors of bfloat16, of every algorithm."""
     dist.init_process_group("gloo")
     calls, precision = {}, {"one process": errors(Grid(1), Members(0), MaskRule(512), torch.bfloat16)}
     matrix = np.random.default_rng(0).random((LENGTH, LENGTH)) < 0.4

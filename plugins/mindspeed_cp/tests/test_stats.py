@@ -1,4 +1,4 @@
-"""What ranks own, compute and send, without torch."""
+"""Tokens, work and bytes of ranks, without torch."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Where other packages extend context parallelism."""
+"""The extension points of context parallelism."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from mindspeed_cp.planner_choice import planned
 
 @dataclass(frozen=True)
 class CPOptions:
-    """What the flags of a run choose; made once for a session and handed on whole.
+    """The choices of a run by its flags; made once for a session and handed on whole.
 
     Attributes:
         grid: how ranks are arranged, and which tokens they own.

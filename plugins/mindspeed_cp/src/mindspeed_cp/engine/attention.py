@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -49,7 +49,7 @@ class Members:
 
 @dataclass(frozen=True)
 class CallOptions:
-    """What one call of attention has of its own, beside the options of the run.
+    """The options of one call of attention, beside those of the run.
 
     Attributes:
         scale: factor of the scores.
@@ -123,16 +123,12 @@ def split_attention(
         heads = heads[mine.start : mine.stop]
         slopes = None if slopes is None else slopes[mine.start : mine.stop]
         sink = None if sink is None else sink[mine.start : mine.stop]
-    numbers = torch.arange(heads.start, heads.stop)
-    scores = [
-        (
-            samples,
-            Scores(
-                call.scale, rule, numbers, slopes, _dropout_of(samples, call.dropout), options.kernel_layout
-            ),
-        )
-        for samples, rule in by_rule(rules, query.shape[0])
-    ]
+    numbers, scores = torch.arange(heads.start, heads.stop), []
+    for samples, rule in by_rule(rules, query.shape[0]):
+        dropout = call.dropout
+        if dropout is not None:
+            dropout = replace(dropout, first_sample=dropout.first_sample + samples.start)
+        scores.append((samples, Scores(call.scale, rule, numbers, slopes, dropout, options.kernel_layout)))
     with saved_tensors:
         output = _outer_attention(query, key, value, sink, outer, scores, place, members, options, call.kept)
     if grid.inner > 1:
@@ -202,12 +198,6 @@ def by_rule(rules: Sequence[MaskRule], samples: int) -> list[tuple[slice, MaskRu
     if len(rules) != samples:
         raise ValueError(f"{len(rules)} mask rules for {samples} samples")
     return [(slice(index, index + 1), rule) for index, rule in enumerate(rules)]
-
-
-def _dropout_of(samples: slice, dropout: Dropout | None) -> Dropout | None:
-    if dropout is None:
-        return None
-    return Dropout(dropout.probability, dropout.seed, dropout.first_sample + samples.start)
 
 
 def _outer_attention(

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from mindspeed_cp.engine.tasks import Task
 
 P2P, ALL_TO_ALL, GATHER = "p2p", "all-to-all", "gather"
-"""How bytes are sent: between two ranks, exchanged among all of a group, gathered or scattered in a group."""
+"""Kinds of transfers: between two ranks, exchanged among all of a group, gathered or scattered in a group."""
 
 
 @dataclass
 class Counters:
-    """What one rank did while they were active.
+    """The work and transfers of one rank while they were active.
 
     Attributes:
         sent: bytes that went to other ranks, by how.
@@ -46,7 +46,7 @@ class Counters:
 
 
 active: Counters | None = None
-"""Where executors report; None while nobody counts."""
+"""The counters that executors report to; None while nobody counts."""
 
 
 @contextmanager

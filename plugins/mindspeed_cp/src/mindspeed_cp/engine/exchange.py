@@ -13,7 +13,7 @@ from mindspeed_cp.engine.masks import MaskRule
 
 @dataclass(frozen=True)
 class Exchange:
-    """Which local key rows go to whom, and where those that come belong.
+    """The local key rows that go to each rank, and the places of those that come.
 
     Attributes:
         send: for every rank the local rows that it needs of this one.

@@ -48,13 +48,11 @@ class GatherPlan:
         share = heads // key_heads
         for start, end in cut(key_heads, min(self.options.head_groups, key_heads)):
             mine = slice(start * share, end * share)
-            work = tuple(
-                (samples, tasks, _select_heads(scores, mine)) for samples, tasks, scores in self.work
-            )
+            work = tuple((samples, tasks, _heads_of(scores, mine)) for samples, tasks, scores in self.work)
             yield mine, slice(start, end), work
 
 
-def _select_heads(scores: Scores, heads: slice) -> Scores:
+def _heads_of(scores: Scores, heads: slice) -> Scores:
     return replace(
         scores,
         heads=None if scores.heads is None else scores.heads[heads],

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from mindspeed_cp.engine.layout import cut
+
 
 @dataclass(frozen=True)
 class HeadPlan:
@@ -34,13 +36,8 @@ def head_plan(query_heads: int, key_heads: int, ranks: int, rank: int) -> HeadPl
     if query_heads % key_heads:
         raise ValueError(f"{query_heads} query heads cannot share {key_heads} key heads evenly")
     share = query_heads // key_heads
-    base, longer = divmod(query_heads, ranks)
-    queries, keys, start = [], [], 0
-    for place in range(ranks):
-        end = start + base + (place < longer)
-        queries.append(range(start, end))
-        keys.append(range(start // share, (end - 1) // share + 1))
-        start = end
+    queries = [range(start, end) for start, end in cut(query_heads, ranks)]
+    keys = [range(heads.start // share, (heads.stop - 1) // share + 1) for heads in queries]
     mine = [head // share - keys[rank].start for head in queries[rank]]
     even = len(mine) % len(keys[rank]) == 0
     regular = even and mine == [place // (len(mine) // len(keys[rank])) for place in range(len(mine))]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 _LANES = 8
-"""How often fused kernels for Ascend devices write each number of a row."""
+"""Copies of each number of a row that fused kernels for Ascend devices write."""
 _LOWEST = torch.finfo(torch.float32).min
 
 Rows = tuple[int, int]

@@ -38,7 +38,7 @@ _CHUNKS = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Grid:
-    """How the ranks of context parallelism are arranged.
+    """An arrangement of the ranks of context parallelism.
 
     Attributes:
         outer: ranks that exchange keys.
@@ -145,23 +145,17 @@ def balanced_layout(
     """
     length = rules[0].length
     work = sum((rule.work(tile) for rule in rules), np.zeros(length, dtype=np.int64))
-    ordered = _deal_chunks([(0, length)], work, ranks, chunks_per_rank)
+    ordered = _deal([(0, length)], work, ranks, chunks_per_rank)
     matrices = [rule.matrix is not None for rule in rules]
     if not (regroup and all(matrices) and len(set(rules)) == 1):
         return ordered
     tiles = [(start, min(start + TILE, length)) for start in range(0, length, TILE)]
-    grouped = _deal_chunks([tiles[place] for place in rules[0].tiles.groups()], work, ranks, chunks_per_rank)
+    grouped = _deal([tiles[place] for place in rules[0].tiles.groups()], work, ranks, chunks_per_rank)
     fewer = travelling_keys(grouped, rules) < 0.9 * travelling_keys(ordered, rules)
-    return (
-        grouped
-        if fewer and _imbalance_of(grouped, work) <= max(MOST_UNEVEN, _imbalance_of(ordered, work))
-        else ordered
-    )
+    return grouped if fewer and _load(grouped, work) <= max(MOST_UNEVEN, _load(ordered, work)) else ordered
 
 
-def _deal_chunks(
-    order: Sequence[Interval], work: npt.NDArray[np.int64], ranks: int, chunks_per_rank: int
-) -> Layout:
+def _deal(order: Sequence[Interval], work: npt.NDArray[np.int64], ranks: int, chunks_per_rank: int) -> Layout:
     """Deal out equal chunks of a sequence in some order, as few as balance, or those that balance best."""
     length = len(work)
     running = running_sums(np.concatenate([work[slice(*interval)] for interval in order]))
@@ -199,16 +193,14 @@ def _positions_of(order: Sequence[Interval], chunks: Sequence[Interval]) -> list
     return found
 
 
-def _imbalance_of(layout: Layout, work: npt.NDArray[np.int64]) -> float:
+def _load(layout: Layout, work: npt.NDArray[np.int64]) -> float:
     loads = [sum(int(work[slice(*interval)].sum()) for interval in share) for share in layout.shares]
     return max(loads) * len(loads) / max(1, sum(loads))
 
 
 def imbalance(layout: Layout, rules: Sequence[MaskRule]) -> float:
     """Return the work of the most loaded rank over the mean, in scores."""
-    return _imbalance_of(
-        layout, sum((rule.row_scores for rule in rules), np.zeros(layout.length, dtype=np.int64))
-    )
+    return _load(layout, sum((rule.row_scores for rule in rules), np.zeros(layout.length, dtype=np.int64)))
 
 
 def travelling_keys(layout: Layout, rules: Sequence[MaskRule]) -> int:

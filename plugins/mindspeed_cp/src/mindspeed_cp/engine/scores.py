@@ -47,7 +47,7 @@ def _hash(state: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Scores:
-    """What besides queries and keys decides about scores and weights.
+    """Everything beside queries and keys that decides about scores and weights.
 
     Attributes:
         scale: factor of the products.

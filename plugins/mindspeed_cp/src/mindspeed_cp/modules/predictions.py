@@ -76,7 +76,7 @@ def over_ranks(original: Shift) -> Shift:
             return original(tensor, shifts, dims)
         if shifts != -1 or dims not in (-1, tensor.dim() - 1):
             raise ValueError(
-                f"a split sequence is shift_over_ranks by -1 along its last dimension, got {shifts}, {dims}"
+                f"a split sequence is shifted by -1 along its last dimension, got {shifts}, {dims}"
             )
         assert packed_seq_params.layout is not None
         moved, total = shift_over_ranks(tensor, packed_seq_params.layout, cp_group)

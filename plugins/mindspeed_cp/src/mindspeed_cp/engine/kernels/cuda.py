@@ -58,7 +58,7 @@ class CudaFlashKernel(BlockKernel):
             scale=scores.scale,
             **_window(task, scores),
         )
-        return _without_padding(output, v.shape[-1]), logsum.narrow(-1, 0, q.shape[2])
+        return _unpadded(output, v.shape[-1]), logsum.narrow(-1, 0, q.shape[2])
 
     def backward(self, block: BackwardBlock) -> tuple[Tensor, Tensor, Tensor]:
         """See `BlockKernel.backward`."""
@@ -82,9 +82,9 @@ class CudaFlashKernel(BlockKernel):
             **_window(task, scores),
         )
         return (
-            _without_padding(dq, q.shape[-1]),
-            _without_padding(dk, q.shape[-1]),
-            _without_padding(dv, v.shape[-1]),
+            _unpadded(dq, q.shape[-1]),
+            _unpadded(dk, q.shape[-1]),
+            _unpadded(dv, v.shape[-1]),
         )
 
 
@@ -92,7 +92,7 @@ def _padded_width(q: Tensor) -> int:
     return -(-q.shape[-1] // _UNIT) * _UNIT
 
 
-def _without_padding(tensor: Tensor, width: int) -> Tensor:
+def _unpadded(tensor: Tensor, width: int) -> Tensor:
     """Return ``[b, n, s, d]`` of the kernel's result, without padding."""
     return tensor.transpose(1, 2).narrow(-1, 0, width)
 
