@@ -1,0 +1,58 @@
+"""The proofs of the installed features on the device: those whose worlds fit the GPUs."""
+
+from __future__ import annotations
+
+from report import Report
+
+from mindspeed_core.feature import Feature, Scenario
+from mindspeed_core.registry import Registry
+from mindspeed_core.testing.verify import verify
+
+_DISTRIBUTIONS = ("mindspeed-kernels", "mindspeed-profile", "mindspeed-cp")
+
+
+def measure(report: Report) -> None:
+    """Verify each scenario; those that find no GPU or no time are named."""
+    gpus = max(1, len(report.facts["gpus"]))
+    fitting, too_large = scenarios(report.platform, gpus)
+    if report.smoke:
+        fitting = fitting[:2]
+    late: list[str] = []
+    for feature, scenario in fitting:
+        name = f"{feature.name} / {scenario.name}"
+        if report.remaining() < 20:
+            late.append(name)
+            continue
+        verdict = verify(
+            feature, scenario, platform=report.platform, timeout=max(20.0, min(120.0, report.remaining()))
+        )
+        details: dict[str, object] = {
+            "largest_error": verdict.largest_error,
+            "tolerance": verdict.tolerance,
+            "compared": verdict.compared,
+            "gains": [str(gain) for gain in verdict.gains],
+        }
+        if not verdict.passed:
+            details |= {"differences": verdict.differences[:8], "error": verdict.error}
+        report.row(name, passed=verdict.passed, **details)
+    report.facts["left_out"] = {f"more than {gpus} GPU(s)": too_large, "no time": late}
+    failed = sum(row["passed"] is False for row in report.rows)
+    report.headline = f"{failed} of {len(report.rows)} proofs failed; {len(too_large)} need more GPUs, {len(late)} more time"
+
+
+def scenarios(platform: str, gpus: int) -> tuple[list[tuple[type[Feature], Scenario]], list[str]]:
+    """Return the scenarios for a platform whose worlds fit, each feature's first one first; names of the others."""
+    fitting: list[tuple[int, type[Feature], Scenario]] = []
+    too_large: list[str] = []
+    for record in Registry.discover().features.values():
+        if record.dist not in _DISTRIBUTIONS:
+            continue
+        for place, scenario in enumerate(record.cls.verify):
+            if platform not in (scenario.platforms or record.cls.platforms):
+                continue
+            if max(scenario.world_size, scenario.baseline_world_size) > gpus:
+                too_large.append(f"{record.cls.name} / {scenario.name}")
+            else:
+                fitting.append((place, record.cls, scenario))
+    fitting.sort(key=lambda item: item[0])
+    return [(feature, scenario) for _, feature, scenario in fitting], too_large

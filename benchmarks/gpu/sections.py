@@ -1,0 +1,69 @@
+"""The sections of a GPU run: name, module, time budget and what each shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of a run, in a process of its own.
+
+    Attributes:
+        name: as ``--section`` takes it; also the name of its JSON file.
+        module: the module in this folder whose ``measure(report)`` runs it.
+        seconds: time budget.
+        shows: one sentence.
+    """
+
+    name: str
+    module: str
+    seconds: int
+    shows: str
+
+
+SECTIONS = (
+    Section(
+        "platform",
+        "cuda_platform",
+        120,
+        "device, streams, events, pinned buffers, random state, memory figures, allocator settings, "
+        "deterministic algorithms; sessions leave torch as it was",
+    ),
+    Section(
+        "attention",
+        "attention_errors",
+        180,
+        "errors of fused attention and of context parallelism's block kernels, forward and gradients, against "
+        "float64, and which kernel computed them",
+    ),
+    Section(
+        "training",
+        "training_speed",
+        420,
+        "bf16 training of a GPT with 1.1 billion parameters by megatron-core's own loop and by the host, without "
+        "and with features: step time, tokens/s, MFU, peak memory",
+    ),
+    Section(
+        "kernels",
+        "operator_speed",
+        240,
+        "every operator's backends against their references, and their time against the composition, "
+        "torch.compile, Liger-Kernel and FlashAttention",
+    ),
+    Section(
+        "features",
+        "feature_proofs",
+        420,
+        "every proof of the features of kernels, profile and context parallelism that fits the GPUs at hand: "
+        "losses, gradients and parameters with and without the feature",
+    ),
+    Section(
+        "nccl",
+        "two_gpus",
+        120,
+        "two GPUs: tensor and sequence parallelism, and data parallelism with a distributed optimizer, train as "
+        "one process does",
+    ),
+)
+"""In the order in which they run; the budgets add up to 25 minutes."""
