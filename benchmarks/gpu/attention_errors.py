@@ -1,6 +1,6 @@
 """Fused attention and the block kernels of context parallelism against the definition in float64.
 
-Errors are ``|got - exact| / |exact|`` (Frobenius norms) of the output and of each gradient, of random bfloat16
+Errors are ``|got - exact| / |exact|`` (Frobenius norms) of the output and of each gradient, for random
 inputs. Which of torch's kernels computed them is read from a profile, since a backend may hand a call on.
 """
 

@@ -1,4 +1,4 @@
-"""An environment in which the checkout counts as installed: its packages and their metadata, without a network.
+"""An environment in which the checkout counts as installed, made without a network.
 
 Entry points are read from the metadata of distributions. A folder of it, made from every ``pyproject.toml``,
 stands first on ``PYTHONPATH``, so that what runs is this checkout whatever else is installed.
