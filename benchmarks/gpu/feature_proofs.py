@@ -37,11 +37,12 @@ def measure(report: Report) -> None:
         report.row(name, passed=verdict.passed, **details)
     report.facts["left_out"] = {f"more than {gpus} GPU(s)": too_large, "no time": late}
     failed = sum(row["passed"] is False for row in report.rows)
-    report.headline = f"{failed} of {len(report.rows)} proofs failed; {len(too_large)} need more GPUs, {len(late)} more time"
+    missing = f"{len(too_large)} need more GPUs, {len(late)} found no time"
+    report.headline = f"{failed} of {len(report.rows)} proofs failed; {missing}"
 
 
 def scenarios(platform: str, gpus: int) -> tuple[list[tuple[type[Feature], Scenario]], list[str]]:
-    """Return the scenarios for a platform whose worlds fit, each feature's first one first; names of the others."""
+    """Return the scenarios whose worlds fit, each feature's first one first, and the names of the others."""
     fitting: list[tuple[int, type[Feature], Scenario]] = []
     too_large: list[str] = []
     for record in Registry.discover().features.values():

@@ -80,7 +80,7 @@ class Report:
 
     @contextmanager
     def check(self, name: str) -> Iterator[dict[str, Any]]:
-        """Record a check: passed unless its body raises; what the body puts into the dictionary joins the row."""
+        """Record a check: passed unless its body raises; the dictionary that the body fills joins the row."""
         found: dict[str, Any] = {}
         try:
             yield found

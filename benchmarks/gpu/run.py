@@ -32,7 +32,7 @@ NOT_RUN = "not run"
 
 _PROBE = """
 import importlib.metadata, importlib.util, json
-needed = ("torch", "megatron.core", "numpy", "pluggy", "packaging", "rich", "click", "tokenizers", "matplotlib", "psutil")
+needed = "torch megatron.core numpy pluggy packaging rich click tokenizers matplotlib psutil".split()
 def absent(name):
     try:
         return importlib.util.find_spec(name) is None

@@ -19,7 +19,7 @@ _OPTIONAL = ("triton", "numpy", "transformer-engine", "flash-attn", "liger-kerne
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what may take part besides torch and megatron-core; ``absent`` where it is not."""
+    """Return the versions of optional packages, ``absent`` where one is not installed."""
     found = {}
     for name in _OPTIONAL:
         try:

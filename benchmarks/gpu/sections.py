@@ -34,15 +34,15 @@ SECTIONS = (
         "attention",
         "attention_errors",
         180,
-        "errors of fused attention and of context parallelism's block kernels, forward and gradients, against "
-        "float64, and which kernel computed them",
+        "errors of fused attention and of context parallelism's block kernels, forward and gradients, "
+        "against float64, and which kernel computed them",
     ),
     Section(
         "training",
         "training_speed",
         420,
-        "bf16 training of a GPT with 1.1 billion parameters by megatron-core's own loop and by the host, without "
-        "and with features: step time, tokens/s, MFU, peak memory",
+        "bf16 training of a GPT with 1.1 billion parameters by megatron-core's own loop and by the host, "
+        "without and with features: step time, tokens/s, MFU, peak memory",
     ),
     Section(
         "kernels",
@@ -62,8 +62,8 @@ SECTIONS = (
         "nccl",
         "two_gpus",
         120,
-        "two GPUs: tensor and sequence parallelism, and data parallelism with a distributed optimizer, train as "
-        "one process does",
+        "two GPUs: tensor and sequence parallelism, and data parallelism with a distributed optimizer, train "
+        "as one process does",
     ),
 )
 """In the order in which they run; the budgets add up to 25 minutes."""

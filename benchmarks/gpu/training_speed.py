@@ -1,8 +1,8 @@
 """One GPT trained in bf16 by megatron-core's own loop and by the host, without and with features, in one run.
 
-Each training is a process of its own, since memory is compared too. They run in the order plain, host, features,
-features, host, plain, so that a machine that grows slower or faster shows as the distance between the two
-rounds of a side instead of as a difference between sides.
+Each training is a process of its own, since memory is compared too. They run in the order plain, host,
+features, features, host, plain: a machine that grows slower or faster then shows as the distance between the
+two rounds of a side instead of as a difference between sides.
 
 A training is ``python training_speed.py SIDE FILE [--smoke]``; the section starts all of them.
 """

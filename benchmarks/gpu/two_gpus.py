@@ -1,4 +1,4 @@
-"""Trainings on two GPUs over NCCL, each against one process. In a smoke run two ranks on CPU talk over gloo."""
+"""Trainings on two GPUs over NCCL against one process; in a smoke run, two ranks on CPU over gloo."""
 
 from __future__ import annotations
 
