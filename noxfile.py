@@ -125,6 +125,13 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def gpu(session: nox.Session) -> None:
+    """What only a CUDA device shows, in 25 minutes; without one, a listing of what would run."""
+    install(session)
+    session.run("python", str(ROOT / "benchmarks" / "gpu" / "run.py"), *session.posargs)
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Generate the reference pages, build the site, check every link and command of both."""
     install_for_tests(session)

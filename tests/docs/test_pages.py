@@ -38,8 +38,13 @@ OF_OTHER_PROGRAMS = {
     "--source",
     "--schemas",
     "--write-schemas",
+    "--section",
+    "--smoke",
+    "--wheels",
+    "--minutes",
+    "--results",
 }
-"""Options of torchrun, pip, docs/generate.py, pytest and the programs of mindspeed_core.testing."""
+"""Options of torchrun, pip, docs/generate.py, pytest, benchmarks/gpu and mindspeed_core.testing."""
 
 OF_EXAMPLES = {"--log-gradient-noise", "--some-size", "--my-flag"}
 """Flags that a page declares or makes up itself."""
