@@ -78,12 +78,12 @@ def kernel(query, key, value, band, dropout, scale):
     return context, logsum
 
 
-def backward(gradient, query, key, value, context, logsum, band, scale):
-    """What the kernel's backward computes."""
+def backward(tensors, band, scale):
+    """Compute what the kernel's backward computes."""
+    gradient, query, key, value, context, logsum = tensors
     known(query, key, value)
     if query.dim() == 4:
-        parts = zip(gradient, query, key, value, context, logsum)
-        return tuple(torch.stack(p) for p in zip(*(backward(*item, band, scale) for item in parts)))
+        return tuple(torch.stack(p) for p in zip(*(backward(item, band, scale) for item in zip(*tensors))))
     groups = query.shape[1] // key.shape[1]
     wide_k, wide_v = (t.float().repeat_interleave(groups, dim=1) for t in (key, value))
     found = [torch.zeros_like(query), torch.zeros_like(wide_k), torch.zeros_like(wide_v)]

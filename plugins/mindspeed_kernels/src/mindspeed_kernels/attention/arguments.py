@@ -1,11 +1,10 @@
-"""The arguments of fused attention, checked and turned into views and a `Problem`.
+"""The arguments of fused attention, checked and turned into views and a `AttentionCall`.
 
 Messages name the argument, what it must be, what it is, and the nearest supported choice.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +13,8 @@ import torch
 from torch import Tensor
 
 from mindspeed_kernels.attention.bias import Bias, compressed
+from mindspeed_kernels.attention.blocks import AttentionCall, Piece
 from mindspeed_kernels.attention.layouts import RANKS, heads_of, to_bnsd
-from mindspeed_kernels.attention.problem import Piece, Problem
 from mindspeed_kernels.attention.visibility import MODES, UNLIMITED, of_mode, of_sequence
 from mindspeed_kernels.ops.contract import ContractError
 
@@ -24,8 +23,6 @@ SWITCHES = {"inner_precise": 0, "gen_mask_parallel": True, "sync": False}
 """Options of the kernels that change nothing about the result, with their defaults."""
 MASKED_MODES = (0, 1, 5)
 """The sparse modes that take a mask of every query and key; the others make theirs."""
-COMPRESSED_MASK = 2048
-"""Side of the mask that kernels expand themselves."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +61,13 @@ class Inputs:
         query: ``[b, n, sq, d]``.
         key: ``[b, g, sk, d]``.
         value: ``[b, g, sk, dv]``.
-        problem: sequences, masks, bias, dropout.
+        attention: sequences, masks, bias, dropout.
     """
 
     query: Tensor
     key: Tensor
     value: Tensor
-    problem: Problem
+    attention: AttentionCall
 
 
 def refuse(argument: str, rule: str, got: Any, nearest: Any) -> ContractError:
@@ -146,7 +143,7 @@ def prepare(query: Tensor, key: Tensor, value: Tensor, options: Options, seed: i
     if kept is not None and kept.shape != (*q.shape[:3], k.shape[2]):
         shape = (*q.shape[:3], k.shape[2])
         raise refuse("dropout_mask", "has one value per score", tuple(kept.shape), shape)
-    problem = Problem(
+    attention = AttentionCall(
         pieces,
         options.scale,
         _bias(q, k, options),
@@ -154,7 +151,7 @@ def prepare(query: Tensor, key: Tensor, value: Tensor, options: Options, seed: i
         seed,
         None if kept is None else kept.bool(),
     )
-    return Inputs(q, k, v, problem)
+    return Inputs(q, k, v, attention)
 
 
 def check_numbers(options: Options) -> None:
@@ -329,8 +326,3 @@ def first(value: Sequence[int] | int | None) -> int:
     if value is None:
         return 0
     return int(value) if isinstance(value, int) else int(value[0])
-
-
-def default_scale(width: int) -> float:
-    """``1 / sqrt(d)``."""
-    return 1.0 / math.sqrt(width)

@@ -20,11 +20,11 @@ from mindspeed_kernels.attention.block_kernels import (
     product_backward,
     product_forward,
 )
-from mindspeed_kernels.attention.problem import Block, Problem, blocks_of, mask_of
+from mindspeed_kernels.attention.blocks import AttentionCall, Block, blocks_of, mask_of
 
 
-def _with_flash(query: Tensor, problem: Problem, bias_gradient: bool) -> bool:
-    return query.device.type == "cpu" and not problem.drops and not bias_gradient
+def _with_flash(query: Tensor, attention: AttentionCall, bias_gradient: bool) -> bool:
+    return query.device.type == "cpu" and not attention.drops and not bias_gradient
 
 
 class BlockwiseAttention(torch.autograd.Function):
@@ -38,7 +38,7 @@ class BlockwiseAttention(torch.autograd.Function):
         value: Tensor,
         bias: Tensor | None,
         sink: Tensor | None,
-        problem: Problem,
+        attention: AttentionCall,
     ) -> tuple[Tensor, Tensor]:
         """Attend.
 
@@ -47,17 +47,17 @@ class BlockwiseAttention(torch.autograd.Function):
             query: ``[b, n, sq, d]``.
             key: ``[b, g, sk, d]``.
             value: ``[b, g, sk, dv]``.
-            bias: the tensor of ``problem.bias``, for its gradient.
+            bias: the tensor of ``attention.bias``, for its gradient.
             sink: ``[n]``, a score that takes part in the softmax and has no value.
-            problem: everything else.
+            attention: everything else.
 
         Returns:
             The context ``[b, n, sq, dv]`` and the logarithm of the sum of exponentials ``[b, n, sq]`` in
             float32, which is infinite for rows that see nothing; their context is zero.
         """
-        context, logsum = attend(query, key, value, sink, problem)
+        context, logsum = attend(query, key, value, sink, attention)
         ctx.save_for_backward(query, key, value, bias, sink, context, logsum)
-        ctx.problem = problem
+        ctx.attention = attention
         ctx.mark_non_differentiable(logsum)
         return context, logsum
 
@@ -75,30 +75,30 @@ class BlockwiseAttention(torch.autograd.Function):
             sink if ctx.needs_input_grad[4] else None,
             context,
             logsum,
-            ctx.problem,
+            ctx.attention,
         )
         return (*found, None)
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None, problem: Problem
+    query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None, attention: AttentionCall
 ) -> tuple[Tensor, Tensor]:
     """Context and logarithm of the sum of exponentials; see `BlockwiseAttention.forward`."""
     batch, heads, sq, _ = query.shape
     width = value.shape[3]
-    flash = _with_flash(query, problem, False)
+    flash = _with_flash(query, attention, False)
     value = _padded(value, query.shape[3]) if flash else value
     kernel = flash_forward if flash else product_forward
-    blocks = blocks_of(problem, heads, flash)
+    blocks = blocks_of(attention, heads, flash)
     whole = _covers(blocks, query, key)
     wide = torch.promote_types(query.dtype, torch.float32)
     if not whole:
         result = query.new_zeros(batch, heads, sq, width)
         logsums = query.new_full((batch, heads, sq), float("inf"), dtype=wide)
     for block in blocks:
-        mask = mask_of(problem, block, query.device)
+        mask = mask_of(attention, block, query.device)
         inputs = block.of_rows(query), block.of_columns(key), block.of_columns(value)
-        context, logsum = kernel(*inputs, mask, block, problem)
+        context, logsum = kernel(*inputs, mask, block, attention)
         if mask.empty is not None:
             context = context.masked_fill(mask.empty.unsqueeze(-1), 0.0)
             logsum = logsum.masked_fill(mask.empty, float("inf"))
@@ -138,15 +138,15 @@ def attend_backward(
     sink: Tensor | None,
     context: Tensor,
     logsum: Tensor,
-    problem: Problem,
+    attention: AttentionCall,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of queries, keys, values, the bias tensor and the sink; the last two where they are given.
 
     ``context`` and ``logsum`` may be those of a larger attention of which these keys are one part.
     """
     heads, width = query.shape[1], value.shape[3]
-    flash = _with_flash(query, problem, bias is not None)
-    blocks = blocks_of(problem, heads, flash)
+    flash = _with_flash(query, attention, bias is not None)
+    blocks = blocks_of(attention, heads, flash)
     if flash:
         value, context, gradient = (_padded(item, query.shape[3]) for item in (value, context, gradient))
     kernel = flash_backward if flash else product_backward
@@ -156,20 +156,12 @@ def attend_backward(
         sums = torch.zeros_like(query), _sums_like(key), _sums_like(value)
     to_query, to_key, to_value = sums or (query, key, value)
     for block in blocks:
-        mask = mask_of(problem, block, query.device)
-        found = kernel(
-            block.of_rows(gradient),
-            block.of_rows(query),
-            block.of_rows(context),
-            block.of_rows(logsum),
-            block.of_columns(key),
-            block.of_columns(value),
-            mask,
-            block,
-            problem,
-        )
+        mask = mask_of(attention, block, query.device)
+        outer, inner = block.of_rows, block.of_columns
+        tensors = outer(gradient), outer(query), inner(key), inner(value), outer(context), outer(logsum)
+        found = kernel(tensors, mask, block, attention)
         if to_bias is not None:
-            _add_to_bias(to_bias, found[3], block, problem)
+            _add_to_bias(to_bias, found[3], block, attention)
         if sums is None:
             to_query, to_key, to_value = found[:3]
         else:
@@ -201,11 +193,11 @@ def _padded(tensor: Tensor, width: int) -> Tensor:
     return tensor if not missing else torch.nn.functional.pad(tensor, (0, missing))
 
 
-def _add_to_bias(total: Tensor, to_scores: Tensor, block: Block, problem: Problem) -> None:
+def _add_to_bias(total: Tensor, to_scores: Tensor, block: Block, attention: AttentionCall) -> None:
     """Add a block's gradient of the scores to that of the bias tensor, summed over what was broadcast."""
-    assert problem.bias is not None
+    assert attention.bias is not None
     part = to_scores if total.shape[0] > 1 else to_scores.sum(0, keepdim=True)
     rows = slice(*block.rows)
     if total.shape[2] == 1:
         part, rows = part.sum(2, keepdim=True), slice(0, 1)
-    total[:, :, rows, slice(*block.columns)] += part * problem.bias.factor
+    total[:, :, rows, slice(*block.columns)] += part * attention.bias.factor

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from mindspeed_kernels.attention.arguments import Inputs, Options, prepare
-from mindspeed_kernels.attention.problem import Problem
+from mindspeed_kernels.attention.block_kernels import Saved
+from mindspeed_kernels.attention.blocks import AttentionCall
 from mindspeed_kernels.attention.visibility import Visibility
 from mindspeed_kernels.ops.call import UNKNOWN, Call, TensorFacts
 
@@ -121,7 +122,7 @@ def flash_gradients(
         k, v = (item.narrow(1, 0, band.keys) for item in (k, v))
     packed = band.starts[0] is not None
     sums = logsum.squeeze(0) if packed else logsum
-    found = _backward(outer, q, k, v, whole, sums.contiguous(), band, inputs.problem.scale)
+    found = _backward((outer, q, k, v, whole, sums.contiguous()), band, inputs.attention.scale)
     to_query, to_key, to_value = (item.unsqueeze(0) if packed else item for item in found)
     missing = inputs.key.shape[2] - band.keys
     if missing:
@@ -139,18 +140,18 @@ def flash_gradients(
 
 def band_of(inputs: Inputs) -> Band | None:
     """The band of all sequences; None where the kernel has no word for it."""
-    if -(-inputs.query.shape[3] // _WIDTHS) * _WIDTHS > _WIDEST or inputs.problem.bias is not None:
+    if -(-inputs.query.shape[3] // _WIDTHS) * _WIDTHS > _WIDEST or inputs.attention.bias is not None:
         return None
-    pieces = [piece for piece in inputs.problem.pieces if piece.visibility.sq and piece.visibility.sk]
+    pieces = [piece for piece in inputs.attention.pieces if piece.visibility.sq and piece.visibility.sk]
     bands = [_band(piece.visibility) for piece in pieces]
     if not bands or any(band is None or band != bands[0] for band in bands[1:]) or bands[0] is None:
         return None
     keys_missing, left, right = bands[0]
-    packed = len(inputs.problem.pieces) > 1
+    packed = len(inputs.attention.pieces) > 1
     if packed and keys_missing:
         return None
     longest = max(p.visibility.sq for p in pieces), max(p.visibility.sk for p in pieces) - keys_missing
-    starts = _starts(inputs.problem, inputs.query.device) if packed else (None, None)
+    starts = _starts(inputs.attention, inputs.query.device) if packed else (None, None)
     return Band(inputs.key.shape[2] - keys_missing, left, right, starts, longest)
 
 
@@ -170,9 +171,9 @@ def _band(seen: Visibility) -> tuple[int, int, int] | None:
     return seen.sk - keys, left, right
 
 
-def _starts(problem: Problem, device: torch.device) -> tuple[Tensor, Tensor]:
-    rows = [0, *(piece.rows[1] for piece in problem.pieces)]
-    columns = [0, *(piece.columns[1] for piece in problem.pieces)]
+def _starts(attention: AttentionCall, device: torch.device) -> tuple[Tensor, Tensor]:
+    rows = [0, *(piece.rows[1] for piece in attention.pieces)]
+    columns = [0, *(piece.columns[1] for piece in attention.pieces)]
     options: dict[str, Any] = {"dtype": torch.int32, "device": device}
     return torch.tensor(rows, **options), torch.tensor(columns, **options)
 
@@ -182,7 +183,7 @@ def _for_kernel(tensor: Tensor, inputs: Inputs) -> Tensor:
     missing = -(-inputs.query.shape[3] // _WIDTHS) * _WIDTHS - tensor.shape[3]
     tensor = torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
     tensor = tensor.transpose(1, 2)
-    return tensor.squeeze(0) if len(inputs.problem.pieces) > 1 else tensor
+    return tensor.squeeze(0) if len(inputs.attention.pieces) > 1 else tensor
 
 
 def _kernel(
@@ -205,32 +206,18 @@ def _kernel(
     return found[0], found[1]
 
 
-def _backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    context: Tensor,
-    logsum: Tensor,
-    band: Band,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    causal = band.left < 0 and band.right == 0
+def _backward(tensors: Saved, band: Band, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    causal, device = band.left < 0 and band.right == 0, tensors[0].device
     # Nothing was dropped, so nothing is read from the state of the random numbers.
-    state = torch.zeros(2, dtype=torch.uint64, device=query.device)
+    state = torch.zeros(2, dtype=torch.uint64, device=device)
     found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
-        gradient,
-        query,
-        key,
-        value,
-        context,
-        logsum,
+        *tensors,
         *band.starts,
         *band.longest,
         0.0,
         causal,
         state,
-        torch.empty(0, device=query.device),
+        torch.empty(0, device=device),
         scale=scale,
         window_size_left=None if causal else band.left,
         window_size_right=None if causal else band.right,

@@ -1,8 +1,8 @@
 """Fused attention on CUDA through torch's flex attention, whose kernel is compiled for the mask and the bias.
 
 Bands, prefixes, mask tensors and packed sequences become a range of keys per query; slopes and bias tensors
-are read inside of the kernel. Results are checked on a processor, where flex attention computes the same
-without a kernel; no CUDA device has run it, so it is taken only when it is asked for.
+are read inside of the kernel. Results are checked on CPU, where flex attention computes the same without a
+kernel; no CUDA device has run it, so it is taken only when it is asked for.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_bloc
 
 from mindspeed_kernels.attention.arguments import Inputs
 from mindspeed_kernels.attention.bias import Bias, compressed
+from mindspeed_kernels.attention.blocks import Piece
 from mindspeed_kernels.attention.blockwise import with_sink
-from mindspeed_kernels.attention.problem import Piece
 
 _Position = Any
 """An index inside of a kernel: a tensor without dimensions."""
@@ -51,11 +51,11 @@ def flex(inputs: Inputs, sink: Tensor | None) -> tuple[Tensor, Tensor]:
     """Context ``[b, n, sq, dv]`` and logarithm of the sums ``[b, n, sq]``, infinite where nothing is seen.
 
     Args:
-        inputs: queries, keys, values and the problem, within `mindspeed_kernels.attention.cuda.flex_limits`.
+        inputs: queries, keys, values and the attention, within `cuda.flex_limits`.
         sink: ``[n]``, a further score without value.
     """
-    query, key, value, problem = inputs.query, inputs.key, inputs.value, inputs.problem
-    visible = _mask_of(problem.pieces, query, key)
+    query, key, value, attention = inputs.query, inputs.key, inputs.value, inputs.attention
+    visible = _mask_of(attention.pieces, query, key)
     attend: Any = flex_attention
     if query.device.type == "cuda":
         attend = _compiled(attend)
@@ -63,9 +63,9 @@ def flex(inputs: Inputs, sink: Tensor | None) -> tuple[Tensor, Tensor]:
         query,
         key,
         value,
-        score_mod=None if problem.bias is None else _bias_of(problem.bias, inputs),
+        score_mod=None if attention.bias is None else _bias_of(attention.bias, inputs),
         block_mask=visible,
-        scale=problem.scale,
+        scale=attention.scale,
         enable_gqa=query.shape[1] != key.shape[1],
         return_aux=AuxRequest(lse=True),
     )
@@ -146,7 +146,7 @@ def _bias_of(bias: Bias, inputs: Inputs) -> Callable[..., Tensor]:
         assert tensor is not None
         return _tensor_bias(tensor, factor, inputs.query.shape[2])
     sizes = inputs.query.shape[0], inputs.query.shape[2], inputs.key.shape[2]
-    ranges = _ranges(inputs.problem.pieces, *sizes, inputs.query.device)
+    ranges = _ranges(inputs.attention.pieces, *sizes, inputs.query.device)
     row, column, per_sample = ranges.row, ranges.column, slopes.shape[0] > 1
 
     def add(score: Tensor, b: _Position, h: _Position, i: _Position, j: _Position) -> Tensor:

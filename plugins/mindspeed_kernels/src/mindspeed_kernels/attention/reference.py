@@ -6,28 +6,28 @@ import torch
 from torch import Tensor
 
 from mindspeed_kernels.attention.arguments import Inputs
-from mindspeed_kernels.attention.problem import Piece, Problem
+from mindspeed_kernels.attention.blocks import AttentionCall, Piece
 
 
 def dense_attention(inputs: Inputs, sink: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Context ``[b, n, sq, dv]``, row maxima and row sums ``[b, n, sq]`` of all sequences.
 
     Args:
-        inputs: queries, keys, values and the problem.
+        inputs: queries, keys, values and the attention.
         sink: ``[n]``, a further score of every row without a value.
     """
-    results = [_sequence(inputs, piece, sink) for piece in inputs.problem.pieces]
+    results = [_sequence(inputs, piece, sink) for piece in inputs.attention.pieces]
     context, maximum, total = (torch.cat(parts, dim=2) for parts in zip(*results))
     return context, maximum, total
 
 
 def _sequence(inputs: Inputs, piece: Piece, sink: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     query, key, value = _of_piece(inputs, piece)
-    scores = _scores(query, key, inputs.problem, piece)
+    scores = _scores(query, key, inputs.attention, piece)
     if sink is not None:
         column = sink.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
         scores = torch.cat((scores, column), dim=-1)
-    return _normalized(scores, value, inputs.problem, piece, sink is not None, inputs.query.dtype)
+    return _normalized(scores, value, inputs.attention, piece, sink is not None, inputs.query.dtype)
 
 
 def _of_piece(inputs: Inputs, piece: Piece) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,11 +42,11 @@ def _of_piece(inputs: Inputs, piece: Piece) -> tuple[Tensor, Tensor, Tensor]:
     return inputs.query[:, :, rows].to(wide), key, value
 
 
-def _scores(query: Tensor, key: Tensor, problem: Problem, piece: Piece) -> Tensor:
+def _scores(query: Tensor, key: Tensor, attention: AttentionCall, piece: Piece) -> Tensor:
     seen = piece.visibility
-    scores = query @ key.transpose(-1, -2) * problem.scale
-    if problem.bias is not None:
-        scores = scores + problem.bias.block((0, seen.sq), (0, seen.sk), seen.sq, piece.sample)
+    scores = query @ key.transpose(-1, -2) * attention.scale
+    if attention.bias is not None:
+        scores = scores + attention.bias.block((0, seen.sq), (0, seen.sk), seen.sq, piece.sample)
     visible = seen.block((0, seen.sq), (0, seen.sk), query.device)
     return scores if visible is None else scores.masked_fill(~visible, float("-inf"))
 
@@ -57,32 +57,32 @@ def dense_gradients(
     """Gradients of queries, keys, values, of the bias tensor and of the sink.
 
     Args:
-        inputs: queries, keys, values and the problem.
+        inputs: queries, keys, values and the attention.
         gradient: of the context, ``[b, n, sq, dv]``.
         context: from forward, possibly of more keys than these.
         logsum: logarithm of the sum of exponentials ``[b, n, sq]``, likewise; infinite for rows without keys.
         sink: ``[n]``.
     """
     wide = torch.promote_types(inputs.query.dtype, torch.float32)
-    problem, groups = inputs.problem, inputs.key.shape[1]
+    attention, groups = inputs.attention, inputs.key.shape[1]
     to_query, to_key, to_value = (
         torch.zeros_like(tensor, dtype=wide) for tensor in (inputs.query, inputs.key, inputs.value)
     )
-    tensor = None if problem.bias is None else problem.bias.tensor
+    tensor = None if attention.bias is None else attention.bias.tensor
     to_bias = None if tensor is None else torch.zeros_like(tensor, dtype=wide)
     delta = (gradient.to(wide) * context.to(wide)).sum(-1, keepdim=True)
-    for piece in problem.pieces:
+    for piece in attention.pieces:
         rows, columns = slice(*piece.rows), slice(*piece.columns)
         query, key, value = _of_piece(inputs, piece)
-        weights = (_scores(query, key, problem, piece) - logsum[:, :, rows].unsqueeze(-1)).exp()
-        kept = 1.0 if problem.kept is None else problem.kept[:, :, rows, columns] / problem.keep
+        weights = (_scores(query, key, attention, piece) - logsum[:, :, rows].unsqueeze(-1)).exp()
+        kept = 1.0 if attention.kept is None else attention.kept[:, :, rows, columns] / attention.keep
         outer = gradient[:, :, rows].to(wide)
         to_value[:, :, columns] += _summed((weights * kept).transpose(-1, -2) @ outer, groups)
         to_scores = weights * ((outer @ value.transpose(-1, -2)) * kept - delta[:, :, rows])
-        to_query[:, :, rows] = to_scores @ key * problem.scale
-        to_key[:, :, columns] += _summed(to_scores.transpose(-1, -2) @ query, groups) * problem.scale
-        if to_bias is not None and problem.bias is not None and to_bias.shape[2:] == to_scores.shape[2:]:
-            to_bias += to_scores.sum_to_size(to_bias.shape) * problem.bias.factor
+        to_query[:, :, rows] = to_scores @ key * attention.scale
+        to_key[:, :, columns] += _summed(to_scores.transpose(-1, -2) @ query, groups) * attention.scale
+        if to_bias is not None and attention.bias is not None and to_bias.shape[2:] == to_scores.shape[2:]:
+            to_bias += to_scores.sum_to_size(to_bias.shape) * attention.bias.factor
     to_sink = None
     if sink is not None:
         weight = (sink.to(wide).view(1, -1, 1) - logsum).exp()
@@ -97,7 +97,7 @@ def _summed(tensor: Tensor, groups: int) -> Tensor:
 
 
 def _normalized(
-    scores: Tensor, value: Tensor, problem: Problem, piece: Piece, with_sink: bool, dtype: torch.dtype
+    scores: Tensor, value: Tensor, attention: AttentionCall, piece: Piece, with_sink: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     lowest = torch.finfo(scores.dtype).min
     if not scores.shape[-1]:
@@ -110,10 +110,10 @@ def _normalized(
     weights = exponentials / torch.where(total > 0, total, torch.ones_like(total))
     if with_sink:
         weights = weights[..., :-1]
-    if problem.kept is not None:
-        kept = problem.kept[:, :, slice(*piece.rows), slice(*piece.columns)]
-        weights = weights * kept / problem.keep
-    elif problem.keep < 1.0:
-        weights = torch.nn.functional.dropout(weights, 1.0 - problem.keep)
+    if attention.kept is not None:
+        kept = attention.kept[:, :, slice(*piece.rows), slice(*piece.columns)]
+        weights = weights * kept / attention.keep
+    elif attention.keep < 1.0:
+        weights = torch.nn.functional.dropout(weights, 1.0 - attention.keep)
     context = (weights @ value).to(dtype)
     return context, maximum.squeeze(-1), total.detach().squeeze(-1)

@@ -5,26 +5,21 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from mindspeed_core.feature import Feature, Flag, Gain, Requirement, Scenario, hookimpl
-from mindspeed_kernels.features.proofs import LLAMA, STEADY, scenarios
+from mindspeed_core.feature import Flag, Gain, Requirement, Scenario, hookimpl
+from mindspeed_kernels.features.proofs import LLAMA, STEADY, KernelFeature, scenarios
 
 
-class FusedSwiGLUFeature(Feature):
+class FusedSwiGLUFeature(KernelFeature):
     """SwiGLU that keeps its input only."""
 
     name = "fused-swiglu"
-    family = "kernels"
     summary = "SwiGLU in one operator that keeps only its input for backward"
-    level = 1
     flags = (Flag("--use-fused-swiglu", help="Fused SwiGLU in every MLP."),)
     requires = (Requirement(flag="--swiglu", reason="the fused operator computes SwiGLU only"),)
     slots = ("activation",)
     packages = ("torch_npu>=2.6; platform == 'npu'",)
     docs = "mindspeed_kernels:docs/fused-swiglu.md"
     places_modules = True
-    deterministic = True
-    affects_checkpoint = False
-    fake_tensors = True
     verify = (
         *scenarios(
             "--use-fused-swiglu",

@@ -6,25 +6,22 @@ import copy
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Gain, Requirement, Scenario, hookimpl
-from mindspeed_kernels.features.proofs import GQA, LONG, PP2, RECOMPUTE, TP2, scenarios
+from mindspeed_core.feature import Conflict, Flag, Gain, Requirement, Scenario, hookimpl
+from mindspeed_kernels.features.proofs import GQA, LAYOUTS, LONG, RECOMPUTE, KernelFeature, across, scenarios
 
 _UNLIMITED = 2147483647
-_LAYOUTS = (("single", (), 1), ("tp2-sp", TP2, 2), ("pp2", PP2, 2))
 _ALIBI = ("--position-embedding-type", "alibi")
 _ALIBI_TENSOR = (*_ALIBI, "--alibi-fusion-attn-type", "0")
 _BY_DEFINITION = ("--ops-backend", "npu_fusion_attention=reference")
 
 
-class FlashAttention(Feature):
+class FlashAttention(KernelFeature):
     """Attention without a score matrix."""
 
     name = "flash-attn"
-    family = "kernels"
     summary = (
         "Attention without score matrix and mask tensor: causal, full, windowed, packed, grouped queries"
     )
-    level = 1
     flags = (
         Flag("--use-flash-attn", help="Flash attention as the core of every attention."),
         Flag(
@@ -65,27 +62,17 @@ class FlashAttention(Feature):
     packages = ("torch_npu>=2.6; platform == 'npu'",)
     docs = "mindspeed_kernels:docs/flash-attn.md"
     places_modules = True
-    deterministic = True
-    affects_checkpoint = False
-    fake_tensors = True
     formulas = {"activation_bytes": "2*s*b*h + 4*s*b*n", "flop": "4*b*n*s*s*d"}
     verify = (
         *scenarios("--use-flash-attn", (*LONG, *GQA), gain=(Gain("peak_bytes", 0.7),), tolerance=2e-5),
-        Scenario(
-            "recompute",
-            flags=(*LONG, *RECOMPUTE, "--use-flash-attn"),
-            baseline=(*LONG, *RECOMPUTE),
-            tolerance=2e-5,
-        ),
-        Scenario(
-            "documents",
-            flags=(
-                *LONG,
-                "--create-attention-mask-in-dataloader",
-                "--reset-attention-mask",
-                "--use-flash-attn",
+        *across(
+            ("--use-flash-attn",),
+            (),
+            (
+                ("recompute", RECOMPUTE, 1),
+                ("documents", ("--create-attention-mask-in-dataloader", "--reset-attention-mask"), 1),
             ),
-            baseline=(*LONG, "--create-attention-mask-in-dataloader", "--reset-attention-mask"),
+            model=LONG,
             tolerance=2e-5,
         ),
         Scenario(
@@ -164,13 +151,11 @@ def _band_problems(args: Any) -> list[str]:
     return problems
 
 
-class FusionAttentionV2(Feature):
+class FusionAttentionV2(KernelFeature):
     """The second version of the fused attention kernel of Ascend devices."""
 
     name = "fusion-attn-v2"
-    family = "kernels"
     summary = "The second version of the fused attention kernel on NPUs; chosen by itself where it is needed"
-    level = 1
     flags = (
         Flag(
             "--use-fusion-attn-v2", help="Prefer the second version of the attention kernel; rarely needed."
@@ -180,25 +165,13 @@ class FusionAttentionV2(Feature):
         Requirement(feature="flash-attn", implies=True, reason="it is another kernel of flash attention"),
     )
     docs = "mindspeed_kernels:docs/fusion-attn-v2.md"
-    deterministic = True
-    affects_checkpoint = False
-    fake_tensors = True
-    verify = tuple(
-        Scenario(
-            name,
-            flags=(*LONG, *layout, "--use-fusion-attn-v2"),
-            baseline=(*LONG, *layout, "--use-flash-attn"),
-            world_size=size,
-        )
-        for name, layout, size in _LAYOUTS
-    )
+    verify = across(("--use-fusion-attn-v2",), ("--use-flash-attn",), model=LONG)
 
 
-class Alibi(Feature):
+class Alibi(KernelFeature):
     """Positions as a bias of attention by distance (Press et al., 2022)."""
 
     name = "alibi"
-    family = "kernels"
     summary = (
         "Attention with linear biases: a slope per head times the distance, instead of position embeddings"
     )
@@ -234,19 +207,8 @@ class Alibi(Feature):
     )
     slots = ("position-embedding",)
     docs = "mindspeed_kernels:docs/alibi.md"
-    deterministic = True
     affects_checkpoint = True
-    fake_tensors = True
-    verify = tuple(
-        Scenario(
-            name,
-            flags=(*LONG, *GQA, *layout, *_ALIBI),
-            baseline=(*LONG, *GQA, *layout, *_ALIBI_TENSOR, *_BY_DEFINITION),
-            world_size=size,
-            tolerance=2e-5,
-        )
-        for name, layout, size in _LAYOUTS
-    )
+    verify = across(_ALIBI, (*_ALIBI_TENSOR, *_BY_DEFINITION), model=(*LONG, *GQA), tolerance=2e-5)
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
@@ -268,15 +230,8 @@ class AlibiTensor(Alibi):
 
     name = "alibi-tensor"
     summary = "Attention with linear biases that the kernel gets as a tensor: --alibi-fusion-attn-type 0"
-    verify = tuple(
-        Scenario(
-            name,
-            flags=(*LONG, *GQA, *layout, *_ALIBI_TENSOR),
-            baseline=(*LONG, *GQA, *layout, *_ALIBI, *_BY_DEFINITION),
-            world_size=size,
-            tolerance=2e-5,
-        )
-        for name, layout, size in _LAYOUTS[:2]
+    verify = across(
+        _ALIBI_TENSOR, (*_ALIBI, *_BY_DEFINITION), LAYOUTS[:2], model=(*LONG, *GQA), tolerance=2e-5
     )
 
     @classmethod

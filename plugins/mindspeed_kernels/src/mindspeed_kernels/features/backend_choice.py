@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from mindspeed_core.feature import Feature, Flag, Scenario, hookimpl
-from mindspeed_kernels.features.proofs import LLAMA
+from mindspeed_core.feature import Flag, Scenario, hookimpl
+from mindspeed_kernels.features.proofs import LLAMA, KernelFeature
 
 
-class OpsBackend(Feature):
+class OpsBackend(KernelFeature):
     """Forces the backends of operators for a whole training."""
 
     name = "ops-backend"
-    family = "kernels"
     summary = "Which backend serves an operator, for whoever does not want the automatic choice"
     level = 0
     flags = (
@@ -25,9 +24,6 @@ class OpsBackend(Feature):
         ),
     )
     docs = "mindspeed_kernels:docs/ops-backend.md"
-    deterministic = True
-    affects_checkpoint = False
-    fake_tensors = True
     verify = (
         Scenario(
             "references",

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from mindspeed_core.feature import Feature, Flag, Gain, Requirement, Scenario, hookimpl
-from mindspeed_kernels.features.proofs import LLAMA, RECOMPUTE, scenarios
+from mindspeed_core.feature import Flag, Gain, Requirement, Scenario, hookimpl
+from mindspeed_kernels.features.proofs import LLAMA, RECOMPUTE, KernelFeature, across, scenarios
 
 
-class FusedRMSNormFeature(Feature):
+class FusedRMSNormFeature(KernelFeature):
     """RMSNorm that keeps its input and one number per row."""
 
     name = "fused-rmsnorm"
-    family = "kernels"
     summary = "RMSNorm in one operator, also under sequence parallelism; keeps only its input for backward"
-    level = 1
     flags = (Flag("--use-fused-rmsnorm", help="Fused RMSNorm at every norm of the model."),)
     requires = (
         Requirement(flag="--normalization", equals="RMSNorm", reason="the operator computes RMSNorm only"),
@@ -24,9 +22,6 @@ class FusedRMSNormFeature(Feature):
     packages = ("torch_npu>=2.6; platform == 'npu'",)
     docs = "mindspeed_kernels:docs/fused-rmsnorm.md"
     places_modules = True
-    deterministic = True
-    affects_checkpoint = False
-    fake_tensors = True
     verify = (
         *scenarios("--use-fused-rmsnorm", (*LLAMA, "--qk-layernorm"), gain=(Gain("peak_bytes", 0.98),)),
         Scenario(
@@ -34,11 +29,7 @@ class FusedRMSNormFeature(Feature):
             flags=(*LLAMA, "--apply-layernorm-1p", "--use-fused-rmsnorm"),
             baseline=(*LLAMA, "--apply-layernorm-1p"),
         ),
-        Scenario(
-            "recompute",
-            flags=(*LLAMA, *RECOMPUTE, "--use-fused-rmsnorm"),
-            baseline=(*LLAMA, *RECOMPUTE),
-        ),
+        *across(("--use-fused-rmsnorm",), (), (("recompute", RECOMPUTE, 1),), model=LLAMA),
     )
 
     @hookimpl(wrapper=True)

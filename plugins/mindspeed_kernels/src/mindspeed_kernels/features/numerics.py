@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from mindspeed_core.feature import Feature, Flag, Patch, Scenario, hookimpl
-from mindspeed_kernels.features.proofs import LLAMA, PP2, STEADY, TP2
+from mindspeed_core.feature import Flag, Patch, hookimpl
+from mindspeed_kernels.features.proofs import LAYOUTS, LLAMA, PP2, STEADY, TP2, KernelFeature, across
 
-_LAYOUTS = (("single", (), 1), ("tp2-sp", TP2, 2), ("pp2", PP2, 2))
 _FUSED = (
     *("--use-fused-rmsnorm", "--use-fused-swiglu", "--use-flash-attn"),
     *("--position-embedding-type", "rope", "--use-fused-rotary-pos-emb"),
@@ -16,11 +15,10 @@ _FUSED = (
 )
 
 
-class Deterministic(Feature):
+class Deterministic(KernelFeature):
     """Two runs give the same bits."""
 
     name = "deterministic"
-    family = "kernels"
     summary = "Two runs give the same bits: libraries, torch and operators use only what repeats"
     level = 0
     flags = (
@@ -31,19 +29,13 @@ class Deterministic(Feature):
         ),
     )
     docs = "mindspeed_kernels:docs/deterministic.md"
-    deterministic = True
-    affects_checkpoint = False
-    fake_tensors = True
-    verify = tuple(
-        Scenario(
-            name,
-            flags=(*LLAMA, *layout, *_FUSED, "--npu-deterministic"),
-            baseline=(*LLAMA, *layout, *_FUSED),
-            world_size=size,
-            steps=10,
-            tolerance=0.0,
-        )
-        for name, layout, size in (*_LAYOUTS, ("tp2-pp2", (*TP2, *PP2), 4))
+    verify = across(
+        (*_FUSED, "--npu-deterministic"),
+        _FUSED,
+        (*LAYOUTS, ("tp2-pp2", (*TP2, *PP2), 4)),
+        model=LLAMA,
+        steps=10,
+        tolerance=0.0,
     )
 
     @hookimpl(wrapper=True)
@@ -64,13 +56,11 @@ class Deterministic(Feature):
         return config
 
 
-class AffinityCrossEntropy(Feature):
+class AffinityCrossEntropy(KernelFeature):
     """The logit of the target by selection instead of assignment by index."""
 
     name = "affinity-cross-entropy"
-    family = "kernels"
     summary = "Cross entropy over a cut vocabulary without assignments by index, which are slow on NPUs"
-    level = 1
     flags = (Flag("--affinity-cross-entropy", help="Cross entropy without assignments by index (for NPUs)."),)
     patches = (
         Patch(
@@ -82,16 +72,4 @@ class AffinityCrossEntropy(Feature):
         ),
     )
     docs = "mindspeed_kernels:docs/affinity-cross-entropy.md"
-    deterministic = True
-    affects_checkpoint = False
-    fake_tensors = True
-    verify = tuple(
-        Scenario(
-            name,
-            flags=(*STEADY, *layout, "--affinity-cross-entropy"),
-            baseline=(*STEADY, *layout),
-            world_size=size,
-            tolerance=1e-6,
-        )
-        for name, layout, size in _LAYOUTS
-    )
+    verify = across(("--affinity-cross-entropy",), (), model=STEADY, tolerance=1e-6)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Gain, Scenario, hookimpl
-from mindspeed_kernels.features.proofs import GQA, LONG, PP2, TP2, scenarios
+from mindspeed_core.feature import Conflict, Flag, Gain, Scenario, hookimpl
+from mindspeed_kernels.features.proofs import GQA, LONG, KernelFeature, across, scenarios
 
 
-class TriangleAttention(Feature):
+class TriangleAttention(KernelFeature):
     """Causal attention that never computes the scores above the diagonal."""
 
     name = "triangle-attn"
-    family = "kernels"
     summary = "Causal attention by blocks of queries in plain operations: half the products, half the memory"
     level = 2
     flags = (
@@ -33,9 +32,6 @@ class TriangleAttention(Feature):
     slots = ("core-attention",)
     docs = "mindspeed_kernels:docs/triangle-attn.md"
     places_modules = True
-    deterministic = True
-    affects_checkpoint = False
-    fake_tensors = True
     formulas = {"activation_bytes": "2*s*b*h + (6*b*n*s*s) * (s/block + 1) / (2*s/block)"}
     verify = scenarios(
         "--triangle-attn",
@@ -69,13 +65,11 @@ class TriangleAttention(Feature):
         return place_triangle_attention(session, spec, args.triangle_block_size)
 
 
-class MaskedSoftmaxFeature(Feature):
+class MaskedSoftmaxFeature(KernelFeature):
     """The softmax of plain attention in one operator that keeps its result only."""
 
     name = "masked-softmax"
-    family = "kernels"
     summary = "Scale, mask and softmax of plain attention in one operator, without extensions of Apex"
-    level = 1
     flags = (Flag("--use-fused-masked-softmax", help="Fused scale, mask and softmax in plain attention."),)
     conflicts = (
         Conflict(feature="flash-attn", reason="flash attention has no softmax to replace; drop one of them"),
@@ -90,9 +84,6 @@ class MaskedSoftmaxFeature(Feature):
     packages = ("torch_npu>=2.6; platform == 'npu'",)
     docs = "mindspeed_kernels:docs/masked-softmax.md"
     places_modules = True
-    deterministic = True
-    affects_checkpoint = False
-    fake_tensors = True
     verify = (
         *scenarios("--use-fused-masked-softmax", LONG, tolerance=2e-5),
         Scenario(
@@ -113,11 +104,10 @@ class MaskedSoftmaxFeature(Feature):
         return chunks
 
 
-class GenerateMask(Feature):
+class GenerateMask(KernelFeature):
     """Where the mask of all attention is kept, for whoever asks for it as a tensor."""
 
     name = "generate-mask"
-    family = "kernels"
     summary = "One attention mask for all layers, kept on the host for whoever cuts it up"
     level = 2
     flags = (
@@ -128,18 +118,8 @@ class GenerateMask(Feature):
     )
     slots = ("attention-mask",)
     docs = "mindspeed_kernels:docs/generate-mask.md"
-    deterministic = True
-    affects_checkpoint = False
-    fake_tensors = True
-    verify = tuple(
-        Scenario(
-            name,
-            flags=(*LONG, *layout, "--use-flash-attn", "--attention-mask-on-cpu"),
-            baseline=(*LONG, *layout, "--use-flash-attn"),
-            world_size=size,
-            tolerance=0.0,
-        )
-        for name, layout, size in (("single", (), 1), ("tp2-sp", TP2, 2), ("pp2", PP2, 2))
+    verify = across(
+        ("--use-flash-attn", "--attention-mask-on-cpu"), ("--use-flash-attn",), model=LONG, tolerance=0.0
     )
 
     @hookimpl(wrapper=True)

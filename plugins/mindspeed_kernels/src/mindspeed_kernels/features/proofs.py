@@ -1,8 +1,11 @@
-"""Command lines that proofs share, and the layouts in which every feature proves itself."""
+"""Facts and command lines that the features of this package share, and the layouts they are proved in."""
 
 from __future__ import annotations
 
-from mindspeed_core.feature import Gain, Scenario
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from mindspeed_core.feature import Feature, Gain, Scenario
 
 # Adam divides by the root of the second moment: with its usual epsilon the sign of a gradient that is zero
 # but for rounding decides about a whole step.
@@ -13,13 +16,55 @@ TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 PP2 = ("--pipeline-model-parallel-size", "2")
 LONG = (*STEADY, "--seq-length", "256", "--max-position-embeddings", "256")
 RECOMPUTE = (
-    "--recompute-granularity",
-    "full",
-    "--recompute-method",
-    "uniform",
-    "--recompute-num-layers",
-    "1",
+    *("--recompute-granularity", "full"),
+    *("--recompute-method", "uniform"),
+    *("--recompute-num-layers", "1"),
 )
+LAYOUTS: tuple[tuple[str, tuple[str, ...], int], ...] = (
+    ("single", (), 1),
+    ("tp2-sp", TP2, 2),
+    ("pp2", PP2, 2),
+)
+"""Name, flags and world size of the layouts that most features are proved in."""
+
+
+class KernelFeature(Feature):
+    """Base of the features of this package: exact on every run, and no part of a checkpoint."""
+
+    family = "kernels"
+    level = 1
+    deterministic = True
+    affects_checkpoint = False
+    fake_tensors: ClassVar[bool | None] = True
+
+
+def across(
+    flags: tuple[str, ...],
+    baseline: tuple[str, ...],
+    layouts: Iterable[tuple[str, tuple[str, ...], int]] = LAYOUTS,
+    *,
+    model: tuple[str, ...],
+    **facts: Any,
+) -> tuple[Scenario, ...]:
+    """Return one scenario for each layout: ``model``, the layout's flags, and ``flags`` or ``baseline``.
+
+    Args:
+        flags: of the side that is proved.
+        baseline: of the side it is compared with.
+        layouts: name, flags and world size of each.
+        model: flags of both sides.
+        facts: further attributes of `Scenario`.
+    """
+    return tuple(
+        Scenario(
+            name,
+            flags=(*model, *layout, *flags),
+            baseline=(*model, *layout, *baseline),
+            world_size=world_size,
+            **facts,
+        )
+        for name, layout, world_size in layouts
+    )
 
 
 def scenarios(
@@ -29,23 +74,11 @@ def scenarios(
     gain: tuple[Gain, ...] = (),
     tolerance: float = 1e-5,
 ) -> tuple[Scenario, ...]:
-    """One process, tensor and sequence parallel, pipeline parallel, distributed optimizer, and bfloat16."""
-    layouts = (
-        ("single", (), 1),
-        ("tp2-sp", TP2, 2),
-        ("pp2", PP2, 2),
-        ("dp2-distributed-optimizer", ("--use-distributed-optimizer",), 2),
-    )
-    exact = tuple(
-        Scenario(
-            name,
-            flags=(*model, *layout, flag),
-            baseline=(*model, *layout, *baseline),
-            world_size=world_size,
-            tolerance=tolerance,
-            gains=gain if world_size == 1 else (),
-        )
-        for name, layout, world_size in layouts
+    """Return scenarios on one process, with each kind of parallelism, and in bfloat16."""
+    sharded = (*LAYOUTS[1:], ("dp2-distributed-optimizer", ("--use-distributed-optimizer",), 2))
+    exact = (
+        *across((flag,), baseline, LAYOUTS[:1], model=model, tolerance=tolerance, gains=gain),
+        *across((flag,), baseline, sharded, model=model, tolerance=tolerance),
     )
     # bfloat16 has 8 bits: where one side rounds once and the other several times, they differ by percents.
     rounded = Scenario(

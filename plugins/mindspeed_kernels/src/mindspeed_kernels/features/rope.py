@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from mindspeed_core.feature import Feature, Flag, Gain, Patch, Requirement, Scenario
-from mindspeed_kernels.features.proofs import GQA, LLAMA, RECOMPUTE, scenarios
+from mindspeed_core.feature import Flag, Gain, Patch, Requirement
+from mindspeed_kernels.features.proofs import GQA, LLAMA, RECOMPUTE, KernelFeature, across, scenarios
 
 _ROPE = (*LLAMA, "--position-embedding-type", "rope")
 
 
-class FusedRotaryEmbedding(Feature):
+class FusedRotaryEmbedding(KernelFeature):
     """Rotation of queries and keys in one operator; cosine and sine once for all layers."""
 
     name = "fused-rope"
-    family = "kernels"
     summary = "Rotary embedding in one operator that keeps no input; cosine and sine once for all layers"
-    level = 1
     flags = (Flag("--use-fused-rotary-pos-emb", help="Fused rotary embedding of queries and keys."),)
     requires = (
         Requirement(
@@ -35,24 +33,16 @@ class FusedRotaryEmbedding(Feature):
         ),
     )
     docs = "mindspeed_kernels:docs/fused-rope.md"
-    deterministic = True
-    affects_checkpoint = False
-    fake_tensors = True
     verify = (
         *scenarios("--use-fused-rotary-pos-emb", (*_ROPE, *GQA), gain=(Gain("peak_bytes", 1.0),)),
-        Scenario(
-            "interleaved",
-            flags=(*_ROPE, "--rotary-interleaved", "--use-fused-rotary-pos-emb"),
-            baseline=(*_ROPE, "--rotary-interleaved"),
-        ),
-        Scenario(
-            "part-of-the-dimensions",
-            flags=(*_ROPE, "--rotary-percent", "0.5", "--use-fused-rotary-pos-emb"),
-            baseline=(*_ROPE, "--rotary-percent", "0.5"),
-        ),
-        Scenario(
-            "recompute",
-            flags=(*_ROPE, *RECOMPUTE, "--use-fused-rotary-pos-emb"),
-            baseline=(*_ROPE, *RECOMPUTE),
+        *across(
+            ("--use-fused-rotary-pos-emb",),
+            (),
+            (
+                ("interleaved", ("--rotary-interleaved",), 1),
+                ("part-of-the-dimensions", ("--rotary-percent", "0.5"), 1),
+                ("recompute", RECOMPUTE, 1),
+            ),
+            model=_ROPE,
         ),
     )

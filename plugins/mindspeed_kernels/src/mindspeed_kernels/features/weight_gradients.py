@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Gain, Patch, Requirement, Scenario, hookimpl
-from mindspeed_kernels.features.proofs import LLAMA, RECOMPUTE, STEADY, scenarios
+from mindspeed_core.feature import Conflict, Flag, Gain, Patch, Requirement, Scenario, hookimpl
+from mindspeed_kernels.features.proofs import LLAMA, RECOMPUTE, STEADY, TP2, KernelFeature, across, scenarios
 
 _VERSIONS = "megatron-core>=0.15,<0.17"
 _UTIL = "megatron.core.transformer.moe.grouped_gemm_util"
@@ -17,16 +17,13 @@ _MOE = (
     *("--moe-token-dispatcher-type", "alltoall"),
 )
 _EP2 = ("--expert-model-parallel-size", "2")
-_TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 
 
-class GradientAccumulationFusion(Feature):
+class GradientAccumulationFusion(KernelFeature):
     """Linear layers add their weight gradient to the main gradient in place, in float32."""
 
     name = "matmul-add"
-    family = "kernels"
     summary = "Weight gradients of linear layers added to the main gradient in place, without Apex"
-    level = 1
     flags = (
         Flag(
             "--use-gradient-accumulation-fusion",
@@ -60,8 +57,7 @@ class GradientAccumulationFusion(Feature):
     )
     packages = ("torch_npu>=2.6; platform == 'npu'",)
     docs = "mindspeed_kernels:docs/matmul-add.md"
-    deterministic = True
-    affects_checkpoint = False
+    fake_tensors = None
     verify = (
         *scenarios("--use-gradient-accumulation-fusion", LLAMA, gain=(Gain("peak_bytes", 1.0),)),
         Scenario(
@@ -74,11 +70,7 @@ class GradientAccumulationFusion(Feature):
             baseline=(*LLAMA, "--use-distributed-optimizer"),
             world_size=2,
         ),
-        Scenario(
-            "recompute",
-            flags=(*LLAMA, *RECOMPUTE, "--use-gradient-accumulation-fusion"),
-            baseline=(*LLAMA, *RECOMPUTE),
-        ),
+        *across(("--use-gradient-accumulation-fusion",), (), (("recompute", RECOMPUTE, 1),), model=LLAMA),
     )
 
     @hookimpl(wrapper=True)
@@ -89,13 +81,11 @@ class GradientAccumulationFusion(Feature):
         return config
 
 
-class GroupedExperts(Feature):
+class GroupedExperts(KernelFeature):
     """All experts of a layer in one grouped product."""
 
     name = "grouped-experts"
-    family = "kernels"
     summary = "The experts of a layer in one grouped product, without TransformerEngine or grouped_gemm"
-    level = 1
     flags = (Flag("--moe-grouped-gemm", help="Compute the experts of a layer in one grouped product."),)
     requires = (
         Requirement(flag="--num-experts", reason="there is nothing to group without experts"),
@@ -115,13 +105,10 @@ class GroupedExperts(Feature):
     )
     packages = ("torch_npu>=2.6; platform == 'npu'",)
     docs = "mindspeed_kernels:docs/grouped-experts.md"
+    fake_tensors = None
     places_modules = True
-    deterministic = True
-    affects_checkpoint = False
-    verify = (
-        Scenario("single", flags=(*_MOE, "--moe-grouped-gemm"), baseline=_MOE),
-        Scenario("ep2", flags=(*_MOE, *_EP2, "--moe-grouped-gemm"), baseline=(*_MOE, *_EP2), world_size=2),
-        Scenario("tp2-sp", flags=(*_MOE, *_TP2, "--moe-grouped-gemm"), baseline=(*_MOE, *_TP2), world_size=2),
+    verify = across(
+        ("--moe-grouped-gemm",), (), (("single", (), 1), ("ep2", _EP2, 2), ("tp2-sp", TP2, 2)), model=_MOE
     )
 
     @hookimpl(wrapper=True)
@@ -133,13 +120,11 @@ class GroupedExperts(Feature):
         return place_grouped_experts(session, spec)
 
 
-class GroupedGradientAccumulation(Feature):
+class GroupedGradientAccumulation(KernelFeature):
     """Grouped experts add their weight gradients to the main gradients in place."""
 
     name = "gmm-add"
-    family = "kernels"
     summary = "Weight gradients of grouped experts added to the main gradient in place, in float32"
-    level = 1
     flags = (
         Flag(
             "--gemm-gradient-accumulation-fusion",
@@ -151,9 +136,8 @@ class GroupedGradientAccumulation(Feature):
     )
     packages = ("torch_npu>=2.6; platform == 'npu'",)
     docs = "mindspeed_kernels:docs/gmm-add.md"
+    fake_tensors = None
     places_modules = True
-    deterministic = True
-    affects_checkpoint = False
     verify = (
         Scenario(
             "single",

@@ -8,6 +8,7 @@ judged then.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -50,12 +51,15 @@ class Violation:
         )
 
 
-class Rule:
-    """One rule; `broken` judges a call."""
+class Rule(ABC):
+    """One rule about the arguments of a call."""
 
     def broken(self, call: Call) -> Violation | None:
-        """The violation, or None when the call keeps the rule, the argument is absent or not known."""
-        raise TypeError(f"{type(self).__name__} does not say what it demands")
+        """Return the violation, or None when the call keeps the rule or the argument is absent or unknown."""
+        return self._violation(call)
+
+    @abstractmethod
+    def _violation(self, call: Call) -> Violation | None: ...
 
 
 Contract = tuple[Rule, ...]
@@ -96,8 +100,7 @@ class Dtype(Rule):
     argument: str
     dtypes: tuple[torch.dtype, ...] = FLOATING
 
-    def broken(self, call: Call) -> Violation | None:
-        """See the class."""
+    def _violation(self, call: Call) -> Violation | None:
         for facts in _facts(call, self.argument):
             if facts.dtype not in self.dtypes:
                 names = ", ".join(map(dtype_name, self.dtypes))
@@ -113,8 +116,7 @@ class SameDtype(Rule):
 
     arguments: tuple[str, ...]
 
-    def broken(self, call: Call) -> Violation | None:
-        """See the class."""
+    def _violation(self, call: Call) -> Violation | None:
         found = [(name, facts.dtype) for name in self.arguments for facts in _facts(call, name)]
         for name, dtype in found[1:]:
             if dtype != found[0][1]:
@@ -131,8 +133,7 @@ class Rank(Rule):
     low: int
     high: int
 
-    def broken(self, call: Call) -> Violation | None:
-        """See the class."""
+    def _violation(self, call: Call) -> Violation | None:
         for facts in _facts(call, self.argument):
             if not self.low <= facts.rank <= self.high:
                 rule = (
@@ -154,8 +155,7 @@ class Divisible(Rule):
     dimension: int
     by: int
 
-    def broken(self, call: Call) -> Violation | None:
-        """See the class."""
+    def _violation(self, call: Call) -> Violation | None:
         size = _size(call, self.argument, self.dimension)
         if size is None or size % self.by == 0:
             return None
@@ -173,8 +173,7 @@ class Size(Rule):
     low: int
     high: int
 
-    def broken(self, call: Call) -> Violation | None:
-        """See the class."""
+    def _violation(self, call: Call) -> Violation | None:
         size = _size(call, self.argument, self.dimension)
         if size is None or self.low <= size <= self.high:
             return None
@@ -191,8 +190,7 @@ class SameSize(Rule):
     of: str
     of_dimension: int
 
-    def broken(self, call: Call) -> Violation | None:
-        """See the class."""
+    def _violation(self, call: Call) -> Violation | None:
         size, wanted = _size(call, self.argument, self.dimension), _size(call, self.of, self.of_dimension)
         if size is None or wanted is None or size == wanted:
             return None
@@ -209,8 +207,7 @@ class SameShape(Rule):
     argument: str
     of: str
 
-    def broken(self, call: Call) -> Violation | None:
-        """See the class."""
+    def _violation(self, call: Call) -> Violation | None:
         mine, other = _facts(call, self.argument), _facts(call, self.of)
         if not mine or not other or mine[0].shape is None or mine[0].shape == other[0].shape:
             return None
@@ -227,8 +224,7 @@ class Range(Rule):
     low: float
     high: float
 
-    def broken(self, call: Call) -> Violation | None:
-        """See the class."""
+    def _violation(self, call: Call) -> Violation | None:
         value = call[self.argument]
         if value is None or value is UNKNOWN or isinstance(value, TensorFacts):
             return None
@@ -245,8 +241,7 @@ class Choice(Rule):
     argument: str
     values: tuple[Any, ...]
 
-    def broken(self, call: Call) -> Violation | None:
-        """See the class."""
+    def _violation(self, call: Call) -> Violation | None:
         value = call[self.argument]
         plain = value.lower() if isinstance(value, str) else value
         known = [item.lower() if isinstance(item, str) else item for item in self.values]
@@ -267,7 +262,6 @@ class Holds(Rule):
     rule: str
     judge: Callable[[Call], tuple[Any, Any] | None]
 
-    def broken(self, call: Call) -> Violation | None:
-        """See the class."""
+    def _violation(self, call: Call) -> Violation | None:
         wrong = self.judge(call)
         return None if wrong is None else Violation(self.argument, self.rule, str(wrong[0]), str(wrong[1]))

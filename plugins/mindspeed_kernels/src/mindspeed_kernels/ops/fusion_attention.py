@@ -229,7 +229,7 @@ def _blocks(
     inputs = prepare(query, key, value, options, seed)
     bias = options.pse if options.pse is not None and options.pse.requires_grad else None
     context, logsum = BlockwiseAttention.apply(
-        inputs.query, inputs.key, inputs.value, bias, options.sink, inputs.problem
+        inputs.query, inputs.key, inputs.value, bias, options.sink, inputs.attention
     )
     return _result(context, *stats_of(logsum), options.layout, seed)
 

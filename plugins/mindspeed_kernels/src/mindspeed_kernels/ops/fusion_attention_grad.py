@@ -71,44 +71,15 @@ def fusion_attention_grad_reference(
     sink: Tensor | None = None,
     dropout_mask: Tensor | None = None,
 ) -> Gradients:
-    """Gradients of queries, keys, values, ``pse`` and ``sink``.
+    """Return the gradients of queries, keys, values, ``pse`` and ``sink``.
 
     With ``P = exp(scores - logsum)`` and ``delta`` the row sums of ``dy * context``: ``dv = P^T dy``,
     ``ds = P * (dy v^T - delta)``, ``dq = scale * ds k``, ``dk = scale * ds^T q``.
 
-    Args:
-        query: as in forward, like everything below with a name of `npu_fusion_attention`.
-        key: as in forward, or one part of it.
-        value: likewise.
-        dy: gradient of the context, in its layout.
-        head_num: as in forward.
-        input_layout: as in forward.
-        softmax_max: from forward, possibly of all keys.
-        softmax_sum: from forward.
-        attention_in: the context from forward.
-        pse: as in forward.
-        padding_mask: must be None.
-        atten_mask: as in forward.
-        softmax_in: without meaning.
-        scale_value: ``scale`` of forward.
-        keep_prob: as in forward.
-        pre_tokens: as in forward.
-        next_tokens: as in forward.
-        inner_precise: as in forward.
-        seed: from forward.
-        offset: from forward.
-        numels: from forward.
-        prefix: as in forward.
-        actual_seq_qlen: as in forward.
-        actual_seq_kvlen: as in forward.
-        sparse_mode: as in forward.
-        gen_mask_parallel: as in forward.
-        sync: as in forward.
-        pse_type: as in forward.
-        q_start_idx: as in forward.
-        kv_start_idx: as in forward.
-        sink: as in forward.
-        dropout_mask: as in forward.
+    Arguments with a name of `npu_fusion_attention` are those of forward; ``key`` and ``value`` may be a part
+    of its keys. ``dy`` is the gradient of the context, in its layout; ``softmax_max`` and ``softmax_sum`` are
+    from forward, possibly of all keys, and so is the context ``attention_in``. ``scale_value`` is its
+    ``scale``; ``seed``, ``offset`` and ``numels`` are from forward; ``softmax_in`` has no meaning.
 
     Returns:
         ``(dq, dk, dv, dpse, dsink)``; the last two are None where there is nothing to differentiate.
@@ -233,7 +204,7 @@ def _blocks(
     inputs = prepare(query, key, value, options, state["seed"])
     facts = given["attention_in"], given["softmax_max"], given["softmax_sum"]
     outer, context, logsum = _outcome(dy, *facts, options, inputs)
-    tensor = None if inputs.problem.bias is None else inputs.problem.bias.tensor
+    tensor = None if inputs.attention.bias is None else inputs.attention.bias.tensor
     if tensor is not None and (options.layout == "TND" or tensor.shape[2] not in (1, inputs.query.shape[2])):
         tensor = None
     found = attend_backward(
@@ -245,7 +216,7 @@ def _blocks(
         options.sink,
         context,
         logsum,
-        inputs.problem,
+        inputs.attention,
     )
     return _in_layout(found, options.layout)
 
@@ -267,7 +238,7 @@ def _flash(
     inputs = prepare(query, key, value, options, state["seed"])
     facts = given["attention_in"], given["softmax_max"], given["softmax_sum"]
     found = flash_gradients(inputs, *_outcome(dy, *facts, options, inputs))
-    if found is None or inputs.problem.drops:
+    if found is None or inputs.attention.drops:
         return _blocks(query, key, value, dy, head_num, input_layout, **given)
     return _in_layout((*found, None, None), options.layout)
 

@@ -57,14 +57,7 @@ Make = Callable[..., torch.Tensor]
 class Operator(Generic[P, R]):
     """A function of tensors whose implementation is chosen per call; call it like its reference.
 
-    Attributes:
-        name: unique; as flags and messages call it.
-        reference: the definition, in differentiable torch operations; also the backend ``reference``.
-        contract: what every call must keep, whatever the backend.
-        backends: by name.
-        saved: what backward keeps, one sentence.
-        samples: example calls, from a function that makes tensors.
-        comparable: what of a result all backends agree on, None for everything.
+    Attributes are the constructor's arguments, and ``backends`` by name.
     """
 
     def __init__(
@@ -83,9 +76,9 @@ class Operator(Generic[P, R]):
         """Make an operator with its reference as the only backend.
 
         Args:
-            name: unique name.
-            reference: the definition.
-            contract: rules for every call.
+            name: unique; flags and messages use it.
+            reference: the definition, in differentiable torch operations; also the backend ``reference``.
+            contract: rules for every call, whatever the backend.
             key: what may decide about the backend, from the arguments: devices, dtypes, ranks, options. By
                 default all of that is taken from every argument, in twice the time. While a graph is traced
                 it is not asked.

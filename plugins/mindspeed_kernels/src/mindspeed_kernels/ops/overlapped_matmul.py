@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -155,9 +155,16 @@ def _mc2_scattered(x: Tensor, weight: Tensor, group: ProcessGroup, parts: int) -
     return result
 
 
-Products = tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, Tensor]], Callable[..., Tensor]]
-PARTS: Products = (product_summed, product_of_gathered, product_scattered)
-MC2: Products = (_mc2_summed, _mc2_gathered, _mc2_scattered)
+class Products(NamedTuple):
+    """One way to multiply and communicate; each takes rows, weight, group and number of parts."""
+
+    summed: Callable[..., Tensor]
+    gathered: Callable[..., tuple[Tensor, Tensor]]
+    scattered: Callable[..., Tensor]
+
+
+PARTS = Products(product_summed, product_of_gathered, product_scattered)
+MC2 = Products(_mc2_summed, _mc2_gathered, _mc2_scattered)
 
 
 class _MatmulAllReduce(torch.autograd.Function):
@@ -166,7 +173,7 @@ class _MatmulAllReduce(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, group: ProcessGroup, parts: int, products: Products
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return products[0](x, weight, group, parts)
+        return products.summed(x, weight, group, parts)
 
     @staticmethod
     @once_differentiable
@@ -186,7 +193,7 @@ class _AllGatherMatmul(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, weight)
         ctx.how = (group, parts, products)
-        result, whole = products[1](x, weight, group, parts)
+        result, whole = products.gathered(x, weight, group, parts)
         ctx.mark_non_differentiable(whole)
         return result, whole
 
@@ -196,7 +203,7 @@ class _AllGatherMatmul(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         group, parts, products = ctx.how
         dy = gradients[0].contiguous()
-        dx = products[2](dy, weight.t(), group, parts) if ctx.needs_input_grad[0] else None
+        dx = products.scattered(dy, weight.t(), group, parts) if ctx.needs_input_grad[0] else None
         dw = collectives.gathered(x, group).t() @ dy if ctx.needs_input_grad[1] else None
         return dx, dw, None, None, None
 
@@ -208,14 +215,15 @@ class _MatmulReduceScatter(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.how = (group, parts, products)
-        return products[2](x, weight, group, parts)
+        _check_rows("matmul_reduce_scatter", x, group)
+        return products.scattered(x, weight, group, parts)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         group, parts, products = ctx.how
-        dx, dy = products[1](gradients[0].contiguous(), weight.t(), group, parts)
+        dx, dy = products.gathered(gradients[0].contiguous(), weight.t(), group, parts)
         dw = x.t() @ dy if ctx.needs_input_grad[1] else None
         return dx, dw, None, None, None
 
@@ -282,34 +290,16 @@ all_gather_matmul = Operator("all_gather_matmul", all_gather_matmul_reference, c
 matmul_reduce_scatter = Operator("matmul_reduce_scatter", matmul_reduce_scatter_reference, contract=_CONTRACT)
 
 
-def _summed(products: Products) -> Callable[..., Tensor]:
+def _adding_bias(function: type[torch.autograd.Function], products: Products) -> Callable[..., Any]:
+    """Build a backend from an autograd function; what it returns besides the product is passed on."""
+
     def call(
         x: Tensor, weight: Tensor, bias: Tensor | None = None, group: Group = None, parts: int = 1
-    ) -> Tensor:
-        ranks = process_group(group, "group")
-        return _with_bias(_MatmulAllReduce.apply(x, weight, ranks, parts, products), bias)
-
-    return call
-
-
-def _of_gathered(products: Products) -> Callable[..., tuple[Tensor, Tensor]]:
-    def call(
-        x: Tensor, weight: Tensor, bias: Tensor | None = None, group: Group = None, parts: int = 1
-    ) -> tuple[Tensor, Tensor]:
-        ranks = process_group(group, "group")
-        result, whole = _AllGatherMatmul.apply(x, weight, ranks, parts, products)
-        return _with_bias(result, bias), whole
-
-    return call
-
-
-def _scattered(products: Products) -> Callable[..., Tensor]:
-    def call(
-        x: Tensor, weight: Tensor, bias: Tensor | None = None, group: Group = None, parts: int = 1
-    ) -> Tensor:
-        ranks = process_group(group, "group")
-        _check_rows("matmul_reduce_scatter", x, ranks)
-        return _with_bias(_MatmulReduceScatter.apply(x, weight, ranks, parts, products), bias)
+    ) -> Any:
+        found = function.apply(x, weight, process_group(group, "group"), parts, products)
+        if isinstance(found, tuple):
+            return _with_bias(found[0], bias), *found[1:]
+        return _with_bias(found, bias)
 
     return call
 
@@ -318,12 +308,12 @@ def _mc2_range(call: Call) -> str:
     return "" if call.dtype("x") in (torch.float16, torch.bfloat16) else "its kernels take half precision"
 
 
-for _operator, _make in (
-    (matmul_all_reduce, _summed),
-    (all_gather_matmul, _of_gathered),
-    (matmul_reduce_scatter, _scattered),
+for _operator, _function in (
+    (matmul_all_reduce, _MatmulAllReduce),
+    (all_gather_matmul, _AllGatherMatmul),
+    (matmul_reduce_scatter, _MatmulReduceScatter),
 ):
-    _operator.backend("parts", ("*",))(_make(PARTS))
+    _operator.backend("parts", ("*",))(_adding_bias(_function, PARTS))
     _operator.backend(
         "mc2",
         ("npu",),
@@ -331,4 +321,4 @@ for _operator, _make in (
         available=torch_npu_missing,
         supports=_mc2_range,
         contract=(Dtype("x", NPU_FLOATING), Choice("parts", (1,))),
-    )(_make(MC2))
+    )(_adding_bias(_function, MC2))

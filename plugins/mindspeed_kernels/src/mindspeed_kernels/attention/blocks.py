@@ -38,7 +38,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Problem:
+class AttentionCall:
     """Everything about an attention besides queries, keys and values.
 
     Attributes:
@@ -102,19 +102,19 @@ class Mask:
     empty: Tensor | None = None
 
 
-def blocks_of(problem: Problem, heads: int, flash: bool) -> list[Block]:
+def blocks_of(attention: AttentionCall, heads: int, flash: bool) -> list[Block]:
     """The blocks of queries that are computed one by one; those that see nothing are left out.
 
     Args:
-        problem: the attention.
+        attention: sequences, scale, bias, dropped weights.
         heads: number of heads of the queries.
         flash: whether a flash kernel computes them, which hides what is above the diagonal by itself.
     """
     found: list[Block] = []
-    for piece in problem.pieces:
+    for piece in attention.pieces:
         seen = piece.visibility
-        whole = problem.bias is None and flash and (seen.complete or seen.causal)
-        step = max(1, seen.sq) if whole else _rows(problem, seen, heads, flash)
+        whole = attention.bias is None and flash and (seen.complete or seen.causal)
+        step = max(1, seen.sq) if whole else _rows(attention, seen, heads, flash)
         for start in range(0, seen.sq, step):
             rows = (start, min(start + step, seen.sq))
             columns = (0, seen.sk) if whole else seen.columns(*rows)
@@ -124,22 +124,22 @@ def blocks_of(problem: Problem, heads: int, flash: bool) -> list[Block]:
     return found
 
 
-def _rows(problem: Problem, seen: Visibility, heads: int, flash: bool) -> int:
+def _rows(attention: AttentionCall, seen: Visibility, heads: int, flash: bool) -> int:
     """How many queries a block has, so that its mask or its scores stay small."""
-    per_head = problem.bias is not None or (seen.hidden is not None and seen.hidden.shape[1] > 1)
+    per_head = attention.bias is not None or (seen.hidden is not None and seen.hidden.shape[1] > 1)
     budget = _MASK_ELEMENTS if flash else _SCORE_ELEMENTS
     width = max(1, seen.sk * (heads if per_head or not flash else 1))
     return max(_FEWEST_ROWS, min(_MOST_ROWS, budget // width))
 
 
-def mask_of(problem: Problem, block: Block, device: torch.device) -> Mask:
+def mask_of(attention: AttentionCall, block: Block, device: torch.device) -> Mask:
     """Bias and hidden keys of a block; made when the block is computed, since all of them would be large."""
     if block.whole:
         return Mask()
     seen, bias = block.piece.visibility, None
     visible = seen.block(block.rows, block.columns, device)
-    if problem.bias is not None:
-        bias = problem.bias.block(block.rows, block.columns, seen.sq, block.piece.sample)
+    if attention.bias is not None:
+        bias = attention.bias.block(block.rows, block.columns, seen.sq, block.piece.sample)
     if visible is None:
         return Mask(bias)
     empty = ~visible.any(-1) if seen.may_see_nothing else None
