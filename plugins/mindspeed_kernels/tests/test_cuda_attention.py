@@ -1,7 +1,7 @@
-"""Fused attention on CUDA as far as it can be seen without one: what torch's kernels are told, and shapes.
+"""Fused attention on CUDA as far as it can be seen without one: arguments of torch's kernels, and shapes.
 
 The flash kernel is stood for by its definition, so that windows, packing and widths handed to it must
-describe the attention asked for. Flex attention computes on processors what it compiles for CUDA.
+describe the attention asked for. Flex attention computes on CPU what it compiles for CUDA.
 """
 
 from itertools import pairwise

@@ -28,7 +28,7 @@ _TOLERANCE = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call of an operator did.
+    """Results and effects of a call of an operator.
 
     Attributes:
         results: the tensors it returned.
@@ -44,7 +44,7 @@ class Outcome:
 def samples_of(
     operator: Operator[..., Any], device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> list[Sample]:
-    """The operator's example calls with random tensors of one floating dtype; empty when it has none."""
+    """Return the operator's example calls with random tensors of one floating dtype."""
     generator = torch.Generator().manual_seed(0)
 
     def make(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
@@ -165,7 +165,7 @@ def _flat(value: Any) -> list[Any]:
 
 
 def describe(sample: Sample) -> str:
-    """The shapes and options of a sample."""
+    """Return the shapes and options of a sample."""
     shown = [_shown(value) for value in sample.args]
     shown += [f"{name}={_shown(value)}" for name, value in _sorted(sample.options)]
     return f"({', '.join(shown)})"

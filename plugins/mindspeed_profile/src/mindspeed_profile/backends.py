@@ -13,14 +13,14 @@ logger = logging.getLogger(__name__)
 
 
 def trace_name(rank: int, first: int, end: int) -> str:
-    """File name of a rank's trace; chrome://tracing, Perfetto and TensorBoard read it."""
+    """Return the file name of a rank's trace; chrome://tracing, Perfetto and TensorBoard read it."""
     return f"rank{rank:05d}_steps{first}-{end}.pt.trace.json.gz"
 
 
 def torch_profiler(
     options: ProfileOptions, device: str, rank: int, warmup: int, first: int, end: int
 ) -> Profiler:
-    """torch's profiler; it writes ``options.path / trace_name(...)`` when it stops.
+    """Build torch's profiler; it writes ``options.path / trace_name(...)`` when it stops.
 
     Args:
         options: the flags.
@@ -55,7 +55,7 @@ def torch_profiler(
 
 
 def npu_profiler(options: ProfileOptions, rank: int, warmup: int, first: int, end: int) -> Profiler:
-    """torch_npu's profiler; it writes a folder per rank under ``options.path`` when it stops.
+    """Build torch_npu's profiler; it writes a folder per rank under ``options.path`` when it stops.
 
     Args:
         options: the flags.
@@ -89,7 +89,7 @@ def npu_profiler(options: ProfileOptions, rank: int, warmup: int, first: int, en
 def make_profiler(
     options: ProfileOptions, device: str, rank: int, warmup: int, first: int, end: int
 ) -> Profiler:
-    """The profiler of ``device``, and the folder it writes to."""
+    """Build the profiler of ``device``, and make the folder it writes to."""
     Path(options.path).mkdir(parents=True, exist_ok=True)
     if device == "npu":
         return npu_profiler(options, rank, warmup, first, end)

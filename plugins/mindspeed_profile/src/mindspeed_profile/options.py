@@ -1,4 +1,4 @@
-"""What the profiling flags mean, as data, and what is wrong with them. No torch: planning reads it."""
+"""The profiling flags as data, and their checks. No torch: planning reads it."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ class ProfileOptions:
         )
 
     def records(self, rank: int) -> bool:
-        """Whether a rank is recorded."""
+        """Return whether a rank is recorded."""
         return ALL_RANKS in self.ranks or rank in self.ranks
 
     def outside(self, world_size: int) -> tuple[int, ...]:
-        """The ranks that do not exist in a world of this size."""
+        """Return the ranks that do not exist in a world of this size."""
         return tuple(rank for rank in self.ranks if rank >= world_size)
 
 
 def problems(options: ProfileOptions) -> Sequence[str]:
-    """What is wrong with the flags, one sentence each."""
+    """Return what is wrong with the flags, one sentence each."""
     found = []
     if options.start < 0:
         found.append(f"--profile-step-start {options.start}: steps are counted from 0")

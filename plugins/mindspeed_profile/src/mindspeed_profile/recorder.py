@@ -1,4 +1,4 @@
-"""Follows the steps of a run and turns the profiler on and off at the right ones.
+"""Start and stop of the profiler at the chosen steps of a run.
 
 A profiler is stopped exactly once whatever happens: a trace that was begun is written even when the run ends
 or fails within the recorded steps.
@@ -13,16 +13,16 @@ from mindspeed_profile.options import ProfileOptions
 
 
 class Profiler(Protocol):
-    """What `torch.profiler.profile` and its NPU counterpart have in common."""
+    """The common interface of `torch.profiler.profile` and its NPU counterpart."""
 
     def start(self) -> Any:
-        """Begin."""
+        """Start recording."""
 
     def step(self) -> Any:
-        """A step has ended."""
+        """Mark the end of a step."""
 
     def stop(self) -> Any:
-        """End; a recorded trace is written."""
+        """Stop; a recorded trace is written."""
 
 
 class StepRecorder:
@@ -33,7 +33,7 @@ class StepRecorder:
     """
 
     def __init__(self, options: ProfileOptions, make: Callable[[int, int, int], Profiler]) -> None:
-        """Nothing starts before `before_step`.
+        """Keep the options; nothing starts before `before_step`.
 
         Args:
             options: the flags.
@@ -47,11 +47,11 @@ class StepRecorder:
 
     @property
     def profiler(self) -> Profiler | None:
-        """The running profiler, None while none runs."""
+        """Return the running profiler, None while none runs."""
         return self._profiler
 
     def recording(self, iteration: int) -> bool:
-        """Whether the step is being recorded, rather than warmed up for or passed over."""
+        """Return whether the step is being recorded, rather than warmed up for or passed over."""
         return self._profiler is not None and iteration >= self._recorded_from
 
     def before_step(self, iteration: int) -> None:
@@ -68,7 +68,7 @@ class StepRecorder:
         self._profiler.start()
 
     def after_step(self, iteration: int) -> None:
-        """Tell the profiler that a step has ended, and stop it after the last one."""
+        """Mark the end of a step, and stop the profiler after the last one."""
         if self._profiler is None:
             return
         self._profiler.step()

@@ -49,7 +49,7 @@ class Options:
 
     @property
     def layout(self) -> str:
-        """The layout in capitals."""
+        """Return the layout in capitals."""
         return self.input_layout.upper()
 
 
@@ -71,12 +71,12 @@ class Inputs:
 
 
 def refuse(argument: str, rule: str, got: Any, nearest: Any) -> ContractError:
-    """The error about an argument."""
+    """Build the error about an argument."""
     return ContractError(f"{OPERATOR}[any]: {argument} {rule}, got {got}; nearest supported: {nearest}")
 
 
 def options_of(head_num: int, input_layout: str, **given: Any) -> Options:
-    """The options among the keyword arguments of the operator; what only kernels understand is left out.
+    """Return the options among the operator's keyword arguments, without those that only kernels know.
 
     Raises:
         ContractError: there is a padding mask.
@@ -89,12 +89,12 @@ def options_of(head_num: int, input_layout: str, **given: Any) -> Options:
 
 
 def kernel_switches(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What only kernels understand, with its defaults."""
+    """Return the options that only kernels know, with their defaults."""
     return {name: given.get(name, default) for name, default in SWITCHES.items()}
 
 
 def views(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values as ``[b, n, s, d]``.
+    """Return queries, keys and values as ``[b, n, s, d]``.
 
     Raises:
         ContractError: layout, heads or sizes do not fit together.
@@ -182,7 +182,7 @@ def check_numbers(options: Options) -> None:
 
 
 def _check_band(options: Options) -> None:
-    """A negative limit is fine when the other one reaches at least as far."""
+    """Refuse a negative limit, unless the other one reaches at least as far."""
     pre, following = options.pre_tokens, options.next_tokens
     if pre + following < 0:
         rule = "must reach at least as far as the other limit is negative"
@@ -261,7 +261,7 @@ def _packed(query: Tensor, key: Tensor, options: Options) -> tuple[Piece, ...]:
 
 
 def sequence_ends(options: Options, queries: int, keys: int) -> tuple[list[int], list[int]]:
-    """Where each packed sequence ends, without a leading zero.
+    """Return where each packed sequence ends, without a leading zero.
 
     Raises:
         ContractError: they are missing, decrease, or do not end with the tensors.
@@ -322,7 +322,7 @@ def _bias(query: Tensor, key: Tensor, options: Options) -> Bias | None:
 
 
 def first(value: Sequence[int] | int | None) -> int:
-    """A start index, which callers write as a number or as a list with one."""
+    """Return a start index, which callers write as a number or as a list with one."""
     if value is None:
         return 0
     return int(value) if isinstance(value, int) else int(value[0])

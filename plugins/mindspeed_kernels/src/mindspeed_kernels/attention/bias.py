@@ -1,4 +1,4 @@
-"""What is added to attention scores: a tensor, or a slope per head times a distance (Press et al., 2022)."""
+"""Biases of attention scores: a tensor, or a slope per head times a distance (Press et al., 2022)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Bias:
     start: int = 0
 
     def block(self, rows: tuple[int, int], columns: tuple[int, int], sq: int, sample: int | None) -> Tensor:
-        """The bias of a block of scores, ``[1 | b, n, rows, columns]`` float32 or wider.
+        """Return the bias of a block of scores, ``[1 | b, n, rows, columns]`` float32 or wider.
 
         Args:
             rows: queries, from and to (exclusive).
@@ -63,7 +63,7 @@ class Bias:
 
 
 def compressed(tensor: Tensor, sq: int) -> bool:
-    """Whether a bias tensor holds only the last rows of one that depends on the distance."""
+    """Return whether a bias tensor holds only the last rows of one that depends on the distance."""
     return tensor.shape[2] == COMPRESSED_ROWS < sq
 
 
@@ -77,7 +77,7 @@ def _decompressed(tensor: Tensor, rows: tuple[int, int], columns: tuple[int, int
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """The slope of every head.
+    """Return the slope of every head.
 
     For a power of two ``p`` they are the powers ``1 .. p`` of ``2 ** (-8 / p)``; other numbers of heads take
     those of the power below, and the rest from every second one of the power above.

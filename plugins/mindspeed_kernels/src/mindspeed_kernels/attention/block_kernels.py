@@ -78,7 +78,7 @@ def product_backward(
 
 
 def _scores(query: Tensor, key: Tensor, mask: Mask, attention: AttentionCall) -> Tensor:
-    """``[b, n, sq, sk]`` in at least float32."""
+    """Return ``[b, n, sq, sk]`` in at least float32."""
     wide = torch.promote_types(query.dtype, torch.float32)
     if query.device.type == "cpu":
         query, key = query.to(wide), key.to(wide)
@@ -89,12 +89,12 @@ def _scores(query: Tensor, key: Tensor, mask: Mask, attention: AttentionCall) ->
 
 
 def _grouped(tensor: Tensor, groups: int) -> Tensor:
-    """``[b, n, s, x]`` as ``[b, g, n / g * s, x]``: the queries that share keys lie behind one another."""
+    """Return ``[b, n, s, x]`` as ``[b, g, n / g * s, x]``: queries that share keys follow one another."""
     return tensor.reshape(tensor.shape[0], groups, -1, tensor.shape[3])
 
 
 def _kept(weights: Tensor, block: Block, attention: AttentionCall) -> Tensor | None:
-    """The factors of kept weights, zero for dropped ones; the same whenever a block is computed again."""
+    """Return the factors of kept weights, zero for dropped ones; the same when a block is computed again."""
     if not attention.drops:
         return None
     if attention.kept is not None:

@@ -1,4 +1,4 @@
-"""What an attention computes besides its tensors: sequences, scale, bias, dropped weights; and its blocks.
+"""One attention besides its tensors: sequences, scale, bias, dropped weights; and its blocks.
 
 An attention without a score matrix is computed block by block of queries. Here is what such a block sees and
 what is added to its scores; the kernels that compute it are in `block_kernels`.
@@ -59,7 +59,7 @@ class AttentionCall:
 
     @property
     def drops(self) -> bool:
-        """Whether attention weights are dropped."""
+        """Return whether attention weights are dropped."""
         return self.keep < 1.0 or self.kept is not None
 
 
@@ -84,26 +84,26 @@ class Block:
     number: int
 
     def of_rows(self, tensor: Tensor) -> Tensor:
-        """The block's queries of ``[b, n, sq, ...]``."""
+        """Return the block's queries of ``[b, n, sq, ...]``."""
         first = self.piece.rows[0]
         return tensor[:, :, first + self.rows[0] : first + self.rows[1]]
 
     def of_columns(self, tensor: Tensor) -> Tensor:
-        """The block's keys of ``[b, g, sk, ...]``."""
+        """Return the block's keys of ``[b, g, sk, ...]``."""
         first = self.piece.columns[0]
         return tensor[:, :, first + self.columns[0] : first + self.columns[1]]
 
 
 @dataclass(frozen=True)
 class Mask:
-    """What is added to a block's scores, and which of its rows see nothing; each may be None."""
+    """Addend of a block's scores, and the rows that see nothing; each may be None."""
 
     added: Tensor | None = None
     empty: Tensor | None = None
 
 
 def blocks_of(attention: AttentionCall, heads: int, flash: bool) -> list[Block]:
-    """The blocks of queries that are computed one by one; those that see nothing are left out.
+    """Return the blocks of queries that are computed one by one; those that see nothing are left out.
 
     Args:
         attention: sequences, scale, bias, dropped weights.
@@ -125,7 +125,7 @@ def blocks_of(attention: AttentionCall, heads: int, flash: bool) -> list[Block]:
 
 
 def _rows(attention: AttentionCall, seen: Visibility, heads: int, flash: bool) -> int:
-    """How many queries a block has, so that its mask or its scores stay small."""
+    """Return how many queries a block has, so that its mask or its scores stay small."""
     per_head = attention.bias is not None or (seen.hidden is not None and seen.hidden.shape[1] > 1)
     budget = _MASK_ELEMENTS if flash else _SCORE_ELEMENTS
     width = max(1, seen.sk * (heads if per_head or not flash else 1))
@@ -133,7 +133,7 @@ def _rows(attention: AttentionCall, seen: Visibility, heads: int, flash: bool) -
 
 
 def mask_of(attention: AttentionCall, block: Block, device: torch.device) -> Mask:
-    """Bias and hidden keys of a block; made when the block is computed, since all of them would be large."""
+    """Build the mask of a block; blocks make theirs one at a time, since all of them would be large."""
     if block.whole:
         return Mask()
     seen, bias = block.piece.visibility, None

@@ -64,7 +64,7 @@ class BlockwiseAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the three inputs, of the bias tensor and of the sink."""
+        """Return the gradients of the three inputs, of the bias tensor and of the sink."""
         query, key, value, bias, sink, context, logsum = ctx.saved_tensors
         found = attend_backward(
             gradients[0],
@@ -83,7 +83,7 @@ class BlockwiseAttention(torch.autograd.Function):
 def attend(
     query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None, attention: AttentionCall
 ) -> tuple[Tensor, Tensor]:
-    """Context and logarithm of the sum of exponentials; see `BlockwiseAttention.forward`."""
+    """Compute context and logarithm of the sums of exponentials; see `BlockwiseAttention.forward`."""
     batch, heads, sq, _ = query.shape
     width = value.shape[3]
     flash = _with_flash(query, attention, False)
@@ -111,7 +111,7 @@ def attend(
 
 
 def _covers(blocks: list[Block], query: Tensor, key: Tensor) -> bool:
-    """Whether there is one block, of all queries and all keys."""
+    """Return whether there is one block, of all queries and all keys."""
     if len(blocks) != 1:
         return False
     block = blocks[0]
@@ -120,7 +120,7 @@ def _covers(blocks: list[Block], query: Tensor, key: Tensor) -> bool:
 
 
 def with_sink(context: Tensor, logsum: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The same attention with a further score per row that takes part in the softmax, ``sink`` ``[n]``."""
+    """Add to an attention a further score of every row, ``sink`` ``[n]``, that takes part in the softmax."""
     if sink is None:
         return context, logsum
     score = sink.to(logsum.dtype).view(1, -1, 1)
@@ -140,7 +140,7 @@ def attend_backward(
     logsum: Tensor,
     attention: AttentionCall,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Gradients of queries, keys, values, the bias tensor and the sink; the last two where they are given.
+    """Compute the gradients of queries, keys, values, and of the bias tensor and the sink where given.
 
     ``context`` and ``logsum`` may be those of a larger attention of which these keys are one part.
     """
@@ -183,7 +183,7 @@ def attend_backward(
 
 
 def _sums_like(tensor: Tensor) -> Tensor:
-    """Room for the sum over blocks of a gradient, in at least float32."""
+    """Allocate the sum over blocks of a gradient, in at least float32."""
     return torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
 
 

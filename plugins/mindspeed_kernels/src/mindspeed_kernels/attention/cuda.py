@@ -27,7 +27,7 @@ _WIDTHS = 8
 
 @dataclass(frozen=True)
 class Band:
-    """What the kernel is told about visible keys and packed sequences.
+    """Arguments of the kernel for visible keys and packed sequences.
 
     Attributes:
         keys: how many of the leading keys take part; the others are seen by nobody.
@@ -45,7 +45,7 @@ class Band:
 
 
 def flash_limits(call: Call) -> str:
-    """Why torch's flash kernel cannot serve a call; empty when it can."""
+    """Return why torch's flash kernel cannot serve a call; empty when it can."""
     if call.dtype("query") not in (torch.float16, torch.bfloat16):
         return "torch's flash kernel computes float16 and bfloat16"
     mode = call["sparse_mode"]
@@ -58,7 +58,7 @@ def flash_limits(call: Call) -> str:
 
 
 def flex_limits(call: Call) -> str:
-    """Why flex attention cannot serve a call; empty when it can."""
+    """Return why flex attention cannot serve a call; empty when it can."""
     if call.dtype("query") not in _FLEXIBLE:
         return "flex attention computes float16, bfloat16 and float32"
     keep = call["keep_prob"]
@@ -76,7 +76,7 @@ def flex_limits(call: Call) -> str:
 def flash_attention(
     query: Tensor, key: Tensor, value: Tensor, options: Options
 ) -> tuple[Tensor, Tensor] | None:
-    """Context ``[b, n, sq, dv]`` and logarithm of the sums ``[b, n, sq]``.
+    """Compute context ``[b, n, sq, dv]`` and logarithm of the sums ``[b, n, sq]``.
 
     Args:
         query: in ``options.layout``, like ``key`` and ``value``.
@@ -104,7 +104,7 @@ def flash_attention(
 def flash_gradients(
     inputs: Inputs, gradient: Tensor, context: Tensor, logsum: Tensor
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Gradients of queries, keys and values, as views ``[b, n, s, d]``; None where `flash_attention` is.
+    """Compute the gradients of queries, keys, values, ``[b, n, s, d]``; None where `flash_attention` is.
 
     Args:
         inputs: queries, and the keys and values of a whole attention or of one part of it.
@@ -139,7 +139,7 @@ def flash_gradients(
 
 
 def band_of(inputs: Inputs) -> Band | None:
-    """The band of all sequences; None where the kernel has no word for it."""
+    """Return the band of all sequences; None where the kernel cannot express it."""
     if -(-inputs.query.shape[3] // _WIDTHS) * _WIDTHS > _WIDEST or inputs.attention.bias is not None:
         return None
     pieces = [piece for piece in inputs.attention.pieces if piece.visibility.sq and piece.visibility.sk]
@@ -156,7 +156,7 @@ def band_of(inputs: Inputs) -> Band | None:
 
 
 def _band(seen: Visibility) -> tuple[int, int, int] | None:
-    """Trailing keys that nobody sees, and the limits of the others."""
+    """Return trailing keys that nobody sees, and the limits of the others."""
     if seen.hidden is not None or seen.prefix:
         return None
     keys = seen.sk if seen.right is None else min(seen.sk, max(0, seen.sq + seen.offset + seen.right))
@@ -179,7 +179,7 @@ def _starts(attention: AttentionCall, device: torch.device) -> tuple[Tensor, Ten
 
 
 def _for_kernel(tensor: Tensor, inputs: Inputs) -> Tensor:
-    """``[b, n, s, d]`` as ``[b, s, n, d]``, packed as ``[t, n, d]``, of a width that the kernel knows."""
+    """Return ``[b, n, s, d]`` as ``[b, s, n, d]``, packed as ``[t, n, d]``, as wide as the kernel takes."""
     missing = -(-inputs.query.shape[3] // _WIDTHS) * _WIDTHS - tensor.shape[3]
     tensor = torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
     tensor = tensor.transpose(1, 2)

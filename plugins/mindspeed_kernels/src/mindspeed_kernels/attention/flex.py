@@ -28,7 +28,7 @@ _Position = Any
 
 @dataclass(frozen=True)
 class _Ranges:
-    """Which keys each query sees.
+    """Visible keys of each query.
 
     Attributes:
         first: ``[sq]``, the first key of its band.
@@ -48,7 +48,7 @@ class _Ranges:
 
 
 def flex(inputs: Inputs, sink: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Context ``[b, n, sq, dv]`` and logarithm of the sums ``[b, n, sq]``, infinite where nothing is seen.
+    """Compute context ``[b, n, sq, dv]`` and logarithm of the sums ``[b, n, sq]``, infinite for empty rows.
 
     Args:
         inputs: queries, keys, values and the attention, within `cuda.flex_limits`.
@@ -78,14 +78,14 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     compiled: Callable[..., Any] = torch.compile(function)
 
     def call(*args: Any, **options: Any) -> Any:
-        # Inside of a larger graph the function is compiled with its surroundings.
+        # Inside of a larger graph the function is compiled with the graph around it.
         return function(*args, **options) if torch.compiler.is_compiling() else compiled(*args, **options)
 
     return call
 
 
 def _mask_of(pieces: tuple[Piece, ...], query: Tensor, key: Tensor) -> BlockMask | None:
-    """The mask of all sequences, made once for all layers; None where every query sees every key."""
+    """Return the mask of all sequences, made once for all layers; None where every query sees every key."""
     if len(pieces) == 1 and pieces[0].visibility.complete:
         return None
     sizes = query.shape[0], query.shape[2], key.shape[2]
@@ -140,7 +140,7 @@ def _ranges(pieces: tuple[Piece, ...], batch: int, sq: int, sk: int, device: tor
 
 
 def _bias_of(bias: Bias, inputs: Inputs) -> Callable[..., Tensor]:
-    """The function that adds the bias to one score."""
+    """Return the function that adds the bias to one score."""
     slopes, tensor, start, factor = bias.slopes, bias.tensor, bias.start, bias.factor
     if slopes is None:
         assert tensor is not None

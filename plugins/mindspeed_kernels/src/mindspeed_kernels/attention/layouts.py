@@ -14,12 +14,12 @@ _TO_BNSD = {"BNSD": (0, 1, 2, 3), "BSND": (0, 2, 1, 3), "SBND": (1, 2, 0, 3)}
 
 
 def to_bnsd(tensor: Tensor, layout: str, heads: int) -> Tensor:
-    """A view ``[b, n, s, d]``.
+    """Return a view ``[b, n, s, d]``.
 
     Args:
         tensor: in ``layout``.
         layout: one of `LAYOUTS`, in capitals.
-        heads: number of heads of this tensor, where the layout does not tell it.
+        heads: number of heads of this tensor, where the layout does not say it.
     """
     if layout == "TND":
         return tensor.transpose(0, 1).unsqueeze(0)
@@ -30,7 +30,7 @@ def to_bnsd(tensor: Tensor, layout: str, heads: int) -> Tensor:
 
 
 def from_bnsd(tensor: Tensor, layout: str) -> Tensor:
-    """``[b, n, s, d]`` in a layout; merging heads and their width, where the layout does, copies."""
+    """Return ``[b, n, s, d]`` in a layout; merging heads and their width, where the layout does, copies."""
     if layout == "TND":
         return tensor.squeeze(0).transpose(0, 1)
     if layout == "SBH":
@@ -42,7 +42,7 @@ def from_bnsd(tensor: Tensor, layout: str) -> Tensor:
 
 
 def heads_of(tensor: Tensor, layout: str, width: int) -> int:
-    """Number of heads of keys or values, whose heads are ``width`` wide where the layout merges them."""
+    """Return the number of heads of keys or values; ``width`` is used where the layout merges them."""
     if layout in ("SBH", "BSH"):
         return tensor.shape[2] // width
     return tensor.shape[{"BNSD": 1, "BSND": 2, "TND": 1, "SBND": 2}[layout]]

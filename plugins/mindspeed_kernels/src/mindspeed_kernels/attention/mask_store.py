@@ -34,12 +34,12 @@ class MaskStore:
     _made: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
 
     def causal(self, device: torch.device) -> Tensor:
-        """``[2048, 2048]``, the strict upper triangle."""
+        """Return ``[2048, 2048]``, the strict upper triangle."""
         seen = Visibility(COMPRESSED, COMPRESSED, 0, None, 0)
         return self._once(("causal", device), lambda: _hidden(seen, device))
 
     def prefix(self, device: torch.device) -> Tensor:
-        """``[3072, 2048]``: the strict upper triangle above 1024 rows whose right half is hidden."""
+        """Return ``[3072, 2048]``: the strict upper triangle above 1024 rows whose right half is hidden."""
 
         def make() -> Tensor:
             tail = torch.zeros(PREFIX_ROWS - COMPRESSED, COMPRESSED, dtype=torch.bool, device=device)
@@ -49,7 +49,7 @@ class MaskStore:
         return self._once(("prefix", device), make)
 
     def full(self, visibility: Visibility, device: torch.device) -> Tensor:
-        """``[sq, sk]`` of a visibility without mask tensor and prefix."""
+        """Return ``[sq, sk]`` of a visibility without mask tensor and prefix."""
         if visibility.hidden is not None or visibility.prefix:
             raise ValueError("a stored mask belongs to a band")
         band = visibility.offset, visibility.left, visibility.right
@@ -57,7 +57,7 @@ class MaskStore:
         return self._once(name, lambda: _hidden(visibility, device))
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Drop all masks and settings."""
         self.given, self.on_host = None, False
         self._made.clear()
 
@@ -98,7 +98,7 @@ def set_attention_mask(mask: Tensor | None) -> None:
 
 
 def get_attention_mask(sequence_length: int, device: torch.device | str = "cpu") -> Tensor:
-    """The mask of all attention: the one that was set, otherwise the causal one in its small form.
+    """Return the mask of all attention: the one that was set, or the causal one in its small form.
 
     Args:
         sequence_length: number of queries and keys.
@@ -114,7 +114,7 @@ def get_attention_mask(sequence_length: int, device: torch.device | str = "cpu")
 def generate_attention_mask(
     sequence_length: int, *, compress: bool = True, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """The causal mask, True hides: the small form that kernels expand, or one value per query and key.
+    """Build the causal mask, True hides: the small form that kernels expand, or all queries and keys.
 
     Args:
         sequence_length: number of queries and keys.

@@ -10,7 +10,7 @@ from mindspeed_kernels.attention.blocks import AttentionCall, Piece
 
 
 def dense_attention(inputs: Inputs, sink: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Context ``[b, n, sq, dv]``, row maxima and row sums ``[b, n, sq]`` of all sequences.
+    """Compute context ``[b, n, sq, dv]``, row maxima and row sums ``[b, n, sq]`` of all sequences.
 
     Args:
         inputs: queries, keys, values and the attention.
@@ -31,7 +31,7 @@ def _sequence(inputs: Inputs, piece: Piece, sink: Tensor | None) -> tuple[Tensor
 
 
 def _of_piece(inputs: Inputs, piece: Piece) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of one sequence, keys and values repeated to as many heads as queries."""
+    """Return queries, keys and values of one sequence, the last two repeated to as many heads as queries."""
     rows, columns = slice(*piece.rows), slice(*piece.columns)
     wide = torch.promote_types(inputs.query.dtype, torch.float32)
     repeat = inputs.query.shape[1] // inputs.key.shape[1]
@@ -54,7 +54,7 @@ def _scores(query: Tensor, key: Tensor, attention: AttentionCall, piece: Piece) 
 def dense_gradients(
     inputs: Inputs, gradient: Tensor, context: Tensor, logsum: Tensor, sink: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Gradients of queries, keys, values, of the bias tensor and of the sink.
+    """Return the gradients of queries, keys, values, of the bias tensor and of the sink.
 
     Args:
         inputs: queries, keys, values and the attention.
@@ -92,7 +92,7 @@ def dense_gradients(
 
 
 def _summed(tensor: Tensor, groups: int) -> Tensor:
-    """``[b, n, s, d]`` as ``[b, g, s, d]``: the sum over the queries that share a head."""
+    """Return ``[b, n, s, d]`` as ``[b, g, s, d]``: the sum over the queries that share a head."""
     return tensor.unflatten(1, (groups, -1)).sum(2)
 
 

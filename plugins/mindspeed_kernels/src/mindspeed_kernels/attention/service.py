@@ -1,4 +1,4 @@
-"""Fused attention through torch_npu: which of its operators, which mask, which spelling of the arguments."""
+"""Fused attention through torch_npu: the version of its operator, masks, spelling of the arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LARGEST_WIDTH = 768
 
 
 def npu_limits(call: Call) -> str:
-    """Why the kernel cannot serve a call; empty when it can."""
+    """Return why the kernel cannot serve a call; empty when it can."""
     query = call["query"]
     if isinstance(query, TensorFacts) and query.shape is not None:
         layout = call["input_layout"].upper()
@@ -124,7 +124,7 @@ def npu_attention_grad(
 
 
 def needs_second_version(options: Options) -> bool:
-    """Whether only the second version of the kernel knows what is asked for."""
+    """Return whether only the second version of the kernel knows what is asked for."""
     starts = options.q_start_idx is not None or options.kv_start_idx is not None
     return (options.pse is not None and options.pse_type != 1) or starts
 
@@ -171,7 +171,7 @@ def _pse(query: Tensor, options: Options) -> Tensor | None:
 
 
 def _mask(query: Tensor, key: Tensor, options: Options) -> Tensor | None:
-    """The mask in the form that the mode wants; the kernel does not broadcast queries and keys."""
+    """Return the mask in the form of the mode; the kernel does not broadcast queries and keys."""
     mode, mask = options.sparse_mode, options.atten_mask
     if mask is not None or mode in (0, 1):
         return mask

@@ -1,4 +1,4 @@
-"""Which keys a query sees: bands around a diagonal, prefixes and mask tensors, for any block of rows.
+"""Visible keys of queries: bands around a diagonal, prefixes and mask tensors, for any block of rows.
 
 The sparse modes are those of the fused attention kernels for Ascend devices:
 
@@ -53,7 +53,7 @@ class Visibility:
 
     @property
     def complete(self) -> bool:
-        """Every query sees every key."""
+        """Return whether every query sees every key."""
         return (
             self.hidden is None
             and (self.left is None or self.sq - 1 + self.offset <= self.left)
@@ -62,14 +62,14 @@ class Visibility:
 
     @property
     def causal(self) -> bool:
-        """Query ``i`` sees the keys up to ``i``, no more and no less."""
+        """Return whether query ``i`` sees the keys up to ``i``, no more and no less."""
         plain = self.hidden is None and not self.prefix and self.offset == 0
         unlimited = self.left is None or self.left >= self.sq - 1
         return plain and unlimited and self.right == 0
 
     @property
     def may_see_nothing(self) -> bool:
-        """There may be queries that see no key."""
+        """Return whether there may be queries that see no key."""
         if self.hidden is not None:
             return True
         before = self.right is not None and self.offset + self.right < 0
@@ -77,7 +77,7 @@ class Visibility:
         return before or behind
 
     def columns(self, start: int, end: int) -> tuple[int, int]:
-        """The range of keys that queries ``start`` to ``end`` (exclusive) can see at all; may be empty."""
+        """Return the keys that queries ``start`` to ``end`` (exclusive) can see at all; may be empty."""
         first, last = 0, self.sk
         if self.left is not None:
             first = min(max(0, start + self.offset - self.left), self.sk)
@@ -88,7 +88,7 @@ class Visibility:
         return first, max(first, last)
 
     def block(self, rows: tuple[int, int], columns: tuple[int, int], device: torch.device) -> Tensor | None:
-        """Which keys are visible in a block; None when all are.
+        """Return which keys are visible in a block; None when all are.
 
         Returns:
             ``[1 | b, 1 | n, rows, columns]`` bool, True is visible.
@@ -123,7 +123,7 @@ def of_mode(
     prefix: tuple[int, ...] = (),
     hidden: Tensor | None = None,
 ) -> Visibility:
-    """The visibility of a sparse mode for one sequence; 7 and 8 stand for their band.
+    """Return the visibility of a sparse mode for one sequence; 7 and 8 stand for their band.
 
     Args:
         mode: 0 to 8.
@@ -153,7 +153,7 @@ def of_mode(
 
 
 def of_sequence(mode: int, index: int, count: int) -> int:
-    """The mode of sequence ``index`` among ``count`` packed ones: modes 7 and 8 single one out."""
+    """Return the mode of sequence ``index`` among ``count`` packed ones: modes 7 and 8 single one out."""
     if mode == 7:
         return 4 if index == count - 1 else 3
     if mode == 8:

@@ -50,7 +50,7 @@ class FusedSwiGLUFeature(KernelFeature):
 
     @hookimpl(wrapper=True)
     def build_layer_spec(self, session: Any) -> Generator[None, Any, Any]:
-        """Fill the activation of every MLP."""
+        """Set the activation of every MLP."""
         spec = yield
         from mindspeed_kernels.modules.activation import place_swiglu
 

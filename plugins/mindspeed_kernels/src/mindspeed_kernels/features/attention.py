@@ -1,4 +1,4 @@
-"""The declarations of attention without a score matrix, and of what goes with it."""
+"""Declarations of flash attention, its variants and linear biases."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class FlashAttention(KernelFeature):
 
     @classmethod
     def presets(cls, args: Any) -> Mapping[str, Any]:
-        """No mask from the data loader where that is the host's default and documents are not kept apart."""
+        """Drop the data loader's mask where it is the host's default and documents are not kept apart."""
         asked = getattr(args, "use_flash_attn", False) and not getattr(args, "reset_attention_mask", False)
         masked = getattr(args, "create_attention_mask_in_dataloader", False)
         return {"create_attention_mask_in_dataloader": False} if asked and masked else {}
@@ -116,7 +116,7 @@ class FlashAttention(KernelFeature):
 
     @hookimpl(wrapper=True)
     def build_transformer_config(self) -> Generator[None, Any, Any]:
-        """Selective recompute of attention would only cost time."""
+        """Drop selective recompute of attention, which would only cost time."""
         config = yield
         from mindspeed_kernels.modules.core_attention import without_attention_recompute
 
@@ -212,13 +212,13 @@ class Alibi(KernelFeature):
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
-        """The bias is computed inside of the kernel."""
+        """Return whether positions are a bias that the kernel computes."""
         asked = getattr(args, "position_embedding_type", None) == "alibi"
         return asked and args.alibi_fusion_attn_type in (2, 3)
 
     @hookimpl(wrapper=True)
     def validate_arguments_early(self) -> Generator[None, Any, Any]:
-        """The model itself is built without position embeddings."""
+        """Build the model itself without position embeddings."""
         args = yield
         changed = copy.copy(args)
         changed.position_embedding_type = "none"
@@ -236,6 +236,6 @@ class AlibiTensor(Alibi):
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
-        """The bias is a tensor."""
+        """Return whether positions are a bias tensor."""
         asked = getattr(args, "position_embedding_type", None) == "alibi"
         return asked and args.alibi_fusion_attn_type == 0

@@ -13,7 +13,7 @@ class OpsBackend(KernelFeature):
     """Forces the backends of operators for a whole training."""
 
     name = "ops-backend"
-    summary = "Which backend serves an operator, for whoever does not want the automatic choice"
+    summary = "Which backend serves an operator, instead of the automatic choice"
     level = 0
     flags = (
         Flag(

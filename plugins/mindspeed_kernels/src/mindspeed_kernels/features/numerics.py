@@ -1,4 +1,4 @@
-"""The declarations of what concerns bits and losses: repeatable runs, and the cross entropy for NPUs."""
+"""Declarations about numerics: deterministic runs, and the cross entropy for NPUs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Deterministic(KernelFeature):
 
     @hookimpl(wrapper=True)
     def build_transformer_config(self) -> Generator[None, Any, Any]:
-        """Tell megatron-core's own parts."""
+        """Set megatron-core's own deterministic mode."""
         config = yield
         config.deterministic_mode = True
         return config

@@ -1,4 +1,4 @@
-"""The declarations of what plain attention is replaced by where flash attention is not wanted."""
+"""Declarations of features that replace plain attention where flash attention is not wanted."""
 
 from __future__ import annotations
 
@@ -105,10 +105,10 @@ class MaskedSoftmaxFeature(KernelFeature):
 
 
 class GenerateMask(KernelFeature):
-    """Where the mask of all attention is kept, for whoever asks for it as a tensor."""
+    """Keep the mask of all attention on the host, for features that ask for it as a tensor."""
 
     name = "generate-mask"
-    summary = "One attention mask for all layers, kept on the host for whoever cuts it up"
+    summary = "One attention mask for all layers, kept on the host for features that cut it up"
     level = 2
     flags = (
         Flag(

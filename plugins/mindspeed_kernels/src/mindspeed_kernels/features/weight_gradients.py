@@ -1,4 +1,4 @@
-"""The declarations of weight gradients that are added up in place, and of grouped experts."""
+"""Declarations of weight gradients that are added up in place, and of grouped experts."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class GradientAccumulationFusion(KernelFeature):
 
     @hookimpl(wrapper=True)
     def build_transformer_config(self) -> Generator[None, Any, Any]:
-        """Switch the option on that linear layers read."""
+        """Set the option that linear layers read."""
         config = yield
         config.gradient_accumulation_fusion = True
         return config
@@ -165,14 +165,14 @@ class GroupedGradientAccumulation(KernelFeature):
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
-        """Nothing to add to without distributed data parallelism's buffers."""
+        """Refuse fully sharded parameters, which have no main gradient to add to."""
         if getattr(args, "use_torch_fsdp2", False):
             return ("--gemm-gradient-accumulation-fusion needs main gradients; drop --use-torch-fsdp2",)
         return ()
 
     @hookimpl(wrapper=True)
     def build_model(self, session: Any) -> Generator[None, Any, Any]:
-        """Tell grouped experts to use the main gradients that data parallelism gives them later."""
+        """Let grouped experts add to the main gradients that data parallelism gives them later."""
         model = yield
         from mindspeed_kernels.modules.grouped_experts import accumulate_in_place
 

@@ -59,7 +59,7 @@ def use_activation_modules(config: Any) -> Any:
 
 
 def place_swiglu(session: Session, spec: Any) -> Any:
-    """The tree with `FusedSwiGLU` in every MLP, dense, expert and shared."""
+    """Return the tree with `FusedSwiGLU` in every MLP, dense, expert and shared."""
     editor = SpecEditor(spec, owner="fused-swiglu", session=session)
     editor.replace("activation", FusedSwiGLU, empty=True)
     return editor.spec

@@ -37,7 +37,7 @@ _ENDS = "_mindspeed_sequence_ends"
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """What flags say about the core attention.
+    """Options of the core attention, from flags.
 
     Attributes:
         sparse_mode: of causal attention, see `mindspeed_kernels.attention.visibility`.
@@ -140,7 +140,7 @@ class FusedCoreAttention(MegatronModule):
             config.init_method(self.softmax_offset)
 
     def _tp_group(self) -> Any:
-        """The tensor-parallel group; asked for only where heads must be known."""
+        """Return the tensor-parallel group; it is looked up only where heads must be known."""
         if self.pg_collection is None:
             self.pg_collection = ProcessGroupCollection.use_mpu_process_groups(["tp"])
         return self.pg_collection.tp
@@ -194,7 +194,7 @@ class FusedCoreAttention(MegatronModule):
         return context.flatten(-2)
 
     def _visible(self, kind: AttnMaskType, sq: int, sk: int, mask: Tensor | None) -> dict[str, Any]:
-        """The options that say what queries see."""
+        """Return the options that say what queries see."""
         mode = self.options.sparse_mode
         if mode in (7, 8):
             raise ValueError(f"--sparse-mode {mode} is for packed sequences, but this batch has none; use 2")
@@ -227,7 +227,7 @@ class FusedCoreAttention(MegatronModule):
         return {"sparse_mode": 4, "pre_tokens": before, "next_tokens": behind}
 
     def _packed(self, query: Tensor, kind: AttnMaskType, packed: PackedSeqParams) -> dict[str, Any]:
-        """The options of packed sequences; lists of ends are made once per batch, not once per layer."""
+        """Return the options of packed sequences; lists of ends are made once per batch."""
         if packed.qkv_format not in (None, "thd"):
             raise ValueError(f"packed sequences come as thd, got {packed.qkv_format!r}")
         causal = kind in _CAUSAL
@@ -248,7 +248,7 @@ class FusedCoreAttention(MegatronModule):
         return given | {"sparse_mode": 3}
 
     def _bias(self, query: Tensor, key: Tensor, bias: Tensor | None, mode: int) -> dict[str, Any]:
-        """The options of what is added to the scores."""
+        """Return the options of what is added to the scores."""
         kind = self.options.alibi
         if kind is None:
             return {} if bias is None else {"pse": bias, "pse_type": 0}
@@ -276,7 +276,7 @@ class FusedCoreAttention(MegatronModule):
         return {"pse": (-slopes[:, None, None] * distance)[None], "pse_type": 0}
 
     def _own_slopes(self, device: torch.device) -> Tensor:
-        """The slopes of this rank's query heads, ``[n/tp]`` float32."""
+        """Return the slopes of this rank's query heads, ``[n/tp]`` float32."""
         if self._slopes is None or self._slopes.device != device:
             group, every = self._tp_group(), alibi_slopes(self.config.num_attention_heads)
             heads = len(every) // group.size()
@@ -294,7 +294,7 @@ class FusedCoreAttention(MegatronModule):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> Any:
-        """The learnable offset of the softmax, cut by heads, under the name megatron-core gives it."""
+        """Return the learnable offset of the softmax, cut by heads, under megatron-core's name for it."""
         state = self.state_dict(prefix="", keep_vars=True)
         if not state:
             return {}
@@ -305,7 +305,7 @@ class FusedCoreAttention(MegatronModule):
 
 
 def _sequence_ends(packed: PackedSeqParams, tokens: int, causal: bool) -> tuple[list[int], list[int]]:
-    """Ends of packed queries and keys without leading zero, padding between and behind sequences included.
+    """Return where packed queries and keys end, without leading zero, padding included.
 
     Raises:
         ValueError: padding would take part in attention that is not causal.
@@ -324,7 +324,7 @@ def _sequence_ends(packed: PackedSeqParams, tokens: int, causal: bool) -> tuple[
 
 
 def options_from_flags(args: Namespace, active: tuple[str, ...] = ()) -> AttentionOptions:
-    """What flags say about the core attention.
+    """Read the flags of the core attention.
 
     Args:
         args: the arguments; flags that are not there have their defaults.
@@ -342,7 +342,7 @@ def options_from_flags(args: Namespace, active: tuple[str, ...] = ()) -> Attenti
 
 
 def place_attention(session: Session, spec: Any, options: AttentionOptions | None = None) -> Any:
-    """The tree with `FusedCoreAttention` as the core of every attention."""
+    """Return the tree with `FusedCoreAttention` as the core of every attention."""
     editor = SpecEditor(spec, owner="flash-attn", session=session)
     editor.replace(
         "core_attention", lambda site: site.carry(FusedCoreAttention, options=options or AttentionOptions())

@@ -13,7 +13,7 @@ def calculate_predicted_logits(
     vocab_start_index: int,
     vocab_end_index: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What megatron-core's function of the same name computes, by selection instead of assignment.
+    """Compute what megatron-core's function of the same name does, by selection instead of assignment.
 
     Selection, not multiplication with the mask: a logit may be infinite (a padded vocabulary), and zero times
     infinity is no number.

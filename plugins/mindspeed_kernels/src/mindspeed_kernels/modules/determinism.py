@@ -1,4 +1,4 @@
-"""Settings that make two runs give the same bits, until a session closes."""
+"""Settings that make runs deterministic, until a session closes."""
 
 from __future__ import annotations
 

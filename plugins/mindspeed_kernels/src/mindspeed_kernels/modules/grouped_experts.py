@@ -69,7 +69,7 @@ class GroupedExperts(GroupedMLP):
 
 
 def place_grouped_experts(session: Session, spec: Any) -> Any:
-    """The tree with `GroupedExperts` in every layer that has experts."""
+    """Return the tree with `GroupedExperts` in every layer that has experts."""
     editor = SpecEditor(spec, owner="grouped-experts", session=session)
     editor.replace("experts", GroupedExperts)
     return editor.spec

@@ -31,7 +31,7 @@ class MaskedSoftmax(Module):
         self.window_size: tuple[int, int] | None = native.window_size
 
     def forward(self, scores: Tensor, mask: Tensor | None, softmax_offset: Tensor | None = None) -> Tensor:
-        """Weights of ``[b, n, sq, sk]`` scores.
+        """Compute the weights of ``[b, n, sq, sk]`` scores.
 
         Args:
             scores: ``[b, n, sq, sk]``.

@@ -68,12 +68,12 @@ class FusedRMSNorm(Module):
         return rms_norm(hidden_states, self.weight, self.eps, self.zero_centered)
 
     def extra_repr(self) -> str:
-        """Size and epsilon for ``repr``."""
+        """Return the size and epsilon for ``repr``."""
         return f"{self.hidden_size}, eps={self.eps}, zero_centered={self.zero_centered}"
 
 
 def place_rms_norm(session: Session, spec: Any) -> Any:
-    """The tree with `FusedRMSNorm` at every norm: layers, query and key, latents, and the final one."""
+    """Return the tree with `FusedRMSNorm` at every norm: layers, query, key, latents, and the final one."""
     editor = SpecEditor(spec, owner="fused-rmsnorm", session=session)
     editor.replace(NORM_ROLES, FusedRMSNorm)
     return editor.spec

@@ -21,7 +21,7 @@ _KEPT = "_mindspeed_rotation"
 
 
 def with_fused_rotation(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Megatron-core's ``apply_rotary_pos_emb`` that rotates with the fused operator.
+    """Wrap megatron-core's ``apply_rotary_pos_emb``: rotate with the fused operator.
 
     Args:
         original: what it was; still serves when TransformerEngine's fusion was asked for, and packed
@@ -49,7 +49,7 @@ def with_fused_rotation(original: Callable[..., Tensor]) -> Callable[..., Tensor
 
 
 def rotation(freqs: Tensor, mscale: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of angles, times ``mscale``; computed once for a tensor."""
+    """Return cosine and sine of angles, times ``mscale``; they are computed once for a tensor."""
     if torch.compiler.is_compiling():
         # A graph keeps nothing with a tensor; the compiler computes equal expressions once.
         return freqs.cos() * mscale, freqs.sin() * mscale
@@ -61,7 +61,7 @@ def rotation(freqs: Tensor, mscale: float) -> tuple[Tensor, Tensor]:
 
 
 def packed_rotation(freqs: Tensor, mscale: float, cu_seqlens: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine ``[t, 1, 1, r]`` for packed sequences, each of which starts at position 0.
+    """Return cosine and sine ``[t, 1, 1, r]`` of packed sequences, each of which starts at position 0.
 
     Angles for every token of the batch (as many as tokens) are taken as they are.
     """
@@ -86,7 +86,7 @@ def _gathered(freqs: Tensor, mscale: float, cu_seqlens: Tensor, tokens: int) -> 
 
 
 def rotated(t: Tensor, cos: Tensor, sin: Tensor, config: Any) -> Tensor:
-    """The first dimensions of ``[s, b, n, d]`` rotated, as many as there are angles; the others passed on."""
+    """Rotate as many of the first dimensions of ``[s, b, n, d]`` as there are angles; pass the others on."""
     width = cos.shape[-1]
     turned, passed = t[..., :width], t[..., width:]
     if config.multi_latent_attention:

@@ -105,7 +105,7 @@ class TriangleCoreAttention(MegatronModule):
 
 
 def place_triangle_attention(session: Session, spec: Any, block_size: int) -> Any:
-    """The tree with `TriangleCoreAttention` as the core of every attention."""
+    """Return the tree with `TriangleCoreAttention` as the core of every attention."""
     editor = SpecEditor(spec, owner="triangle-attn", session=session)
     editor.replace("core_attention", lambda site: site.carry(TriangleCoreAttention, block_size=block_size))
     return editor.spec

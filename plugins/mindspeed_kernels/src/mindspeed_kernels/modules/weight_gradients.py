@@ -12,7 +12,7 @@ from mindspeed_kernels.ops.npu_matmul_add import npu_matmul_add_fp32
 
 
 class LinearWeightGradients:
-    """What megatron-core's linear layers call in backward when ``gradient_accumulation_fusion`` is on."""
+    """Weight gradients for megatron-core's linear layers under ``gradient_accumulation_fusion``."""
 
     @staticmethod
     def wgrad_gemm_accum_fp32(total_input: Tensor, grad_output: Tensor, main_grad: Tensor) -> None:
@@ -21,5 +21,5 @@ class LinearWeightGradients:
 
     @staticmethod
     def wgrad_gemm_accum_fp16(total_input: Tensor, grad_output: Tensor, main_grad: Tensor) -> None:
-        """The same for a ``main_grad`` in the dtype of the operands."""
+        """Add the same to a ``main_grad`` in the dtype of the operands."""
         npu_matmul_add_fp32(total_input, grad_output, main_grad)

@@ -12,12 +12,12 @@ from mindspeed_kernels.ops.contract import ContractError
 
 
 def fast_gelu(x: Tensor) -> Tensor:
-    """``x * sigmoid(1.702 x)``."""
+    """Compute ``x * sigmoid(1.702 x)``."""
     return x * torch.sigmoid(1.702 * x)
 
 
 def gated(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """``activation(a) * b`` of ``[a | b]`` along the last dimension."""
+    """Compute ``activation(a) * b`` of ``[a | b]`` along the last dimension."""
 
     def call(x: Tensor) -> Tensor:
         first, second = x.chunk(2, dim=-1)
@@ -52,7 +52,7 @@ NUMBERED: dict[int, Callable[[Tensor], Tensor]] = {
 def activation_named(
     operator: str, name: str, known: dict[str, Callable[[Tensor], Tensor]]
 ) -> Callable[[Tensor], Tensor]:
-    """The activation of a name, whatever its case.
+    """Return the activation of a name, whatever its case.
 
     Raises:
         ContractError: there is none; the message lists the choices.

@@ -1,4 +1,4 @@
-"""Why a backend cannot run in this process: reasons as text, empty when it can."""
+"""Reasons why a backend cannot run in this process, as text; empty when it can."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def device_missing(device_type: str) -> str:
-    """Why there is no device of a type here; empty when there is one."""
+    """Return why there is no device of a type here; empty when there is one."""
     if device_type == "cpu":
         return ""
     if device_type == "cuda":
@@ -26,12 +26,12 @@ def device_missing(device_type: str) -> str:
 
 
 def torch_npu_missing() -> str:
-    """Why ``torch_npu`` cannot be used; empty when it can."""
+    """Return why ``torch_npu`` cannot be used; empty when it can."""
     return package_missing("torch_npu")
 
 
 def package_missing(name: str) -> str:
-    """Why a package cannot be imported; empty when it can."""
+    """Return why a package cannot be imported; empty when it can."""
     if name in sys.modules:
         return ""
     if find_spec(name) is None:
@@ -44,5 +44,5 @@ def package_missing(name: str) -> str:
 
 
 def always() -> str:
-    """Available everywhere."""
+    """Return no reason: available everywhere."""
     return ""

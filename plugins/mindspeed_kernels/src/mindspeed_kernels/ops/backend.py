@@ -13,7 +13,7 @@ from mindspeed_kernels.ops.contract import Contract, first_violation
 
 
 def everything(call: Call) -> str:
-    """Supports every call that keeps the contracts."""
+    """Return no reason: every call that keeps the contracts is supported."""
     return ""
 
 
@@ -51,11 +51,11 @@ class Backend:
     dist: str = ""
 
     def runs_on(self, device: str) -> bool:
-        """Whether it is meant for a type of device."""
+        """Return whether it is meant for a type of device."""
         return device in self.devices or "*" in self.devices
 
     def refusal(self, call: Call) -> str:
-        """Why it cannot serve a call; empty when it can."""
+        """Return why it cannot serve a call; empty when it can."""
         if not self.runs_on(call.device):
             return f"it runs on {', '.join(self.devices)}, the tensors are on {call.device}"
         if STATE.deterministic and not self.deterministic:

@@ -1,4 +1,4 @@
-"""How many rows a CPU works on at a time, so that intermediate results stay in its cache."""
+"""Number of rows that a CPU works on at a time, so that intermediate results stay in its cache."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def rows_at_a_time(x: Tensor, elements: int) -> int:
-    """Entries of the first dimension of ``x`` that have so many elements together, at least one.
+    """Return how many entries of the first dimension have so many elements together, at least one.
 
     Args:
         x: of any rank.

@@ -1,4 +1,4 @@
-"""What a call of an operator looks like to whoever chooses a backend: dtypes, ranks and options by name.
+"""A call of an operator as contracts and backends see it: dtypes, ranks and options by name.
 
 Contracts and backends judge a `Call`, never tensors, so that the same rules hold for real tensors, for fake
 ones and while ``torch.compile`` traces, when sizes are not numbers yet.
@@ -19,7 +19,7 @@ class _Unknown:
     """Stands for a number, or something compound, whose value is not known while a graph is traced."""
 
     def __repr__(self) -> str:
-        """As messages show it."""
+        """Return ``unknown``, as messages show it."""
         return "unknown"
 
 
@@ -28,7 +28,7 @@ UNKNOWN = _Unknown()
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """What may be known of a tensor argument without its values.
+    """Facts of a tensor argument without its values.
 
     Attributes:
         dtype: its dtype.
@@ -59,22 +59,22 @@ class Call:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:
-        """An argument by name."""
+        """Return an argument by name."""
         return self.arguments[name]
 
     def given(self, name: str) -> bool:
-        """Whether an optional argument is there (is not None)."""
+        """Return whether an optional argument is there (is not None)."""
         return self.arguments[name] is not None
 
     def dtype(self, name: str) -> torch.dtype | None:
-        """Dtype of a tensor argument, of its first tensor for a list; None where there is no tensor."""
+        """Return the dtype of a tensor argument, or of the first one of a list; None without tensor."""
         facts = self.arguments[name]
         if isinstance(facts, tuple) and facts:
             facts = facts[0]
         return facts.dtype if isinstance(facts, TensorFacts) else None
 
     def tensors(self) -> list[TensorFacts]:
-        """The facts of every tensor argument."""
+        """Return the facts of every tensor argument."""
         found: list[TensorFacts] = []
         for value in self.arguments.values():
             found += [item for item in _items(value) if isinstance(item, TensorFacts)]
@@ -82,7 +82,7 @@ class Call:
 
 
 def call_of(signature: inspect.Signature, args: tuple[Any, ...], options: Mapping[str, Any]) -> Call:
-    """The call with these arguments.
+    """Return the call with these arguments.
 
     Raises:
         TypeError: they do not fit the signature.
@@ -96,7 +96,7 @@ def call_of(signature: inspect.Signature, args: tuple[Any, ...], options: Mappin
 
 
 def trace_key(args: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Hashable, ...]:
-    """What of a call is constant while a graph is traced, as constants that ``torch.compile`` can fold.
+    """Return what is constant of a call in a traced graph, as constants that ``torch.compile`` folds.
 
     Returns:
         ``(device type, facts of positional arguments, names and facts of the others)``.
@@ -113,7 +113,7 @@ def trace_key(args: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Hashab
 
 
 def traced_call(signature: inspect.Signature, key: tuple[Any, ...]) -> Call:
-    """The call that `trace_key` describes."""
+    """Return the call that `trace_key` describes."""
     device, positional, named = key
     bound = signature.bind(*map(_from_constant, positional), **{n: _from_constant(v) for n, v in named})
     bound.apply_defaults()
@@ -121,7 +121,7 @@ def traced_call(signature: inspect.Signature, key: tuple[Any, ...]) -> Call:
 
 
 def eager_key(args: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Hashable, ...]:
-    """What of a call may decide about the backend, for operators without a key of their own."""
+    """Return what may decide about the backend of a call, for operators without a key of their own."""
     facts: list[Hashable] = []
     for value in args if not options else (*args, *options.values()):
         if isinstance(value, Tensor):

@@ -55,7 +55,7 @@ def check_backends(extension: Any) -> None:
 
 
 def explain(operator: str, device: str = "") -> list[Explanation]:
-    """Every backend of an operator, the preferred one first, and why it cannot run here.
+    """Return every backend of an operator, the preferred one first, and why it cannot run here.
 
     Args:
         operator: its name.

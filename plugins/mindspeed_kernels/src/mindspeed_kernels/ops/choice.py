@@ -1,4 +1,4 @@
-"""Which backend somebody asked for: by flag, by environment variable, by context manager.
+"""The choice of backends by flag, environment variable and context manager.
 
 This is the one state of the operator library that a process has. It is a piece of text, part of every key of
 every operator's cache: changing it back and forth costs nothing, and a compiled graph notices the change.
@@ -35,7 +35,7 @@ STATE = _State()
 
 
 def parse(text: str, source: str) -> dict[str, str]:
-    """Choices written as ``OP=BACKEND[,OP=BACKEND]``.
+    """Read choices written as ``OP=BACKEND[,OP=BACKEND]``.
 
     Args:
         text: what was written.
@@ -60,7 +60,7 @@ def parse(text: str, source: str) -> dict[str, str]:
 
 
 def forced_backend(operator: str) -> tuple[str, str]:
-    """The backend that was asked for, and by what; both empty when none was.
+    """Return the backend that was asked for, and by what; both empty when none was.
 
     Raises:
         BackendError: the environment variable cannot be read.

@@ -15,14 +15,14 @@ from torch.distributed import ProcessGroup
 
 
 def gathered(x: Tensor, group: ProcessGroup) -> Tensor:
-    """``[w * m, ...]``: the tensors ``[m, ...]`` of all ranks of a group behind one another; no autograd."""
+    """Return ``[w * m, ...]``: the tensors ``[m, ...]`` of all ranks of a group in order; no autograd."""
     result = x.new_empty(group.size() * x.shape[0], *x.shape[1:])
     dist.all_gather_into_tensor(result, x.contiguous(), group=group)
     return result
 
 
 def scattered_sum(x: Tensor, group: ProcessGroup) -> Tensor:
-    """``[m / w, ...]``: this rank's part of the sum of ``[m, ...]`` over a group; no autograd."""
+    """Return ``[m / w, ...]``: this rank's part of the sum of ``[m, ...]`` over a group; no autograd."""
     result = x.new_empty(x.shape[0] // group.size(), *x.shape[1:])
     dist.reduce_scatter_tensor(result, x.contiguous(), group=group)
     return result
@@ -82,18 +82,18 @@ def all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def all_gather(x: Tensor, group: ProcessGroup) -> Tensor:
-    """`gathered` along the first dimension; backward sums and scatters."""
+    """Gather along the first dimension; backward sums and scatters."""
     result: Tensor = _AllGather.apply(x, group)
     return result
 
 
 def reduce_scatter(x: Tensor, group: ProcessGroup) -> Tensor:
-    """`scattered_sum` along the first dimension; backward gathers."""
+    """Sum over the group and scatter along the first dimension; backward gathers."""
     result: Tensor = _ReduceScatter.apply(x, group)
     return result
 
 
 def all_to_all(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Chunk ``i`` of the first dimension goes to rank ``i``; the result holds the chunks by sender."""
+    """Send chunk ``i`` of the first dimension to rank ``i``; the result holds the chunks by sender."""
     result: Tensor = _AllToAll.apply(x, group)
     return result

@@ -1,8 +1,8 @@
-"""References through torch's compiler, for who has a compiler and the patience: the backend ``compiled``.
+"""References through torch's compiler: the backend ``compiled``.
 
 Compiling takes seconds to minutes at the first call of each kind, so it is never chosen by itself. Platforms
-that hold ``torch.compile`` in eager mode mean megatron-core's own decorated functions; whoever forces this
-backend wants these compiled, and for the length of a call they are.
+that hold ``torch.compile`` in eager mode mean megatron-core's own decorated functions; for the length of a
+call this backend, which is only ever forced, compiles nevertheless.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from mindspeed_kernels.ops.operator import Operator
 
 NAME = "compiled"
 COMPILER = "inductor"
-"""Which of torch's compilers."""
+"""The name of torch's compiler."""
 
 
 def compiler_missing() -> str:
-    """Why nothing can be compiled for a processor here; empty when it can."""
+    """Return why nothing can be compiled for CPU here; empty when it can."""
     if COMPILER != "inductor" or any(shutil.which(name) for name in ("g++", "clang++", "c++")):
         return ""
     return "no C++ compiler (g++ or clang++) is on the PATH"
@@ -43,7 +43,7 @@ def add_compiled(operator: Operator[..., Any]) -> None:
 
     def call(*args: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling():
-            # Inside of a larger graph the reference is compiled with its surroundings.
+            # Inside of a larger graph the reference is compiled with the graph around it.
             return operator.reference(*args, **options)
         with torch.compiler.set_stance("default"):
             return compiled()(*args, **options)

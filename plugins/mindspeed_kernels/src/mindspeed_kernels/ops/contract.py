@@ -44,7 +44,7 @@ class Violation:
     nearest: str
 
     def message(self, operator: str, backend: str) -> str:
-        """One line naming operator, backend, argument, rule, value and the nearest supported choice."""
+        """Return one line: operator, backend, argument, rule, value and the nearest supported choice."""
         return (
             f"{operator}[{backend}]: {self.argument} {self.rule}, got {self.got}; "
             f"nearest supported: {self.nearest}"
@@ -66,7 +66,7 @@ Contract = tuple[Rule, ...]
 
 
 def first_violation(contract: Iterable[Rule], call: Call) -> Violation | None:
-    """The first broken rule of a contract."""
+    """Return the first broken rule of a contract."""
     for rule in contract:
         violation = rule.broken(call)
         if violation is not None:
@@ -75,7 +75,7 @@ def first_violation(contract: Iterable[Rule], call: Call) -> Violation | None:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``bfloat16`` instead of ``torch.bfloat16``."""
+    """Return ``bfloat16`` instead of ``torch.bfloat16``."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -86,7 +86,7 @@ def _facts(call: Call, name: str) -> list[TensorFacts]:
 
 
 def _size(call: Call, name: str, dimension: int) -> int | None:
-    """Size of one dimension, None where it is absent or not known."""
+    """Return the size of one dimension, None where it is absent or not known."""
     found = _facts(call, name)
     if not found or found[0].shape is None or not -found[0].rank <= dimension < found[0].rank:
         return None

@@ -46,7 +46,7 @@ def npu_ffn_reference(
     inner_precise: int = 0,
     output_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """``activation(x · W1 + b1) · W2 + b2``.
+    """Compute ``activation(x · W1 + b1) · W2 + b2``.
 
     Args:
         x: ``[..., k1]``, floating, or int8 with ``deq_scale1`` and ``deq_scale2``.
@@ -105,7 +105,7 @@ def _ends(rows: Tensor, weight1: Tensor, counts: Counts, index: Counts) -> Tenso
 
 
 def _by_row(table: Tensor, ends: Tensor | None, rows: int) -> Tensor:
-    """A table ``[E, n]`` per row ``[m, n]``; ``[n]`` without experts."""
+    """Return a table ``[E, n]`` per row ``[m, n]``; ``[n]`` without experts."""
     if ends is None:
         return table
     return by_row(table, ends, rows)

@@ -62,7 +62,7 @@ def fusion_attention_reference(
     sink: Tensor | None = None,
     dropout_mask: Tensor | None = None,
 ) -> Result:
-    """``dropout(softmax(scores)) value`` per head, without a score matrix in memory.
+    """Compute ``dropout(softmax(scores)) value`` per head, without a score matrix in memory.
 
     Scores are ``scale * (query key^T + pse)`` for ``pse_type`` 1 and ``scale * query key^T + pse`` otherwise.
     Rows that see no key are zero.
@@ -137,21 +137,21 @@ def _result(context: Tensor, maximum: Tensor, total: Tensor, layout: str, seed: 
 
 
 def stats_of(logsum: Tensor) -> tuple[Tensor, Tensor]:
-    """Maximum and sum that stand for the logarithm of a sum; rows that see nothing have sum zero."""
+    """Return maximum and sum that stand for the logarithm of a sum; the sum of empty rows is zero."""
     empty = logsum == float("inf")
     lowest = torch.finfo(logsum.dtype).min
     return logsum.masked_fill(empty, lowest), torch.ones_like(logsum).masked_fill(empty, 0.0)
 
 
 def logsum_of(maximum: Tensor, total: Tensor) -> Tensor:
-    """The logarithm of a sum, infinite for rows that see nothing."""
+    """Return the logarithm of a sum, infinite for rows that see nothing."""
     return torch.where(
         total > 0, maximum + total.clamp_min(torch.finfo(total.dtype).tiny).log(), float("inf")
     )
 
 
 def comparable(result: Result) -> tuple[Tensor, Tensor]:
-    """What all backends agree on: the context, and the logarithm of the sum."""
+    """Return what all backends agree on: the context, and the logarithm of the sum."""
     return result[0], logsum_of(result[1], result[2])
 
 

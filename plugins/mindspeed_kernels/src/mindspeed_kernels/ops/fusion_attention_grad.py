@@ -1,4 +1,4 @@
-"""Gradients of fused attention from what forward returned: for rings, and for whoever keeps tensors himself.
+"""Gradients of fused attention from the results of forward, for ring attention.
 
 The keys may be one part of those that the context and the row numbers belong to; the gradients of the parts
 add up to those of the whole.
@@ -125,7 +125,7 @@ def _outcome(
     options: Options,
     inputs: Inputs,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradient and context as ``[b, n, sq, dv]`` and the logarithm of the sums ``[b, n, sq]``."""
+    """Return the gradient and context as ``[b, n, sq, dv]`` and the logarithm of the sums ``[b, n, sq]``."""
     shape = (*inputs.query.shape[:3], inputs.value.shape[3])
     outer, context = (to_bnsd(item, options.layout, options.head_num) for item in (dy, attention_in))
     for name, item in (("dy", outer), ("attention_in", context)):
@@ -266,7 +266,7 @@ def _npu(
 
 
 def _split(head_num: int, input_layout: str, given: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
-    """The options of forward, and what forward returned about its random numbers."""
+    """Return the options of forward, and what forward returned about its random numbers."""
     state = {name: given.get(name, 0) for name in ("seed", "offset", "numels")}
     others = ("softmax_max", "softmax_sum", "attention_in", "softmax_in", "scale_value", *state)
     forward = {name: value for name, value in given.items() if name not in others}

@@ -25,7 +25,7 @@ from mindspeed_kernels.ops.row_groups import bounds, by_row, ends_of_groups, npu
 def grouped_matmul_reference(
     x: Tensor, weight: Tensor, ends: Tensor, parameter: Tensor | None = None
 ) -> Tensor:
-    """``y_e = x_e · W_e`` for every group ``e`` of rows.
+    """Compute ``y_e = x_e · W_e`` for every group ``e`` of rows.
 
     Args:
         x: ``[m, k]``, rows of the groups behind one another, floating.
@@ -54,7 +54,7 @@ def _loop_weights(x: Tensor, dy: Tensor, ends: Tensor) -> Tensor:
 
 @custom_op("grouped_matmul_rows")
 def _grouped_mm(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """An opaque node: torch's shape function of its kernel refuses what the kernel computes on CPUs."""
+    """Multiply as an opaque node: torch's shape function refuses what its kernel computes on CPUs."""
     if not (_aligned(x) and _aligned(weight)):
         return _loop(x, weight, ends)
     return F.grouped_mm(x, weight, offs=ends.to(x.device, torch.int32))
@@ -78,7 +78,7 @@ def _(x: Tensor, dy: Tensor, ends: Tensor) -> Tensor:
 
 
 def _aligned(matrix: Tensor) -> bool:
-    """Whether torch's kernel can read it: one contiguous direction, the other in steps of 16 bytes."""
+    """Return whether torch's kernel can read it: one direction contiguous, the other in steps of 16 bytes."""
     rows, columns = matrix.stride()[-2:]
     step = max(rows, columns) * matrix.element_size()
     return 1 in (rows, columns) and step % 16 == 0 and matrix.numel() > 0
@@ -111,7 +111,7 @@ class GroupedMatmulFunction(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, ends: Tensor, parameter: Tensor | None, products: str
     ) -> Tensor:
-        """Rows ``[m, k]`` times weights ``[E, k, n]``."""
+        """Multiply rows ``[m, k]`` with weights ``[E, k, n]``."""
         ctx.save_for_backward(x, weight, ends)
         ctx.parameter, ctx.products = parameter, products
         result: Tensor = _PRODUCTS[products][0](x, weight, ends)
@@ -120,7 +120,7 @@ class GroupedMatmulFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients ``[m, k]`` and ``[E, k, n]``."""
+        """Return the gradients ``[m, k]`` and ``[E, k, n]``."""
         x, weight, ends = ctx.saved_tensors
         rows, weights = _PRODUCTS[ctx.products]
         # Kernels read no gradient that is expanded from one number.
@@ -137,7 +137,7 @@ class GroupedMatmulFunction(torch.autograd.Function):
 
 
 def _mark_added(parameter: Tensor) -> None:
-    """Tell distributed data parallelism that the gradient is in ``main_grad``.
+    """Mark for distributed data parallelism that the gradient is in ``main_grad``.
 
     Its hooks ask for a ``grad`` all the same: one number in the parameter's shape, which autograd would copy
     to full size if it were handed over as a gradient.
@@ -201,7 +201,7 @@ def npu_gmm(
     gemm_fusion: bool = False,
     original_weight: Tensor | None = None,
 ) -> Tensor:
-    """Grouped matrix product with running ends.
+    """Compute a grouped matrix product with running ends.
 
     Args:
         x: ``[m, k]``; with ``group_type=2`` the transposed operand ``[n_rows, m]`` whose columns are grouped.
@@ -233,7 +233,7 @@ def npu_gmm_v2(
     gemm_fusion: bool = False,
     original_weight: Tensor | None = None,
 ) -> Tensor:
-    """`npu_gmm` with a tensor of counts: ``group_list[e]`` is the number of rows of group ``e``."""
+    """Compute `npu_gmm` with a tensor of counts: ``group_list[e]`` is the number of rows of group ``e``."""
     if group_list is not None and not isinstance(group_list, Tensor):
         raise ContractError("npu_gmm_v2: group_list must be a tensor of counts; npu_gmm takes lists")
     return _gmm(

@@ -27,14 +27,14 @@ class CoCOperations:
     def matmul_all_reduce(
         self, input1: Tensor, input2: Tensor, output: Tensor, bias: Tensor | None = None, group: Group = None
     ) -> Tensor:
-        """``output = sum over ranks of input1 [m, k] · input2 [k, n], + bias [1, n]``; returns ``output``."""
+        """Return ``output = sum over ranks of input1 [m, k] · input2 [k, n], + bias [1, n]``."""
         with torch.no_grad():
             return output.copy_(matmul_all_reduce(input1, input2, bias, _group(group)))
 
     def all_gather_matmul(
         self, input1: Tensor, input2: Tensor, output: Tensor, bias: Tensor | None = None, group: Group = None
     ) -> Tensor:
-        """``output [m, n] = gather(input1 [m / w, k]) · input2 [k, n] + bias``; returns ``output``."""
+        """Return ``output [m, n] = gather(input1 [m / w, k]) · input2 [k, n] + bias``."""
         with torch.no_grad():
             return output.copy_(all_gather_matmul(input1, input2, bias, _group(group))[0])
 
@@ -47,7 +47,7 @@ class CoCOperations:
         bias: Tensor | None = None,
         group: Group = None,
     ) -> Tensor:
-        """`all_gather_matmul` that also writes the gathered rows to ``comm_output [m, k]``."""
+        """Compute `all_gather_matmul` and write the gathered rows to ``comm_output [m, k]``."""
         with torch.no_grad():
             result, whole = all_gather_matmul(input1, input2, bias, _group(group))
             comm_output.copy_(whole)
@@ -56,14 +56,14 @@ class CoCOperations:
     def matmul_reduce_scatter(
         self, input1: Tensor, input2: Tensor, output: Tensor, bias: Tensor | None = None, group: Group = None
     ) -> Tensor:
-        """``output [m / w, n]``: this rank's rows of the summed product, ``+ bias``; returns ``output``."""
+        """Return ``output [m / w, n]``: this rank's rows of the summed product, ``+ bias``."""
         with torch.no_grad():
             return output.copy_(matmul_reduce_scatter(input1, input2, bias, _group(group)))
 
     def pure_matmul(
         self, input1: Tensor, input2: Tensor, output: Tensor, bias: Tensor | None = None
     ) -> Tensor:
-        """``output = input1 · input2 + bias`` without communication; returns ``output``."""
+        """Return ``output = input1 · input2 + bias``, without communication."""
         with torch.no_grad():
             torch.mm(input1, input2, out=output)
             return output if bias is None else output.add_(bias)

@@ -32,7 +32,7 @@ CONTRACT: Contract = (
 def groups(
     operator: str, group_ep: Group, ep_world_size: int, group_tp: Group, tp_world_size: int
 ) -> tuple[ProcessGroup, ProcessGroup]:
-    """Both groups, with the sizes that were announced.
+    """Return both groups after a check of their sizes.
 
     Raises:
         ContractError: a size is wrong, or both are the same group.
@@ -52,24 +52,24 @@ def groups(
 
 
 def exchange_rows(x: Tensor, group: ProcessGroup) -> Tensor:
-    """``[E, C, h]`` to ``[E / ep, ep, C, h]``: the rows of this rank's experts from every rank."""
+    """Return ``[E, C, h]`` to ``[E / ep, ep, C, h]``: the rows of this rank's experts from every rank."""
     exchanged = collectives.all_to_all(x.reshape(group.size(), -1, *x.shape[1:]), group)
     return exchanged.transpose(0, 1)
 
 
 def return_rows(x: Tensor, group: ProcessGroup) -> Tensor:
-    """``[E / ep, ep, C, h]`` to ``[E, C, h]``: the inverse of `exchange_rows`."""
+    """Return ``[E / ep, ep, C, h]`` to ``[E, C, h]``: the inverse of `exchange_rows`."""
     returned = collectives.all_to_all(x.transpose(0, 1).contiguous(), group)
     return returned.reshape(-1, *returned.shape[2:])
 
 
 def gather_dimension(x: Tensor, dimension: int, group: ProcessGroup) -> Tensor:
-    """The tensors of a group behind one another along a dimension."""
+    """Return the tensors of a group behind one another along a dimension."""
     return collectives.all_gather(x.movedim(dimension, 0), group).movedim(0, dimension)
 
 
 def scatter_dimension(x: Tensor, dimension: int, group: ProcessGroup) -> Tensor:
-    """This rank's part along a dimension of the sum over a group."""
+    """Return this rank's part along a dimension of the sum over a group."""
     return collectives.reduce_scatter(x.movedim(dimension, 0), group).movedim(0, dimension)
 
 
@@ -87,7 +87,7 @@ def npu_alltoall_allgather_bmm_reference(
     need_allgather_out: bool = False,
     need_activation_feature: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``activation(gather(exchange(x)) · weight + bias)``.
+    """Compute ``activation(gather(exchange(x)) · weight + bias)``.
 
     Args:
         x: ``[E, C, H / tp]`` with ``shard_type`` 0, ``[E, C / tp, H]`` with 1.

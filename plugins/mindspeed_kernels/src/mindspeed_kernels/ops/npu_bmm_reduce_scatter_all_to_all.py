@@ -31,7 +31,7 @@ def npu_bmm_reducescatter_alltoall_reference(
     bias: Tensor | None = None,
     shard_type: int = 0,
 ) -> Tensor:
-    """``return(scatter(sum over tp of (x · weight)) + bias)``.
+    """Compute ``return(scatter(sum over tp of (x · weight)) + bias)``.
 
     Args:
         x: ``[E / ep, ep * C, M / tp]``, rows in the order of `npu_alltoall_allgather_bmm`.

@@ -29,7 +29,7 @@ def npu_grouped_mat_mul_all_reduce_reference(
     reduce_op: str = "sum",
     comm_turn: int = 0,
 ) -> list[Tensor]:
-    """``y_i = sum over ranks of (x_i · W_i + b_i)``.
+    """Compute ``y_i = sum over ranks of (x_i · W_i + b_i)``.
 
     Args:
         x: one tensor ``[m_i, k_i]`` for each weight; with ``split_item`` 1 and 3 one ``[m, k]`` for all.

@@ -83,7 +83,7 @@ def _(x: Tensor, dy: Tensor, ends: Tensor, grad: Tensor) -> None:
 
 @npu_groupmatmul_add_fp32.backend("in-place", ("cpu", "cuda"), differentiable=False)
 def _in_place(x: Tensor, dy: Tensor, grouplist: Sequence[int] | Tensor, grad: Tensor) -> None:
-    """One accumulating product for each group that has rows; one node of a compiled graph."""
+    """Add one product for each group that has rows; a compiled graph sees one node."""
     experts = _by_expert(grad, x)
     ends = ends_of_groups("npu_groupmatmul_add_fp32", grouplist, x.shape[0], experts.shape[0])
     _opaque(x, dy, ends, experts)

@@ -61,7 +61,7 @@ npu_matmul_add_fp32 = Operator(
 
 @npu_matmul_add_fp32.backend("in-place", ("cpu",), differentiable=False)
 def _blocks(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:
-    """Widen a few rows at a time, so that no copy of an operand and no product is ever whole."""
+    """Add the product of a few widened rows at a time, so that no copy of an operand is ever whole."""
     if total_input.dtype == grad.dtype:
         grad.addmm_(grad_output.t(), total_input)
         return
@@ -74,7 +74,7 @@ def _blocks(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:
 
 
 def _mixed(call: Call) -> str:
-    """Kernels that read half precision and add to float32; one dtype throughout works everywhere."""
+    """Refuse mixed dtypes other than half precision operands and a float32 gradient."""
     operands, grad = call.dtype("total_input"), call.dtype("grad")
     if operands == grad or (operands in (torch.bfloat16, torch.float16) and grad == torch.float32):
         return ""

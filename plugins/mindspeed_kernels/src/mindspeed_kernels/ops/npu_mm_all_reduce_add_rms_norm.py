@@ -81,7 +81,7 @@ def npu_mm_all_reduce_add_rms_norm_reference(
     antiquant_group_size: int = 0,
     comm_turn: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """``y = sum over ranks of (x1 · x2 + bias) + residual`` and ``RMSNorm(y) * gamma``.
+    """Compute ``y = sum over ranks of (x1 · x2 + bias) + residual`` and ``RMSNorm(y) * gamma``.
 
     Args:
         x1: ``[b, s, k]`` or ``[s, k]``.
@@ -117,7 +117,7 @@ npu_mm_all_reduce_add_rms_norm = Operator(
 @npu_mm_all_reduce_add_rms_norm.backend("composed", ("cpu", "cuda"))
 @with_signature_of(npu_mm_all_reduce_add_rms_norm_reference)
 def _composed(*, gamma: Tensor, epsilon: float, **others: Any) -> tuple[Tensor, Tensor]:
-    """The definition with the fused norm, which keeps the sum and one number per row."""
+    """Compute the definition with the fused norm, which keeps the sum and one number per row."""
     total = _total(**others)
     return total, rms_norm(total, gamma, epsilon)
 

@@ -43,7 +43,7 @@ def npu_moe_token_permute_reference(
 
 
 def kept_rows(copies: int, num_out_tokens: int | None) -> int:
-    """How many of the sorted copies are kept."""
+    """Return how many of the sorted copies are kept."""
     if not num_out_tokens:
         return copies
     return min(num_out_tokens, copies) if num_out_tokens > 0 else max(0, copies + num_out_tokens)

@@ -51,7 +51,7 @@ def npu_moe_token_unpermute_reference(
 
 
 def _rows(permuted: Tensor, where: Tensor) -> Tensor:
-    """Row of each copy, zeros for copies that were dropped."""
+    """Return the row of each copy, zeros for copies that were dropped."""
     where = where.reshape(-1).long()
     if permuted.shape[0] >= where.numel():
         return permuted.index_select(0, where)
@@ -82,7 +82,7 @@ class TokenUnpermuteFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, permuted: Tensor, where: Tensor, probs: Tensor) -> Tensor:
-        """Weighted sum ``[T, h]`` of rows ``[num_out, h]``."""
+        """Compute the weighted sum ``[T, h]`` of rows ``[num_out, h]``."""
         ctx.save_for_backward(permuted, where, probs)
         tokens, copies = probs.shape
         rows = _rows(permuted, where).view(tokens, copies, -1)
@@ -91,7 +91,7 @@ class TokenUnpermuteFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
-        """Gradients of rows and probabilities."""
+        """Return the gradients of rows and probabilities."""
         permuted, where, probs = ctx.saved_tensors
         tokens, copies = probs.shape
         gradient = gradients[0]

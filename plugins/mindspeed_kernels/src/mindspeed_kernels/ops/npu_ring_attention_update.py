@@ -28,7 +28,7 @@ def npu_ring_attention_update_reference(
     actual_seq_qlen: Tensor | None = None,
     layout: str = "SBH",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Attention over the keys of both blocks.
+    """Compute the attention over the keys of both blocks.
 
     Args:
         prev_attn_out: ``[s, b, n * d]`` (``SBH``) or ``[t, n, d]`` (``TND``).
@@ -57,7 +57,7 @@ def npu_ring_attention_update_reference(
 
 
 def _per_head(scale: Tensor, output: Tensor, layout: str) -> Tensor:
-    """Scales ``[b, n, s, 8]`` or ``[t, n, 8]``, brought to the shape of an output."""
+    """Bring scales ``[b, n, s, 8]`` or ``[t, n, 8]`` to the shape of an output."""
     if layout.upper() == "TND":
         return scale[..., :1]
     batch, heads, length, _ = scale.shape
@@ -111,7 +111,7 @@ def _lerp(
     actual_seq_qlen: Tensor | None = None,
     layout: str = "SBH",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One weight per row and head, and one interpolation of the outputs that allocates nothing else."""
+    """Interpolate the outputs with one weight per row and head; nothing else is allocated."""
     packed = layout.upper() == "TND"
     one = (slice(None),) * (prev_softmax_max.dim() - 1) + (slice(0, 1),)
     highest = torch.maximum(prev_softmax_max[one], cur_softmax_max[one])

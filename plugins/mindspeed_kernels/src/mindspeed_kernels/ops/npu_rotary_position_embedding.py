@@ -25,7 +25,7 @@ _CACHED_ELEMENTS = 1 << 19
 
 
 def npu_rotary_position_embedding_reference(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:
-    """``x * cos + rotate(x) * sin``.
+    """Compute ``x * cos + rotate(x) * sin``.
 
     Args:
         x: 4 dimensions, ``d`` the last one, even, floating.
@@ -42,7 +42,7 @@ def npu_rotary_position_embedding_reference(x: Tensor, cos: Tensor, sin: Tensor,
 
 
 def rotate(x: Tensor, mode: int) -> Tensor:
-    """``[-b | a]`` of ``[a | b]``, in halves (mode 0) or in pairs (mode 1)."""
+    """Return ``[-b | a]`` of ``[a | b]``, in halves (mode 0) or in pairs (mode 1)."""
     first, second = _parts(x, mode)
     if mode == 0:
         return torch.cat((-second, first), dim=-1)
@@ -59,7 +59,7 @@ def _parts(x: Tensor, mode: int) -> tuple[Tensor, Tensor]:
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, mode: int, backward: bool) -> Tensor:
-    """Forward, or the transposed rotation that is its backward, block by block along the first dimension."""
+    """Rotate block by block along the first dimension, forward or, transposed, backward."""
     wide = torch.promote_types(x.dtype, torch.float32)
     sign = -1 if not backward else 1
     result = torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -105,7 +105,7 @@ class Operator(Generic[P, R]):
         self._functions: dict[str, Callable[..., R]] = {}
         self._chosen: dict[Hashable, str] = {}
         self._key = key
-        self._said: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
         self.__name__ = name
         self.__doc__ = reference.__doc__
         self.__signature__ = self.signature
@@ -181,11 +181,11 @@ class Operator(Generic[P, R]):
         self._chosen.clear()
 
     def call_of(self, *args: Any, **options: Any) -> Call:
-        """What contracts and backends see of a call with these arguments."""
+        """Return what contracts and backends see of a call with these arguments."""
         return call_of(self.signature, args, options)
 
     def choose(self, call: Call) -> Backend:
-        """The backend for a call.
+        """Return the backend for a call.
 
         Raises:
             ContractError: the call is outside of what the operator computes.
@@ -202,14 +202,14 @@ class Operator(Generic[P, R]):
         for backend in self.candidates(call.device):
             reason = backend.refusal(call)
             if not reason:
-                self._say(backend, call.device, refusals)
+                self._log_choice(backend, call.device, refusals)
                 return backend
             refusals.append((backend, reason))
         reasons = "; ".join(f"{backend.name}: {reason}" for backend, reason in refusals)
         raise BackendError(f"{self.name}: no backend can serve this call on {call.device}: {reasons}")
 
     def candidates(self, device: str) -> list[Backend]:
-        """The backends for a type of device, the preferred one first."""
+        """Return the backends for a type of device, the preferred one first."""
         found = [backend for backend in self.backends.values() if backend.runs_on(device)]
         return sorted(found, key=lambda backend: (-backend.priority, backend.name))
 
@@ -220,7 +220,7 @@ class Operator(Generic[P, R]):
         return name
 
     def _violation(self, name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> str:
-        """The contract that a failed call broke: only the first call of each kind was checked before it."""
+        """Return the rule that a failed call broke; only the first call of each kind was checked before."""
         contract = (*self.contract, *self.backends[name].contract)
         violation = first_violation(contract, self.call_of(*args, **options))
         return "" if violation is None else violation.message(self.name, name)
@@ -243,13 +243,13 @@ class Operator(Generic[P, R]):
             )
         return backend
 
-    def _say(self, backend: Backend, device: str, passed_over: Sequence[tuple[Backend, str]]) -> None:
-        """Tell once which backend serves, and aloud when a better one had to be passed over."""
+    def _log_choice(self, backend: Backend, device: str, passed_over: Sequence[tuple[Backend, str]]) -> None:
+        """Log once which backend serves; warn where a better one had to be passed over."""
         better = [(other.name, why) for other, why in passed_over if not other.available()]
         reason = "; ".join(f"{name} cannot: {why}" for name, why in better)
-        if (device, backend.name + reason) in self._said:
+        if (device, backend.name + reason) in self._logged:
             return
-        self._said.add((device, backend.name + reason))
+        self._logged.add((device, backend.name + reason))
         if reason:
             logger.warning("%s on %s uses %s; %s", self.name, device, backend.name, reason)
         else:

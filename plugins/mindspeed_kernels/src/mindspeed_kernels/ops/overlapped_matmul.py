@@ -49,15 +49,15 @@ _CONTRACT = (
     SameSize("bias", -1, "weight", 1),
     Choice("parts", (1, 2, 4, 8)),
 )
-_said: set[tuple[int, int]] = set()
+_warned: set[tuple[int, int]] = set()
 
 
 def _usable_parts(rows: int, parts: int) -> int:
-    """The number of parts, one where the rows do not divide; says so once per shape."""
+    """Return the number of parts, one where the rows do not divide; warn once per shape."""
     if rows % parts == 0:
         return parts
-    if (rows, parts) not in _said:
-        _said.add((rows, parts))
+    if (rows, parts) not in _warned:
+        _warned.add((rows, parts))
         logger.warning("%d rows do not divide into %d parts: no overlap of communication", rows, parts)
     return 1
 
@@ -79,7 +79,7 @@ def _with_bias(result: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def product_summed(x: Tensor, weight: Tensor, group: ProcessGroup, parts: int) -> Tensor:
-    """``[m, n]``: the product summed over the group, part by part."""
+    """Return ``[m, n]``: the product summed over the group, part by part."""
     parts = _usable_parts(x.shape[0], parts)
     result = x.new_empty(x.shape[0], weight.shape[1])
     works = []
@@ -92,7 +92,7 @@ def product_summed(x: Tensor, weight: Tensor, group: ProcessGroup, parts: int) -
 
 
 def product_of_gathered(x: Tensor, weight: Tensor, group: ProcessGroup, parts: int) -> tuple[Tensor, Tensor]:
-    """``[w * m, n]`` and the gathered rows ``[w * m, k]`` in rank order, part by part."""
+    """Return ``[w * m, n]`` and the gathered rows ``[w * m, k]`` in rank order, part by part."""
     ranks, rows, width = group.size(), x.shape[0], x.shape[1]
     parts = _usable_parts(rows, parts)
     if parts == 1:
@@ -114,7 +114,7 @@ def product_of_gathered(x: Tensor, weight: Tensor, group: ProcessGroup, parts: i
 
 
 def product_scattered(x: Tensor, weight: Tensor, group: ProcessGroup, parts: int) -> Tensor:
-    """``[m / w, n]``: this rank's rows of the product summed over the group, part by part."""
+    """Return ``[m / w, n]``: this rank's rows of the product summed over the group, part by part."""
     ranks = group.size()
     rows = x.shape[0] // ranks
     parts = _usable_parts(rows, parts)
@@ -231,7 +231,7 @@ class _MatmulReduceScatter(torch.autograd.Function):
 def matmul_all_reduce_reference(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, group: Group = None, parts: int = 1
 ) -> Tensor:
-    """``sum over ranks of (x · weight) + bias``.
+    """Compute ``sum over ranks of (x · weight) + bias``.
 
     Args:
         x: ``[m, k]``.
@@ -249,7 +249,7 @@ def matmul_all_reduce_reference(
 def all_gather_matmul_reference(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, group: Group = None, parts: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """``gather(x) · weight + bias``, and the gathered rows (without gradient).
+    """Compute ``gather(x) · weight + bias``, and the gathered rows (without gradient).
 
     Args:
         x: ``[m / w, k]``, this rank's rows.
@@ -268,7 +268,7 @@ def all_gather_matmul_reference(
 def matmul_reduce_scatter_reference(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, group: Group = None, parts: int = 1
 ) -> Tensor:
-    """This rank's rows of ``sum over ranks of (x · weight)``, ``+ bias``.
+    """Compute this rank's rows of ``sum over ranks of (x · weight)``, ``+ bias``.
 
     Args:
         x: ``[m, k]``, ``m`` a multiple of the group's size.

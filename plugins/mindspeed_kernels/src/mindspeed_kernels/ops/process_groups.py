@@ -10,7 +10,7 @@ from mindspeed_kernels.ops.contract import ContractError
 
 
 def process_group(group: ProcessGroup | str | None, argument: str) -> ProcessGroup:
-    """The group that was meant.
+    """Return the group of a name or an HCCL communicator; None means all ranks.
 
     Args:
         group: a group, the name of one, an HCCL communicator's name, or None for all ranks.

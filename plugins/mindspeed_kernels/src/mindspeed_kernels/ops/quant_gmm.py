@@ -34,7 +34,7 @@ def quant_grouped_matmul_reference(
     output_dtype: torch.dtype | None = None,
     act_type: int = 0,
 ) -> Tensor:
-    """``activation((x_e · W_e + bias_e) * scale_e * per_token_scale)`` for every group ``e`` of rows.
+    """Compute ``activation((x_e · W_e + bias_e) * scale_e * per_token_scale)`` for every group ``e`` of rows.
 
     Args:
         x: int8 ``[m, k]``.
@@ -127,7 +127,7 @@ def _(
 @quant_grouped_matmul.backend("opaque", ("cpu", "cuda"), differentiable=False)
 @with_signature_of(quant_grouped_matmul_reference)
 def _groups(**arguments: Any) -> Tensor:
-    """The definition as a single node of a compiled graph, where the ends of the groups are not known."""
+    """Compute the definition as one node of a compiled graph, where ends of groups are not known."""
     result: Tensor = _opaque(**arguments)
     return result
 
@@ -163,7 +163,7 @@ def npu_quant_gmm(
     output_dtype: torch.dtype | None = None,
     act_type: int = 0,
 ) -> Tensor:
-    """`quant_grouped_matmul` with running ends as ``group_list`` (list or int64 tensor).
+    """Compute `quant_grouped_matmul` with running ends as ``group_list`` (list or int64 tensor).
 
     ``offset`` is kept for the argument order and must be None. Without ``output_dtype`` the result has the
     dtype that the scale's stands for: bfloat16 for bfloat16, float16 for float32, int8 for packed int64.
@@ -188,7 +188,7 @@ def npu_quant_gmm_v2(
     output_dtype: torch.dtype | None = None,
     act_type: int = 0,
 ) -> Tensor:
-    """`npu_quant_gmm` with a tensor of counts: ``group_list[e]`` is the number of rows of group ``e``."""
+    """Compute `npu_quant_gmm` with counts: ``group_list[e]`` is the number of rows of group ``e``."""
     _no_offset("npu_quant_gmm_v2", offset)
     ends = ends_of_groups("npu_quant_gmm_v2", group_list, x.shape[0], weight.shape[0], counts=True)
     return quant_grouped_matmul(x, weight, scale, ends, per_token_scale, bias, output_dtype, act_type)

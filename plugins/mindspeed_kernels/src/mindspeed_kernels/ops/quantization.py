@@ -9,7 +9,7 @@ from mindspeed_kernels.ops.contract import ContractError
 
 
 def decoded_scale(scale: Tensor) -> Tensor:
-    """A scale as float32, also from the packed form: a float32 in the low half of an int64 or uint64.
+    """Return a scale as float32, also from the packed form: a float32 in the low half of an int64 or uint64.
 
     Args:
         scale: any shape; int64 and uint64 are packed, everything else is a number.
@@ -24,12 +24,12 @@ def decoded_scale(scale: Tensor) -> Tensor:
 
 
 def packed_scale(scale: Tensor) -> Tensor:
-    """The inverse of `decoded_scale`: float32 as int64 with the bits in the low half."""
+    """Return the inverse of `decoded_scale`: float32 as int64 with the bits in the low half."""
     return scale.float().contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
 
 
 def exact_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x · weight + bias`` of integers, exact, as float64.
+    """Compute ``x · weight + bias`` of integers, exact, as float64.
 
     Products of 8-bit numbers summed over fewer than 2**37 terms are exact in float64, whose kernels are fast
     on every device.
@@ -41,7 +41,7 @@ def exact_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 def widened_weight(
     weight: Tensor, scale: Tensor, offset: Tensor | None, group_size: int, dtype: torch.dtype
 ) -> Tensor:
-    """``(weight + offset) * scale`` of an 8-bit weight.
+    """Compute ``(weight + offset) * scale`` of an 8-bit weight.
 
     Args:
         weight: ``[..., k, n]`` integers.
@@ -66,7 +66,7 @@ def widened_weight(
 
 
 def check_group_size(operator: str, group_size: int, rows: int) -> None:
-    """Groups of a weight's rows have 32 rows or a multiple of it, and fewer than all.
+    """Refuse groups of a weight's rows other than a multiple of 32, and fewer than all.
 
     Raises:
         ContractError: they have not.

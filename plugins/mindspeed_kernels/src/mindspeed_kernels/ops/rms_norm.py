@@ -27,7 +27,7 @@ _CACHED_ELEMENTS = 1 << 19
 def rms_norm_reference(
     x: Tensor, gamma: Tensor, epsilon: float = 1e-6, zero_centered: bool = False
 ) -> Tensor:
-    """``x / sqrt(mean(x ** 2) + epsilon) * gamma`` over the last dimension.
+    """Compute ``x / sqrt(mean(x ** 2) + epsilon) * gamma`` over the last dimension.
 
     Args:
         x: ``[..., h]``, any floating dtype.
@@ -62,7 +62,7 @@ class RMSNormFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        """Gradients of input and weight; the weight's is accumulated in the wide dtype."""
+        """Return the gradients of input and weight; the weight's is accumulated in the wide dtype."""
         x, weight, rstd = ctx.saved_tensors
         width = x.shape[-1]
         scale = _scale(weight, rstd.dtype, ctx.zero_centered)
@@ -73,7 +73,7 @@ class RMSNormFunction(torch.autograd.Function):
 
 
 def _normalized(rows: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Rows ``[r, h]`` normalized and scaled in the wide dtype, and the factor of each row ``[r, 1]``."""
+    """Normalize and scale rows ``[r, h]`` in the wide dtype; return them and each row's factor ``[r, 1]``."""
     # Converting first is faster than operations on two dtypes at once.
     values = rows.to(scale.dtype)
     norms = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
@@ -84,7 +84,7 @@ def _normalized(rows: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor
 
 
 def _gradients(rows: Tensor, outer: Tensor, scale: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of rows ``[r, h]`` and of the scale ``[h]``, both in the wide dtype."""
+    """Compute the gradients of rows ``[r, h]`` and of the scale ``[h]``, both in the wide dtype."""
     values, outer = rows.to(scale.dtype), outer.to(scale.dtype)
     # Both reductions of g * x, along rows for dx and along columns for dw, are products with a vector.
     product = outer * values
@@ -95,7 +95,7 @@ def _gradients(rows: Tensor, outer: Tensor, scale: Tensor, rstd: Tensor) -> tupl
 
 
 def _normalized_in_blocks(rows: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """What `_normalized` gives, a few rows at a time; converted rows use the same memory again and again."""
+    """Compute `_normalized` a few rows at a time; converted rows use the same memory again and again."""
     width, step = rows.shape[1], rows_at_a_time(rows, _CACHED_ELEMENTS)
     result = torch.empty_like(rows, memory_format=torch.contiguous_format)
     rstd = scale.new_empty(rows.shape[0], 1)
@@ -111,7 +111,7 @@ def _normalized_in_blocks(rows: Tensor, scale: Tensor, eps: float) -> tuple[Tens
 
 
 def _gradients_in_blocks(rows: Tensor, outer: Tensor, scale: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    """What `_gradients` gives, a few rows at a time; that of the rows in their own dtype."""
+    """Compute `_gradients` a few rows at a time; that of the rows in their own dtype."""
     width, step = rows.shape[1], rows_at_a_time(rows, _CACHED_ELEMENTS)
     to_rows, to_scale = torch.empty_like(rows, memory_format=torch.contiguous_format), torch.zeros_like(scale)
     cubes = rstd.pow(3).div_(-width)

@@ -14,7 +14,7 @@ from mindspeed_kernels.ops.contract import ContractError
 def ends_of_groups(
     operator: str, group_list: Sequence[int] | Tensor | None, rows: int, groups: int, *, counts: bool = False
 ) -> Tensor:
-    """Where each group of rows ends, checked where that costs no synchronisation with a device.
+    """Return where each group of rows ends, checked where that costs no synchronisation with a device.
 
     Args:
         operator: name for messages.
@@ -65,14 +65,14 @@ def _check(operator: str, ends: list[int], rows: int, kind: str) -> None:
 
 
 def _traced(tensor: Tensor) -> bool:
-    """Whether the values are not known: fake tensors, and graphs that are being traced."""
+    """Return whether the values are not known: fake tensors, and graphs that are being traced."""
     from torch._subclasses.fake_tensor import is_fake
 
     return torch.compiler.is_compiling() or is_fake(tensor)
 
 
 def by_row(table: Tensor, ends: Tensor, rows: int) -> Tensor:
-    """A table ``[E, n]`` of groups as ``[m, n]``, one line for each row.
+    """Return a table ``[E, n]`` of groups as ``[m, n]``, one line for each row.
 
     Args:
         table: a line for each group.
@@ -84,7 +84,7 @@ def by_row(table: Tensor, ends: Tensor, rows: int) -> Tensor:
 
 
 def bounds(ends: Tensor) -> list[tuple[int, int]]:
-    """First and last row (not included) of each group; waits for the device that holds ``ends``."""
+    """Return the first and last row (not included) of each group; waits for the device of ``ends``."""
     numbers: list[int] = ends.tolist()
     return list(zip([0, *numbers], numbers, strict=False))
 

@@ -24,7 +24,7 @@ _CACHED_ELEMENTS = 1 << 17
 def scaled_masked_softmax_reference(
     x: Tensor, mask: Tensor | None = None, scale: float = 1.0, fixed_triu_mask: bool = False
 ) -> Tensor:
-    """``softmax(scale * x)`` over the last dimension, where ``mask`` does not hide.
+    """Compute ``softmax(scale * x)`` over the last dimension, where ``mask`` does not hide.
 
     Args:
         x: scores ``[b, n, sq, sk]``, floating.
@@ -70,7 +70,7 @@ class ScaledMaskedSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, hidden: Tensor | None, scale: float, empty_rows: bool = True) -> Tensor:
-        """Softmax; see `scaled_masked_softmax_reference`.
+        """Compute the softmax; see `scaled_masked_softmax_reference`.
 
         Args:
             ctx: of autograd.
@@ -93,7 +93,7 @@ class ScaledMaskedSoftmax(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        """``scale * y * (g - sum(g * y))``."""
+        """Compute ``scale * y * (g - sum(g * y))``."""
         (result,) = ctx.saved_tensors
         if not _blockwise(result):
             return _to_scores(gradients[0], result, ctx.scale), None, None, None
@@ -131,14 +131,14 @@ def _blockwise(x: Tensor) -> bool:
 
 
 def _blocks(x: Tensor) -> Iterator[tuple[slice, slice, slice]]:
-    """Rows of one sample and head, so few that intermediate results stay in a CPU's cache."""
+    """Return rows of one sample and head, so few that intermediate results stay in a CPU's cache."""
     step = max(1, _CACHED_ELEMENTS // max(1, x.shape[3]))
     for sample, head, row in product(range(x.shape[0]), range(x.shape[1]), range(0, x.shape[2], step)):
         yield slice(sample, sample + 1), slice(head, head + 1), slice(row, row + step)
 
 
 def _of_mask(block: tuple[slice, slice, slice], hidden: Tensor) -> tuple[slice, slice, slice]:
-    """The part of a mask that belongs to a block; samples and heads may share one."""
+    """Return the part of a mask that belongs to a block; samples and heads may share one."""
     sample, head, rows = block
     return (
         sample if hidden.shape[0] > 1 else slice(0, 1),

@@ -26,7 +26,7 @@ _CACHED_ELEMENTS = 1 << 18
 
 
 def swiglu_reference(x: Tensor, dim: int = -1) -> Tensor:
-    """``silu(a) * b`` with ``[a | b] = x`` along one dimension.
+    """Compute ``silu(a) * b`` with ``[a | b] = x`` along one dimension.
 
     Args:
         x: ``[..., 2 f]``, any floating dtype.
@@ -73,7 +73,7 @@ class SwiGLUFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        """Gradient of the input ``[..., 2 f]``."""
+        """Return the gradient of the input ``[..., 2 f]``."""
         (x,) = ctx.saved_tensors
         wide = torch.promote_types(x.dtype, torch.float32)
         if not _blockwise(x):
@@ -113,14 +113,14 @@ def _blockwise(x: Tensor) -> bool:
 
 
 def _room(rows: Tensor, wide: torch.dtype, copies: int = 2) -> Tensor | None:
-    """Memory for converted blocks, used again and again; None where nothing has to be converted."""
+    """Allocate memory that all converted blocks use; None where nothing has to be converted."""
     if rows.dtype == wide:
         return None
     return rows.new_empty(copies, rows_at_a_time(rows, _CACHED_ELEMENTS), rows.shape[1], dtype=wide)
 
 
 def _blocks(rows: Tensor) -> Iterator[slice]:
-    """Slices of rows, so few that intermediate results stay in a CPU's cache."""
+    """Return slices of rows, so few that intermediate results stay in a CPU's cache."""
     step = rows_at_a_time(rows, _CACHED_ELEMENTS)
     for start in range(0, rows.shape[0], step):
         yield slice(start, start + step)

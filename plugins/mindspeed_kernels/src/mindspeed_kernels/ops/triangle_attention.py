@@ -26,7 +26,7 @@ def triangle_attention_reference(
     block_size: int = 512,
     dropout: float = 0.0,
 ) -> Tensor:
-    """``dropout(softmax(scale * query key^T)) value`` under a causal mask.
+    """Compute ``dropout(softmax(scale * query key^T)) value`` under a causal mask.
 
     Args:
         query: ``[s, b, n, d]``, floating.

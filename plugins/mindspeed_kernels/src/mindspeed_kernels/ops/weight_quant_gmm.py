@@ -30,7 +30,7 @@ def weight_quant_grouped_matmul_reference(
     bias: Tensor | None = None,
     act_type: int = 0,
 ) -> Tensor:
-    """``activation(x_e · ((W_e + offset_e) * scale_e) + bias_e)`` for every group ``e`` of rows.
+    """Compute ``activation(x_e · ((W_e + offset_e) * scale_e) + bias_e)`` for every group ``e`` of rows.
 
     Args:
         x: ``[m, k]``, floating.
@@ -95,7 +95,7 @@ def _(x: Tensor, weight: Tensor, *others: Any) -> Tensor:
 @weight_quant_grouped_matmul.backend("opaque", ("cpu", "cuda"), differentiable=False)
 @with_signature_of(weight_quant_grouped_matmul_reference)
 def _groups(**arguments: Any) -> Tensor:
-    """The definition as a single node of a compiled graph, where the ends of the groups are not known."""
+    """Compute the definition as one node of a compiled graph, where ends of groups are not known."""
     result: Tensor = _opaque(**arguments)
     return result
 
@@ -122,7 +122,7 @@ def npu_weight_quant_gmm(
     group_list: Sequence[int] | Tensor | None = None,
     act_type: int = 0,
 ) -> Tensor:
-    """`weight_quant_grouped_matmul` with running ends as ``group_list`` (list or int64 tensor).
+    """Compute `weight_quant_grouped_matmul` with running ends as ``group_list`` (list or int64 tensor).
 
     Raises:
         ContractError: an argument is outside of what is computed; the message says which.
@@ -142,7 +142,7 @@ def npu_weight_quant_gmm_v2(
     group_list: Tensor | None = None,
     act_type: int = 0,
 ) -> Tensor:
-    """`npu_weight_quant_gmm` with a tensor of counts: ``group_list[e]`` is the rows of group ``e``."""
+    """Compute `npu_weight_quant_gmm` with counts: ``group_list[e]`` is the number of rows of group ``e``."""
     ends = ends_of_groups("npu_weight_quant_gmm_v2", group_list, x.shape[0], weight.shape[0], counts=True)
     offset = _offset("npu_weight_quant_gmm_v2", antiquant_offset)
     return weight_quant_grouped_matmul(x, weight, antiquant_scale, offset, ends, bias, act_type)
