@@ -1,4 +1,4 @@
-"""Holds a backend of an operator against the operator's reference: for our own and for other packages' tests.
+"""Comparison of a backend with its operator's reference, for our own and for other packages' tests.
 
 from mindspeed_kernels.conformance import check_backend
 

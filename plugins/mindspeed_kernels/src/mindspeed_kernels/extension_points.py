@@ -1,4 +1,4 @@
-"""The extension points of this package, declared here for features and operators alike. No torch."""
+"""The extension points of this package, for its declarations and its operators. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mindspeed-features ops``: which backends every operator has, which can run here, and why not the others.
+"""``mindspeed-features ops``: the backends of operators, which can run here, and why not the others.
 
 Loads torch, since only a process with torch knows its devices.
 """

@@ -1,4 +1,4 @@
-"""What every form of attention shares: which keys a query sees, biases, layouts, blockwise computation.
+"""Common parts of all forms of attention: visible keys, biases, layouts, blockwise computation.
 
 The operators use these modules, and these modules use the operators' contracts; whichever is imported first,
 the operators are complete before anything here is used.

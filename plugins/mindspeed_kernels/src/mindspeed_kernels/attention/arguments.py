@@ -1,4 +1,4 @@
-"""The arguments of fused attention, checked and turned into views and a `AttentionCall`.
+"""The arguments of fused attention, checked and turned into views and an `AttentionCall`.
 
 Messages name the argument, what it must be, what it is, and the nearest supported choice.
 """

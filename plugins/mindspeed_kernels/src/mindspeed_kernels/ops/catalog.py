@@ -15,7 +15,7 @@ from mindspeed_kernels.ops.operator import OPERATORS, load_backends
 
 @dataclass(frozen=True)
 class Explanation:
-    """Whether one backend could serve here.
+    """One backend, and whether it could serve here.
 
     Attributes:
         operator: name of the operator.

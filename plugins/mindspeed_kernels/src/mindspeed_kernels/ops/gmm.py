@@ -101,7 +101,7 @@ _PRODUCTS: dict[str, tuple[Any, Any]] = {
     "grouped_mm": (_grouped_mm, _grouped_mm_weights),
     "npu": (_npu_rows, _npu_weights),
 }
-"""How a backend multiplies: groups of rows with weights, and groups of rows with one another."""
+"""Products of a backend: groups of rows with weights, and groups of rows with one another."""
 
 
 class GroupedMatmulFunction(torch.autograd.Function):

@@ -26,7 +26,7 @@ CONTRACT: Contract = (
     Rank("bias", 2, 3),
     Choice("shard_type", (0, 1)),
 )
-"""What the operator and its mirror demand."""
+"""Rules of the operator and its mirror."""
 
 
 def groups(
@@ -52,13 +52,13 @@ def groups(
 
 
 def exchange_rows(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Return ``[E, C, h]`` to ``[E / ep, ep, C, h]``: the rows of this rank's experts from every rank."""
+    """Bring ``[E, C, h]`` to ``[E / ep, ep, C, h]``: the rows of this rank's experts from every rank."""
     exchanged = collectives.all_to_all(x.reshape(group.size(), -1, *x.shape[1:]), group)
     return exchanged.transpose(0, 1)
 
 
 def return_rows(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Return ``[E / ep, ep, C, h]`` to ``[E, C, h]``: the inverse of `exchange_rows`."""
+    """Bring ``[E / ep, ep, C, h]`` to ``[E, C, h]``: the inverse of `exchange_rows`."""
     returned = collectives.all_to_all(x.transpose(0, 1).contiguous(), group)
     return returned.reshape(-1, *returned.shape[2:])
 

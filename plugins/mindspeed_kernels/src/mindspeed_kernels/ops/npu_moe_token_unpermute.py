@@ -16,6 +16,7 @@ from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.contract import NPU_FLOATING, Choice, ContractError, Dtype, Rank
 from mindspeed_kernels.ops.npu_moe_token_permute import npu_moe_token_permute
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
+from mindspeed_kernels.ops.signatures import with_signature_of
 
 
 def npu_moe_token_unpermute_reference(
@@ -155,13 +156,8 @@ def _lean(
     available=torch_npu_missing,
     contract=(Dtype("permuted_tokens", NPU_FLOATING), Choice("padded_mode", (False,))),
 )
-def _npu(
-    permuted_tokens: Tensor,
-    sorted_indices: Tensor,
-    probs: Tensor | None = None,
-    padded_mode: bool = False,
-    restore_shape: Sequence[int] | None = None,
-) -> Tensor:
+@with_signature_of(npu_moe_token_unpermute_reference)
+def _npu(*, permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None, **others: Any) -> Tensor:
     import torch_npu
 
     result: Tensor = torch_npu.npu_moe_token_unpermute(permuted_tokens, sorted_indices.int(), probs)

@@ -56,7 +56,12 @@ def triangle_attention_reference(
 
 
 def _by_blocks(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None, block_size: int, dropout: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float | None = None,
+    block_size: int = 512,
+    dropout: float = 0.0,
 ) -> Tensor:
     _check(query, key)
     size, batch, heads, width = query.shape
@@ -116,13 +121,4 @@ triangle_attention = Operator(
 )
 
 
-@triangle_attention.backend("triangle", ("*",))
-def _triangle(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float | None = None,
-    block_size: int = 512,
-    dropout: float = 0.0,
-) -> Tensor:
-    return _by_blocks(query, key, value, scale, block_size, dropout)
+triangle_attention.backend("triangle", ("*",))(_by_blocks)
