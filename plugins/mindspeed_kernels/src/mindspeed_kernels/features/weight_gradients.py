@@ -6,7 +6,15 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from mindspeed_core.feature import Conflict, Flag, Gain, Patch, Requirement, Scenario, hookimpl
-from mindspeed_kernels.features.proofs import LLAMA, RECOMPUTE, STEADY, TP2, KernelFeature, across, scenarios
+from mindspeed_kernels.features.proofs import (
+    LAYOUTS,
+    LLAMA,
+    RECOMPUTE,
+    STEADY,
+    KernelFeature,
+    across,
+    scenarios,
+)
 
 _VERSIONS = "megatron-core>=0.15,<0.17"
 _UTIL = "megatron.core.transformer.moe.grouped_gemm_util"
@@ -16,6 +24,8 @@ _MOE = (
     *("--swiglu", "--disable-bias-linear", "--num-experts", "4", "--moe-router-topk", "2"),
     *("--moe-token-dispatcher-type", "alltoall"),
 )
+_GROUPED = ("--moe-grouped-gemm",)
+_FUSED = (*_GROUPED, "--gemm-gradient-accumulation-fusion")
 _EP2 = ("--expert-model-parallel-size", "2")
 
 
@@ -107,9 +117,7 @@ class GroupedExperts(KernelFeature):
     docs = "mindspeed_kernels:docs/grouped-experts.md"
     fake_tensors = None
     places_modules = True
-    verify = across(
-        ("--moe-grouped-gemm",), (), (("single", (), 1), ("ep2", _EP2, 2), ("tp2-sp", TP2, 2)), model=_MOE
-    )
+    verify = across(_GROUPED, (), (LAYOUTS[0], ("ep2", _EP2, 2), LAYOUTS[1]), model=_MOE)
 
     @hookimpl(wrapper=True)
     def build_layer_spec(self, session: Any) -> Generator[None, Any, Any]:
@@ -139,24 +147,14 @@ class GroupedGradientAccumulation(KernelFeature):
     fake_tensors = None
     places_modules = True
     verify = (
-        Scenario(
-            "single",
-            flags=(*_MOE, "--moe-grouped-gemm", "--gemm-gradient-accumulation-fusion"),
-            baseline=(*_MOE, "--moe-grouped-gemm"),
-            gains=(Gain("peak_bytes", 1.0),),
-        ),
-        Scenario(
-            "ep2",
-            flags=(*_MOE, *_EP2, "--moe-grouped-gemm", "--gemm-gradient-accumulation-fusion"),
-            baseline=(*_MOE, *_EP2, "--moe-grouped-gemm"),
-            world_size=2,
-        ),
+        *across(_FUSED, _GROUPED, LAYOUTS[:1], model=_MOE, gains=(Gain("peak_bytes", 1.0),)),
+        *across(_FUSED, _GROUPED, (("ep2", _EP2, 2),), model=_MOE),
         Scenario(
             "dp2-distributed-optimizer",
             flags=(
                 *_MOE,
                 *("--use-distributed-optimizer", "--overlap-grad-reduce"),
-                *("--moe-grouped-gemm", "--gemm-gradient-accumulation-fusion"),
+                *_FUSED,
             ),
             baseline=(*_MOE, "--use-distributed-optimizer", "--moe-grouped-gemm"),
             world_size=2,
