@@ -12,6 +12,7 @@ import torch
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from mindspeed_core.errors import DataError
+from mindspeed_core.hosts.standalone import gather
 from mindspeed_core.hosts.standalone.data import stages as data
 from mindspeed_core.hosts.standalone.text.prepare import prepare_text
 from mindspeed_core.megatron.batch_fields import batch_fields
@@ -365,21 +366,26 @@ class FakeWorld:
 
     is_initialized = is_available
 
-    def get_world_size(self):
+    def get_world_size(self, group=None):
         return 2
 
     def get_rank(self):
         return self.rank
 
-    def all_gather_object(self, target, mine):
+    def all_gather_object(self, target, mine, group=None):
         self.said.append(mine)
         target[self.rank] = mine
         target[1 - self.rank] = self.others.pop(0)
 
 
+def join(monkeypatch, world):
+    for module in (data, gather):
+        monkeypatch.setattr(module, "dist", world)
+
+
 def test_a_failure_of_rank_0_is_raised_on_the_others_before_they_build(monkeypatch):
     world = FakeWorld(1, ["disk full"])
-    monkeypatch.setattr(data, "dist", world)
+    join(monkeypatch, world)
     built = []
     with pytest.raises(DataError, match=r"disk full \(rank 0\)"):
         data._rank_by_rank(lambda: built.append(1), arguments())
@@ -388,14 +394,14 @@ def test_a_failure_of_rank_0_is_raised_on_the_others_before_they_build(monkeypat
 
 def test_a_failure_of_rank_0_is_told_to_the_others(monkeypatch, tmp_path):
     world = FakeWorld(0, [""])
-    monkeypatch.setattr(data, "dist", world)
+    join(monkeypatch, world)
     with pytest.raises(DataError, match="gone"):
         build(arguments(data_path=[str(tmp_path / "gone")]))
     assert "gone" in world.said[0]
 
 
 def test_a_failure_of_another_rank_is_raised_on_rank_0(monkeypatch):
-    monkeypatch.setattr(data, "dist", FakeWorld(0, ["", "no such file"]))
+    join(monkeypatch, FakeWorld(0, ["", "no such file"]))
     with pytest.raises(DataError, match=r"no such file \(rank 1\)"):
         data._rank_by_rank(lambda: Datasets([1]), arguments())
 

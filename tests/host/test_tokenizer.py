@@ -63,7 +63,7 @@ def test_a_document_cannot_smuggle_in_an_end_of_document(trained):
 
 
 def test_every_id_is_below_the_vocabulary_size(trained):
-    assert sorted(trained.inv_vocab) == list(range(trained.vocab_size))
+    assert sorted(trained.vocab.values()) == list(range(trained.vocab_size))
     assert trained.eod != trained.pad
 
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.hosts.standalone.arguments.errors import argument_error, option
 
-__all__ = ["StepBatch", "batch_at", "derive_batch", "derive_schedule", "samples_wanted"]
-
 _BY_STEPS = ("lr_decay_iters", "lr_warmup_iters", "lr_wsd_decay_iters")
 _BY_SAMPLES = ("lr_decay_samples", "lr_warmup_samples", "lr_wsd_decay_samples")
 

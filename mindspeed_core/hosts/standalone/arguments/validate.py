@@ -27,51 +27,20 @@ if TYPE_CHECKING:
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "micro_batch_size")
 _POSITIVE = (
     *_REQUIRED,
-    "ffn_hidden_size",
-    "kv_channels",
-    "num_query_groups",
-    "max_position_embeddings",
-    "make_vocab_size_divisible_by",
-    "vocab_size",
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "context_parallel_size",
-    "num_layers_per_virtual_pipeline_stage",
-    "global_batch_size",
-    "train_iters",
-    "train_samples",
-    "lr_decay_samples",
-    "log_interval",
-    "peak_tflops",
-    "straggler_minmax_count",
-    "tensorboard_log_interval",
-    "tensorboard_queue_size",
-    "eval_interval",
-    "save_interval",
-    "keep_last_n",
-    "exit_interval",
-    "ddp_bucket_size",
-    "ddp_num_buckets",
-    "recompute_num_layers",
-    "expert_model_parallel_size",
-    "expert_tensor_parallel_size",
-    "num_virtual_stages_per_pipeline_rank",
-    "moe_router_topk",
-    "moe_ffn_hidden_size",
-    "distributed_timeout_minutes",
+    *(
+        "ffn_hidden_size kv_channels num_query_groups max_position_embeddings make_vocab_size_divisible_by "
+        "vocab_size tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size "
+        "num_layers_per_virtual_pipeline_stage global_batch_size train_iters train_samples lr_decay_samples "
+        "log_interval peak_tflops straggler_minmax_count tensorboard_log_interval tensorboard_queue_size "
+        "eval_interval save_interval keep_last_n exit_interval ddp_bucket_size ddp_num_buckets "
+        "recompute_num_layers expert_model_parallel_size expert_tensor_parallel_size "
+        "num_virtual_stages_per_pipeline_rank moe_router_topk moe_ffn_hidden_size distributed_timeout_minutes"
+    ).split(),
 )
 _NOT_NEGATIVE = (
-    "eval_iters",
-    "num_workers",
-    "clip_grad",
-    "weight_decay",
-    "lr",
-    "min_lr",
-    "lr_warmup_iters",
-    "lr_warmup_samples",
-    "seed",
-    "init_method_std",
-)
+    "eval_iters num_workers clip_grad weight_decay lr min_lr lr_warmup_iters lr_warmup_samples seed "
+    "init_method_std"
+).split()
 
 
 @hookimpl(trylast=True)

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint.publish import explain
+from mindspeed_core.hosts.standalone.gather import all_gather_values
 
 T = TypeVar("T")
 
@@ -67,13 +68,6 @@ def on_first_rank(what: str, action: Callable[[], T]) -> T:
     if answer[1] is not None:
         _fail(what, [(0, answer[1])], error)
     return answer[0]
-
-
-def all_gather_values(mine: T) -> list[T]:
-    """Return every rank's (picklable) value, in rank order. Collective."""
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, mine)
-    return values
 
 
 def _fail(what: str, failed: list[tuple[int, str]], error: BaseException | None) -> NoReturn:

@@ -12,12 +12,12 @@ from importlib import metadata as distributions
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import megatron_lm, rng_state
 from mindspeed_core.hosts.standalone.fault_tolerance.bad_steps import BadSteps
+from mindspeed_core.hosts.standalone.gather import all_gather_values
 from mindspeed_core.megatron import optimizer_state
 from mindspeed_core.megatron.unwrap import unwrap
 
@@ -139,9 +139,7 @@ def _rng_object(run: Run) -> ShardedObject:
     state: list[Any] = [rng_state.capture(run.session.platform)]
     if run.args.data_parallel_random_init:
         # Megatron-LM's form: the states of all data-parallel ranks in one list.
-        gathered: list[Any] = [None] * pg.dp.size()
-        dist.all_gather_object(gathered, state[0], group=pg.dp)
-        state = gathered
+        state = all_gather_values(state[0], pg.dp)
     groups, replica = [pg.pp, pg.tp], pg.dp_cp.rank()
     if layout(run)["ep"] > 1:
         # Expert-parallel generators differ along the data-parallel ranks.

@@ -28,7 +28,6 @@ from mindspeed_core.hosts.standalone.checkpoint import publish, rng_state
 from mindspeed_core.hosts.standalone.checkpoint import security as checkpoint_security
 from mindspeed_core.hosts.standalone.checkpoint.collective import (
     FAILURES,
-    all_gather_values,
     on_all_ranks,
     on_first_rank,
     unwrap_failure,
@@ -40,6 +39,7 @@ from mindspeed_core.hosts.standalone.checkpoint.model_arguments import (
 )
 from mindspeed_core.hosts.standalone.fault_tolerance import restart
 from mindspeed_core.hosts.standalone.fault_tolerance.bad_steps import BadSteps
+from mindspeed_core.hosts.standalone.gather import all_gather_values
 from mindspeed_core.megatron import optimizer_state
 from mindspeed_core.megatron.feature_state import feature_parts
 from mindspeed_core.megatron.plan_resume import check_plan, plan_change

@@ -156,15 +156,9 @@ def keep_last(save_dir: Path, count: int, latest: Path) -> list[Path]:
     """
     if count < 1:
         raise CheckpointError(f"--keep-last-n {count}: at least one checkpoint has to stay")
-    candidates = []
-    for path in save_dir.iterdir():
-        if _PUBLISHED.match(path.name) and not path.is_symlink() and path != latest:
-            manifest = path / MANIFEST
-            if manifest.is_file():
-                candidates.append((manifest.stat().st_mtime_ns, path.name, path))
-    candidates.sort(reverse=True)
+    others = [path for path in _latest_first(save_dir) if not path.is_symlink() and path != latest]
     removed = []
-    for _, _, path in candidates[count - 1 :]:
+    for path in others[count - 1 :]:
         # A half-deleted directory must not look like a checkpoint.
         doomed = save_dir / f".del-{path.name}-{_run_id()}"
         os.rename(path, doomed)
@@ -287,18 +281,20 @@ def find(load_dir: Path, step: int | None = None, *, accept_unpublished: bool = 
 
 
 def find_of_job(save_dir: Path, job: str) -> Found | None:
-    """The checkpoint that a job published last, or None."""
-    candidates = []
-    if save_dir.is_dir():
-        for path in save_dir.iterdir():
-            if _PUBLISHED.match(path.name) and (path / MANIFEST).is_file():
-                manifest = read_manifest(path)
-                if manifest.job == job:
-                    candidates.append(((path / MANIFEST).stat().st_mtime_ns, path.name, path, manifest))
-    if not candidates:
-        return None
-    _, _, path, manifest = max(candidates, key=lambda candidate: candidate[:2])
-    return Found(path, manifest)
+    """Find the checkpoint that a job published last, or None."""
+    for path in _latest_first(save_dir) if save_dir.is_dir() else ():
+        manifest = read_manifest(path)
+        if manifest.job == job:
+            return Found(path, manifest)
+    return None
+
+
+def _latest_first(save_dir: Path) -> list[Path]:
+    """Return the published directories, the one written last first."""
+    published = [
+        path for path in save_dir.iterdir() if _PUBLISHED.match(path.name) and (path / MANIFEST).is_file()
+    ]
+    return sorted(published, key=lambda path: ((path / MANIFEST).stat().st_mtime_ns, path.name), reverse=True)
 
 
 def _found_step(

@@ -28,13 +28,10 @@ from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShard
 from mindspeed_core.errors import ArgumentError, CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import content as checkpoint_content
 from mindspeed_core.hosts.standalone.checkpoint import publish
-from mindspeed_core.hosts.standalone.checkpoint.collective import (
-    all_gather_values,
-    on_all_ranks,
-    on_first_rank,
-)
+from mindspeed_core.hosts.standalone.checkpoint.collective import on_all_ranks, on_first_rank
 from mindspeed_core.hosts.standalone.checkpoint.model_arguments import model_arguments
 from mindspeed_core.hosts.standalone.checkpoint.results import use_file_results
+from mindspeed_core.hosts.standalone.gather import all_gather_values
 from mindspeed_core.launch.environment import current_job
 from mindspeed_core.megatron import optimizer_state
 from mindspeed_core.megatron.feature_state import feature_parts

@@ -16,65 +16,24 @@ from typing import IO, Any
 
 from mindspeed_core.errors import CheckpointError
 
-_DTYPES = [
-    "float64",
-    "float32",
-    "float16",
-    "bfloat16",
-    "int64",
-    "int32",
-    "int16",
-    "int8",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "bool",
-    "complex64",
-    "complex128",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "float8_e4m3fnuz",
-    "float8_e5m2fnuz",
-    "float8_e8m0fnu",
-]
-_STORAGES = [
-    "Double",
-    "Float",
-    "Half",
-    "BFloat16",
-    "Long",
-    "Int",
-    "Short",
-    "Char",
-    "Byte",
-    "Bool",
-    "ComplexFloat",
-    "ComplexDouble",
-    "Untyped",
-]
-_METADATA = [
-    "Metadata",
-    "TensorStorageMetadata",
-    "BytesStorageMetadata",
-    "ChunkStorageMetadata",
-    "TensorProperties",
-    "MetadataIndex",
-    "StorageMeta",
-    "_MEM_FORMAT_ENCODING",
-]
+_DTYPES = (
+    "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 uint16 uint32 uint64 bool complex64 "
+    "complex128 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu"
+).split()
+_STORAGES = (
+    "Double Float Half BFloat16 Long Int Short Char Byte Bool ComplexFloat ComplexDouble Untyped"
+).split()
+_METADATA = (
+    "Metadata TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata TensorProperties "
+    "MetadataIndex StorageMeta _MEM_FORMAT_ENCODING"
+).split()
 
-_MEGATRON_LM = [
-    "argparse.Namespace",
-    "types.SimpleNamespace",
-    "signal.Signals",
-    "megatron.core.enums.ModelType",
-    "megatron.core.transformer.enums.AttnBackend",
-    "megatron.core.transformer.enums.CudaGraphScope",
-    "megatron.core.rerun_state_machine.RerunMode",
-    "megatron.core.rerun_state_machine.RerunState",
-    "megatron.core.rerun_state_machine.RerunDiagnostic",
-]
+_MEGATRON_LM = (
+    "argparse.Namespace types.SimpleNamespace signal.Signals megatron.core.enums.ModelType "
+    "megatron.core.transformer.enums.AttnBackend megatron.core.transformer.enums.CudaGraphScope "
+    "megatron.core.rerun_state_machine.RerunMode megatron.core.rerun_state_machine.RerunState "
+    "megatron.core.rerun_state_machine.RerunDiagnostic"
+).split()
 """What the arguments in Megatron-LM's checkpoints are made of: records and enumerations without behaviour."""
 
 ALLOWED: frozenset[str] = frozenset(

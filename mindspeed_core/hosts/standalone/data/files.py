@@ -15,17 +15,6 @@ import numpy as np
 
 from mindspeed_core.errors import DataError
 
-__all__ = [
-    "DatasetFiles",
-    "bin_path",
-    "check_dataset_files",
-    "idx_path",
-    "largest_token",
-    "token_counts",
-    "token_dtype",
-    "write_index",
-]
-
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
 _DTYPES: dict[int, type[np.generic]] = {

@@ -20,8 +20,6 @@ import numpy as np
 import torch.distributed as dist
 from megatron.core.datasets import blended_dataset, gpt_dataset
 
-__all__ = ["BlendedDataset", "GPTDataset", "is_complete", "through_cache"]
-
 _LOCK = ".lock"
 _BUILDING = ".building-"
 

@@ -12,17 +12,10 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType
 
 import numpy as np
-
-__all__ = [
-    "build_blending_indices",
-    "build_exhaustive_blending_indices",
-    "build_sample_idx",
-    "has_compiled_helpers",
-    "index_builders",
-]
 
 _PACKAGE = "megatron.core.datasets"
 
@@ -94,12 +87,7 @@ def build_blending_indices(
         verbose: accepted for megatron-core's sake.
     """
     shares = np.asarray(weights, dtype=np.float64)[:num_datasets]
-    taken = np.zeros(num_datasets, dtype=np.int64)
-    for sample in range(size):
-        chosen = int(np.argmax(shares * max(float(sample), 1.0) - taken))
-        dataset_index[sample] = chosen
-        dataset_sample_index[sample] = taken[chosen]
-        taken[chosen] += 1
+    _blend(dataset_index[:size], dataset_sample_index, shares, np.full(num_datasets, size))
 
 
 def build_exhaustive_blending_indices(
@@ -115,17 +103,20 @@ def build_exhaustive_blending_indices(
     """
     wanted = np.asarray(sizes, dtype=np.int64)[:num_datasets]
     total = int(wanted.sum())
-    shares = wanted / float(total)
-    taken = np.zeros(num_datasets, dtype=np.int64)
-    spent = np.zeros(num_datasets, dtype=bool)
-    for sample in range(total):
+    _blend(dataset_index[:total], dataset_sample_index, wanted / float(total), wanted)
+
+
+def _blend(
+    dataset_index: np.ndarray, dataset_sample_index: np.ndarray, shares: np.ndarray, wanted: np.ndarray
+) -> None:
+    taken = np.zeros(len(shares), dtype=np.int64)
+    for sample in range(len(dataset_index)):
         lag = shares * max(float(sample), 1.0) - taken
-        lag[spent] = -np.inf
+        lag[(taken == wanted) & (taken > 0)] = -np.inf
         chosen = int(np.argmax(lag))
         dataset_index[sample] = chosen
         dataset_sample_index[sample] = taken[chosen]
         taken[chosen] += 1
-        spent[chosen] = taken[chosen] == wanted[chosen]
 
 
 def has_compiled_helpers() -> bool:
@@ -156,16 +147,10 @@ def index_builders() -> Iterator[bool]:
 
 
 def _module(name: str) -> ModuleType:
-    def build_sample_idx_int32(*arguments: object) -> np.ndarray:
-        return build_sample_idx(*arguments, dtype=np.int32)  # type: ignore[arg-type, misc]
-
-    def build_sample_idx_int64(*arguments: object) -> np.ndarray:
-        return build_sample_idx(*arguments, dtype=np.int64)  # type: ignore[arg-type, misc]
-
     module = ModuleType(name, "NumPy index builders in the place of the compiled ones.")
     vars(module).update(
-        build_sample_idx_int32=build_sample_idx_int32,
-        build_sample_idx_int64=build_sample_idx_int64,
+        build_sample_idx_int32=partial(build_sample_idx, dtype=np.int32),
+        build_sample_idx_int64=partial(build_sample_idx, dtype=np.int64),
         build_blending_indices=build_blending_indices,
         build_exhaustive_blending_indices=build_exhaustive_blending_indices,
     )

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 
 from mindspeed_core.errors import DataError
 
-__all__ = ["MicroBatchSampler"]
-
 
 class MicroBatchSampler:
     """Yields the dataset positions of one micro-batch after the other, for one data-parallel rank."""

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_core.errors import ArgumentError, DataError
-
-__all__ = ["SPLITS", "Blend", "Sources", "data_sources", "parse_blend", "parse_split"]
+from mindspeed_core.hosts.standalone.arguments.errors import option
 
 SPLITS = ("train", "validation", "test")
 
@@ -87,22 +86,17 @@ def data_sources(args: Namespace) -> Sources:
     if args.mock_data:
         if given:
             raise ArgumentError(
-                "--mock-data", None, f"makes up its samples, {_option(given[0])} is given too", "keep one"
+                "--mock-data", None, f"makes up its samples, {option(given[0])} is given too", "keep one"
             )
         return Sources()
     one_per_split = [name for name in given if name in _PER_SPLIT]
     kinds = [name for name in given if name not in _PER_SPLIT] + one_per_split[:1]
     if len(kinds) > 1:
-        raise ArgumentError(
-            _option(kinds[0]), None, f"{_option(kinds[1])} is given too", "say in one way where the data is"
-        )
+        reason = f"{option(kinds[1])} is given too"
+        raise ArgumentError(option(kinds[0]), None, reason, "say in one way where the data is")
     if not kinds:
-        raise ArgumentError(
-            "--data-path",
-            None,
-            "no data to train on",
-            "name a dataset there or in --train-data-path, or use --mock-data",
-        )
+        remedy = "name a dataset there or in --train-data-path, or use --mock-data"
+        raise ArgumentError("--data-path", None, "no data to train on", remedy)
     if kinds[0] == "data_path":
         return Sources(parse_blend(args.data_path))
     if kinds[0] == "data_args_path":
@@ -112,7 +106,7 @@ def data_sources(args: Namespace) -> Sources:
         sources = Sources(per_split=_per_split_file(args.per_split_data_args_path))
     else:
         blends = [
-            parse_blend(words, _option(name)) if (words := getattr(args, name)) else None
+            parse_blend(words, option(name)) if (words := getattr(args, name)) else None
             for name in _PER_SPLIT
         ]
         sources = Sources(per_split=(blends[0], blends[1], blends[2]))
@@ -190,10 +184,6 @@ def _read(flag: str, path: str) -> str:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{flag} {path!r}: cannot be read ({error}); check the path") from error
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _number(word: str) -> float | None:

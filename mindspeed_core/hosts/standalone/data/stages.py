@@ -36,6 +36,7 @@ from mindspeed_core.hosts.standalone.data.sources import (
     data_sources,
     parse_split,
 )
+from mindspeed_core.hosts.standalone.gather import all_gather_values
 from mindspeed_core.hosts.standalone.text.tokenizer import NullTokenizer, Tokenizer, tokenizer_of
 from mindspeed_core.run import Batch, DataIterators, Datasets, Run
 
@@ -318,10 +319,9 @@ def _check_tokens(files: DatasetFiles, tokenizer: Tokenizer) -> None:
 
 def _rank_by_rank(build: Callable[[], Datasets], args: Namespace) -> Datasets:
     """Build on rank 0, then on the others; a failure anywhere is raised on every rank."""
-    together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    rank = dist.get_rank() if together else 0
+    rank = dist.get_rank() if dist.is_initialized() else 0
     built: Datasets | None = None
-    for first_turn in (True, False) if together else (True,):
+    for first_turn in (True, False):
         message = ""
         cause: Exception | None = None
         if (rank == 0) == first_turn:
@@ -329,10 +329,7 @@ def _rank_by_rank(build: Callable[[], Datasets], args: Namespace) -> Datasets:
                 built = build()
             except Exception as error:
                 cause, message = error, _explain(error, args)
-        messages: list[Any] = [message]
-        if together:
-            messages = [None] * dist.get_world_size()
-            dist.all_gather_object(messages, message)
+        messages = all_gather_values(message)
         if isinstance(cause, UserError):
             raise cause
         if cause is not None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
+from mindspeed_core.hosts.standalone.gather import all_gather_values
 
 if TYPE_CHECKING:
     from mindspeed_core.platforms.platform import Platform
@@ -48,12 +48,7 @@ class ForwardClock:
 
 def straggler_report(run: Run, clock: ForwardClock) -> dict[str, Any]:
     """Compare the ranks; a collective call. The same on every rank."""
-    mine = (run.pg.pp.rank(), clock.take())
-    ranks: list[Any] = [mine]
-    if run.dist.world_size > 1:
-        ranks = [None] * run.dist.world_size
-        dist.all_gather_object(ranks, mine)
-    return compare_ranks(ranks, run.args.straggler_minmax_count)
+    return compare_ranks(all_gather_values((run.pg.pp.rank(), clock.take())), run.args.straggler_minmax_count)
 
 
 def compare_ranks(ranks: Sequence[tuple[int, float]], count: int) -> dict[str, Any]:

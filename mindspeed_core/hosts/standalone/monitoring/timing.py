@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
 from megatron.core.timers import Timers
+
+from mindspeed_core.hosts.standalone.gather import all_gather_values
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
@@ -89,12 +90,7 @@ def gather_times(run: Run) -> Times:
     timers = run.config.timers
     if not isinstance(timers, StepTimers):
         return {}
-    mine = timers.take()
-    parts: list[Any] = [mine]
-    if run.dist.world_size > 1:
-        parts = [None] * run.dist.world_size
-        dist.all_gather_object(parts, mine)
-    return merge_times(parts)
+    return merge_times(all_gather_values(timers.take()))
 
 
 def merge_times(parts: Sequence[Mapping[str, float]]) -> Times:

@@ -17,8 +17,6 @@ from pathlib import Path
 
 from mindspeed_core.errors import DataError
 
-__all__ = ["corpus_documents", "write_corpus"]
-
 _FOREIGN = frozenset({"site-packages", "dist-packages", "__pycache__"})
 _COMMENT_BLOCK = re.compile(r"(?:^[ \t]*#[^\n]*\n){3,}", re.MULTILINE)
 _COMMENT_MARK = re.compile(r"^[ \t]*#+:? ?", re.MULTILINE)

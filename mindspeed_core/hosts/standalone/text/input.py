@@ -18,8 +18,6 @@ from typing import Any, BinaryIO
 
 from mindspeed_core.errors import DataError
 
-__all__ = ["SUFFIXES", "Reading", "Segment", "read_segment", "segments_of", "text_files"]
-
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl", ".ndjson", ".parquet")
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _BLANK_LINES = re.compile(r"\n[ \t\r]*\n")
@@ -133,10 +131,7 @@ def read_segment(segment: Segment, reading: Reading, skipped: list[str]) -> Iter
 
 
 def _plain(file: Path, reading: Reading, skipped: list[str]) -> Iterator[str]:
-    lines: list[bytes] = []
-    for _, line in _lines(file, 0, None):
-        lines.append(line)
-    content = b"".join(lines)
+    content = b"".join(line for _, line in _lines(file, 0, None))
     try:
         text = content.decode("utf-8", "replace" if reading.encoding_errors == "replace" else "strict")
     except UnicodeDecodeError as error:

@@ -28,8 +28,6 @@ from mindspeed_core.errors import DataError
 from mindspeed_core.hosts.standalone.text.input import Reading, Segment, read_segment, segments_of
 from mindspeed_core.hosts.standalone.text.tokenizer import TextTokenizer, load_tokenizer
 
-__all__ = ["PART_BYTES", "Part", "Work", "file_facts", "join_parts", "locked", "make_parts", "plan_parts"]
-
 PART_BYTES = 16 << 20
 _BATCH = 256
 _TOKENS, _LENGTHS, _DONE = ".bin", ".npy", ".json"

@@ -43,8 +43,6 @@ from mindspeed_core.hosts.standalone.text.parts import (
 )
 from mindspeed_core.hosts.standalone.text.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
 
-__all__ = ["PreparedText", "command", "prepare_text", "read_documents", "unigram_entropy"]
-
 _ENCODING_ERRORS = ("error", "replace", "skip")
 
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from mindspeed_core.errors import DataError
 
-__all__ = ["SentencePieceTokenizer"]
-
 _NO_PADDING = -1
 
 

@@ -17,18 +17,6 @@ from typing import Any, Protocol
 from mindspeed_core.errors import ArgumentError, DataError
 from mindspeed_core.hosts.standalone.text.sentencepiece_tokenizer import SentencePieceTokenizer
 
-__all__ = [
-    "END_OF_DOCUMENT",
-    "PADDING",
-    "BpeTokenizer",
-    "NullTokenizer",
-    "TextTokenizer",
-    "Tokenizer",
-    "load_tokenizer",
-    "tokenizer_of",
-    "train_tokenizer",
-]
-
 END_OF_DOCUMENT = "<|endoftext|>"
 PADDING = "<|pad|>"
 
@@ -121,11 +109,6 @@ class BpeTokenizer:
         """Ids by token."""
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         return vocabulary
-
-    @property
-    def inv_vocab(self) -> dict[int, str]:
-        """Tokens by id."""
-        return {index: token for token, index in self.vocab.items()}
 
     def tokenize(self, text: str) -> list[int]:
         """The ids of a text, without an end-of-document token."""
@@ -254,16 +237,13 @@ def load_tokenizer(path: str | Path, kind: str | None = None) -> BpeTokenizer | 
 
 def _load_gpt2(vocabulary: str, merges: str) -> BpeTokenizer:
     """GPT-2's byte-level BPE from its two files."""
-    from tokenizers import Tokenizer as Library
-    from tokenizers import decoders, models, pre_tokenizers
+    from tokenizers import models
 
     where = f"--vocab-file {vocabulary!r} and --merge-file {merges!r}"
     try:
-        tokenizer = Library(models.BPE.from_file(vocabulary, merges))
+        tokenizer = _byte_level(models.BPE.from_file(vocabulary, merges))
     except Exception as error:
         raise DataError(f"{where}: are not the two files of a BPE ({error}); check the paths") from error
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
     # Named as special, so that text which spells it out is not taken for the end of a document.
     known = [name for name in (*_END_NAMES, *_PADDING_NAMES) if tokenizer.token_to_id(name) is not None]
     tokenizer.add_special_tokens(known)
@@ -287,12 +267,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
             "has no room for 256 bytes, the end-of-document token and padding",
             f"give at least {_SMALLEST_VOCABULARY}",
         )
-    from tokenizers import Tokenizer as Library
-    from tokenizers import decoders, models, pre_tokenizers, trainers
+    from tokenizers import models, pre_tokenizers, trainers
 
-    tokenizer = Library(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[END_OF_DOCUMENT, PADDING],
@@ -302,6 +279,16 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
     tokenizer.train_from_iterator(texts, trainer)
     digest = hashlib.sha256(_content(tokenizer)).hexdigest()
     return BpeTokenizer(tokenizer, digest, "the trained tokenizer")
+
+
+def _byte_level(model: Any) -> Any:
+    from tokenizers import Tokenizer as Library
+    from tokenizers import decoders, pre_tokenizers
+
+    tokenizer = Library(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def _content(tokenizer: Any) -> bytes:

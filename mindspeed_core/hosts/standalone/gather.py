@@ -1,0 +1,23 @@
+"""Values of all ranks, gathered as Python objects."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+def all_gather_values(mine: T, group: Any = None) -> list[T]:
+    """Return every rank's (picklable) value, in rank order. Collective; one value without a process group.
+
+    Args:
+        mine: the value of this rank.
+        group: the ranks that take part; all by default.
+    """
+    if not dist.is_initialized() or dist.get_world_size(group) == 1:
+        return [mine]
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, mine, group=group)
+    return values
