@@ -83,7 +83,7 @@ class Batch:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def with_(self, **changes: Any) -> Batch:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return replace(self, **changes)
 
 
@@ -107,7 +107,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """What an update did.
+    """The outcome of an update.
 
     Attributes:
         successful: False when the update was skipped (overflow).
@@ -143,7 +143,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class LoadInfo:
-    """What was loaded: ``path`` is None when the run starts from nothing."""
+    """The checkpoint that was loaded: ``path`` is None when the run starts from nothing."""
 
     path: Path | None
     iteration: int = 0
@@ -153,7 +153,7 @@ class LoadInfo:
 
 @dataclass(frozen=True)
 class SaveInfo:
-    """Where a checkpoint went."""
+    """A checkpoint that was saved."""
 
     path: Path
     iteration: int
@@ -196,7 +196,7 @@ class DataIterators:
 
 @dataclass
 class RunContext:
-    """What the wrapped code is working on right now.
+    """The micro-batch and chunk that wrapped code is working on.
 
     Attributes:
         microbatch: index within the step of the micro-batch in forward, -1 outside.

@@ -6,8 +6,8 @@ Data only: the command line is parsed, and a plan is made, without torch. `argum
 from __future__ import annotations
 
 from mindspeed_core.feature import Flag
-from mindspeed_core.hosts.standalone.fault_tolerance.flags import SURVIVAL
-from mindspeed_core.hosts.standalone.monitoring.flags import WATCHING_FLAGS
+from mindspeed_core.hosts.standalone.fault_tolerance.flags import FAULT_TOLERANCE_FLAGS
+from mindspeed_core.hosts.standalone.monitoring.flags import MONITORING_FLAGS
 from mindspeed_core.megatron.config_flags import generated_flags
 from mindspeed_core.megatron.flags import BATCH_FLAGS, TRAINING_FLAGS, grouped
 from mindspeed_core.megatron.model_flags import MODEL_FLAGS
@@ -106,6 +106,6 @@ _CHECKPOINT = grouped(
     Flag("--trust-checkpoint", help="Load pickled objects that are not on the allow-list."),
 )
 
-_MONITORING = grouped("watching", *WATCHING_FLAGS)
+_MONITORING = grouped("watching", *MONITORING_FLAGS)
 
-_FAULT_TOLERANCE = grouped("stopping and recovery", *SURVIVAL)
+_FAULT_TOLERANCE = grouped("stopping and recovery", *FAULT_TOLERANCE_FLAGS)

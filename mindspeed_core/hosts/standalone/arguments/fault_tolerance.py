@@ -1,4 +1,4 @@
-"""Checks of the flags about what a run survives."""
+"""Checks of the fault-tolerance flags."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from argparse import Namespace
 from mindspeed_core.hosts.standalone.arguments.errors import argument_error
 
 
-def check_survival(args: Namespace) -> None:
+def check_fault_tolerance(args: Namespace) -> None:
     """Refuse values that cannot work.
 
     Raises:

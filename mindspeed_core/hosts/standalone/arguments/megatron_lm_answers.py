@@ -1,4 +1,4 @@
-"""What holds here for each training flag of Megatron-LM: supported, refused with the reason, not applicable.
+"""Answers for each training flag of Megatron-LM: supported, refused with the reason, not applicable.
 
 A flag that the host has is supported unless `refusals` refuses it whatever its value; for every other one
 `mindspeed_core.megatron.megatron_lm_flags` has the reason. Torch-free.
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 SUPPORTED = "supported"
 ALWAYS = "Accepted; "
-"""How the help of a flag begins that asks for what is so whether it is given or not."""
+"""The beginning of the help of a flag that changes nothing: its behaviour is the default."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What holds for one flag.
+    """The answer for one flag.
 
     Attributes:
         option: the flag's first spelling in Megatron-LM.
@@ -37,7 +37,7 @@ class Answer:
 
 
 def answers(present: Mapping[str, Flag], packages: Mapping[str, str] | None = None) -> Iterator[Answer]:
-    """What holds for each of Megatron-LM's flags, in its order.
+    """Yield the answer for each of Megatron-LM's flags, in its order.
 
     Args:
         present: the host's flags by option string.
@@ -78,7 +78,7 @@ def _present(facts: Mapping[str, Any], flag: Flag, package: str) -> Answer:
 
 
 def _fewer_choices(facts: Mapping[str, Any], flag: Flag) -> str:
-    """The values that Megatron-LM takes and this host does not; and what is so anyway."""
+    """Name the values that Megatron-LM takes and this host does not."""
     if flag.help.startswith(ALWAYS):
         return "always so here"
     theirs = facts.get("choices", ())
@@ -96,7 +96,7 @@ def _condition(refusal: Refusal) -> str:
 
 
 def _difference(facts: Mapping[str, Any], default: Any) -> str:
-    """A default that is another one here, where both are plain values."""
+    """Name a default that differs from Megatron-LM's, where both are plain values."""
     theirs = facts.get("default")
     if isinstance(default, (list, tuple)) and len(default) == 1:
         default = default[0]

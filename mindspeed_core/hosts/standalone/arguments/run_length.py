@@ -1,4 +1,4 @@
-"""How long a run is and how large its steps are, in steps and in samples.
+"""The length of a run and the batch of its steps, in steps and in samples.
 
 A run is counted in steps (``--train-iters``) or in samples (``--train-samples``); with samples the batch may
 grow at first (``--rampup-batch-size``). Everything is a function of the arguments and of the samples consumed
@@ -27,7 +27,7 @@ class StepBatch:
 
 
 def batch_at(args: Namespace, consumed_samples: int) -> StepBatch:
-    """The batch of the step that follows after ``consumed_samples``, by megatron-core's rule."""
+    """Return the batch of the step that follows after ``consumed_samples``, by megatron-core's rule."""
     if not args.rampup_batch_size:
         return StepBatch(args.global_batch_size, args.num_microbatches)
     from megatron.core.num_microbatches_calculator import RampupBatchsizeNumMicroBatchesCalculator
@@ -141,7 +141,7 @@ def derive_schedule(args: Namespace) -> None:
 
 
 def samples_wanted(args: Namespace) -> tuple[int, int | None, int]:
-    """Samples of train, validation and test; None asks for one pass over the whole split."""
+    """Return the samples of train, validation and test; None asks for one pass over the whole split."""
     batch = args.global_batch_size
     train = 0
     evaluations = 1
@@ -156,7 +156,7 @@ def samples_wanted(args: Namespace) -> tuple[int, int | None, int]:
 
 
 def _whole_run(args: Namespace) -> tuple[int, int]:
-    """Steps of a run that is counted in samples, and the samples they consume; Megatron-LM's rule."""
+    """Return the steps of a run counted in samples, and the samples they consume; Megatron-LM's rule."""
     steps = consumed = 0
     if args.rampup_batch_size:
         while consumed <= args.rampup_batch_size[2] and consumed <= args.train_samples:

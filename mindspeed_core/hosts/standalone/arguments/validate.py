@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.arguments.errors import argument_error, option
-from mindspeed_core.hosts.standalone.arguments.fault_tolerance import check_survival
+from mindspeed_core.hosts.standalone.arguments.fault_tolerance import check_fault_tolerance
 from mindspeed_core.hosts.standalone.arguments.fully_sharded import (
     check_connections,
     check_fully_sharded,
@@ -55,7 +55,7 @@ def validate_arguments(session: Session, args: Namespace) -> Namespace:
     _check_ranges(session, args)
     _check_needs_feature(session, args)
     check_writers(args)
-    check_survival(args)
+    check_fault_tolerance(args)
     _derive_world(args)
     _derive_model(session, args)
     check_fully_sharded(args)

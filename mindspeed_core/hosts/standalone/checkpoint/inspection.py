@@ -1,4 +1,4 @@
-"""``mindspeed-train inspect CHECKPOINT``: what a checkpoint holds, how it was made, and whether it is intact.
+"""``mindspeed-train inspect CHECKPOINT``: show the content, origin and health of a checkpoint.
 
 Needs no process group, no model and no device. Nothing is unpickled before its globals were checked, and
 tensors are only read with ``--values``.
@@ -131,7 +131,7 @@ def _tensors(index: Metadata) -> Iterator[dict[str, Any]]:
 
 
 def part_of(key: str) -> str:
-    """The part of a checkpoint that a key belongs to: a feature, the optimizer, or the model."""
+    """Return the part of a checkpoint that a key belongs to: a feature, the optimizer, or the model."""
     if key.startswith("features."):
         return f"feature {key.split('.')[1]}"
     return "optimizer" if key.startswith(("optimizer.", "chained_")) else "model"

@@ -53,7 +53,7 @@ logger = logging.getLogger("mindspeed_core")
 
 
 class _AlreadyLoaded(TorchCommonLoadStrategy):
-    """Gives megatron-core the common state that was checked and read here."""
+    """Loads nothing: gives megatron-core the common state that was checked and read here."""
 
     def __init__(self, common: dict[str, Any]) -> None:
         self._common = common
@@ -261,7 +261,7 @@ class _Load:
                 )
 
     def _same_vocabulary(self) -> bool:
-        """Whether an embedding may have another number of rows: only the padding differs."""
+        """Return whether an embedding may have another number of rows: only the padding differs."""
         if self.manifest is None:
             return True
         return self.manifest.model.get("vocab_size") == model_arguments(self.run.args).get("vocab_size")

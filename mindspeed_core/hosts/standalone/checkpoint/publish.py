@@ -1,4 +1,4 @@
-"""How a checkpoint directory becomes visible: all at once, at the very end, whatever interrupts it.
+"""Publishing of checkpoint directories: all at once, at the very end, whatever interrupts it.
 
 A checkpoint is written into a temporary directory, described by a manifest (sizes, SHA-256 of every file),
 forced to disk and renamed; only then does the tracker name it. This module knows files and directories, not
@@ -36,7 +36,7 @@ _HASH = re.compile(r"[0-9a-f]{64}\Z")
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a published checkpoint consists of.
+    """The description of a published checkpoint.
 
     Attributes:
         iteration: training steps done.
@@ -77,12 +77,12 @@ class Found:
 
 
 def directory_name(iteration: int) -> str:
-    """The name of a published checkpoint, as Megatron-LM spells it."""
+    """Return the name of a published checkpoint, as Megatron-LM spells it."""
     return f"iter_{iteration:07d}"
 
 
 def digest_file(path: Path) -> tuple[int, str]:
-    """Size in bytes and SHA-256 of a file."""
+    """Return the size in bytes and the SHA-256 of a file."""
     digest = hashlib.sha256()
     size = 0
     with path.open("rb") as file:
@@ -180,7 +180,7 @@ def _remove(directory: Path) -> None:
 def clean_stale(save_dir: Path) -> list[Path]:
     """Remove temporary directories of runs that no longer live.
 
-    A run on another host cannot be asked whether it lives: its directory goes when nothing has touched it for
+    Whether a run on another host lives is unknown here: its directory goes when nothing has touched it for
     a day.
     """
     removed: list[Path] = []
@@ -212,7 +212,7 @@ def _run_id() -> str:
 
 
 def _start_of(pid: int) -> int:
-    """Start of a process in clock ticks since boot; 0 where the system does not tell, -1 if gone."""
+    """Return the start of a process in clock ticks since boot; 0 where it is unknown, -1 if it is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
@@ -233,7 +233,7 @@ def _start_of(pid: int) -> int:
 def find(load_dir: Path, step: int | None = None, *, accept_unpublished: bool = False) -> Found | None:
     """Choose the checkpoint to load.
 
-    The tracker's word counts where the directory it names was published; otherwise the newest published one
+    The tracker decides where the directory it names was published; otherwise the newest published one
     is taken, with a warning.
 
     Args:
@@ -367,7 +367,7 @@ def check_file(directory: Path, name: str, expected: tuple[int, str], *, content
 
 
 def explain(error: BaseException) -> str:
-    """One phrase for an operating-system error, with the way out where there is one."""
+    """Describe an operating-system error in one phrase, with the way out where there is one."""
     number = getattr(error, "errno", None)
     name = getattr(error, "filename", None)
     where = f" ({name})" if name else ""

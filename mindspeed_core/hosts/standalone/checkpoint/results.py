@@ -1,4 +1,4 @@
-"""Where the forked writers of a checkpoint leave their results for the training process.
+"""Results that the forked writers of a checkpoint leave for the training process.
 
 megatron-core uses the queue of a ``multiprocessing`` manager, a spawned interpreter that imports the main
 program again: slow on the first save, fatal for scripts without a ``__main__`` guard, and orphaned when the
@@ -66,11 +66,11 @@ class FileResults:
         return item
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """The same as `get_nowait`: results are asked for after their writer has ended."""
+        """Take a result like `get_nowait`: results are asked for after their writer has ended."""
         return self.get_nowait()
 
     def empty(self) -> bool:
-        """Whether there is no result."""
+        """Return whether there is no result."""
         return not self._names()
 
     def _names(self) -> list[str]:

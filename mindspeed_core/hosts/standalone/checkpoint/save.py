@@ -48,7 +48,7 @@ _COMMON = "common.pt"
 
 @dataclass(frozen=True)
 class _Target:
-    """One checkpoint on its way: where it is written, and what will be said about it."""
+    """A checkpoint that is being written: its directory, manifest and how many earlier ones to keep."""
 
     temporary: Path
     manifest: publish.Manifest

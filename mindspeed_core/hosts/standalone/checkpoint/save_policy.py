@@ -1,4 +1,4 @@
-"""When a run saves, and what a save that failed does to it.
+"""The policy of saving: when a checkpoint is due, and what a failed save does to the run.
 
 A checkpoint is due every ``--save-interval`` steps, before the batch grows, and at the end of the run. A save
 fails on all ranks or on none and leaves earlier checkpoints as they were, so with

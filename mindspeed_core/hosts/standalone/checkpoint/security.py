@@ -1,4 +1,4 @@
-"""What a checkpoint's pickles may name, checked before anything is unpickled.
+"""Check of the globals that a checkpoint's pickles name, before anything is unpickled.
 
 ``common.pt``, ``.metadata`` and the object shards inside ``.distcp`` files are pickles: loading one can run
 any code. Every global that they refer to is read from the pickle's opcodes, without executing them, and
@@ -34,7 +34,7 @@ _MEGATRON_LM = (
     "megatron.core.rerun_state_machine.RerunMode megatron.core.rerun_state_machine.RerunState "
     "megatron.core.rerun_state_machine.RerunDiagnostic"
 ).split()
-"""What the arguments in Megatron-LM's checkpoints are made of: records and enumerations without behaviour."""
+"""The classes in the arguments of Megatron-LM's checkpoints: records and enumerations without behaviour."""
 
 ALLOWED: frozenset[str] = frozenset(
     {
@@ -192,7 +192,7 @@ def check_metadata(directory: Path) -> None:
 
 
 def object_shards(metadata: Any) -> list[tuple[str, str, int, int]]:
-    """The object shards of a loaded index: ``(key, file, offset, length)`` each, sorted."""
+    """Return the object shards of a loaded index: ``(key, file, offset, length)`` each, sorted."""
     from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
     found = []

@@ -1,1 +1,1 @@
-"""Data: which samples a run reads, from which files, in which order."""
+"""Data: the samples of a run, their files and their order."""

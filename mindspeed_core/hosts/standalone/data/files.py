@@ -32,7 +32,7 @@ _REMAKE = "copy the pair again, or make it again with prepare-text"
 
 @dataclass(frozen=True)
 class DatasetFiles:
-    """What the index of a dataset says.
+    """The content of a dataset's index.
 
     Attributes:
         prefix: path of the pair without suffix.
@@ -50,17 +50,17 @@ class DatasetFiles:
 
     @property
     def sequences(self) -> int:
-        """Number of sequences; the unit in which ``--split`` divides a dataset."""
+        """Return the number of sequences; the unit in which ``--split`` divides a dataset."""
         return len(self.sequence_lengths)
 
 
 def bin_path(prefix: str | Path) -> Path:
-    """Path of the token file."""
+    """Return the path of the token file."""
     return Path(f"{prefix}.bin")
 
 
 def idx_path(prefix: str | Path) -> Path:
-    """Path of the index file."""
+    """Return the path of the index file."""
     return Path(f"{prefix}.idx")
 
 
@@ -115,7 +115,7 @@ def check_dataset_files(prefix: str | Path) -> DatasetFiles:
 
 
 def token_counts(prefix: str | Path) -> np.ndarray:
-    """How often each id occurs in a dataset: ``[largest id + 1]`` int64.
+    """Count how often each id occurs in a dataset: ``[largest id + 1]`` int64.
 
     Raises:
         DataError: see `check_dataset_files`.
@@ -134,7 +134,7 @@ def token_counts(prefix: str | Path) -> np.ndarray:
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """The type megatron-core gives the tokens of a vocabulary: two bytes where they suffice."""
+    """Return the type megatron-core gives the tokens of a vocabulary: two bytes where they suffice."""
     return np.dtype(np.uint16 if vocab_size < 65500 else np.int32)
 
 
@@ -156,7 +156,7 @@ def write_index(path: str | Path, lengths: np.ndarray, dtype: np.dtype) -> None:
 
 
 def largest_token(files: DatasetFiles, limit: int = 1 << 20) -> int:
-    """The largest id among the first ``limit`` tokens, -1 for none: enough to notice another tokenizer."""
+    """Return the largest id of the first ``limit`` tokens, -1 for none; enough to find a wrong tokenizer."""
     if files.tokens == 0:
         return -1
     tokens = np.memmap(bin_path(files.prefix), dtype=files.dtype, mode="r", shape=(min(files.tokens, limit),))

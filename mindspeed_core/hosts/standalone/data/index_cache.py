@@ -66,8 +66,8 @@ def through_cache(
     Args:
         config: its ``path_to_cache`` names another folder while the index is built.
         folder: the cache.
-        stem: how the names of this index begin.
-        arrays: how the names of its arrays end.
+        stem: the beginning of the names of this index.
+        arrays: the ends of the names of its arrays.
         build: builds the index and writes it to ``config.path_to_cache``, or loads it from there.
 
     Returns:
@@ -97,7 +97,7 @@ def through_cache(
 
 
 def is_complete(folder: Path, stem: str, arrays: Sequence[str]) -> bool:
-    """Whether all files of an index are there and as long as their headers say."""
+    """Return whether all files of an index are there and as long as their headers say."""
     if not (folder / f"{stem}description.txt").is_file():
         return False
     for name in arrays:

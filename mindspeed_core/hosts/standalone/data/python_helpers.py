@@ -30,7 +30,7 @@ def build_sample_idx(
     add_extra_token_to_sequence: int = 1,
     dtype: type[np.signedinteger] = np.int32,
 ) -> np.ndarray:
-    """Where each sample starts in the stream of documents (megatron-core's ``build_sample_idx``).
+    """Find where each sample starts in the stream of documents (megatron-core's ``build_sample_idx``).
 
     Args:
         sizes: tokens of each document, ``[documents]`` int32.
@@ -84,7 +84,7 @@ def build_blending_indices(
         weights: share of each dataset, summing to 1.
         num_datasets: number of datasets.
         size: number of samples.
-        verbose: accepted for megatron-core's sake.
+        verbose: ignored; part of megatron-core's signature.
     """
     shares = np.asarray(weights, dtype=np.float64)[:num_datasets]
     _blend(dataset_index[:size], dataset_sample_index, shares, np.full(num_datasets, size))
@@ -120,7 +120,7 @@ def _blend(
 
 
 def has_compiled_helpers() -> bool:
-    """Whether megatron-core's compiled index builders can be imported."""
+    """Return whether megatron-core's compiled index builders can be imported."""
     try:
         importlib.import_module(f"{_PACKAGE}.helpers_cpp")
     except ImportError:

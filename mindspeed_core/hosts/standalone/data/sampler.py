@@ -1,4 +1,4 @@
-"""Which samples a data-parallel rank reads, and in which order.
+"""The samples of a data-parallel rank, in order.
 
 Position ``consumed + i*micro*dp + r*micro + j`` of the dataset is sample j of micro-batch i on rank r, as in
 Megatron-LM: the samples of a step do not depend on how many ranks share them, and a resumed run goes on
@@ -71,7 +71,7 @@ class MicroBatchSampler:
             position += self.stride
 
     def used_up(self) -> DataError:
-        """The error for asking on when a sampler that is not endless has ended."""
+        """Make the error for reading on after the end of a sampler that is not endless."""
         return DataError(
             f"the {self.name} dataset is used up: it has {self.total_samples} samples, the run started at "
             f"{self.consumed_samples}; lower --train-iters, or give more data (weights in --data-path repeat "

@@ -1,4 +1,4 @@
-"""Which dataset files a run reads: the blends of ``--data-path`` and its relatives.
+"""The dataset files of a run: the blends of ``--data-path`` and its relatives.
 
 One blend may serve all splits (``--data-path``, ``--data-args-path``; ``--split`` divides it), or each split
 has its own (``--train-data-path`` …, ``--per-split-data-args-path``). Read here once, without torch, so that
@@ -40,13 +40,13 @@ class Blend:
 
     @property
     def pair(self) -> tuple[list[str], list[float] | None]:
-        """The form that megatron-core takes."""
+        """Return prefixes and weights in the form that megatron-core takes."""
         return list(self.prefixes), None if self.weights is None else list(self.weights)
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Where samples come from; all None with ``--mock-data``.
+    """The sources of samples; all None with ``--mock-data``.
 
     Attributes:
         shared: one blend for all splits, divided by ``--split``.
@@ -58,15 +58,15 @@ class Sources:
 
     @property
     def made_up(self) -> bool:
-        """Whether no file is read at all."""
+        """Return whether no file is read at all."""
         return self.shared is None and self.per_split is None
 
     def blend(self, split: int) -> Blend | None:
-        """The blend that a split (0 train, 1 validation, 2 test) is cut from."""
+        """Return the blend that a split (0 train, 1 validation, 2 test) is cut from."""
         return self.shared if self.per_split is None else self.per_split[split]
 
     def prefixes(self) -> tuple[str, ...]:
-        """Every dataset once, in the order in which they are given."""
+        """Return every dataset once, in the order in which they are given."""
         blends = [self.shared] if self.per_split is None else list(self.per_split)
         return tuple(dict.fromkeys(prefix for blend in blends if blend for prefix in blend.prefixes))
 

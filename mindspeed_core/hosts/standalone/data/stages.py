@@ -137,7 +137,7 @@ class MadeUpDataset(MockGPTDataset):
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str | None, config: GPTDatasetConfig) -> Any:
-        """The sequences that samples are cut from."""
+        """Return the sequences that samples are cut from."""
         return _MadeUpTokens(config.tokenizer)
 
 
@@ -154,11 +154,11 @@ class WholeBatches(Dataset[Any]):
         self.length = -(-self.samples // batch) * batch
 
     def __len__(self) -> int:
-        """Samples, those that fill up included."""
+        """Return the number of samples, those that fill up included."""
         return self.length
 
     def __getitem__(self, index: int) -> Any:
-        """The sample, or the first one without loss."""
+        """Return the sample, or the first one without loss."""
         if index < self.samples:
             return self.dataset[index]
         sample = dict(self.dataset[0])
@@ -251,14 +251,14 @@ def _without(num_samples: _Sizes, absent: Sequence[bool]) -> _Sizes:
 
 
 def _set_names(blend: Blend | None) -> list[str]:
-    """The last part of each path, with its number where that is not unique."""
+    """Return the last part of each path, with its number where that is not unique."""
     prefixes = blend.prefixes if blend else ("made-up",)
     names = [Path(prefix).name for prefix in prefixes]
     return [name if names.count(name) == 1 else f"{name}-{index}" for index, name in enumerate(names)]
 
 
 def build_tokenizer(args: Namespace) -> Tokenizer:
-    """The tokenizer that the flags name, or plain ids up to ``--vocab-size``.
+    """Build the tokenizer that the flags name, or plain ids up to ``--vocab-size``.
 
     Raises:
         DataError: the file cannot be used, or has more ids than the model's vocabulary.

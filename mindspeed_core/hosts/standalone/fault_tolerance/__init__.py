@@ -1,1 +1,1 @@
-"""What a run survives: signals, bad steps, hanging ranks, lost workers."""
+"""Fault tolerance: signals, bad steps, hanging ranks, lost workers."""

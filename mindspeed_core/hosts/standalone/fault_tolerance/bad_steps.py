@@ -35,7 +35,7 @@ _FROM_BUCKETS = "in local grad norm for bucket"
 
 
 class BadSteps:
-    """What one run remembers about its losses."""
+    """The recent losses of a run and how many bad steps it skipped in a row."""
 
     def __init__(self) -> None:
         """Start with no step seen."""
@@ -43,11 +43,11 @@ class BadSteps:
         self.in_a_row = 0
 
     def spikes(self, loss: float, factor: float) -> bool:
-        """Whether a finite loss is ``factor`` times the largest of the last steps."""
+        """Return whether a finite loss is ``factor`` times the largest of the last steps."""
         return len(self.recent) >= FEWEST and loss >= factor * max(self.recent)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, so that a resumed run judges the next losses as this one would."""
+        """Return what a checkpoint keeps, so that a resumed run judges the next losses as this one would."""
         return {"recent": list(self.recent), "in_a_row": self.in_a_row}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -65,7 +65,7 @@ def check_loss(run: Run, batch: Batch, total: torch.Tensor, model_chunk: Megatro
     if not run.args.check_for_nan_in_loss_and_grad or math.isfinite(total.item()):
         return
     where = f"micro-batch {run.context.microbatch} on rank {run.dist.rank}"
-    origin = _guarded(lambda: origin_of_loss(run, batch, model_chunk))
+    origin = _guard(lambda: origin_of_loss(run, batch, model_chunk))
     text = f"the loss of step {run.iteration + 1}, {where}, is {float(total)}; {origin}"
     if run.args.bad_step_action == "stop":
         raise UserError(
@@ -87,7 +87,7 @@ def with_named_gradients(run: Run, schedule: Callable[[], T]) -> T:
         if _FROM_BUCKETS not in str(error):
             raise
         raise UserError(
-            f"step {run.iteration + 1}, rank {run.dist.rank}: {_guarded(lambda: bad_gradient(run))}. Lower "
+            f"step {run.iteration + 1}, rank {run.dist.rank}: {_guard(lambda: bad_gradient(run))}. Lower "
             "--lr or check the data; --bad-step-action skip leaves such steps out"
         ) from error
 
@@ -178,7 +178,7 @@ def bad_gradient(run: Run) -> str:
         gradient = getattr(parameter, "main_grad", None)
         gradient = local_part(parameter.grad if gradient is None else gradient)
         if gradient is not None and not bool(torch.isfinite(gradient).all()):
-            return f"the gradient of {name} {_what(gradient)}"
+            return f"the gradient of {name} {_describe(gradient)}"
     return "a gradient is not finite"
 
 
@@ -191,7 +191,7 @@ def origin_of_loss(run: Run, batch: Batch, model_chunk: MegatronModule) -> str:
     for name, parameter in _parameters(run):
         weight = local_part(parameter)
         if not bool(torch.isfinite(weight).all()):
-            return f"the weight {name} {_what(weight)}: an earlier update spoiled it"
+            return f"the weight {name} {_describe(weight)}: an earlier update spoiled it"
     if _fully_sharded(run):
         return "this rank's parts of all weights are finite"
     if run.pg.cp.size() > 1 or (getattr(run.pg, "ep", None) is not None and run.pg.ep.size() > 1):
@@ -253,14 +253,14 @@ def _finite(value: Any) -> bool:
     return True
 
 
-def _what(tensor: torch.Tensor) -> str:
+def _describe(tensor: torch.Tensor) -> str:
     bad = int((~torch.isfinite(tensor)).sum())
     kind = "nan" if bool(torch.isnan(tensor).any()) else "inf"
     return f"holds {kind} in {bad} of {tensor.numel()} elements"
 
 
-def _guarded(look: Callable[[], str]) -> str:
-    """What was found; an error while looking must not hide what went wrong in the run."""
+def _guard(look: Callable[[], str]) -> str:
+    """Return what was found; an error while looking must not hide what went wrong in the run."""
     try:
         return look()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Flags about what a run survives: signals, bad steps, hanging ranks, lost workers, refused saves.
+"""Flags of fault tolerance: signals, bad steps, hanging ranks, lost workers, refused saves.
 
 Data only, like `flags`. Where Megatron-LM has a flag, name and meaning are its own.
 """
@@ -9,7 +9,7 @@ from mindspeed_core.feature import Flag
 
 EXIT_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP")
 
-SURVIVAL: tuple[Flag, ...] = (
+FAULT_TOLERANCE_FLAGS: tuple[Flag, ...] = (
     Flag("--exit-duration-in-mins", type=float, help="Save and end after this many minutes."),
     Flag(
         "--exit-signal",

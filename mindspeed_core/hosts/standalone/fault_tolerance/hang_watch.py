@@ -1,8 +1,8 @@
-"""Finds the rank that all others wait for when a run stands still, says where it is, and ends the run.
+"""Watch for hanging runs: find the rank that all others wait for, report where it is, and end the run.
 
-Each rank has a thread that tells the store how far the rank is and where its main thread stands, and reads
-what the others tell. A rank that tells nothing any more is stopped or stuck in a call that never returns to
-Python; a rank that is not in a collective is the one that keeps the others in theirs.
+Each rank has a thread that writes to the store how far the rank is and where its main thread stands, and
+reads what the others wrote. A rank that writes nothing any more is stopped or stuck in a call that never
+returns to Python; a rank that is not in a collective is the one that keeps the others in theirs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FRAMES = 8
 
 @dataclass(frozen=True)
 class Pulse:
-    """What a rank tells about itself.
+    """The state of one rank, as it writes it to the store.
 
     Attributes:
         beat: grows with every message.
@@ -64,7 +64,7 @@ class Pulse:
 
 @dataclass(frozen=True)
 class Finding:
-    """Which rank keeps the others waiting, and one paragraph about it."""
+    """The rank that keeps the others waiting, and one paragraph about it."""
 
     rank: int
     text: str
@@ -74,8 +74,8 @@ def find_culprit(pulses: Mapping[int, Pulse | None], silent: Mapping[int, float]
     """Choose the rank that the others wait for.
 
     Args:
-        pulses: what each rank message last; None for a rank that never message anything.
-        silent: seconds since the last word of the ranks that tell nothing any more.
+        pulses: the last message of each rank; None for a rank that never sent one.
+        silent: seconds since the last message of the ranks that send none any more.
     """
     world = len(pulses)
     others = f"; the other {world - 1} wait for it" if world > 1 else ""

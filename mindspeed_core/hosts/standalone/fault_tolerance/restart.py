@@ -1,4 +1,4 @@
-"""What a job that was started again loads: the latest checkpoint that this very job published.
+"""The checkpoint that a restarted job loads: the latest that this very job published.
 
 ``--load`` says where the job came from (perhaps a pretrained model with ``--finetune``); once the job has a
 checkpoint of its own, that one counts. Others in ``--save``, of earlier jobs, are left alone.
@@ -14,7 +14,7 @@ from mindspeed_core.launch.environment import Job, current_job
 
 
 def own_checkpoint(args: Namespace, job: Job | None = None) -> publish.Found | None:
-    """The checkpoint to continue from, or None where the job was not restarted or has published none.
+    """Find the checkpoint to continue from, or None where the job was not restarted or has published none.
 
     Args:
         args: ``save`` is read.
@@ -27,7 +27,7 @@ def own_checkpoint(args: Namespace, job: Job | None = None) -> publish.Found | N
 
 
 def continue_from(args: Namespace, found: publish.Found) -> None:
-    """Change what the flags said about the start of the job into the continuation of it."""
+    """Change the arguments so that the job continues from its own checkpoint."""
     args.load = str(found.path.parent)
     args.ckpt_step = None
     args.finetune = False

@@ -1,6 +1,6 @@
 """The end of a run before its last step: signals, a duration, an interval, agreed by all ranks.
 
-A signal handler only remembers; the loop asks after each step and after each save, and every rank gets the
+A signal handler only remembers; the loop checks after each step and after each save, and every rank gets the
 same answer, so that a signal to one of them (or to all at slightly different moments) saves one step on all.
 """
 
@@ -25,7 +25,7 @@ ALSO = signal.SIGUSR1
 
 
 class StopControl:
-    """Why this process's run ends; use as a context, which puts earlier signal handlers back."""
+    """Control of the end of this process's run; as a context, it puts earlier signal handlers back."""
 
     def __init__(self) -> None:
         """Start without a signal."""

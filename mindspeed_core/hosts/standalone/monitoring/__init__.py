@@ -1,1 +1,1 @@
-"""What a run reports: metrics, throughput, timings, stragglers, charts, the summary."""
+"""Monitoring: metrics, throughput, timings, stragglers, charts, the summary."""

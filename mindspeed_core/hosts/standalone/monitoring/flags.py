@@ -1,4 +1,4 @@
-"""The flags about what a run shows and records, with Megatron-LM's spelling where Megatron-LM has them.
+"""Flags of monitoring, with Megatron-LM's spelling where Megatron-LM has them.
 
 Data only, torch-free. What they do lives in `throughput`, `timing`, `straggler` and `writers`.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from mindspeed_core.feature import Flag
 
-WATCHING_FLAGS = (
+MONITORING_FLAGS = (
     Flag("--log-interval", type=int, default=1, help="Steps between log lines."),
     Flag("--run-dir", type=str, per_rank=True, help="Folder of this run's files; by default runs/<time>."),
     Flag("--no-progress", inverts="progress", help="Plain lines even on a terminal."),

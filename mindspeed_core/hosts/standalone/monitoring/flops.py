@@ -1,4 +1,4 @@
-"""How many floating-point operations a sequence costs: the formula behind every TFLOP/s figure.
+"""Floating-point operations of a sequence: the formula behind every TFLOP/s figure.
 
 Only matrix products count, a product of ``[m, k]`` and ``[k, n]`` as ``2 m k n``. With sequence length ``s``,
 hidden size ``h``, query heads ``a``, key-value groups ``g``, head width ``d``, MLP width ``f`` and vocabulary
@@ -44,17 +44,17 @@ class FlopCount:
 
     @property
     def model(self) -> float:
-        """Forward and backward, without recompute."""
+        """Return forward and backward, without recompute."""
         return 3.0 * sum(self.forward.values())
 
     @property
     def hardware(self) -> float:
-        """Forward and backward with what is recomputed."""
+        """Return forward and backward with what is recomputed."""
         return self.model + self.recomputed
 
 
 def uncounted(config: Any) -> str:
-    """Why the formula does not cover a model; empty when it does."""
+    """Return why the formula does not cover a model; empty when it does."""
     if getattr(config, "is_hybrid_model", False):
         return "hybrid models are not counted"
     if getattr(config, "experimental_attention_variant", None):
@@ -65,7 +65,7 @@ def uncounted(config: Any) -> str:
 
 
 def count_flops(config: Any, *, seq_length: int, vocab_size: int, causal: bool = True) -> FlopCount:
-    """Operations of one sequence through a GPT.
+    """Count the operations of one sequence through a GPT.
 
     Args:
         config: megatron-core's ``TransformerConfig`` (or a record with its fields).
@@ -91,7 +91,7 @@ def count_flops(config: Any, *, seq_length: int, vocab_size: int, causal: bool =
 
 
 def layer_forward(config: Any, s: int, *, routed: bool, windowed: bool, causal: bool) -> dict[str, float]:
-    """Forward operations of one transformer layer by part.
+    """Count the forward operations of one transformer layer by part.
 
     Args:
         config: see `count_flops`.
@@ -197,7 +197,7 @@ def _recomputed(
 
 
 def _selected(config: Any, modules: Sequence[str], layer: Mapping[str, float]) -> float:
-    """What one layer runs again when only ``modules`` are recomputed; norms and activations cost nothing."""
+    """Count what one layer runs again when only ``modules`` are recomputed; norms and activations are free."""
     parts = {"core_attn": ("attention scores",), "mlp": ("mlp",), "moe": _EXPERTS}
     if "moe" not in modules:
         parts["shared_experts"] = ("shared experts",)
@@ -208,7 +208,7 @@ def _selected(config: Any, modules: Sequence[str], layer: Mapping[str, float]) -
 
 
 def _up_projections(config: Any, layer: Mapping[str, float]) -> float:
-    """The share of latent attention's projections that lead out of the latent widths."""
+    """Count the part of latent attention's projections that lead out of the latent widths."""
     heads = config.num_attention_heads
     ups = config.kv_lora_rank * heads * (config.qk_head_dim + config.v_head_dim)
     if config.q_lora_rank is not None:

@@ -1,4 +1,4 @@
-"""Which rank holds the others up: forward times compared between ranks that do the same work.
+"""Stragglers: forward times compared between ranks that do the same work.
 
 Collectives make the steps of all ranks equally long, so the time that tells is that of the forward pass with
 its batch, before gradients meet. It is compared within a pipeline stage, since stages differ in their work;
@@ -40,14 +40,14 @@ class ForwardClock:
         self.passes += 1
 
     def take(self) -> float:
-        """Mean milliseconds of a forward pass since the last call; 0 when there was none."""
+        """Return the mean milliseconds of a forward pass since the last call; 0 when there was none."""
         mean = self.seconds * 1e3 / self.passes if self.passes else 0.0
         self.seconds, self.passes = 0.0, 0
         return mean
 
 
 def straggler_report(run: Run, clock: ForwardClock) -> dict[str, Any]:
-    """Compare the ranks; a collective call. The same on every rank."""
+    """Compare the ranks; the same on every rank. Collective."""
     return compare_ranks(all_gather_values((run.pg.pp.rank(), clock.take())), run.args.straggler_minmax_count)
 
 
@@ -81,6 +81,6 @@ def compare_ranks(ranks: Sequence[tuple[int, float]], count: int) -> dict[str, A
 
 
 def straggler_line(report: Mapping[str, Any]) -> str:
-    """One line for a person."""
+    """Format the report as one line."""
     ratios = ", ".join(f"rank {rank} {ratio:.2f}" for rank, ratio in report["straggler_ranks"].items())
     return f"forward time over the median of the stage: {ratios} (slowest: rank {report['straggler_rank']})"

@@ -38,7 +38,7 @@ pre { white-space: pre-wrap; background: #8882; padding: .6rem; } svg { width: 1
 
 @dataclass(frozen=True)
 class Summary:
-    """What the pages show.
+    """The content of both pages.
 
     Attributes:
         title: one line.
@@ -94,7 +94,7 @@ def curves_of(history: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Point
 
 
 def as_markdown(summary: Summary) -> str:
-    """The page as Markdown."""
+    """Format the page as Markdown."""
     lines = [f"# {summary.title}", "", "```", summary.command, "```"]
     for name, rows in summary.sections.items():
         lines += ["", f"## {name}", "", "| | |", "|---|---|"]
@@ -104,7 +104,7 @@ def as_markdown(summary: Summary) -> str:
 
 
 def as_html(summary: Summary) -> str:
-    """The page as HTML that refers to nothing outside itself."""
+    """Format the page as HTML that refers to nothing outside itself."""
     title = escape(summary.title)
     parts = [
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>',

@@ -1,4 +1,4 @@
-"""What a step achieved: TFLOP/s per device, and which share of the device's peak that is.
+"""Throughput of a step: TFLOP/s per device, and its share of the device's peak.
 
 The operations come from `flops`. The peak is, in this order: ``--peak-tflops``; the vendor's figure for a
 device known by its name, dense, in the training dtype; on CPU the best of a few matrix products of this
@@ -45,7 +45,7 @@ _CPU_ROUNDS = 5
 
 @dataclass(frozen=True)
 class Throughput:
-    """What the figures of a run are computed from.
+    """The numbers that the figures of a run are computed from.
 
     Attributes:
         operations: of one sequence; None where the formula does not cover the model.
@@ -58,7 +58,7 @@ class Throughput:
     source: str
 
     def figures(self, samples: int, seconds: float, devices: int) -> dict[str, float]:
-        """The numbers of a step: ``tflops_per_device``, ``hardware_tflops_per_device``, ``share_of_peak``.
+        """Return ``tflops_per_device``, ``hardware_tflops_per_device`` and ``share_of_peak`` of a step.
 
         Args:
             samples: sequences of the step over all ranks.
@@ -77,7 +77,7 @@ class Throughput:
 
 
 def operations_of(run: Run) -> FlopCount | None:
-    """Operations of one of the run's sequences; None where the formula does not cover its model."""
+    """Count the operations of one of the run's sequences; None where the formula does not cover its model."""
     if uncounted(run.config):
         return None
     return count_flops(run.config, seq_length=run.args.seq_length, vocab_size=run.args.padded_vocab_size)
@@ -93,7 +93,7 @@ def measure_throughput(run: Run) -> Throughput:
 
 
 def peak_tflops(run: Run) -> tuple[float | None, str]:
-    """TFLOP/s of this rank's device in the training dtype, and where the figure comes from."""
+    """Return TFLOP/s of this rank's device in the training dtype, and where the figure comes from."""
     if run.args.peak_tflops is not None:
         return run.args.peak_tflops, "--peak-tflops"
     dtype = run.args.params_dtype
@@ -103,7 +103,7 @@ def peak_tflops(run: Run) -> tuple[float | None, str]:
 
 
 def named_peak(name: str, dtype: torch.dtype) -> tuple[float | None, str]:
-    """The vendor's figure for a device, by its name."""
+    """Look up the vendor's figure for a device by its name."""
     for fragment, (half, single) in DEVICE_PEAKS.items():
         if fragment in name:
             return half if dtype.itemsize == 2 else single, f"data sheet of {name}"
@@ -111,7 +111,7 @@ def named_peak(name: str, dtype: torch.dtype) -> tuple[float | None, str]:
 
 
 def measured_cpu_peak(dtype: torch.dtype) -> float:
-    """TFLOP/s of the best of a few square matrix products with this process's threads."""
+    """Measure TFLOP/s: the best of a few square matrix products with this process's threads."""
     import torch
 
     left = torch.ones(_CPU_SIZE, _CPU_SIZE, dtype=dtype)

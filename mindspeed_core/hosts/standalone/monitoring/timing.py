@@ -31,13 +31,13 @@ class StepTimers(Timers):
         self.steps = 0
 
     def take(self) -> dict[str, float]:
-        """Milliseconds per step of each part on this rank since the last call."""
+        """Return milliseconds per step of each part on this rank since the last call."""
         steps, self.steps = max(1, self.steps), 0
         return {name: timer.elapsed(reset=True) * 1e3 / steps for name, timer in self._timers.items()}
 
 
 def step_timers(run: Run) -> StepTimers | None:
-    """The timers that ``--timing-log-level`` asks for; None at level 0."""
+    """Make the timers that ``--timing-log-level`` asks for; None at level 0."""
     if not run.args.timing_log_level:
         return None
     return StepTimers(run.args.timing_log_level)
@@ -83,7 +83,7 @@ class _Part:
 
 
 def gather_times(run: Run) -> Times:
-    """Milliseconds per step of every part since the last call, by rank; a collective call.
+    """Return milliseconds per step of every part since the last call, by rank. Collective.
 
     Ranks that did not run a part (a first stage receives nothing) have no entry in its list.
     """
@@ -94,7 +94,7 @@ def gather_times(run: Run) -> Times:
 
 
 def merge_times(parts: Sequence[Mapping[str, float]]) -> Times:
-    """The times of all ranks by part; parts that took no time on a rank are left out there."""
+    """Merge the times of all ranks by part; parts that took no time on a rank are left out there."""
     merged: Times = {}
     for part in parts:
         for name, milliseconds in part.items():
@@ -104,7 +104,7 @@ def merge_times(parts: Sequence[Mapping[str, float]]) -> Times:
 
 
 def reported_times(times: Times, option: str) -> dict[str, Any]:
-    """The times under ``--timing-log-option``: a number, ``{"min": …, "max": …}``, or a list over ranks."""
+    """Select times by ``--timing-log-option``: a number, ``{"min": …, "max": …}``, or a list over ranks."""
     if option == "max":
         return {name: max(values) for name, values in times.items()}
     if option == "minmax":
@@ -113,14 +113,14 @@ def reported_times(times: Times, option: str) -> dict[str, Any]:
 
 
 def time_lines(reported: Mapping[str, Any]) -> list[str]:
-    """Lines for a person, the longest part first."""
+    """Format the times as lines, the longest part first."""
     rows = sorted(reported.items(), key=lambda row: -slowest(row[1]))
     width = max((len(name) for name, _ in rows), default=0)
     return ["ms per step:", *(f"    {name:<{width}}  {_shown(value)}" for name, value in rows)]
 
 
 def slowest(value: Any) -> float:
-    """The slowest rank's time in what `reported_times` says about a part."""
+    """Return the slowest rank's time of a part in the form of `reported_times`."""
     if isinstance(value, Mapping):
         return float(value["max"])
     return float(max(value)) if isinstance(value, list) else float(value)

@@ -33,7 +33,7 @@ _LARGEST_EXPONENT = 20.0
 
 
 class Writer(Protocol):
-    """Where scalars of a run go."""
+    """A destination of a run's scalars."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Record the values of a step by name."""
@@ -57,7 +57,7 @@ class TensorBoardWriter:
         self._writer: Any = SummaryWriter(log_dir=folder, max_queue=queue_size)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """One event per value."""
+        """Write one event per value."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
@@ -81,7 +81,7 @@ class WandbWriter:
         )
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """One record."""
+        """Write one record."""
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ def check_writers(args: Namespace) -> None:
 
 
 def scalars_of(numbers: Mapping[str, Any], args: Namespace) -> dict[str, float]:
-    """The scalars of a record of ``metrics.jsonl`` under the names of the charts."""
+    """Return the scalars of a record of ``metrics.jsonl`` under the names of the charts."""
     values: dict[str, float] = {}
     for name, value in numbers.items():
         if name in _LEFT_OUT or isinstance(value, bool) or not isinstance(value, (int, float)):

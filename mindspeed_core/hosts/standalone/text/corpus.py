@@ -76,7 +76,7 @@ def write_corpus(path: str | Path) -> tuple[int, int]:
 
 
 def _prose(file: Path) -> Iterator[str]:
-    """Docstrings in the order of the source, then longer comments; nothing if it is not UTF-8 Python."""
+    """Yield docstrings in source order, then longer comments; nothing if it is not UTF-8 Python."""
     try:
         source = file.read_text(encoding="utf-8")
         with warnings.catch_warnings():

@@ -43,7 +43,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Reading:
-    """How files are read.
+    """The options of reading files.
 
     Attributes:
         split_documents: None for one document per text file, else end a document at the first blank line
@@ -59,7 +59,7 @@ class Reading:
 
 
 def text_files(inputs: Iterable[str | Path], suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
-    """The files to read, sorted within each folder.
+    """List the files to read, sorted within each folder.
 
     Args:
         inputs: files (taken whatever their suffix) and folders (searched, without hidden entries).
@@ -228,7 +228,7 @@ _ENCODING = "convert the file, or use --encoding-errors replace or --encoding-er
 
 
 def _lines(file: Path, start: int, end: int | None) -> Iterator[tuple[int, bytes]]:
-    """Lines with their offsets (in the uncompressed file) that begin within a range."""
+    """Yield the lines that begin within a range, with their offsets in the uncompressed file."""
     offset = start
     read = 0
     try:
@@ -261,12 +261,12 @@ def _open(file: Path) -> BinaryIO:
 
 
 def _line_number(file: Path, offset: int) -> int:
-    """Which line begins at an offset; read again, since it is asked for errors only."""
+    """Return the number of the line at an offset; reads again, since only errors need it."""
     return sum(1 for at, _ in _lines(file, 0, None) if at <= offset)
 
 
 def _suffix(name: str) -> str:
-    """The suffix that tells the format, without ``.gz``."""
+    """Return the suffix that names the format, without ``.gz``."""
     path = Path(name.lower())
     return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 

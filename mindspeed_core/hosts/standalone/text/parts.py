@@ -35,10 +35,10 @@ _TOKENS, _LENGTHS, _DONE = ".bin", ".npy", ".json"
 
 @dataclass(frozen=True)
 class Part:
-    """What one process tokenizes at a time.
+    """The input that one process tokenizes at a time.
 
     Attributes:
-        name: tells what it is made from: the segments, sizes and times of their files, and the work.
+        name: a digest of what it is made from: the segments, sizes and times of their files, and the work.
         segments: what is read, in order.
     """
 
@@ -47,13 +47,13 @@ class Part:
 
     @property
     def size(self) -> int:
-        """Bytes of input."""
+        """Return the bytes of input."""
         return sum(segment.size for segment in self.segments)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is the same for all parts.
+    """The options that are the same for all parts.
 
     Attributes:
         folder: where parts are kept.
@@ -74,19 +74,19 @@ class Work:
     dtype: str
 
     def part(self, segments: Sequence[Segment]) -> Part:
-        """A part with its name."""
+        """Make a part with its name."""
         how = {name: value for name, value in asdict(self).items() if name not in ("folder", "tokenizer")}
         read = [[asdict(segment), *file_facts(segment.file)] for segment in segments]
         digest = hashlib.sha256(json.dumps([how, read], sort_keys=True).encode()).hexdigest()
         return Part(f"part-{digest[:32]}", tuple(segments))
 
     def path(self, part: Part, suffix: str) -> Path:
-        """A file of a part."""
+        """Return the path of a file of a part."""
         return Path(self.folder, f"{part.name}{suffix}")
 
 
 def file_facts(file: str | Path) -> list[int]:
-    """Size and time of change: when they are the same, so is the content."""
+    """Return size and time of change: when they are the same, so is the content."""
     stat = os.stat(file)
     return [stat.st_size, stat.st_mtime_ns]
 
@@ -205,7 +205,7 @@ def _start_worker(work: Work) -> None:
 
 
 def _make_here(part: Part) -> str:
-    """In a worker: the error, if any, as text, since not every error survives being sent."""
+    """Tokenize a part in a worker; return the error as text, since not every error survives being sent."""
     work, tokenizer = _worker
     try:
         _make(part, work, tokenizer)

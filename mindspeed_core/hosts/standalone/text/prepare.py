@@ -1,4 +1,4 @@
-"""``prepare-text``: text becomes a tokenized dataset that megatron-core reads.
+"""``prepare-text``: make a tokenized dataset that megatron-core reads out of text.
 
 Documents are text files, blocks of paragraphs, or records; the tokenizer is trained on them or reused. The
 work is done in parts that survive a kill; the dataset itself is written under a temporary name and its index
@@ -74,7 +74,7 @@ class PreparedText:
 
 
 def unigram_entropy(source: str | Path | np.ndarray | Sequence[int]) -> float:
-    """Entropy in nats per token of the frequencies of tokens.
+    """Compute the entropy of token frequencies, in nats per token.
 
     Args:
         source: prefix of a dataset, or how often each id occurs ``[ids]``.
@@ -134,7 +134,7 @@ def prepare_text(
         output_prefix: where the dataset goes.
         vocab_size: size of a newly trained tokenizer.
         tokenizer: an existing tokenizer to use instead.
-        tokenizer_type: its type, where the file does not tell, see `load_tokenizer`.
+        tokenizer_type: its type, where the file does not show it, see `load_tokenizer`.
         append_eod: end each document with the end-of-document token.
         split_documents: see `Reading`.
         encoding_errors: see `Reading`.
@@ -221,7 +221,7 @@ def _trained_tokenizer(
 def _publish(
     prefix: str, parts: Sequence[Part], work: Work, tokenizer: TextTokenizer, files: int
 ) -> tuple[int, int, Path]:
-    """Join the parts into the dataset; documents, bytes of text, and where the tokenizer is."""
+    """Join the parts into the dataset; return documents, bytes of text, and the tokenizer's path."""
     final = [Path(f"{prefix}{suffix}") for suffix in (f".tokenizer{tokenizer.suffix}", ".bin", ".idx")]
     temporary = [Path(f"{path}.tmp") for path in final]
     try:

@@ -79,25 +79,25 @@ class SentencePieceTokenizer:
 
     @property
     def eos(self) -> int:
-        """The same id as ``eod``."""
+        """Return ``eod``, by its other name."""
         return self.eod
 
     @property
     def vocab_size(self) -> int:
-        """Number of pieces."""
+        """Return the number of pieces."""
         return int(self._model.get_piece_size())
 
     def tokenize(self, text: str) -> list[int]:
-        """The ids of a text, without an end-of-document token."""
+        """Return the ids of a text, without an end-of-document token."""
         return self.tokenize_batch([text])[0]
 
     def tokenize_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of several texts."""
+        """Return the ids of several texts."""
         encoded: list[list[int]] = self._model.encode(list(texts), out_type=int)
         return encoded if self.begin is None else [[self.begin, *ids] for ids in encoded]
 
     def detokenize(self, ids: Iterable[int]) -> str:
-        """The text of a sequence of ids."""
+        """Return the text of a sequence of ids."""
         return str(self._model.decode([int(index) for index in ids]))
 
     def save(self, path: str | Path) -> None:

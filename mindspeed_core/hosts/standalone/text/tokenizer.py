@@ -1,7 +1,7 @@
 """Tokenizers for text preparation and for megatron-core's datasets.
 
 A byte-level BPE lives in one ``tokenizer.json`` of the `tokenizers` library, so that it is portable and needs
-no model hub. The classes here and in `tokenizer_sentencepiece` offer what megatron-core's datasets and text
+no model hub. The classes here and in `sentencepiece_tokenizer` offer what megatron-core's datasets and text
 preparation ask of a tokenizer and nothing else; importing this module loads neither torch nor megatron-core.
 """
 
@@ -27,7 +27,7 @@ _SMALLEST_VOCABULARY = 256 + 2
 
 
 class Tokenizer(Protocol):
-    """What megatron-core's datasets ask of a tokenizer."""
+    """A tokenizer as megatron-core's datasets use it."""
 
     eod: int
     pad: int
@@ -35,22 +35,22 @@ class Tokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids."""
+        """Return the number of ids."""
 
     def tokenize(self, text: str) -> list[int]:
-        """The ids of a text."""
+        """Return the ids of a text."""
 
     def detokenize(self, ids: Iterable[int]) -> str:
-        """The text of ids."""
+        """Return the text of ids."""
 
 
 class TextTokenizer(Tokenizer, Protocol):
-    """What text preparation asks of a tokenizer besides."""
+    """A tokenizer as text preparation uses it."""
 
     suffix: str
 
     def tokenize_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of several texts."""
+        """Return the ids of several texts."""
 
     def save(self, path: str | Path) -> None:
         """Write it to a file that `load_tokenizer` reads; ``suffix`` is the end of its name."""
@@ -96,33 +96,33 @@ class BpeTokenizer:
 
     @property
     def eos(self) -> int:
-        """The same id as ``eod``."""
+        """Return ``eod``, by its other name."""
         return self.eod
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id, special tokens included."""
+        """Return one more than the largest id, special tokens included."""
         return max(self.vocab.values()) + 1
 
     @property
     def vocab(self) -> dict[str, int]:
-        """Ids by token."""
+        """Return the ids by token."""
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         return vocabulary
 
     def tokenize(self, text: str) -> list[int]:
-        """The ids of a text, without an end-of-document token."""
+        """Return the ids of a text, without an end-of-document token."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def tokenize_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of several texts, in parallel where the library can."""
+        """Return the ids of several texts, in parallel where the library can."""
         return [
             encoding.ids for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         ]
 
     def detokenize(self, ids: Iterable[int]) -> str:
-        """The text of a sequence of ids; special tokens are spelled out."""
+        """Return the text of a sequence of ids; special tokens are spelled out."""
         text: str = self._tokenizer.decode([int(index) for index in ids], skip_special_tokens=False)
         return text
 
@@ -158,7 +158,7 @@ class NullTokenizer:
 
     @property
     def eos(self) -> int:
-        """The same id as ``eod``."""
+        """Return ``eod``, by its other name."""
         return self.eod
 
     def tokenize(self, text: str) -> list[int]:
@@ -171,7 +171,7 @@ class NullTokenizer:
 
 
 def tokenizer_of(args: Namespace) -> Tokenizer | None:
-    """The tokenizer that the flags name; None where they name none and ``--vocab-size`` is unknown.
+    """Load the tokenizer that the flags name; None where they name none and ``--vocab-size`` is unknown.
 
     Raises:
         ArgumentError: flags contradict each other.
@@ -236,7 +236,7 @@ def load_tokenizer(path: str | Path, kind: str | None = None) -> BpeTokenizer | 
 
 
 def _load_gpt2(vocabulary: str, merges: str) -> BpeTokenizer:
-    """GPT-2's byte-level BPE from its two files."""
+    """Load GPT-2's byte-level BPE from its two files."""
     from tokenizers import models
 
     where = f"--vocab-file {vocabulary!r} and --merge-file {merges!r}"
