@@ -102,7 +102,7 @@ def test_without_us_the_gradient_norm_lacks_the_biases_of_experts():
     assert without.grad_norms[0] < one.grad_norms[0] * (1 - 1e-4)
 
 
-def test_every_rank_draws_experts_of_its_own_on_the_processor():
+def test_every_rank_draws_experts_of_its_own_on_cpu():
     one = train_side(MOE, 1, 1, gradients=False).initial.tensors
     ours = train_side((*MOE, *EP2), 2, 1, gradients=False).initial.tensors
     without = train_side(

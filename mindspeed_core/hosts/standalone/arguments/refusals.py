@@ -199,13 +199,9 @@ REFUSALS: tuple[Refusal, ...] = (
     *(
         Refusal(dest, "parameters are on the CPU already", platforms=("cpu",))
         for dest in (
-            "optimizer_cpu_offload",
-            "optimizer_offload_fraction",
-            "use_torch_optimizer_for_cpu_offload",
-            "overlap_cpu_optimizer_d2h_h2d",
-            "pin_cpu_grads",
-            "pin_cpu_params",
-        )
+            "optimizer_cpu_offload optimizer_offload_fraction use_torch_optimizer_for_cpu_offload "
+            "overlap_cpu_optimizer_d2h_h2d pin_cpu_grads pin_cpu_params"
+        ).split()
     ),
 )
 

@@ -66,7 +66,7 @@ class FileResults:
         return item
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Take a result like `get_nowait`: results are asked for after their writer has ended."""
+        """Take a result like `get_nowait`: a result is there when its writer has ended."""
         return self.get_nowait()
 
     def empty(self) -> bool:

@@ -28,6 +28,27 @@ _METADATA = (
     "MetadataIndex StorageMeta _MEM_FORMAT_ENCODING"
 ).split()
 
+_TORCH = (
+    "torch.Size torch.device torch.strided torch.contiguous_format torch.preserve_format "
+    "torch.channels_last torch._utils._rebuild_tensor torch._utils._rebuild_tensor_v2 "
+    "torch._utils._rebuild_parameter torch.serialization._get_layout torch.storage.UntypedStorage "
+    "torch.distributed.checkpoint.filesystem._StorageInfo "
+    "torch.distributed.checkpoint.filesystem._StoragePrefix torch.distributed.checkpoint.planner.SavePlan "
+    "torch.distributed.checkpoint.planner.WriteItem torch.distributed.checkpoint.planner.WriteItemType "
+    "torch.distributed.checkpoint.planner.TensorWriteData"
+).split()
+# megatron-core 0.15 writes subclasses of torch's data classes, with one more field each.
+_MEGATRON_CORE = (
+    "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata "
+    "megatron.core.dist_checkpointing.strategies.torch.MCoreSavePlan"
+).split()
+_PLAIN = (
+    "collections.OrderedDict builtins.set builtins.frozenset builtins.list builtins.dict builtins.tuple "
+    "builtins.int builtins.float builtins.bool builtins.complex _codecs.encode pathlib.Path "
+    "pathlib.PosixPath pathlib._local.PosixPath numpy.ndarray numpy.dtype "
+    "numpy.core.multiarray._reconstruct numpy.core.multiarray.scalar numpy._core.multiarray._reconstruct "
+    "numpy._core.multiarray.scalar"
+).split()
 _MEGATRON_LM = (
     "argparse.Namespace types.SimpleNamespace signal.Signals megatron.core.enums.ModelType "
     "megatron.core.transformer.enums.AttnBackend megatron.core.transformer.enums.CudaGraphScope "
@@ -39,46 +60,9 @@ _MEGATRON_LM = (
 ALLOWED: frozenset[str] = frozenset(
     {
         *_MEGATRON_LM,
-        "torch.Size",
-        "torch.device",
-        "torch.strided",
-        "torch.contiguous_format",
-        "torch.preserve_format",
-        "torch.channels_last",
-        "torch._utils._rebuild_tensor",
-        "torch._utils._rebuild_tensor_v2",
-        "torch._utils._rebuild_parameter",
-        "torch.serialization._get_layout",
-        "torch.storage.UntypedStorage",
-        "torch.distributed.checkpoint.filesystem._StorageInfo",
-        "torch.distributed.checkpoint.filesystem._StoragePrefix",
-        "torch.distributed.checkpoint.planner.SavePlan",
-        "torch.distributed.checkpoint.planner.WriteItem",
-        "torch.distributed.checkpoint.planner.WriteItemType",
-        "torch.distributed.checkpoint.planner.TensorWriteData",
-        # megatron-core 0.15 writes subclasses of torch's data classes, with one more field each.
-        "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata",
-        "megatron.core.dist_checkpointing.strategies.torch.MCoreSavePlan",
-        "collections.OrderedDict",
-        "builtins.set",
-        "builtins.frozenset",
-        "builtins.list",
-        "builtins.dict",
-        "builtins.tuple",
-        "builtins.int",
-        "builtins.float",
-        "builtins.bool",
-        "builtins.complex",
-        "_codecs.encode",
-        "pathlib.Path",
-        "pathlib.PosixPath",
-        "pathlib._local.PosixPath",
-        "numpy.ndarray",
-        "numpy.dtype",
-        "numpy.core.multiarray._reconstruct",
-        "numpy.core.multiarray.scalar",
-        "numpy._core.multiarray._reconstruct",
-        "numpy._core.multiarray.scalar",
+        *_MEGATRON_CORE,
+        *_TORCH,
+        *_PLAIN,
         *(f"torch.{name}" for name in _DTYPES),
         *(f"torch.{name}Storage" for name in _STORAGES),
         *(f"torch.storage.{name}Storage" for name in _STORAGES),

@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -131,9 +130,7 @@ class HangWatch:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._end.set()
         if self._thread is not None:
             self._thread.join(2 * self.period)

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,9 +51,7 @@ class StopControl:
     def __enter__(self) -> StopControl:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         while self._before:
             number, handler = self._before.popitem()
             # None: the earlier handler was not installed from Python and cannot be put back.

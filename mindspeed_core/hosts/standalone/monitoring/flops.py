@@ -197,7 +197,7 @@ def _recomputed(
 
 
 def _selected(config: Any, modules: Sequence[str], layer: Mapping[str, float]) -> float:
-    """Count what one layer runs again when only ``modules`` are recomputed; norms and activations are free."""
+    """Count what one layer runs again when only ``modules`` are recomputed; norms cost nothing."""
     parts = {"core_attn": ("attention scores",), "mlp": ("mlp",), "moe": _EXPERTS}
     if "moe" not in modules:
         parts["shared_experts"] = ("shared experts",)

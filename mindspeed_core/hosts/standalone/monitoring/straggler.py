@@ -1,6 +1,6 @@
 """Stragglers: forward times compared between ranks that do the same work.
 
-Collectives make the steps of all ranks equally long, so the time that tells is that of the forward pass with
+Collectives make the steps of all ranks equally long, so what tells ranks apart is the forward pass with
 its batch, before gradients meet. It is compared within a pipeline stage, since stages differ in their work;
 ranks of one tensor-parallel group wait for each other inside the forward pass and share its time.
 """

@@ -305,7 +305,7 @@ class _Progress:
     type=click.Choice(
         ("HuggingFaceTokenizer", "SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
     ),
-    help="Its type, where the file does not tell.",
+    help="Its type, where the file does not show it.",
 )
 @click.option(
     "--json-keys",
@@ -332,19 +332,7 @@ class _Progress:
     help="What to do with text that is not UTF-8.",
 )
 @click.option("--suffix", "suffixes", multiple=True, help="What counts as text in a folder; may be repeated.")
-def command(
-    inputs: tuple[str, ...],
-    output_prefix: str,
-    vocab_size: int,
-    tokenizer: str | None,
-    tokenizer_type: str | None,
-    json_keys: tuple[str, ...],
-    workers: int,
-    append_eod: bool,
-    split_documents: int | None,
-    encoding_errors: str,
-    suffixes: tuple[str, ...],
-) -> None:
+def command(inputs: tuple[str, ...], output_prefix: str, suffixes: tuple[str, ...], **options: Any) -> None:
     """Tokenize text into a dataset for --data-path.
 
     INPUTS are plain text, JSON lines (.jsonl), Parquet, gzip (.gz) of the first two, and folders of them.
@@ -354,16 +342,9 @@ def command(
         made = prepare_text(
             inputs,
             output_prefix,
-            vocab_size=vocab_size,
-            tokenizer=tokenizer,
-            tokenizer_type=tokenizer_type,
-            json_keys=json_keys,
-            workers=workers,
-            append_eod=append_eod,
-            split_documents=split_documents,
-            encoding_errors=encoding_errors,
             suffixes=tuple("." + suffix.lstrip(".").lower() for suffix in suffixes) or SUFFIXES,
             progress=sys.stderr.isatty(),
+            **options,
         )
     except UserError as error:
         raise click.ClickException(str(error)) from error
