@@ -2,12 +2,15 @@
 
 import copy
 import dataclasses
+from argparse import Namespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from library_features import OwnConfig, build, logits, parallel, registry, small
-from megatron.core import parallel_state
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
 from megatron.core.optimizer import OptimizerConfig
@@ -15,9 +18,13 @@ from megatron.core.transformer import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
 
 from mindspeed_core import activate
-from mindspeed_core.errors import SessionError
-from mindspeed_core.feature import hookimpl
+from mindspeed_core.errors import CheckpointError, SessionError, UserError
+from mindspeed_core.feature import Feature, Flag, hookimpl
+from mindspeed_core.hosts.library import HOST
+from mindspeed_core.megatron.feature_state import feature_parts
 from mindspeed_core.megatron.global_state import destroy_megatron_state
+from mindspeed_core.platforms.cpu import CpuPlatform
+from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.run import Batch, StepResult
 from mindspeed_core.testing import run_world
@@ -214,16 +221,30 @@ def test_the_schedule_is_that_of_features(opened):
     assert (name, options["num_microbatches"]) == ("theirs", 2)
 
 
+class Scheduled:
+    """A schedule of the test's own."""
+
+    def __init__(self, function):
+        self.function = function
+
+    @hookimpl
+    def get_forward_backward(self):
+        return self.function
+
+
 def test_the_forward_step_knows_its_micro_batch(opened):
-    session, seen = opened({}), []
+    seen = []
 
     def forward(iterator, model, return_schedule_plan=False):
         seen.append((session.run.context.microbatch, return_schedule_plan))
         return torch.ones(()), None
 
+    def two_forwards(**_):
+        return [wrapped(None, None), wrapped(None, None, return_schedule_plan=True)]
+
+    session = opened({}, extra_plugins=[Scheduled(two_forwards)])
     wrapped = session.forward_step(forward)
     schedule = session.forward_backward()
-    schedule._function = lambda **_: [wrapped(None, None), wrapped(None, None, return_schedule_plan=True)]
     for _ in range(2):
         schedule()
     assert seen == [(0, False), (1, True)] * 2
@@ -231,11 +252,11 @@ def test_the_forward_step_knows_its_micro_batch(opened):
 
 
 def test_samples_are_counted_and_sizes_are_those_of_the_batch(opened):
-    session, batch = opened({"seq_length": 8}), Batch(tokens=torch.zeros(3, 5, dtype=torch.long))
+    session = opened({"seq_length": 8}, extra_plugins=[Scheduled(lambda **_: None)])
+    batch = Batch(tokens=torch.zeros(3, 5, dtype=torch.long))
     session.batch(batch)
     assert (session.run.args.micro_batch_size, session.run.args.seq_length) == (3, 5)
     schedule = session.forward_backward()
-    schedule._function = lambda **_: None
     sizes = {"num_microbatches": 4, "seq_length": 5, "micro_batch_size": 2}
     schedule(**sizes)
     assert session.run.consumed_train_samples == 3 + 4 * 2
@@ -290,6 +311,88 @@ def test_a_model_that_was_built_without_its_features_is_refused():
     ((message, still),) = run_world(model_without_its_specification, 1)
     assert "fused-rmsnorm: active, but matched no module" in message
     assert still
+
+
+class Wider(Feature):
+    """Asks for the groups of its schedule, and sends another shape between pipeline stages."""
+
+    name, family, summary = "wider", "tests", "sends another shape"
+    flags = (Flag("--wider"),)
+
+    @hookimpl
+    def get_forward_backward(self, pg):
+        return lambda **options: (pg, sorted(options))
+
+    @hookimpl(wrapper=True)
+    def boundary_schema(self):
+        schema = yield
+        spec = schema.tensors[0]
+        return dataclasses.replace(schema, tensors=(dataclasses.replace(spec, shape=(*spec.shape, 2)),))
+
+
+def two_stages():
+    """Process groups of a pipeline of two."""
+    return SimpleNamespace(pp=SimpleNamespace(size=lambda: 2), dp=SimpleNamespace(size=lambda: 1))
+
+
+def pipelined(**changes):
+    return small(pipeline_model_parallel_size=2, pipeline_dtype=torch.float32, **changes)
+
+
+def test_a_schedule_gets_the_groups_and_the_shapes_that_features_change(opened):
+    session = opened({"wider": True}, registry=Registry.of((HOST, CpuPlatform, Wider)))
+    pg = session.build_groups(two_stages())
+    schedule = session.forward_backward(pipelined())
+    got, names = schedule(seq_length=8, micro_batch_size=1)
+    assert got is pg
+    assert names == ["adjust_tensor_shapes_fn", "micro_batch_size", "seq_length"]
+
+
+def test_changed_tensors_are_refused_under_interleaving(opened):
+    session = opened({"wider": True}, registry=Registry.of((HOST, CpuPlatform, Wider)))
+    session.build_groups(two_stages())
+    schedule = session.forward_backward(pipelined(num_layers=4, virtual_pipeline_model_parallel_size=2))
+    with pytest.raises(UserError, match="megatron-core's interleaved schedule cannot"):
+        schedule(seq_length=8, micro_batch_size=1)
+
+
+class Averaged:
+    """State in checkpoints: a number, and a tensor that is described as sharded."""
+
+    def __init__(self, value=0.0):
+        self.value, self.restored = value, None
+
+    @hookimpl
+    def checkpoint_state(self):
+        part = ShardedTensor.from_rank_offsets("tensor", torch.full((2,), self.value))
+        return {"averaged": {"steps": int(self.value), "tensor": part}}
+
+    @hookimpl
+    def restore_checkpoint_state(self, state):
+        self.restored = state["averaged"]["steps"], state["averaged"]["tensor"].tolist()
+
+
+@pytest.mark.parametrize("hosts", [("library", "standalone"), ("standalone", "library")])
+def test_state_of_features_changes_hands_with_the_standalone_host(parallel_state_of_one, tmp_path, hosts):
+    (tmp_path / "saved").mkdir()
+    for host, own in zip(hosts, (Averaged(3.0), Averaged())):
+        with activate({}, host=host, platform="cpu", extra_plugins=[own]) as session:
+            state = {"features": feature_parts(Namespace(session=session))}
+            if host == "library":
+                state = {"features": session.state_dict()}
+            if own.value:
+                dist_checkpointing.save(state, str(tmp_path / "saved"))
+                continue
+            loaded = dist_checkpointing.load(state, str(tmp_path / "saved"))["features"]
+            session.collect("restore_checkpoint_state", run=None, state=loaded)
+            assert own.restored == (3, [3.0, 3.0])
+    assert state["features"]["averaged"]["tensor"].key == "features.averaged.tensor"
+
+
+def test_two_features_under_one_name_of_state_are_refused(opened):
+    session = opened({}, extra_plugins=[Averaged(1.0), Averaged(2.0)])
+    with pytest.raises(CheckpointError, match="checkpoint state under the name 'averaged'"):
+        session.state_dict()
 
 
 def modules_alone():

@@ -7,6 +7,7 @@ import io
 import runpy
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_core.feature import Feature, Flag, Requirement, hookimpl
@@ -238,6 +239,33 @@ class WholeBatch(ForTests):
         result = yield
         batches_seen.append(self.seen)
         return result
+
+
+class Wider(ForTests):
+    """Sends two times the width between pipeline stages, which are interleaved."""
+
+    name = "wider"
+    flags = (Flag("--wider", help="Two times the width."),)
+
+    @hookimpl(wrapper=True)
+    def validate_arguments(self):
+        args = yield
+        args.virtual_pipeline_model_parallel_size = 2
+        return args
+
+    @hookimpl
+    def get_forward_backward(self, pg):
+        from megatron.core.pipeline_parallel import schedules
+
+        assert pg.pp.size() == 2
+        return schedules.forward_backward_pipelining_with_interleaving
+
+    @hookimpl(wrapper=True)
+    def boundary_schema(self):
+        schema = yield
+        spec = schema.tensors[0]
+        wide = replace(spec, shape=(*spec.shape[:-1], 2 * spec.shape[-1]))
+        return replace(schema, tensors=(wide,))
 
 
 class Weighted(ForTests):

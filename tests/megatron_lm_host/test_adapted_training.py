@@ -241,6 +241,21 @@ def test_features_are_asked_for_the_shapes_between_stages(pipelined):
     assert all(asked for _, asked in pipelined)
 
 
+def test_changed_tensors_are_refused_under_interleaving():
+    ranks = world("train_interleaved", size=2)
+    assert [rank["status"] for rank in ranks] == [1, 1]
+    # One rank speaks for all.
+    printed = "".join(rank["err"] for rank in ranks)
+    assert "wider: changes the tensors between pipeline stages" in printed
+    assert "megatron-core's interleaved schedule cannot" in printed
+
+
+def train_interleaved():
+    fake.adapt(fake.Wider)
+    flags = ("--pipeline-model-parallel-size", "2", "--untie-embeddings-and-output-weights")
+    return fake.run_script(*LOCAL, *flags, "--wider")
+
+
 def test_tensor_parallel_ranks_train_with_sequence_parallelism():
     losses = world("train_sharded", size=2)
     assert losses[0] == losses[1]
