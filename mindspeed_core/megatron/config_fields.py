@@ -60,7 +60,7 @@ class ConfigField:
 
 @cache
 def config_fields() -> tuple[ConfigField, ...]:
-    """Every field of the installed megatron-core's configuration classes; empty where it is not installed."""
+    """Return every field of megatron-core's configuration classes; none where it is not installed."""
     root = _megatron_core()
     return () if root is None else tuple(_fields(root))
 
@@ -86,7 +86,7 @@ def _fields(root: Path) -> Iterator[ConfigField]:
 
 
 def _field_part(source: str, name: str) -> str:
-    """A class up to its first method: methods are most of these files, and parsing them most of the time."""
+    """Cut a class before its first method: methods are most of these files and of the time to parse them."""
     start = re.search(rf"^class {name}\b", source, re.M)
     if start is None:
         return ""
@@ -133,7 +133,7 @@ def _annotation(node: ast.expr) -> tuple[str, tuple[Any, ...]]:
 
 
 def _default(node: ast.expr | None) -> tuple[Any, tuple[str, ...]]:
-    """The literal default, and the option names in the metadata of ``field(...)``."""
+    """Return the literal default, and the option names in the metadata of ``field(...)``."""
     if not isinstance(node, ast.Call):
         return _literal(node), ()
     keywords = {keyword.arg: keyword.value for keyword in node.keywords}

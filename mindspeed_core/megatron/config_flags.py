@@ -168,7 +168,7 @@ EXCLUDED: Mapping[str, str] = {
 
 
 def generated_flags(written: Iterable[Flag]) -> tuple[Flag, ...]:
-    """The flags of all fields that ``written`` does not cover.
+    """Return the flags of all fields that ``written`` does not cover.
 
     Args:
         written: flags somebody wrote by hand; their options and attributes are left alone.
@@ -187,7 +187,7 @@ def generated_flags(written: Iterable[Flag]) -> tuple[Flag, ...]:
 
 
 def why_excluded(field: ConfigField) -> str:
-    """Why a field is no flag; empty for a flag."""
+    """Say why a field is no flag; nothing for a flag."""
     if field.name in EXCLUDED:
         return EXCLUDED[field.name]
     if field.name.startswith("_"):
@@ -198,7 +198,7 @@ def why_excluded(field: ConfigField) -> str:
 
 
 def flag_of(field: ConfigField) -> Flag:
-    """The flag of a field: Megatron-LM's spelling, or ``--field-name``; on by default reads ``--no-...``."""
+    """Make the flag of a field: Megatron-LM's spelling, or ``--field-name``; ``--no-...`` where it is on."""
     spelling = SPELLINGS.get(field.name, Spelling())
     rule, nargs = _kind(field) or (str, None)
     kind = spelling.type or rule
@@ -239,7 +239,7 @@ def flag_of(field: ConfigField) -> Flag:
 
 
 def dest_of(name: str) -> str:
-    """The attribute of the arguments that a configuration field is filled from."""
+    """Return the attribute of the arguments that a configuration field is filled from."""
     spelling = SPELLINGS.get(name)
     return spelling.dest or name if spelling is not None else name
 

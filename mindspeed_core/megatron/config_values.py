@@ -18,7 +18,7 @@ _NONE_IS_A_VALUE = ("q_lora_rank",)
 
 
 def config_values(kind: type[Any], args: Namespace) -> dict[str, Any]:
-    """The values of the fields of a configuration class that the arguments know.
+    """Return the values of the fields of a configuration class that the arguments know.
 
     A value that was not given is left out, so that the class keeps its own default.
 

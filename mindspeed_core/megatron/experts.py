@@ -4,7 +4,7 @@ Where experts are less cut than attention, each tensor-parallel rank holds whole
 tokens, so their gradients must be summed over those ranks too, which megatron-core does only when experts are
 also distributed. A bias of such an expert counts in the gradient norm on every rank that has it, not only on
 the first tensor-parallel one; and under sequence parallelism its gradient must not be summed over
-tensor-parallel ranks again, which may even hold other experts. Weights drawn on the processor come from a
+tensor-parallel ranks again, which may even hold other experts. Weights drawn on CPU come from a
 generator that stands at the same place on every rank, so that distributed experts would start as copies of
 each other.
 """

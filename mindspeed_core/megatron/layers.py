@@ -30,7 +30,7 @@ from mindspeed_core.megatron.plain_norm import PlainNorm
 def build_layer_spec(
     args: Namespace, config: TransformerConfig, vp_stage: int | None
 ) -> TransformerBlockSubmodules:
-    """megatron-core's own layers, with parts that also work sharded."""
+    """Build megatron-core's own layers, with parts that also work sharded."""
     use_te = args.transformer_impl == "transformer_engine"
     spec = get_gpt_decoder_block_spec(
         config,
@@ -78,7 +78,7 @@ def with_residuals(spec: Any, config: TransformerConfig) -> Any:
 def residual_dropout_add(
     training: bool, fused: bool
 ) -> Callable[[tuple[torch.Tensor, torch.Tensor | None], torch.Tensor, float], torch.Tensor]:
-    """What megatron-core's ``get_bias_dropout_add`` gives, with the sum in the residual's dtype.
+    """Return megatron-core's ``get_bias_dropout_add`` with the sum in the residual's dtype.
 
     Args:
         training: whether values are dropped.

@@ -193,14 +193,14 @@ RULES: tuple[Rule, ...] = (
 
 @lru_cache(maxsize=1)
 def megatron_lm_flags() -> tuple[str, tuple[Mapping[str, Any], ...]]:
-    """The version of the checkout and the facts of each of its flags."""
+    """Return the version of the checkout and the facts of each of its flags."""
     path = Path(__file__).with_name("megatron_lm_flags.json")
     table = json.loads(path.read_text(encoding="utf-8"))
     return table["version"], tuple(table["flags"])
 
 
 def rule_for(option: str) -> Rule | None:
-    """The first rule that names an option."""
+    """Return the first rule that names an option."""
     for rule in RULES:
         if any(fnmatchcase(option, pattern) for pattern in rule.options):
             return rule
@@ -208,7 +208,7 @@ def rule_for(option: str) -> Rule | None:
 
 
 def why_absent(option: str) -> str:
-    """Why one of Megatron-LM's flags is not here; empty for flags that it does not have either."""
+    """Say why one of Megatron-LM's flags is not here; nothing of flags that it does not have either."""
     if not any(option in facts["options"] for facts in megatron_lm_flags()[1]):
         return ""
     rule = rule_for(option)

@@ -18,13 +18,13 @@ _BESIDE = ("grad_scaler", "param_state_sharding_type")
 
 
 def saved_groups(state: Mapping[Any, Any]) -> list[dict[str, Any]]:
-    """The groups of parameters of a checkpoint, of one optimizer or of several."""
+    """Return the groups of parameters of a checkpoint, of one optimizer or of several."""
     parts = [state, *(state[key] for key in state if isinstance(key, int))]
     return [group for part in parts for group in _groups(part) if IDENTIFIERS[0] in group]
 
 
 def matching(saved: Sequence[Mapping[str, Any]], group: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The saved group that holds the parameters of a group of this run.
+    """Return the saved group that holds the parameters of a group of this run.
 
     Raises:
         CheckpointError: there is none.
@@ -40,7 +40,7 @@ def matching(saved: Sequence[Mapping[str, Any]], group: Mapping[str, Any]) -> Ma
 
 
 def fitted(state: Mapping[Any, Any], own: Sequence[Any]) -> Mapping[Any, Any]:
-    """The filled template of a run, with the part that is not sharded in the run's form.
+    """Return the filled template of a run, with the part that is not sharded in the run's form.
 
     Args:
         state: the filled template, with the checkpoint's own form beside it.
@@ -65,7 +65,7 @@ def _groups(part: Mapping[Any, Any]) -> Sequence[dict[str, Any]]:
 def _completed(
     mine: Mapping[str, Any], inner: Any, saved: Sequence[Mapping[str, Any]], source: Mapping[Any, Any]
 ) -> dict[str, Any]:
-    """One optimizer's tensors with groups and steps of the checkpoint."""
+    """Return one optimizer's tensors with groups and steps of the checkpoint."""
     result = dict(mine)
     holder = result
     if "param_groups" not in result:

@@ -30,7 +30,7 @@ def sharded_state(
     *,
     is_loading: bool,
 ) -> Any:
-    """The optimizer's sharded state: to save, or as the template of a load.
+    """Return the optimizer's sharded state: to save, or as the template of a load.
 
     Collective over the data-parallel group of each inner optimizer.
 

@@ -45,7 +45,7 @@ def mapping_of(batch: Batch, names: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass
-class LossForm:
+class LossAdapter:
     """A loss function of the caller, which returns ``(loss, report)`` or ``(loss, num_tokens, report)``.
 
     Attributes:
@@ -70,7 +70,7 @@ class LossForm:
 
 
 @dataclass
-class UpdateForm:
+class UpdateAdapter:
     """The caller's ``optimizer.step``, megatron-core's with three results or torch's with none.
 
     Attributes:
@@ -84,7 +84,7 @@ class UpdateForm:
     def record(self) -> OptimizerStep:
         """Update once."""
         self.result = self.step()
-        if not self._is_megatrons:
+        if not self._from_megatron:
             return OptimizerStep(successful=True, grad_norm=None, num_zeros=None)
         successful, norm, zeros = self.result
         return OptimizerStep(
@@ -95,17 +95,17 @@ class UpdateForm:
 
     def returned(self, update: OptimizerStep) -> Any:
         """Return what the caller's loop expects of ``step``."""
-        if self._is_megatrons or self.result is _NOT_CALLED:
+        if self._from_megatron or self.result is _NOT_CALLED:
             return update.successful, update.grad_norm, update.num_zeros
         return self.result
 
     @property
-    def _is_megatrons(self) -> bool:
+    def _from_megatron(self) -> bool:
         return isinstance(self.result, tuple) and len(self.result) == 3
 
 
 @dataclass
-class StepForm:
+class StepAdapter:
     """The caller's function of one training step, with whatever it returns.
 
     Attributes:

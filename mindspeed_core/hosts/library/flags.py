@@ -19,6 +19,8 @@ def why_absent(option: str) -> str:
     """Say why a flag of the training program is not here; nothing of flags that it does not have either."""
     from mindspeed_core.registry import Registry
 
-    if any(option in flag.options for flag in Registry.discover().host_flags(_PROGRAM)):
+    registry = Registry.discover()
+    flags = registry.host_flags(_PROGRAM) if _PROGRAM in registry.host_names() else ()
+    if any(option in flag.options for flag in flags):
         return "data, checkpoints, logging and stopping are your own loop's in a library session"
     return megatron_lm_flags.why_absent(option)

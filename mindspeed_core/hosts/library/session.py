@@ -16,14 +16,14 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from mindspeed_core.hosts.library.adapters import (
-    LossForm,
-    StepForm,
-    UpdateForm,
+    LossAdapter,
+    StepAdapter,
+    UpdateAdapter,
     batch_of,
     mapping_of,
     sizes_of,
 )
-from mindspeed_core.hosts.library.world import MADE, EmbeddedSession, Made
+from mindspeed_core.hosts.library.world import ORIGIN, ConfigOrigin, EmbeddedSession
 from mindspeed_core.run import Batch, StepResult
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class LibrarySession(EmbeddedSession):
         args, changed = self._validate(facts)
         given = (config, dict(vars(args)), changed | self.feature_arguments)
         made: Config = self._through("build_transformer_config", given, args=args)
-        setattr(made, MADE, Made(self.plan.digest, facts))
+        setattr(made, ORIGIN, ConfigOrigin(self.plan.digest, facts))
         return made
 
     def layer_spec(
@@ -141,7 +141,7 @@ class LibrarySession(EmbeddedSession):
         wrapped = self.call(
             "wrap_ddp", args=args, config=config, ddp_config=options, model=chunks, pg=self.run.pg
         )
-        self._trains(wrapped, config, args)
+        self._remember_model(wrapped, config, args)
         return _like(model, wrapped)
 
     def optimizer_config(self, optimizer_config: Config) -> Config:
@@ -162,13 +162,13 @@ class LibrarySession(EmbeddedSession):
         args = self._arguments(self.run.config, options)
         chunks = _chunks(model) if model is not None else self.run.model
         if model is not None:
-            self._trains(chunks, getattr(chunks[0], "config", self.run.config), args)
+            self._remember_model(chunks, getattr(chunks[0], "config", self.run.config), args)
         made: Any = self._through(
             "build_optimizer", optimizer, args=args, optimizer_config=options, model=chunks, pg=self.run.pg
         )
         self.run.optimizer = made
         if self.features_in("optimizer_step"):
-            self.instances.set("optimizer_step", made, "step", self._updating(made))
+            self.instances.set("optimizer_step", made, "step", self._step_with_features(made))
         return cast(Optimizer, made)
 
     def forward_backward(self, config: TransformerConfig | None = None) -> Callable[..., Any]:
@@ -279,18 +279,18 @@ class LibrarySession(EmbeddedSession):
         record = batch_of(batch)
 
         def compute(output_tensor: torch.Tensor, **options: Any) -> tuple[Any, ...]:
-            form = LossForm(partial(function, **options))
+            adapter = LossAdapter(partial(function, **options))
             if options.get("non_loss_data"):
-                return form.function(output_tensor)
+                return adapter.function(output_tensor)
             loss = self._through(
                 "compute_loss",
-                form.record,
+                adapter.record,
                 run=self.run,
                 batch=record,
                 output_tensor=output_tensor,
                 model_chunk=model,
             )
-            return form.tuple_of(loss)
+            return adapter.tuple_of(loss)
 
         return compute
 
@@ -328,10 +328,10 @@ class LibrarySession(EmbeddedSession):
             if not self._started:
                 self.call("start_run", run=self.run)
                 self._started = True
-            form = StepForm(partial(function, *positional, **named))
-            result = self._through("train_step", form.record, run=self.run)
+            adapter = StepAdapter(partial(function, *positional, **named))
+            result = self._through("train_step", adapter.record, run=self.run)
             self.run.iteration += 1
-            return form.returned(result)
+            return adapter.returned(result)
 
         return step
 
@@ -390,17 +390,17 @@ class LibrarySession(EmbeddedSession):
             },
         }
 
-    def _trains(self, chunks: list[Any], config: Any, args: Namespace) -> None:
+    def _remember_model(self, chunks: list[Any], config: Any, args: Namespace) -> None:
         """Remember which model this session trains."""
         self.run.model, self.run.config, self.run.args = list(chunks), config, args
 
-    def _updating(self, optimizer: Any) -> MethodType:
+    def _step_with_features(self, optimizer: Any) -> MethodType:
         """Return the optimizer's ``step`` with features."""
         plain = optimizer.step
 
         def step(_: Any, *positional: Any, **named: Any) -> Any:
-            form = UpdateForm(partial(plain, *positional, **named))
-            return form.returned(self._through("optimizer_step", form.record, run=self.run))
+            adapter = UpdateAdapter(partial(plain, *positional, **named))
+            return adapter.returned(self._through("optimizer_step", adapter.record, run=self.run))
 
         # torch's schedulers ask a method for its function.
         return MethodType(step, optimizer)

@@ -1,4 +1,4 @@
-"""A session inside somebody else's program: opened again, and told of its world when it needs to know.
+"""A session inside somebody else's program: opened again, and given its world late.
 
 A framework that trains several models in one process goes from one session to the next and back while the
 models of each live on, so nothing that belongs to a model is lost when its session closes. The world, its
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 Own = TypeVar("Own", bound="EmbeddedSession")
 
-MADE = "_mindspeed_made"
+ORIGIN = "_mindspeed_origin"
 """Attribute of a configuration that a session made."""
 
 
 @dataclass(frozen=True)
-class Made:
-    """How a configuration came about; goes with its copies.
+class ConfigOrigin:
+    """Origin of a configuration that a session made; goes with its copies.
 
     Attributes:
         digest: of the session's plan.
@@ -274,9 +274,9 @@ class EmbeddedSession(Session):
         """Return what configurations say, by argument; of one that a session made, what it said before."""
         facts: dict[str, Any] = {}
         for config in configs:
-            made = getattr(config, MADE, None)
-            if made is not None:
-                facts |= made.facts
+            origin = getattr(config, ORIGIN, None)
+            if origin is not None:
+                facts |= origin.facts
             elif config is not None:
                 facts |= {dest: value for dest, (value, _) in described([config]).items()}
         return {dest: value for dest, value in facts.items() if dest not in self.plan.arguments}
@@ -305,13 +305,13 @@ class EmbeddedSession(Session):
 
     def _made_here(self, config: Any) -> bool:
         """Return whether this session, or one with the same plan, made a configuration."""
-        made = getattr(config, MADE, None)
-        if made is not None and made.digest != self.plan.digest:
+        origin = getattr(config, ORIGIN, None)
+        if origin is not None and origin.digest != self.plan.digest:
             raise SessionError(
                 f"this {type(config).__name__} was made by a session with another plan; pass the one that "
                 "session.config was called with"
             )
-        return made is not None
+        return origin is not None
 
     def _check_config(self, config: Any, function: str) -> None:
         if self._made_here(config):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 GET_BATCH, FETCH = "get_batch", "get_batch_on_this_tp_rank"
 SPLIT, HAS_DATA = "get_batch_on_this_cp_rank", "is_first_or_last_pipeline_stage"
-"""Names of the script: the micro-batch; the samples of a rank; its part of them; whether a stage has any."""
+"""Names of the script: the micro-batch; a rank's samples; its part of them; whether a stage has any."""
 
 SLOT = "context-parallel"
 """Whoever fills it splits sequences, and gets them whole."""
@@ -59,7 +59,7 @@ def take_over_batches(now: PretrainCall, forward_step: Any) -> None:
 
 
 def splits_sequences(now: PretrainCall) -> bool:
-    """Whether an active feature splits sequences, so that the script must not."""
+    """Return whether an active feature splits sequences, so that the script must not."""
     session = now.session
     return SLOT in session.plan.slots and session.args.context_parallel_size > 1
 
@@ -174,7 +174,7 @@ def _fetch(now: PretrainCall, original: Callable[..., Any]) -> Callable[..., Any
 
 
 def _on_every_rank(now: PretrainCall, values: dict[str, Any]) -> dict[str, Any]:
-    """The first tensor-parallel rank's values on all of them: it alone has read samples."""
+    """Return the first tensor-parallel rank's values on all of them: it alone has read samples."""
     from megatron.core.tensor_parallel import broadcast_data
 
     group = now.sync_run().pg.tp
@@ -205,13 +205,13 @@ def _dtypes() -> dict[Any, tuple[str, ...]]:
 
 
 def _added(now: PretrainCall, vp_stage: int | None) -> frozenset[str]:
-    """Fields that features need on a stage beside those that the script gives it."""
+    """Return the fields that features need on a pipeline stage beside those that the script gives it."""
     asked, usual = _fields(now, *_ends(vp_stage))
     return asked - usual
 
 
 def _ends(vp_stage: int | None) -> tuple[bool, bool]:
-    """Whether a chunk holds the embedding, and whether it holds the output layer."""
+    """Return whether a chunk holds the embedding, and whether it holds the output layer."""
     from megatron.core import parallel_state
 
     where = {"ignore_virtual": vp_stage is None, "vp_stage": vp_stage}
@@ -219,7 +219,7 @@ def _ends(vp_stage: int | None) -> tuple[bool, bool]:
 
 
 def _further_fields(now: PretrainCall) -> frozenset[str]:
-    """Fields that pipeline stages need and the script does not give all of them."""
+    """Return the fields that pipeline stages need and the script does not give all of them."""
     if not now.wants("batch_fields"):
         return frozenset()
     alone = now.session.args.pipeline_model_parallel_size == 1
@@ -229,7 +229,7 @@ def _further_fields(now: PretrainCall) -> frozenset[str]:
 
 
 def _fields(now: PretrainCall, first: bool, last: bool) -> tuple[frozenset[str], frozenset[str]]:
-    """What features want on a stage, and what the script gives."""
+    """Return the fields that features want on a pipeline stage, and those that the script gives."""
     session = now.session
     known = now.fields.get((first, last))
     if known is None:

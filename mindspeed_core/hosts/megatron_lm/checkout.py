@@ -65,7 +65,7 @@ def require() -> None:
 
 
 def find_checkout(paths: Iterable[str] = ()) -> Path | None:
-    """The checkout that scripts would import: on the module path, or named by ``MEGATRON_LM_PATH``.
+    """Return the checkout that scripts would import: on the module path, or named by ``MEGATRON_LM_PATH``.
 
     Args:
         paths: module path; this process's by default.
@@ -79,12 +79,12 @@ def find_checkout(paths: Iterable[str] = ()) -> Path | None:
 
 
 def missing_packages() -> list[str]:
-    """Distributions that the checkout needs and that are not installed."""
+    """Return the distributions that the checkout needs and that are not installed."""
     return [brings for name, brings in PACKAGES.items() if find_spec(name) is None]
 
 
 def findings() -> list[Finding]:
-    """What a training with the adaptor needs beside the core: a checkout, and what it imports."""
+    """Look for what a training with the adaptor needs beside the core: a checkout, and what it imports."""
     from mindspeed_core.discovery.host import ERROR, NOTE, OK, Finding
 
     found = []

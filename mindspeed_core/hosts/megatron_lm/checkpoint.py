@@ -24,7 +24,7 @@ FACTS, STATES = "mindspeed", "features"
 
 @intercepts(run=True)
 def around_load_checkpoint(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """``load_checkpoint``."""
+    """Intercept ``load_checkpoint``."""
     given, run = arguments_of(original, args, named).arguments, now.run
     run.optimizer, run.scheduler = given["optimizer"], given["opt_param_scheduler"]
     now.saved, now.restored = {}, {}
@@ -54,7 +54,7 @@ def load_checkpoint(session: Session, run: Run) -> LoadInfo:
 
 @intercepts(run=True)
 def around_save_checkpoint(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """``save_checkpoint``."""
+    """Intercept ``save_checkpoint``."""
     given = arguments_of(original, args, named).arguments
     session, run = now.session, now.sync_run()
     run.iteration = given["iteration"]
@@ -86,7 +86,7 @@ def save_checkpoint(run: Run) -> SaveInfo:
 def around_generate_state_dict(
     now: PretrainCall, original: Callable[..., Any], args: Any, *rest: Any, **named: Any
 ) -> Any:
-    """``generate_state_dict``: the state of features beside Megatron-LM's, to save or to fill."""
+    """Intercept ``generate_state_dict``: the state of features beside Megatron-LM's, to save or to fill."""
     state = original(args, *rest, **named)
     session = now.session
     parts = feature_parts(now.sync_run())
@@ -113,7 +113,7 @@ def around_generate_state_dict(
 def around_load_base_checkpoint(
     now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any
 ) -> Any:
-    """``_load_base_checkpoint``: what comes out of the file."""
+    """Intercept ``_load_base_checkpoint``: what comes out of the file."""
     result = original(*args, **named)
     state = result[0]
     if isinstance(state, dict):

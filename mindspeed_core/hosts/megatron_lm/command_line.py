@@ -25,7 +25,7 @@ _OWNER = f"host {NAME}"
 
 
 def platform_asked_for(argv: Sequence[str]) -> str:
-    """The value of ``--platform``, before any parser exists."""
+    """Return the value of ``--platform``, before any parser exists."""
     for index, token in enumerate(argv):
         if token == "--platform" and index + 1 < len(argv):
             return argv[index + 1]
@@ -114,7 +114,7 @@ class CommandLine:
                 setattr(args, dest, getattr(self.parsed.args, dest))
 
     def __str__(self) -> str:
-        """The command line as one would type it."""
+        """Return the command line as one would type it."""
         return shlex.join(self._argv)
 
 

@@ -21,7 +21,7 @@ CAPABILITY = (8, 0)
 
 
 def says_available(original: Callable[[], bool]) -> Callable[[], bool]:
-    """``torch.cuda.is_available``: what stands for the device is there."""
+    """Intercept ``torch.cuda.is_available``: what stands for the device is there."""
 
     @functools.wraps(original)
     def is_available() -> bool:
@@ -31,9 +31,9 @@ def says_available(original: Callable[[], bool]) -> Callable[[], bool]:
 
 
 def get_device_properties(device: Any = None) -> SimpleNamespace:
-    """Name, age and size of the processor."""
+    """Return name, age and size of the CPU."""
     return SimpleNamespace(
-        name="processor",
+        name="cpu",
         major=CAPABILITY[0],
         minor=CAPABILITY[1],
         total_memory=process_memory.physical_bytes(),
@@ -43,17 +43,17 @@ def get_device_properties(device: Any = None) -> SimpleNamespace:
 
 
 def get_device_capability(device: Any = None) -> tuple[int, int]:
-    """See `CAPABILITY`."""
+    """Return `CAPABILITY`."""
     return CAPABILITY
 
 
 def get_device_name(device: Any = None) -> str:
-    """For a log."""
-    return "processor"
+    """Return a name for a log."""
+    return "cpu"
 
 
 def old_enough(original: Callable[[], int]) -> Callable[[], int]:
-    """``get_device_arch_version``: that of a device that needs nothing special of the environment."""
+    """Intercept ``get_device_arch_version``: the device is old enough to need nothing special."""
 
     @functools.wraps(original)
     def get_device_arch_version() -> int:
@@ -63,7 +63,7 @@ def old_enough(original: Callable[[], int]) -> Callable[[], int]:
 
 
 def no_kernels(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``fused_kernels.load``: the kernels belong to options that are off here."""
+    """Intercept ``fused_kernels.load``: the kernels belong to options that are off here."""
 
     @functools.wraps(original)
     def load(args: Any) -> None:
@@ -73,10 +73,10 @@ def no_kernels(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def keeps_generator(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that draws random numbers which a device would draw from another generator than dropout's.
+    """Put the generator back after a function; a device would draw its numbers from another than dropout's.
 
     With a device, warming up draws from the device's generator while embeddings are initialised from the
-    processor's, and data loaders draw seeds from the processor's while dropout draws from the device's. Here
+    CPU's, and data loaders draw seeds from the CPU's while dropout draws from the device's. Here
     the two are one.
     """
 

@@ -69,7 +69,7 @@ def _installed_registry() -> Registry:
 
 
 def around_parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``parse_args``: the parser gets the flags of every installed feature."""
+    """Intercept ``parse_args``: the parser gets the flags of every installed feature."""
 
     @functools.wraps(original)
     def parse_args(
@@ -99,7 +99,7 @@ def around_parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def around_validate_args(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``validate_args``: the plan is made and the session opens, then Megatron-LM validates."""
+    """Intercept ``validate_args``: the plan is made and the session opens, then Megatron-LM validates."""
 
     @functools.wraps(original)
     def validate_args(args: Any, *rest: Any, **named: Any) -> Any:
@@ -118,7 +118,7 @@ def around_validate_args(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def around_pretrain(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``pretrain``: the script's functions become stages, and whatever happens the session closes."""
+    """Intercept ``pretrain``: its arguments become stages, and the session closes at its end."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)

@@ -23,7 +23,7 @@ class SeenByFeatures(Namespace):
         vars(self).update(kept)
 
     def __getattr__(self, name: str) -> Any:
-        """An argument that is not kept here."""
+        """Return an argument that is not kept here."""
         return getattr(vars(self)["_args"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -23,18 +23,18 @@ _OPTION = re.compile(r"--[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 
 
 def opaque(text: str) -> str:
-    """Stands for a type that only Megatron-LM can read: the text is kept."""
+    """Keep the text of a value whose type only Megatron-LM can read."""
     return text
 
 
 def host_flags() -> tuple[Flag, ...]:
-    """The flags of the recorded version."""
+    """Return the flags of the recorded version."""
     table = json.loads(TABLE.read_text(encoding="utf-8"))
     return tuple(flag for record in table["flags"] for flag in _of_record(record))
 
 
 def flags_of(parser: ArgumentParser) -> tuple[Flag, ...]:
-    """The flags that a parser has."""
+    """Return the flags that a parser has."""
     found: list[Flag] = []
     for action in parser._actions:
         if action.option_strings and action.dest != "help":
@@ -43,7 +43,7 @@ def flags_of(parser: ArgumentParser) -> tuple[Flag, ...]:
 
 
 def options_of(parser: ArgumentParser) -> frozenset[str]:
-    """Every option string of a parser, of whatever form."""
+    """Return every option string of a parser, of whatever form."""
     return frozenset(option for action in parser._actions for option in action.option_strings)
 
 
@@ -88,7 +88,7 @@ def _of_action(action: Action) -> Iterator[Flag]:
 
 
 def _pair(options: Sequence[str], dest: str, default: Any) -> Iterator[Flag]:
-    """A flag that comes with its negation."""
+    """Yield a flag and its negation."""
     for negative in (False, True):
         chosen = [option for option in options if option.startswith("--no-") is negative]
         yield from _switch(chosen, dest, not negative, default)

@@ -33,7 +33,7 @@ __all__ = ["build_mtp_spec"]
 def around_config_from_args(
     now: PretrainCall, original: Callable[..., Any], args: Any, config_class: type | None = None
 ) -> Any:
-    """``core_transformer_config_from_args``; scripts call it for every micro-batch too."""
+    """Intercept ``core_transformer_config_from_args``; scripts call it for every micro-batch too."""
     base = original(args, config_class)
     for known_class, known_base, known in now.configs:
         if known_class is config_class and known_base == base:
@@ -171,7 +171,7 @@ def build_model_chunk(pre_process: bool, post_process: bool) -> MegatronModule:
 
 @intercepts()
 def around_get_model(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """``get_model``: the chunks of this rank, and their wrappers of data parallelism."""
+    """Intercept ``get_model``: the chunks of this rank, and their wrappers of data parallelism."""
     bound = arguments_of(original, args, named)
     bound.apply_defaults()
     model = _build(now, original, bound)
@@ -226,7 +226,7 @@ def wrap_ddp(model: list[MegatronModule]) -> list[MegatronModule]:
 
 @intercepts()
 def around_ddp(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> None:
-    """``DistributedDataParallel.__init__``: features change the options that Megatron-LM filled in."""
+    """Intercept ``DistributedDataParallel.__init__``: features change the options that are filled in."""
     bound = arguments_of(original, args, named)
     filled = bound.arguments["ddp_config"]
     with now.calling("build_ddp_config", lambda: copy.copy(filled)):

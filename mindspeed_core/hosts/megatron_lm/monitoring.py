@@ -26,7 +26,7 @@ _TEST, _VALID = "test", "valid"
 
 @intercepts(run=True)
 def around_training_log(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """``training_log``: numbers of features join those that are averaged, printed and written."""
+    """Intercept ``training_log``: numbers of features join those that are averaged, printed and written."""
     bound = arguments_of(original, args, named)
     given = bound.arguments
     if given["iteration"] % now.run.args.log_interval == 0:
@@ -86,7 +86,7 @@ def log_step(run: Run, result: StepResult) -> dict[str, Any]:
 
 @intercepts()
 def around_evaluate(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """``evaluate``, called once per set of a split."""
+    """Intercept ``evaluate``, called once per set of a split."""
     compute = keeps_generator(original) if now.session.platform.device_type == "cpu" else original
     if not now.has_run or not now.wants("evaluate"):
         return compute(*args, **named)
@@ -110,7 +110,7 @@ def evaluate() -> dict[str, float]:
 
 @intercepts(run=True)
 def around_decide_exit(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """``checkpoint_and_decide_exit``."""
+    """Intercept ``checkpoint_and_decide_exit``."""
     with now.calling("should_stop", lambda: original(*args, **named)) as call:
         reason = now.session.call("should_stop", run=now.sync_run())
     if reason and not call.result:

@@ -19,7 +19,7 @@ from mindspeed_core.run import OptimizerStep
 
 @intercepts()
 def around_optimizer_config(now: PretrainCall, original: Callable[..., Any], args: Any) -> Any:
-    """``get_megatron_optimizer_config``: the configuration, beside overrides for single parameters."""
+    """Intercept ``get_megatron_optimizer_config``: the configuration beside overrides of parameters."""
     now.optimizer_configured = True
     with now.calling("build_optimizer_config", lambda: original(args)) as call:
         config = now.session.call("build_optimizer_config", args=now.session.args)
@@ -37,7 +37,7 @@ def build_optimizer_config() -> OptimizerConfig:
 def around_get_optimizer(
     now: PretrainCall, original: Callable[..., Any], config: Any, model_chunks: Any, *rest: Any, **named: Any
 ) -> Any:
-    """``get_megatron_optimizer`` and its sibling for muon."""
+    """Intercept ``get_megatron_optimizer`` and its sibling for muon."""
     if now.call("build_optimizer") is not None:
         return original(config, model_chunks, *rest, **named)
     session = now.session
@@ -125,7 +125,7 @@ def _save_exactly(now: PretrainCall, optimizer: Any) -> None:
 
 @intercepts()
 def around_get_scheduler(now: PretrainCall, original: Callable[..., Any], optimizer: Any) -> Any:
-    """``get_optimizer_param_scheduler``."""
+    """Intercept ``get_optimizer_param_scheduler``."""
     with now.calling("build_scheduler", original):
         return now.session.call("build_scheduler", args=now.session.args, optimizer=optimizer)
 

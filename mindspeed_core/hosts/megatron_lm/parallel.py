@@ -38,7 +38,7 @@ def validate_arguments(args: Namespace) -> Namespace:
 def around_initialize_distributed(
     now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any
 ) -> Any:
-    """``_initialize_distributed``: starts torch.distributed, and the process groups within."""
+    """Intercept ``_initialize_distributed``: starts torch.distributed, and the process groups within."""
     session = now.session
     with now.calling("init_distributed", lambda: original(*args, **named)) as call:
         session.call("init_distributed", args=session.args, platform=session.platform)
@@ -56,7 +56,7 @@ def init_distributed(session: Session) -> DistInfo:
 def around_initialize_model_parallel(
     now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any
 ) -> Any:
-    """``initialize_model_parallel``: ranks are compared first."""
+    """Intercept ``initialize_model_parallel``: ranks are compared first."""
     if now.call("build_process_groups") is not None:
         # A feature may build groups with sizes of its own.
         return original(*args, **named)
@@ -78,7 +78,7 @@ def build_process_groups() -> ProcessGroupCollection:
 
 @intercepts()
 def around_set_random_seed(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """``_set_random_seed``."""
+    """Intercept ``_set_random_seed``."""
     session = now.session
     with now.calling("seed_everything", lambda: original(*args, **named)) as call:
         session.call("seed_everything", args=session.args, pg=ProcessGroupCollection.use_mpu_process_groups())

@@ -62,7 +62,7 @@ class Interception:
     argument: tuple[str, str] = ("", "")
 
     def patch(self) -> Patch:
-        """The patch of the row."""
+        """Return the patch of the row."""
         return Patch(
             target=self.target,
             new=_HERE + self.wrapper,
@@ -286,7 +286,7 @@ PATCHES = (
         _TRAINING + "build_train_valid_test_data_iterators",
         "data:around_build_iterators",
         "build_data_iterators evaluate",
-        "the iterators come from there; on a processor their seeds come from the generator of dropout",
+        "the iterators come from there; on CPU their seeds come from the generator of dropout",
         platforms=_EMULATED,
     ),
     _patch(
@@ -326,7 +326,7 @@ PATCHES = (
         _TRAINING + "evaluate",
         "monitoring:around_evaluate",
         "evaluate",
-        "validation; on a processor it draws from the generator of dropout",
+        "validation; on CPU it draws from the generator of dropout",
         platforms=_EMULATED,
     ),
     _patch(
@@ -339,7 +339,7 @@ PATCHES = (
         "megatron.training.initialize:_warmup_jit_function",
         "emulation:keeps_generator",
         "",
-        "it draws from the device's generator, which on a processor also initialises parameters",
+        "it draws from the device's generator, which on CPU also initialises parameters",
         platforms=_EMULATED,
     ),
     _patch(
@@ -395,7 +395,7 @@ PATCHES = (
 def needed(
     stages: Collection[str], platform: str, args: Any, *, any_feature: bool, without_te: bool
 ) -> tuple[Interception, ...]:
-    """The patches that one session needs, in the order of the table.
+    """Return the patches that one session needs, in the order of the table.
 
     Args:
         stages: what active features implement.
@@ -427,6 +427,6 @@ def _applies(row: Interception, args: Any) -> bool:
 
 
 def patches_for(stages: Collection[str], platform: str) -> tuple[Patch, ...]:
-    """The patches of a training with features that implement these stages, for listings."""
+    """Return the patches of a training with features that implement these stages, for listings."""
     rows = needed(stages, platform, None, any_feature=bool(stages), without_te=not installed(TE_AND_APEX))
     return tuple(row.patch() for row in (*ENTRIES, *rows))

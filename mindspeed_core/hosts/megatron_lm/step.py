@@ -47,7 +47,7 @@ class LossNumbers(Mapping[str, float]):
 
 @intercepts(run=True)
 def around_train(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """``train``: the loop starts."""
+    """Intercept ``train``: the loop starts."""
     given, run = arguments_of(original, args, named).arguments, now.run
     run.model, run.optimizer = given["model"], given["optimizer"]
     run.scheduler, run.config = given["opt_param_scheduler"], given["config"]
@@ -58,7 +58,7 @@ def around_train(now: PretrainCall, original: Callable[..., Any], *args: Any, **
 
 @intercepts(run=True)
 def around_train_step(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """``train_step``."""
+    """Intercept ``train_step``."""
     with now.calling("train_step", lambda: original(*args, **named)) as call:
         result: StepResult = now.session.call("train_step", run=now.sync_run())
     # 0.15 and older do not return the largest attention logit.
@@ -92,7 +92,7 @@ def train_step(run: Run) -> StepResult:
 
 @intercepts(run=True)
 def around_get_schedule(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """``get_forward_backward_func``: the schedule, in whose context micro-batches run."""
+    """Intercept ``get_forward_backward_func``: the schedule, in whose context micro-batches run."""
     run = now.sync_run()
     with now.calling("get_forward_backward", lambda: original(*args, **named)):
         schedule = now.session.call(
@@ -157,7 +157,7 @@ def around_finalize(
     force_all_reduce: bool = False,
     **further: Any,
 ) -> None:
-    """``finalize_model_grads``."""
+    """Intercept ``finalize_model_grads``."""
     named = {"pg_collection": pg_collection, "force_all_reduce": force_all_reduce} | further
     # megatron-core 0.15 takes neither.
     named = {name: value for name, value in named.items() if value not in (None, False)}

@@ -51,7 +51,7 @@ DEFAULTS = (
 
 
 def installed(names: Iterable[str]) -> bool:
-    """Whether one of these packages can be imported."""
+    """Return whether one of these packages can be imported."""
     return any(find_spec(name) is not None for name in names)
 
 

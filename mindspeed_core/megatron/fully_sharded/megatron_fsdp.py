@@ -64,10 +64,10 @@ class MegatronShardedChunk(FullyShardedDataParallel):
             self.start_param_sync = self._use_whole_parameters
 
     def disable_forward_pre_hook(self, param_sync: bool = True) -> None:
-        """Nothing: parameters are gathered by hooks that stay in place."""
+        """Do nothing: parameters are gathered by hooks that stay in place."""
 
     def enable_forward_pre_hook(self) -> None:
-        """Nothing, as `disable_forward_pre_hook`."""
+        """Do nothing, as `disable_forward_pre_hook`."""
 
     def hold_parts(self) -> None:
         """Let the module's parameters be this rank's parts, which the optimizer updates."""
@@ -85,7 +85,7 @@ class MegatronShardedChunk(FullyShardedDataParallel):
             self.module.start_param_sync(force_sync=True)
 
     def sync_rng_states_across_tp_group(self) -> None:
-        """Nothing: weights are drawn already, and tensor-parallel ranks must not drop out alike."""
+        """Do nothing: weights are drawn already, and tensor-parallel ranks must not drop out alike."""
 
     def _fix_tensor_parallel_attributes(self, module: torch.nn.Module) -> None:
         if isinstance(TELinear, type):

@@ -28,12 +28,12 @@ _OURS = ("params", "step", "is_expert_parallel")
 
 
 def is_megatron_sharded(inner: Any) -> bool:
-    """Whether an optimizer updates the parts of Megatron-FSDP."""
+    """Return whether an optimizer updates the parts of Megatron-FSDP."""
     return isinstance(inner, DistributedOptimizer) and bool(inner.ddp_config.use_megatron_fsdp)
 
 
 def sharded_state(inner: Any, metadata: Mapping[str, Any], *, is_loading: bool) -> dict[str, Any]:
-    """The optimizer's sharded state, to save or as the template of a load. Collective.
+    """Return the optimizer's sharded state, to save or as the template of a load. Collective.
 
     Args:
         inner: an optimizer whose state exists.
@@ -123,7 +123,7 @@ def _renamed(entry: Any, name: str) -> Any:
 
 
 def _common_step(inner: Any) -> float:
-    """How often Adam has stepped; a rank that holds no part learns it from the others."""
+    """Return how often Adam has stepped; a rank that holds no part learns it from the others."""
     holders = [*inner.optimizer.state.values(), *inner.optimizer.param_groups]
     steps = [float(holder["step"]) for holder in holders if "step" in holder]
     step = torch.tensor([max(steps, default=0.0)], device=torch.cuda.current_device())

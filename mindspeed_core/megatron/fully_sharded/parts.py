@@ -58,7 +58,7 @@ def described(
     offsets: tuple[tuple[int, int, int], ...] = (),
     metadata: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The sharded state of a model whose parameters are parts.
+    """Return the sharded state of a model whose parameters are parts.
 
     Args:
         model: the model, its parameters being parts.
@@ -98,7 +98,7 @@ def _model_value(part: Any) -> torch.Tensor:
 
 @contextmanager
 def _whole(model: Any) -> Iterator[None]:
-    """Stand-ins of the whole parameters, without memory, in the places of the parts."""
+    """Put stand-ins of the whole parameters, without memory, in the places of the parts."""
     places: list[tuple[dict[str, Any], str, Any]] = []
     stand_ins: dict[int, torch.nn.Parameter] = {}
     try:
@@ -140,7 +140,7 @@ def _cut(whole: Any, part: Any, value: Callable[[Any], torch.Tensor | None]) -> 
 
 
 def _piece(whole: ShardedTensor, part: Any, own: tuple[int, int], data: torch.Tensor) -> ShardedTensor | None:
-    """The rows of a whole tensor, or of one half of a gated one, that are this rank's."""
+    """Return the rows of a whole tensor, or of one half of a gated one, that are this rank's."""
     shape, width = part.orig_param.shape, _width(part.orig_param.shape)
     seen = whole.data
     if seen.shape[1:] != shape[1:] or not seen.is_contiguous() or seen.storage_offset() % width:

@@ -35,11 +35,11 @@ class FullyShardedChunk(TorchFullyShardedDataParallel):
     """A model chunk whose parameters torch gathers for each use, and whose gradients it reduces."""
 
     def finish_grad_sync(self, force_all_reduce: bool | None = False) -> None:
-        """Nothing is left to reduce; megatron-core's own class does not take the argument it passes."""
+        """Reduce nothing; megatron-core's own class does not take the argument that it passes."""
 
 
 def sharding_config(args: Namespace) -> DistributedDataParallelConfig:
-    """Options of the wrapper."""
+    """Return the options of the wrapper."""
     return TorchFullyShardedDataParallelConfig(reshard_after_forward=args.torch_fsdp2_reshard_after_forward)
 
 
@@ -68,7 +68,7 @@ def wrap_fully_sharded(
                     f"--use-torch-fsdp2: {name} has {parameter.shape[0]} rows, which {size} data-parallel "
                     "ranks do not share equally; use another number of ranks, or other sizes"
                 )
-    session.ledger.apply([_LOCAL_PART], owner="standalone")
+    session.ledger.apply([_LOCAL_PART], owner=session.host.name)
     wrapped = [
         FullyShardedChunk(config=config, ddp_config=ddp_config, module=chunk, process_group=pg.dp_cp)
         for chunk in model
@@ -88,7 +88,7 @@ def _gated_shards(
     sharded_offsets: tuple[tuple[int, int, int], ...] = (),
     metadata: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """``sharded_state_dict`` of a gated MLP, whose first weight holds the gate above the other half.
+    """Give the ``sharded_state_dict`` of a gated MLP, whose first weight holds the gate above the other half.
 
     megatron-core describes every rank's part as one half over the other, which is so under tensor
     parallelism; a part cut by torch is a range of rows of the whole, in one of the halves.
@@ -121,7 +121,7 @@ def _take_own_shard(module: Any, state: dict[str, Any], prefix: str, *unused: An
 
 
 def as_part_of(parameter: Any, loaded: Any) -> Any:
-    """A loaded tensor as the part of a sharded parameter that it is; anything else as it was.
+    """Make a loaded tensor the part of a sharded parameter that it is; leave anything else.
 
     Args:
         parameter: a parameter, sharded or not.
@@ -142,7 +142,7 @@ def as_part_of(parameter: Any, loaded: Any) -> Any:
 
 
 def local_part(tensor: Any) -> Any:
-    """``megatron.core.utils.to_local_if_dtensor``, the same object at every call.
+    """Do as ``megatron.core.utils.to_local_if_dtensor``, but return the same object at every call.
 
     Checkpointing finds an optimizer's parameters by the identity of their parts; torch returns a new view of
     them at every call.

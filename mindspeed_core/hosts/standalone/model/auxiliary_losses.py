@@ -25,7 +25,7 @@ _BALANCE = {
 
 
 def auxiliary_losses(run: Run) -> dict[str, float]:
-    """The step's auxiliary losses by name, the same on every rank; collective, and empties the trackers."""
+    """Return and reset the step's auxiliary losses by name, the same on every rank; collective."""
     losses: dict[str, float] = {}
     if run.config.num_moe_experts is not None:
         losses |= _expert_losses(run)
