@@ -111,7 +111,7 @@ class LibrarySession(EmbeddedSession):
         built = self._through("build_model", chunks, args=args, config=config, pg=self.run.pg)
         pg = self.run.pg
         self.check_placements(getattr(pg, "mp", None) if pg is not None else None)
-        self.watch(built)
+        self.remember_models(built)
         if self.run.config is None:
             self.run.config, self.run.args = config, args
         return _like(model, built)

@@ -152,7 +152,7 @@ class EmbeddedSession(Session):
         opened: Own = following.open()
         return opened
 
-    def watch(self, chunks: Iterable[Any]) -> None:
+    def remember_models(self, chunks: Iterable[Any]) -> None:
         """Remember models of this session, without keeping them alive."""
         self._models += [weakref.ref(chunk) for chunk in chunks]
 
