@@ -55,6 +55,7 @@ def install_for_tests(session: nox.Session, **options: str) -> None:
     install(
         session,
         *("pytest>=8", "hypothesis>=6.100", "sentencepiece>=0.2", "pyarrow>=15", "mkdocs-material>=9.7,<10"),
+        "import-linter>=2",
         *("einops>=0.7", "build>=1.2", "hatchling>=1.21", "editables", "ruff>=0.8"),
         **options,
     )

@@ -1,7 +1,7 @@
-"""What cuda and npu have in common: runtimes with one interface, ``torch.cuda`` and ``torch.npu``.
+"""The common part of cuda and npu, whose runtimes have one interface: ``torch.cuda`` and ``torch.npu``.
 
-Everything here is a call of the runtime module that the platform names; the two differ in how they are found,
-verified and prepared.
+Every method calls the runtime module that the platform names; the two differ in how they are found, verified
+and prepared.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class AcceleratorPlatform(Platform):
     """The environment variable that limits which devices a process sees."""
 
     def runtime(self) -> Any:
-        """``torch.cuda`` or ``torch.npu``."""
+        """Return ``torch.cuda`` or ``torch.npu``."""
         raise TypeError(f"platform {self.name} does not implement runtime()")
 
     def device(self, local_rank: int) -> torch.device:
-        """The device with the number of the process on its node."""
+        """Return the device with the number of the process on its node."""
         import torch
 
         return torch.device(self.device_type, local_rank)
 
     def set_device(self, local_rank: int) -> None:
-        """Make it current.
+        """Make the device current.
 
         Raises:
             UserError: this node has fewer devices than processes.
@@ -49,18 +49,18 @@ class AcceleratorPlatform(Platform):
         self.runtime().set_device(local_rank)
 
     def supported_dtypes(self) -> frozenset[torch.dtype]:
-        """float32, float16, and bfloat16 where the device has it."""
+        """Return float32, float16, and bfloat16 where the device has it."""
         import torch
 
         always = {torch.float32, torch.float16}
         return frozenset(always | ({torch.bfloat16} if self.runtime().is_bf16_supported() else set()))
 
     def memory_allocated(self) -> MemoryFigure:
-        """Bytes in tensors, as the caching allocator counts them."""
+        """Return the bytes in tensors, as the caching allocator counts them."""
         return MemoryFigure(self.runtime().memory_allocated(), f"{self.name} allocator")
 
     def peak_memory(self) -> MemoryFigure:
-        """Most bytes in tensors since `reset_peak_memory`."""
+        """Return the most bytes in tensors since `reset_peak_memory`."""
         return MemoryFigure(self.runtime().max_memory_allocated(), f"{self.name} allocator")
 
     def reset_peak_memory(self) -> None:
@@ -68,7 +68,7 @@ class AcceleratorPlatform(Platform):
         self.runtime().reset_peak_memory_stats()
 
     def total_memory(self) -> int:
-        """Bytes of the current device."""
+        """Return the bytes of the current device."""
         return int(self.runtime().mem_get_info()[1])
 
     def set_memory_limit(self, fraction: float) -> None:
@@ -84,30 +84,30 @@ class AcceleratorPlatform(Platform):
         self.runtime().synchronize()
 
     def stream(self, priority: int = 0) -> Any:
-        """A new stream of the runtime."""
+        """Make a stream of the runtime."""
         return self.runtime().Stream(priority=priority)
 
     def current_stream(self) -> Any:
-        """The runtime's current stream."""
+        """Return the runtime's current stream."""
         return self.runtime().current_stream()
 
     def use_stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """The runtime's stream context."""
+        """Return the runtime's stream context."""
         context: AbstractContextManager[Any] = self.runtime().stream(stream)
         return context
 
     def event(self, enable_timing: bool = False) -> Any:
-        """A new event of the runtime."""
+        """Make an event of the runtime."""
         return self.runtime().Event(enable_timing=enable_timing)
 
     def pinned_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A page-locked host buffer."""
+        """Allocate a page-locked host buffer."""
         import torch
 
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def rng_state(self) -> torch.Tensor:
-        """State of the current device's generator, uint8 on the host."""
+        """Return the state of the current device's generator, uint8 on the host."""
         state: torch.Tensor = self.runtime().get_rng_state()
         return state
 

@@ -1,4 +1,4 @@
-"""The processor as a device: any machine trains, and megatron's cuda calls mean the processor.
+"""The CPU as a device: any machine trains, and megatron-core's cuda calls mean the CPU.
 
 megatron-core names cuda in its source. While a session is open on this platform, ``torch.cuda`` functions,
 tensor factories and a few tensor methods are patched so that those calls work without a device; each patch is
@@ -11,17 +11,14 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from mindspeed_core.errors import ArgumentError, SessionError
 from mindspeed_core.feature import Patch
 from mindspeed_core.platforms import process_memory
 from mindspeed_core.platforms.eager import hold_eager
-from mindspeed_core.platforms.platform import Availability, MemoryFigure, Platform
+from mindspeed_core.platforms.platform import Availability, MemoryFigure, OpeningSession, Platform
 from mindspeed_core.platforms.without_te import PATCHES as WITHOUT_TE
-
-if TYPE_CHECKING:
-    from mindspeed_core.session import Session
 
 _FACTORIES = (
     "empty zeros ones full tensor as_tensor asarray arange range linspace logspace eye rand randn randint "
@@ -74,18 +71,18 @@ _RNG_LOGGERS = (
 )
 _REFUSED = (
     ("ddp_average_in_collective", (True,), "gloo has no averaging reduction", "leave it out"),
-    ("cuda_graph_impl", ("local", "transformer_engine"), "there are no graphs on a processor", "use none"),
-    ("enable_cuda_graph", (True,), "there are no graphs on a processor", "leave it out"),
-    ("external_cuda_graph", (True,), "there are no graphs on a processor", "leave it out"),
+    ("cuda_graph_impl", ("local", "transformer_engine"), "there are no graphs on CPU", "use none"),
+    ("enable_cuda_graph", (True,), "there are no graphs on CPU", "leave it out"),
+    ("external_cuda_graph", (True,), "there are no graphs on CPU", "leave it out"),
 )
 
 
 class CpuPlatform(Platform):
-    """The processor, with gloo.
+    """The CPU, with gloo.
 
-    The device's random generator is the processor's default one: what is seeded, forked and restored as "cuda
-    state" is what dropout draws from. ``torch.compile`` is held in eager mode while the session is open:
-    compiling for a processor takes minutes and changes bits.
+    The device's random generator is torch's default CPU generator: what is seeded, forked and restored as
+    "cuda state" is what dropout draws from. ``torch.compile`` runs eagerly while the session is open:
+    compiling for CPU takes minutes and changes bits.
     """
 
     name: ClassVar[str] = "cpu"
@@ -96,11 +93,11 @@ class CpuPlatform(Platform):
 
     @classmethod
     def probe(cls) -> Availability:
-        """Every machine has a processor."""
-        return Availability(True, "every machine has a processor")
+        """Answer that every machine has a CPU."""
+        return Availability(True, "every machine has a CPU")
 
     def patches(self) -> Sequence[Patch]:
-        """The emulation of ``torch.cuda``.
+        """Return the emulation of ``torch.cuda``.
 
         Raises:
             SessionError: this process already uses a device whose tensors the emulation would redirect.
@@ -109,11 +106,11 @@ class CpuPlatform(Platform):
         _fill_caches_of_torch()
         return _PATCHES
 
-    def open(self, session: Session) -> None:
-        """Hold ``torch.compile`` in eager mode and drop the warning about the shared generator.
+    def open(self, session: OpeningSession) -> None:
+        """Run ``torch.compile``d functions eagerly and drop the warning about the shared generator.
 
         Raises:
-            ArgumentError: a flag asks for something that a processor does not have.
+            ArgumentError: a flag asks for something that a CPU does not have.
         """
         for name, values, reason, remedy in _REFUSED:
             value = getattr(session.args, name, None)
@@ -124,23 +121,23 @@ class CpuPlatform(Platform):
         hold_eager(
             session,
             owner=self.name,
-            reason="compiling for a processor takes minutes and is not bit-identical to eager execution",
+            reason="compiling for CPU takes minutes and is not bit-identical to eager execution",
         )
         for logger in map(logging.getLogger, _RNG_LOGGERS):
             session.ledger.setting(
                 f"logging:{logger.name}.filters",
-                lambda logger=logger: logger.addFilter(_says_something),  # type: ignore[misc]
-                lambda logger=logger: logger.removeFilter(_says_something),  # type: ignore[misc]
+                lambda logger=logger: logger.addFilter(_is_informative),  # type: ignore[misc]
+                lambda logger=logger: logger.removeFilter(_is_informative),  # type: ignore[misc]
                 owner=self.name,
                 reason="device and host share one generator, a fork always looks like a change of both",
             )
 
     def memory_allocated(self) -> MemoryFigure:
-        """Resident bytes of this process."""
+        """Return the resident bytes of this process."""
         return MemoryFigure(process_memory.resident_bytes(), process_memory.SOURCE)
 
     def peak_memory(self) -> MemoryFigure:
-        """Peak resident bytes of this process, since `reset_peak_memory` where Linux permits resetting."""
+        """Return the peak resident bytes since `reset_peak_memory`, where Linux permits resetting."""
         return MemoryFigure(process_memory.peak_resident_bytes(), process_memory.SOURCE)
 
     def reset_peak_memory(self) -> None:
@@ -148,11 +145,11 @@ class CpuPlatform(Platform):
         process_memory.reset_peak()
 
     def total_memory(self) -> int:
-        """Physical bytes of the machine, shared by all its processes."""
+        """Return the physical bytes of the machine, shared by all its processes."""
         return process_memory.physical_bytes()
 
 
-def _says_something(record: logging.LogRecord) -> bool:
+def _is_informative(record: logging.LogRecord) -> bool:
     return "CPU RNG state changed within GPU RNG context" not in str(record.msg)
 
 

@@ -7,16 +7,13 @@ import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from mindspeed_core.errors import SessionError
 from mindspeed_core.feature import Patch
 from mindspeed_core.platforms.accelerator import AcceleratorPlatform
-from mindspeed_core.platforms.platform import Availability
+from mindspeed_core.platforms.platform import Availability, OpeningSession
 from mindspeed_core.platforms.without_te import PATCHES as WITHOUT_TE
-
-if TYPE_CHECKING:
-    from mindspeed_core.session import Session
 
 _BUILT_FOR = re.compile(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 
@@ -44,16 +41,16 @@ class CudaPlatform(AcceleratorPlatform):
         return Availability(True, f"{count} NVIDIA device(s), torch built for CUDA {built_for}")
 
     def runtime(self) -> Any:
-        """``torch.cuda``."""
+        """Return ``torch.cuda``."""
         import torch
 
         return torch.cuda
 
     def patches(self) -> Sequence[Patch]:
-        """Only names that megatron-core lacks without TransformerEngine."""
+        """Return the names that megatron-core lacks without TransformerEngine."""
         return WITHOUT_TE
 
-    def open(self, session: Session) -> None:
+    def open(self, session: OpeningSession) -> None:
         """Verify that the driver answers.
 
         Raises:
@@ -79,13 +76,13 @@ class CudaPlatform(AcceleratorPlatform):
 
 
 def _device_files(directory: Path) -> int:
-    """How many devices the driver, or WSL's adapter, shows."""
+    """Count the devices that the driver, or WSL's adapter, shows."""
     numbered = [path for path in directory.glob("nvidia[0-9]*") if path.name[6:].isdigit()]
     return len(numbered) or int((directory / "dxg").exists())
 
 
 def _torch_built_for() -> str:
-    """The CUDA version in torch's version file, or an empty string."""
+    """Return the CUDA version in torch's version file, or an empty string."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return ""

@@ -1,4 +1,4 @@
-"""Wrappers that send ``device="cuda"`` to the processor, for code that names the device in its source.
+"""Wrappers that send ``device="cuda"`` to CPU, for code that names the device in its source.
 
 Each function takes the original and returns its replacement; the original is reached through that argument
 only, so that a scan for holders never finds it here. Types such as ``torch.device`` are left alone.
@@ -18,7 +18,7 @@ Function = Callable[..., Any]
 
 
 def host_device(device: Any) -> Any:
-    """The device to use: cuda in any spelling (text, index, ``torch.device``) becomes the processor."""
+    """Return the device to use: cuda in any spelling (text, index, ``torch.device``) becomes the CPU."""
     if isinstance(device, torch.device):
         return _CPU if device.type == "cuda" else device
     if isinstance(device, str):
@@ -29,7 +29,7 @@ def host_device(device: Any) -> Any:
 
 
 def factory(original: Function) -> Function:
-    """A tensor factory: ``device`` is rewritten, ``pin_memory`` dropped (there is nothing to pin for)."""
+    """Wrap a tensor factory: rewrite ``device``, drop ``pin_memory`` (there is nothing to pin for)."""
 
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
@@ -43,7 +43,7 @@ def factory(original: Function) -> Function:
 
 
 def tensor_to(original: Function) -> Function:
-    """``Tensor.to`` with the device as first argument or by name."""
+    """Wrap ``Tensor.to``; the device is the first argument or given by name."""
 
     @functools.wraps(original)
     def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -57,7 +57,7 @@ def tensor_to(original: Function) -> Function:
 
 
 def tensor_type(original: Function) -> Function:
-    """``Tensor.type``: megatron compares the answer with cuda type names; everybody else hears the truth."""
+    """Wrap ``Tensor.type``: megatron-core gets the cuda type names it compares with, all others the real."""
 
     @functools.wraps(original)
     def type(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -76,7 +76,7 @@ def tensor_type(original: Function) -> Function:
 
 
 def load(original: Function) -> Function:
-    """``torch.load`` with ``map_location`` naming cuda."""
+    """Wrap ``torch.load`` with a ``map_location`` that names cuda."""
 
     @functools.wraps(original)
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -88,7 +88,7 @@ def load(original: Function) -> Function:
 
 
 def device_context(original: Function) -> Function:
-    """``with torch.device("cuda")`` and ``torch.set_default_device("cuda")``."""
+    """Wrap ``with torch.device("cuda")`` and ``torch.set_default_device("cuda")``."""
 
     @functools.wraps(original)
     def __init__(self: Any, device: Any) -> None:
@@ -98,7 +98,7 @@ def device_context(original: Function) -> Function:
 
 
 def autocast_init(original: Function) -> Function:
-    """``torch.autocast("cuda", …)``, which a processor build silently disables."""
+    """Wrap ``torch.autocast("cuda", …)``, which a CPU build of torch silently disables."""
 
     @functools.wraps(original)
     def __init__(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
@@ -108,7 +108,7 @@ def autocast_init(original: Function) -> Function:
 
 
 def mesh_of_group(original: Function) -> Function:
-    """``DeviceMesh.from_group(group, "cuda")``: the mesh of fully sharded parameters."""
+    """Wrap ``DeviceMesh.from_group(group, "cuda")``, the mesh of fully sharded parameters."""
 
     @functools.wraps(original)
     def from_group(group: Any, device_type: str, *args: Any, **kwargs: Any) -> Any:
@@ -118,7 +118,7 @@ def mesh_of_group(original: Function) -> Function:
 
 
 def autocast_query(original: Function) -> Function:
-    """``torch.is_autocast_enabled("cuda")``, ``torch.get_autocast_dtype("cuda")``: what cpu autocast says."""
+    """Wrap ``torch.is_autocast_enabled`` and ``torch.get_autocast_dtype`` to ask about CPU autocast."""
 
     @functools.wraps(original)
     def query(*args: Any) -> Any:
@@ -128,7 +128,7 @@ def autocast_query(original: Function) -> Function:
 
 
 def frequencies_on_host(original: Function) -> Function:
-    """A rotary embedding's constructor: frequencies are computed where the model is, on the processor."""
+    """Wrap a rotary embedding's constructor: frequencies are computed where the model is, on CPU."""
 
     @functools.wraps(original)
     def constructor(self: Any, *args: Any, **options: Any) -> None:
@@ -139,7 +139,7 @@ def frequencies_on_host(original: Function) -> Function:
 
 
 def split_sizes_on_host(original: Function) -> Function:
-    """``maybe_move_tensor_to_cpu``: split sizes already on the host still become numpy where asked for."""
+    """Wrap ``maybe_move_tensor_to_cpu``: split sizes on the host still become numpy where asked for."""
 
     @functools.wraps(original)
     def maybe_move_tensor_to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:

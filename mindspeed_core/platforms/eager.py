@@ -1,14 +1,14 @@
-"""Holding ``torch.compile`` in eager mode: works for functions that were decorated long before."""
+"""Eager execution of ``torch.compile``d functions, also of those decorated long before."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mindspeed_core.session import Session
+    from mindspeed_core.platforms.platform import OpeningSession
 
 
-def hold_eager(session: Session, *, owner: str, reason: str) -> None:
+def hold_eager(session: OpeningSession, *, owner: str, reason: str) -> None:
     """Run compiled functions eagerly until the session closes.
 
     Args:

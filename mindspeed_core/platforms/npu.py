@@ -14,17 +14,14 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from mindspeed_core.errors import SessionError, UserError
 from mindspeed_core.feature import Patch
 from mindspeed_core.platforms.accelerator import AcceleratorPlatform
 from mindspeed_core.platforms.eager import hold_eager
-from mindspeed_core.platforms.platform import Availability
+from mindspeed_core.platforms.platform import Availability, OpeningSession
 from mindspeed_core.platforms.without_te import PATCHES as WITHOUT_TE
-
-if TYPE_CHECKING:
-    from mindspeed_core.session import Session
 
 _CALLS = "mindspeed_core.platforms.cuda_calls:"
 _LEFT_OUT = (
@@ -80,7 +77,7 @@ class NpuPlatform(AcceleratorPlatform):
         return Availability(True, f"{count} Ascend device(s), torch_npu {installed}")
 
     def runtime(self) -> Any:
-        """``torch.npu``, which importing torch_npu defines."""
+        """Return ``torch.npu``, which importing torch_npu defines."""
         import torch
 
         return torch.npu  # type: ignore[attr-defined]
@@ -104,8 +101,8 @@ class NpuPlatform(AcceleratorPlatform):
             )
         return (*_LEFT_OUT, *WITHOUT_TE)
 
-    def open(self, session: Session) -> None:
-        """Hold ``torch.compile`` in eager mode: its device code generator needs a separate compiler."""
+    def open(self, session: OpeningSession) -> None:
+        """Run compiled functions eagerly: generating device code needs a separate compiler."""
         hold_eager(
             session, owner=self.name, reason="generating device code needs a compiler that torch_npu lacks"
         )
@@ -135,5 +132,5 @@ def _import(name: str, remedy: str) -> None:
 
 
 def _device_files(directory: Path) -> int:
-    """How many devices the driver shows; ``davinci_manager`` is not one."""
+    """Count the devices the driver shows; ``davinci_manager`` is not one."""
     return sum(path.name[7:].isdigit() for path in directory.glob("davinci[0-9]*"))

@@ -1,4 +1,4 @@
-"""What a platform supplies: device, backend, memory figures, streams, pinned buffers and random state.
+"""Base class of platforms: device, backend, memory figures, streams, pinned buffers and random state.
 
 The base class has the semantics of a machine without a device runtime (streams that order nothing, buffers
 that need no pinning); platforms with one override them. Importing this module loads no torch.
@@ -9,19 +9,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from mindspeed_core.feature import Patch
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     import torch
 
-    from mindspeed_core.session import Session
+    from mindspeed_core.runtime.patches import PatchLedger
+
+
+class OpeningSession(Protocol):
+    """The part of a `Session` that a platform uses while the session opens or closes.
+
+    Attributes:
+        args: the parsed arguments.
+        ledger: takes patches and settings, and takes them back when the session closes.
+    """
+
+    args: Namespace
+    ledger: PatchLedger
+
+    def setenv(self, name: str, value: str) -> None:
+        """Set an environment variable until the session closes."""
 
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether a platform can be used here, and why (not): one sentence that ``auto`` prints."""
+    """The answer of a platform's probe: usable here or not, and one sentence why, which ``auto`` prints."""
 
     available: bool
     reason: str
@@ -48,13 +65,13 @@ class Platform:
     preference: ClassVar[int] = 0
     """``auto`` takes the available platform with the highest preference."""
     collectives_asynchronous: ClassVar[bool] = False
-    """Whether a collective proceeds beside computation without occupying its processor."""
+    """Whether a collective proceeds beside computation without occupying the compute units."""
     distributions: ClassVar[Sequence[str]] = ()
     """Distributions whose versions take part in the cross-rank check."""
 
     @classmethod
     def kinds(cls) -> frozenset[str]:
-        """The names under which features may list this platform: its own, and that of the one it is like."""
+        """Return the names under which features may list this platform: its own and the one it is `like`."""
         return frozenset(filter(None, (cls.name, cls.like)))
 
     @classmethod
@@ -63,17 +80,17 @@ class Platform:
         raise TypeError(f"platform {cls.__name__} does not implement probe()")
 
     def patches(self) -> Sequence[Patch]:
-        """Patches the platform needs, applied before those of features."""
+        """Return the patches the platform needs; they are applied before those of features."""
         return ()
 
-    def open(self, session: Session) -> None:
-        """Called when a session opens, after the platform's patches were applied."""
+    def open(self, session: OpeningSession) -> None:
+        """Prepare the process; called when a session opens, after the platform's patches were applied."""
 
-    def close(self, session: Session) -> None:
-        """Called when the session closes, before patches are taken back."""
+    def close(self, session: OpeningSession) -> None:
+        """Undo what `open` did; called when the session closes, before patches are taken back."""
 
     def device(self, local_rank: int) -> torch.device:
-        """The device of this process."""
+        """Return the device of this process."""
         import torch
 
         return torch.device(self.device_type)
@@ -82,24 +99,24 @@ class Platform:
         """Make the device of this process current."""
 
     def supported_dtypes(self) -> frozenset[torch.dtype]:
-        """Dtypes in which a model trains here."""
+        """Return the dtypes in which a model trains here."""
         import torch
 
         return frozenset({torch.float32, torch.bfloat16, torch.float16})
 
     def memory_allocated(self) -> MemoryFigure:
-        """Bytes in use now."""
+        """Return the bytes in use now."""
         raise TypeError(f"platform {self.name} does not implement memory_allocated()")
 
     def peak_memory(self) -> MemoryFigure:
-        """Largest number of bytes in use since `reset_peak_memory`, where the source can be reset."""
+        """Return the peak of bytes in use since `reset_peak_memory`, where the source can be reset."""
         raise TypeError(f"platform {self.name} does not implement peak_memory()")
 
     def reset_peak_memory(self) -> None:
         """Start a new peak measurement, where the source allows it."""
 
     def total_memory(self) -> int:
-        """Bytes of memory of the device."""
+        """Return the bytes of memory of the device."""
         raise TypeError(f"platform {self.name} does not implement total_memory()")
 
     def set_memory_limit(self, fraction: float) -> None:
@@ -115,13 +132,13 @@ class Platform:
         """Wait for everything launched on the device."""
 
     def stream(self, priority: int = 0) -> Any:
-        """A new stream; an object with ``wait_stream``, ``wait_event``, ``synchronize``, ``record_event``."""
+        """Make a stream: ``wait_stream``, ``wait_event``, ``synchronize``, ``record_event``."""
         from mindspeed_core.platforms.streams import HostStream
 
         return HostStream(priority=priority)
 
     def current_stream(self) -> Any:
-        """The stream in use."""
+        """Return the stream in use."""
         from mindspeed_core.platforms.streams import HostStream
 
         return HostStream()
@@ -131,19 +148,19 @@ class Platform:
         return nullcontext(stream)
 
     def event(self, enable_timing: bool = False) -> Any:
-        """A new event; ``record``, ``wait``, ``synchronize``, ``query``, ``elapsed_time`` in milliseconds."""
+        """Make an event: ``record``, ``wait``, ``synchronize``, ``query``, ``elapsed_time`` (milliseconds)."""
         from mindspeed_core.platforms.streams import HostEvent
 
         return HostEvent(enable_timing=enable_timing)
 
     def pinned_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A host buffer from which copies to the device are asynchronous."""
+        """Allocate a host buffer from which copies to the device are asynchronous."""
         import torch
 
         return torch.empty(tuple(shape), dtype=dtype)
 
     def rng_state(self) -> torch.Tensor:
-        """The device generator's state, uint8."""
+        """Return the device generator's state, uint8."""
         import torch
 
         return torch.get_rng_state()

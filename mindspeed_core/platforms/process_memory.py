@@ -15,7 +15,7 @@ SOURCE = "process RSS"
 
 
 def resident_bytes() -> int:
-    """Bytes resident now, from ``/proc/self/statm``; the peak so far where there is no ``/proc``."""
+    """Return the resident bytes from ``/proc/self/statm``; the peak so far where there is no ``/proc``."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:
@@ -24,7 +24,7 @@ def resident_bytes() -> int:
 
 
 def peak_resident_bytes() -> int:
-    """Most bytes resident since `reset_peak` (``VmHWM``), or since the process began."""
+    """Return the most bytes resident since `reset_peak` (``VmHWM``), or since the process began."""
     try:
         with open("/proc/self/status", "rb") as file:
             status = file.read()
@@ -50,12 +50,12 @@ def reset_peak() -> bool:
 
 
 def physical_bytes() -> int:
-    """Bytes of memory of the machine."""
+    """Return the bytes of memory of the machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def available_bytes() -> int:
-    """Bytes that can be had without swapping (``MemAvailable``); all of it where that is unknown."""
+    """Return the bytes available without swapping (``MemAvailable``); all of it where that is unknown."""
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):

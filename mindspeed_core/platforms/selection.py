@@ -1,4 +1,4 @@
-"""Which platform a run uses: what was asked for, or the best one that is available here.
+"""Selection of a run's platform: the one asked for, or the best one that is available here.
 
 Torch-free, so that a plan can be printed on any machine; opening a session verifies the choice for real.
 """
@@ -56,7 +56,7 @@ def choose_platform(requested: str, registry: Registry) -> tuple[str, str]:
 
 
 def _others(requested: str, registry: Registry) -> str:
-    """The platforms that could be used instead."""
+    """Name the platforms that could be used instead."""
     usable = []
     for name in registry.platform_names():
         if name == requested:

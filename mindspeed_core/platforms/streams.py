@@ -27,16 +27,16 @@ class HostStream:
         self.cuda_stream = 0
 
     def wait_stream(self, stream: Any) -> None:
-        """Everything on ``stream`` has finished."""
+        """Return at once: everything on ``stream`` has finished."""
 
     def wait_event(self, event: Any) -> None:
-        """The event has happened."""
+        """Return at once: the event has happened."""
 
     def synchronize(self) -> None:
-        """Everything on this stream has finished."""
+        """Return at once: everything on this stream has finished."""
 
     def query(self) -> bool:
-        """Whether everything has finished: yes."""
+        """Return True: everything has finished."""
         return True
 
     def record_event(self, event: HostEvent | None = None) -> HostEvent:
@@ -46,13 +46,13 @@ class HostStream:
         return event
 
     def __enter__(self) -> HostStream:
-        """Streams are context managers."""
+        """Enter the stream."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to restore."""
+        """Leave the stream; exceptions pass through."""
 
 
 class HostEvent:
@@ -66,21 +66,21 @@ class HostEvent:
         self._seconds: float | None = None
 
     def record(self, stream: Any = None) -> None:
-        """Remember now."""
+        """Record the current time."""
         self._seconds = time.perf_counter()
 
     def wait(self, stream: Any = None) -> None:
-        """The event has happened."""
+        """Return at once: the event has happened."""
 
     def synchronize(self) -> None:
-        """The event has happened."""
+        """Return at once: the event has happened."""
 
     def query(self) -> bool:
-        """Whether it has happened: yes."""
+        """Return True: the event has happened."""
         return True
 
     def elapsed_time(self, end_event: HostEvent) -> float:
-        """Milliseconds from this event to ``end_event``.
+        """Return the milliseconds from this event to ``end_event``.
 
         Raises:
             RuntimeError: one of them was made without ``enable_timing=True`` or not recorded, as on a device.

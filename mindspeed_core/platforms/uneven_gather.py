@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 def gather_along_first_dim(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """``_gather_along_first_dim``: different lengths are padded to the longest and cut again."""
+    """Wrap ``_gather_along_first_dim``: pad different lengths to the longest and cut them again."""
 
     @functools.wraps(original)
     def gather(

@@ -62,7 +62,7 @@ def test_cuda_is_not_available_but_its_current_device_is_an_index():
         lambda **k: torch.zeros(1).to(**k),
     ],
 )
-def test_factories_send_cuda_to_the_processor(make, device):
+def test_factories_send_cuda_to_the_cpu(make, device):
     assert make(device=device).device.type == "cpu"
 
 
@@ -99,14 +99,14 @@ def test_modules_move_to_cuda_by_staying():
     assert torch.nn.Linear(1, 1).to("cuda").weight.device.type == "cpu"
 
 
-def test_default_device_context_means_the_processor():
+def test_default_device_context_means_the_cpu():
     with torch.device("cuda"):
         assert torch.zeros(1).device.type == "cpu"
     with torch.device("meta"):
         assert torch.zeros(1).device.type == "meta"
 
 
-def test_load_maps_cuda_to_the_processor(tmp_path):
+def test_load_maps_cuda_to_the_cpu(tmp_path):
     torch.save(torch.arange(3), tmp_path / "tensor.pt")
     assert torch.load(tmp_path / "tensor.pt", map_location="cuda:0").tolist() == [0, 1, 2]
 
@@ -193,7 +193,7 @@ def test_peak_follows_an_allocation_and_its_reset():
     assert process_memory.peak_resident_bytes() - before < 48 << 20
 
 
-def test_autocast_for_cuda_applies_on_the_processor():
+def test_autocast_for_cuda_applies_on_the_cpu():
     with torch.autocast("cuda", dtype=torch.bfloat16):
         assert torch.is_autocast_enabled("cuda")
         assert torch.get_autocast_dtype("cuda") is torch.bfloat16
@@ -311,7 +311,7 @@ def test_process_that_uses_cuda_is_refused(monkeypatch):
     ("name", "value"),
     [("ddp_average_in_collective", True), ("cuda_graph_impl", "local"), ("enable_cuda_graph", True)],
 )
-def test_flags_that_a_processor_cannot_honour_are_refused(name, value):
+def test_flags_that_a_cpu_cannot_honour_are_refused(name, value):
     ledger = PatchLedger()
     session = types.SimpleNamespace(args=types.SimpleNamespace(**{name: value}), ledger=ledger)
     with pytest.raises(ArgumentError, match="--" + name.replace("_", "-")):

@@ -45,7 +45,7 @@ class Facts:
         environment: the process's environment.
         open_files: soft limit of open files, None where the system has none.
         shared_memory: bytes of ``/dev/shm``, None where there is none.
-        cpus: processors this process may use.
+        cpus: CPU cores this process may use.
         host: the host whose training is meant.
         hosts: hosts that are installed.
         platforms: installed platforms that load: whether each can be used here, and why (not).
@@ -263,7 +263,7 @@ def check_environment(facts: Facts) -> list[Finding]:
     findings = []
     threads = facts.environment.get("OMP_NUM_THREADS", "")
     if not threads:
-        remedy = "export OMP_NUM_THREADS=1 (or processors divided by processes per node)"
+        remedy = "export OMP_NUM_THREADS=1 (or CPU cores divided by processes per node)"
         found = f"is not set: each process starts up to {facts.cpus} threads"
         findings.append(Finding(NOTE, "OMP_NUM_THREADS", found, remedy))
     elif not threads.split(",")[0].isdigit() or int(threads.split(",")[0]) < 1:

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspeed_core.feature import Patch
 from mindspeed_core.platforms.accelerator import AcceleratorPlatform
-from mindspeed_core.platforms.platform import Availability, MemoryFigure
+from mindspeed_core.platforms.platform import Availability, MemoryFigure, OpeningSession
 
 if TYPE_CHECKING:
     import torch
-
-    from mindspeed_core.session import Session
 
 
 class AcmePlatform(AcceleratorPlatform):
@@ -60,7 +58,7 @@ class AcmePlatform(AcceleratorPlatform):
         """
         return self._cpu.patches()
 
-    def open(self, session: Session) -> None:
+    def open(self, session: OpeningSession) -> None:
         """Prepare the process, after the patches: settings that `session.ledger` takes back."""
         self._cpu.open(session)
 
