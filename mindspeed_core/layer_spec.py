@@ -87,7 +87,7 @@ class Site:
     within: tuple[str, ...] = ()
 
     def carry(self, module: type, **params: Any) -> ModuleSpec:
-        """A specification of ``module`` that keeps everything else this site specifies.
+        """Return a specification of ``module`` that keeps everything else this site specifies.
 
         Args:
             module: the class that takes over.
@@ -175,7 +175,7 @@ class SpecEditor:
             self._pp_rank = 0
 
     def find(self, *roles: str, layers: Iterable[int] | None = None, empty: bool = False) -> list[Site]:
-        """The sites with one of ``roles`` (all sites without), in the order of the tree.
+        """Return the sites with one of ``roles`` (all sites without), in the order of the tree.
 
         Args:
             roles: see the class.
@@ -233,7 +233,7 @@ class SpecEditor:
 
     @property
     def history(self) -> tuple[Replacement, ...]:
-        """Every replacement in the tree by any feature, in the order of the tree."""
+        """Return every replacement in the tree by any feature, in the order of the tree."""
         found: list[Replacement] = []
         for slot in self._walk():
             if slot.site.spec is not None:
@@ -347,7 +347,7 @@ def _name(spec: ModuleSpec) -> str:
 
 
 def _unshared(value: Any, path: str) -> Any:
-    """A copy in which no two places hold the same specification object, unlike ``copy.deepcopy``."""
+    """Copy a tree so that no two sites hold the same specification object, unlike ``copy.deepcopy``."""
     if callable(value) and not isinstance(value, ModuleSpec):
         return value
     if isinstance(value, ModuleSpec):

@@ -113,7 +113,7 @@ ANNOUNCED_FEATURES = {
 
 
 def plugins_in_the_tree() -> dict[str, tuple[set[str], set[str]]]:
-    """Flags and feature names that the plugins of this repository declare, installed or not."""
+    """Collect flags and feature names that the plugins of this repository declare, installed or not."""
     from mindspeed_core.feature import Feature
 
     found: dict[str, tuple[set[str], set[str]]] = {}
@@ -134,7 +134,7 @@ def plugins_in_the_tree() -> dict[str, tuple[set[str], set[str]]]:
 
 
 def table() -> dict[str, dict[str, list[str]]]:
-    """The whole table; what a plugin in the tree declares is its own, whatever was announced."""
+    """Build the whole table; a flag that a plugin in the tree declares belongs to that plugin."""
     flags = {name: dist for dist, names in ANNOUNCED_FLAGS.items() for name in names.split()}
     features = {name: dist for dist, names in ANNOUNCED_FEATURES.items() for name in names.split()}
     for dist, (declared, names) in plugins_in_the_tree().items():

@@ -30,13 +30,13 @@ class Absent:
         return None
 
     def create_module(self, spec: Any) -> types.ModuleType:
-        """A module that has any attribute."""
+        """Make a module that has any attribute."""
         module = types.ModuleType(spec.name)
         module.__getattr__ = _anything  # type: ignore[method-assign]
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing to run."""
+        """Do nothing."""
 
 
 def _anything(name: str) -> type:
@@ -46,7 +46,7 @@ def _anything(name: str) -> type:
 
 
 def parser_of(checkout: Path) -> argparse.ArgumentParser:
-    """The parser that the checkout's programs use."""
+    """Return the parser that the checkout's programs use."""
     sys.path.insert(0, str(checkout))
     sys.meta_path.append(Absent())  # type: ignore[arg-type]
     # The package's own __init__ imports the whole trainer; its modules can be had without it.
@@ -63,7 +63,7 @@ def parser_of(checkout: Path) -> argparse.ArgumentParser:
 
 
 def facts(parser: argparse.ArgumentParser) -> Iterator[dict[str, Any]]:
-    """One record per flag, in the parser's order."""
+    """Return one record per flag, in the parser's order."""
     for action in parser._actions:
         if not action.option_strings or action.dest == "help":
             continue

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def find_feature(registry: Registry, wanted: str) -> FeatureRecord:
-    """The installed feature of that name, or the one that owns that flag.
+    """Return the installed feature of that name, or the one that owns that flag.
 
     Raises:
         UserError: there is none (with similar names), it is broken (with its error), or several own the flag.
@@ -47,7 +47,7 @@ def find_feature(registry: Registry, wanted: str) -> FeatureRecord:
 def complete_features(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Names of installed features, for the shell."""
+    """Return the names of installed features, for shell completion."""
     from mindspeed_core.registry import Registry
 
     return [

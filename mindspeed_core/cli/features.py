@@ -46,7 +46,7 @@ class LazyProgram(click.Group):
     """A group whose sub-commands are imported when they are used, from here and from entry points."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Own sub-commands in the order of a first visit, then those of other packages."""
+        """List own sub-commands in the order of a first visit, then those of other packages."""
         return [*COMMANDS, *sorted(_foreign_commands())]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -78,7 +78,7 @@ class LazyProgram(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list in ``--help``, without importing anything."""
+        """Write the list in ``--help``, without importing anything."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
         foreign = _foreign_commands()

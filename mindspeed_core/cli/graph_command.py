@@ -67,7 +67,7 @@ def command(host: str, platform: str | None, form: str, flags: tuple[str, ...]) 
 
 
 def graph_of(features: Mapping[str, type[Feature]]) -> Graph:
-    """The graph of some features; lines to others are left out, a conflict is drawn once."""
+    """Return the graph of some features; lines to others are left out, a conflict is drawn once."""
     families: dict[str, list[str]] = {}
     flags: set[str] = set()
     slots: set[str] = set()
@@ -121,7 +121,7 @@ _DOT_LINES = {
 
 
 def as_mermaid(graph: Graph) -> str:
-    """The graph as Mermaid text; features in boxes by family, slots rounded, flags slanted."""
+    """Return the graph as Mermaid text; features in boxes by family, slots rounded, flags slanted."""
     names = [name for members in graph.families.values() for name in members]
     ids = {name: f"n{index}" for index, name in enumerate([*names, *graph.slots, *graph.flags])}
     lines = ["graph LR"]
@@ -136,7 +136,7 @@ def as_mermaid(graph: Graph) -> str:
 
 
 def as_dot(graph: Graph) -> str:
-    """The graph as Graphviz DOT; features in clusters by family, slots as ellipses, flags as notes."""
+    """Return the graph as Graphviz DOT; features in clusters by family, slots as ellipses, flags as notes."""
     lines = ["digraph features {", "  rankdir=LR;", "  node [shape=box];"]
     for index, (family, members) in enumerate(graph.families.items()):
         lines.append(f'  subgraph cluster_{index} {{ label="{family}";')

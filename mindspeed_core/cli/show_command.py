@@ -121,7 +121,7 @@ def _requirement(requirement: Requirement) -> str:
 
 
 def _conflicts(registry: Registry, record: FeatureRecord) -> list[Conflict]:
-    """Its own conflicts, and those that other features declare with it."""
+    """List its own conflicts, and those that other features declare with it."""
     name = record.cls.name
     found = list(record.cls.conflicts)
     own = {conflict.feature for conflict in found}

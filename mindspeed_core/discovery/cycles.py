@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 
 def cycles(before: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
-    """A shortest cycle through each node of a directed graph that lies on one, without duplicates.
+    """Return a shortest cycle through each node of a directed graph that lies on one, without duplicates.
 
     Args:
         before: the nodes that come before each node.

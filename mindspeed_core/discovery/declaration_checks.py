@@ -56,7 +56,7 @@ def check_together(
 
 
 def check_alone(item: Any) -> list[str]:
-    """What is wrong with a declaration by itself, one sentence each; never raises."""
+    """Return what is wrong with a declaration by itself, one sentence each; never raise."""
     try:
         return check_feature(item)
     except Exception as error:
@@ -77,7 +77,7 @@ def identity(item: Any) -> tuple[str, tuple[Flag, ...]]:
 
 
 def guess(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` where something known is spelled like ``name``, otherwise nothing."""
+    """Return ``; did you mean 'x'?`` where a known name is spelled like ``name``, otherwise nothing."""
     close = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -146,7 +146,7 @@ def _stage_faults(feature: type[Feature], stages: Mapping[str, Stage]) -> list[s
 
 
 def _check_cycles(candidates: Sequence[Candidate]) -> None:
-    """Features that come before themselves through ``requires`` and ``after`` are broken."""
+    """Mark features broken that come before themselves through ``requires`` and ``after``."""
     by_name = {candidate.cls.name: candidate for candidate in candidates}
     before = {
         candidate.cls.name: sorted(

@@ -45,7 +45,7 @@ class BrokenPlugin:
     flags: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """One sentence naming distribution, feature and error."""
+        """Return one sentence that names distribution, feature and error."""
         feature = f", feature {self.feature}" if self.feature else ""
         return f"{self.dist} {self.version} (entry point {self.entry_point}{feature}) is broken: {self.error}"
 
@@ -70,7 +70,7 @@ class Source:
 
     @property
     def package(self) -> str:
-        """Top-level import package behind the entry point."""
+        """Return the top-level import package behind the entry point."""
         return self.value.partition(":")[0].strip().partition(".")[0]
 
     def load(self) -> Any:
@@ -83,7 +83,7 @@ class Source:
 
 
 def sources(group: str) -> list[Source]:
-    """The entry points of a group, sorted by name and distribution; each distribution counts once.
+    """Return the entry points of a group, sorted by name and distribution; each distribution counts once.
 
     A distribution that is on the path twice (an editable checkout beside an installed wheel) is represented
     by the copy that comes first, which is the one Python imports; importlib.metadata sees to that.
@@ -93,12 +93,12 @@ def sources(group: str) -> list[Source]:
 
 
 def damaged() -> list[BrokenPlugin]:
-    """Distributions whose list of entry points cannot be read; usually none."""
+    """Return distributions whose list of entry points cannot be read; usually none."""
     return _entries(FEATURES)[1]
 
 
 def _entries(group: str) -> tuple[list[EntryPoint], list[BrokenPlugin]]:
-    """The entry points of a group, and the distributions that keep theirs from being read."""
+    """Return the entry points of a group, and the distributions that keep theirs from being read."""
     try:
         return list(entry_points(group=group)), []
     except Exception:
@@ -148,7 +148,7 @@ def _distribution(entry: EntryPoint) -> tuple[str, str]:
 
 
 def broken(source: Source, error: BaseException | str, feature: str = "", remedy: str = "") -> BrokenPlugin:
-    """The record of a failure while loading or checking a source."""
+    """Return the record of a failure while loading or checking a source."""
     text = error if isinstance(error, str) else describe(error, source.package)
     if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "mindspeed_core":
         remedy = remedy or "it may need a newer core: pip install --upgrade mindspeed-core"
@@ -164,7 +164,7 @@ def broken(source: Source, error: BaseException | str, feature: str = "", remedy
 
 
 def iterate(loaded: Any) -> list[Any]:
-    """The declarations that an entry point names.
+    """Return the declarations that an entry point names.
 
     Raises:
         TypeError: it names something else.
@@ -177,7 +177,7 @@ def iterate(loaded: Any) -> list[Any]:
 
 
 def describe(error: BaseException, package: str = "") -> str:
-    """An exception as one sentence: type, message, and the last line of ``package`` it passed."""
+    """Return an exception as one sentence: type, message, and the last line of ``package`` it passed."""
     try:
         message = " ".join(str(error).split())
     except Exception:

@@ -10,7 +10,7 @@ _CORE = "megatron-core"
 
 
 def installed_version(name: str) -> str:
-    """The version of a distribution, an empty string where it is not installed.
+    """Return the version of a distribution, an empty string where it is not installed.
 
     A loaded megatron-core speaks for itself: people train from a checkout that no installer knows, or that
     comes before the installed one on the module path.

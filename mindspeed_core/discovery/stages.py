@@ -32,7 +32,7 @@ class Stage:
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Stage:
-        """The stage that a function marked with ``hookspec`` specifies."""
+        """Return the stage that a function marked with ``hookspec`` specifies."""
         options = getattr(function, PROJECT + "_spec")
         return cls(
             function.__name__,
@@ -43,7 +43,7 @@ class Stage:
         )
 
     def needed(self, arguments: Iterable[str]) -> str:
-        """The oldest version of the hook interface that has the stage with these arguments."""
+        """Return the oldest version of the hook interface that has the stage with these arguments."""
         return max((self.since, *(self.added.get(name, self.since) for name in arguments)), key=parsed)
 
 
@@ -51,7 +51,7 @@ _CORE_STAGES: dict[str, Stage] = {}
 
 
 def core_stages() -> Mapping[str, Stage]:
-    """The stages of `mindspeed_core.hooks` by name."""
+    """Return the stages of `mindspeed_core.hooks` by name."""
     if not _CORE_STAGES:
         from mindspeed_core.hooks import STAGE_MODULES
 
@@ -63,7 +63,7 @@ def core_stages() -> Mapping[str, Stage]:
 
 
 def wanted_arguments(function: Callable[..., Any]) -> list[str]:
-    """The arguments that an implementation asks a stage for, without ``self``.
+    """Return the arguments that an implementation asks a stage for, without ``self``.
 
     Raises:
         TypeError: the implementation has no signature.

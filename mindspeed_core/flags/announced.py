@@ -22,15 +22,15 @@ def _table() -> Mapping[str, Mapping[str, str]]:
 
 
 def flag_owners() -> Mapping[str, str]:
-    """The distribution that ships each announced flag, by option string."""
+    """Return the distribution that ships each announced flag, by option string."""
     return _table()["flags"]
 
 
 def choice_owners() -> Mapping[str, str]:
-    """The distribution that adds a value to another owner's flag, by ``"--flag value"``."""
+    """Return the distribution that adds a value to another owner's flag, by ``"--flag value"``."""
     return _table()["choices"]
 
 
 def feature_owners() -> Mapping[str, str]:
-    """The distribution that ships each announced feature, by name."""
+    """Return the distribution that ships each announced feature, by name."""
     return _table()["features"]

@@ -63,20 +63,20 @@ class FlagSet:
 
     @property
     def entries(self) -> tuple[FlagEntry, ...]:
-        """Every flag with its owner."""
+        """Return every flag with its owner."""
         return tuple(self._entries)
 
     @property
     def clashes(self) -> tuple[Problem, ...]:
-        """Flags with two incompatible owners; a problem of a command line that uses one of them."""
+        """Return flags with two incompatible owners; using one of them is a problem."""
         return tuple(problem for problem, _ in self._clashes)
 
     def __contains__(self, option: object) -> bool:
-        """Whether an option string is known."""
+        """Return whether an option string is known."""
         return option in self._by_option
 
     def __getitem__(self, option: str) -> FlagEntry:
-        """The flag with an option string.
+        """Return the flag with an option string.
 
         Raises:
             KeyError: no flag has it.
@@ -84,7 +84,7 @@ class FlagSet:
         return self._by_option[option]
 
     def per_rank(self) -> frozenset[str]:
-        """Destinations whose values may differ between ranks."""
+        """Return the destinations whose values may differ between ranks."""
         return frozenset(entry.flag.dest for entry in self._entries if entry.flag.per_rank)
 
     def add(
@@ -344,7 +344,7 @@ class FlagSet:
         given[flag.dest] = (final, f"flag {option}")
 
     def _lost(self, flag: Flag, option: str, value: Any) -> Problem | None:
-        """The problem of a value that a package contributes and that cannot be loaded."""
+        """Return the problem of a value that a package contributes and that cannot be loaded."""
         registry = self._registry
         if registry is None or not flag.choices_from:
             return None
@@ -375,16 +375,16 @@ class FlagSet:
         return ParsedArguments(args, provenance, tuple(problems), wants_help)
 
     def unknown(self, option: str) -> Problem:
-        """The problem of an option string nobody here defines: who owns it, or what was meant."""
+        """Return the problem of an option string nobody here defines: who owns it, or what was meant."""
         return unknown_flag(option, self._by_option, self._registry, self.host)
 
     def format_help(self, prog: str = "mindspeed-train") -> str:
-        """The text of ``--help``, flags grouped by owner."""
+        """Return the text of ``--help``, flags grouped by owner."""
         return help_text(self._entries, prog)
 
 
 def flag_set(registry: Registry, host: str = DEFAULT_HOST) -> FlagSet:
-    """The flags of the core, of a host and of every installed feature.
+    """Return the flags of the core, of a host and of every installed feature.
 
     Args:
         registry: what is installed.
@@ -406,7 +406,7 @@ def flag_set(registry: Registry, host: str = DEFAULT_HOST) -> FlagSet:
 
 
 def _with_extensions(flag: Flag, registry: Registry) -> Flag:
-    """The flag with the names that packages contribute to its extension point among its choices."""
+    """Return the flag with the names that packages contribute to its extension point among its choices."""
     if not flag.choices_from:
         return flag
     added = [name for name in registry.extension_names(flag.choices_from) if name not in flag.choices]

@@ -10,7 +10,7 @@ from mindspeed_core.flags.entries import FlagEntry
 
 
 def help_text(entries: Sequence[FlagEntry], prog: str) -> str:
-    """The text of ``--help``, flags grouped by owner.
+    """Return the text of ``--help``, flags grouped by owner.
 
     Args:
         entries: the flags in order.
@@ -35,7 +35,7 @@ def help_text(entries: Sequence[FlagEntry], prog: str) -> str:
 
 
 def placeholder(flag: Flag) -> str:
-    """What stands for a flag's value in help and messages."""
+    """Return the placeholder of a flag's value in help and messages."""
     if flag.metavar:
         return flag.metavar
     if flag.choices:

@@ -70,7 +70,7 @@ def apply_adopted_defaults(
     args: Namespace,
     provenance: dict[str, str],
 ) -> None:
-    """A feature's other default for a flag it adopted holds while the feature is asked for.
+    """Apply a feature's own default for a flag it adopted, while the feature is asked for.
 
     Args:
         entries: every flag with its adoptions.

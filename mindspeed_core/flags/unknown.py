@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def unknown_flag(option: str, known: Iterable[str], registry: Registry | None, host: str) -> Problem:
-    """The problem of an option string nobody defines: who owns it, or what was meant.
+    """Return the problem of an option string nobody defines: who owns it, or what was meant.
 
     Args:
         option: the option string.
@@ -60,7 +60,7 @@ def unknown_flag(option: str, known: Iterable[str], registry: Registry | None, h
 
 
 def bad_choice(flag: Flag, option: str, value: Any, result: Any, registry: Registry | None) -> Problem:
-    """The problem of a value that is none of a flag's choices.
+    """Return the problem of a value that is none of a flag's choices.
 
     Args:
         flag: the flag.

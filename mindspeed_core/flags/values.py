@@ -21,7 +21,7 @@ class RefusedValue(ValueError):
 
 
 def least_values(flag: Flag) -> int:
-    """How many values a flag takes at least."""
+    """Return the least number of values a flag takes."""
     if flag.is_switch:
         return 0
     if isinstance(flag.nargs, int):
@@ -30,7 +30,7 @@ def least_values(flag: Flag) -> int:
 
 
 def most_values(flag: Flag) -> int | None:
-    """How many values a flag takes at most; None for any number."""
+    """Return the largest number of values a flag takes; None for any number."""
     if flag.is_switch:
         return 0
     if isinstance(flag.nargs, int):
@@ -39,7 +39,7 @@ def most_values(flag: Flag) -> int | None:
 
 
 def arity(flag: Flag) -> str:
-    """How many values a flag takes, in words."""
+    """Describe the number of values a flag takes."""
     least, most = least_values(flag), most_values(flag)
     if least == most:
         return "one value" if least == 1 else f"{least} values"
@@ -47,7 +47,7 @@ def arity(flag: Flag) -> str:
 
 
 def typed(flag: Flag, value: Any) -> Any:
-    """A value in the flag's type, from text or from a value that has it already."""
+    """Convert a value, text or already typed, into the flag's type."""
     kind = flag.type
     if kind is bool:
         truth = truth_of(value)
@@ -95,7 +95,7 @@ def _checked_float(flag: Flag, number: float) -> float:
 
 
 def truth_of(value: Any) -> bool | None:
-    """What a value says as a switch; None when it says neither."""
+    """Return a switch's value as a boolean; None when it is neither true nor false."""
     if isinstance(value, bool):
         return value
     text = str(value).lower() if isinstance(value, (str, int)) else ""
@@ -103,12 +103,12 @@ def truth_of(value: Any) -> bool | None:
 
 
 def bad_value(option: str, value: Any, reason: str, remedy: str = "") -> Problem:
-    """The problem of a flag with a value that cannot be used."""
+    """Return the problem of a flag with a value that cannot be used."""
     return Problem("E-FLAG-VALUE", f"{shown_value(value)}: {reason}", remedy, flag=option)
 
 
 def shown_value(value: Any) -> str:
-    """A value as a message shows it: cut, printable, never raising."""
+    """Return a value as a message shows it: cut and printable; never raise."""
     try:
         text = repr(value)
     except Exception:
@@ -119,13 +119,13 @@ def shown_value(value: Any) -> str:
 
 
 def type_name(flag: Flag) -> str:
-    """What kind of value a flag takes, in words."""
+    """Describe the kind of value a flag takes."""
     names: dict[Callable[..., Any], str] = {int: "whole number", float: "number", str: "text", bool: "switch"}
     return names.get(flag.type) or f"value {getattr(flag.type, '__name__', 'this flag accepts')!s} accepts"
 
 
 def kind_of_flag(flag: Flag) -> str:
-    """Kind, arity, inversion and destination of a flag, in words."""
+    """Describe kind, arity, inversion and destination of a flag."""
     kind = "a switch" if flag.is_switch else f"a {type_name(flag)}"
     nargs = f" with {arity(flag)}" if flag.nargs is not None else ""
     inverts = f" that turns off {flag.inverts}" if flag.inverts else ""

@@ -34,7 +34,7 @@ class Job:
 
 
 def current_job(environment: Mapping[str, str] | None = None) -> Job:
-    """The job by the variables of this package, of torchrun or of Slurm, in this order."""
+    """Return the job by the variables of this package, of torchrun or of Slurm, in this order."""
     env = os.environ if environment is None else environment
     if env.get(JOB):
         return Job(f"mindspeed:{env[JOB]}", _count(env.get(RESTART)))
@@ -83,7 +83,7 @@ def translate_slurm(environment: MutableMapping[str, str]) -> bool:
 
 
 def first_host(nodes: str) -> str:
-    """The first name of a Slurm node list: ``gpu[003-006,9],login1`` gives ``gpu003``."""
+    """Return the first name of a Slurm node list: ``gpu[003-006,9],login1`` gives ``gpu003``."""
     match = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^,]*))?", nodes)
     if match is None:
         raise UserError(f"SLURM_STEP_NODELIST {nodes!r}: no list of nodes; set MASTER_ADDR")

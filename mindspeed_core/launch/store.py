@@ -15,7 +15,7 @@ _served: dict[int, Store] = {}
 
 
 def served_store(timeout: timedelta) -> Store | None:
-    """The store that this process serves for its peers, or None where it serves none.
+    """Return the store that this process serves for its peers, or None where it serves none.
 
     Args:
         timeout: of every wait on the store.

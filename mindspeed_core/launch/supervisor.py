@@ -59,7 +59,7 @@ class Cause:
 
     @property
     def worth_a_restart(self) -> bool:
-        """Whether the same could go well another time; what the user has to put right does not."""
+        """Return whether a restart could succeed; not after what the user has to put right."""
         return self.kind != "explained"
 
 
@@ -295,4 +295,4 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 def _notice(number: int, frame: FrameType | None) -> None:
-    """Only the descriptor that signals wake matters."""
+    """Do nothing: only the descriptor that signals wake matters."""

@@ -19,7 +19,7 @@ _watched: set[int] = set()
 
 
 def supervised() -> bool:
-    """Whether a supervisor started this process."""
+    """Return whether a supervisor started this process."""
     return SUPERVISOR in os.environ
 
 

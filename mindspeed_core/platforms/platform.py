@@ -148,7 +148,7 @@ class Platform:
         return nullcontext(stream)
 
     def event(self, enable_timing: bool = False) -> Any:
-        """Make an event: ``record``, ``wait``, ``synchronize``, ``query``, ``elapsed_time`` (milliseconds)."""
+        """Make an event: ``record``, ``wait``, ``synchronize``, ``query``, ``elapsed_time`` (ms)."""
         from mindspeed_core.platforms.streams import HostEvent
 
         return HostEvent(enable_timing=enable_timing)

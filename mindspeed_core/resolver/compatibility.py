@@ -12,7 +12,7 @@ from mindspeed_core.resolver.requirements import unmet
 
 
 def fill_slots(request: Request, active: Sequence[str]) -> dict[str, str]:
-    """Who fills each exclusive slot; a problem where several would."""
+    """Return the feature that fills each exclusive slot; several are a problem."""
     claimed: dict[str, list[str]] = {}
     for name in active:
         for slot in request.index.classes[name].slots:
@@ -31,7 +31,7 @@ def fill_slots(request: Request, active: Sequence[str]) -> dict[str, str]:
 
 
 def check_conflicts(request: Request, active: Sequence[str]) -> None:
-    """Pairs, and flags, that a declaration says cannot run together."""
+    """Report features and flags that a declaration says cannot run together."""
     present = set(active)
     for name in active:
         for other, reason in sorted(request.index.conflicts[name].items()):
@@ -53,7 +53,7 @@ def check_conflicts(request: Request, active: Sequence[str]) -> None:
 
 
 def check_host(request: Request, active: Sequence[str]) -> None:
-    """A feature that takes part only in stages which the host never calls would have no effect."""
+    """Report features that take part only in stages which the host never calls."""
     never = request.index.never_called
     for name in active if never else ():
         reached = request.index.classes[name].hooks().keys()
@@ -68,7 +68,7 @@ def check_host(request: Request, active: Sequence[str]) -> None:
 
 
 def check_stages(request: Request, active: Sequence[str]) -> None:
-    """A stage can be replaced by one feature only."""
+    """Report stages that several features replace."""
     replaced: dict[str, list[str]] = {}
     for name in active:
         for stage in request.index.replaces[name]:
@@ -88,7 +88,7 @@ def check_stages(request: Request, active: Sequence[str]) -> None:
 
 
 def collect_patches(request: Request, active: Sequence[str]) -> dict[str, tuple[Patch, ...]]:
-    """The patches of each feature; a problem where two replace one symbol, or a version is not theirs."""
+    """Return each feature's patches; report symbols replaced twice and unsupported versions."""
     owned: dict[str, tuple[Patch, ...]] = {}
     replaced: dict[str, list[str]] = {}
     for name in active:
@@ -111,7 +111,7 @@ def collect_patches(request: Request, active: Sequence[str]) -> dict[str, tuple[
 
 
 def check_arguments(request: Request, active: Sequence[str]) -> None:
-    """Each feature's own check of the arguments."""
+    """Run each feature's own check of the arguments."""
     for name in active:
         cls = request.index.classes[name]
         if cls.validate.__func__ is Feature.validate.__func__:  # type: ignore[attr-defined]

@@ -55,7 +55,7 @@ _indexes: WeakKeyDictionary[Registry, dict[str, Index]] = WeakKeyDictionary()
 
 
 def kinds_of(registry: Registry, platform: str) -> tuple[frozenset[str], str]:
-    """The names under which features may list a platform, and the one that their requirements test."""
+    """Return the names under which features may list a platform, and the one that their requirements test."""
     try:
         found = registry.platform(platform)
     except RegistryError:
@@ -80,7 +80,7 @@ def _never_called(registry: Registry, host: str) -> frozenset[str]:
 
 
 def index_of(registry: Registry, host: str) -> Index:
-    """The index of a registry, made at the first question."""
+    """Return the index of a registry, made at the first call."""
     known = _indexes.setdefault(registry, {})
     if host not in known:
         known[host] = Index(registry, host)

@@ -65,7 +65,7 @@ class Problem:
     flag: str = ""
 
     def __str__(self) -> str:
-        """One or two lines for a terminal."""
+        """Return one or two lines for a terminal."""
         where = f" {self.feature}" if self.feature else ""
         flag = f" ({self.flag})" if self.flag else ""
         remedy = f"\n    -> {self.remedy}" if self.remedy else ""
@@ -113,15 +113,15 @@ class Plan:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The active features' names in order."""
+        """Return the active features' names in order."""
         return tuple(feature.name for feature in self.features)
 
     def __contains__(self, name: object) -> bool:
-        """Whether a feature is active."""
+        """Return whether a feature is active."""
         return name in self.names
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able form, stored in checkpoints; patches appear as target, kind and owner."""
+        """Return a JSON-able form, stored in checkpoints; patches appear as target, kind and owner."""
         data = {
             "features": [asdict(feature) for feature in self.features],
             "held_back": [asdict(held) for held in self.held_back],

@@ -45,7 +45,7 @@ class Request:
         self.problems.append(Problem(code, reason, remedy, feature=name, flag=given))
 
     def flag_of(self, name: str) -> str:
-        """The flag that asks for a feature: the first one given, or the preset that set it."""
+        """Return the flag that asks for a feature: the first one given, or the preset that set it."""
         cls = self.index.classes.get(name)
         for flag in cls.flags if cls is not None else ():
             if self.provenance is None:
@@ -60,19 +60,19 @@ class Request:
         return ""
 
     def value(self, option: str) -> tuple[Any, bool]:
-        """The value a flag stands for, and whether the flag turns it off."""
+        """Return the value a flag stands for, and whether the flag turns it off."""
         dest, inverts = self.index.dests.get(option) or (option.lstrip("-").replace("-", "_"), False)
         return getattr(self.args, dest, None), inverts
 
     def shown(self, option: str) -> str:
-        """The value that a flag has, for a message."""
+        """Return the value that a flag has, for a message."""
         value, inverts = self.value(option)
         if inverts:
             value = value is not None and not value
         return "not set" if value is None or value is False else repr(value)[:200]
 
     def holds(self, condition: Requirement | Conflict) -> bool:
-        """Whether a flag has the value that is required, or that is in the way."""
+        """Return whether a flag has the value that is required, or that is in the way."""
         value, inverts = self.value(condition.flag)
         if condition.one_of:
             return value in condition.one_of
@@ -84,23 +84,23 @@ class Request:
         return value is not None and bool(value) != inverts
 
     def _given(self, option: str) -> bool:
-        """Whether somebody gave a flag; without provenance, every value counts as given."""
+        """Return whether somebody gave a flag; without provenance, every value counts as given."""
         dest = (self.index.dests.get(option) or ("", False))[0]
         return self.provenance is None or self.provenance.get(dest, "default") != "default"
 
 
 def condition_text(of: Requirement | Conflict) -> str:
-    """What a flag must be, or must not be, as text."""
+    """Return the required, or forbidden, value of a flag as text."""
     if of.one_of:
         return f"{of.flag} {' or '.join(str(value) for value in of.one_of)}"
     return of.flag if of.equals is None else f"{of.flag} {of.equals}"
 
 
 def parenthesized(reason: str) -> str:
-    """A reason in brackets, or nothing."""
+    """Return a reason in brackets, or nothing."""
     return f" ({reason})" if reason else ""
 
 
 def join_names(names: Sequence[str]) -> str:
-    """At least two names as a list in a sentence."""
+    """Join at least two names as a list in a sentence."""
     return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -22,7 +22,7 @@ _MENTIONED = re.compile(r"(?<![\w.])platform(?![\w.])")
 
 
 def unmet(text: str, platform: str, versions: Mapping[str, str] | None = None) -> tuple[str, str] | None:
-    """Why a requirement does not hold, with the way out; ``None`` when it holds or does not apply here.
+    """Return why a requirement does not hold, and the way out; None when it holds or does not apply.
 
     Args:
         text: the requirement.
@@ -52,7 +52,7 @@ def _contains(specifier: SpecifierSet, found: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _parse(text: str, platform: str) -> Requirement | None:
-    """The requirement without its marker, or ``None`` when the marker says it does not apply.
+    """Return the requirement without its marker, or ``None`` when the marker says it does not apply.
 
     Raises:
         ValueError: it cannot be read.

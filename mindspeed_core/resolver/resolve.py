@@ -71,7 +71,7 @@ def resolve(
 
 
 def _order(request: Request, active: Sequence[str]) -> list[str]:
-    """Dependencies first; among what is free to go next, by family and name."""
+    """Order features: dependencies first, otherwise by family and name."""
     present = set(active)
     before = {name: sorted(request.index.before[name] & present) for name in active}
     missing = {name: len(befores) for name, befores in before.items()}
@@ -138,7 +138,7 @@ def _result(
 
 
 def _digest(plan: Plan, per_rank: Iterable[str]) -> str:
-    """SHA-256 over canonical JSON of everything that makes two runs differ."""
+    """Return the SHA-256 of canonical JSON of everything that makes two runs differ."""
     content = {
         "schema": _SCHEMA,
         "features": [[f.name, f.dist, f.version] for f in plan.features],
@@ -155,7 +155,7 @@ def _digest(plan: Plan, per_rank: Iterable[str]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value JSON does not know; sets are sorted, since their order differs between processes."""
+    """Convert a value for JSON; sets are sorted, since their order differs between processes."""
     if isinstance(value, (set, frozenset)):
         return sorted(value, key=repr)
     name = getattr(value, "__qualname__", "")

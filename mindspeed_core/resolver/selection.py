@@ -28,7 +28,7 @@ class Selection:
         self.taken: set[str] = set()
 
     def select(self) -> list[str]:
-        """The names of the features that take part, in the registry's order."""
+        """Return the names of the features that take part, in the registry's order."""
         for name in self._requested():
             self._activate(name, self.request.flag_of(name) or "default")
         self._close()
@@ -119,7 +119,7 @@ class Selection:
         return False
 
     def _missing(self, name: str, wanted: str, reason: str) -> None:
-        """A feature that another one needs is not installed, or broken."""
+        """Report that a feature which another one needs is not installed, or broken."""
         from mindspeed_core.flags.announced import feature_owners
 
         broken = self.request.registry.broken
@@ -235,7 +235,7 @@ class Selection:
                     del self.why[other]
 
     def _suppress_dependents(self) -> None:
-        """What needs a failed feature is out too, without a problem of its own."""
+        """Drop features that need a failed one, without a problem of their own."""
         changed = bool(self.failed)
         while changed:
             changed = False

@@ -59,11 +59,11 @@ class Instances:
         self._changes.append((InstanceChange(owner, kind, attribute), weakref.ref(instance), old, value))
 
     def placed(self, owner: str) -> int:
-        """How many changes an owner has made."""
+        """Count the changes an owner has made."""
         return sum(change.owner == owner for change, *_ in self._changes)
 
     def listing(self) -> list[InstanceChange]:
-        """The changes on instances that still live."""
+        """Return the changes on instances that still live."""
         return [change for change, ref, *_ in self._changes if ref() is not None]
 
     def suspend(self) -> None:

@@ -52,15 +52,15 @@ class Metrics:
         self._values[name] = (reduction, combined, count + 1)
 
     def names(self) -> list[str]:
-        """The recorded names, in order."""
+        """Return the recorded names, in order."""
         return sorted(self._values)
 
     def local(self) -> dict[str, tuple[str, float, int]]:
-        """What this rank recorded since the last `clear`: ``{name: (reduction, combined value, count)}``."""
+        """Return what this rank recorded since `clear`: ``{name: (reduction, combined value, count)}``."""
         return {name: (how, float(value), count) for name, (how, value, count) in self._values.items()}
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all records."""
         self._values.clear()
 
     def reduce(self, group: dist.ProcessGroup | None = None) -> dict[str, float]:

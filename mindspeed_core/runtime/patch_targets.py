@@ -48,20 +48,20 @@ class Holder:
 
     @property
     def key(self) -> tuple[int, str]:
-        """Identity of the place."""
+        """Return the identity of the place."""
         return id(self.container), self.name
 
     @property
     def package(self) -> str:
-        """Top-level package of the module."""
+        """Return the top-level package of the module."""
         return self.label.partition(":")[0].partition(".")[0]
 
     def own(self) -> Any:
-        """The raw object in the container's own namespace, or `ABSENT`."""
+        """Return the raw object in the container's own namespace, or `ABSENT`."""
         return namespace_of(self.container).get(self.name, ABSENT)
 
     def raw(self) -> Any:
-        """The raw object in the container's namespace or, for a class, the first of its bases that has it."""
+        """Return the raw object in the container's namespace or, for a class, in the first base that has it."""
         found = self.own()
         if found is not ABSENT:
             return found
@@ -85,7 +85,7 @@ class Holder:
 
 
 def namespace_of(container: Any) -> Mapping[str, Any]:
-    """The container's own dictionary, without running any code of the container."""
+    """Return the container's own dictionary, without running any code of the container."""
     if isinstance(container, ModuleType):
         return _module_namespace(container)
     return getattr(container, "__dict__", {})
@@ -161,7 +161,7 @@ def check_patchable(place: Holder, owner: str, *, adding: bool = False) -> None:
 
 
 def callable_of(raw: Any) -> Any:
-    """What a wrapper receives: the function inside a descriptor, or the object itself."""
+    """Return what a wrapper receives: the function inside a descriptor, or the object itself."""
     if isinstance(raw, (staticmethod, classmethod)):
         return raw.__func__
     if isinstance(raw, property):
@@ -174,7 +174,7 @@ def callable_of(raw: Any) -> Any:
 
 
 def like(raw: Any, new: Any, container: Any, name: str) -> Any:
-    """The raw object to store for ``new``: wrapped in the same kind of descriptor as ``raw``."""
+    """Return the raw object to store for ``new``: wrapped in the same kind of descriptor as ``raw``."""
     if not isinstance(container, type):
         return new
     if isinstance(new, (staticmethod, classmethod, property, functools.cached_property)):
@@ -195,12 +195,12 @@ def like(raw: Any, new: Any, container: Any, name: str) -> Any:
 
 
 def is_shared_by_name(raw: Any) -> bool:
-    """Whether other modules can hold this very object under a name; equal constants are one object."""
+    """Return whether other modules can hold this very object under a name; equal constants are one object."""
     return not isinstance(raw, _CONSTANTS)
 
 
 def holders(objects: Iterable[Any]) -> dict[int, list[Holder]]:
-    """Every module attribute that is one of the objects, by ``id``; one pass over all loaded modules.
+    """Return every module attribute that is one of the objects, by ``id``; one pass over all loaded modules.
 
     Modules are read through their plain dictionary: nothing lazy is triggered.
     """

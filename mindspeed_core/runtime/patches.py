@@ -79,7 +79,7 @@ class _Record:
 
     @property
     def owners(self) -> str:
-        """Who changed it."""
+        """Return the owners of its patches."""
         return ", ".join(dict.fromkeys(applied.owner for applied in self.applied))
 
 
@@ -180,7 +180,7 @@ class PatchLedger:
         self._entries.append(_Setting(AppliedPatch(name, owner, "setting", reason), undo))
 
     def listing(self) -> list[AppliedPatch]:
-        """Everything that is applied, in order of application."""
+        """List everything that is applied, in order of application."""
         found: list[AppliedPatch] = []
         for entry in self._entries:
             if isinstance(entry, _Setting):
@@ -262,7 +262,7 @@ class PatchLedger:
         change.patches.append(patch)
 
     def _change_of(self, place: Holder, pending: list[_Pending]) -> _Pending:
-        """The pending change of the object at a place, which may be held under several names."""
+        """Return the pending change of the object at a place, which may be held under several names."""
         raw = place.raw()
         known = self._by_place.get(place.key)
         for change in pending:
@@ -284,7 +284,7 @@ class PatchLedger:
 
 
 def _stored(place: Holder, raw: Any) -> Any:
-    """What a place holds of a raw object: descriptors live in classes only."""
+    """Return what a place holds of a raw object: descriptors live in classes only."""
     if isinstance(raw, (staticmethod, classmethod)) and not isinstance(place.container, type):
         return raw.__func__
     return raw
@@ -356,7 +356,7 @@ def _restore_late_holders(records: Sequence[_Record]) -> None:
 
 
 def _maker(candidates: Sequence[_Record], name: str) -> _Record | None:
-    """Whose replacement a late holder has; where one object replaced several, the one of the same name."""
+    """Find the record whose replacement a late holder has; of several, the one of the same name."""
     for record in candidates:
         if record.places[0][0].name == name:
             return record
@@ -364,7 +364,7 @@ def _maker(candidates: Sequence[_Record], name: str) -> _Record | None:
 
 
 def _version_mismatch(requirement: str) -> str:
-    """Why an installed version does not satisfy a requirement, or an empty string."""
+    """Return why an installed version does not satisfy a requirement, or an empty string."""
     if not requirement:
         return ""
     try:

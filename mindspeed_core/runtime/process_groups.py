@@ -41,7 +41,7 @@ class _Pool:
         self._world: weakref.ref[Any] = lambda: None  # type: ignore[assignment]
 
     def take(self, key: Key) -> _Created | None:
-        """A group with these ranks and options, or None."""
+        """Return a group with these ranks and options, or None."""
         idle = self._of_this_world().get(key)
         return idle.pop(0) if idle else None
 
@@ -164,29 +164,29 @@ class Groups:
         return self.create(name, lists, members_only=apart, **options)
 
     def __getitem__(self, name: str) -> dist.ProcessGroup:
-        """This rank's group of that name; the first where it is in several (`all` gives them all)."""
+        """Return this rank's group of that name; the first where it is in several (`all` gives them all)."""
         groups = self.all(name)
         if not groups:
             raise KeyError(f"this rank is in no group {name!r}; its groups are {self._ranks[name]}")
         return groups[0]
 
     def all(self, name: str) -> list[dist.ProcessGroup]:
-        """Every group of that name this rank is in, in creation order."""
+        """Return every group of that name this rank is in, in creation order."""
         if name not in self._mine:
             known = ", ".join(sorted(self._mine)) or "none"
             raise KeyError(f"no process group {name!r} was created in this session (known: {known})")
         return self._mine[name]
 
     def ranks(self, name: str) -> list[list[int]]:
-        """The rank lists a name was created with."""
+        """Return the rank lists a name was created with."""
         return self._ranks[name]
 
     def __contains__(self, name: object) -> bool:
-        """Whether the name was created."""
+        """Return whether the name was created."""
         return name in self._ranks
 
     def __iter__(self) -> Iterator[str]:
-        """The created names, in order."""
+        """Return the created names, in order."""
         return iter(self._ranks)
 
     def destroy(self) -> None:
@@ -234,7 +234,7 @@ class Groups:
 
 
 def sub_groups(groups: Iterable[Sequence[int]], parts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The rank lists of all sub-groups, in the order in which they are created.
+    """Return the rank lists of all sub-groups, in the order in which they are created.
 
     Args:
         groups: global ranks of every group that is split, in any order, also several times.
@@ -245,7 +245,7 @@ def sub_groups(groups: Iterable[Sequence[int]], parts: Sequence[Sequence[int]]) 
 
 
 def created_apart(lists: Iterable[Sequence[int]], memberships: Sequence[int | None]) -> bool:
-    """Whether the members of each group can create it without the other ranks.
+    """Return whether the members of each group can create it without the other ranks.
 
     torch then names a group after its ranks and the number of groups that a member is in already: that number
     must be the same for all of them when their turn comes.
@@ -266,7 +266,7 @@ def created_apart(lists: Iterable[Sequence[int]], memberships: Sequence[int | No
 
 
 def _memberships() -> int | None:
-    """Number of groups that this rank is in; None where groups are created by all ranks together."""
+    """Return the number of groups this rank is in; None where all ranks create groups together."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
@@ -276,14 +276,14 @@ def _memberships() -> int | None:
 
 
 def current_world() -> Any:
-    """The default group, which changes when ``torch.distributed`` is initialized anew; None without one."""
+    """Return the current default group of ``torch.distributed``; None without one."""
     import torch.distributed as dist
 
     return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
 
 
 def _values(options: Any) -> tuple[tuple[str, str], ...]:
-    """A backend's options as something to compare: the object itself has no equality."""
+    """Return a backend's options in a form that can be compared."""
     if options is None:
         return ()
     names = (name for name in dir(options) if not name.startswith("_"))

@@ -43,7 +43,7 @@ class Store(Protocol):
 
     @property
     def timeout(self) -> timedelta:
-        """How long `get` waits."""
+        """Return how long `get` waits."""
 
     def set(self, key: str, value: str, /) -> None:
         """Publish a value."""
@@ -119,7 +119,7 @@ def ranks_agree(session: Session, dist_info: DistInfo, *, with_arguments: bool =
 
 
 def rank_facts(session: Session) -> dict[str, str]:
-    """What this rank runs, item by item: plan, versions, content of plugins, arguments."""
+    """Collect what this rank runs, item by item: plan, versions, content of plugins, arguments."""
     facts = {
         "plan": session.plan.digest,
         "active features": " ".join(session.plan.names),
@@ -136,7 +136,7 @@ def rank_facts(session: Session) -> dict[str, str]:
 
 
 def content_facts(registry: Registry) -> dict[str, str]:
-    """A hash over the source files of each distribution that has an entry point of ours.
+    """Hash the source files of each distribution that has an entry point of ours.
 
     Versions do not tell that a file was edited on one node; this does.
     """
@@ -148,7 +148,7 @@ def content_facts(registry: Registry) -> dict[str, str]:
 
 
 def content_hash(packages: Iterable[str]) -> str:
-    """SHA-256, cut to 16 digits, over names and bytes of the source files of import packages."""
+    """Hash names and bytes of the source files of import packages: SHA-256, cut to 16 digits."""
     digest = hashlib.sha256()
     for package in sorted(packages):
         for root in _roots(package):
@@ -173,7 +173,7 @@ def _roots(package: str) -> list[Path]:
 
 
 def argument_facts(arguments: Mapping[str, Any], per_rank: Iterable[str] = ()) -> dict[str, str]:
-    """The arguments on which ranks must agree, as text.
+    """Return the arguments on which ranks must agree, as text.
 
     Args:
         arguments: values by destination.
@@ -281,7 +281,7 @@ def _judge(store: Store, world_size: int, facts: Mapping[str, str], timeout: tim
 
 
 def differences(facts: Mapping[int, Mapping[str, str]], typical: int) -> list[Difference]:
-    """Every item in which a rank differs from the typical rank, by rank and item."""
+    """Return every item in which a rank differs from the typical rank, by rank and item."""
     most = facts[typical]
     return [
         Difference(rank, item, own.get(item, _ABSENT), most.get(item, _ABSENT))
@@ -292,7 +292,7 @@ def differences(facts: Mapping[int, Mapping[str, str]], typical: int) -> list[Di
 
 
 def format_table(found: Sequence[Difference], world_size: int, silent: Sequence[int], same: int) -> str:
-    """The message of rank 0: who differs in what, and who did not answer."""
+    """Format the message of rank 0: the ranks that differ, in what, and those that did not answer."""
     lines = [f"E-RANKS: the {world_size} ranks do not run the same thing ({same} of them agree)"]
     if silent:
         listed = ", ".join(map(str, silent[:_ROWS]))

@@ -22,7 +22,7 @@ EXPLAINED = (UserError, DeclarationError, PatchError, SessionError)
 
 
 def describe(error: BaseException) -> str:
-    """The message of an explained error, with the notes that name feature and stage."""
+    """Return the message of an explained error, with the notes that name feature and stage."""
     lines = [str(error) or type(error).__name__, *getattr(error, "__notes__", ())]
     return "\n".join(lines)
 

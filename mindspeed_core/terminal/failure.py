@@ -32,7 +32,7 @@ _CONSEQUENCES = (
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Whether an error only says that another rank went away."""
+    """Return whether an error only says that another rank went away."""
     text = str(error)
     return isinstance(error, (RuntimeError, OSError)) and any(mark in text for mark in _CONSEQUENCES)
 
@@ -78,7 +78,7 @@ def _claim(store: Store, consequence: bool) -> bool:
 
 
 def _shared_store() -> Store | None:
-    """The store of the running process group, or of the agent that started this process."""
+    """Return the store of the running process group, or of the agent that started this process."""
     try:
         import torch.distributed as dist
     except ImportError:

@@ -37,7 +37,7 @@ class CanonicalState:
     replica_error: Mapping[str, float] = field(default_factory=dict)
 
     def drifted(self, tolerance: float = 0.0) -> dict[str, float]:
-        """The keys whose copies differ by more than ``tolerance``."""
+        """Return the keys whose copies differ by more than ``tolerance``."""
         return {key: error for key, error in self.replica_error.items() if not error <= tolerance}
 
 
@@ -104,7 +104,7 @@ def load_canonical(run: Run, state: CanonicalState) -> None:
 
 
 def bare_module(module: torch.nn.Module) -> torch.nn.Module:
-    """The model chunk inside wrappers for data parallelism and mixed precision."""
+    """Return the model chunk inside wrappers for data parallelism and mixed precision."""
     while isinstance(inner := getattr(module, "module", None), torch.nn.Module):
         module = inner
     return module
@@ -131,7 +131,7 @@ def _describe(run: Run, chunk: Any) -> dict[str, Any]:
 
 
 def _entries(run: Run) -> list[Any]:
-    """Every ``ShardedTensor`` of this rank."""
+    """Return every ``ShardedTensor`` of this rank."""
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
     found: list[Any] = []
@@ -154,7 +154,7 @@ def _entries(run: Run) -> list[Any]:
 
 
 def _loaded(value: Any, part: Callable[[Any], torch.Tensor]) -> Any:
-    """The counterpart of one entry of a sharded state dict, with tensors in place of descriptions."""
+    """Return the counterpart of one entry of a sharded state dict, with tensors in place of descriptions."""
     from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor, ShardedTensorFactory
 
     if isinstance(value, ShardedTensor):
@@ -169,12 +169,12 @@ def _loaded(value: Any, part: Callable[[Any], torch.Tensor]) -> Any:
 
 
 def _vocabulary(run: Run) -> int:
-    """Rows of embedding and output weights that mean a token; 0 where the arguments do not say."""
+    """Return the rows of embedding and output weights that stand for tokens; 0 where unknown."""
     return int(getattr(run.args, "vocab_size", None) or 0)
 
 
 def _slice(full: torch.Tensor, entry: Any) -> torch.Tensor:
-    """This rank's part of a full tensor; rows beyond it (vocabulary padding) are zero."""
+    """Cut this rank's part out of a full tensor; rows beyond it (vocabulary padding) are zero."""
     shape = (1,) * entry.prepend_axis_num + tuple(entry.local_shape)
     if full.dim() != len(shape):
         raise CanonicalError(f"{entry.key}: {tuple(full.shape)} does not fit {tuple(entry.global_shape)}")
@@ -261,7 +261,7 @@ def _paste(parts: list[Any], vocabulary: int) -> CanonicalState:
 
 
 def _complete_gradients(run: Run) -> dict[int, torch.Tensor]:
-    """The reduced gradient of every parameter of this rank, by ``id`` of the parameter."""
+    """Return the reduced gradient of every parameter of this rank, by ``id`` of the parameter."""
     found: dict[int, torch.Tensor] = {}
     for chunk in run.model:
         groups = list(getattr(chunk, "bucket_groups", ())) + list(

@@ -68,7 +68,7 @@ class CommunicationLog:
             self._paused -= 1
 
     def select(self, operation: str = "", group: str = "") -> list[Call]:
-        """The calls of one operation and group; empty means any."""
+        """Return the calls of one operation and group; empty means any."""
         return [
             call
             for call in self.calls
@@ -76,19 +76,19 @@ class CommunicationLog:
         ]
 
     def count(self, operation: str = "", group: str = "") -> int:
-        """How many calls."""
+        """Count the calls."""
         return len(self.select(operation, group))
 
     def input_bytes(self, operation: str = "", group: str = "") -> int:
-        """Bytes of this rank's inputs."""
+        """Return the bytes of this rank's inputs."""
         return sum(call.input_bytes for call in self.select(operation, group))
 
     def sent_bytes(self, operation: str = "", group: str = "") -> float:
-        """Bytes this rank puts on the wire."""
+        """Return the bytes this rank sends."""
         return sum(call.sent_bytes for call in self.select(operation, group))
 
     def table(self) -> dict[tuple[str, str], Total]:
-        """Totals by operation and group."""
+        """Return totals by operation and group."""
         keys = sorted({(call.operation, call.group) for call in self.calls})
         return {key: Total(self.count(*key), self.input_bytes(*key), self.sent_bytes(*key)) for key in keys}
 

@@ -30,7 +30,7 @@ class Difference:
     within: bool = True
 
     def __str__(self) -> str:
-        """One line."""
+        """Return one line."""
         return f"{self.what}: {self.key}: {self.detail or f'relative error {self.error:.3g}'}"
 
 
@@ -43,24 +43,24 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether everything is within the tolerance; nothing compared is not equal."""
+        """Return whether everything is within the tolerance; False when nothing was compared."""
         return bool(self.differences) and all(difference.within for difference in self.differences)
 
     @property
     def largest(self) -> float:
-        """The largest relative error."""
+        """Return the largest relative error."""
         return max((difference.error for difference in self.differences), default=math.inf)
 
     def worst(self, count: int = 5) -> tuple[Difference, ...]:
-        """The quantities that are furthest off."""
+        """Return the quantities that are furthest off."""
         return self.differences[:count]
 
     def failures(self) -> tuple[Difference, ...]:
-        """Everything outside the tolerance, worst first."""
+        """List everything outside the tolerance, worst first."""
         return tuple(difference for difference in self.differences if not difference.within)
 
     def __str__(self) -> str:
-        """A verdict, and the worst quantities when they do not agree."""
+        """Format a verdict, and the worst quantities when they do not agree."""
         wanted = "bit equality" if self.tolerance == 0 else f"tolerance {self.tolerance:g}"
         count = len(self.differences)
         if self.equal:
@@ -129,7 +129,7 @@ def compare_numbers(
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """``max|a-b| / (max|b| + 1e-12)`` in float64; infinite when a value is not finite."""
+    """Compute ``max|a-b| / (max|b| + 1e-12)`` in float64; infinite when a value is not finite."""
     if actual.numel() == 0:
         return 0.0
     a, b = actual.double(), expected.double()
@@ -138,7 +138,7 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether two tensors of one dtype and shape hold the same bits (so a NaN equals itself)."""
+    """Test that two tensors of one dtype and shape hold the same bits (so a NaN equals itself)."""
     if actual.dtype == torch.bool or actual.is_complex():
         return torch.equal(actual, expected)
     kind = _INTEGERS[actual.element_size()]

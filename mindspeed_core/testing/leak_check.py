@@ -41,7 +41,7 @@ class ProcessState:
         return cls(dict(_attributes()), dict(os.environ))
 
     def left_since(self, before: ProcessState) -> list[str]:
-        """What differs from an earlier moment, one phrase each.
+        """List the differences from an earlier state, one phrase each.
 
         Names that appeared are left out where their whole module is new, or where they are modules.
         """

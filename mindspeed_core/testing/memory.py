@@ -135,12 +135,12 @@ class TensorBytes(TorchDispatchMode):
 
 
 def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of the distinct storages behind tensors; views and shared buffers count once."""
+    """Sum the bytes of the distinct storages behind tensors; views and shared buffers count once."""
     return sum(_distinct(tensors).values())
 
 
 def state_bytes(run: Run) -> dict[str, int]:
-    """What this rank keeps between steps, in bytes of distinct storages.
+    """Measure what this rank keeps between steps, in bytes of distinct storages.
 
     Returns:
         ``parameter_bytes`` (parameters and buffers of the model), ``gradient_bytes`` (gradients and gradient

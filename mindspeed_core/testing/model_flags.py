@@ -32,5 +32,5 @@ SMALL_GPT = (
 
 
 def training_flags(flags: Sequence[str], train_iters: int) -> list[str]:
-    """The command line of one side: the small GPT, then ``flags`` (which win), then the number of steps."""
+    """Build the command line of one side: the small GPT, then ``flags`` (which win), then the steps."""
     return [*SMALL_GPT, *flags, "--train-iters", str(train_iters)]

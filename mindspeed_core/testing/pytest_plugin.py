@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def world() -> Callable[..., list[Any]]:
-    """`mindspeed_core.testing.run_world`: ``world(function, size, *args)`` gives one result per rank."""
+    """Return `mindspeed_core.testing.run_world`: ``world(function, size, *args)``, one result per rank."""
     from mindspeed_core.testing.worlds import run_world
 
     return run_world
@@ -55,7 +55,7 @@ def world() -> Callable[..., list[Any]]:
 
 @pytest.fixture(scope="session")
 def equivalence() -> Callable[..., Verdict]:
-    """`mindspeed_core.testing.verify.assert_equivalent`: two short trainings with different flags agree."""
+    """Return `mindspeed_core.testing.verify.assert_equivalent`, which compares two short trainings."""
     from mindspeed_core.testing.verify import assert_equivalent
 
     return assert_equivalent

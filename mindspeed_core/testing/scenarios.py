@@ -13,7 +13,7 @@ from mindspeed_core.feature import Feature
 def scenario_parameters(
     declarations: Iterable[Any], *, platform: str = "", always: Collection[str] | None = None
 ) -> list[Any]:
-    """Parameters ``(feature, scenario)`` over all features among ``declarations``.
+    """Return parameters ``(feature, scenario)`` of all features among ``declarations``.
 
     Use it so: ``@pytest.mark.parametrize(("feature", "scenario"), scenario_parameters(DECLARATIONS))`` over a
     test that asserts ``verify(feature, scenario).passed``.

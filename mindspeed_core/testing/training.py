@@ -155,7 +155,7 @@ _TIMED_STEPS_AT_MOST = 20
 
 
 def train_rank(request: SideRequest) -> RankRecord:
-    """The life of one rank of a side."""
+    """Train one rank of a side."""
     from mindspeed_core.activation import activate
     from mindspeed_core.hosts.standalone import loop
     from mindspeed_core.testing.canonical import canonical_parameters, load_canonical
@@ -246,7 +246,7 @@ class _Steps:
         return _Timed(dict(result.losses), result.grad_norm, seconds)
 
     def complete_parameters(self) -> Any:
-        """A context in which every rank holds all updated parameters, also those gathered only in forward."""
+        """Return a context in which every rank holds all updated parameters, also those gathered in forward."""
         return self._without_param_gather(param_sync=True)
 
     def _without_param_gather(self, *, param_sync: bool) -> Any:

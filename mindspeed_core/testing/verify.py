@@ -44,7 +44,7 @@ class GainResult:
     met: bool
 
     def __str__(self) -> str:
-        """One line."""
+        """Return one line."""
         if self.ratio is None:
             return f"{self.measure}: no ratio of {_number(self.feature)} to {_number(self.baseline)}"
         bound = "" if self.at_most is None else f" (at most {self.at_most:g})"
@@ -82,7 +82,7 @@ class Verdict:
     error: str = ""
 
     def __str__(self) -> str:
-        """A report for terminals and assertion messages."""
+        """Return a report for terminals and assertion messages."""
         lines = [f"{self.feature} / {self.scenario}: {'passed' if self.passed else 'FAILED'}"]
         if self.error:
             lines.append(self.error)

@@ -92,7 +92,7 @@ class WorldError(RuntimeError):
 
     @property
     def rank(self) -> int:
-        """The rank that caused the failure."""
+        """Return the rank that caused the failure."""
         return self.failures[0].rank
 
 
@@ -402,7 +402,7 @@ def adopt_parent_environment(birth: Mapping[str, Any]) -> int:
 
 
 def _child(birth: dict[str, Any], pipe: connection.Connection) -> None:
-    """The life of one rank; never returns, so that no interpreter shutdown waits for backend threads."""
+    """Run one rank; never return, so that no interpreter shutdown waits for backend threads."""
     told = threading.Event()
     threading.Thread(
         target=_watch_parent, args=(pipe, told), name="mindspeed parent watch", daemon=True

@@ -96,7 +96,7 @@ def collect(registry: Registry, host: str = DEFAULT_HOST) -> Facts:
 
 
 def _of_host(registry: Registry, host: str) -> tuple[Finding, ...]:
-    """What the host looks at by itself; one that is not installed is reported elsewhere."""
+    """Return the findings of the host's own checks; one that is not installed is reported elsewhere."""
     with suppress(UserError):
         declared = registry.host(host).doctor
         module, _, name = declared.partition(":")
@@ -105,7 +105,7 @@ def _of_host(registry: Registry, host: str) -> tuple[Finding, ...]:
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """Every finding, in the order of the checks; a pure function of the facts."""
+    """Return every finding, in the order of the checks; a pure function of the facts."""
     return [finding for check in CHECKS for finding in check(facts)]
 
 
@@ -157,14 +157,14 @@ def _shared_memory() -> int | None:
 
 
 def check_python(facts: Facts) -> list[Finding]:
-    """The interpreter."""
+    """Check the interpreter."""
     if matches(facts.python, PYTHON):
         return [Finding(OK, "python", facts.python)]
     return [Finding(ERROR, "python", f"{facts.python} is not {PYTHON}", f"use a Python {PYTHON}")]
 
 
 def check_versions(facts: Facts) -> list[Finding]:
-    """Installed distributions against the compatibility table."""
+    """Check installed distributions against the compatibility table."""
     findings = []
     for row in TABLE:
         found = facts.versions.get(row.distribution, "")
@@ -183,7 +183,7 @@ def check_versions(facts: Facts) -> list[Finding]:
 
 
 def check_torch(facts: Facts) -> list[Finding]:
-    """torch imports, and a collective backend is there."""
+    """Check that torch imports and has a collective backend."""
     if facts.probe_error:
         remedy = "reinstall torch and megatron-core in a fresh environment, then run this again"
         return [Finding(ERROR, "torch import", facts.probe_error, remedy)]
@@ -214,7 +214,7 @@ def check_torch(facts: Facts) -> list[Finding]:
 
 
 def check_megatron(facts: Facts) -> list[Finding]:
-    """megatron-core imports, and so does its compiled index builder."""
+    """Check that megatron-core and its compiled index builder import."""
     if facts.probe_error or "megatron" not in facts.torch:
         return []
     outcome = facts.torch["megatron"]
@@ -233,7 +233,7 @@ def check_megatron(facts: Facts) -> list[Finding]:
 
 
 def check_npu(facts: Facts) -> list[Finding]:
-    """torch_npu fits torch, works, and is alone."""
+    """Check that torch_npu fits torch, works, and is the only device extension."""
     npu = facts.versions.get("torch_npu", "")
     if not npu:
         return []
@@ -259,7 +259,7 @@ def check_npu(facts: Facts) -> list[Finding]:
 
 
 def check_environment(facts: Facts) -> list[Finding]:
-    """Environment variables that cost speed or correctness."""
+    """Check environment variables that cost speed or correctness."""
     findings = []
     threads = facts.environment.get("OMP_NUM_THREADS", "")
     if not threads:
@@ -279,7 +279,7 @@ def check_environment(facts: Facts) -> list[Finding]:
 
 
 def check_limits(facts: Facts) -> list[Finding]:
-    """Limits of the system that end trainings hours later."""
+    """Check limits of the system that end trainings hours later."""
     findings = []
     if facts.open_files is not None and 0 <= facts.open_files < MINIMUM_OPEN_FILES:
         findings.append(
@@ -303,7 +303,7 @@ def check_limits(facts: Facts) -> list[Finding]:
 
 
 def check_transformer_engine(facts: Facts) -> list[Finding]:
-    """Which layer implementation models are built from."""
+    """Report the layer implementation that models are built from."""
     found = facts.versions.get("transformer-engine", "")
     if found:
         return [Finding(NOTE, "transformer-engine", f"{found}: --transformer-impl transformer_engine works")]
@@ -318,7 +318,7 @@ def check_transformer_engine(facts: Facts) -> list[Finding]:
 
 
 def check_older_package(facts: Facts) -> list[Finding]:
-    """A monolithic patcher in the same process."""
+    """Warn of another package that patches megatron-core."""
     if "mindspeed" not in facts.versions:
         return []
     return [
@@ -333,7 +333,7 @@ def check_older_package(facts: Facts) -> list[Finding]:
 
 
 def check_platforms(facts: Facts) -> list[Finding]:
-    """What each installed platform says about this machine."""
+    """Report what each installed platform says about this machine."""
     return [
         Finding(OK if available else NOTE, f"platform {name}", reason)
         for name, (available, reason) in sorted(facts.platforms.items())
@@ -341,7 +341,7 @@ def check_platforms(facts: Facts) -> list[Finding]:
 
 
 def check_plugins(facts: Facts) -> list[Finding]:
-    """Plugins that cannot be loaded, and the host that is asked for."""
+    """Check for broken plugins, and that the host is installed."""
     findings = [Finding(WARNING, f"plugin {who}", error, remedy) for who, error, remedy in facts.broken]
     if facts.host not in facts.hosts:
         there = ", ".join(facts.hosts) or "none"
@@ -354,7 +354,7 @@ def check_plugins(facts: Facts) -> list[Finding]:
 
 
 def check_host(facts: Facts) -> list[Finding]:
-    """What the host itself needs."""
+    """Report the findings of the host's own checks."""
     return list(facts.of_host)
 
 

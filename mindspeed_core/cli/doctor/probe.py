@@ -16,7 +16,7 @@ MARK = "mindspeed-doctor:"
 
 
 def probe() -> dict[str, Any]:
-    """What torch and megatron-core say.
+    """Collect versions and devices from torch and megatron-core.
 
     Returns:
         ``torch`` (version or ``error: …``), ``backends`` (name: available), ``cuda`` and ``npu`` (device

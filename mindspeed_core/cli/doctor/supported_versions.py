@@ -109,7 +109,7 @@ TRIALS = (
 
 
 def matches(version: str, versions: str) -> bool:
-    """Whether an installed version satisfies a PEP 440 specifier; local parts (``+cu126``) do not count."""
+    """Test a version against a PEP 440 specifier; local parts (``+cu126``) do not count."""
     from packaging.specifiers import SpecifierSet
     from packaging.version import InvalidVersion, Version
 
@@ -121,7 +121,7 @@ def matches(version: str, versions: str) -> bool:
 
 
 def same_release(left: str, right: str) -> bool:
-    """Whether two versions share major, minor and micro number (torch 2.7.1+cpu, torch_npu 2.7.1.post2)."""
+    """Test that two versions share major, minor and micro (torch 2.7.1+cpu, torch_npu 2.7.1.post2)."""
     from packaging.version import InvalidVersion, Version
 
     try:

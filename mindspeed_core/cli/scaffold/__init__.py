@@ -29,7 +29,7 @@ class ScaffoldError(UserError):
 
 
 def plugin_names(plugin: str) -> dict[str, str]:
-    """The names that follow from a plugin's name.
+    """Derive package, class and flag names from a plugin's name.
 
     Args:
         plugin: the distribution's name, lower-case words joined by hyphens.

@@ -13,7 +13,7 @@ def all_checks(contract: Contract) -> list[Check]:
 
 
 def contract_checks(dist: str, *, platform: str = "auto", proofs: bool = True) -> list[Check]:
-    """The checks of a distribution's contract, for a test of one's own.
+    """Return the checks of a distribution's contract, for a test of one's own.
 
     ``@pytest.mark.parametrize("check", contract_checks("acme-tools"), ids=str)`` over a test that calls
     ``check()``.

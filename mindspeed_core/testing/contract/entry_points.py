@@ -33,7 +33,7 @@ HEAVY = ("torch", "torch_npu", "megatron.core", "numpy", "pluggy", "triton")
 
 
 def checks(contract: Contract) -> list[Check]:
-    """The checks of this module."""
+    """Return the checks of this module."""
     found = [Check(name, contract.dist, partial(hold, rule, contract)) for name, rule in RULES.items()]
     for group, name, rule in (
         (PLATFORMS, "platform-declared", _platform),

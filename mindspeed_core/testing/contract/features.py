@@ -29,7 +29,7 @@ from mindspeed_core.testing.model_flags import training_flags
 
 
 def checks(contract: Contract) -> list[Check]:
-    """The checks of this module."""
+    """Return the checks of this module."""
     return [
         Check(name, record.cls.name, partial(hold, rule, contract, record))
         for record in contract.features()
@@ -165,7 +165,7 @@ def _conflicts(contract: Contract, record: FeatureRecord) -> Iterator[str]:
 
 
 def _asking_for(contract: Contract, flags: FlagSet, conflict: Conflict) -> tuple[str, ...]:
-    """A command line for the other side of a conflict; empty where none can be made up."""
+    """Build a command line for the other side of a conflict; empty where none can be made."""
     if conflict.feature:
         other = contract.registry.features.get(conflict.feature)
         found = next(contract.runs_here(other.cls), None) if other is not None else None
@@ -182,7 +182,7 @@ def _asking_for(contract: Contract, flags: FlagSet, conflict: Conflict) -> tuple
 def _planned(
     contract: Contract, flags: Sequence[str], scenario: Scenario
 ) -> tuple[Plan | None, tuple[Problem, ...]]:
-    """The plan of a proof's command line, or what prevents it."""
+    """Return the plan of a proof's command line, or what prevents it."""
     parsed_flags = flag_set(contract.registry, DEFAULT_HOST).parse(training_flags(flags, scenario.steps))
     if parsed_flags.problems:
         return None, parsed_flags.problems

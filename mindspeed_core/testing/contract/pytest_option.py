@@ -30,13 +30,13 @@ class ContractItem(pytest.Item):
         self.check()
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """A violation as it is; anything else with its traceback."""
+        """Show a violation as it is; anything else with its traceback."""
         if isinstance(excinfo.value, Violation):
             return f"{self.check}:\n{excinfo.value}"
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """What the listing says."""
+        """Return the text of the listing."""
         return self.path, None, str(self.check)
 
 
@@ -49,7 +49,7 @@ class ContractCollector(pytest.Collector):
         self.contract = contract
 
     def collect(self) -> Iterator[pytest.Item]:
-        """The checks in order."""
+        """Return the checks in order."""
         for check in all_checks(self.contract):
             yield ContractItem.from_parent(self, name=str(check), check=check)
 

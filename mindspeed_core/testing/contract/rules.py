@@ -38,7 +38,7 @@ class Check:
         self.run()
 
     def __str__(self) -> str:
-        """Rule and subject."""
+        """Return rule and subject."""
         return f"{self.rule}[{self.subject}]"
 
 
@@ -69,7 +69,7 @@ class Contract:
 
     @classmethod
     def of(cls, dist: str, *, platform: str = "auto", proofs: bool = True) -> Contract:
-        """The contract of an installed distribution.
+        """Return the contract of an installed distribution.
 
         Raises:
             UserError: it is not installed, or announces nothing to mindspeed-core.
@@ -93,15 +93,15 @@ class Contract:
         return cls(name or found.name, registry, chosen, proofs)
 
     def features(self) -> list[FeatureRecord]:
-        """The sound features of the distribution."""
+        """Return the sound features of the distribution."""
         return [record for record in self.registry.features.values() if record.dist == self.dist]
 
     def sources(self, group: str) -> list[Source]:
-        """Its entry points of a group."""
+        """Return its entry points of a group."""
         return [source for source in sources(group) if _same(source.dist, self.dist)]
 
     def runs_here(self, feature: type[Feature]) -> Iterator[Scenario]:
-        """The feature's scenarios that apply to the platform."""
+        """Return the feature's scenarios that apply to the platform."""
         kinds = self.registry.platform(self.platform).kinds()
         for scenario in feature.verify:
             if kinds & {*(scenario.platforms or feature.platforms)}:

@@ -59,7 +59,7 @@ class Trained:
 
 
 def checks(contract: Contract) -> list[Check]:
-    """The checks of this module."""
+    """Return the checks of this module."""
     found: list[Check] = []
     sides: dict[int, list[Side]] = {}
     for record in contract.features():
@@ -119,7 +119,7 @@ def _in_world(group: list[Side], size: int) -> dict[str, Trained]:
 
 
 def train_all(group: list[Side]) -> list[Trained]:
-    """The life of one rank: every baseline once, then the subjects, each compared with the moment before.
+    """Train every baseline once, then each subject, and compare the process before and after it.
 
     Returns:
         The reports, in the order of the subjects, up to the first that is not clean.

@@ -45,14 +45,14 @@ class Job:
     output: Path
 
     def workers(self) -> list[psutil.Process]:
-        """The worker processes that live now, by process id."""
+        """Return the worker processes that live now, by process id."""
         with suppress(psutil.NoSuchProcess):
             children = psutil.Process(self.process.pid).children()
             return sorted((child for child in children if _lives(child)), key=lambda child: child.pid)
         return []
 
     def text(self) -> str:
-        """Everything printed so far."""
+        """Return everything printed so far."""
         return self.output.read_text(errors="replace") if self.output.exists() else ""
 
     def pause(self, seconds: float) -> bool:
@@ -74,7 +74,7 @@ class Job:
                 raise AssertionError(f"nothing happened for {seconds:g} s:\n{self.text()[-4000:]}")
 
     def starts(self) -> list[int]:
-        """The step from which each attempt trained."""
+        """Return the step from which each attempt trained."""
         return [int(step or 0) for step in _START.findall(self.text())]
 
     def end(self, seconds: float = 60.0) -> int:
@@ -104,7 +104,7 @@ class _Program:
         self.pid: int = self._process.pid
 
     def wait(self, seconds: float) -> int | None:
-        """The exit status, or None when the program still runs after so many seconds."""
+        """Return the exit status, or None when the program still runs after so many seconds."""
         self._process.join(seconds)
         status: int | None = self._process.exitcode
         return status
@@ -232,7 +232,7 @@ def kill_repeatedly(
 def run_undisturbed(
     flags: Sequence[str], folder: Path, *, processes: int, steps: int
 ) -> dict[int, tuple[str, str]]:
-    """The same job without interference: ``step: (loss, grad norm)`` as printed, up to a step."""
+    """Run the same job undisturbed; return ``step: (loss, grad norm)`` as printed, up to a step."""
     folder.mkdir(parents=True, exist_ok=True)
     own = ["--nproc", str(processes), "--exit-interval", str(steps), "--run-dir", str(folder / "run")]
     job = start_job([*flags, *own], folder / "output.txt")
@@ -248,7 +248,7 @@ def run_undisturbed(
 
 
 def records(folder: Path) -> dict[int, tuple[float, float]]:
-    """``step: (loss, grad norm)`` of a run's ``metrics.jsonl``, exact."""
+    """Read the exact ``step: (loss, grad norm)`` of a run's ``metrics.jsonl``."""
     found = {}
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         record = json.loads(line)

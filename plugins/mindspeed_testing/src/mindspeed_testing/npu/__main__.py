@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _sources(arguments: Sequence[str]) -> list[str]:
-    """The packages of every installed plugin and of the core, unless some are named."""
+    """Return the packages of every installed plugin and of the core, unless some are named."""
     if any(argument.partition("=")[0] == "--source" for argument in arguments):
         return []
     from mindspeed_core.registry import Registry

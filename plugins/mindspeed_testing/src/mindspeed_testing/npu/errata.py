@@ -22,7 +22,7 @@ def add_layer_norm_backward(
     gamma: Tensor,
     dsum: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """``npu_add_layer_norm_backward`` has none: gradients of both summands, gamma and beta (float32)."""
+    """Add a shape function to ``npu_add_layer_norm_backward``: both summands, gamma, beta (float32)."""
     affine = torch.empty_like(gamma, dtype=torch.float32)
     return torch.empty_like(x1), torch.empty_like(x2), affine, torch.empty_like(affine)
 
@@ -30,7 +30,7 @@ def add_layer_norm_backward(
 def fusion_attention_grad_v2(
     query: Tensor, key: Tensor, value: Tensor, dy: Tensor, head_num: int, input_layout: str, **options: Any
 ) -> tuple[Tensor | None, ...]:
-    """``npu_fusion_attention_grad_v2`` passes a list where a tensor belongs, and raises TypeError.
+    """Replace that of ``npu_fusion_attention_grad_v2``, which passes a list where a tensor belongs.
 
     Gradients of query, key, value, bias, both rotary parts, and sink; what was not given has no elements.
     """
@@ -40,7 +40,7 @@ def fusion_attention_grad_v2(
 
 
 def format_cast(tensor: Tensor, acl_format: Any, *args: Any, **options: Any) -> Tensor:
-    """``npu_format_cast`` has none: the memory layout changes, the shape does not."""
+    """Add a shape function to ``npu_format_cast``: the memory layout changes, the shape does not."""
     return torch.empty_like(tensor)
 
 

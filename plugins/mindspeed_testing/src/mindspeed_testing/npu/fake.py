@@ -42,7 +42,7 @@ class _NoDeviceStart(FakeTensorMode):
 
     @property
     def avoid_device_init(self) -> bool:
-        """Whether constants stay on the host until they are fake: torch decides by what is announced."""
+        """Return whether constants stay on the host until they are fake."""
         return True
 
 
@@ -63,11 +63,11 @@ class FakeNpu(TorchDispatchMode):
     def tensor(
         self, *shape: int, dtype: torch.dtype = torch.bfloat16, requires_grad: bool = False
     ) -> torch.Tensor:
-        """A tensor on the NPU, of this shape; floating tensors can require grad."""
+        """Make a tensor of this shape on the NPU; floating tensors can require grad."""
         return torch.empty(shape, dtype=dtype, device="npu", requires_grad=requires_grad)
 
     def count(self, operation: str) -> int:
-        """How often an operation ran, by name without namespace and overload: ``npu_swiglu``."""
+        """Count the runs of an operation, by name without namespace and overload: ``npu_swiglu``."""
         return sum(times for name, times in self.operations.items() if name.split(".")[1] == operation)
 
     def __torch_dispatch__(
@@ -125,7 +125,7 @@ def fake_npu(shapes: Mapping[str, Callable[..., Any]] = SHAPES) -> Iterator[Fake
 
 
 def _swapping(mode: FakeTensorMode) -> Any:
-    """``torch.utils.swap_tensors``, by which a module of fake parameters moves to a device.
+    """Stand in for ``torch.utils.swap_tensors``, by which a module of fake parameters moves to a device.
 
     It refuses tensors with weak references, and the mode itself holds some, to recognise what it has seen.
     """
@@ -139,7 +139,7 @@ def _swapping(mode: FakeTensorMode) -> Any:
 
 
 def device_tensors(values: Sequence[Any]) -> list[torch.Tensor]:
-    """The tensors of a structure, in order."""
+    """Return the tensors of a structure, in order."""
     from torch.utils._pytree import tree_iter
 
     return [value for value in tree_iter(values) if isinstance(value, torch.Tensor)]

@@ -25,7 +25,7 @@ _PROBLEMS = pytest.StashKey[list[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options of the command."""
+    """Return the options of the command."""
     group = parser.getgroup("npu", "NPU conformance")
     group.addoption(
         "--source", action="append", default=[], help="Import package whose calls must all be run."
@@ -86,7 +86,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def problems(uses: list[ApiUse], reached: ReachedUses, config: pytest.Config) -> list[str]:
-    """What is wrong although every test passed, one line each."""
+    """Return what is wrong although every test passed, one line each."""
     names = sorted({use.name for use in uses})
     found = [
         f"{use}: there is no such name in torch_npu {schemas.installed_version()}"
@@ -104,7 +104,7 @@ def problems(uses: list[ApiUse], reached: ReachedUses, config: pytest.Config) ->
 
 
 def never_ran(use: ApiUse) -> bool:
-    """Whether a mention is an operation that no test made the device run."""
+    """Return whether a mention is an operation that no test made the device run."""
     operation = None if use.is_call or use.excuse else schemas.operation_of(use.name)
     if operation is None:
         return False

@@ -54,7 +54,7 @@ class ReachedUses:
         threading.settrace(None)
 
     def missed(self) -> list[ApiUse]:
-        """The calls that did not run and have no excuse."""
+        """Return the calls that did not run and have no excuse."""
         return [use for use in self.uses if use not in self.reached and not use.excuse]
 
     def _called(self, frame: FrameType, event: str, argument: Any) -> Any:

@@ -40,7 +40,7 @@ def schema_snapshot(names: Iterable[str]) -> dict[str, Any]:
 
 
 def compare_snapshot(recorded: Snapshot, names: Iterable[str]) -> list[str]:
-    """What is different today, one line each; empty when nothing is.
+    """List what differs today, one line each.
 
     Args:
         recorded: what `schema_snapshot` returned earlier.
@@ -80,7 +80,7 @@ def read_snapshot(path: Path) -> dict[str, Any]:
 
 
 def describe(name: str) -> list[str]:
-    """What is behind a name: schemas, the signature, or that it is a value; empty when it does not exist."""
+    """Describe a name: schemas, the signature, or that it is a value; empty when it does not exist."""
     operation = operation_of(name)
     if operation is not None:
         namespace, _, short = operation.partition("::")
@@ -97,7 +97,7 @@ def describe(name: str) -> list[str]:
 
 
 def operation_of(name: str) -> str | None:
-    """The operation that a name stands for, ``npu::npu_swiglu``; None when it is something else."""
+    """Return the operation that a name stands for, ``npu::npu_swiglu``; None when it is something else."""
     parent, _, short = _without_overload(name).rpartition(".")
     for namespace in ("npu", "atb"):
         if parent in ("torch_npu", f"torch.ops.{namespace}") and hasattr(
@@ -108,7 +108,7 @@ def operation_of(name: str) -> str | None:
 
 
 def resolve(name: str) -> Any:
-    """The object behind a dotted name; None when there is none."""
+    """Return the object behind a dotted name; None when there is none."""
     root = next(root for root in ROOTS if name.startswith(root + "."))
     parts = name.split(".")
     for length in range(len(parts) - 1, 0, -1):
@@ -125,7 +125,7 @@ def resolve(name: str) -> Any:
 
 
 def _without_overload(name: str) -> str:
-    """The name without an overload: its schemas are recorded together."""
+    """Return the name without an overload: its schemas are recorded together."""
     parts = name.split(".")
     return ".".join(parts[:4]) if parts[:2] == ["torch", "ops"] else name
 

@@ -42,18 +42,18 @@ class ApiUse:
     excuse: str = ""
 
     def __str__(self) -> str:
-        """File, line and name, as failures show it."""
+        """Return file, line and name, as failures show it."""
         return f"{self.path}:{self.line}: {self.name}"
 
 
 def api_uses(roots: Iterable[Path]) -> list[ApiUse]:
-    """Every use of torch_npu in the Python files below folders, in order of file and line."""
+    """Return every use of torch_npu in the Python files below folders, in order of file and line."""
     files = sorted({path for root in roots for path in (root.rglob("*.py") if root.is_dir() else [root])})
     return [use for path in files for use in uses_of(path.read_text(encoding="utf-8"), path)]
 
 
 def uses_of(text: str, path: Path) -> list[ApiUse]:
-    """Every use of torch_npu in one source.
+    """Return every use of torch_npu in one source.
 
     Args:
         text: the source.
@@ -83,7 +83,7 @@ def uses_of(text: str, path: Path) -> list[ApiUse]:
 
 
 def package_folders(packages: Iterable[str]) -> list[Path]:
-    """Folders (or files) of import packages, which are not imported.
+    """Find the folders (or files) of import packages without importing them.
 
     Raises:
         UserError: there is no such package.
@@ -101,12 +101,12 @@ def package_folders(packages: Iterable[str]) -> list[Path]:
 
 
 def _is_used(name: str) -> bool:
-    """Whether a path leads to something inside the package; importing it or naming a namespace is no use."""
+    """Return whether a path leads to something inside the package; naming a namespace is no use."""
     return name not in ROOTS and any(name.startswith(root + ".") for root in ROOTS)
 
 
 def _bound_names(tree: ast.AST) -> dict[str, str]:
-    """What the names of a module mean, scopes taken together."""
+    """Map the names of a module to what they mean, scopes taken together."""
     names: dict[str, str] = {"torch": "torch"}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -130,7 +130,7 @@ def _assignments(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
 
 
 def _path(node: ast.expr, names: Mapping[str, str]) -> str | None:
-    """The dotted path that an expression means; None when it is none."""
+    """Return the dotted path that an expression means; None when it is none."""
     if isinstance(node, ast.Name):
         return names.get(node.id)
     if isinstance(node, ast.Attribute):
@@ -145,7 +145,7 @@ def _path(node: ast.expr, names: Mapping[str, str]) -> str | None:
 
 
 def _named_attribute(node: ast.Call, names: Mapping[str, str]) -> str | None:
-    """``getattr(torch_npu, "name")``."""
+    """Resolve ``getattr(torch_npu, "name")``."""
     if not (
         isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr") and len(node.args) >= 2
     ):

@@ -48,7 +48,7 @@ class Stubs:
     symbols: tuple[str, ...]
 
     def environment(self, *, device: bool = False, soc: str = "Ascend910B1") -> dict[str, str]:
-        """The environment of a process that imports torch_npu with these libraries.
+        """Return the environment of a process that imports torch_npu with these libraries.
 
         Args:
             device: announce one device, for which shapes can be computed; memory is refused as ever.
@@ -83,7 +83,7 @@ def build_stubs(directory: Path, package: Path | None = None) -> Stubs:
 def what_is_missing(
     libraries: Sequence[Path], providers: Sequence[Path]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The symbols and sonames that nobody offers.
+    """Return the symbols and sonames that nobody offers.
 
     Args:
         libraries: the libraries that are to be loaded.
@@ -123,13 +123,13 @@ def compile_stubs(directory: Path, sonames: Iterable[str], names: Iterable[str])
 
 
 def written_functions(source: str) -> frozenset[str]:
-    """The functions that the C source writes out itself."""
+    """Return the functions that the C source writes out itself."""
     defined = re.findall(r"^[a-z][\w \*]*?\b(\w+)\([^;{]*\)\s*\{", source, re.MULTILINE)
     return frozenset(defined) | frozenset(re.findall(r"^WITH_DEVICE\((\w+)\)", source, re.MULTILINE))
 
 
 def installed_version() -> str:
-    """Version of the installed torch_npu.
+    """Return the version of the installed torch_npu.
 
     Raises:
         UserError: it is not installed.

@@ -38,17 +38,17 @@ def parse_symbols(listing: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def symbols(library: Path) -> tuple[frozenset[str], frozenset[str]]:
-    """The names that a library wants and offers; see `parse_symbols`."""
+    """Return the names that a library wants and offers; see `parse_symbols`."""
     return parse_symbols(run_tool("nm", "--dynamic", "--portability", str(library)))
 
 
 def needed(library: Path) -> tuple[str, ...]:
-    """The sonames that a library asks the loader for."""
+    """Return the sonames that a library asks the loader for."""
     return tuple(re.findall(r"\(NEEDED\).*?\[(.+?)\]", run_tool("readelf", "--dynamic", str(library))))
 
 
 def found_by_loader(libraries: Sequence[Path]) -> dict[str, Path | None]:
-    """Where the loader finds each soname that libraries need, directly or not; None where it does not."""
+    """Find each soname that libraries need, directly or not, as the loader does; None where absent."""
     found: dict[str, Path | None] = {}
     for library in libraries:
         found.update(parse_loader(run_tool("ldd", str(library))))

@@ -52,11 +52,11 @@ class StepRecord:
     peak_bytes: int
 
     def count(self, operation: str) -> int:
-        """How often an operation of the device ran: ``npu_swiglu``."""
+        """Count the runs of an operation of the device: ``npu_swiglu``."""
         return sum(times for name, times in self.operations.items() if name.split(".")[1] == operation)
 
     def calls(self, operation: str, group: str = "") -> int:
-        """How many communication calls of a kind: ``all_gather_into_tensor``."""
+        """Count communication calls of a kind: ``all_gather_into_tensor``."""
         return sum(
             total.calls
             for (name, where), total in self.communication.items()

@@ -46,7 +46,7 @@ class _Named:
         self._group = group
 
     def get_hccl_comm_name(self, rank: int) -> str:
-        """The communicator's name."""
+        """Return the communicator's name."""
         return f"fake-{self._group}"
 
 
@@ -55,7 +55,7 @@ def _named_backend(group: dist.ProcessGroup, device: Any) -> _Named:
 
 
 def fake_group(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``new_group``: whatever backend is asked for, nobody is there."""
+    """Stand in for ``new_group``: with any backend, the other ranks do not exist."""
 
     def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, **options: Any) -> Any:
         return original(ranks, timeout=timeout, backend="fake", **options)
@@ -64,7 +64,7 @@ def fake_group(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def same_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``all_gather_object``: every rank says what this one says."""
+    """Stand in for ``all_gather_object``: every rank contributes this rank's object."""
 
     def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
         object_list[:] = [obj] * len(object_list)
@@ -73,7 +73,7 @@ def same_everywhere(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def said_here(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``broadcast_object_list``: the source says what is here already."""
+    """Stand in for ``broadcast_object_list``: the objects stay this rank's."""
 
     def broadcast_object_list(object_list: list[Any], *args: Any, **options: Any) -> None:
         return None
