@@ -3,7 +3,7 @@
 A feature wraps the stage ``build_layer_spec`` and hands the result to a `SpecEditor`. The editor works on an
 unshared copy: megatron-core puts one ``ModuleSpec`` object into many layers, and a change of one layer must
 not change another. Who replaced what travels with the tree, as an attribute of each ``ModuleSpec`` that was
-put in, so that a second feature meeting the same site is told about the first.
+put in, so that a second feature at the same site gets an error that names the first.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Site:
         role: what the module is: ``qkv``, ``core_attention``, ``fc1``, ``input_layernorm``, ….
         path: attribute path from the root, list positions as numbers.
         layer_number: number of the layer in the whole model, counted from 1 as megatron-core does; None
-            outside layers, and where the editor was not told the configuration.
+            outside layers, and where the editor has no configuration.
         spec: what is specified there; a bare class appears as ``ModuleSpec(module=class)``, an empty site
             (None or an identity) as None.
         within: roles of the modules around it, outermost first.
@@ -129,7 +129,8 @@ class SpecEditor:
     A role is the name of the field without ``linear_``: ``qkv``, ``proj``, ``fc1``, ``fc2``, ``q_down_proj``,
     ``core_attention``, ``self_attention``, ``input_layernorm``, ``mlp``, ``router``, ``experts``,
     ``shared_experts``, ``eh_proj``; besides, ``activation``, ``layer`` and ``final_layernorm``. A dotted role
-    restricts the surroundings: ``mlp.fc1`` is the first linear of a dense MLP, ``experts.fc1`` of an expert.
+    restricts the modules around: ``mlp.fc1`` is the first linear of a dense MLP, ``experts.fc1`` that of an
+    expert.
 
     Options travel in ``ModuleSpec.params`` as frozen data. Specifications are copied, and process groups
     cannot be: pass a function without arguments that returns the group, and call it in the constructor.

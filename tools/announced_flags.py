@@ -1,7 +1,7 @@
 """Write ``mindspeed_core/flags/announced.json``: which distribution ships which flag and feature.
 
 The core knows no feature by name, yet a user who types a flag of a package that is not installed should be
-told its name. The table is therefore generated: from the declarations of the plugins in this repository, and
+given its name. The table is therefore generated: from the declarations of the plugins in this repository, and
 from the flags that the plugin families have announced. Usage: ``python tools/announced_flags.py [--check]``.
 """
 

@@ -1,4 +1,4 @@
-"""Finding the feature a user means: by its name or one of its flags, with suggestions for slips.
+"""Look-up of the feature a user means: by its name or one of its flags, with suggestions for slips.
 
 `show` and `verify` take feature names; shell completion offers them.
 """

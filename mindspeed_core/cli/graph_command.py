@@ -28,7 +28,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Graph:
-    """What is drawn.
+    """A graph of features, slots and flags.
 
     Attributes:
         families: names of features by family, in order.

@@ -1,4 +1,4 @@
-"""Reading entry points: what the installed distributions announce, and loading it without being hurt.
+"""Entry points of the installed distributions, read and loaded so that a broken one hurts no other.
 
 Everything a distribution can get wrong while it is loaded (an import that fails or exits, an object of the
 wrong kind, metadata that cannot be read) becomes one `BrokenPlugin` record here and touches nobody else.

@@ -1,4 +1,4 @@
-"""The variables that tell a worker who it is, whoever started it: this package, torchrun or Slurm.
+"""Environment variables of a worker, started by this package, torchrun or Slurm.
 
 Torch-free. Slurm's own variables are translated into those of torch.distributed.
 """

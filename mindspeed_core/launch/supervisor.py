@@ -1,4 +1,4 @@
-"""Starts workers, passes signals on, finds out which worker failed first, and starts all of them again.
+"""Supervisor of workers: starts them, forwards signals, finds the first failure, restarts all of them.
 
 The workers of one run live and die together: a collective cannot go on without one of them. Whatever ends
 them is one message.
@@ -30,7 +30,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, sign
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What a worker is started with.
+    """The environment and the descriptors a worker is started with.
 
     Attributes:
         environment: variables to set.
@@ -45,7 +45,7 @@ class WorkerSetup:
 
 @dataclass(frozen=True)
 class Cause:
-    """Why an attempt failed.
+    """The cause of a failed attempt.
 
     Attributes:
         rank: the worker that failed first.
@@ -84,7 +84,7 @@ class _Attempt:
 
 
 class Supervisor:
-    """Runs one job with a number of workers on this machine."""
+    """One job with a number of workers on this machine."""
 
     def __init__(self, start: Callable[[WorkerSetup], int], count: int, restarts: int) -> None:
         """Describe the job.

@@ -1,4 +1,4 @@
-"""A worker's side of the line to its supervisor: it tells why it fails, and does not outlive the supervisor.
+"""A worker's end of the pipe to its supervisor: it reports failures, and ends when the supervisor does.
 
 Without a supervisor every function here does nothing.
 """
@@ -34,7 +34,7 @@ def attach() -> None:
 
 
 def send_message(kind: str, text: str, **details: Any) -> bool:
-    """Say why this worker fails.
+    """Report to the supervisor why this worker fails.
 
     Args:
         kind: ``explained`` (the user can put it right), ``unexpected``, ``consequence`` (of another worker's
@@ -43,7 +43,7 @@ def send_message(kind: str, text: str, **details: Any) -> bool:
         details: further plain values.
 
     Returns:
-        Whether there is a supervisor that listens; otherwise the caller speaks itself.
+        Whether a supervisor got the message; otherwise the caller prints it.
     """
     if not supervised():
         return False

@@ -85,9 +85,7 @@ def current_stream(device: Any = None) -> HostStream:
     return _DEFAULT_STREAM
 
 
-def default_stream(device: Any = None) -> HostStream:
-    """Return the one stream."""
-    return _DEFAULT_STREAM
+default_stream = current_stream
 
 
 @contextlib.contextmanager
@@ -161,9 +159,7 @@ def manual_seed(seed: int) -> None:
     torch.default_generator.manual_seed(int(seed))
 
 
-def manual_seed_all(seed: int) -> None:
-    """Seed the CPU generator."""
-    torch.default_generator.manual_seed(int(seed))
+manual_seed_all = manual_seed
 
 
 def initial_seed() -> int:
@@ -181,14 +177,10 @@ def max_memory_allocated(device: Any = None) -> int:
     return process_memory.peak_resident_bytes()
 
 
-def memory_reserved(device: Any = None) -> int:
-    """Return the bytes resident in this process."""
-    return process_memory.resident_bytes()
+memory_reserved = memory_allocated
 
 
-def max_memory_reserved(device: Any = None) -> int:
-    """Return the peak of bytes resident in this process."""
-    return process_memory.peak_resident_bytes()
+max_memory_reserved = max_memory_allocated
 
 
 def memory_stats(device: Any = None) -> defaultdict[str, int]:
@@ -210,9 +202,7 @@ def reset_peak_memory_stats(device: Any = None) -> None:
     process_memory.reset_peak()
 
 
-def reset_max_memory_allocated(device: Any = None) -> None:
-    """Start a new peak where the operating system permits it."""
-    process_memory.reset_peak()
+reset_max_memory_allocated = reset_peak_memory_stats
 
 
 def empty_cache() -> None:
@@ -224,23 +214,11 @@ def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None
 
 
 def utilization(device: Any = None) -> int:
-    """Return 0 percent: there is no sensor."""
+    """Return 0: there is no sensor of utilization, temperature, power or clock rate."""
     return 0
 
 
-def temperature(device: Any = None) -> int:
-    """Return 0 degrees: there is no sensor."""
-    return 0
-
-
-def power_draw(device: Any = None) -> int:
-    """Return 0 milliwatts: there is no sensor."""
-    return 0
-
-
-def clock_rate(device: Any = None) -> int:
-    """Return 0 hertz: there is no sensor."""
-    return 0
+temperature = power_draw = clock_rate = utilization
 
 
 def tensor_cuda(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Whether the features that take part go together: slots, conflicts, stages, patches, their own checks."""
+"""Compatibility of the selected features: slots, conflicts, stages, patches, their own checks."""
 
 from __future__ import annotations
 

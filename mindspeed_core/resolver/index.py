@@ -1,4 +1,4 @@
-"""What the resolver needs to know about a registry whatever the arguments are, computed once for each."""
+"""The part of resolving that depends on the registry alone, computed once for each registry and host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mindspeed_core.registry import FeatureRecord, Registry, RegistryError
 
 
 class Index:
-    """What the resolver needs to know about one registry and host, whatever the arguments are."""
+    """Facts about one registry and host that hold for all arguments."""
 
     def __init__(self, registry: Registry, host: str) -> None:
         self.records: dict[str, FeatureRecord] = dict(registry.features)

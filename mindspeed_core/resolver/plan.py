@@ -85,7 +85,7 @@ class PlanError(UserError):
 
 @dataclass(frozen=True)
 class Plan:
-    """What one session runs with.
+    """The features, slots, patches and arguments of one session.
 
     Attributes:
         features: the active features, dependencies first; earlier means the outer wrapper.

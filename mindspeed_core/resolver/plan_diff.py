@@ -1,4 +1,4 @@
-"""Whether the plan of a checkpoint fits the run that resumes it.
+"""Comparison of the plan of a checkpoint with that of the run that resumes it.
 
 A pure comparison of plain data; the caller prints warnings and raises errors.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PlanChange:
-    """How a run's plan differs from the checkpoint's.
+    """Differences of a run's plan from the checkpoint's.
 
     Attributes:
         breaking: features added or removed that change what a checkpoint holds, one phrase each.

@@ -1,4 +1,4 @@
-"""One request to the resolver: the arguments, where they came from, and the problems found so far."""
+"""A request to the resolver: the arguments and their provenance, and the problems found so far."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mindspeed_core.resolver.plan import Problem
 
 
 class Request:
-    """What one call of `mindspeed_core.resolver.resolve` is about; problems gather here."""
+    """The input of one call of `resolve`, and the problems found so far."""
 
     def __init__(
         self,

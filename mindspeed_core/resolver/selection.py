@@ -1,4 +1,4 @@
-"""Which features take part: those asked for, those they imply, without those that something is against."""
+"""Selection of features: the requested and the implied ones, without those that cannot run here."""
 
 from __future__ import annotations
 

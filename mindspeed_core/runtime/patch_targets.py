@@ -1,4 +1,4 @@
-"""Where a symbol lives and how it is read and written exactly.
+"""Targets of patches: the namespace that holds a symbol, and exact reading and writing of it.
 
 A symbol of somebody else's module is held by a namespace (a module's or class's dictionary) as a raw object:
 a function, a ``staticmethod``, a property. Reading it with ``getattr`` would hand out something bound, and
@@ -61,7 +61,7 @@ class Holder:
         return namespace_of(self.container).get(self.name, ABSENT)
 
     def raw(self) -> Any:
-        """Return the raw object in the container's namespace or, for a class, in the first base that has it."""
+        """Return the raw object in the container's namespace; for a class, also in its bases."""
         found = self.own()
         if found is not ABSENT:
             return found

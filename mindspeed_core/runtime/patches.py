@@ -85,7 +85,7 @@ class _Record:
 
 @dataclass
 class _Pending:
-    """What one call of `PatchLedger.apply` is about to do to a record."""
+    """The change of a record by one call of `PatchLedger.apply`."""
 
     record: _Record
     places: list[tuple[Holder, Any]] = field(default_factory=list)

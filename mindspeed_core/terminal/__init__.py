@@ -1,1 +1,1 @@
-"""What programs, sub-commands of packages and hosts share on a terminal: errors, tables, training flags."""
+"""Terminal output of programs, sub-commands and hosts: errors, tables, plans, training flags."""

@@ -1,4 +1,4 @@
-"""How the programs end when something is wrong: one message, exit status 1, no traceback.
+"""Errors of the programs: one message, exit status 1, no traceback.
 
 Shared by ``mindspeed-features`` and ``mindspeed-train``; knows nothing about click or argparse.
 """

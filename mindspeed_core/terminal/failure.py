@@ -1,7 +1,7 @@
 """One message for one failure, however many ranks see it.
 
 When a rank fails, its peers fail too: with the same argument error, or because the connection to the failed
-rank closed. Each rank claims the right to speak in the store that all ranks share; the first one speaks.
+rank closed. Each rank tries to claim a key in the store that all ranks share; the first one prints.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def is_consequence(error: BaseException) -> bool:
 
 
 def report(error: BaseException) -> int:
-    """Print an error unless another rank already speaks, and return the exit status.
+    """Print an error unless another rank already did, and return the exit status.
 
     The message carries the rank it came from. A consequence of another rank's failure is printed only when no
     rank printed its own.
     """
     kind = "explained" if isinstance(error, EXPLAINED) else "unexpected"
     if worker.send_message("consequence" if is_consequence(error) else kind, _text(error)):
-        # The supervisor hears every rank, and speaks for the one that failed first.
+        # The supervisor gets every rank's message, and prints that of the one that failed first.
         return EXIT_PROBLEMS
     rank, world = os.environ.get("RANK", "0"), int(os.environ.get("WORLD_SIZE", "1"))
     if world > 1:
@@ -66,7 +66,7 @@ def _text(error: BaseException) -> str:
 def _claim(store: Store, consequence: bool) -> bool:
     try:
         if consequence:
-            # The rank that failed first needs a moment to say so; only silence makes this error matter.
+            # The rank that failed first may still report; print this error only if none does.
             try:
                 store.wait([_CLAIM], timedelta(seconds=5))
             except RuntimeError:

@@ -1,4 +1,4 @@
-"""What the training program keeps from the terminal: words of megatron-core and torch that nobody can act on.
+"""Filters for warnings of megatron-core and torch that nobody can act on.
 
 Only programs do this; a library session leaves warnings and logging as its host process set them.
 """
@@ -21,7 +21,7 @@ _REPETITIVE = (
 
 
 def quieten() -> None:
-    """Ignore known warnings and let megatron-core's loggers speak from ERROR on."""
+    """Ignore known warnings and raise megatron-core's loggers to level ERROR."""
     for category, pattern in _REPETITIVE:
         warnings.filterwarnings("ignore", pattern, category)
     logging.getLogger("megatron").setLevel(logging.ERROR)

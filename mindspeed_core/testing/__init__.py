@@ -1,4 +1,4 @@
-"""What plugin authors import to prove their features: worlds, canonical state, comparison, measurement.
+"""Tools that prove features: worlds, canonical state, comparison, measurement, the contract of plugins.
 
 The submodules hold the subjects: `worlds` (several ranks on this machine), `canonical` (one unsharded state
 of any layout), `compare`, `communication`, `memory`, `training` (a short training as one side of a proof) and

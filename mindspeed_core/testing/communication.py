@@ -1,4 +1,4 @@
-"""Counting communication: calls and bytes per operation and process group.
+"""Communication of a rank: calls and bytes per operation and process group.
 
 The functions of ``torch.distributed`` are wrapped where they are defined and wherever megatron-core and
 plugins hold them by name; a dispatcher-level mode would miss calls from autograd's threads and coalesced
@@ -8,8 +8,9 @@ ones.
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,7 +54,7 @@ class Total:
 
 @dataclass
 class CommunicationLog:
-    """What a rank communicated, in order."""
+    """The communication calls of a rank, in order."""
 
     calls: list[Call] = field(default_factory=list)
     _paused: int = 0
@@ -107,13 +108,13 @@ def count_communication() -> Iterator[CommunicationLog]:
         [
             Patch(
                 target=f"torch.distributed.distributed_c10d:{name}",
-                new=functools.partial(_counting, name, measure, log, depth),
+                new=functools.partial(_counting, name, log, depth),
                 reason="counts calls and bytes",
                 kind="wrap",
                 owner="communication log",
                 required=False,
             )
-            for name, measure in _MEASURES.items()
+            for name in _MEASURES
         ]
     )
     try:
@@ -123,24 +124,23 @@ def count_communication() -> Iterator[CommunicationLog]:
 
 
 def _counting(
-    name: str, measure: Callable[..., _Sizes], log: CommunicationLog, depth: Any, original: Callable[..., Any]
+    name: str, log: CommunicationLog, depth: Any, original: Callable[..., Any]
 ) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+    argument, sent = _MEASURES[name]
+
     @functools.wraps(original)
     def counted(*args: Any, **kwargs: Any) -> Any:
         if log._paused or getattr(depth, "inside", False):
             return original(*args, **kwargs)
-        sizes = measure(*args, **kwargs)
-        group = kwargs.get("group", sizes.group)
+        given = signature.bind(*args, **kwargs).arguments
+        group = given.get("group")
         ranks = tuple(dist.get_process_group_ranks(group if group is not None else dist.group.WORLD))
+        me = ranks.index(dist.get_rank()) if dist.get_rank() in ranks else -1
+        n = sum(_sizes(given.get(argument)))
+        asynchronous = bool(given.get("async_op", False)) or name in ("isend", "irecv")
         log.calls.append(
-            Call(
-                name,
-                _label(group, ranks),
-                ranks,
-                sizes.input_bytes,
-                sizes.sent(len(ranks), ranks.index(dist.get_rank()) if dist.get_rank() in ranks else -1),
-                bool(kwargs.get("async_op", False)) or name in ("isend", "irecv"),
-            )
+            Call(name, _label(group, ranks), ranks, n, sent(n, len(ranks), me, given), asynchronous)
         )
         depth.inside = True
         try:
@@ -158,169 +158,58 @@ def _label(group: Any, ranks: Sequence[int]) -> str:
     return str(described)
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """Bytes of an input, the group as a positional argument, and the wire formula over (world, own rank)."""
-
-    input_bytes: int
-    sent: Callable[[int, int], float]
-    group: Any = None
+def _sizes(tensors: Any) -> list[int]:
+    """Return the bytes of each tensor of an input: one, several, or None."""
+    listed = [tensors] if isinstance(tensors, torch.Tensor) else tensors or []
+    return [tensor.numel() * tensor.element_size() for tensor in listed]
 
 
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+def _sent_all_to_all(n: int, p: int, me: int, given: Mapping[str, Any]) -> float:
+    return n - _sizes(given["input_tensor_list"])[me]
 
 
-def _sum(tensors: Iterable[torch.Tensor] | None) -> int:
-    return sum(_bytes(tensor) for tensor in tensors or ())
+def _sent_all_to_all_single(n: int, p: int, me: int, given: Mapping[str, Any]) -> float:
+    splits = given.get("input_split_sizes")
+    if splits is None or len(splits) == 0:
+        return _others_share(n, p, me, given)
+    length = given["input"].shape[0]
+    row = n // length if length else 0
+    return row * (sum(map(int, splits)) - int(splits[me]))
 
 
-def _all_reduce(tensor: torch.Tensor, op: Any = None, group: Any = None, async_op: bool = False) -> _Sizes:
-    n = _bytes(tensor)
-    return _Sizes(n, lambda p, _: 2 * (p - 1) / p * n, group)
+def _others_share(n: int, p: int, me: int, given: Mapping[str, Any]) -> float:
+    return (p - 1) / p * n
 
 
-def _all_gather_into_tensor(
-    output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None, async_op: bool = False
-) -> _Sizes:
-    n = _bytes(input_tensor)
-    return _Sizes(n, lambda p, _: (p - 1) * n, group)
+def _whole(n: int, p: int, me: int, given: Mapping[str, Any]) -> float:
+    return n
 
 
-def _all_gather(tensor_list: Any, tensor: torch.Tensor, group: Any = None, async_op: bool = False) -> _Sizes:
-    n = _bytes(tensor)
-    return _Sizes(n, lambda p, _: (p - 1) * n, group)
+def _to_every_other(n: int, p: int, me: int, given: Mapping[str, Any]) -> float:
+    return (p - 1) * n
 
 
-def _reduce_scatter_tensor(
-    output: torch.Tensor, input: torch.Tensor, op: Any = None, group: Any = None, async_op: bool = False
-) -> _Sizes:
-    n = _bytes(input)
-    return _Sizes(n, lambda p, _: (p - 1) / p * n, group)
-
-
-def _reduce_scatter(
-    output: torch.Tensor, input_list: Any, op: Any = None, group: Any = None, async_op: bool = False
-) -> _Sizes:
-    n = _sum(input_list)
-    return _Sizes(n, lambda p, _: (p - 1) / p * n, group)
-
-
-def _all_to_all_single(
-    output: torch.Tensor,
-    input: torch.Tensor,
-    output_split_sizes: Any = None,
-    input_split_sizes: Any = None,
-    group: Any = None,
-    async_op: bool = False,
-) -> _Sizes:
-    n = _bytes(input)
-    if input_split_sizes is None or len(input_split_sizes) == 0:
-        return _Sizes(n, lambda p, _: (p - 1) / p * n, group)
-    row = n // input.shape[0] if input.shape[0] else 0
-    splits = [int(size) for size in input_split_sizes]
-    return _Sizes(n, lambda _, me: row * (sum(splits) - splits[me]), group)
-
-
-def _all_to_all(
-    output_tensor_list: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False
-) -> _Sizes:
-    sizes = [_bytes(tensor) for tensor in input_tensor_list]
-    return _Sizes(sum(sizes), lambda _, me: sum(sizes) - sizes[me], group)
-
-
-def _broadcast(
-    tensor: torch.Tensor,
-    src: int | None = None,
-    group: Any = None,
-    async_op: bool = False,
-    group_src: int | None = None,
-) -> _Sizes:
-    n = _bytes(tensor)
+_MEASURES: dict[str, tuple[str, Callable[[int, int, int, Mapping[str, Any]], float]]] = {
+    "all_reduce": ("tensor", lambda n, p, *_: 2 * (p - 1) / p * n),
+    "all_gather": ("tensor", _to_every_other),
+    "all_gather_into_tensor": ("input_tensor", _to_every_other),
+    "reduce_scatter": ("input_list", _others_share),
+    "reduce_scatter_tensor": ("input", _others_share),
+    "all_to_all": ("input_tensor_list", _sent_all_to_all),
+    "all_to_all_single": ("input", _sent_all_to_all_single),
     # A pipelined ring: every rank but the last one forwards the tensor once.
-    return _Sizes(n, lambda p, _: (p - 1) / p * n, group)
-
-
-def _reduce(
-    tensor: torch.Tensor,
-    dst: int | None = None,
-    op: Any = None,
-    group: Any = None,
-    async_op: bool = False,
-    group_dst: int | None = None,
-) -> _Sizes:
-    n = _bytes(tensor)
-    return _Sizes(n, lambda p, _: (p - 1) / p * n, group)
-
-
-def _gather(
-    tensor: torch.Tensor,
-    gather_list: Any = None,
-    dst: int | None = None,
-    group: Any = None,
-    async_op: bool = False,
-    group_dst: int | None = None,
-) -> _Sizes:
-    n = _bytes(tensor)
-    return _Sizes(n, lambda p, _: 0 if gather_list else n, group)
-
-
-def _scatter(
-    tensor: torch.Tensor,
-    scatter_list: Any = None,
-    src: int | None = None,
-    group: Any = None,
-    async_op: bool = False,
-    group_src: int | None = None,
-) -> _Sizes:
-    n = _sum(scatter_list)
-    return _Sizes(n, lambda p, _: (p - 1) / p * n, group)
-
-
-def _send(
-    tensor: torch.Tensor,
-    dst: int | None = None,
-    group: Any = None,
-    tag: int = 0,
-    group_dst: int | None = None,
-) -> _Sizes:
-    n = _bytes(tensor)
-    return _Sizes(n, lambda *_: n, group)
-
-
-def _recv(
-    tensor: torch.Tensor,
-    src: int | None = None,
-    group: Any = None,
-    tag: int = 0,
-    group_src: int | None = None,
-) -> _Sizes:
-    return _Sizes(0, lambda *_: 0, group)
-
-
-def _barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -> _Sizes:
-    return _Sizes(0, lambda *_: 0, group)
-
-
-_MEASURES: dict[str, Callable[..., _Sizes]] = {
-    "all_reduce": _all_reduce,
-    "all_gather": _all_gather,
-    "all_gather_into_tensor": _all_gather_into_tensor,
-    "reduce_scatter": _reduce_scatter,
-    "reduce_scatter_tensor": _reduce_scatter_tensor,
-    "all_to_all": _all_to_all,
-    "all_to_all_single": _all_to_all_single,
-    "broadcast": _broadcast,
-    "reduce": _reduce,
-    "gather": _gather,
-    "scatter": _scatter,
-    "send": _send,
-    "isend": _send,
-    "recv": _recv,
-    "irecv": _recv,
-    "barrier": _barrier,
+    "broadcast": ("tensor", _others_share),
+    "reduce": ("tensor", _others_share),
+    "gather": ("tensor", lambda n, p, me, given: 0 if given.get("gather_list") else n),
+    "scatter": ("scatter_list", _others_share),
+    "send": ("tensor", _whole),
+    "isend": ("tensor", _whole),
+    "recv": ("", _whole),
+    "irecv": ("", _whole),
+    "barrier": ("", _whole),
 }
-"""Every wrapped function with the reading of its arguments; parameter names are torch's."""
+"""Each counted function: its input argument, and the bytes sent by input bytes, group size, own position and
+arguments."""
 
 COLLECTIVES = frozenset(_MEASURES) - {"send", "isend", "recv", "irecv", "barrier"}
 """Operations in which a whole group takes part and data moves."""

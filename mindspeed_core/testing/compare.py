@@ -13,7 +13,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one quantity is from its reference.
+    """The distance of one quantity from its reference.
 
     Attributes:
         what: ``"losses"``, ``"gradients of step 2"``, ….

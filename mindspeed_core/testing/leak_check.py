@@ -1,4 +1,4 @@
-"""What a session leaves behind in this process: attributes of torch and megatron, environment variables.
+"""Leak check of sessions: attributes of torch and megatron, environment variables, before and after.
 
 Every module and class of the two packages is looked at. Values that training itself keeps (numbers, caches,
 process groups) come and go; functions, classes and names do not, and are compared by identity.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SideRequest:
-    """What every rank of a side is told.
+    """The request that every rank of a side gets.
 
     Attributes:
         flags: the whole command line.
@@ -57,7 +57,7 @@ class SideRequest:
 
 @dataclass(frozen=True)
 class RankRecord:
-    """What one rank brings home; states exist on rank 0 only."""
+    """The result of one rank; states exist on rank 0 only."""
 
     features: tuple[str, ...] = ()
     losses: tuple[Mapping[str, float], ...] = ()
@@ -73,7 +73,7 @@ class RankRecord:
 
 @dataclass(frozen=True)
 class SideResult:
-    """What a side did, all ranks together.
+    """The result of a side, all ranks together.
 
     Attributes:
         features: the active features.
@@ -205,7 +205,7 @@ class GradientProbe:
     """Takes the finished gradients of a step right before the update, and the memory peak up to there."""
 
     def __init__(self) -> None:
-        """Record nothing until told to."""
+        """Record nothing until `record` is set."""
         self.record = False
         self.gradients: list[CanonicalState] = []
         self.tracker: TensorBytes | None = None
@@ -246,7 +246,7 @@ class _Steps:
         return _Timed(dict(result.losses), result.grad_norm, seconds)
 
     def complete_parameters(self) -> Any:
-        """Return a context in which every rank holds all updated parameters, also those gathered in forward."""
+        """Return a context in which every rank holds all updated parameters, also those gathered late."""
         return self._without_param_gather(param_sync=True)
 
     def _without_param_gather(self, *, param_sync: bool) -> Any:

@@ -59,7 +59,7 @@ _start_lock = threading.Lock()
 
 @dataclass(frozen=True)
 class RankFailure:
-    """What went wrong on one rank.
+    """The failure of one rank.
 
     Attributes:
         rank: the rank.
@@ -380,20 +380,20 @@ def _how_it_died(code: int | None) -> str:
     return f"exited with status {code} without a result"
 
 
-def adopt_parent_environment(birth: Mapping[str, Any]) -> int:
+def adopt_parent_environment(setup: Mapping[str, Any]) -> int:
     """Give a forked process what its parent chose: environment, import path, folder and a file for output.
 
     Args:
-        birth: ``environment``, ``path``, ``directory`` and the file ``output``.
+        setup: ``environment``, ``path``, ``directory`` and the file ``output``.
 
     Returns:
         The descriptor of the file.
     """
     os.environ.clear()
-    os.environ.update(birth["environment"])
-    sys.path[:] = birth["path"]
-    os.chdir(birth["directory"])
-    output = os.open(birth["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.environ.update(setup["environment"])
+    sys.path[:] = setup["path"]
+    os.chdir(setup["directory"])
+    output = os.open(setup["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(output, 1)
     os.dup2(output, 2)
     sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", 0, closefd=False), write_through=True)
@@ -401,23 +401,23 @@ def adopt_parent_environment(birth: Mapping[str, Any]) -> int:
     return output
 
 
-def _child(birth: dict[str, Any], pipe: connection.Connection) -> None:
+def _child(setup: dict[str, Any], pipe: connection.Connection) -> None:
     """Run one rank; never return, so that no interpreter shutdown waits for backend threads."""
-    told = threading.Event()
+    dismissed = threading.Event()
     threading.Thread(
-        target=_watch_parent, args=(pipe, told), name="mindspeed parent watch", daemon=True
+        target=_watch_parent, args=(pipe, dismissed), name="mindspeed parent watch", daemon=True
     ).start()
-    output = adopt_parent_environment(birth)
+    output = adopt_parent_environment(setup)
     faulthandler.register(signal.SIGUSR2, file=output, all_threads=False)
     # A rank is a daemon so that the program's end ends it; daemons may not fork, but writers of checkpoints
     # and workers of data loaders are forks.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     try:
-        module, _, name = birth["target"].partition(":")
+        module, _, name = setup["target"].partition(":")
         function: Any = importlib.import_module(module)
         for part in name.split("."):
             function = getattr(function, part)
-        args = pickle.loads(birth["payload"])  # noqa: S301 - written by the parent of this process
+        args = pickle.loads(setup["payload"])  # noqa: S301 - written by the parent of this process
         message = pickle.dumps((True, function(*args)))
     except BaseException as error:
         details = traceback.format_exc()
@@ -429,14 +429,14 @@ def _child(birth: dict[str, Any], pipe: connection.Connection) -> None:
     except OSError:
         os._exit(1)
     # Peers may still be talking to this rank: its connections stay open until everybody is done.
-    told.wait()
+    dismissed.wait()
     os._exit(0)
 
 
-def _watch_parent(pipe: connection.Connection, told: threading.Event) -> None:
+def _watch_parent(pipe: connection.Connection, dismissed: threading.Event) -> None:
     """Wait for the parent's word that every rank is done; without a parent there is nothing to live for."""
     try:
         pipe.recv_bytes()
     except (EOFError, OSError):
         os._exit(1)
-    told.set()
+    dismissed.set()

@@ -1,4 +1,4 @@
-"""Looks a machine over before a training fails on it: versions, devices, limits, common mistakes.
+"""Checks of a machine before a training fails on it: versions, devices, limits, common mistakes.
 
 Every finding carries its remedy. The checks are functions from facts to findings, so that each mistake can be
 tested without making it; `collect` gathers the facts, torch's in a process of its own.
@@ -35,7 +35,7 @@ FURTHER_DISTRIBUTIONS = ("torch_npu", "transformer-engine", "apex", "flash-attn"
 
 @dataclass(frozen=True)
 class Facts:
-    """What the checks look at.
+    """The input of the checks.
 
     Attributes:
         python: version of the interpreter.

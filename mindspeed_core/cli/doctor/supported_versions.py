@@ -1,4 +1,4 @@
-"""What this release works with: a table of data.
+"""Supported versions of this release, as a table.
 
 ``mindspeed-features doctor`` compares it with what is installed, and the documentation prints it; nothing
 else in the project decides by version numbers.

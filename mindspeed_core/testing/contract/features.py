@@ -156,10 +156,10 @@ def _conflicts(contract: Contract, record: FeatureRecord) -> Iterator[str]:
         if not other:
             continue
         plan, problems = _planned(contract, (*scenario.flags, *other), scenario)
-        told = [p for p in problems if p.code in ("E-CONFLICT", "E-SLOT")]
+        reported = [p for p in problems if p.code in ("E-CONFLICT", "E-SLOT")]
         if plan is not None and feature.name in plan:
             yield f"its conflict with {' '.join(other)} never shows: both are active together"
-        elif plan is None and not told:
+        elif plan is None and not reported:
             first = str(problems[0]).splitlines()[0]
             yield f"its conflict with {' '.join(other)} is hidden behind another problem: {first}"
 

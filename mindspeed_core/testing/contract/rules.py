@@ -1,4 +1,4 @@
-"""What every rule of the contract is written with: the distribution under test, a check, a violation."""
+"""Building blocks of the contract's rules: the distribution under test, a check, a violation."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a short training left.
+    """The result of a short training.
 
     Attributes:
         loss: the reported losses of its step.
@@ -113,7 +113,7 @@ def _in_world(group: list[Side], size: int) -> dict[str, Trained]:
         except WorldError as error:
             ranks = [[Trained({}, error=str(error))]]
         for side, reports in zip(together, zip(*ranks)):
-            # The first rank that has something to say speaks for all.
+            # The first rank with an error reports it for all.
             results[side.subject] = next((r for r in reports if r.error or r.left), reports[0])
     return results
 

@@ -99,8 +99,8 @@ class Job:
 class _Program:
     """``mindspeed-train`` in a process that the fork server gave, with the heavy imports behind it."""
 
-    def __init__(self, birth: Mapping[str, Any]) -> None:
-        self._process = fork_server_process(_run_program, birth)
+    def __init__(self, setup: Mapping[str, Any]) -> None:
+        self._process = fork_server_process(_run_program, setup)
         self.pid: int = self._process.pid
 
     def wait(self, seconds: float) -> int | None:
@@ -114,12 +114,12 @@ class _Program:
         os.kill(self.pid, number)
 
 
-def _run_program(birth: Mapping[str, Any]) -> None:
-    adopt_parent_environment(birth)
-    limit = birth["largest_file"]
+def _run_program(setup: Mapping[str, Any]) -> None:
+    adopt_parent_environment(setup)
+    limit = setup["largest_file"]
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    sys.exit(import_module(birth["program"]).main(birth["flags"]))
+    sys.exit(import_module(setup["program"]).main(setup["flags"]))
 
 
 def start_job(
@@ -139,7 +139,7 @@ def start_job(
         program: another module with a ``main`` that takes flags, for instance ``torch.distributed.run``.
         environment: variables beside those of this process.
     """
-    birth = {
+    setup = {
         "environment": {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
         "path": sys.path,
         "directory": os.getcwd(),
@@ -148,12 +148,12 @@ def start_job(
         "program": program,
         "largest_file": largest_file,
     }
-    return Job(_Program(birth), output)
+    return Job(_Program(setup), output)
 
 
 @dataclass
 class KillReport:
-    """What became of a job whose workers were killed.
+    """The outcome of a job whose workers were killed.
 
     Attributes:
         kills: workers killed.
@@ -186,7 +186,7 @@ def kill_repeatedly(
         processes: workers.
         kills: how many times a worker is killed with SIGKILL.
         seed: of the moments and the victims.
-        longest_delay: seconds between the birth of the workers and the latest kill, whatever they do then:
+        longest_delay: seconds between the start of the workers and the latest kill, whatever they do then:
             start, train, save.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -42,7 +42,7 @@ class Call:
 
 @dataclass(frozen=True)
 class CallResult:
-    """What a call did.
+    """The record of one call.
 
     Attributes:
         results: the tensors it returned.

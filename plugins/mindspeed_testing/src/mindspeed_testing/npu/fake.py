@@ -47,7 +47,7 @@ class _NoDeviceStart(FakeTensorMode):
 
 
 class FakeNpu(TorchDispatchMode):
-    """What is under way inside `fake_npu`.
+    """The state inside `fake_npu`.
 
     Attributes:
         operations: how often each operation of the device and of torch.distributed ran:

@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
         check_stubbed()
         uses = api_uses(package_folders(config.getoption("--source")))
     except UserError as error:
-        # Not a usage error of pytest: it would be told after this process has ended.
+        # Not a usage error of pytest: it would be reported after this process has ended.
         pytest.exit(str(error), returncode=int(pytest.ExitCode.USAGE_ERROR))
     config.stash[_USES] = uses
     config.stash[_PROBLEMS] = []

@@ -1,4 +1,4 @@
-"""Which uses of torch_npu a test run reached.
+"""Uses of torch_npu that a test run reached.
 
 The interpreter reports every line of the files that use torch_npu while tests run, and nothing of other
 files. A call counts as run when its lines were entered and left without an exception, or when the stand-in
@@ -24,7 +24,7 @@ _Lines = Mapping[int, tuple[ApiUse, ...]]
 
 
 class ReachedUses:
-    """Watches which of ``uses`` run, between `start` and `stop`.
+    """A watch on the ``uses`` that run between `start` and `stop`.
 
     Attributes:
         reached: the calls that returned, or that the stand-in runtime refused.

@@ -1,4 +1,4 @@
-"""Where sources use torch_npu: every call and every mention, by file and line.
+"""Uses of torch_npu in sources: every call and every mention, by file and line.
 
 The sources are read, not imported. What is followed is what people write: imports in any scope, names bound
 to them, ``torch.npu``, ``torch.ops.npu``, and ``self.runtime()``, which a platform of ours answers with

@@ -1,4 +1,4 @@
-"""What shared libraries ask for and what they offer, as binutils and the loader report it."""
+"""Symbols that shared libraries need and offer, as binutils and the loader report them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """A whole model of real size on one rank of a world of any size, on tensors without values.
 
 A real session on the platform ``npu`` runs every stage up to the data; then one step's micro-batches run
-forward and backward through megatron-core's schedule. Collectives reach nobody, and questions to other ranks
-are answered as if they said what this one says. The update is left out: it decides by numbers that do not
-exist.
+forward and backward through megatron-core's schedule. Collectives do nothing, and every other rank is taken
+to hold what this one holds. The update is left out: it depends on values that do not exist.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What one step did on this rank.
+    """The record of one step on this rank.
 
     Attributes:
         operations: operations of the device, forward and backward, by name with overload.

@@ -40,7 +40,7 @@ def fake_world(size: int, rank: int = 0) -> Iterator[dist.ProcessGroup]:
 
 
 class _Named:
-    """What operators with built-in communication ask of a group's backend."""
+    """The part of a group's backend that operators with built-in communication use."""
 
     def __init__(self, group: str) -> None:
         self._group = group
