@@ -1,4 +1,4 @@
-"""The proof of a feature: train with and without it, compare everything, weigh what it should improve.
+"""Proof of a feature: train with and without it, compare everything, measure what it should improve.
 
 `mindspeed-features verify` and the tests of plugins run the same function.
 """
@@ -10,15 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_core.feature import Scenario
 from mindspeed_core.testing.training import SideResult, train_side
 from mindspeed_core.testing.worlds import WorldError
 
 if TYPE_CHECKING:
-    from mindspeed_core.feature import Feature, Gain, Scenario
+    from mindspeed_core.feature import Feature, Gain
     from mindspeed_core.testing.compare import Comparison
 
 REPLICA_TOLERANCE = 1e-6
-"""How far copies of one tensor on several ranks may be apart where the scenario's tolerance is smaller."""
+"""Allowed distance of copies of one tensor on several ranks, where the scenario's tolerance is smaller."""
 
 _TIMED_STEPS = 5
 
@@ -122,19 +123,7 @@ def verify(
     """
     name = feature.name
     try:
-        comparison, gains, side, baseline = _compare(
-            scenario.flags,
-            scenario.baseline,
-            world_size=scenario.world_size,
-            baseline_world_size=scenario.baseline_world_size,
-            steps=scenario.steps,
-            tolerance=scenario.tolerance,
-            gradients=scenario.compare_gradients,
-            gains=scenario.gains,
-            declarations=tuple(declarations),
-            platform=platform,
-            timeout=timeout,
-        )
+        comparison, gains, side, baseline = _compare(scenario, declarations, (), platform, timeout)
     except WorldError as error:
         return Verdict(name, scenario.name, passed=False, tolerance=scenario.tolerance, error=str(error))
     problem = ""
@@ -179,21 +168,18 @@ def assert_equivalent(
         AssertionError: with a report of the worst tensors.
         WorldError: a side cannot run.
     """
-    comparison, gains, _, _ = _compare(
-        tuple(flags),
-        tuple(baseline),
+    scenario = Scenario(
+        name=f"world {world_size}",
+        flags=tuple(flags),
+        baseline=tuple(baseline),
         world_size=world_size,
         baseline_world_size=baseline_world_size,
         steps=steps,
         tolerance=tolerance,
-        gradients=gradients,
-        gains=(),
-        declarations=tuple(declarations),
-        probes=tuple(probes),
-        platform=platform,
-        timeout=timeout,
+        compare_gradients=gradients,
     )
-    verdict = _verdict(" ".join(flags) or "no flags", f"world {world_size}", comparison, gains, "")
+    comparison, gains, _, _ = _compare(scenario, declarations, probes, platform, timeout)
+    verdict = _verdict(" ".join(flags) or "no flags", scenario.name, comparison, gains, "")
     if not verdict.passed:
         raise AssertionError(str(verdict))
     return verdict
@@ -203,40 +189,38 @@ _baselines: dict[tuple[Any, ...], SideResult] = {}
 
 
 def _compare(
-    flags: tuple[str, ...],
-    baseline_flags: tuple[str, ...],
-    *,
-    world_size: int,
-    baseline_world_size: int,
-    steps: int,
-    tolerance: float,
-    gradients: bool,
-    gains: Sequence[Gain],
-    declarations: tuple[str, ...],
+    scenario: Scenario,
+    declarations: Sequence[str],
+    probes: Sequence[str],
     platform: str | None,
     timeout: float,
-    probes: tuple[str, ...] = (),
 ) -> tuple[Comparison, tuple[GainResult, ...], SideResult, SideResult]:
-    timed = any(gain.measure == "step_seconds" for gain in gains)
+    timed = any(gain.measure == "step_seconds" for gain in scenario.gains)
     options: dict[str, Any] = {
-        "gradients": gradients,
-        "measure": any(gain.measure != "step_seconds" for gain in gains),
+        "gradients": scenario.compare_gradients,
+        "measure": any(gain.measure != "step_seconds" for gain in scenario.gains),
         "timed_steps": _TIMED_STEPS if timed else 0,
-        "declarations": declarations,
+        "declarations": tuple(declarations),
         "platform": platform,
     }
-    size = baseline_world_size or world_size
-    key = (baseline_flags, size, steps, *options.values())
+    size, steps = scenario.baseline_world_size or scenario.world_size, scenario.steps
+    key = (scenario.baseline, size, steps, *options.values())
     # A time is only comparable with one taken right before it.
     baseline = None if timed else _baselines.get(key)
     if baseline is None:
-        baseline = train_side(baseline_flags, size, steps, timeout=timeout, **options)
+        baseline = train_side(scenario.baseline, size, steps, timeout=timeout, **options)
         _baselines[key] = baseline
     side = train_side(
-        flags, world_size, steps, initial=baseline.initial, probes=probes, timeout=timeout, **options
+        scenario.flags,
+        scenario.world_size,
+        steps,
+        initial=baseline.initial,
+        probes=probes,
+        timeout=timeout,
+        **options,
     )
-    comparison = compare_sides(side, baseline, tolerance=tolerance)
-    return comparison, tuple(_gain(gain, side, baseline) for gain in gains), side, baseline
+    comparison = compare_sides(side, baseline, tolerance=scenario.tolerance)
+    return comparison, tuple(_gain(gain, side, baseline) for gain in scenario.gains), side, baseline
 
 
 def compare_sides(side: SideResult, baseline: SideResult, *, tolerance: float) -> Comparison:

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
@@ -40,10 +40,10 @@ PRELOAD = (
     "megatron.core.optimizer_param_scheduler",
     "megatron.core.pipeline_parallel",
 )
-"""What the fork server imports before its first child."""
+"""Imported by the fork server before its first child."""
 
 GRACE_SECONDS = 0.5
-"""How long the other ranks get to report after the first failure, to tell cause from consequence."""
+"""Time for the other ranks to report after the first failure, to find out which one caused the others."""
 
 _SECONDARY = (
     "Connection closed by peer",
@@ -178,7 +178,7 @@ def _target_name(function: Callable[..., Any] | str) -> str:
 
 
 class _Rank:
-    """The parent's view of one child."""
+    """One child, as the parent sees it."""
 
     def __init__(self, rank: int, process: Any, pipe: connection.Connection, output: Path) -> None:
         self.rank = rank
@@ -208,27 +208,21 @@ class _World:
         self.ranks: list[_Rank] = []
 
     def start(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        with _start_lock:
-            hidden = _HiddenMain()
-            try:
-                _start_fork_server(context)
-                for rank in range(self.size):
-                    mine, theirs = context.Pipe(duplex=True)
-                    output = self.directory / f"rank{rank}.txt"
-                    process = context.Process(
-                        target=_child,
-                        args=(self._birth(rank, str(output)), theirs),
-                        name=f"mindspeed rank {rank}",
-                        daemon=True,
-                    )
-                    process.start()
-                    theirs.close()
-                    self.ranks.append(_Rank(rank, process, mine, output))
-            finally:
-                hidden.restore()
+        with _fork_server() as context:
+            for rank in range(self.size):
+                mine, theirs = context.Pipe(duplex=True)
+                output = self.directory / f"rank{rank}.txt"
+                process = context.Process(
+                    target=_child,
+                    args=(self._setup(rank, str(output)), theirs),
+                    name=f"mindspeed rank {rank}",
+                    daemon=True,
+                )
+                process.start()
+                theirs.close()
+                self.ranks.append(_Rank(rank, process, mine, output))
 
-    def _birth(self, rank: int, output: str) -> dict[str, Any]:
+    def _setup(self, rank: int, output: str) -> dict[str, Any]:
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -285,7 +279,7 @@ class _World:
             message = rank.pipe.recv_bytes()
         except (EOFError, ConnectionResetError):
             rank.process.join(5.0)
-            return RankFailure(rank.rank, _how_it_died(rank.process.exitcode), rank.tail())
+            return RankFailure(rank.rank, _exit_reason(rank.process.exitcode), rank.tail())
         # The bytes come from a child of this process over a private pipe.
         good, content = pickle.loads(message)  # noqa: S301
         if good:
@@ -328,51 +322,47 @@ def fork_server_process(function: Callable[..., None], *args: Any) -> Any:
     Returns:
         The running ``multiprocessing`` process; it may have children and ends on its own.
     """
-    context = multiprocessing.get_context("forkserver")
-    with _start_lock:
-        hidden = _HiddenMain()
-        try:
-            _start_fork_server(context)
-            process = context.Process(target=function, args=args)
-            process.start()
-        finally:
-            hidden.restore()
+    with _fork_server() as context:
+        process = context.Process(target=function, args=args)
+        process.start()
     return process
 
 
-class _HiddenMain:
-    """Keeps multiprocessing from importing the program's main module in every child.
+@contextlib.contextmanager
+def _fork_server() -> Iterator[Any]:
+    """Yield the context of a fork server with the heavy imports done, to start processes in.
 
-    Functions are found by name, so that children need it only when it is the module asked for.
+    The server has one compute thread, since children inherit its OpenMP pool. The program's main module is
+    hidden from multiprocessing: children find functions by name, and import it only when it is asked for.
     """
-
-    def __init__(self) -> None:
-        self.main = sys.modules["__main__"]
-        sys.modules["__main__"] = ModuleType("__main__")
-
-    def restore(self) -> None:
-        sys.modules["__main__"] = self.main
-
-
-def _start_fork_server(context: Any) -> None:
-    """Start the server with the heavy imports; one compute thread, since children inherit its OpenMP pool."""
     from multiprocessing import forkserver
 
+    context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOAD))
     changed = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    before = {name: os.environ.get(name) for name in changed}
-    os.environ.update(changed)
-    try:
-        forkserver.ensure_running()
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    with _start_lock:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        before = {name: os.environ.get(name) for name in changed}
+        os.environ.update(changed)
+        try:
+            forkserver.ensure_running()
+            _restore_environment(before)
+            yield context
+        finally:
+            _restore_environment(before)
+            sys.modules["__main__"] = main
 
 
-def _how_it_died(code: int | None) -> str:
+def _restore_environment(before: Mapping[str, str | None]) -> None:
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _exit_reason(code: int | None) -> str:
     if code is None:
         return "closed its connection without a result"
     if code < 0:
@@ -381,7 +371,7 @@ def _how_it_died(code: int | None) -> str:
 
 
 def adopt_parent_environment(setup: Mapping[str, Any]) -> int:
-    """Give a forked process what its parent chose: environment, import path, folder and a file for output.
+    """Set the environment, import path, folder and output file that the parent chose for a forked process.
 
     Args:
         setup: ``environment``, ``path``, ``directory`` and the file ``output``.
@@ -428,13 +418,13 @@ def _child(setup: dict[str, Any], pipe: connection.Connection) -> None:
         pipe.send_bytes(message)
     except OSError:
         os._exit(1)
-    # Peers may still be talking to this rank: its connections stay open until everybody is done.
+    # Peers may still communicate with this rank: its connections stay open until all are done.
     dismissed.wait()
     os._exit(0)
 
 
 def _watch_parent(pipe: connection.Connection, dismissed: threading.Event) -> None:
-    """Wait for the parent's word that every rank is done; without a parent there is nothing to live for."""
+    """Wait until the parent says that every rank is done; end this process when the parent is gone."""
     try:
         pipe.recv_bytes()
     except (EOFError, OSError):
