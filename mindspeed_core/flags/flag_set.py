@@ -12,7 +12,7 @@ import re
 import shlex
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.discovery.entry_points import describe
@@ -42,6 +42,14 @@ if TYPE_CHECKING:
     from mindspeed_core.registry import Registry
 
 _NEGATIVE = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
+
+
+@dataclass
+class _Reading:
+    """The values read so far: destination to value and source, and the problems found."""
+
+    given: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
 
 
 class FlagSet:
@@ -168,8 +176,7 @@ class FlagSet:
         Args:
             argv: the arguments, without the program's name.
         """
-        problems: list[Problem] = []
-        given: dict[str, tuple[Any, str]] = {}
+        reading = _Reading()
         wants_help = False
         tokens = [str(token) for token in argv]
         position = 0
@@ -196,15 +203,15 @@ class FlagSet:
                     values.append(tokens[position])
                     position += 1
             if entry is None:
-                problems.append(self.unknown(option))
+                reading.problems.append(self.unknown(option))
                 continue
-            self._take(entry, option, values, bool(equals), given, problems)
+            self._take(entry, option, values, bool(equals), reading)
         if stray:
             shown = ", ".join(shown_value(token) for token in stray[:5])
-            problems.append(
+            reading.problems.append(
                 Problem("E-FLAG-VALUE", f"{shown}: belongs to no flag", "write the flag before its value")
             )
-        return self._finish(given, problems, wants_help)
+        return self._finish(reading, wants_help)
 
     def parse_mapping(self, values: Mapping[str, Any]) -> ParsedArguments:
         """Take arguments from a dictionary.
@@ -212,8 +219,7 @@ class FlagSet:
         Keys are option strings with or without dashes, or destinations; values have the flag's type or are
         the text one would type. ``None`` means not given, ``True`` for a switch means given.
         """
-        problems: list[Problem] = []
-        given: dict[str, tuple[Any, str]] = {}
+        reading = _Reading()
         by_dest = {entry.flag.dest: entry for entry in reversed(self._entries)}
         for key, value in values.items():
             text = str(key)
@@ -223,20 +229,19 @@ class FlagSet:
             )
             entry = self._by_option[option] if option else by_dest.get(bare.replace("-", "_"))
             if entry is None:
-                problems.append(self.unknown("--" + bare.replace("_", "-")))
+                reading.problems.append(self.unknown("--" + bare.replace("_", "-")))
                 continue
             if value is not None:
                 named = option or entry.flag.name
-                self._take_value(entry, named, value, bool(option), given, problems)
-        return self._finish(given, problems, False)
+                self._take_value(entry, named, value, bool(option), reading)
+        return self._finish(reading, False)
 
     def parse_namespace(self, namespace: Namespace) -> ParsedArguments:
         """Take arguments from somebody else's namespace: its foreign attributes are ignored.
 
         A value that equals the default counts as not given.
         """
-        problems: list[Problem] = []
-        given: dict[str, tuple[Any, str]] = {}
+        reading = _Reading()
         done: set[str] = set()
         for entry in self._entries:
             dest = entry.flag.dest
@@ -245,8 +250,8 @@ class FlagSet:
             done.add(dest)
             value = getattr(namespace, dest, None)
             if value is not None and _differ(value, self._defaults[dest]):
-                self._take_value(entry, entry.flag.name, value, False, given, problems)
-        return self._finish(given, problems, False)
+                self._take_value(entry, entry.flag.name, value, False, reading)
+        return self._finish(reading, False)
 
     def _take(
         self,
@@ -254,25 +259,26 @@ class FlagSet:
         option: str,
         values: list[str],
         inline: bool,
-        given: dict[str, tuple[Any, str]],
-        problems: list[Problem],
+        reading: _Reading,
     ) -> None:
         """Record the values typed after an option, or what is wrong with them."""
         flag = entry.flag
         if flag.is_switch:
             if inline:
-                problems.append(bad_value(option, values[0], "the flag is a switch and takes no value"))
+                reading.problems.append(
+                    bad_value(option, values[0], "the flag is a switch and takes no value")
+                )
             else:
-                given[flag.dest] = (not flag.inverts, f"flag {option}")
+                reading.given[flag.dest] = (not flag.inverts, f"flag {option}")
             return
         least, most = least_values(flag), most_values(flag)
         if len(values) < least or (most is not None and len(values) > most):
             wanted = arity(flag)
             shown = f"got {len(values)}" if values else "got none"
             remedy = f"write {option} {placeholder(flag)}; a value that begins with -- needs {option}=VALUE"
-            problems.append(Problem("E-FLAG-VALUE", f"takes {wanted}, {shown}", remedy, flag=option))
+            reading.problems.append(Problem("E-FLAG-VALUE", f"takes {wanted}, {shown}", remedy, flag=option))
             return
-        self._convert(entry, option, values, given, problems)
+        self._convert(entry, option, values, reading)
 
     def _take_value(
         self,
@@ -280,17 +286,16 @@ class FlagSet:
         option: str,
         value: Any,
         as_switch: bool,
-        given: dict[str, tuple[Any, str]],
-        problems: list[Problem],
+        reading: _Reading,
     ) -> None:
         """Record a Python value given for a flag, or what is wrong with it."""
         flag = entry.flag
         if flag.is_switch:
             truth = truth_of(value)
             if truth is None:
-                problems.append(bad_value(option, value, "the flag is a switch: True or False"))
+                reading.problems.append(bad_value(option, value, "the flag is a switch: True or False"))
             else:
-                given[flag.dest] = (truth != (bool(flag.inverts) and as_switch), f"flag {option}")
+                reading.given[flag.dest] = (truth != (bool(flag.inverts) and as_switch), f"flag {option}")
             return
         if flag.nargs is None or flag.nargs == "?":
             values = [value]
@@ -298,7 +303,7 @@ class FlagSet:
             try:
                 values = shlex.split(value)
             except ValueError as error:
-                problems.append(bad_value(option, value, str(error)))
+                reading.problems.append(bad_value(option, value, str(error)))
                 return
         elif isinstance(value, Iterable):
             values = list(value)
@@ -306,17 +311,16 @@ class FlagSet:
             values = [value]
         most = most_values(flag)
         if len(values) < least_values(flag) or (most is not None and len(values) > most):
-            problems.append(bad_value(option, value, f"takes {arity(flag)}"))
+            reading.problems.append(bad_value(option, value, f"takes {arity(flag)}"))
             return
-        self._convert(entry, option, values, given, problems)
+        self._convert(entry, option, values, reading)
 
     def _convert(
         self,
         entry: FlagEntry,
         option: str,
         values: Sequence[Any],
-        given: dict[str, tuple[Any, str]],
-        problems: list[Problem],
+        reading: _Reading,
     ) -> None:
         flag = entry.flag
         converted: list[Any] = []
@@ -324,24 +328,24 @@ class FlagSet:
             try:
                 result = typed(flag, value)
             except RefusedValue as error:
-                problems.append(bad_value(option, value, str(error)))
+                reading.problems.append(bad_value(option, value, str(error)))
                 return
             except Exception as error:
                 known = flag.type in (int, float)
                 detail = "" if known else f" ({describe(error)[:SHOWN]})"
-                problems.append(bad_value(option, value, f"not a {type_name(flag)}{detail}"))
+                reading.problems.append(bad_value(option, value, f"not a {type_name(flag)}{detail}"))
                 return
             if flag.choices and result not in flag.choices:
-                problems.append(bad_choice(entry.flag, option, value, result, self._registry))
+                reading.problems.append(bad_choice(entry.flag, option, value, result, self._registry))
                 return
             lost = self._lost(flag, option, result)
             if lost is not None:
-                problems.append(lost)
+                reading.problems.append(lost)
                 return
             converted.append(result)
         scalar = flag.nargs is None or flag.nargs == "?"
         final: Any = converted if not scalar else (converted[0] if converted else None)
-        given[flag.dest] = (final, f"flag {option}")
+        reading.given[flag.dest] = (final, f"flag {option}")
 
     def _lost(self, flag: Flag, option: str, value: Any) -> Problem | None:
         """Return the problem of a value that a package contributes and that cannot be loaded."""
@@ -356,9 +360,8 @@ class FlagSet:
         reason = str(record) if record is not None else f"{value!r} cannot be loaded"
         return Problem("E-BROKEN-PLUGIN", reason, record.remedy if record is not None else "", flag=option)
 
-    def _finish(
-        self, given: dict[str, tuple[Any, str]], problems: list[Problem], wants_help: bool
-    ) -> ParsedArguments:
+    def _finish(self, reading: _Reading, wants_help: bool) -> ParsedArguments:
+        given, problems = reading.given, reading.problems
         values: dict[str, Any] = {
             dest: list(default) if isinstance(default, list) else default
             for dest, default in self._defaults.items()

@@ -181,50 +181,38 @@ def _cpu_patches() -> tuple[Patch, ...]:
     calls = "mindspeed_core.platforms.cuda_calls:"
     arguments = "mindspeed_core.platforms.device_arguments:"
     emulated = {f"{module}:{name}": name for module, names in _CALLS.items() for name in names.split()}
-    found = [
-        Patch(target=target, new=calls + name, reason="megatron calls it for its device", required=False)
-        for target, name in (emulated | _OTHER_CALLS).items()
-    ]
     wrapped = {f"torch:{name}": "factory" for name in _FACTORIES.split()}
     wrapped |= {f"torch:Tensor.{name}": "factory" for name in _TENSOR_FACTORIES.split()}
-    found += [
-        Patch(
-            target=target,
-            new=arguments + name,
-            kind="wrap",
-            required=False,
-            reason="megatron names cuda in its source",
-        )
-        for target, name in (wrapped | _WRAPPED).items()
-    ]
-    found.append(
-        Patch(
-            target="megatron.core.transformer.moe.moe_utils:maybe_move_tensor_to_cpu",
-            new=arguments + "split_sizes_on_host",
-            kind="wrap",
-            required=False,
-            reason="split sizes that are on the host already must become numbers for gloo's all-to-all",
-        )
+    return (
+        *(
+            Patch(target=target, new=calls + name, reason="megatron calls it for its device", required=False)
+            for target, name in (emulated | _OTHER_CALLS).items()
+        ),
+        *(
+            _wrap(target, arguments + name, "megatron names cuda in its source")
+            for target, name in (wrapped | _WRAPPED).items()
+        ),
+        _wrap(
+            "megatron.core.transformer.moe.moe_utils:maybe_move_tensor_to_cpu",
+            arguments + "split_sizes_on_host",
+            "split sizes that are on the host already must become numbers for gloo's all-to-all",
+        ),
+        _wrap(
+            "megatron.core.tensor_parallel.mappings:_gather_along_first_dim",
+            "mindspeed_core.platforms.uneven_gather:gather_along_first_dim",
+            "gloo gathers only tensors of one size",
+        ),
+        _wrap(
+            "megatron.core.models.common.embeddings.yarn_rotary_pos_embedding:YarnRotaryEmbedding.__init__",
+            arguments + "frequencies_on_host",
+            "it makes a device of the number that stands for the current one",
+        ),
+        *WITHOUT_TE,
     )
-    found.append(
-        Patch(
-            target="megatron.core.tensor_parallel.mappings:_gather_along_first_dim",
-            new="mindspeed_core.platforms.uneven_gather:gather_along_first_dim",
-            kind="wrap",
-            required=False,
-            reason="gloo gathers only tensors of one size",
-        )
-    )
-    found.append(
-        Patch(
-            target="megatron.core.models.common.embeddings.yarn_rotary_pos_embedding:YarnRotaryEmbedding.__init__",
-            new=arguments + "frequencies_on_host",
-            kind="wrap",
-            required=False,
-            reason="it makes a device of the number that stands for the current one",
-        )
-    )
-    return (*found, *WITHOUT_TE)
+
+
+def _wrap(target: str, new: str, reason: str) -> Patch:
+    return Patch(target=target, new=new, kind="wrap", required=False, reason=reason)
 
 
 _PATCHES = _cpu_patches()
