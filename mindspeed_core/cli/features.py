@@ -133,7 +133,7 @@ def _load_foreign(name: str, claims: list[Source]) -> click.Command:
 )
 @click.version_option(mindspeed_core.__version__, prog_name=PROGRAM)
 def program() -> None:
-    """What is installed, what a command line would switch on, and whether it works on this machine.
+    """Show what is installed, what a command line would switch on, and whether it works on this machine.
 
     Exit status: 0 all right, 1 problems were found (each with its remedy), 2 wrong usage.
     """

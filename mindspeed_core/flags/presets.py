@@ -12,7 +12,7 @@ from mindspeed_core.flags.entries import FlagEntry
 from mindspeed_core.resolver.plan import Problem
 
 DEFAULT = "default"
-"""Where a value came from that nobody gave."""
+"""Provenance of a value that nobody gave."""
 
 
 def apply_presets(

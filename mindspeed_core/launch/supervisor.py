@@ -23,7 +23,7 @@ from typing import Any
 from mindspeed_core.launch import environment
 
 GRACE_SECONDS = 5.0
-"""How long the other workers get to say what happened when one only noticed another's failure."""
+"""Time for the other workers to report when one only noticed another's failure."""
 EXIT_PROBLEMS = 1
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
@@ -68,12 +68,12 @@ class _Worker:
     rank: int
     pid: int
     pipe: int
-    said: bytes = b""
+    received: bytes = b""
     status: int | None = None
     ended: float = 0.0
 
     def message(self) -> dict[str, Any] | None:
-        line, newline, _ = self.said.partition(b"\n")
+        line, newline, _ = self.received.partition(b"\n")
         return json.loads(line) if newline else None
 
 
@@ -133,7 +133,7 @@ class Supervisor:
                 print(f"stopped by {signal.Signals(self._stopping).name}", file=sys.stderr)
                 return 128 + self._stopping
             if not cause.worth_a_restart or restart == self.restarts:
-                self._say(cause, restart)
+                self._print_cause(cause, restart)
                 return EXIT_PROBLEMS
             restart += 1
             print(
@@ -185,7 +185,7 @@ class Supervisor:
                 for key, _ in selector.select(timeout):
                     data = _drain(key.fd)
                     if key.data is not None:
-                        key.data.said += data
+                        key.data.received += data
                         if not data:
                             selector.unregister(key.fd)
                 self._reap()
@@ -197,7 +197,7 @@ class Supervisor:
                     self._kill()
         failed = sorted((worker for worker in workers if worker.status), key=lambda worker: worker.ended)
         for worker in workers:
-            worker.said += _drain(worker.pipe)
+            worker.received += _drain(worker.pipe)
             os.close(worker.pipe)
         if not failed:
             return None
@@ -243,7 +243,7 @@ class Supervisor:
     def _who(self, cause: Cause) -> str:
         return f"rank {cause.rank} of {self.count}"
 
-    def _say(self, cause: Cause, restart: int) -> None:
+    def _print_cause(self, cause: Cause, restart: int) -> None:
         if cause.kind in ("killed", "silent"):
             spent = f"; --max-restarts {self.restarts} are used up" if restart else ""
             print(f"error: {self._who(cause)} {_headline(cause)}{spent}", file=sys.stderr, flush=True)
@@ -254,8 +254,8 @@ class Supervisor:
 
 
 _ORDER = ("hang", "killed", "explained", "unexpected", "silent", "consequence")
-"""Which failure counts as the cause: a worker that the others wait for or that was killed explains all
-others, one that only noticed a closed connection explains nothing."""
+"""Kinds of failure from cause to consequence: a worker that hangs or was killed explains all others, one that
+only noticed a closed connection explains nothing."""
 
 
 def _cause(worker: _Worker) -> Cause:

@@ -17,7 +17,7 @@ PACKAGES = ("torch", "megatron")
 _LAZY = ("torch.ops", "torch._ops", "torch.classes", "torch._classes")
 """Their attributes are made when somebody asks for them."""
 _FOUND_LATER = {("torch._opaque_base", "_FakeScriptObject_cls")}
-"""What torch looks up on first use and keeps, since importing it at once would be a cycle."""
+"""Attributes that torch fills on first use and keeps."""
 _COMPARED = (FunctionType, BuiltinFunctionType, type, staticmethod, classmethod, property)
 
 _CHANGING = object()

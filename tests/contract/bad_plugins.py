@@ -187,7 +187,7 @@ def install(site: Path) -> None:
     )
     _package(
         site,
-        "bad-surroundings",
+        "bad-providers",
         {
             "platforms.py": PLATFORM,
             "commands.py": "import click\n\ndef plain():\n    pass\n\n"
@@ -195,14 +195,14 @@ def install(site: Path) -> None:
         },
         {
             "mindspeed.platforms": {
-                "nameless": "bad_surroundings.platforms:Nameless",
-                "boastful": "bad_surroundings.platforms:Boastful",
-                "spilling": "bad_surroundings.platforms:Spilling",
+                "nameless": "bad_providers.platforms:Nameless",
+                "boastful": "bad_providers.platforms:Boastful",
+                "spilling": "bad_providers.platforms:Spilling",
             },
-            "mindspeed.hosts": {"absent": "bad_surroundings.nowhere:HOST"},
+            "mindspeed.hosts": {"absent": "bad_providers.nowhere:HOST"},
             "mindspeed.commands": {
-                "plain": "bad_surroundings.commands:plain",
-                "mute": "bad_surroundings.commands:mute",
+                "plain": "bad_providers.commands:plain",
+                "mute": "bad_providers.commands:mute",
             },
         },
         requires=("mindspeed-core",),

@@ -31,7 +31,7 @@ def site(tmp_path_factory):
 def checks(site):
     """Every check of the bad distributions, by its name."""
     found = {}
-    kinds = "features sessions surroundings extensible heavy load version"
+    kinds = "features sessions providers extensible heavy load version"
     for dist in (f"bad-{kind}" for kind in kinds.split()):
         found |= {str(check): check for check in all_checks(Contract.of(dist, platform="cpu"))}
     return found
@@ -62,11 +62,11 @@ def checks(site):
         ("platform-declared[nameless]", "it is like 'cqu', which is no installed platform"),
         ("platform-declared[nameless]", "it does not implement probe()"),
         ("platform-declared[boastful]", "probe() returns True, not an Availability"),
-        ("host-declared[absent]", "No module named 'bad_surroundings.nowhere'"),
+        ("host-declared[absent]", "No module named 'bad_providers.nowhere'"),
         ("command-declared[plain]", "not a click command"),
         ("command-declared[mute]", "it has no help"),
         ("requires-the-core[bad-heavy]", "does not require the core"),
-        ("requires-the-core[bad-surroundings]", "of any version"),
+        ("requires-the-core[bad-providers]", "of any version"),
         ("declarations-are-light[bad-heavy]", "imports numpy"),
         ("declarations-are-light[bad-heavy]", "bad_heavy/deep.py:1"),
         ("extensible-as-declared[bad-extensible]", "has no @hookspec bad_absent"),
@@ -120,7 +120,7 @@ def test_a_version_that_is_too_low_for_what_is_used_is_found(site, monkeypatch):
         check()
 
 
-def test_the_residue_of_nothing_is_nothing():
+def test_an_unchanged_process_shows_no_leak():
     before = ProcessState.now()
 
     assert ProcessState.now().left_since(before) == []

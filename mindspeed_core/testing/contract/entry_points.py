@@ -29,7 +29,7 @@ from mindspeed_core.registry import RegistryError
 from mindspeed_core.testing.contract.rules import Check, Contract, hold
 
 HEAVY = ("torch", "torch_npu", "megatron.core", "numpy", "pluggy", "triton")
-"""What loading a declaration must not import."""
+"""Packages that loading a declaration must not import."""
 
 
 def checks(contract: Contract) -> list[Check]:
@@ -112,7 +112,7 @@ def _light(contract: Contract) -> Iterator[str]:
 
 
 def _hook_interface(contract: Contract) -> Iterator[str]:
-    """What it states about the hook interface is true."""
+    """Its stated version of the hook interface has every stage and argument it uses."""
     for record in contract.features():
         for name, function in record.cls.hooks().items():
             needed = contract.registry.stages[name].needed(wanted_arguments(function))
