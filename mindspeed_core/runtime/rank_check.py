@@ -115,7 +115,7 @@ def ranks_agree(session: Session, dist_info: DistInfo, *, with_arguments: bool =
     facts = rank_facts(session)
     if not with_arguments:
         facts = {item: value for item, value in facts.items() if not item.startswith(_ARGUMENT)}
-    return agreed(store, dist_info.rank, dist_info.world_size, facts)
+    return facts_agree(store, dist_info.rank, dist_info.world_size, facts)
 
 
 def rank_facts(session: Session) -> dict[str, str]:
@@ -205,7 +205,7 @@ def _version(name: str) -> str:
     return installed_version(name) or _ABSENT
 
 
-def agreed(
+def facts_agree(
     store: Store, rank: int, world_size: int, facts: Mapping[str, str], timeout: timedelta = TIMEOUT
 ) -> bool:
     """Compare what the ranks run; collective over all ranks of the store.

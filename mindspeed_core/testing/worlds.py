@@ -27,20 +27,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-PRELOAD = (
-    "torch",
-    "torch.distributed",
-    "torch.utils._python_dispatch",
-    "megatron.core.models.gpt",
-    "megatron.core.models.gpt.gpt_layer_specs",
-    "megatron.core.datasets.gpt_dataset",
-    "megatron.core.dist_checkpointing",
-    "megatron.core.distributed",
-    "megatron.core.optimizer",
-    "megatron.core.optimizer_param_scheduler",
-    "megatron.core.pipeline_parallel",
-)
-"""Imported by the fork server before its first child."""
+PRELOAD = "mindspeed_core.testing.preload"
+"""The module that the fork server imports before its first child."""
 
 GRACE_SECONDS = 0.5
 """Time for the other ranks to report after the first failure, to find out which one caused the others."""
@@ -338,7 +326,7 @@ def _fork_server() -> Iterator[Any]:
     from multiprocessing import forkserver
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOAD))
+    context.set_forkserver_preload([PRELOAD])
     changed = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     with _start_lock:
         main = sys.modules["__main__"]

@@ -18,7 +18,7 @@ from mindspeed_core.discovery.host import HostDeclaration
 from mindspeed_core.feature import Feature, Flag
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.resolve import resolve
-from mindspeed_core.runtime.rank_check import agreed, check_ranks, rank_facts
+from mindspeed_core.runtime.rank_check import check_ranks, facts_agree, rank_facts
 
 WORLD = 4
 
@@ -69,7 +69,7 @@ SESSIONS = {f.__name__: f for f in (equal, other_version, other_version_on_rank_
 def compare(store, rank, scenario):
     facts = rank_facts(SESSIONS[scenario](rank))
     before = store.timeout
-    same = agreed(dist.PrefixStore(scenario, store), rank, WORLD, facts, timedelta(seconds=20))
+    same = facts_agree(dist.PrefixStore(scenario, store), rank, WORLD, facts, timedelta(seconds=20))
     assert store.timeout == before
     if same:
         leave_together(store, rank)
@@ -88,7 +88,7 @@ def silent(store, rank, scenario):
     if rank == 3:
         return 7
     facts = {"plan": "one"}
-    same = agreed(dist.PrefixStore(scenario, store), rank, WORLD, facts, timedelta(seconds=5))
+    same = facts_agree(dist.PrefixStore(scenario, store), rank, WORLD, facts, timedelta(seconds=5))
     return 0 if same else 1
 
 
