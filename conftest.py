@@ -1,0 +1,105 @@
+"""Where the time of a run goes: seconds by package, printed at the end and written to build/test-times.md."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent
+TABLE = ROOT / "build" / "test-times.md"
+FAMILY_SECONDS = 120.0
+"""The time of one family of plugins; what is longer is marked ``thorough``."""
+
+
+@dataclass
+class Spent:
+    """Tests of one package and their seconds."""
+
+    tests: int = 0
+    setup: float = 0.0
+    call: float = 0.0
+    teardown: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All phases together."""
+        return self.setup + self.call + self.teardown
+
+
+def package_of(test: str) -> str:
+    """Return the package of a test's id: a folder of tests/, or the folder of a plugin."""
+    parts = test.partition("::")[0].split("/")
+    if "tests" not in parts[1:]:
+        return "/".join(parts[:2])
+    return "/".join(parts[: parts.index("tests", 1)])
+
+
+def is_family(package: str) -> bool:
+    """Return whether a package has the budget of a family: those of plugins do."""
+    return package.startswith("plugins/")
+
+
+class TestTimes:
+    """Adds up the durations that pytest reports."""
+
+    __test__ = False
+
+    def __init__(self) -> None:
+        self.packages: dict[str, Spent] = defaultdict(Spent)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count one phase of one test."""
+        spent = self.packages[package_of(report.nodeid)]
+        spent.tests += report.when == "call"
+        setattr(spent, report.when, getattr(spent, report.when) + report.duration)
+
+    def table(self) -> list[str]:
+        """Return the table in Markdown, the longest package first."""
+        rows = sorted(self.packages.items(), key=lambda item: -item[1].total)
+        whole = Spent(*(sum(getattr(s, f) for _, s in rows) for f in ("tests", "setup", "call", "teardown")))
+        lines = [
+            f"| {'package':<38} | tests | set-up s | tests s | total s | share |",
+            f"|{'-' * 40}|------:|---------:|--------:|--------:|------:|",
+        ]
+        for name, spent in [*rows, ("all", whole)]:
+            share = spent.total / whole.total if whole.total else 0.0
+            lines.append(
+                f"| {name:<38} | {spent.tests:5d} | {spent.setup:8.1f} | {spent.call + spent.teardown:7.1f} "
+                f"| {spent.total:7.1f} | {share:5.0%} |"
+            )
+        return lines
+
+    def too_long(self) -> list[str]:
+        """Return a warning for each family above its budget."""
+        return [
+            f"{name} took {spent.total:.0f} s of the {FAMILY_SECONDS:.0f} s of a family: share worlds, or mark "
+            "the longest tests thorough"
+            for name, spent in sorted(self.packages.items())
+            if is_family(name) and spent.total > FAMILY_SECONDS
+        ]
+
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter, config: pytest.Config
+    ) -> None:
+        """Print the table, keep it in a file, and warn of a family that is too long."""
+        if not self.packages:
+            return
+        lines = self.table()
+        terminalreporter.section("time by package")
+        for line in lines:
+            terminalreporter.write_line(line)
+        if "thorough" not in (config.option.markexpr or "").replace("not thorough", ""):
+            for warning in self.too_long():
+                terminalreporter.write_line(f"WARNING: {warning}", yellow=True)
+        TABLE.parent.mkdir(exist_ok=True)
+        TABLE.write_text("\n".join(lines) + "\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure, unless a test started this run."""
+    if "PYTEST_CURRENT_TEST" not in os.environ:
+        config.pluginmanager.register(TestTimes(), "test-times")
