@@ -80,6 +80,17 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def affected(session: nox.Session) -> None:
+    """The tests of what changed since main, or since the commit after ``--``, by import."""
+    install_for_tests(session)
+    command = ("python", str(ROOT / "tools" / "affected_tests.py"), *session.posargs)
+    chosen = str(session.run(*command, silent=True)).split()
+    session.log(f"{len(chosen)} files of tests:\n" + "\n".join(chosen))
+    if chosen:
+        session.run("pytest", *chosen, env=THREADS)
+
+
+@nox.session
 def npu_conformance(session: nox.Session) -> None:
     """NPU branches of the core and every plugin, on stand-ins for the device; needs gcc and binutils."""
     install(session, "torch_npu==2.13.0", "pytest>=8")

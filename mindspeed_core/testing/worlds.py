@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-PRELOAD = "mindspeed_core.testing.preload"
+PRELOAD = f"{__package__}.preload"
 """The module that the fork server imports before its first child."""
 
 GRACE_SECONDS = 0.5
