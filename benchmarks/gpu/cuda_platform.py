@@ -20,6 +20,9 @@ from mindspeed_core.testing.training import train_side
 from mindspeed_core.testing.verify import assert_equivalent, compare_sides
 
 _MIB = 2**20
+_SECONDS = 60.0
+"""After which a training that hangs is given up."""
+
 _FUSED = ("--use-fused-rmsnorm", "--use-fused-swiglu", "--use-flash-attn")
 _LLAMA = (*"--normalization RMSNorm --swiglu --disable-bias-linear --position-embedding-type rope".split(),)
 
@@ -45,17 +48,17 @@ def measure(report: Report) -> None:
 def trainings(report: Report) -> None:
     """Compare trainings on the device with those on CPU, and with themselves."""
     with report.check("a forked rank trains on the device"):
-        side = train_side(_LLAMA, 1, 2, platform=report.platform)
+        side = train_side(_LLAMA, 1, 2, platform=report.platform, timeout=_SECONDS)
     if report.rows[-1]["passed"]:
         with report.check("float32 training equals the one on CPU") as found:
-            other = train_side(_LLAMA, 1, 2, initial=side.initial, platform="cpu")
+            other = train_side(_LLAMA, 1, 2, initial=side.initial, platform="cpu", timeout=_SECONDS)
             comparison = compare_sides(side, other, tolerance=1e-3)
             found["largest_error"] = comparison.largest
             assert comparison.equal, [str(difference) for difference in comparison.failures()[:5]]
     with report.check("deterministic algorithms give equal bits twice"):
         flags = (*_LLAMA, *_FUSED, "--npu-deterministic")
-        first = train_side(flags, 1, 3, platform=report.platform)
-        second = train_side(flags, 1, 3, initial=first.initial, platform=report.platform)
+        first = train_side(flags, 1, 3, platform=report.platform, timeout=_SECONDS)
+        second = train_side(flags, 1, 3, initial=first.initial, platform=report.platform, timeout=_SECONDS)
         comparison = compare_tensors(
             second.parameters.tensors, first.parameters.tensors, tolerance=0.0, what="parameters"
         )
@@ -63,7 +66,11 @@ def trainings(report: Report) -> None:
     with report.check("bfloat16 with a distributed optimizer equals one without"):
         bf16 = (*_LLAMA, "--bf16")
         assert_equivalent(
-            (*bf16, "--use-distributed-optimizer"), bf16, tolerance=2e-2, platform=report.platform
+            (*bf16, "--use-distributed-optimizer"),
+            bf16,
+            tolerance=2e-2,
+            platform=report.platform,
+            timeout=_SECONDS,
         )
 
 

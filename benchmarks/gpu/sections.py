@@ -33,7 +33,7 @@ SECTIONS = (
     Section(
         "attention",
         "attention_errors",
-        180,
+        240,
         "errors of fused attention and of context parallelism's block kernels, forward and gradients, "
         "against float64, and which kernel computed them",
     ),
@@ -54,7 +54,7 @@ SECTIONS = (
     Section(
         "features",
         "feature_proofs",
-        420,
+        360,
         "every proof of the features of kernels, profile and context parallelism that fits the GPUs at hand: "
         "losses, gradients and parameters with and without the feature",
     ),
