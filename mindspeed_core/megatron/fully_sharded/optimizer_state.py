@@ -18,6 +18,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.megatron.fully_sharded.parts import described, take
 from mindspeed_core.megatron.optimizer_chain import matching, saved_groups
+from mindspeed_core.megatron.unwrap import unwrap
 
 _FORMAT = "fully_reshardable"
 _MAIN = "param"
@@ -73,7 +74,7 @@ def load_state(inner: Any, state: Mapping[str, Any]) -> None:
     step = _load_groups(inner, saved_groups(state))
     for index, chunk in enumerate(inner.model_chunks):
         chunk.hold_parts()
-        parts = dict(_model(chunk).named_parameters())
+        parts = dict(unwrap(chunk).named_parameters())
         for name, loaded in state["param_state"][index].items():
             for key, tensor in loaded.items():
                 part = parts.get(key)
@@ -86,12 +87,6 @@ def load_state(inner: Any, state: Mapping[str, Any]) -> None:
         chunk.take_over_parts()
 
 
-def _model(chunk: Any) -> Any:
-    while hasattr(chunk, "module"):
-        chunk = chunk.module
-    return chunk
-
-
 def _tensor(inner: Any, name: str) -> Callable[[Any], Any]:
     if name == _MAIN:
         return lambda part: part
@@ -102,7 +97,7 @@ def _chunk_state(
     inner: Any, chunk: Any, name: str, metadata: Mapping[str, Any], is_loading: bool
 ) -> dict[str, Any]:
     chunk.hold_parts()
-    model, tensor = _model(chunk), _tensor(inner, name)
+    model, tensor = unwrap(chunk), _tensor(inner, name)
 
     def value(part: Any) -> torch.Tensor | None:
         found = tensor(part)
