@@ -5,10 +5,9 @@ The number of patches is a figure that the project publishes; fewer is better.
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import click
 
+from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import HostDeclaration
 from mindspeed_core.feature import Patch
 from mindspeed_core.terminal.training_flags import (
@@ -62,8 +61,7 @@ def command(host: str, platform: str | None, verbose: bool, as_json: bool, flags
 def _of_host(host: HostDeclaration, stages: set[str], platform: str) -> list[Patch]:
     found = list(host.patches)
     if host.on_demand:
-        module, _, name = host.on_demand.partition(":")
-        found += getattr(import_module(module), name)(stages, platform)
+        found += load_object(host.on_demand)(stages, platform)
     return found
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
-from typing import Any
 
+from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.terminal.errors import guarded
 
@@ -55,13 +54,8 @@ def _run_command(arguments: Sequence[str]) -> int:
         print(f"mindspeed-train: no command {name!r}{hint}", file=sys.stderr)
         return 2
     quieten()
-    command = _load(commands[name][0])
+    command = load_object(commands[name][0])
     return guarded(lambda: command.main(arguments[1:], f"mindspeed-train {name}", standalone_mode=False))
-
-
-def _load(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
 
 
 def _help() -> int:
@@ -95,7 +89,7 @@ def _train(arguments: Sequence[str]) -> int:
         if session.args.plan_only:
             return _print_plan(arguments)
         with session:
-            _load(session.host.train)(session)
+            load_object(session.host.train)(session)
     except KeyboardInterrupt:
         if not worker.supervised():
             print("interrupted", file=sys.stderr)

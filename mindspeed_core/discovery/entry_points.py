@@ -75,11 +75,16 @@ class Source:
 
     def load(self) -> Any:
         """Import the module and return the object."""
-        module, _, attribute = self.value.partition(":")
-        loaded: Any = import_module(module.strip())
-        for part in filter(None, attribute.partition("[")[0].strip().split(".")):
-            loaded = getattr(loaded, part)
-        return loaded
+        return load_object(self.value.partition("[")[0])
+
+
+def load_object(path: str) -> Any:
+    """Import what ``"module:attribute"``, or ``"module"`` alone, names."""
+    module, _, attribute = path.partition(":")
+    loaded: Any = import_module(module.strip())
+    for part in filter(None, attribute.strip().split(".")):
+        loaded = getattr(loaded, part)
+    return loaded
 
 
 def sources(group: str) -> list[Source]:

@@ -6,7 +6,6 @@ on further ones still, so that no measurement shows in another.
 
 from __future__ import annotations
 
-import importlib
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
@@ -165,7 +165,7 @@ def train_rank(request: SideRequest) -> RankRecord:
         list(request.flags),
         platform=request.platform,
         registry=_registry(request.declarations),
-        extra_plugins=(probe, *(_named(path)() for path in request.probes)),
+        extra_plugins=(probe, *(load_object(path)() for path in request.probes)),
         host=DEFAULT_HOST,
     )
     try:
@@ -319,12 +319,4 @@ def _registry(declarations: Sequence[str]) -> Registry | None:
         return None
     from mindspeed_core.registry import Registry
 
-    return Registry.of([_named(path) for path in declarations])
-
-
-def _named(path: str) -> Any:
-    module, _, name = path.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
+    return Registry.of([load_object(path) for path in declarations])

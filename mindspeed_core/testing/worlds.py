@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import importlib
 import io
 import multiprocessing
 import os
@@ -26,6 +25,8 @@ from multiprocessing import connection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from mindspeed_core.discovery.entry_points import load_object
 
 PRELOAD = f"{__package__}.preload"
 """The module that the fork server imports before its first child."""
@@ -391,10 +392,7 @@ def _child(setup: dict[str, Any], pipe: connection.Connection) -> None:
     # and workers of data loaders are forks.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     try:
-        module, _, name = setup["target"].partition(":")
-        function: Any = importlib.import_module(module)
-        for part in name.split("."):
-            function = getattr(function, part)
+        function = load_object(setup["target"])
         args = pickle.loads(setup["payload"])  # noqa: S301 - written by the parent of this process
         message = pickle.dumps((True, function(*args)))
     except BaseException as error:

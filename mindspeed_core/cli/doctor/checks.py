@@ -14,13 +14,13 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.cli.doctor.probe import MARK
 from mindspeed_core.cli.doctor.supported_versions import PYTHON, TABLE, matches, same_release
+from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST, ERROR, NOTE, OK, WARNING, Finding
 from mindspeed_core.errors import UserError
 
@@ -99,8 +99,7 @@ def _of_host(registry: Registry, host: str) -> tuple[Finding, ...]:
     """Return the findings of the host's own checks; one that is not installed is reported elsewhere."""
     with suppress(UserError):
         declared = registry.host(host).doctor
-        module, _, name = declared.partition(":")
-        return tuple(getattr(import_module(module), name)()) if declared else ()
+        return tuple(load_object(declared)()) if declared else ()
     return ()
 
 
