@@ -48,7 +48,7 @@ def checks(contract: Contract) -> list[Check]:
 
 
 def _loads(contract: Contract) -> Iterator[str]:
-    """Everything the distribution announces can be loaded and is declared soundly."""
+    """Check that everything the distribution announces loads and is declared soundly."""
     for broken in contract.registry.broken:
         if broken.dist == contract.dist:
             what = f"feature {broken.feature}" if broken.feature else f"entry point {broken.entry_point}"
@@ -56,7 +56,7 @@ def _loads(contract: Contract) -> Iterator[str]:
 
 
 def _requires_the_core(contract: Contract) -> Iterator[str]:
-    """Installing it installs the core."""
+    """Check that its metadata requires the core."""
     wanted = [Requirement(text) for text in distribution(contract.dist).requires or ()]
     mine = [found for found in wanted if canonicalize_name(found.name) == "mindspeed-core"]
     if not mine and contract.dist != "mindspeed-core":
@@ -93,7 +93,7 @@ print("FOUND" + json.dumps({name: found[name] for name in heavy if name in sys.m
 
 
 def _light(contract: Contract) -> Iterator[str]:
-    """Loading declarations, platforms and hosts imports neither torch nor megatron."""
+    """Check that loading declarations, platforms and hosts imports neither torch nor megatron."""
     targets = [s.value for group in (FEATURES, PLATFORMS, HOSTS) for s in contract.sources(group)]
     request = json.dumps([sys.path, targets, HEAVY])
     done = subprocess.run(
@@ -112,7 +112,7 @@ def _light(contract: Contract) -> Iterator[str]:
 
 
 def _hook_interface(contract: Contract) -> Iterator[str]:
-    """Its stated version of the hook interface has every stage and argument it uses."""
+    """Check that its stated hook interface has every stage and argument it uses."""
     for record in contract.features():
         for name, function in record.cls.hooks().items():
             needed = contract.registry.stages[name].needed(wanted_arguments(function))
@@ -124,7 +124,7 @@ def _hook_interface(contract: Contract) -> Iterator[str]:
 
 
 def _extensible(contract: Contract) -> Iterator[str]:
-    """Stages and extension points that it publishes are what its declarations say."""
+    """Check that stages and extension points it publishes are what its declarations say."""
     for source in contract.sources(FEATURES):
         try:
             declared = iterate(source.load())
@@ -184,7 +184,7 @@ _OWN_METHODS = ("probe", "memory_allocated", "peak_memory", "total_memory")
 
 
 def _platform(contract: Contract, name: str) -> Iterator[str]:
-    """A platform loads, answers `probe` and implements what the base class cannot."""
+    """Check that a platform loads, answers `probe` and implements what the base class cannot."""
     try:
         platform = contract.registry.platform(name)
     except RegistryError as error:
@@ -216,7 +216,7 @@ def _probe(platform: type[Platform]) -> Iterator[str]:
 
 
 def _host(contract: Contract, name: str) -> Iterator[str]:
-    """A host loads, and so do its flags."""
+    """Check that a host and its flags load."""
     try:
         host = contract.registry.host(name)
         contract.registry.host_flags(name)
@@ -230,7 +230,7 @@ def _host(contract: Contract, name: str) -> Iterator[str]:
 
 
 def _command(contract: Contract, name: str) -> Iterator[str]:
-    """A sub-command is a click command with help."""
+    """Check that a sub-command is a click command with help."""
     import click
 
     (source,) = (found for found in contract.sources(COMMANDS) if found.name == name)

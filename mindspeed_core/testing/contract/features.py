@@ -38,7 +38,7 @@ def checks(contract: Contract) -> list[Check]:
 
 
 def _page(contract: Contract, record: FeatureRecord) -> Iterator[str]:
-    """The feature has a page in its package that explains every flag."""
+    """Check that the feature has a page in its package that explains every flag."""
     feature = record.cls
     package, _, relative = feature.docs.partition(":")
     if not relative:
@@ -57,14 +57,14 @@ def _page(contract: Contract, record: FeatureRecord) -> Iterator[str]:
 
 
 def _flags_documented(contract: Contract, record: FeatureRecord) -> Iterator[str]:
-    """Every flag says in ``--help`` what it does."""
+    """Check that every flag has a help text."""
     for flag in record.cls.flags:
         if not flag.help.strip():
             yield f"{flag.name} has no help text: Flag({flag.name!r}, help=…)"
 
 
 def _platforms_known(contract: Contract, record: FeatureRecord) -> Iterator[str]:
-    """The platforms it lists exist."""
+    """Check that the platforms it lists exist."""
     installed = set(contract.registry.platform_names())
     for name in sorted({*record.cls.platforms}.union(*(s.platforms for s in record.cls.verify))):
         if name not in installed:
@@ -77,7 +77,7 @@ def _platforms_known(contract: Contract, record: FeatureRecord) -> Iterator[str]
 
 
 def _names_known(contract: Contract, record: FeatureRecord) -> Iterator[str]:
-    """Flags and features that it requires or excludes exist, and each says why."""
+    """Check that flags and features it requires or excludes exist, each with a reason."""
     feature, features = record.cls, contract.registry.features
     flags = flag_set(contract.registry, DEFAULT_HOST)
     kinds: tuple[tuple[str, Sequence[Requirement | Conflict]], ...] = (
@@ -117,7 +117,7 @@ def _options(flags: FlagSet) -> Iterable[str]:
 
 
 def _patches(contract: Contract, record: FeatureRecord) -> Iterator[str]:
-    """Every patch says which versions it was written for."""
+    """Check that every patch states the versions it was written for."""
     for patch in record.cls.patches:
         if not patch.versions:
             yield (
@@ -127,7 +127,7 @@ def _patches(contract: Contract, record: FeatureRecord) -> Iterator[str]:
 
 
 def _proofs(contract: Contract, record: FeatureRecord) -> Iterator[str]:
-    """It carries proofs, and each of them switches the feature on, on one side only."""
+    """Check that it has proofs, and that each switches the feature on, on one side only."""
     feature = record.cls
     if not feature.verify:
         yield "it carries no proof: verify = (Scenario(…),); users run it with mindspeed-features verify"
@@ -145,7 +145,7 @@ def _proofs(contract: Contract, record: FeatureRecord) -> Iterator[str]:
 
 
 def _conflicts(contract: Contract, record: FeatureRecord) -> Iterator[str]:
-    """A conflict shows when it should, and goes away when the user drops the other side."""
+    """Check that a conflict shows when it should, and ends when the user drops the other side."""
     feature = record.cls
     scenario = next(contract.runs_here(feature), None)
     if scenario is None:

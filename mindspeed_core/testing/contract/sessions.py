@@ -161,7 +161,7 @@ def _train(flags: tuple[str, ...], platform: str) -> Trained:
 
 
 def _closes_clean(sessions: _Sessions, subject: str) -> None:
-    """A training with the feature leaves torch, megatron and the environment as they were."""
+    """Check that a training with the feature leaves torch, megatron and environment as they were."""
     report = sessions[subject]
     if report.error:
         raise Violation(f"a step of training with {subject} fails:\n{report.error}")
@@ -194,7 +194,7 @@ def _platform_checks(contract: Contract) -> Iterator[Check]:
 
 
 def _platform_trains(sessions: _Sessions, name: str) -> None:
-    """A model trains on the platform, its figures name their source, and closing leaves nothing behind."""
+    """Check that a model trains on the platform, figures name their source, and nothing leaks."""
     _closes_clean(sessions, name)
     report = sessions[name]
     bad = {key: loss for key, loss in report.loss.items() if not math.isfinite(loss)}
@@ -208,7 +208,7 @@ def _platform_trains(sessions: _Sessions, name: str) -> None:
 
 
 def _proof(feature: type[Feature], scenario: Scenario, platform: str) -> None:
-    """The proof passes on this machine."""
+    """Check that the proof passes on this machine."""
     from mindspeed_core.testing.verify import verify
 
     verdict = verify(feature, scenario, platform=platform)
