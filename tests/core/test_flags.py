@@ -1,4 +1,4 @@
-"""Reading command lines: every mistake at once, values with their origin, flags shared between owners."""
+"""Command lines: every mistake at once, values with their origin, flags shared between owners."""
 
 import json
 import subprocess

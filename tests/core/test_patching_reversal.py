@@ -1,4 +1,4 @@
-"""What the cpu platform changes is taken back exactly, whether megatron or the session came first."""
+"""Patches of the cpu platform are taken back exactly, whether megatron or the session came first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is installed, and that one broken plugin never takes others down."""
+"""Installed features, hosts and platforms; one broken plugin never takes others down."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What is active, in which order and why, or every reason against it."""
+"""Plans: active features with order and reason, or every problem."""
 
 import random
 import subprocess

@@ -25,7 +25,7 @@ SEPARATOR = "7"
 
 
 class DenseMask:
-    """What toy-documents describes, as a dense mask for megatron-core's own attention."""
+    """Return what toy-documents describes as a dense mask for megatron-core's own attention."""
 
     @hookimpl(wrapper=True)
     def get_batch(self):

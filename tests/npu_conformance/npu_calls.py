@@ -1,4 +1,4 @@
-"""What a call must hold, and that a failure says what was wrong."""
+"""Checks of a call, and their messages."""
 
 from __future__ import annotations
 

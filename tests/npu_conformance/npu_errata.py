@@ -1,4 +1,4 @@
-"""Where torch_npu 2.13.0 is wrong or surprising; a test that fails here says that a release has mended it."""
+"""Errors and surprises of torch_npu 2.13.0; a test that fails here means that a release has fixed one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the stand-in libraries are made from, on a small library instead of torch_npu."""
+"""Symbols and sources of the stand-in libraries, on a small library instead of torch_npu."""
 
 from __future__ import annotations
 
