@@ -22,4 +22,6 @@ def argument_error(args: Namespace, flag: str, reason: str, remedy: str = "") ->
         remedy: the way out.
     """
     value = getattr(args, flag.removeprefix("--").replace("-", "_"), None)
+    if isinstance(value, (list, tuple)):
+        value = " ".join(map(str, value))
     return ArgumentError(flag, None if isinstance(value, bool) else value, reason, remedy)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from mindspeed_core.errors import ArgumentError
 from mindspeed_core.hosts.standalone.arguments.errors import argument_error, option
 from mindspeed_core.hosts.standalone.arguments.experts import derive_experts
 from mindspeed_core.hosts.standalone.arguments.refusals import check_refused
@@ -310,9 +309,9 @@ def _derive_recompute(args: Namespace) -> None:
     modules = args.recompute_modules or ()
     if args.recompute_granularity == "selective" and "mlp" in modules and args.add_bias_linear:
         # The bias leaves the checkpointed function as it is, becomes its result, and backward never ends.
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--recompute-modules",
-            " ".join(modules),
             "megatron-core recomputes a dense MLP with a bias for ever",
             "add --disable-bias-linear, or leave mlp out",
         )

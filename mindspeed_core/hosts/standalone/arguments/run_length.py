@@ -57,20 +57,20 @@ def derive_batch(args: Namespace) -> None:
     if args.global_batch_size is None:
         args.global_batch_size = unit
     args.num_microbatches = args.global_batch_size // unit
-    for size, flag, value in _batch_sizes(args):
+    for size, flag in _batch_sizes(args):
         if size % unit:
-            raise ArgumentError(
+            raise argument_error(
+                args,
                 flag,
-                value,
                 f"a batch of {size} is not divisible by micro-batch x data-parallel = "
                 f"{args.micro_batch_size} x {args.data_parallel_size} = {unit}",
                 f"use multiples of {unit}",
             )
         pp = args.pipeline_model_parallel_size
         if args.virtual_pipeline_model_parallel_size is not None and (size // unit) % pp:
-            raise ArgumentError(
+            raise argument_error(
+                args,
                 flag,
-                value,
                 f"a batch of {size} gives {size // unit} micro-batches; an interleaved pipeline needs a "
                 f"multiple of {pp}",
             )
@@ -93,16 +93,14 @@ def derive_schedule(args: Namespace) -> None:
         raise argument_error(args, "--train-samples", "--train-iters is given too", "keep one")
     by_samples = bool(args.train_samples)
     for name in _BY_STEPS if by_samples else (*_BY_SAMPLES, "rampup_batch_size"):
-        value = getattr(args, name)
-        if value:
-            shown = " ".join(map(str, value)) if isinstance(value, list) else value
+        if getattr(args, name):
             kind, other = ("--train-samples", "samples") if by_samples else ("--train-iters", "iters")
             remedy = (
                 "count the run with --train-samples"
                 if name == "rampup_batch_size"
                 else f"use {option(name.rpartition('_')[0])}-{other}"
             )
-            raise ArgumentError(option(name), shown, f"the run is counted by {kind}", remedy)
+            raise argument_error(args, option(name), f"the run is counted by {kind}", remedy)
     batch = 1 if by_samples else args.global_batch_size
     kind = "samples" if by_samples else "iters"
     if by_samples:
@@ -166,21 +164,21 @@ def _whole_run(args: Namespace) -> tuple[int, int]:
     return steps + constant, consumed + constant * args.global_batch_size
 
 
-def _batch_sizes(args: Namespace) -> Iterator[tuple[int, str, object]]:
-    yield args.global_batch_size, "--global-batch-size", args.global_batch_size
+def _batch_sizes(args: Namespace) -> Iterator[tuple[int, str]]:
+    """Yield every batch size of the run and the flag that it comes from."""
+    yield args.global_batch_size, "--global-batch-size"
     if not args.rampup_batch_size:
         return
     start, increment, samples = args.rampup_batch_size
-    shown = " ".join(map(str, args.rampup_batch_size))
     if start < 1 or increment < 1 or samples < 1:
-        raise ArgumentError("--rampup-batch-size", shown, "has a number below 1")
+        raise argument_error(args, "--rampup-batch-size", "has a number below 1")
     grown = args.global_batch_size - start
     if grown <= 0 or grown % increment:
-        raise ArgumentError(
+        raise argument_error(
+            args,
             "--rampup-batch-size",
-            shown,
             f"steps of {increment} do not lead from {start} to --global-batch-size {args.global_batch_size}",
             "start below it, and choose an increment that divides the difference",
         )
     for size in range(start, args.global_batch_size, increment):
-        yield size, "--rampup-batch-size", shown
+        yield size, "--rampup-batch-size"
