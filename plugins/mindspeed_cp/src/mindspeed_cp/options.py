@@ -13,7 +13,7 @@ from mindspeed_cp.planner_choice import planned
 
 @dataclass(frozen=True)
 class CPOptions:
-    """The choices of a run by its flags; made once for a session and handed on whole.
+    """The choices of a run by its flags; handed on whole.
 
     Attributes:
         grid: how ranks are arranged, and which tokens they own.
@@ -45,7 +45,7 @@ class CPOptions:
 
 
 def cp_options(args: Namespace) -> CPOptions:
-    """Build the record from validated arguments."""
+    """Build the record from validated arguments; equal arguments give equal records."""
     return CPOptions(
         grid=_grid(args),
         kv_cache=args.context_parallel_kv_cache_policy,

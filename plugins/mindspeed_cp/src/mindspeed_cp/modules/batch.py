@@ -20,7 +20,7 @@ from mindspeed_cp.engine.layout import Layout
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.planners import layout_of
 from mindspeed_cp.modules.rules import rules_of
-from mindspeed_cp.modules.state import session_options
+from mindspeed_cp.options import cp_options
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Batch, Run
@@ -59,7 +59,7 @@ def split_batch(run: Run, batch: Batch, microbatch: int) -> Batch:
         UserError: the sequence cannot be cut so.
     """
     args = run.args
-    grid = session_options(run.session, args).grid
+    grid = cp_options(args).grid
     rules, stated = rules_of(run, batch)
     if args.seq_length < 2 * grid.ranks:
         raise UserError(

@@ -24,8 +24,7 @@ from mindspeed_cp.engine.scores import Dropout
 from mindspeed_cp.modules.batch import SplitBatch
 from mindspeed_cp.modules.members import members_of
 from mindspeed_cp.modules.softmax_offset import add_offset, sharded_offset
-from mindspeed_cp.modules.state import session_options
-from mindspeed_cp.options import CPOptions
+from mindspeed_cp.options import CPOptions, cp_options
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
@@ -183,7 +182,7 @@ class SplitCoreAttention(MegatronModule):
 def place_attention(session: Session, args: Namespace, spec: Any, owner: str) -> Any:
     """Return the tree with `SplitCoreAttention` in every attention."""
     editor = SpecEditor(spec, owner=owner, session=session)
-    asked, options = session.plan.arguments, session_options(session, args)
+    asked, options = session.plan.arguments, cp_options(args)
     params = {
         "band": attention_flags.band(asked, args.seq_length),
         "slopes": _slopes(args.num_attention_heads) if attention_flags.alibi(asked) else None,

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_core.errors import UserError
 from mindspeed_cp.engine.attention import Members
 from mindspeed_cp.engine.planners import RING
-from mindspeed_cp.modules.state import session_options
-from mindspeed_cp.options import CPOptions
+from mindspeed_cp.options import CPOptions, cp_options
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -45,7 +44,7 @@ def create_groups(session: Session, args: Namespace, pg: Any) -> None:
             f"megatron-core have {pg.cp.size()} ranks; give initialize_model_parallel the same "
             "context_parallel_size"
         )
-    for name, parts in group_parts(session_options(session, args)).items():
+    for name, parts in group_parts(cp_options(args)).items():
         session.groups.split(name, pg.cp, parts)
 
 
