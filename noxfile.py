@@ -28,7 +28,7 @@ OF_THE_NEWEST = (
     "tests/host/test_model_arguments.py",
     "tests/host/test_models.py",
     "tests/host/test_flops.py",
-    "tests/host/test_watching.py::test_a_timer_counts_milliseconds_per_step_and_starts_again",
+    "tests/host/test_monitoring.py::test_a_timer_counts_milliseconds_per_step_and_starts_again",
     # Without TransformerEngine 0.15 cannot write the optimizer layout of these checkpoints.
     "tests/host/test_checkpoint_megatron_lm.py",
     # Corrections of Megatron-FSDP are those of 0.16.

@@ -21,8 +21,7 @@ from mindspeed_cp.engine.planners import Grid
 from mindspeed_cp.features import DECLARATIONS, ContextParallel
 from mindspeed_cp.modules.loss import over_the_sequence
 from mindspeed_cp.modules.members import group_parts
-from mindspeed_cp.modules.state import session_options
-from mindspeed_cp.options import CPOptions
+from mindspeed_cp.options import CPOptions, cp_options
 
 
 def test_the_declaration_is_sound():
@@ -154,13 +153,12 @@ def test_an_interval_picks_the_layers_that_keep(interval, layers):
     assert [layer for layer in range(1, 5) if options.kept(layer) == "keys"] == layers
 
 
-def test_the_options_of_a_session_are_built_once():
+def test_the_options_follow_the_arguments():
     args = plan_for(["--context-parallel-size", "2"], host="standalone", platform="cpu")[1].args
-    states = {}
-    session = SimpleNamespace(state=lambda record: states.setdefault(record, record()))
-    options = session_options(session, args)
-    assert options.grid == Grid(2)
-    assert session_options(session, args) is options
+    assert cp_options(args) == cp_options(args)
+    assert cp_options(args).grid == Grid(2)
+    args.context_parallel_size = 4
+    assert cp_options(args).grid == Grid(4)
 
 
 def uneven_losses():

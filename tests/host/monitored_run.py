@@ -23,7 +23,7 @@ class LateBatches:
         return (yield)
 
 
-def train_watched(folder):
+def train_monitored(folder):
     watching = (
         "--log-throughput --peak-tflops 2 --timing-log-level 2 --log-straggler --log-interval 2 "
         "--eval-iters 3 --eval-interval 3 --platform cpu"

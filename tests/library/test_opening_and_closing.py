@@ -227,7 +227,7 @@ def refused():
 def test_what_cannot_work_is_said_and_leaves_the_session_open():
     (((second, flags, stage), still),) = run_world(refused, 1)
     assert "another mindspeed session is open" in second
-    assert "test_lifetime.py" in second, "the message locates the first session"
+    assert "test_opening_and_closing.py" in second, "the message locates the first session"
     assert "'perhaps'" in flags
     assert "build_optimizer" in stage
     assert still

@@ -306,7 +306,7 @@ def test_a_terminal_without_progress_has_plain_lines(tmp_path):
 def watched(tmp_path_factory):
     """A training on two ranks with everything measured; the second rank's batches come late."""
     folder = tmp_path_factory.mktemp("watched")
-    run_world("watched_run:train_watched", 2, str(folder))
+    run_world("monitored_run:train_monitored", 2, str(folder))
     return folder
 
 
