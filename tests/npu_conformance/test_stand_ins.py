@@ -137,7 +137,7 @@ def test_a_folder_without_libraries_is_not_torch_npu(tmp_path):
 
 
 def test_a_process_without_stand_ins_is_told_how_to_start():
-    with pytest.raises(UserError, match=r"python -m mindspeed_core\.testing\.npu PATHS"):
+    with pytest.raises(UserError, match=r"python -m mindspeed_testing\.npu PATHS"):
         stubs.check_stubbed({})
 
 
