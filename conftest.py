@@ -1,4 +1,4 @@
-"""Where the time of a run goes: seconds by package, printed at the end and written to build/test-times.md."""
+"""Report the time of a run by package, at its end and in build/test-times.md."""
 
 from __future__ import annotations
 

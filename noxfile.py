@@ -34,7 +34,7 @@ OF_THE_NEWEST = (
     # Corrections of Megatron-FSDP are those of 0.16.
     "tests/host/test_megatron_fsdp.py",
 )
-"""What an older megatron-core is not held to."""
+"""Tests that an older megatron-core is not held to."""
 THREADS = {"OMP_NUM_THREADS": "1"}
 
 
@@ -102,7 +102,7 @@ def npu_conformance(session: nox.Session) -> None:
 
 @nox.session
 def thorough(session: nox.Session) -> None:
-    """What the suite leaves out for its length: every proof of every feature, more pairs of layouts."""
+    """Run what the suite leaves out for its length: every proof of every feature, more pairs of layouts."""
     install_for_tests(session)
     session.run("pytest", "-m", "thorough", *session.posargs, env=THREADS)
 
@@ -138,7 +138,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def gpu(session: nox.Session) -> None:
-    """What only a CUDA device shows, in 25 minutes; without one, a listing of what would run."""
+    """Run what only a CUDA device shows, in 25 minutes; without one, list what would run."""
     install(session)
     session.run("python", str(ROOT / "benchmarks" / "gpu" / "run.py"), *session.posargs)
 

@@ -28,7 +28,7 @@ PARTS: dict[str, Callable[[], Any]] = {
 
 
 def verdicts(results: dict[str, Any]) -> dict[str, tuple[str, bool]]:
-    """What the counts say against their bounds, in one sentence each."""
+    """Compare the counts with their bounds, in one sentence each."""
     found: dict[str, tuple[str, bool]] = {}
     if "sent_bytes" in results:
         exact = sum(row["exact"] for row in results["sent_bytes"])

@@ -1,4 +1,4 @@
-"""What split attention sends, keeps and computes: counted on worlds of processes and on fake tensors.
+"""Count what split attention sends, keeps and computes, on worlds of processes and on fake tensors.
 
 Nothing here is a time: the numbers are the same on every machine.
 """
@@ -125,7 +125,7 @@ def sent_bytes() -> list[dict[str, Any]]:
 
 
 def order_on_one_rank(ranks: int) -> list[list[tuple[str, int]]]:
-    """What a ring did, forward and backward, in order."""
+    """Record the calls of a ring, forward and backward, in order."""
     dist.init_process_group("gloo")
     grid = Grid(ranks)
     members, rules = members_of(grid), rules_of("causal")

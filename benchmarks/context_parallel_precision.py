@@ -1,4 +1,4 @@
-"""How precise gradients of keys are after a ring of many ranks, in bfloat16.
+"""Measure the precision of key gradients after a ring of many ranks, in bfloat16.
 
 The ring's own executor runs, each rank a thread of this process and every transfer a copy, so that 32 ranks
 need no 32 processes.

@@ -101,7 +101,7 @@ def _torchs_own(whole: list[Tensor]) -> dict[str, Any]:
 
 
 def _is_right(output: Tensor, inputs: list[Tensor]) -> bool:
-    """Whether the rows of this rank, in torch's zigzag, are those of one process."""
+    """Return whether the rows of this rank, in torch's zigzag, are those of one process."""
     expected = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=True)
     parts = expected.chunk(2 * dist.get_world_size(), dim=2)
     mine = torch.cat((parts[dist.get_rank()], parts[-1 - dist.get_rank()]), dim=2)

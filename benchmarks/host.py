@@ -63,7 +63,7 @@ def medians(turns: Sequence[Seconds]) -> Seconds:
 
 
 def compare_saves(steps: int, interval: int) -> dict[str, dict[str, float]]:
-    """What saves add to a turn: ``interval`` steps, with the call in the first of them.
+    """Measure what saves add to a turn: ``interval`` steps, with the call in the first of them.
 
     A whole turn belongs to one training, so an asynchronous save has no idle machine to write on.
     """

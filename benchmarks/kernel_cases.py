@@ -1,4 +1,4 @@
-"""What `kernels.py` measures: our operator beside what megatron-core does without it, on equal tensors."""
+"""Cases of `kernels.py`: our operator beside what megatron-core does without it, on equal tensors."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ def accumulation() -> Iterator[Case]:
 
 
 def dispatch() -> Iterator[Case]:
-    """What choosing a backend costs per call: an operator that does nothing against the function itself."""
+    """Time the choice of a backend per call: an operator that does nothing against the function itself."""
     from mindspeed_kernels.ops import rms_norm
 
     x, gamma = torch.randn(2, 8), torch.ones(8)
@@ -331,4 +331,4 @@ FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
     "grouped": grouped,
     "accumulation": accumulation,
 }
-"""What is measured, by name."""
+"""Cases by name."""

@@ -1,4 +1,4 @@
-"""What `kernels.py` measures where there is a CUDA device: our operators beside those of other packages."""
+"""Cases of `kernels.py` on a CUDA device: our operators beside those of other packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Setting:
-    """Where the cases run and how large they are.
+    """Device and size of the cases.
 
     Attributes:
         device: type of device; anything but ``cuda`` only runs the code.
@@ -43,7 +43,7 @@ _PACKAGES = {"liger_kernel": "Liger-Kernel", "flash_attn": "FlashAttention"}
 
 
 def absent() -> dict[str, str]:
-    """What cannot be measured or compared here, and why."""
+    """Cases that cannot be measured or compared here, with the reason."""
     found = {name: "not installed" for package, name in _PACKAGES.items() if find_spec(package) is None}
     if not torch.cuda.is_available():
         found["CUDA"] = "no device"
@@ -167,4 +167,4 @@ CUDA_FAMILIES: dict[str, Callable[..., Iterator[Case]]] = {
     "rotary": rotations,
     "attention": attentions,
 }
-"""What is measured on a CUDA device, by name."""
+"""Cases on a CUDA device, by name."""

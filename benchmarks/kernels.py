@@ -1,4 +1,4 @@
-"""What the fused operators cost against what megatron-core does without them, both sides in turns.
+"""Time the fused operators against what megatron-core does without them, both sides in turns.
 
 One thread, CPU seconds, the best of several rounds; peak memory is the growth of the process. Each row
 states the bound it is held to. Beside it stands how near our side comes to what the machine does at best:

@@ -1,4 +1,4 @@
-"""What the kernels' features do to a whole training: seconds per step and most tensor bytes.
+"""Measure a whole training with the kernels' features: seconds per step and most tensor bytes.
 
 A LLaMA-like model is trained by the host twice, step by step in turns, without any feature and with norms,
 activations and attention fused. Bytes are those of tensors alive during forward and backward, counted exactly

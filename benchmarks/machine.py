@@ -1,4 +1,4 @@
-"""Where a benchmark ran, and where its JSON goes."""
+"""Name the machine of a benchmark, and write its JSON."""
 
 from __future__ import annotations
 

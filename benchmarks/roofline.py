@@ -1,4 +1,4 @@
-"""What this machine can do at best, and how near to that each operation of a computation comes.
+"""Measure the best this machine can do, and how near to it each operation of a computation comes.
 
 The best of a machine is measured: products per second by dtype, bytes copied per second from memory and
 inside of the cache. A computation is then taken apart into the operations that torch runs for it, each with
@@ -21,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 
 @dataclass
 class Spent:
-    """What one kind of operation took in a computation."""
+    """Time and size of one kind of operation in a computation."""
 
     times: int = 0
     seconds: float = 0.0
@@ -31,7 +31,7 @@ class Spent:
 
 @dataclass
 class Best:
-    """What the machine does at best on one thread.
+    """Best figures of the machine on one thread.
 
     Attributes:
         flop: products and sums per second of a large product, by dtype.
@@ -120,7 +120,7 @@ def _moved(values: Any) -> int:
 
 
 def taken_apart(function: Callable[[], object], rounds: int = 3) -> dict[str, Spent]:
-    """What the operations of a call took, of the quickest round; the longest first."""
+    """Return the operations of a call in its quickest round, longest first."""
     found: list[dict[str, Spent]] = []
     for _ in range(rounds):
         with TakenApart() as mode:

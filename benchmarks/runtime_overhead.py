@@ -1,4 +1,4 @@
-"""What the runtime costs: training through the stages against a hand-written megatron-core loop.
+"""Time training through the stages against a hand-written megatron-core loop.
 
 A hand-written loop and the host take turns on one model, in one process, step by step, so that whatever the
 machine does meets both; once without features and once with 20 that wrap stages and do nothing. Besides: one

@@ -1,4 +1,4 @@
-"""What starting costs: from the command to the first step, over the bare imports of torch and megatron-core.
+"""Time the start from the command to the first step, over the bare imports of torch and megatron-core.
 
 Three programs take turns: an interpreter that imports torch and megatron-core, ``mindspeed-train`` with a
 small model up to its first logged step, and ``mindspeed-features plan`` with the same flags. The bound is on

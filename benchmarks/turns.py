@@ -26,7 +26,7 @@ LONGEST_TURN = 300.0
 
 
 class Seconds(NamedTuple):
-    """How long a turn took."""
+    """Duration of a turn."""
 
     wall: float
     cpu: float
@@ -90,7 +90,7 @@ def now() -> Seconds:
 
 
 def since(begin: Seconds) -> Seconds:
-    """What has passed since `now` gave ``begin``."""
+    """Return the time since `now` gave ``begin``."""
     ended = now()
     return Seconds(ended.wall - begin.wall, ended.cpu - begin.cpu)
 

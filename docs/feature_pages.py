@@ -155,7 +155,7 @@ def _options(flags: Sequence[str]) -> list[str]:
 
 
 def feature_rows(dist: str, feature: type[Feature]) -> list[tuple[str, str]]:
-    """What a feature declares, leaving out what it does not."""
+    """List what a feature declares, leaving out what it does not."""
     stages = [
         f"{code(stage)} ({'wraps' if function.mindspeed_impl['wrapper'] else 'replaces'})"  # type: ignore[attr-defined]
         for stage, function in feature.hooks().items()

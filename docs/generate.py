@@ -340,7 +340,7 @@ def megatron_lm_page(registry: Registry) -> str:
 
 
 def megatron_lm_stages_page(registry: Registry) -> str:
-    """Which function of Megatron-LM stands for each stage, and how it is reached."""
+    """List the function of Megatron-LM behind each stage, and how it is reached."""
     known = [stage.__name__ for name in STAGE_MODULES for stage in stages_of(import_module(name))]
     rows = []
     for stage in known:

@@ -1,4 +1,4 @@
-"""What became of each flag of MindSpeed, the monolithic library.
+"""The place of each flag of MindSpeed, the monolithic library.
 
 ``mindspeed.json`` holds facts: which option strings its release branches define. Where a flag is found
 here follows from the declarations of this repository and from the announced packages; only what has another
@@ -34,7 +34,7 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Successor:
-    """What took the place of flags.
+    """Substitute of flags.
 
     Attributes:
         status: `RENAMED` or `GONE`.
@@ -119,7 +119,7 @@ SUCCESSORS = (
 
 @dataclass(frozen=True)
 class Answer:
-    """Where one flag of MindSpeed is found here."""
+    """Name the place of one flag of MindSpeed here."""
 
     option: str
     branches: tuple[str, ...]

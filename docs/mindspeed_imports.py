@@ -1,4 +1,4 @@
-"""What to import instead of MindSpeed's modules.
+"""Imports that take the place of MindSpeed's modules.
 
 The operators that MindSpeed's branches define are facts in ``mindspeed.json``; whether an operator is here is
 read from the sources of this repository's plugins, without importing them.

@@ -22,7 +22,7 @@ RECORDS = Path(__file__).resolve().parent / "proofs"
 
 
 def identity(scenario: Scenario) -> dict[str, Any]:
-    """What makes a proof the same proof."""
+    """Return the key by which two proofs are the same."""
     return {
         "flags": list(scenario.flags),
         "baseline": list(scenario.baseline),
@@ -34,7 +34,7 @@ def identity(scenario: Scenario) -> dict[str, Any]:
 
 
 def recorded(feature: type[Feature]) -> tuple[Mapping[str, Any], dict[str, Mapping[str, Any]]]:
-    """Where the proofs of a feature were run, and the result of each that is still declared as it was run."""
+    """Return the machine of a feature's proofs, and the results of those still declared as they were run."""
     path = RECORDS / f"{feature.name}.json"
     if not path.is_file():
         return {}, {}
@@ -47,7 +47,7 @@ def recorded(feature: type[Feature]) -> tuple[Mapping[str, Any], dict[str, Mappi
 
 
 def verdicts(name: str) -> dict[str, Any]:
-    """What ``mindspeed-features verify NAME --json`` says.
+    """Return what ``mindspeed-features verify NAME --json`` prints.
 
     Raises:
         SystemExit: it printed no result.

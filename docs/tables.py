@@ -29,7 +29,7 @@ def codes(texts: Iterable[object]) -> str:
 
 
 def flag_table(flags: Iterable[Flag]) -> list[str]:
-    """What each flag takes, its default and its meaning."""
+    """List the value, default and meaning of each flag."""
     return table(
         ("flag", "value", "default", "meaning"),
         ((codes(flag.options), flag_value(flag), flag_default(flag), flag.help) for flag in flags),
@@ -37,7 +37,7 @@ def flag_table(flags: Iterable[Flag]) -> list[str]:
 
 
 def flag_value(flag: Flag) -> str:
-    """What a flag takes."""
+    """Describe the value of a flag."""
     if flag.is_switch:
         return "switch"
     kind = codes(flag.choices) if flag.choices else flag.type.__name__

@@ -9,9 +9,9 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.errors import UserError
 from mindspeed_core.flags.flag_set import DEFAULT, FlagSet, ParsedArguments, flag_set
 from mindspeed_core.platforms.selection import choose_platform
@@ -204,8 +204,7 @@ def assemble(
         host: the host's declaration, which names the session's class.
         extra_plugins: further objects with hook implementations, outermost.
     """
-    module, _, name = (host.session or "mindspeed_core.session:Session").partition(":")
-    kind: type[Session] = getattr(import_module(module), name)
+    kind: type[Session] = load_object(host.session or "mindspeed_core.session:Session")
     return kind(
         plan,
         args,

@@ -1,4 +1,4 @@
-"""What is installed: features, slots, stages, hosts, platforms and extension points, through entry points.
+"""Installed features, slots, stages, hosts, platforms and extension points, read from entry points.
 
 One broken plugin never takes others down: what cannot be loaded or is declared wrongly becomes a
 `BrokenPlugin` record, and only asking for it is an error. Declarations are imported here, implementations are
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -30,6 +29,7 @@ from mindspeed_core.discovery.entry_points import (
     damaged,
     describe,
     iterate,
+    load_object,
     sources,
 )
 from mindspeed_core.discovery.extensions import Extensions, not_installed
@@ -69,7 +69,7 @@ class FeatureRecord:
 
 
 class Registry:
-    """What is installed; immutable apart from hosts, platforms and extensions, which load on first use."""
+    """Everything installed; immutable apart from hosts, platforms and extensions, which load on first use."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class Registry:
 
     @property
     def broken(self) -> tuple[BrokenPlugin, ...]:
-        """What is installed but cannot be used."""
+        """Installed features and packages that cannot be used."""
         return tuple(self._broken)
 
     @property
@@ -256,14 +256,14 @@ class Registry:
         """
         host = self.host(name)
         try:
-            return tuple(_attribute(host.flags)()) if host.flags else ()
+            return tuple(load_object(host.flags)()) if host.flags else ()
         except (Exception, SystemExit) as error:
             raise RegistryError(f"host {name!r}: its flags cannot be loaded: {describe(error)}") from error
 
     def why_absent(self, host: str, option: str) -> str:
         """Why an installed host lacks a flag; empty when it does not say."""
         declared = self.host(host).absent
-        return str(_attribute(declared)(option)) if declared else ""
+        return str(load_object(declared)(option)) if declared else ""
 
     def _load_one(self, kind: str, name: str, found: Mapping[str, list[Source]]) -> Any:
         claimed = found.get(name)
@@ -393,8 +393,3 @@ def _by_name(found: Sequence[Source]) -> dict[str, list[Source]]:
     for source in found:
         named.setdefault(source.name, []).append(source)
     return named
-
-
-def _attribute(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import pluggy
 
 from mindspeed_core import hooks
-from mindspeed_core.discovery.entry_points import describe
+from mindspeed_core.discovery.entry_points import describe, load_object
 from mindspeed_core.discovery.host import HostDeclaration
 from mindspeed_core.errors import SessionError, UserError
 from mindspeed_core.feature import PROJECT, Feature, StageSpecs, hookimpl
@@ -183,11 +183,7 @@ class Session:
         self.ledger.apply(self.plan.patches)
         self._register(self.platform, f"platform {self.platform.name}", type(self.platform).__module__)
         for path in self.host.stages:
-            module, _, attribute = path.partition(":")
-            plugin: Any = import_module(module)
-            if attribute:
-                plugin = getattr(plugin, attribute)
-            self._register(plugin, f"host {self.host.name}, {path}", module)
+            self._register(load_object(path), f"host {self.host.name}, {path}", path.partition(":")[0])
         for index, plugin in enumerate(self._extra_plugins):
             self._register(plugin, f"extra {index} {type(plugin).__qualname__}", type(plugin).__module__)
 
@@ -284,7 +280,11 @@ class Session:
             if self._manager is None:
                 raise SessionError(f"stage {stage}: the session is closed")
             active = {feature.name for feature in self._feature_classes}
-            removed = [plugin for name, plugin in self._plugin_names.items() if name in active]
+            removed = [
+                plugin
+                for name, plugin in self._plugin_names.items()
+                if name in active or plugin in self._extra_plugins
+            ]
             caller = self._manager.subset_hook_caller(stage, removed)
             self._defaults[stage] = caller
         return caller(session=self, **arguments)

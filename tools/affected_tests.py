@@ -25,7 +25,7 @@ _DOTTED = re.compile(r"[A-Za-z_]\w*(?:[.:][A-Za-z_]\w*)+")
 
 
 class Imports:
-    """Which files of a repository import which; paths are relative, with slashes.
+    """Imports among the files of a repository; paths are relative, with slashes.
 
     Args:
         sources: text of every Python file by path.

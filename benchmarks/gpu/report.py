@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass
 class Report:
-    """What a section measures, and the terms it measures under.
+    """Measurements of a section, and the terms they were taken under.
 
     Attributes:
         path: the JSON file.

@@ -56,7 +56,7 @@ print(json.dumps({"gpus": count, "reason": reason, "missing": missing}))
 
 @dataclass(frozen=True)
 class Machine:
-    """What a run can use.
+    """Resources of a run.
 
     Attributes:
         gpus: number of visible GPUs.

@@ -83,7 +83,7 @@ class Walks(Dataset[dict[str, torch.Tensor]]):
         self.tokens = torch.stack(columns, dim=1)
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of samples."""
         return len(self.tokens)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:

@@ -34,7 +34,7 @@ ACTOR = {"use_flash_attn": True, "use_fused_rmsnorm": True, "use_fused_swiglu": 
 
 @dataclass(frozen=True)
 class Rollouts:
-    """What an update learns from.
+    """Samples that an update learns from.
 
     Attributes:
         tokens: prompts and responses ``[b, s]``.

@@ -1,4 +1,4 @@
-"""What every host needs of megatron-core: configuration, layers, data parallelism, optimizer state, schedule.
+"""Parts of megatron-core that every host needs: configuration, layers, data parallelism, optimizer, schedule.
 
 Hosts build on these parts and never on each other.
 """

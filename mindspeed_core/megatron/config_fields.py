@@ -1,4 +1,4 @@
-"""What the configuration classes of the installed megatron-core declare, read from their source.
+"""Fields of the configuration classes of the installed megatron-core, read from their source.
 
 Importing the classes would import torch, which the command line and planning do without. The field part of
 each class is parsed instead: names, annotations, literal defaults, the option names megatron-core gives some

@@ -30,7 +30,7 @@ _HEADINGS = {
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a field's flag differs from what the rules would make of it; None keeps the rule's choice.
+    """Difference between a field's flag and what the rules would make of it; None keeps the rule's choice.
 
     Attributes:
         name: the option string.

@@ -217,7 +217,7 @@ BATCH_FLAGS = grouped(
         help="Let the dataset build a dense attention mask; otherwise attention is causal.",
     ),
 )
-"""What a batch holds: whether attention gets a mask, and over what, decides which attention fits."""
+"""Flags of batches: they decide whether attention gets a mask, and over what."""
 
 TRAINING_FLAGS = (*_MODEL, *_PARALLEL, *_TRAINING, *_OPTIMIZER)
 

@@ -1,4 +1,4 @@
-"""What megatron-core keeps in module globals while it is initialised, and how it is forgotten.
+"""State that megatron-core keeps in module globals, and how it is reset.
 
 A second run in one process (a test, a notebook, a reinforcement-learning loop) initialises megatron again and
 must find it as it was at import. Only modules that are loaded are touched.

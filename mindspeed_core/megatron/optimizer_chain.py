@@ -13,7 +13,7 @@ from typing import Any
 from mindspeed_core.errors import CheckpointError
 
 IDENTIFIERS = ("wd_mult", "lr_mult", "is_decoupled_lr")
-"""What tells groups of parameters apart; whether they are experts is left out, see above."""
+"""Keys that tell groups of parameters apart; whether they are experts is left out, see above."""
 _BESIDE = ("grad_scaler", "param_state_sharding_type")
 
 

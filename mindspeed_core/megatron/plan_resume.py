@@ -1,4 +1,4 @@
-"""Whether a run may go on from a checkpoint that another plan has written."""
+"""Check of a checkpoint's plan against that of the run that resumes it."""
 
 from __future__ import annotations
 

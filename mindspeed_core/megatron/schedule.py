@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _MicroBatches:
-    """How many micro-batches of the current step each chunk has begun, by virtual pipeline stage."""
+    """Number of micro-batches of the current step that each chunk has begun, by virtual pipeline stage."""
 
     begun: dict[int | None, int] = field(default_factory=dict)
 

@@ -65,7 +65,7 @@ class Platform:
     preference: ClassVar[int] = 0
     """``auto`` takes the available platform with the highest preference."""
     collectives_asynchronous: ClassVar[bool] = False
-    """Whether a collective proceeds beside computation without occupying the compute units."""
+    """True where a collective proceeds beside computation without occupying the compute units."""
     distributions: ClassVar[Sequence[str]] = ()
     """Distributions whose versions take part in the cross-rank check."""
 

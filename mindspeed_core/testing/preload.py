@@ -1,4 +1,4 @@
-"""What a fork server imports before its first child: torch, megatron-core and the standalone host.
+"""Imports of the fork server before its first child: torch, megatron-core and the standalone host.
 
 Plugins are not among it: one that starts a device's runtime when it is imported would break every fork.
 """

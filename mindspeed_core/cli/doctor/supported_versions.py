@@ -105,7 +105,7 @@ TRIALS = (
         "every use of torch_npu: arguments, shapes, gradients, with a stand-in for CANN; no kernel",
     ),
 )
-"""What is not listed was not run: nothing on a CUDA device or an NPU, no other Python."""
+"""Combinations that were run; none on a CUDA device or an NPU, and on no other Python."""
 
 
 def matches(version: str, versions: str) -> bool:

@@ -56,7 +56,7 @@ class CommandLine:
 
     @property
     def provenance(self) -> Mapping[str, str]:
-        """Where each value came from: ``"flag --x"``, ``"preset NAME"`` or ``"default"``."""
+        """Origin of each value: ``"flag --x"``, ``"preset NAME"`` or ``"default"``."""
         return self.parsed.provenance if self.parsed is not None else {}
 
     @property

@@ -1,4 +1,4 @@
-"""What Megatron-LM asks of a device beyond what megatron-core does, answered on the cpu platform.
+"""Answers of the cpu platform to what Megatron-LM asks of a device beyond what megatron-core does.
 
 The platform itself answers for ``torch.cuda`` as a whole; Megatron-LM's scripts insist besides on a device
 that is there, has a name and an age, and on CUDA kernels compiled at the start.

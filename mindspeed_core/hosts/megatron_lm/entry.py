@@ -1,4 +1,4 @@
-"""What the adaptor changes when it is imported: where a run begins, and where its arguments are read.
+"""Changes that importing the adaptor makes: where a run begins, and where its arguments are read.
 
 These few patches stay for the life of the process, so that ``pretrain`` can be called again; everything else
 belongs to the session that one call of ``pretrain`` opens and closes. Apart from them nothing is changed by

@@ -1,4 +1,4 @@
-"""Which function of Megatron-LM each stage takes the place of, how, and why: a table of data.
+"""The function of Megatron-LM behind each stage, how it is intercepted and why: a table of data.
 
 A row is applied when an active feature implements one of its stages, or when the host itself needs it on the
 platform in use. Where Megatron-LM offers an argument or hands out an object, no symbol is changed; the rows

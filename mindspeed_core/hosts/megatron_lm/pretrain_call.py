@@ -85,7 +85,7 @@ class PretrainCall:
 
     @property
     def has_session(self) -> bool:
-        """Whether the arguments have been validated, so that a session was opened."""
+        """True once the arguments have been validated and a session is open."""
         return self._session is not None
 
     @property
@@ -105,7 +105,7 @@ class PretrainCall:
 
     @property
     def has_run(self) -> bool:
-        """Whether there is a model, and so a run."""
+        """True once there is a model, and so a run."""
         return self._run is not None
 
     @property

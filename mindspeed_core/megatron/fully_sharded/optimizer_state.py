@@ -25,7 +25,7 @@ _MAIN = "param"
 _STATE = (_MAIN, "exp_avg", "exp_avg_sq")
 """The float32 parameters and Adam's moments."""
 _OURS = ("params", "step", "is_expert_parallel")
-"""What a group keeps to itself when it takes over the rest from a checkpoint."""
+"""Keys of a parameter group that do not come from a checkpoint."""
 
 
 def is_megatron_sharded(inner: Any) -> bool:

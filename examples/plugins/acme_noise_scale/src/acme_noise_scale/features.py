@@ -1,4 +1,4 @@
-"""What acme-noise-scale declares; imports neither torch nor megatron."""
+"""Declarations of acme-noise-scale; imports neither torch nor megatron."""
 
 from __future__ import annotations
 

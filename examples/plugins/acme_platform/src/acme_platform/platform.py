@@ -52,7 +52,7 @@ class AcmePlatform(AcceleratorPlatform):
         return runtime
 
     def patches(self) -> Sequence[Patch]:
-        """What makes megatron-core's calls of ``torch.cuda`` mean this device; closing takes it back.
+        """Return the patches that let this device answer megatron-core's calls of ``torch.cuda``.
 
         The stand-in computes on CPU, so the emulation of the cpu platform is right for it.
         """

@@ -23,7 +23,7 @@ _current = 0
 
 
 def device_count() -> int:
-    """How many processes may run on this node: as many as the variable names, otherwise one per core."""
+    """Return the number of processes on this node: what the variable names, otherwise one per core."""
     visible = os.environ.get("ACME_VISIBLE_DEVICES")
     if visible is None:
         return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""What acme-soft-cap declares; imports neither torch nor megatron."""
+"""Declarations of acme-soft-cap; imports neither torch nor megatron."""
 
 from __future__ import annotations
 

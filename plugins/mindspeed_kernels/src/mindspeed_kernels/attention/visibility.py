@@ -31,7 +31,7 @@ MODES = tuple(range(9))
 
 @dataclass(frozen=True)
 class Visibility:
-    """Which of ``sk`` keys each of ``sq`` queries sees.
+    """Return which of ``sk`` keys each of ``sq`` queries sees.
 
     Attributes:
         sq: number of queries.

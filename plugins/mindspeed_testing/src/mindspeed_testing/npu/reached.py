@@ -18,7 +18,7 @@ from typing import Any
 from mindspeed_testing.npu.sources import ApiUse
 
 _REFUSED = "507899"
-"""What the stand-in runtime answers; torch_npu puts it into its exceptions."""
+"""Answer of the stand-in runtime; torch_npu puts it into its exceptions."""
 
 _Lines = Mapping[int, tuple[ApiUse, ...]]
 
