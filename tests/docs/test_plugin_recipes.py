@@ -39,7 +39,7 @@ def test_the_guides_fallback_is_printed_with_its_reason(program, guide_plugin):
     result = program("mindspeed_core.cli.features", "plan", "--", *flags, path=guide_plugin / "src")
 
     assert result.returncode == 0, result.stderr
-    assert "a processor has no device clock" in result.stdout
+    assert "CPU has no device clock" in result.stdout
 
 
 def test_the_guides_patch_is_listed_with_its_reason(program, guide_plugin):

@@ -35,7 +35,7 @@ class AcmePlatform(AcceleratorPlatform):
     distributions: ClassVar[Sequence[str]] = ("acme-platform",)
 
     def __init__(self) -> None:
-        """A session makes one instance."""
+        """Wrap the cpu platform; a session makes one instance."""
         from mindspeed_core.platforms.cpu import CpuPlatform
 
         self._cpu = CpuPlatform()
@@ -46,7 +46,7 @@ class AcmePlatform(AcceleratorPlatform):
         return Availability(True, "the CPU stands in for an Acme device")
 
     def runtime(self) -> Any:
-        """The module with the interface of ``torch.cuda``: ``torch_acme`` for a real device."""
+        """Return the module with the interface of ``torch.cuda``: ``torch_acme`` for a real device."""
         from acme_platform import runtime
 
         return runtime
