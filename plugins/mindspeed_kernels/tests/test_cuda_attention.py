@@ -14,8 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from mindspeed_kernels.attention import cuda
 from mindspeed_kernels.attention.arguments import options_of, prepare
 from mindspeed_kernels.attention.bias import COMPRESSED_ROWS, alibi_slopes
+from mindspeed_kernels.call import Call
 from mindspeed_kernels.ops import npu_fusion_attention, npu_fusion_attention_grad
-from mindspeed_kernels.ops.call import Call
 from mindspeed_kernels.ops.fusion_attention import comparable
 
 FLASH = npu_fusion_attention.backends["flash"].function

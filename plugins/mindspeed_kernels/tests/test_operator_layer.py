@@ -10,10 +10,10 @@ import torch
 from mindspeed_core.discovery.extensions import installed_extensions
 from mindspeed_core.errors import ArgumentError
 from mindspeed_kernels import ops
+from mindspeed_kernels.contract import Choice, Divisible, Dtype, Holds, Range, Rank, SameDtype, Size
 from mindspeed_kernels.ops import OPERATORS, Backend, BackendError, ContractError, Operator, checking, use
 from mindspeed_kernels.ops import operator as operator_module
 from mindspeed_kernels.ops.catalog import check_backends
-from mindspeed_kernels.ops.contract import Choice, Divisible, Dtype, Holds, Range, Rank, SameDtype, Size
 
 
 def double(x, factor=2.0, kind="plain", other=None):

@@ -16,7 +16,7 @@ from mindspeed_kernels.attention.bias import Bias, compressed
 from mindspeed_kernels.attention.blocks import AttentionCall, Piece
 from mindspeed_kernels.attention.layouts import RANKS, heads_of, to_bnsd
 from mindspeed_kernels.attention.visibility import MODES, UNLIMITED, of_mode, of_sequence
-from mindspeed_kernels.ops.contract import ContractError
+from mindspeed_kernels.contract import ContractError
 
 OPERATOR = "npu_fusion_attention"
 SWITCHES = {"inner_precise": 0, "gen_mask_parallel": True, "sync": False}

@@ -17,7 +17,7 @@ from mindspeed_kernels.attention.arguments import Inputs, Options, prepare
 from mindspeed_kernels.attention.block_kernels import Saved
 from mindspeed_kernels.attention.blocks import AttentionCall
 from mindspeed_kernels.attention.visibility import Visibility
-from mindspeed_kernels.ops.call import UNKNOWN, Call, TensorFacts
+from mindspeed_kernels.call import UNKNOWN, Call, TensorFacts
 
 _FLEXIBLE = (torch.float16, torch.bfloat16, torch.float32)
 _WIDEST = 256

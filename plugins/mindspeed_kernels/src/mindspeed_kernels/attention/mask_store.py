@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._guards import active_fake_mode
 
 from mindspeed_kernels.attention.visibility import Visibility
-from mindspeed_kernels.ops.contract import ContractError
+from mindspeed_kernels.contract import ContractError
 
 COMPRESSED = 2048
 PREFIX_ROWS = 3072

@@ -11,7 +11,7 @@ from torch import Tensor
 from mindspeed_kernels.attention.arguments import Options, first
 from mindspeed_kernels.attention.mask_store import STORE
 from mindspeed_kernels.attention.visibility import of_mode
-from mindspeed_kernels.ops.call import Call, TensorFacts
+from mindspeed_kernels.call import Call, TensorFacts
 
 _LARGEST_WIDTH = 768
 

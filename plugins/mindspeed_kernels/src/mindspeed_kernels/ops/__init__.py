@@ -28,10 +28,10 @@ A backend from another package is a `Backend` in an iterable that an entry point
 
 from __future__ import annotations
 
+from mindspeed_kernels.contract import ContractError
 from mindspeed_kernels.ops.backend import Backend
 from mindspeed_kernels.ops.catalog import Explanation, explain
 from mindspeed_kernels.ops.choice import BackendError, checking, use
-from mindspeed_kernels.ops.contract import ContractError
 from mindspeed_kernels.ops.dropout_add_layer_norm import npu_dropout_add_layer_norm
 from mindspeed_kernels.ops.dropout_add_rms_norm import npu_dropout_add_rms_norm
 from mindspeed_kernels.ops.ffn import npu_ffn

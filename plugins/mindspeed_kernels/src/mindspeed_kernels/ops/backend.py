@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from mindspeed_kernels.call import Call
+from mindspeed_kernels.contract import Contract, first_violation
 from mindspeed_kernels.ops.availability import always
-from mindspeed_kernels.ops.call import Call
 from mindspeed_kernels.ops.choice import STATE
-from mindspeed_kernels.ops.contract import Contract, first_violation
 
 
 def everything(call: Call) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindspeed_kernels.ops.call import Call, TensorFacts
-from mindspeed_kernels.ops.contract import (
+from mindspeed_kernels.call import Call, TensorFacts
+from mindspeed_kernels.contract import (
     NPU_FLOATING,
     Contract,
     Dtype,

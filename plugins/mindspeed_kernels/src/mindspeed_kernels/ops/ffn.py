@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mindspeed_kernels.contract import Choice, ContractError, Dtype, Rank, SameDtype, SameSize
 from mindspeed_kernels.ops.activations import GATED, PLAIN, activation_named
 from mindspeed_kernels.ops.availability import torch_npu_missing
-from mindspeed_kernels.ops.contract import Choice, ContractError, Dtype, Rank, SameDtype, SameSize
 from mindspeed_kernels.ops.gmm import grouped_matmul
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 from mindspeed_kernels.ops.quantization import decoded_scale, exact_product, widened_weight

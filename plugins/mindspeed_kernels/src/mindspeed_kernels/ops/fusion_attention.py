@@ -28,8 +28,8 @@ from mindspeed_kernels.attention.layouts import LAYOUTS, from_bnsd
 from mindspeed_kernels.attention.reference import dense_attention
 from mindspeed_kernels.attention.service import npu_attention, npu_limits
 from mindspeed_kernels.attention.visibility import UNLIMITED
+from mindspeed_kernels.contract import NPU_FLOATING, Choice, Dtype, Range, Rank, SameDtype
 from mindspeed_kernels.ops.availability import torch_npu_missing
-from mindspeed_kernels.ops.contract import NPU_FLOATING, Choice, Dtype, Range, Rank, SameDtype
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
 Result = tuple[Tensor, Tensor, Tensor, Tensor, int, int, int]

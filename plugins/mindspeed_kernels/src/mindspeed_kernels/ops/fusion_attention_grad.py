@@ -19,9 +19,8 @@ from mindspeed_kernels.attention.layouts import from_bnsd, to_bnsd
 from mindspeed_kernels.attention.reference import dense_gradients
 from mindspeed_kernels.attention.service import npu_attention_grad
 from mindspeed_kernels.attention.visibility import UNLIMITED
-from mindspeed_kernels.ops.availability import torch_npu_missing
-from mindspeed_kernels.ops.call import UNKNOWN, Call
-from mindspeed_kernels.ops.contract import (
+from mindspeed_kernels.call import UNKNOWN, Call
+from mindspeed_kernels.contract import (
     NPU_FLOATING,
     Choice,
     ContractError,
@@ -30,6 +29,7 @@ from mindspeed_kernels.ops.contract import (
     Rank,
     SameDtype,
 )
+from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.fusion_attention import logsum_of
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 

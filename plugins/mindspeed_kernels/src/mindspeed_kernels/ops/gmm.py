@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from mindspeed_kernels.contract import NPU_FLOATING, ContractError, Dtype, Rank, SameDtype, SameSize
 from mindspeed_kernels.ops.availability import torch_npu_missing
-from mindspeed_kernels.ops.contract import NPU_FLOATING, ContractError, Dtype, Rank, SameDtype, SameSize
 from mindspeed_kernels.ops.library import custom_op
 from mindspeed_kernels.ops.npu_groupmatmul_add import npu_groupmatmul_add_fp32
 from mindspeed_kernels.ops.operator import Make, Operator, Sample

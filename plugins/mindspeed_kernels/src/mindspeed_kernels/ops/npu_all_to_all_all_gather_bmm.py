@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from mindspeed_kernels.contract import Choice, Contract, ContractError, Dtype, Rank, SameDtype
 from mindspeed_kernels.ops import collectives
 from mindspeed_kernels.ops.activations import PLAIN, activation_named
-from mindspeed_kernels.ops.contract import Choice, Contract, ContractError, Dtype, Rank, SameDtype
 from mindspeed_kernels.ops.operator import Operator
 from mindspeed_kernels.ops.process_groups import process_group
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mindspeed_kernels.ops.contract import ContractError
+from mindspeed_kernels.contract import ContractError
 from mindspeed_kernels.ops.npu_all_to_all_all_gather_bmm import (
     CONTRACT,
     Group,

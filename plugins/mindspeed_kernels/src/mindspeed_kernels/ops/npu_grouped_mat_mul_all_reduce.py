@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from mindspeed_kernels.ops.contract import Choice, ContractError, Dtype
+from mindspeed_kernels.contract import Choice, ContractError, Dtype
 from mindspeed_kernels.ops.operator import Operator
 from mindspeed_kernels.ops.process_groups import process_group
 from mindspeed_kernels.ops.row_groups import ends_of_groups

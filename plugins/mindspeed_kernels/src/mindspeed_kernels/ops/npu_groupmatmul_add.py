@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mindspeed_kernels.contract import NPU_FLOATING, Dtype, Rank, SameDtype, SameSize
 from mindspeed_kernels.ops.availability import torch_npu_missing
-from mindspeed_kernels.ops.contract import NPU_FLOATING, Dtype, Rank, SameDtype, SameSize
 from mindspeed_kernels.ops.library import custom_op
 from mindspeed_kernels.ops.npu_matmul_add import npu_matmul_add_fp32
 from mindspeed_kernels.ops.operator import Make, Operator, Sample

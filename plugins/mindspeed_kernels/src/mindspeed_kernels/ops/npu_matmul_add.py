@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mindspeed_kernels.call import Call
+from mindspeed_kernels.contract import NPU_FLOATING, Dtype, Rank, SameDtype, SameSize
 from mindspeed_kernels.ops.availability import torch_npu_missing
-from mindspeed_kernels.ops.call import Call
-from mindspeed_kernels.ops.contract import NPU_FLOATING, Dtype, Rank, SameDtype, SameSize
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
 _ROWS = 512

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
+from mindspeed_kernels.contract import Choice, Contract, Dtype, Range, Rank, SameDtype, SameSize
 from mindspeed_kernels.ops import collectives
 from mindspeed_kernels.ops.availability import torch_npu_missing
-from mindspeed_kernels.ops.contract import Choice, Contract, Dtype, Range, Rank, SameDtype, SameSize
 from mindspeed_kernels.ops.operator import Operator
 from mindspeed_kernels.ops.process_groups import hccl_name, process_group
 from mindspeed_kernels.ops.quantization import check_group_size, decoded_scale, exact_product, widened_weight

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mindspeed_kernels.contract import NPU_FLOATING, Choice, Dtype, Rank
 from mindspeed_kernels.ops.availability import torch_npu_missing
-from mindspeed_kernels.ops.contract import NPU_FLOATING, Choice, Dtype, Rank
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
 _INDICES = (torch.int64, torch.int32)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mindspeed_kernels.contract import NPU_FLOATING, Choice, ContractError, Dtype, Rank
 from mindspeed_kernels.ops.availability import torch_npu_missing
-from mindspeed_kernels.ops.contract import NPU_FLOATING, Choice, ContractError, Dtype, Rank
 from mindspeed_kernels.ops.npu_moe_token_permute import npu_moe_token_permute
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 from mindspeed_kernels.ops.signatures import with_signature_of

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mindspeed_kernels.contract import Choice, Dtype, Rank, SameShape
 from mindspeed_kernels.ops.availability import torch_npu_missing
-from mindspeed_kernels.ops.contract import Choice, Dtype, Rank, SameShape
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 from mindspeed_kernels.ops.signatures import with_signature_of
 

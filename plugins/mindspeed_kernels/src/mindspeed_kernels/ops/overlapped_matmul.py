@@ -20,10 +20,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-from mindspeed_kernels.ops import collectives
-from mindspeed_kernels.ops.availability import torch_npu_missing
-from mindspeed_kernels.ops.call import Call
-from mindspeed_kernels.ops.contract import (
+from mindspeed_kernels.call import Call
+from mindspeed_kernels.contract import (
     NPU_FLOATING,
     Choice,
     ContractError,
@@ -32,6 +30,8 @@ from mindspeed_kernels.ops.contract import (
     SameDtype,
     SameSize,
 )
+from mindspeed_kernels.ops import collectives
+from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.operator import Operator
 from mindspeed_kernels.ops.process_groups import hccl_name, process_group
 

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from mindspeed_kernels.ops.contract import ContractError
+from mindspeed_kernels.contract import ContractError
 
 
 def process_group(group: ProcessGroup | str | None, argument: str) -> ProcessGroup:

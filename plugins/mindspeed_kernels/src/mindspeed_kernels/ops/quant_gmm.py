@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mindspeed_kernels.contract import Choice, ContractError, Dtype, Rank, SameSize
 from mindspeed_kernels.ops.activations import NUMBERED
 from mindspeed_kernels.ops.availability import torch_npu_missing
-from mindspeed_kernels.ops.contract import Choice, ContractError, Dtype, Rank, SameSize
 from mindspeed_kernels.ops.library import custom_op
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 from mindspeed_kernels.ops.quantization import decoded_scale, exact_product

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mindspeed_kernels.ops.contract import ContractError
+from mindspeed_kernels.contract import ContractError
 
 
 def decoded_scale(scale: Tensor) -> Tensor:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mindspeed_kernels.call import Call
+from mindspeed_kernels.contract import NPU_FLOATING, Dtype, Range, Rank, SameSize
 from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.cached_rows import rows_at_a_time
-from mindspeed_kernels.ops.call import Call
 from mindspeed_kernels.ops.compiled import add_compiled
-from mindspeed_kernels.ops.contract import NPU_FLOATING, Dtype, Range, Rank, SameSize
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
 _CACHED_ELEMENTS = 1 << 19

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindspeed_kernels.ops.contract import ContractError
+from mindspeed_kernels.contract import ContractError
 
 
 def ends_of_groups(

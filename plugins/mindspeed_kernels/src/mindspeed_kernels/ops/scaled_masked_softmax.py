@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mindspeed_kernels.contract import NPU_FLOATING, ContractError, Divisible, Dtype, Rank, Size
 from mindspeed_kernels.ops.availability import torch_npu_missing
-from mindspeed_kernels.ops.contract import NPU_FLOATING, ContractError, Divisible, Dtype, Rank, Size
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
 _CACHED_ELEMENTS = 1 << 17

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from mindspeed_kernels.contract import NPU_FLOATING, ContractError, Dtype, Rank
 from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.cached_rows import rows_at_a_time
 from mindspeed_kernels.ops.compiled import add_compiled
-from mindspeed_kernels.ops.contract import NPU_FLOATING, ContractError, Dtype, Rank
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
 _CACHED_ELEMENTS = 1 << 18

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mindspeed_kernels.ops.contract import ContractError, Dtype, Range, Rank, SameDtype
+from mindspeed_kernels.contract import ContractError, Dtype, Range, Rank, SameDtype
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 from mindspeed_kernels.ops.scaled_masked_softmax import ScaledMaskedSoftmax
 

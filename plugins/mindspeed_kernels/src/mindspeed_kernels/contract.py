@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mindspeed_kernels.ops.call import UNKNOWN, Call, TensorFacts
+from mindspeed_kernels.call import UNKNOWN, Call, TensorFacts
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """The floating dtypes that references compute."""
