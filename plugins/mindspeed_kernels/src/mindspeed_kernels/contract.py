@@ -67,11 +67,8 @@ Contract = tuple[Rule, ...]
 
 def first_violation(contract: Iterable[Rule], call: Call) -> Violation | None:
     """Return the first broken rule of a contract."""
-    for rule in contract:
-        violation = rule.broken(call)
-        if violation is not None:
-            return violation
-    return None
+    violations = (rule.broken(call) for rule in contract)
+    return next((violation for violation in violations if violation is not None), None)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -136,14 +133,11 @@ class Rank(Rule):
     def _violation(self, call: Call) -> Violation | None:
         for facts in _facts(call, self.argument):
             if not self.low <= facts.rank <= self.high:
-                rule = (
-                    f"must have {self.low} dimensions"
-                    if self.low == self.high
-                    else f"must have {self.low} to {self.high} dimensions"
-                )
+                ranks = str(self.low) if self.low == self.high else f"{self.low} to {self.high}"
                 nearest = min(max(facts.rank, self.low), self.high)
                 shape = "" if facts.shape is None else f" {facts.shape}"
-                return Violation(self.argument, rule, f"{facts.rank}{shape}", str(nearest))
+                got = f"{facts.rank}{shape}"
+                return Violation(self.argument, f"must have {ranks} dimensions", got, str(nearest))
         return None
 
 

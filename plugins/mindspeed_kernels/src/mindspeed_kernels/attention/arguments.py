@@ -189,7 +189,8 @@ def _check_band(options: Options) -> None:
         raise refuse("pre_tokens and next_tokens", rule, (pre, following), (pre, max(following, -pre)))
 
 
-def _numbers(values: Sequence[int] | Tensor) -> list[int]:
+def numbers(values: Sequence[int] | Tensor) -> list[int]:
+    """Return integers that callers write as a list or as a tensor."""
     return [int(v) for v in (values.tolist() if isinstance(values, Tensor) else values)]
 
 
@@ -198,7 +199,7 @@ def _single(query: Tensor, key: Tensor, options: Options) -> tuple[Piece, ...]:
     prefix: tuple[int, ...] = ()
     if options.sparse_mode in (5, 6):
         assert options.prefix is not None
-        prefix = tuple(_numbers(options.prefix))
+        prefix = tuple(numbers(options.prefix))
         if len(prefix) != query.shape[0]:
             raise refuse("prefix", "has one number per sample", len(prefix), query.shape[0])
         wrong = [n for n in prefix if not max(0, sk - sq) <= n <= sk]
@@ -239,7 +240,7 @@ def _hidden(query: Tensor, key: Tensor, options: Options) -> Tensor | None:
 def _packed(query: Tensor, key: Tensor, options: Options) -> tuple[Piece, ...]:
     query_ends, key_ends = sequence_ends(options, query.shape[2], key.shape[2])
     count = len(query_ends)
-    prefix = _numbers(options.prefix) if options.prefix is not None else []
+    prefix = numbers(options.prefix) if options.prefix is not None else []
     pieces, row, column = [], 0, 0
     for index, (row_end, column_end) in enumerate(zip(query_ends, key_ends)):
         sq, sk = row_end - row, column_end - column
@@ -273,11 +274,11 @@ def sequence_ends(options: Options, queries: int, keys: int) -> tuple[list[int],
     ):
         if values is None:
             raise refuse(name, "must be given in layout TND", None, [total])
-        numbers = _numbers(values)
-        if not numbers or numbers[-1] != total or any(b < a for a, b in zip([0, *numbers], numbers)):
-            shown = numbers if len(numbers) < 9 else [*numbers[:4], "...", *numbers[-4:]]
+        found = numbers(values)
+        if not found or found[-1] != total or any(b < a for a, b in zip([0, *found], found)):
+            shown = found if len(found) < 9 else [*found[:4], "...", *found[-4:]]
             raise refuse(name, f"must not decrease and end with {total}", shown, [total])
-        ends.append(numbers)
+        ends.append(found)
     if len(ends[0]) != len(ends[1]):
         rule = "has as many sequences as actual_seq_qlen"
         raise refuse("actual_seq_kvlen", rule, len(ends[1]), len(ends[0]))

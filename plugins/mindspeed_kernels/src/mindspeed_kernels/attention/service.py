@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindspeed_kernels.attention.arguments import Options, first
+from mindspeed_kernels.attention.arguments import Options, first, numbers
 from mindspeed_kernels.attention.mask_store import STORE
 from mindspeed_kernels.attention.visibility import of_mode
 from mindspeed_kernels.call import Call, TensorFacts
@@ -28,37 +28,20 @@ def npu_limits(call: Call) -> str:
 
 
 def npu_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    options: Options,
-    inner_precise: int,
-    gen_mask_parallel: bool,
-    sync: bool,
+    query: Tensor, key: Tensor, value: Tensor, options: Options, switches: Mapping[str, Any]
 ) -> Any:
-    """Call the kernel; see `npu_fusion_attention` for arguments and results."""
+    """Call the kernel; see `npu_fusion_attention` for results, `kernel_switches` for the last argument."""
     import torch_npu
 
     layout = options.layout
     if layout == "SBND":
         query, key, value = (tensor.flatten(2) for tensor in (query, key, value))
+    optional = {"sink": options.sink, "dropout_mask": options.dropout_mask}
     common = {
-        "pse": _pse(query, options),
-        "atten_mask": _mask(query, key, options),
+        **_common(query, key, options),
         "scale": options.scale,
-        "keep_prob": options.keep_prob,
-        "inner_precise": inner_precise,
-        "prefix": _list(options.prefix),
-        "actual_seq_qlen": _list(options.actual_seq_qlen),
-        "actual_seq_kvlen": _list(options.actual_seq_kvlen),
-        "sparse_mode": options.sparse_mode,
-        "gen_mask_parallel": gen_mask_parallel,
-        "sync": sync,
-    }
-    common |= {
-        name: tensor
-        for name, tensor in (("sink", options.sink), ("dropout_mask", options.dropout_mask))
-        if tensor is not None
+        **switches,
+        **{name: tensor for name, tensor in optional.items() if tensor is not None},
     }
     arguments = (query, key, value, options.head_num, "SBH" if layout == "SBND" else layout)
     versions = torch_npu.npu_fusion_attention, torch_npu.npu_fusion_attention_v2
@@ -96,17 +79,11 @@ def npu_attention_grad(
         query, key, value, gradient = (tensor.flatten(2) for tensor in tensors)
         tensors, context = (query, key, value, gradient), context.flatten(2)
     common = {
-        "pse": _pse(query, options),
-        "atten_mask": _mask(query, key, options),
+        **_common(query, key, options),
         "softmax_max": softmax_max,
         "softmax_sum": softmax_sum,
         "attention_in": context,
         "scale_value": options.scale,
-        "keep_prob": options.keep_prob,
-        "prefix": _list(options.prefix),
-        "actual_seq_qlen": _list(options.actual_seq_qlen),
-        "actual_seq_kvlen": _list(options.actual_seq_kvlen),
-        "sparse_mode": options.sparse_mode,
         **state,
     }
     arguments = (*tensors, options.head_num, "SBH" if layout == "SBND" else layout)
@@ -121,6 +98,19 @@ def npu_attention_grad(
     if layout == "SBND":
         found[:3] = [part.unflatten(-1, width) for part, width in zip(found, widths)]
     return tuple(found)
+
+
+def _common(query: Tensor, key: Tensor, options: Options) -> dict[str, Any]:
+    """Return the arguments that forward and backward spell alike."""
+    return {
+        "pse": _pse(query, options),
+        "atten_mask": _mask(query, key, options),
+        "keep_prob": options.keep_prob,
+        "prefix": _list(options.prefix),
+        "actual_seq_qlen": _list(options.actual_seq_qlen),
+        "actual_seq_kvlen": _list(options.actual_seq_kvlen),
+        "sparse_mode": options.sparse_mode,
+    }
 
 
 def needs_second_version(options: Options) -> bool:
@@ -159,9 +149,7 @@ def _start(value: Any) -> list[int] | None:
 
 
 def _list(values: Any) -> list[int] | None:
-    if values is None:
-        return None
-    return [int(v) for v in (values.tolist() if isinstance(values, Tensor) else values)]
+    return None if values is None else numbers(values)
 
 
 def _pse(query: Tensor, options: Options) -> Tensor | None:

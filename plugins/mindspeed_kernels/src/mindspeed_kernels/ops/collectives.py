@@ -6,12 +6,15 @@ reduce-scatter are each other's backward, and so is the exchange of its own inve
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
+
+Transfer = Callable[[Tensor, ProcessGroup], Tensor]
 
 
 def gathered(x: Tensor, group: ProcessGroup) -> Tensor:
@@ -28,72 +31,55 @@ def scattered_sum(x: Tensor, group: ProcessGroup) -> Tensor:
     return result
 
 
-class _AllReduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        result = x.contiguous().clone()
-        dist.all_reduce(result, group=group)
-        return result
+def exchanged(x: Tensor, group: ProcessGroup) -> Tensor:
+    """Return the chunks of the first dimension that all ranks send here, by sender; no autograd."""
+    result = torch.empty_like(x, memory_format=torch.contiguous_format)
+    dist.all_to_all_single(result, x.contiguous(), group=group)
+    return result
+
+
+def _summed(x: Tensor, group: ProcessGroup) -> Tensor:
+    result = x.contiguous().clone()
+    dist.all_reduce(result, group=group)
+    return result
+
+
+def _unchanged(x: Tensor, group: ProcessGroup) -> Tensor:
+    return x
+
+
+class _Collective(torch.autograd.Function):
+    """A collective, and the one that brings its gradient back."""
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
-
-
-class _AllGather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return gathered(x, group)
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup, there: Transfer, back: Transfer) -> Tensor:
+        ctx.how = group, back, there
+        return there(x, group)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return scattered_sum(gradients[0], ctx.group), None
-
-
-class _ReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return scattered_sum(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gathered(gradients[0], ctx.group), None
-
-
-class _AllToAll(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        result = torch.empty_like(x, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(result, x.contiguous(), group=group)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _AllToAll.apply(gradients[0], ctx.group), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return _Collective.apply(gradients[0], *ctx.how), None, None, None
 
 
 def all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
     """Sum over the group; backward passes the gradient on."""
-    result: Tensor = _AllReduce.apply(x, group)
+    result: Tensor = _Collective.apply(x, group, _summed, _unchanged)
     return result
 
 
 def all_gather(x: Tensor, group: ProcessGroup) -> Tensor:
     """Gather along the first dimension; backward sums and scatters."""
-    result: Tensor = _AllGather.apply(x, group)
+    result: Tensor = _Collective.apply(x, group, gathered, scattered_sum)
     return result
 
 
 def reduce_scatter(x: Tensor, group: ProcessGroup) -> Tensor:
     """Sum over the group and scatter along the first dimension; backward gathers."""
-    result: Tensor = _ReduceScatter.apply(x, group)
+    result: Tensor = _Collective.apply(x, group, scattered_sum, gathered)
     return result
 
 
 def all_to_all(x: Tensor, group: ProcessGroup) -> Tensor:
     """Send chunk ``i`` of the first dimension to rank ``i``; the result holds the chunks by sender."""
-    result: Tensor = _AllToAll.apply(x, group)
+    result: Tensor = _Collective.apply(x, group, exchanged, exchanged)
     return result

@@ -268,5 +268,5 @@ def _npu(query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout:
     options = options_of(head_num, input_layout, **given)
     check_numbers(options)
     views(query, key, value, options)
-    result: Result = npu_attention(query, key, value, options, **kernel_switches(given))
+    result: Result = npu_attention(query, key, value, options, kernel_switches(given))
     return result
