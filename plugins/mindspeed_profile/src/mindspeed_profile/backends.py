@@ -57,12 +57,7 @@ def torch_profiler(
 def npu_profiler(options: ProfileOptions, rank: int, warmup: int, first: int, end: int) -> Profiler:
     """Build torch_npu's profiler; it writes a folder per rank under ``options.path`` when it stops.
 
-    Args:
-        options: the flags.
-        rank: of this process.
-        warmup: steps before the recorded ones.
-        first: first recorded step.
-        end: first step that is no longer recorded.
+    Arguments are those of `torch_profiler`.
     """
     from torch_npu import profiler as npu
 

@@ -16,16 +16,12 @@ from mindspeed_profile.recorder import StepRecorder
 logger = logging.getLogger(__name__)
 
 _PROOF = (
-    "--profile",
-    *("--profile-step-start", "1"),
-    *("--profile-step-end", "2"),
-    *("--profile-ranks", "-1"),
-    *("--profile-level", "level1"),
-    "--profile-with-cpu",
-    "--profile-with-memory",
-    "--profile-record-shapes",
-    *("--profile-save-path", "runs/profile-proof"),
+    *("--profile", "--profile-with-cpu", "--profile-with-memory", "--profile-record-shapes"),
+    *("--profile-step-start", "1", "--profile-step-end", "2", "--profile-ranks", "-1"),
+    *("--profile-level", "level1", "--profile-save-path", "runs/profile-proof"),
 )
+_TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
+_PP2 = ("--pipeline-model-parallel-size", "2")
 
 
 class Profile(Feature):
@@ -74,20 +70,8 @@ class Profile(Feature):
     deterministic = True
     verify = (
         Scenario("single", flags=_PROOF, tolerance=0.0),
-        Scenario(
-            "tp2-sp",
-            flags=("--tensor-model-parallel-size", "2", "--sequence-parallel", *_PROOF),
-            baseline=("--tensor-model-parallel-size", "2", "--sequence-parallel"),
-            world_size=2,
-            tolerance=0.0,
-        ),
-        Scenario(
-            "pp2",
-            flags=("--pipeline-model-parallel-size", "2", *_PROOF),
-            baseline=("--pipeline-model-parallel-size", "2"),
-            world_size=2,
-            tolerance=0.0,
-        ),
+        Scenario("tp2-sp", flags=(*_TP2, *_PROOF), baseline=_TP2, world_size=2, tolerance=0.0),
+        Scenario("pp2", flags=(*_PP2, *_PROOF), baseline=_PP2, world_size=2, tolerance=0.0),
     )
 
     _recorder: StepRecorder | None = None
@@ -203,7 +187,4 @@ class Profile(Feature):
         return record_function(name)
 
 
-DECLARATIONS = (
-    Slot("profiler", "who records a trace of the run"),
-    Profile,
-)
+DECLARATIONS = (Slot("profiler", "who records a trace of the run"), Profile)

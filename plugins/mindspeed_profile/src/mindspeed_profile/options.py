@@ -71,16 +71,13 @@ def problems(options: ProfileOptions) -> Sequence[str]:
             f"--profile-step-end {options.end} must be above --profile-step-start {options.start}: the steps "
             "from start up to, but not including, end are recorded"
         )
-    if options.memory and not options.cpu:
-        found.append(
-            "--profile-with-memory needs --profile-with-cpu: allocations belong to host operators; add "
-            "--profile-with-cpu or drop --profile-with-memory"
-        )
-    if options.stack and not options.cpu:
-        found.append(
-            "--profile-with-stack needs --profile-with-cpu: stacks belong to host operators; add "
-            "--profile-with-cpu or drop --profile-with-stack"
-        )
+    of_operators = {"memory": (options.memory, "allocations"), "stack": (options.stack, "stacks")}
+    for name, (wanted, records) in of_operators.items():
+        if wanted and not options.cpu:
+            found.append(
+                f"--profile-with-{name} needs --profile-with-cpu: {records} belong to host operators; add "
+                f"--profile-with-cpu or drop --profile-with-{name}"
+            )
     if not options.ranks:
         found.append("--profile-ranks names no rank; name some, or -1 for all")
     negative = [rank for rank in options.ranks if rank < ALL_RANKS]

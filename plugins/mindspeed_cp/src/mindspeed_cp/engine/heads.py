@@ -7,7 +7,7 @@ anyway, they can be gathered along the sequence instead, without a change of ord
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from torch.distributed import ProcessGroup
 
 from mindspeed_cp.engine import counters
 from mindspeed_cp.engine.all_to_all import PartsExchange
+
+Transfer = Callable[..., Tensor]
 
 
 def _to_heads(x: Tensor, heads: Sequence[range], lengths: Sequence[int], group: ProcessGroup) -> Tensor:
@@ -30,11 +32,9 @@ def _to_heads(x: Tensor, heads: Sequence[range], lengths: Sequence[int], group: 
     return torch.cat(pieces, dim=2)
 
 
-def _to_positions(
-    y: Tensor, heads: Sequence[range], lengths: Sequence[int], group: ProcessGroup, total: int
-) -> Tensor:
+def _to_positions(y: Tensor, heads: Sequence[range], lengths: Sequence[int], group: ProcessGroup) -> Tensor:
     """Invert `_to_heads`; heads that several ranks had are added up."""
-    batch, width = y.shape[0], y.shape[3]
+    batch, width, total = y.shape[0], y.shape[3], heads[-1].stop
     parts = [part.reshape(-1) for part in y.split(list(lengths), dim=2)]
     local = lengths[group.rank()]
     sizes = [batch * len(r) * local * width for r in heads]
@@ -48,30 +48,19 @@ def _to_positions(
     return result.to(y.dtype)
 
 
-class _ToHeads(torch.autograd.Function):
+class _Exchange(torch.autograd.Function):
+    """One of the two exchanges; the other brings gradients back."""
+
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, heads: Sequence[range], lengths: Sequence[int], group: ProcessGroup
+        ctx: Any, x: Tensor, there: Callable[..., Tensor], back: Callable[..., Tensor], *how: Any
     ) -> Tensor:
-        ctx.how = (heads, lengths, group, x.shape[1])
-        return _to_heads(x, heads, lengths, group)
+        ctx.back, ctx.how = back, how
+        return there(x, *how)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _to_positions(gradients[0], *ctx.how), None, None, None
-
-
-class _ToPositions(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, y: Tensor, heads: Sequence[range], lengths: Sequence[int], group: ProcessGroup
-    ) -> Tensor:
-        ctx.how = (heads, lengths, group)
-        return _to_positions(y, heads, lengths, group, heads[-1].stop)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _to_heads(gradients[0], *ctx.how), None, None, None
+        return ctx.back(gradients[0], *ctx.how), None, None, None, None, None
 
 
 def to_heads(x: Tensor, heads: Sequence[range], lengths: Sequence[int], group: ProcessGroup) -> Tensor:
@@ -83,13 +72,13 @@ def to_heads(x: Tensor, heads: Sequence[range], lengths: Sequence[int], group: P
         lengths: positions of each rank.
         group: whose ranks exchange.
     """
-    result: Tensor = _ToHeads.apply(x, heads, lengths, group)
+    result: Tensor = _Exchange.apply(x, _to_heads, _to_positions, heads, lengths, group)
     return result
 
 
 def to_positions(y: Tensor, heads: Sequence[range], lengths: Sequence[int], group: ProcessGroup) -> Tensor:
     """Exchange ``[b, m, S, d]`` of some heads for ``[b, n, s, d]`` of all heads at local positions."""
-    result: Tensor = _ToPositions.apply(y, heads, lengths, group)
+    result: Tensor = _Exchange.apply(y, _to_positions, _to_heads, heads, lengths, group)
     return result
 
 
