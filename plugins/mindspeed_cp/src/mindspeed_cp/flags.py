@@ -251,10 +251,7 @@ FLAGS = (
         help="Join the blocks of a ring by one operator of mindspeed-kernels.",
         check=_fused_update,
     ),
-    Flag(
-        "--megatron-cp-in-bnsd",
-        help="Kernels of NPUs get tensors [b, n, s, d] instead of [s, b, n * d].",
-    ),
+    Flag("--megatron-cp-in-bnsd", help="Kernels of NPUs get tensors [b, n, s, d] instead of [s, b, n * d]."),
     Flag(
         "--cp-grad-comm-dtype",
         type=str,

@@ -83,8 +83,7 @@ MASK_FLAGS = (
         "Adaptive algorithms count the scores of a given mask, not its tiles of 128 x 128.",
     ),
     _adaptive(
-        "--adaptive-cp-dynamic-attn-mask",
-        "Adaptive algorithms ask for the mask of every micro-batch anew.",
+        "--adaptive-cp-dynamic-attn-mask", "Adaptive algorithms ask for the mask of every micro-batch anew."
     ),
     _adaptive(
         "--adaptive-cp-manually-set-mask-list",

@@ -41,10 +41,7 @@ class GradientAccumulationFusion(KernelFeature):
         ),
     )
     conflicts = (
-        Conflict(
-            flag="--use-torch-fsdp2",
-            reason="fully sharded parameters have no main gradient to add to",
-        ),
+        Conflict(flag="--use-torch-fsdp2", reason="fully sharded parameters have no main gradient to add to"),
         Conflict(
             flag="--no-gradient-accumulation-fusion",
             reason="the one asks for what the other turns off; drop one of the two",
@@ -151,11 +148,7 @@ class GroupedGradientAccumulation(KernelFeature):
         *across(_FUSED, _GROUPED, (("ep2", _EP2, 2),), model=_MOE),
         Scenario(
             "dp2-distributed-optimizer",
-            flags=(
-                *_MOE,
-                *("--use-distributed-optimizer", "--overlap-grad-reduce"),
-                *_FUSED,
-            ),
+            flags=(*_MOE, *("--use-distributed-optimizer", "--overlap-grad-reduce"), *_FUSED),
             baseline=(*_MOE, "--use-distributed-optimizer", "--moe-grouped-gemm"),
             world_size=2,
         ),

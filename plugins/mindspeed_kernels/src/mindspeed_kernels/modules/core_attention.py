@@ -262,12 +262,7 @@ class FusedCoreAttention(MegatronModule):
         if kind in (2, 3) or query.dim() == 3:
             # The position of the first query: fewer queries than keys are the last ones.
             start = 0 if query.dim() == 3 else key.shape[0] - query.shape[0]
-            return {
-                "pse": slopes,
-                "pse_type": 3 if kind == 3 else 2,
-                "q_start_idx": start,
-                "kv_start_idx": 0,
-            }
+            return {"pse": slopes, "pse_type": 3 if kind == 3 else 2, "q_start_idx": start, "kv_start_idx": 0}
         sq, sk = query.shape[0], key.shape[0]
         # Rows differ by a shift only; the last ones say everything where the kernel knows the short form.
         count = min(sq, COMPRESSED_ROWS) if sq == sk and mode in (0, 2, 3) else sq

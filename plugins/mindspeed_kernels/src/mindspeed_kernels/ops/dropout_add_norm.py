@@ -13,16 +13,7 @@ import torch
 from torch import Tensor
 
 from mindspeed_kernels.call import Call, TensorFacts
-from mindspeed_kernels.contract import (
-    NPU_FLOATING,
-    Contract,
-    Dtype,
-    Holds,
-    Range,
-    Rank,
-    SameDtype,
-    SameShape,
-)
+from mindspeed_kernels.contract import NPU_FLOATING, Contract, Dtype, Holds, Range, Rank, SameDtype, SameShape
 from mindspeed_kernels.ops.operator import Make, Sample
 
 Results = Tensor | tuple[Tensor, ...]

@@ -20,15 +20,7 @@ from mindspeed_kernels.attention.reference import dense_gradients
 from mindspeed_kernels.attention.service import npu_attention_grad
 from mindspeed_kernels.attention.visibility import UNLIMITED
 from mindspeed_kernels.call import UNKNOWN, Call
-from mindspeed_kernels.contract import (
-    NPU_FLOATING,
-    Choice,
-    ContractError,
-    Dtype,
-    Range,
-    Rank,
-    SameDtype,
-)
+from mindspeed_kernels.contract import NPU_FLOATING, Choice, ContractError, Dtype, Range, Rank, SameDtype
 from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.fusion_attention import logsum_of
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
@@ -208,15 +200,7 @@ def _blocks(
     if tensor is not None and (options.layout == "TND" or tensor.shape[2] not in (1, inputs.query.shape[2])):
         tensor = None
     found = attend_backward(
-        outer,
-        inputs.query,
-        inputs.key,
-        inputs.value,
-        tensor,
-        options.sink,
-        context,
-        logsum,
-        inputs.attention,
+        outer, inputs.query, inputs.key, inputs.value, tensor, options.sink, context, logsum, inputs.attention
     )
     return _in_layout(found, options.layout)
 

@@ -181,10 +181,7 @@ def _in_kernel_range(call: Call) -> tuple[Any, Any] | None:
     "npu",
     ("npu",),
     available=torch_npu_missing,
-    contract=(
-        Dtype("x", NPU_FLOATING),
-        Holds("x", "last dimension must be below 896", _in_kernel_range),
-    ),
+    contract=(Dtype("x", NPU_FLOATING), Holds("x", "last dimension must be below 896", _in_kernel_range)),
 )
 def _npu(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:
     import torch_npu

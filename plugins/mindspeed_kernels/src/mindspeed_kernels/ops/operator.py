@@ -133,12 +133,7 @@ class Operator(Generic[P, R]):
                 raise ContractError(violation) from error
             raise
 
-    def backend(
-        self,
-        name: str,
-        devices: Sequence[str],
-        **facts: Any,
-    ) -> Callable[[F], F]:
+    def backend(self, name: str, devices: Sequence[str], **facts: Any) -> Callable[[F], F]:
         """Decorate a function: it is a backend of this operator.
 
         Args:

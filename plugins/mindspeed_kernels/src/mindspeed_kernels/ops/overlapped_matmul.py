@@ -21,15 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from mindspeed_kernels.call import Call
-from mindspeed_kernels.contract import (
-    NPU_FLOATING,
-    Choice,
-    ContractError,
-    Dtype,
-    Rank,
-    SameDtype,
-    SameSize,
-)
+from mindspeed_kernels.contract import NPU_FLOATING, Choice, ContractError, Dtype, Rank, SameDtype, SameSize
 from mindspeed_kernels.ops import collectives
 from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.operator import Operator

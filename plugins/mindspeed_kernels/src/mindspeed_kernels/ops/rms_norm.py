@@ -190,10 +190,7 @@ def _torch(x: Tensor, gamma: Tensor, epsilon: float = 1e-6, zero_centered: bool 
 
 
 @rms_norm.backend(
-    "npu",
-    ("npu",),
-    available=torch_npu_missing,
-    contract=(Dtype("x", NPU_FLOATING), Rank("x", 2, 8)),
+    "npu", ("npu",), available=torch_npu_missing, contract=(Dtype("x", NPU_FLOATING), Rank("x", 2, 8))
 )
 def _npu(x: Tensor, gamma: Tensor, epsilon: float = 1e-6, zero_centered: bool = False) -> Tensor:
     import torch_npu

@@ -81,11 +81,7 @@ class CudaFlashKernel(BlockKernel):
             scale=scores.scale,
             **_window(task, scores),
         )
-        return (
-            _unpadded(dq, q.shape[-1]),
-            _unpadded(dk, q.shape[-1]),
-            _unpadded(dv, v.shape[-1]),
-        )
+        return (_unpadded(dq, q.shape[-1]), _unpadded(dk, q.shape[-1]), _unpadded(dv, v.shape[-1]))
 
 
 def _padded_width(q: Tensor) -> int:
