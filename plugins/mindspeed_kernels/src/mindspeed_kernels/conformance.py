@@ -8,7 +8,7 @@ def test_acme_rms_norm():
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,10 +113,7 @@ def outcome(
 ) -> Outcome:
     """Call an implementation with copies of a sample's tensors, and run backward where the sample says so.
 
-    Args:
-        function: the implementation.
-        sample: arguments.
-        comparable: what of the result counts; by default everything.
+    What ``comparable`` returns of the result counts; by default everything does.
     """
     followed: list[Tensor] = []
     seen: list[Tensor] = []
@@ -167,12 +164,8 @@ def _flat(value: Any) -> list[Any]:
 def describe(sample: Sample) -> str:
     """Return the shapes and options of a sample."""
     shown = [_shown(value) for value in sample.args]
-    shown += [f"{name}={_shown(value)}" for name, value in _sorted(sample.options)]
+    shown += [f"{name}={_shown(value)}" for name, value in sorted(sample.options.items())]
     return f"({', '.join(shown)})"
-
-
-def _sorted(options: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return sorted(options.items())
 
 
 def _shown(value: Any) -> str:

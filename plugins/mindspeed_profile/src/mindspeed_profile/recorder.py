@@ -35,31 +35,20 @@ class StepRecorder:
     def __init__(self, options: ProfileOptions, make: Callable[[int, int, int], Profiler]) -> None:
         """Keep the options; nothing starts before `before_step`.
 
-        Args:
-            options: the flags.
-            make: builds the profiler from the number of warm-up steps, and the first step that is recorded
-                and the first that no longer is.
+        ``make`` builds the profiler from the number of warm-up steps, and the first step that is recorded
+        and the first that no longer is.
         """
         self.options = options
         self._make = make
         self._profiler: Profiler | None = None
         self._recorded_from = -1
 
-    @property
-    def profiler(self) -> Profiler | None:
-        """Return the running profiler, None while none runs."""
-        return self._profiler
-
     def recording(self, iteration: int) -> bool:
         """Return whether the step is being recorded, rather than warmed up for or passed over."""
         return self._profiler is not None and iteration >= self._recorded_from
 
     def before_step(self, iteration: int) -> None:
-        """Start the profiler when the step is the first that concerns it.
-
-        Args:
-            iteration: the step that is about to run, counted from 0 over the whole training.
-        """
+        """Start the profiler when the coming step, counted over the whole training, is its first."""
         start, end = self.options.start, self.options.end
         if self._profiler is not None or not start - 1 <= iteration < end:
             return

@@ -16,13 +16,7 @@ class PartsExchange:
     """A part for every rank on its way there, and one from every rank on its way here."""
 
     def __init__(self, parts: Sequence[Tensor], sizes: Sequence[int], group: ProcessGroup) -> None:
-        """Start the exchange.
-
-        Args:
-            parts: flat, one for every rank of the group.
-            sizes: elements that come from every rank.
-            group: whose ranks exchange.
-        """
+        """Start the exchange of flat parts, one for every rank; ``sizes`` elements come from each."""
         if counters.active is not None:
             me = group.rank()
             foreign = sum(part.nbytes for place, part in enumerate(parts) if place != me)

@@ -61,17 +61,7 @@ def attend_backward(
             for part in kernel.parts(task, scores, heads):
                 rows = (samples, slice(None), slice(*part.rows))
                 columns = (samples, slice(None), slice(*part.columns))
-                found = kernel.backward(
-                    BackwardBlock(
-                        outer[rows],
-                        query[rows],
-                        key[columns],
-                        value[columns],
-                        output[rows],
-                        logsum[rows],
-                        part,
-                        scores,
-                    )
-                )
+                tensors = outer[rows], query[rows], key[columns], value[columns], output[rows], logsum[rows]
+                found = kernel.backward(BackwardBlock(*tensors, part, scores))
                 for total, place, part_of_it in zip(gradients, (rows, columns, columns), found):
                     total[place] += part_of_it

@@ -83,26 +83,17 @@ class GatheredAttention(torch.autograd.Function):
         query, key, value, output, logsum, sink = ctx.saved_tensors
         plan = ctx.plan
         dq, dk, dv = zeros_for(query, key, value)
-        outer = gradients[0]
-        start = 0
+        outer, start = gradients[0], 0
         for heads, (keys, values), work in _fetch_groups(query, key, value, plan):
             dkeys, dvalues = zeros_for(keys, values)
-            attend_backward(
-                (dq[:, heads], dkeys, dvalues),
-                query[:, heads],
-                keys,
-                values,
-                output[:, heads],
-                logsum[:, heads],
-                outer[:, heads],
-                work,
-            )
+            results = output[:, heads], logsum[:, heads], outer[:, heads]
+            attend_backward((dq[:, heads], dkeys, dvalues), query[:, heads], keys, values, *results, work)
             if not plan.options.wide_gradients:
                 dkeys, dvalues = dkeys.to(key.dtype), dvalues.to(value.dtype)
             place = slice(start, start + keys.shape[1])
             dk[:, place], dv[:, place] = _send_gradients(dkeys, dvalues, key[:, place], value[:, place], plan)
             start = place.stop
-        dsink = sink_gradient(sink, output, logsum, gradients[0])
+        dsink = sink_gradient(sink, output, logsum, outer)
         return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), None, dsink
 
 

@@ -17,13 +17,7 @@ from mindspeed_cp.engine.tasks import tasks
 
 
 def work_with(samples: Sequence[tuple[slice, Scores]], queries: Chunks, keys: Chunks) -> Work:
-    """Return what is computed of query rows with key rows; samples of which nothing is are left out.
-
-    Args:
-        samples: those that share a mask rule, with what decides about their scores.
-        queries: chunks of the query rows.
-        keys: chunks of the key rows.
-    """
+    """Return what is computed of query rows with key rows; samples of which nothing is are left out."""
     return tuple(
         (which, found, scores)
         for which, scores in samples

@@ -97,8 +97,7 @@ class MaskRule:
     def reach(self, queries: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return ``low`` and ``high``: keys from low to before high are what a query sees beside a prefix.
 
-        Args:
-            queries: global positions. The given matrix is not asked.
+        The given matrix is not asked.
         """
         low, high = np.zeros_like(queries), np.full_like(queries, self.length)
         if self.ends:

@@ -63,12 +63,8 @@ class RingTable:
 def ring_table(ranks: int, window: int = 1) -> RingTable:
     """Return a single ring, or with ``window`` > 1 rings of that many ranks inside a ring of windows.
 
-    Args:
-        ranks: number of ranks.
-        window: ranks of an inner ring; divides ``ranks``.
-
     Raises:
-        ValueError: it does not.
+        ValueError: ``window`` does not divide ``ranks``.
     """
     if window < 1 or ranks % window:
         raise ValueError(f"rings of {ranks} ranks cannot have windows of {window}")

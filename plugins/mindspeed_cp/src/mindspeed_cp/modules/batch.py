@@ -50,10 +50,7 @@ class SplitBatch(PackedSeqParams):
 def split_batch(run: Run, batch: Batch, microbatch: int) -> Batch:
     """Return this rank's part of a micro-batch, with its description.
 
-    Args:
-        run: the run.
-        batch: the whole sequences, or nothing on middle pipeline stages.
-        microbatch: index within the step.
+    ``batch`` holds the whole sequences, or nothing on middle pipeline stages.
 
     Raises:
         UserError: the sequence cannot be cut so.

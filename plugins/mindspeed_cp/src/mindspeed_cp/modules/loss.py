@@ -56,14 +56,10 @@ def _share(run: Run, batch: Batch) -> torch.Tensor:
 
 
 def balance_over_the_sequence(config: Any, size: int) -> Any:
-    """Scale the losses that experts add, for gradients that are divided by all tokens of a step.
+    """Scale the losses that experts add, for gradients divided by all tokens of a step, over ``size`` ranks.
 
     megatron-core multiplies such a loss, of which every rank has its share, by the rank's own tokens: too few
     by the number of ranks of the sequence.
-
-    Args:
-        config: the model's configuration.
-        size: ranks of context parallelism.
     """
     if config.num_moe_experts is None or not config.calculate_per_token_loss:
         return config

@@ -53,11 +53,7 @@ def shift_over_ranks(tensor: Tensor, layout: Layout, group: dist.ProcessGroup) -
 
 
 def over_ranks(original: Shift) -> Shift:
-    """Return megatron-core's ``roll_tensor`` extended to the ranks of a split sequence.
-
-    Args:
-        original: what it was; still serves batches that are whole.
-    """
+    """Return megatron-core's ``roll_tensor``, which serves whole batches, extended to split sequences."""
 
     def roll_tensor(
         tensor: Tensor, shifts: int = -1, dims: int = -1, cp_group: Any = None, packed_seq_params: Any = None

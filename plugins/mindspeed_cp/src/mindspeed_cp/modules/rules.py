@@ -47,9 +47,7 @@ def check_answered(session: Session) -> None:
 def rules_of(run: Run, batch: Batch) -> tuple[tuple[MaskRule, ...], bool]:
     """Return the rules of a micro-batch, and whether they say themselves if queries see later keys.
 
-    Args:
-        run: the run.
-        batch: the whole sequences, with the fields of `fields_for_rules`.
+    ``batch`` holds the whole sequences, with the fields of `fields_for_rules`.
 
     Returns:
         One rule for all samples or one for each. Where the second is False, the layer says whether it is

@@ -15,12 +15,7 @@ from torch import Tensor, nn
 
 
 def add_offset(module: nn.Module, config: TransformerConfig, heads_group: Callable[[], Any]) -> None:
-    """Give a module ``softmax_offset``, ``[n / tp]`` or None.
-
-    Args:
-        module: a core attention.
-        config: says which kind.
-        heads_group: gives the group that shares the heads.
+    """Give a core attention ``softmax_offset``, ``[n / tp]`` or None, by the kind that its configuration has.
 
     Raises:
         ValueError: there is no such kind.
@@ -50,12 +45,7 @@ def sharded_offset(
 ) -> Any:
     """Return the sharded state of a core attention: its offset, cut by heads, where that is learned.
 
-    Args:
-        state: of the module, without prefix.
-        prefix: of its names.
-        offsets: of layers.
-        metadata: may have the group of ranks with equal weights.
-        tp_group: shares the heads.
+    ``state`` is that of the module without ``prefix``; ``tp_group`` shares the heads.
     """
     if not state:
         return {}

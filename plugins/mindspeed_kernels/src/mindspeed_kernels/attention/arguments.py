@@ -139,19 +139,12 @@ def prepare(query: Tensor, key: Tensor, value: Tensor, options: Options, seed: i
     q, k, v = views(query, key, value, options)
     check_numbers(options)
     pieces = _packed(q, k, options) if options.layout == "TND" else _single(q, k, options)
-    kept = options.dropout_mask
-    if kept is not None and kept.shape != (*q.shape[:3], k.shape[2]):
-        shape = (*q.shape[:3], k.shape[2])
+    kept, shape = options.dropout_mask, (*q.shape[:3], k.shape[2])
+    if kept is not None and kept.shape != shape:
         raise refuse("dropout_mask", "has one value per score", tuple(kept.shape), shape)
-    attention = AttentionCall(
-        pieces,
-        options.scale,
-        _bias(q, k, options),
-        options.keep_prob,
-        seed,
-        None if kept is None else kept.bool(),
-    )
-    return Inputs(q, k, v, attention)
+    kept = None if kept is None else kept.bool()
+    bias = _bias(q, k, options)
+    return Inputs(q, k, v, AttentionCall(pieces, options.scale, bias, options.keep_prob, seed, kept))
 
 
 def check_numbers(options: Options) -> None:

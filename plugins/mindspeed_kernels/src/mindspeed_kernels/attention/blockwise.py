@@ -66,17 +66,9 @@ class BlockwiseAttention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of the three inputs, of the bias tensor and of the sink."""
         query, key, value, bias, sink, context, logsum = ctx.saved_tensors
-        found = attend_backward(
-            gradients[0],
-            query,
-            key,
-            value,
-            bias if ctx.needs_input_grad[3] else None,
-            sink if ctx.needs_input_grad[4] else None,
-            context,
-            logsum,
-            ctx.attention,
-        )
+        bias = bias if ctx.needs_input_grad[3] else None
+        sink = sink if ctx.needs_input_grad[4] else None
+        found = attend_backward(gradients[0], query, key, value, bias, sink, context, logsum, ctx.attention)
         return (*found, None)
 
 

@@ -129,13 +129,9 @@ def flash_gradients(
         to_key, to_value = (
             torch.nn.functional.pad(item, (0, 0, 0, 0, 0, missing)) for item in (to_key, to_value)
         )
-    width = inputs.query.shape[3]
-    found = (
-        to_query.narrow(3, 0, width),
-        to_key.narrow(3, 0, width),
-        to_value.narrow(3, 0, inputs.value.shape[3]),
-    )
-    return found[0].transpose(1, 2), found[1].transpose(1, 2), found[2].transpose(1, 2)
+    width, value_width = inputs.query.shape[3], inputs.value.shape[3]
+    dq, dk, dv = to_query.narrow(3, 0, width), to_key.narrow(3, 0, width), to_value.narrow(3, 0, value_width)
+    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
 
 def band_of(inputs: Inputs) -> Band | None:

@@ -50,9 +50,7 @@ class _Ranges:
 def flex(inputs: Inputs, sink: Tensor | None) -> tuple[Tensor, Tensor]:
     """Compute context ``[b, n, sq, dv]`` and logarithm of the sums ``[b, n, sq]``, infinite for empty rows.
 
-    Args:
-        inputs: queries, keys, values and the attention, within `cuda.flex_limits`.
-        sink: ``[n]``, a further score without value.
+    ``sink`` ``[n]`` is a further score of every row without a value; inputs are within `cuda.flex_limits`.
     """
     query, key, value, attention = inputs.query, inputs.key, inputs.value, inputs.attention
     visible = _mask_of(attention.pieces, query, key)

@@ -12,9 +12,7 @@ from mindspeed_kernels.attention.blocks import AttentionCall, Piece
 def dense_attention(inputs: Inputs, sink: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Compute context ``[b, n, sq, dv]``, row maxima and row sums ``[b, n, sq]`` of all sequences.
 
-    Args:
-        inputs: queries, keys, values and the attention.
-        sink: ``[n]``, a further score of every row without a value.
+    ``sink`` ``[n]`` is a further score of every row without a value.
     """
     results = [_sequence(inputs, piece, sink) for piece in inputs.attention.pieces]
     context, maximum, total = (torch.cat(parts, dim=2) for parts in zip(*results))

@@ -31,7 +31,7 @@ MODES = tuple(range(9))
 
 @dataclass(frozen=True)
 class Visibility:
-    """Return which of ``sk`` keys each of ``sq`` queries sees.
+    """The ones of ``sk`` keys that each of ``sq`` queries sees.
 
     Attributes:
         sq: number of queries.

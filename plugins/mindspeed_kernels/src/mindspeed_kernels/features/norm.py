@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from mindspeed_core.feature import Flag, Gain, Requirement, Scenario, hookimpl
+from mindspeed_core.feature import Flag, Gain, Requirement, hookimpl
 from mindspeed_kernels.features.proofs import LLAMA, RECOMPUTE, KernelFeature, across, scenarios
 
 
@@ -24,12 +24,12 @@ class FusedRMSNormFeature(KernelFeature):
     places_modules = True
     verify = (
         *scenarios("--use-fused-rmsnorm", (*LLAMA, "--qk-layernorm"), gain=(Gain("peak_bytes", 0.98),)),
-        Scenario(
-            "zero-centred",
-            flags=(*LLAMA, "--apply-layernorm-1p", "--use-fused-rmsnorm"),
-            baseline=(*LLAMA, "--apply-layernorm-1p"),
+        *across(
+            ("--use-fused-rmsnorm",),
+            (),
+            (("zero-centred", ("--apply-layernorm-1p",), 1), ("recompute", RECOMPUTE, 1)),
+            model=LLAMA,
         ),
-        *across(("--use-fused-rmsnorm",), (), (("recompute", RECOMPUTE, 1),), model=LLAMA),
     )
 
     @hookimpl(wrapper=True)

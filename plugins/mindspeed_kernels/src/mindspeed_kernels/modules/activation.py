@@ -29,9 +29,6 @@ class FusedSwiGLU(MegatronModule):
     def __init__(self, config: TransformerConfig) -> None:
         """Check that nothing is asked for that the operator does not compute.
 
-        Args:
-            config: the configuration of the MLP.
-
         Raises:
             ValueError: the gate is clamped or offset, or its input is to be kept in FP8.
         """

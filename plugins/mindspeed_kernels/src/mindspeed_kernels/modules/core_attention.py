@@ -319,12 +319,7 @@ def _sequence_ends(packed: PackedSeqParams, tokens: int, causal: bool) -> tuple[
 
 
 def options_from_flags(args: Namespace, active: tuple[str, ...] = ()) -> AttentionOptions:
-    """Read the flags of the core attention.
-
-    Args:
-        args: the arguments; flags that are not there have their defaults.
-        active: names of the active features.
-    """
+    """Read the flags of the core attention; those that are not there have their defaults."""
     default = AttentionOptions()
     pre, following = getattr(args, "pre_tockens", None), getattr(args, "next_tockens", None)
     return AttentionOptions(

@@ -76,12 +76,7 @@ def place_grouped_experts(session: Session, spec: Any) -> Any:
 
 
 def accumulate_in_place(session: Session, model: list[Any]) -> None:
-    """Let backward of every `GroupedExperts` add to the main gradients that data parallelism brings.
-
-    Args:
-        session: counts the modules that were found.
-        model: the chunks.
-    """
+    """Let backward of every `GroupedExperts` add to the main gradients that data parallelism brings."""
     found = 0
     for chunk in model:
         for module in chunk.modules():

@@ -20,11 +20,7 @@ class MaskedSoftmax(Module):
     """Takes the place of ``FusedScaleMaskSoftmax``, whose fused form needs an extension of Apex."""
 
     def __init__(self, native: FusedScaleMaskSoftmax) -> None:
-        """Take over the settings of the one it replaces.
-
-        Args:
-            native: megatron-core's.
-        """
+        """Take over the settings of the one it replaces."""
         super().__init__()
         self.scale: float = 1.0 if native.scale is None else float(native.scale)
         self.causal = native.attn_mask_type is AttnMaskType.causal

@@ -35,11 +35,7 @@ STATE = _State()
 
 
 def parse(text: str, source: str) -> dict[str, str]:
-    """Read choices written as ``OP=BACKEND[,OP=BACKEND]``.
-
-    Args:
-        text: what was written.
-        source: the flag or variable it comes from, for messages.
+    """Read choices written as ``OP=BACKEND[,OP=BACKEND]``; messages name the flag or variable ``source``.
 
     Raises:
         BackendError: it is not written so.

@@ -30,11 +30,7 @@ def compiler_missing() -> str:
 
 
 def add_compiled(operator: Operator[..., Any]) -> None:
-    """Give an operator the backend ``compiled``.
-
-    Args:
-        operator: its reference must be traceable without a break.
-    """
+    """Give an operator, whose reference must be traceable without a break, the backend ``compiled``."""
 
     @lru_cache(maxsize=1)
     def compiled() -> Callable[..., Any]:

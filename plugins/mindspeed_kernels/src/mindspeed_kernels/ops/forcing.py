@@ -15,15 +15,11 @@ FLAG = "--ops-backend"
 
 
 def force_until_close(session: Session, text: str, *, owner: str) -> None:
-    """Force backends until the session closes.
-
-    Args:
-        session: takes the choice back.
-        text: ``OP=BACKEND[,OP=BACKEND]``.
-        owner: the feature, for the listing of changes.
+    """Force backends until the session closes, for a feature that owns the choice.
 
     Raises:
-        ArgumentError: it is not written so, or names an operator or a backend that does not exist.
+        ArgumentError: ``text`` is not ``OP=BACKEND[,OP=BACKEND]``, or names an operator or a backend that
+            does not exist.
     """
     try:
         forced = parse(text, FLAG)

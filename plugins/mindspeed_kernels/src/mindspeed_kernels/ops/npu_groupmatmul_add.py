@@ -30,16 +30,17 @@ def npu_groupmatmul_add_fp32_reference(
         grouplist: ``[E]`` running ends of the groups, list or int64 tensor; empty groups are fine.
         grad: ``[E, k, n]`` or ``[E * k, n]``, float32.
     """
-    experts = _by_expert(grad, x)
+    experts, ends = _by_expert(x, grouplist, grad)
     wide = torch.promote_types(grad.dtype, torch.float32)
-    ends = ends_of_groups("npu_groupmatmul_add_fp32", grouplist, x.shape[0], experts.shape[0])
     for expert, (start, end) in zip(experts, bounds(ends), strict=True):
         product = x[start:end].to(wide).t() @ dy[start:end].to(wide)
         expert.copy_((expert.to(wide) + product).to(grad.dtype))
 
 
-def _by_expert(grad: Tensor, x: Tensor) -> Tensor:
-    return grad if grad.dim() == 3 else grad.view(-1, x.shape[1], grad.shape[1])
+def _by_expert(x: Tensor, grouplist: Sequence[int] | Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradient as ``[E, k, n]``, and where each expert's rows end."""
+    experts = grad if grad.dim() == 3 else grad.view(-1, x.shape[1], grad.shape[1])
+    return experts, ends_of_groups("npu_groupmatmul_add_fp32", grouplist, x.shape[0], experts.shape[0])
 
 
 def _samples(make: Make) -> list[Sample]:
@@ -84,8 +85,7 @@ def _(x: Tensor, dy: Tensor, ends: Tensor, grad: Tensor) -> None:
 @npu_groupmatmul_add_fp32.backend("in-place", ("cpu", "cuda"), differentiable=False)
 def _in_place(x: Tensor, dy: Tensor, grouplist: Sequence[int] | Tensor, grad: Tensor) -> None:
     """Add one product for each group that has rows; a compiled graph sees one node."""
-    experts = _by_expert(grad, x)
-    ends = ends_of_groups("npu_groupmatmul_add_fp32", grouplist, x.shape[0], experts.shape[0])
+    experts, ends = _by_expert(x, grouplist, grad)
     _opaque(x, dy, ends, experts)
 
 
@@ -99,9 +99,9 @@ def _in_place(x: Tensor, dy: Tensor, grouplist: Sequence[int] | Tensor, grad: Te
 def _npu(x: Tensor, dy: Tensor, grouplist: Sequence[int] | Tensor, grad: Tensor) -> None:
     import torch_npu
 
-    experts = _by_expert(grad, x)
-    ends = ends_of_groups("npu_groupmatmul_add_fp32", grouplist, x.shape[0], experts.shape[0]).to(x.device)
+    experts, ends = _by_expert(x, grouplist, grad)
     if experts.shape[0] == 1:  # The kernel takes no single group.
         npu_matmul_add_fp32(dy, x, experts[0])
         return
+    ends = ends.to(x.device)
     torch_npu.npu_grouped_matmul_add_(experts, x, dy, ends, transpose_x=True, group_type=2, group_list_type=0)

@@ -113,10 +113,9 @@ def _lerp(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Interpolate the outputs with one weight per row and head; nothing else is allocated."""
     packed = layout.upper() == "TND"
-    one = (slice(None),) * (prev_softmax_max.dim() - 1) + (slice(0, 1),)
-    highest = torch.maximum(prev_softmax_max[one], cur_softmax_max[one])
-    before = prev_softmax_sum[one] * torch.exp(prev_softmax_max[one] - highest)
-    now = cur_softmax_sum[one] * torch.exp(cur_softmax_max[one] - highest)
+    highest = torch.maximum(prev_softmax_max[..., :1], cur_softmax_max[..., :1])
+    before = prev_softmax_sum[..., :1] * torch.exp(prev_softmax_max[..., :1] - highest)
+    now = cur_softmax_sum[..., :1] * torch.exp(cur_softmax_max[..., :1] - highest)
     total = before + now
     seen = total > 0
     weight = now / torch.where(seen, total, 1.0)

@@ -10,11 +10,7 @@ from mindspeed_kernels.contract import ContractError
 
 
 def process_group(group: ProcessGroup | str | None, argument: str) -> ProcessGroup:
-    """Return the group of a name or an HCCL communicator; None means all ranks.
-
-    Args:
-        group: a group, the name of one, an HCCL communicator's name, or None for all ranks.
-        argument: name of the operator's argument, for the message.
+    """Return the group of a name or an HCCL communicator, for None all ranks; errors name ``argument``.
 
     Raises:
         ContractError: there is no such group.

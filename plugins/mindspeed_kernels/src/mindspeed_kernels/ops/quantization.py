@@ -9,11 +9,7 @@ from mindspeed_kernels.contract import ContractError
 
 
 def decoded_scale(scale: Tensor) -> Tensor:
-    """Return a scale as float32, also from the packed form: a float32 in the low half of an int64 or uint64.
-
-    Args:
-        scale: any shape; int64 and uint64 are packed, everything else is a number.
-    """
+    """Return a scale as float32; int64 and uint64 are packed, with a float32 in their low half."""
     if scale.dtype == torch.uint64:
         scale = scale.view(torch.int64)
     if scale.dtype != torch.int64:

@@ -72,13 +72,7 @@ def _traced(tensor: Tensor) -> bool:
 
 
 def by_row(table: Tensor, ends: Tensor, rows: int) -> Tensor:
-    """Return a table ``[E, n]`` of groups as ``[m, n]``, one line for each row.
-
-    Args:
-        table: a line for each group.
-        ends: where each group ends.
-        rows: number of rows there are.
-    """
+    """Return a table ``[E, n]`` of groups as ``[m, n]``: the line of its group for each row."""
     counts = torch.diff(ends, prepend=ends.new_zeros(1)).to(table.device)
     return table.repeat_interleave(counts, dim=0, output_size=rows)
 

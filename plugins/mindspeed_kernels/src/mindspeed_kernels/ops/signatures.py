@@ -15,9 +15,6 @@ def with_signature_of(model: Callable[P, R]) -> Callable[[Callable[..., R]], Cal
     """Decorate a function that takes the arguments of ``model`` by name: it is then called like ``model``.
 
     Defaults are filled in, so that the function can pass on as ``**others`` what it does not look at.
-
-    Args:
-        model: the function whose parameters and defaults count.
     """
     signature = inspect.signature(model)
     names = tuple(signature.parameters)

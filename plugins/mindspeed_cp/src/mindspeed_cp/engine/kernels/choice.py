@@ -94,19 +94,11 @@ def kernel_for(query: Tensor, key: Tensor, value: Tensor, task: Task, scores: Sc
         task: what is computed.
         scores: mask rule, bias, dropout.
     """
-    case = Case(
-        task.kind,
-        is_band(task, scores.rule),
-        task.rows[1] - task.rows[0] == task.columns[1] - task.columns[0],
-        query.device.type,
-        query.dtype,
-        query.shape[1],
-        key.shape[1],
-        query.shape[3],
-        value.shape[3],
-        scores.slopes is not None,
-        scores.dropout is not None,
-    )
+    square = task.rows[1] - task.rows[0] == task.columns[1] - task.columns[0]
+    sizes = query.shape[1], key.shape[1], query.shape[3], value.shape[3]
+    bias, dropout = scores.slopes is not None, scores.dropout is not None
+    band = is_band(task, scores.rule)
+    case = Case(task.kind, band, square, query.device.type, query.dtype, *sizes, bias, dropout)
     kernel = _chosen.get(case)
     if kernel is None:
         kernel = _chosen[case] = choose(case)

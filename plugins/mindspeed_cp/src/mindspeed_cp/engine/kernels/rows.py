@@ -34,10 +34,6 @@ def band(task: Task, rule: MaskRule) -> Band:
     """Return the band of a task that is one.
 
     Query ``i`` of ``s`` sees key ``j`` of ``t`` where ``-before <= j - (i + t - s) <= behind``.
-
-    Args:
-        task: its positions are those of its first query and its first key.
-        rule: has a window.
     """
     assert rule.window is not None
     last_query = task.origin[0] + task.rows[1] - task.rows[0]
