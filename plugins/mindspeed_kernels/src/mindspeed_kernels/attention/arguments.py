@@ -199,15 +199,9 @@ def _single(query: Tensor, key: Tensor, options: Options) -> tuple[Piece, ...]:
         if wrong:
             low = max(0, sk - sq)
             raise refuse("prefix", f"must be {low} to {sk}", wrong[0], min(max(wrong[0], low), sk))
-    visibility = of_mode(
-        options.sparse_mode,
-        sq,
-        sk,
-        pre=options.pre_tokens,
-        following=options.next_tokens,
-        prefix=prefix,
-        hidden=_hidden(query, key, options),
-    )
+    pre, following, hidden = options.pre_tokens, options.next_tokens, _hidden(query, key, options)
+    mode = options.sparse_mode
+    visibility = of_mode(mode, sq, sk, pre=pre, following=following, prefix=prefix, hidden=hidden)
     return (Piece((0, sq), (0, sk), visibility),)
 
 
@@ -232,7 +226,7 @@ def _hidden(query: Tensor, key: Tensor, options: Options) -> Tensor | None:
 
 def _packed(query: Tensor, key: Tensor, options: Options) -> tuple[Piece, ...]:
     query_ends, key_ends = sequence_ends(options, query.shape[2], key.shape[2])
-    count = len(query_ends)
+    count, pre, following = len(query_ends), options.pre_tokens, options.next_tokens
     prefix = numbers(options.prefix) if options.prefix is not None else []
     pieces, row, column = [], 0, 0
     for index, (row_end, column_end) in enumerate(zip(query_ends, key_ends)):
@@ -241,14 +235,9 @@ def _packed(query: Tensor, key: Tensor, options: Options) -> tuple[Piece, ...]:
             raise refuse("actual_seq_kvlen", f"sequence {index} has {sq} queries and needs keys", 0, 1)
         if not (sq and sk) and options.pse is not None:
             raise refuse("pse", "must be None where a sequence is empty", f"sequence {index}", None)
-        visibility = of_mode(
-            of_sequence(options.sparse_mode, index, count),
-            sq,
-            sk,
-            pre=options.pre_tokens,
-            following=options.next_tokens,
-            prefix=(prefix[index],) if prefix else (),
-        )
+        mode = of_sequence(options.sparse_mode, index, count)
+        leading = (prefix[index],) if prefix else ()
+        visibility = of_mode(mode, sq, sk, pre=pre, following=following, prefix=leading)
         pieces.append(Piece((row, row_end), (column, column_end), visibility, index))
         row, column = row_end, column_end
     return tuple(pieces)

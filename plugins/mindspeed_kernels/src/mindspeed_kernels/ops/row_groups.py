@@ -98,13 +98,8 @@ def npu_grouped_product(
     import torch_npu
 
     listed = {name: [value] if isinstance(value, Tensor) else value for name, value in options.items()}
+    ends = ends.to(x.device)
     result: Tensor = torch_npu.npu_grouped_matmul(
-        [x],
-        [weight],
-        group_list=ends.to(x.device),
-        split_item=3,
-        group_type=group_type,
-        group_list_type=0,
-        **listed,
+        [x], [weight], group_list=ends, split_item=3, group_type=group_type, group_list_type=0, **listed
     )[0]
     return result

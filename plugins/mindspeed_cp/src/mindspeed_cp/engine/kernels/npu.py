@@ -86,18 +86,9 @@ class NpuKernel(BlockKernel):
             from_bnsd(tensor.to(q.dtype), layout).contiguous() for tensor in (q, k, v, output, outer)
         )
         maximum = logsum.float().unsqueeze(-1).expand(*logsum.shape, _LANES).contiguous()
+        options |= {"softmax_max": maximum, "softmax_sum": torch.ones_like(maximum), "attention_in": context}
         dq, dk, dv, *_ = npu_fusion_attention_grad(
-            query,
-            key,
-            value,
-            gradient,
-            heads,
-            layout,
-            softmax_max=maximum,
-            softmax_sum=torch.ones_like(maximum),
-            attention_in=context,
-            scale_value=scores.scale,
-            **options,
+            query, key, value, gradient, heads, layout, scale_value=scores.scale, **options
         )
         key_heads = k.shape[1]
         return to_bnsd(dq, layout, heads), to_bnsd(dk, layout, key_heads), to_bnsd(dv, layout, key_heads)
