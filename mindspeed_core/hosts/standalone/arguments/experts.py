@@ -38,41 +38,26 @@ def derive_experts(args: Namespace) -> None:
     if args.moe_ffn_hidden_size is None:
         args.moe_ffn_hidden_size = args.ffn_hidden_size
     if experts % ep:
-        raise argument_error(
-            args,
-            "--num-experts",
-            f"is not divisible by --expert-model-parallel-size {ep}",
-            f"use a multiple of {ep}",
-        )
+        reason = f"is not divisible by --expert-model-parallel-size {ep}"
+        raise argument_error(args, "--num-experts", reason, f"use a multiple of {ep}")
     if args.world_size % (etp * ep * pp):
-        raise argument_error(
-            args,
-            "--expert-model-parallel-size",
+        reason = (
             f"expert tensor x expert x pipeline = {etp} x {ep} x {pp} does not divide the world size "
-            f"{args.world_size}",
-            "lower a size, for instance --expert-tensor-parallel-size 1",
+            f"{args.world_size}"
         )
+        remedy = "lower a size, for instance --expert-tensor-parallel-size 1"
+        raise argument_error(args, "--expert-model-parallel-size", reason, remedy)
     if tp > 1 and not args.sequence_parallel:
-        raise argument_error(
-            args,
-            "--num-experts",
-            "with tensor parallelism every rank would route every token",
-            "add --sequence-parallel",
-        )
+        reason = "with tensor parallelism every rank would route every token"
+        raise argument_error(args, "--num-experts", reason, "add --sequence-parallel")
     if args.add_bias_linear and etp > 1:
-        raise argument_error(
-            args,
-            "--num-experts",
-            f"experts cut over --expert-tensor-parallel-size {etp} have no biases in megatron-core",
-            "add --disable-bias-linear, or use --expert-tensor-parallel-size 1",
-        )
+        reason = f"experts cut over --expert-tensor-parallel-size {etp} have no biases in megatron-core"
+        remedy = "add --disable-bias-linear, or use --expert-tensor-parallel-size 1"
+        raise argument_error(args, "--num-experts", reason, remedy)
     if args.add_bias_linear and args.moe_shared_expert_intermediate_size is not None:
-        raise argument_error(
-            args,
-            "--moe-shared-expert-intermediate-size",
-            "shared experts have no biases in megatron-core",
-            "add --disable-bias-linear",
-        )
+        reason = "shared experts have no biases in megatron-core"
+        remedy = "add --disable-bias-linear"
+        raise argument_error(args, "--moe-shared-expert-intermediate-size", reason, remedy)
     _check_routing(args, experts)
 
 
@@ -80,39 +65,22 @@ def _check_routing(args: Namespace, experts: int) -> None:
     if args.moe_router_topk > experts:
         raise argument_error(args, "--moe-router-topk", f"exceeds --num-experts {experts}")
     if isinstance(args.moe_layer_freq, list) and len(args.moe_layer_freq) != args.num_layers:
-        raise argument_error(
-            args,
-            "--moe-layer-freq",
-            f"names {len(args.moe_layer_freq)} layers, --num-layers is {args.num_layers}",
-        )
+        reason = f"names {len(args.moe_layer_freq)} layers, --num-layers is {args.num_layers}"
+        raise argument_error(args, "--moe-layer-freq", reason)
     if "sinkhorn" in args.moe_router_load_balancing_type and any(args.moe_aux_loss_coeff):
-        raise argument_error(
-            args,
-            "--moe-aux-loss-coeff",
-            "sinkhorn balances without a loss",
-            "leave it out, or use --moe-router-load-balancing-type aux_loss",
-        )
+        reason = "sinkhorn balances without a loss"
+        remedy = "leave it out, or use --moe-router-load-balancing-type aux_loss"
+        raise argument_error(args, "--moe-aux-loss-coeff", reason, remedy)
     if args.moe_apply_probs_on_input and args.moe_router_topk != 1:
-        raise argument_error(
-            args,
-            "--moe-apply-probs-on-input",
-            f"a token goes to {args.moe_router_topk} experts with as many probabilities",
-            "add --moe-router-topk 1",
-        )
+        reason = f"a token goes to {args.moe_router_topk} experts with as many probabilities"
+        raise argument_error(args, "--moe-apply-probs-on-input", reason, "add --moe-router-topk 1")
     factor = args.moe_expert_capacity_factor
     if args.moe_pad_expert_input_to_capacity and (factor or 0) * args.moe_router_topk > experts:
-        raise argument_error(
-            args,
-            "--moe-expert-capacity-factor",
-            "an expert would be padded to more tokens than there are",
-            f"use at most experts / top-k = {experts / args.moe_router_topk:g}",
-        )
+        reason = "an expert would be padded to more tokens than there are"
+        remedy = f"use at most experts / top-k = {experts / args.moe_router_topk:g}"
+        raise argument_error(args, "--moe-expert-capacity-factor", reason, remedy)
     if args.moe_router_topk == 1 and args.moe_router_score_function == "softmax":
         kinds = args.moe_router_load_balancing_type
         if not args.moe_router_pre_softmax and list(kinds) != ["sinkhorn"]:
-            raise argument_error(
-                args,
-                "--moe-router-topk",
-                "a softmax over the one chosen expert has no gradient",
-                "add --moe-router-pre-softmax",
-            )
+            reason = "a softmax over the one chosen expert has no gradient"
+            raise argument_error(args, "--moe-router-topk", reason, "add --moe-router-pre-softmax")

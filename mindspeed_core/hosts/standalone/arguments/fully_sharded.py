@@ -51,12 +51,8 @@ def check_fully_sharded(args: Namespace) -> None:
         if wrong:
             raise argument_error(args, flag, f"{reason} with {_FLAG}", remedy)
     if not args.untie_embeddings_and_output_weights:
-        raise argument_error(
-            args,
-            _FLAG,
-            "one weight in two places cannot be sharded in both",
-            "add --untie-embeddings-and-output-weights",
-        )
+        reason = "one weight in two places cannot be sharded in both"
+        raise argument_error(args, _FLAG, reason, "add --untie-embeddings-and-output-weights")
 
 
 def check_megatron_sharded(args: Namespace) -> None:
@@ -80,11 +76,7 @@ def check_megatron_sharded(args: Namespace) -> None:
             "its parts are described as megatron-core 0.16 cuts them",
             "install megatron-core 0.16",
         ),
-        (
-            find_spec("einops") is None,
-            "needs the package einops",
-            "run pip install 'mindspeed-core[fsdp]'",
-        ),
+        (find_spec("einops") is None, "needs the package einops", "run pip install 'mindspeed-core[fsdp]'"),
     ):
         if missing:
             raise argument_error(args, _MEGATRON, reason, remedy)
@@ -151,12 +143,8 @@ def check_connections(device_type: str, args: Namespace) -> None:
     """
     one_queue = device_type == "cuda" and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
     if args.use_megatron_fsdp and one_queue:
-        raise argument_error(
-            args,
-            _MEGATRON,
-            "CUDA_DEVICE_MAX_CONNECTIONS=1 puts gathering and computing into one queue",
-            "unset the variable",
-        )
+        reason = "CUDA_DEVICE_MAX_CONNECTIONS=1 puts gathering and computing into one queue"
+        raise argument_error(args, _MEGATRON, reason, "unset the variable")
 
 
 def _refuse_options_alone(args: Namespace) -> None:

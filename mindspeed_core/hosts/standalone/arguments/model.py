@@ -69,12 +69,8 @@ def _check_activation(args: Namespace) -> None:
 
 def _check_deterministic(args: Namespace) -> None:
     if args.deterministic_mode and args.cross_entropy_loss_fusion:
-        raise argument_error(
-            args,
-            "--cross-entropy-loss-fusion",
-            "does not give the same bits twice",
-            "drop it, or --deterministic-mode",
-        )
+        reason = "does not give the same bits twice"
+        raise argument_error(args, "--cross-entropy-loss-fusion", reason, "drop it, or --deterministic-mode")
 
 
 def _derive_dtype(args: Namespace) -> None:
@@ -111,30 +107,20 @@ def _derive_pipeline(args: Namespace) -> None:
         if pp == 1:
             raise argument_error(args, flag, "there is one pipeline stage", "drop it")
     if per_chunk is not None and stages is not None:
-        raise argument_error(
-            args,
-            "--num-virtual-stages-per-pipeline-rank",
-            "--num-layers-per-virtual-pipeline-stage is given too",
-            "keep one of the two",
-        )
+        reason = "--num-layers-per-virtual-pipeline-stage is given too"
+        raise argument_error(args, "--num-virtual-stages-per-pipeline-rank", reason, "keep one of the two")
     if counted and args.mtp_num_layers:
-        raise argument_error(
-            args,
-            counted[-1],
-            "the stage of the predictions could be left without a decoder layer they take after",
-            "use --pipeline-model-parallel-layout, with m between t and L",
-        )
+        reason = "the stage of the predictions could be left without a decoder layer they take after"
+        remedy = "use --pipeline-model-parallel-layout, with m between t and L"
+        raise argument_error(args, counted[-1], reason, remedy)
     args.virtual_pipeline_model_parallel_size = None
     if layout:
         _derive_layout(args, layout, per_chunk or stages)
     elif uneven:
         if per_chunk is not None:
-            raise argument_error(
-                args,
-                "--num-layers-per-virtual-pipeline-stage",
-                f"stages have different sizes with {uneven[0]}",
-                "use --num-virtual-stages-per-pipeline-rank",
-            )
+            reason = f"stages have different sizes with {uneven[0]}"
+            remedy = "use --num-virtual-stages-per-pipeline-rank"
+            raise argument_error(args, "--num-layers-per-virtual-pipeline-stage", reason, remedy)
         args.virtual_pipeline_model_parallel_size = stages if stages != 1 else None
     else:
         _derive_even(args, per_chunk, stages, len(counted))
@@ -149,13 +135,11 @@ def _derive_pipeline(args: Namespace) -> None:
     elif pp == 2 and not args.overlap_p2p_comm:
         # With two ranks both neighbours are the same peer, and megatron-core's batched exchange pairs
         # the sends of one direction with the receives of the other without an error.
-        raise argument_error(
-            args,
-            "--no-overlap-p2p-communication",
+        reason = (
             "at --pipeline-model-parallel-size 2 an interleaved pipeline's batched exchange mixes up its "
-            "messages",
-            "drop it",
+            "messages"
         )
+        raise argument_error(args, "--no-overlap-p2p-communication", reason, "drop it")
 
 
 def _derive_layout(args: Namespace, layout: str, chunks: int | None) -> None:
@@ -163,24 +147,18 @@ def _derive_layout(args: Namespace, layout: str, chunks: int | None) -> None:
 
     pp = args.pipeline_model_parallel_size
     if chunks is not None:
-        raise argument_error(
-            args,
-            "--pipeline-model-parallel-layout",
-            "says how many chunks there are; another flag does too",
-            "drop --num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank",
-        )
+        reason = "says how many chunks there are; another flag does too"
+        remedy = "drop --num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank"
+        raise argument_error(args, "--pipeline-model-parallel-layout", reason, remedy)
     try:
         parsed = PipelineParallelLayerLayout.from_str(layout, pp)
         apart = parsed.validate_layer_layout(num_layers=args.num_layers, mtp_num_layers=args.mtp_num_layers)
     except (AssertionError, ValueError, TypeError, KeyError) as error:
         raise argument_error(args, "--pipeline-model-parallel-layout", str(error)) from error
     if args.mtp_num_layers and (apart or "m" not in layout.replace(",", "").split("|")[-1]):
-        raise argument_error(
-            args,
-            "--pipeline-model-parallel-layout",
-            "predictions take after a decoder layer beside them, and hand on tensors of another shape",
-            "put m on the last stage between t and L",
-        )
+        reason = "predictions take after a decoder layer beside them, and hand on tensors of another shape"
+        remedy = "put m on the last stage between t and L"
+        raise argument_error(args, "--pipeline-model-parallel-layout", reason, remedy)
     virtual = parsed.virtual_pipeline_model_parallel_size
     args.virtual_pipeline_model_parallel_size = virtual if virtual > 1 else None
 
@@ -190,30 +168,21 @@ def _derive_even(args: Namespace, per_chunk: int | None, stages: int | None, cou
     layers = args.num_layers + counted
     plus = f" plus {counted} for embedding and loss" if counted else ""
     if layers % pp:
-        raise argument_error(
-            args,
-            "--num-layers",
-            f"{plus.strip()} is not divisible by --pipeline-model-parallel-size {pp}".strip(),
-            f"use a multiple of {pp}, or --pipeline-model-parallel-layout",
-        )
+        reason = f"{plus.strip()} is not divisible by --pipeline-model-parallel-size {pp}".strip()
+        remedy = f"use a multiple of {pp}, or --pipeline-model-parallel-layout"
+        raise argument_error(args, "--num-layers", reason, remedy)
     per_rank = layers // pp
     if per_chunk is not None:
         if pp > 1 and per_rank % per_chunk:
-            raise argument_error(
-                args,
-                "--num-layers-per-virtual-pipeline-stage",
-                f"does not divide the {per_rank} layers of a pipeline stage",
-            )
+            reason = f"does not divide the {per_rank} layers of a pipeline stage"
+            raise argument_error(args, "--num-layers-per-virtual-pipeline-stage", reason)
         stages = per_rank // per_chunk
         # One chunk per rank was always an interleaved schedule of one, as in Megatron-LM.
         args.virtual_pipeline_model_parallel_size = stages
     elif stages is not None and stages > 1:
         if per_rank % stages:
-            raise argument_error(
-                args,
-                "--num-virtual-stages-per-pipeline-rank",
-                f"does not divide the {per_rank} layers of a pipeline stage",
-            )
+            reason = f"does not divide the {per_rank} layers of a pipeline stage"
+            raise argument_error(args, "--num-virtual-stages-per-pipeline-rank", reason)
         args.virtual_pipeline_model_parallel_size = stages
 
 
@@ -225,20 +194,14 @@ def _check_attention(session: Session, args: Namespace) -> None:
             )
         if args.tensor_model_parallel_size > 1 and args.qk_layernorm and not args.sequence_parallel:
             # The gradient of a norm that every rank applies alike is summed as if each had heads of its own.
-            raise argument_error(
-                args,
-                "--qk-layernorm",
+            reason = (
                 "megatron-core adds up the gradient of the query norm of multi-latent attention once per "
-                "tensor-parallel rank",
-                "add --sequence-parallel",
+                "tensor-parallel rank"
             )
+            raise argument_error(args, "--qk-layernorm", reason, "add --sequence-parallel")
         if args.softmax_scale is not None:
-            raise argument_error(
-                args,
-                "--softmax-scale",
-                "multi-latent attention derives its own",
-                "use --mscale and --mscale-all-dim",
-            )
+            reason = "multi-latent attention derives its own"
+            raise argument_error(args, "--softmax-scale", reason, "use --mscale and --mscale-all-dim")
         if args.qk_l2_norm:
             raise argument_error(
                 args, "--qk-l2-norm", "multi-latent attention has none", "use --qk-layernorm"
@@ -254,12 +217,9 @@ def _check_attention(session: Session, args: Namespace) -> None:
         or (args.reset_attention_mask and not session.claims("--reset-attention-mask"))
     ):
         # The local softmax builds the window's mask in place of the one it is given.
-        raise argument_error(
-            args,
-            "--window-size",
-            "local attention ignores the mask of the dataloader inside a window",
-            "drop --create-attention-mask-in-dataloader and --reset-attention-mask",
-        )
+        reason = "local attention ignores the mask of the dataloader inside a window"
+        remedy = "drop --create-attention-mask-in-dataloader and --reset-attention-mask"
+        raise argument_error(args, "--window-size", reason, remedy)
     if args.window_attn_skip_freq is not None and args.window_size is None:
         raise argument_error(args, "--window-attn-skip-freq", "there is no window", "add --window-size")
 
@@ -270,30 +230,22 @@ def _check_predictions(args: Namespace) -> None:
     if args.mtp_num_layers < 1:
         raise argument_error(args, "--mtp-num-layers", "must be at least 1", "drop the flag")
     if args.pipeline_model_parallel_size > 1 and args.position_embedding_type == "learned_absolute":
-        raise argument_error(
-            args,
-            "--mtp-num-layers",
-            "the last pipeline stage would train position embeddings of its own for them",
-            "add --position-embedding-type rope",
-        )
+        reason = "the last pipeline stage would train position embeddings of its own for them"
+        raise argument_error(args, "--mtp-num-layers", reason, "add --position-embedding-type rope")
     if args.recompute_granularity == "full" and (args.recompute_method, args.recompute_num_layers) != (
         "uniform",
         1,
     ):
-        raise argument_error(
-            args,
-            "--mtp-num-layers",
+        reason = (
             f"megatron-core does not recompute them with --recompute-method {args.recompute_method} "
-            f"--recompute-num-layers {args.recompute_num_layers}",
-            "use uniform and 1",
+            f"--recompute-num-layers {args.recompute_num_layers}"
         )
+        raise argument_error(args, "--mtp-num-layers", reason, "use uniform and 1")
     if args.pipeline_model_parallel_size > 1 and not args.untie_embeddings_and_output_weights:
-        raise argument_error(
-            args,
-            "--mtp-num-layers",
-            "on a stage of its own, megatron-core gives predictions a second output layer that nothing uses",
-            "add --untie-embeddings-and-output-weights",
+        reason = (
+            "on a stage of its own, megatron-core gives predictions a second output layer that nothing uses"
         )
+        raise argument_error(args, "--mtp-num-layers", reason, "add --untie-embeddings-and-output-weights")
 
 
 def _derive_recompute(args: Namespace) -> None:
@@ -309,16 +261,10 @@ def _derive_recompute(args: Namespace) -> None:
     modules = args.recompute_modules or ()
     if args.recompute_granularity == "selective" and "mlp" in modules and args.add_bias_linear:
         # The bias leaves the checkpointed function as it is, becomes its result, and backward never ends.
-        raise argument_error(
-            args,
-            "--recompute-modules",
-            "megatron-core recomputes a dense MLP with a bias for ever",
-            "add --disable-bias-linear, or leave mlp out",
-        )
+        reason = "megatron-core recomputes a dense MLP with a bias for ever"
+        remedy = "add --disable-bias-linear, or leave mlp out"
+        raise argument_error(args, "--recompute-modules", reason, remedy)
     if args.recompute_granularity == "selective" and args.recompute_num_layers is not None:
-        raise argument_error(
-            args,
-            "--recompute-num-layers",
-            "selective recomputation covers every layer",
-            "drop it, or use --recompute-granularity full",
-        )
+        reason = "selective recomputation covers every layer"
+        remedy = "drop it, or use --recompute-granularity full"
+        raise argument_error(args, "--recompute-num-layers", reason, remedy)

@@ -59,21 +59,18 @@ def derive_batch(args: Namespace) -> None:
     args.num_microbatches = args.global_batch_size // unit
     for size, flag in _batch_sizes(args):
         if size % unit:
-            raise argument_error(
-                args,
-                flag,
+            reason = (
                 f"a batch of {size} is not divisible by micro-batch x data-parallel = "
-                f"{args.micro_batch_size} x {args.data_parallel_size} = {unit}",
-                f"use multiples of {unit}",
+                f"{args.micro_batch_size} x {args.data_parallel_size} = {unit}"
             )
+            raise argument_error(args, flag, reason, f"use multiples of {unit}")
         pp = args.pipeline_model_parallel_size
         if args.virtual_pipeline_model_parallel_size is not None and (size // unit) % pp:
-            raise argument_error(
-                args,
-                flag,
+            reason = (
                 f"a batch of {size} gives {size // unit} micro-batches; an interleaved pipeline needs a "
-                f"multiple of {pp}",
+                f"multiple of {pp}"
             )
+            raise argument_error(args, flag, reason)
 
 
 def derive_schedule(args: Namespace) -> None:
@@ -122,11 +119,8 @@ def derive_schedule(args: Namespace) -> None:
             raise argument_error(args, "--lr-warmup-fraction", "is not a share below 1")
         warmup = args.lr_warmup_fraction * decay
     if warmup >= decay:
-        raise ArgumentError(
-            f"--lr-warmup-{kind}",
-            warmup,
-            f"must be below the {decay} {'samples' if by_samples else 'steps'} of the decay",
-        )
+        reason = f"must be below the {decay} {'samples' if by_samples else 'steps'} of the decay"
+        raise ArgumentError(f"--lr-warmup-{kind}", warmup, reason)
     last_phase = getattr(args, f"lr_wsd_decay_{kind}")
     if args.lr_decay_style == "WSD" and last_phase is None:
         raise argument_error(
@@ -174,11 +168,10 @@ def _batch_sizes(args: Namespace) -> Iterator[tuple[int, str]]:
         raise argument_error(args, "--rampup-batch-size", "has a number below 1")
     grown = args.global_batch_size - start
     if grown <= 0 or grown % increment:
-        raise argument_error(
-            args,
-            "--rampup-batch-size",
-            f"steps of {increment} do not lead from {start} to --global-batch-size {args.global_batch_size}",
-            "start below it, and choose an increment that divides the difference",
+        reason = (
+            f"steps of {increment} do not lead from {start} to --global-batch-size {args.global_batch_size}"
         )
+        remedy = "start below it, and choose an increment that divides the difference"
+        raise argument_error(args, "--rampup-batch-size", reason, remedy)
     for size in range(start, args.global_batch_size, increment):
         yield size, "--rampup-batch-size"

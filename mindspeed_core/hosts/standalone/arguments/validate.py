@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.arguments.errors import argument_error, option
 from mindspeed_core.hosts.standalone.arguments.fault_tolerance import check_fault_tolerance
-from mindspeed_core.hosts.standalone.arguments.fully_sharded import (
-    check_connections,
-    check_fully_sharded,
-)
+from mindspeed_core.hosts.standalone.arguments.fully_sharded import check_connections, check_fully_sharded
 from mindspeed_core.hosts.standalone.arguments.model import check_model
 from mindspeed_core.hosts.standalone.arguments.run_length import derive_batch, derive_schedule
 from mindspeed_core.hosts.standalone.data.sources import data_sources
@@ -92,23 +89,17 @@ def _check_needs_feature(session: Session, args: Namespace) -> None:
         and args.transformer_impl == "local"
         and not session.claims("--context-parallel-size")
     ):
-        raise argument_error(
-            args,
-            "--context-parallel-size",
-            "megatron-core's local attention works on whole sequences",
-            "use 1, or a plugin that brings context parallelism",
-        )
+        reason = "megatron-core's local attention works on whole sequences"
+        remedy = "use 1, or a plugin that brings context parallelism"
+        raise argument_error(args, "--context-parallel-size", reason, remedy)
     if (
         args.reset_attention_mask
         and not args.create_attention_mask_in_dataloader
         and not session.claims("--reset-attention-mask")
     ):
-        raise argument_error(
-            args,
-            "--reset-attention-mask",
-            "without a dense mask nothing keeps attention within a document",
-            "add --create-attention-mask-in-dataloader",
-        )
+        reason = "without a dense mask nothing keeps attention within a document"
+        remedy = "add --create-attention-mask-in-dataloader"
+        raise argument_error(args, "--reset-attention-mask", reason, remedy)
 
 
 def _derive_world(args: Namespace) -> None:
@@ -121,42 +112,29 @@ def _derive_world(args: Namespace) -> None:
         args.context_parallel_size,
     )
     if args.world_size % (tp * pp * cp):
-        raise argument_error(
-            args,
-            "--tensor-model-parallel-size",
+        reason = (
             f"tensor x pipeline x context = {tp} x {pp} x {cp} = {tp * pp * cp} does not divide the world "
-            f"size {args.world_size}",
-            f"start {tp * pp * cp} processes (or a multiple), or lower a size",
+            f"size {args.world_size}"
         )
+        remedy = f"start {tp * pp * cp} processes (or a multiple), or lower a size"
+        raise argument_error(args, "--tensor-model-parallel-size", reason, remedy)
     args.data_parallel_size = args.world_size // (tp * pp * cp)
     if args.sequence_parallel and tp == 1:
         # Megatron-LM does the same: with one tensor-parallel rank there is nothing to shard.
         args.sequence_parallel = False
     if args.sequence_parallel and args.seq_length % (tp * cp):
-        raise argument_error(
-            args,
-            "--seq-length",
-            f"--sequence-parallel shards it over {tp * cp} ranks, which does not divide it",
-            f"use a multiple of {tp * cp}",
-        )
+        reason = f"--sequence-parallel shards it over {tp * cp} ranks, which does not divide it"
+        raise argument_error(args, "--seq-length", reason, f"use a multiple of {tp * cp}")
     if args.use_distributed_optimizer and args.optimizer == "sgd":
-        raise argument_error(
-            args,
-            "--use-distributed-optimizer",
-            "megatron-core shards the state of Adam alone",
-            "drop it, or use --optimizer adam",
-        )
+        reason = "megatron-core shards the state of Adam alone"
+        raise argument_error(args, "--use-distributed-optimizer", reason, "drop it, or use --optimizer adam")
     if args.ddp_num_buckets is not None and args.ddp_bucket_size is not None:
         raise argument_error(
             args, "--ddp-num-buckets", "--ddp-bucket-size decides the same", "drop one of them"
         )
     if args.overlap_param_gather and not args.use_distributed_optimizer:
-        raise argument_error(
-            args,
-            "--overlap-param-gather",
-            "gathers what the distributed optimizer sharded",
-            "add --use-distributed-optimizer",
-        )
+        reason = "gathers what the distributed optimizer sharded"
+        raise argument_error(args, "--overlap-param-gather", reason, "add --use-distributed-optimizer")
     if args.overlap_param_gather and not args.overlap_grad_reduce:
         raise argument_error(
             args, "--overlap-param-gather", "works on the buckets of the overlap", "add --overlap-grad-reduce"
@@ -168,42 +146,28 @@ def _derive_model(session: Session, args: Namespace) -> None:
     heads = args.num_attention_heads
     if args.kv_channels is None:
         if args.hidden_size % heads:
-            raise argument_error(
-                args,
-                "--hidden-size",
-                f"is not divisible by --num-attention-heads {heads}",
-                "use a multiple, or give --kv-channels",
-            )
+            reason = f"is not divisible by --num-attention-heads {heads}"
+            raise argument_error(args, "--hidden-size", reason, "use a multiple, or give --kv-channels")
         args.kv_channels = args.hidden_size // heads
     if heads % tp:
-        raise argument_error(
-            args,
-            "--num-attention-heads",
-            f"is not divisible by --tensor-model-parallel-size {tp}",
-            f"use a multiple of {tp}, or a tensor-parallel size that divides {heads}",
-        )
+        reason = f"is not divisible by --tensor-model-parallel-size {tp}"
+        remedy = f"use a multiple of {tp}, or a tensor-parallel size that divides {heads}"
+        raise argument_error(args, "--num-attention-heads", reason, remedy)
     if args.group_query_attention:
         groups = args.num_query_groups
         if heads % groups:
             raise argument_error(args, "--num-query-groups", f"does not divide --num-attention-heads {heads}")
         if groups % tp and tp % groups:
-            raise argument_error(
-                args,
-                "--num-query-groups",
-                f"is neither a multiple nor a divisor of --tensor-model-parallel-size {tp}",
-            )
+            reason = f"is neither a multiple nor a divisor of --tensor-model-parallel-size {tp}"
+            raise argument_error(args, "--num-query-groups", reason)
     if args.ffn_hidden_size is None:
         # Megatron-LM's rule: SwiGLU has three matrices, so two thirds of the width keep the parameter count.
         args.ffn_hidden_size = (
             int((4 * args.hidden_size * 2 / 3) / 64) * 64 if args.swiglu else 4 * args.hidden_size
         ) or 64
     if args.ffn_hidden_size % tp:
-        raise argument_error(
-            args,
-            "--ffn-hidden-size",
-            f"is not divisible by --tensor-model-parallel-size {tp}",
-            f"use a multiple of {tp}",
-        )
+        reason = f"is not divisible by --tensor-model-parallel-size {tp}"
+        raise argument_error(args, "--ffn-hidden-size", reason, f"use a multiple of {tp}")
     check_model(session, args)
     if args.max_position_embeddings is None:
         args.max_position_embeddings = args.seq_length
@@ -255,19 +219,11 @@ def _check_schedule(args: Namespace) -> None:
     if start > end:
         raise argument_error(args, "--start-weight-decay", f"exceeds the {end} at the end: it only grows")
     if start != end and args.weight_decay_incr_style == "constant":
-        raise argument_error(
-            args,
-            "--start-weight-decay",
-            f"differs from the {end} at the end, and nothing leads there",
-            "add --weight-decay-incr-style linear",
-        )
+        reason = f"differs from the {end} at the end, and nothing leads there"
+        raise argument_error(args, "--start-weight-decay", reason, "add --weight-decay-incr-style linear")
     if args.override_opt_param_scheduler and args.use_checkpoint_opt_param_scheduler:
-        raise argument_error(
-            args,
-            "--override-opt_param-scheduler",
-            "--use-checkpoint-opt_param-scheduler is given too",
-            "keep one of the two",
-        )
+        reason = "--use-checkpoint-opt_param-scheduler is given too"
+        raise argument_error(args, "--override-opt_param-scheduler", reason, "keep one of the two")
 
 
 def _derive_training(args: Namespace) -> None:

@@ -16,11 +16,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.datasets import blended_dataset
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-from megatron.core.datasets.gpt_dataset import (
-    GPTDatasetConfig,
-    MockGPTDataset,
-    MockGPTLowLevelDataset,
-)
+from megatron.core.datasets.gpt_dataset import GPTDatasetConfig, MockGPTDataset, MockGPTLowLevelDataset
 from torch.utils.data import DataLoader, Dataset
 
 from mindspeed_core.errors import DataError, UserError
@@ -29,13 +25,7 @@ from mindspeed_core.hosts.standalone.data.files import DatasetFiles, check_datas
 from mindspeed_core.hosts.standalone.data.index_cache import BlendedDataset, GPTDataset
 from mindspeed_core.hosts.standalone.data.python_helpers import index_builders
 from mindspeed_core.hosts.standalone.data.sampler import MicroBatchSampler
-from mindspeed_core.hosts.standalone.data.sources import (
-    SPLITS,
-    Blend,
-    Sources,
-    data_sources,
-    parse_split,
-)
+from mindspeed_core.hosts.standalone.data.sources import SPLITS, Blend, Sources, data_sources, parse_split
 from mindspeed_core.hosts.standalone.gather import all_gather_values
 from mindspeed_core.hosts.standalone.text.tokenizer import NullTokenizer, Tokenizer, tokenizer_of
 from mindspeed_core.run import Batch, DataIterators, Datasets, Run

@@ -261,12 +261,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
         ArgumentError: ``vocab_size`` has no room for all bytes and the special tokens.
     """
     if vocab_size < _SMALLEST_VOCABULARY:
-        raise ArgumentError(
-            "--vocab-size",
-            vocab_size,
-            "has no room for 256 bytes, the end-of-document token and padding",
-            f"give at least {_SMALLEST_VOCABULARY}",
-        )
+        reason = "has no room for 256 bytes, the end-of-document token and padding"
+        raise ArgumentError("--vocab-size", vocab_size, reason, f"give at least {_SMALLEST_VOCABULARY}")
     from tokenizers import models, pre_tokenizers, trainers
 
     tokenizer = _byte_level(models.BPE())
