@@ -13,14 +13,7 @@ def option(dest: str) -> str:
 
 
 def argument_error(args: Namespace, flag: str, reason: str, remedy: str = "") -> ArgumentError:
-    """Make the error about a flag with the value it has; a switch is named without one.
-
-    Args:
-        args: the arguments.
-        flag: the option string, whose attribute has the same name.
-        reason: why the value cannot work.
-        remedy: the way out.
-    """
+    """Make the error about a flag with the value it has; a switch is named without one."""
     value = getattr(args, flag.removeprefix("--").replace("-", "_"), None)
     if isinstance(value, (list, tuple)):
         value = " ".join(map(str, value))

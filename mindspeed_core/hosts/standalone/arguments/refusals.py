@@ -51,12 +51,10 @@ def _te(dests: str, reason: str, values: tuple[Any, ...] = ()) -> tuple[Refusal,
     return tuple(Refusal(dest, reason, f"use {_TE}", values, "te") for dest in dests.split())
 
 
-def _package(dests: str, package: str, reason: str, remedy: str = _LEAVE_OUT) -> tuple[Refusal, ...]:
-    return tuple(Refusal(dest, reason, remedy, without=package) for dest in dests.split())
-
-
-def _never(dests: str, reason: str, remedy: str = _LEAVE_OUT) -> tuple[Refusal, ...]:
-    return tuple(Refusal(dest, reason, remedy) for dest in dests.split())
+def _refused(
+    dests: str, reason: str, remedy: str = _LEAVE_OUT, without: str = "", platforms: tuple[str, ...] = ()
+) -> tuple[Refusal, ...]:
+    return tuple(Refusal(dest, reason, remedy, (), without, platforms) for dest in dests.split())
 
 
 REFUSALS: tuple[Refusal, ...] = (
@@ -90,14 +88,16 @@ REFUSALS: tuple[Refusal, ...] = (
     *_te("delay_wgrad_compute", "only TransformerEngine's linears can delay their weight gradient"),
     *_te("batch_invariant_mode", "the kernels are TransformerEngine's and FlashAttention's"),
     *_te("fused_single_qkv_rope", "the fused rotary kernel is TransformerEngine's"),
-    *_never("apply_residual_connection_post_layernorm", "the layers of megatron-core's GPT ignore it"),
-    *_never("config_logger_dir", "megatron-core cannot write down the process groups it is given"),
-    *_never("moe_per_layer_logging", "this host reports the mean over the layers"),
-    *_never("moe_enable_routing_replay", "nothing records routes here that could be replayed"),
+    *_refused("apply_residual_connection_post_layernorm", "the layers of megatron-core's GPT ignore it"),
+    *_refused("config_logger_dir", "megatron-core cannot write down the process groups it is given"),
+    *_refused("moe_per_layer_logging", "this host reports the mean over the layers"),
+    *_refused("moe_enable_routing_replay", "nothing records routes here that could be replayed"),
     Refusal("memory_efficient_layer_norm", "the kernel is Apex's", without="apex"),
-    Refusal("use_kitchen", "needs the package nvidia_kitchen", without="nvidia_kitchen"),
-    Refusal("use_kitchen_attention", "needs the package nvidia_kitchen", without="nvidia_kitchen"),
-    Refusal("kitchen_attention_backend", "needs the package nvidia_kitchen", without="nvidia_kitchen"),
+    *_refused(
+        "use_kitchen use_kitchen_attention kitchen_attention_backend",
+        "needs the package nvidia_kitchen",
+        without="nvidia_kitchen",
+    ),
     Refusal(
         "moe_grouped_gemm",
         "neither TransformerEngine's layers nor the package grouped_gemm are there",
@@ -112,11 +112,11 @@ REFUSALS: tuple[Refusal, ...] = (
         ("flex",),
         "deep_ep",
     ),
-    *_package(
+    *_refused(
         "moe_enable_deepep moe_deepep_num_sms moe_hybridep_num_sms moe_flex_dispatcher_backend",
-        "deep_ep",
         "belongs to the flexible dispatcher, which needs the package deep_ep and CUDA",
         "use --moe-token-dispatcher-type alltoall",
+        without="deep_ep",
     ),
     Refusal(
         "experimental_attention_variant",
@@ -136,59 +136,59 @@ REFUSALS: tuple[Refusal, ...] = (
         "dsa_indexer_use_sparse_loss",
         "sparse attention is built from TransformerEngine's layers",
     ),
-    *_package(
+    *_refused(
         "linear_attention_freq linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim "
         "linear_num_key_heads linear_num_value_heads",
-        "fla",
         "linear attention needs the package fla and CUDA",
+        without="fla",
     ),
-    *_never(
+    *_refused(
         "is_hybrid_model hybrid_override_pattern mamba_state_dim mamba_head_dim mamba_num_groups "
         "mamba_num_heads use_mamba_mem_eff_path",
         "Mamba layers need the CUDA packages mamba_ssm and causal_conv1d",
         "train a GPT without them",
     ),
-    *_never(
+    *_refused(
         "heterogeneous_layers_config_path",
         "this host builds the same attention in every layer",
         "choose dense and expert layers with --moe-layer-freq",
     ),
-    *_never("moe_use_upcycling", "this host does not convert checkpoints", "train from scratch"),
-    *_never(
+    *_refused("moe_use_upcycling", "this host does not convert checkpoints", "train from scratch"),
+    *_refused(
         "muon_momentum muon_split_qkv muon_use_nesterov muon_scale_mode muon_fp32_matmul_prec "
         "muon_num_ns_steps muon_tp_mode muon_extra_scale_factor",
         "megatron-core's Muon needs the package emerging_optimizers",
         "use --optimizer adam or sgd",
     ),
-    *_never(
+    *_refused(
         "defer_embedding_wgrad_compute wgrad_deferral_limit",
         "megatron-core defers weight gradients only where an Apex kernel adds them up",
     ),
-    *_never(
+    *_refused(
         "enable_cuda_graph external_cuda_graph cuda_graph_scope cuda_graph_warmup_steps",
         "this host captures no graphs",
         "leave it out",
     ),
     Refusal("cuda_graph_impl", "this host captures no graphs", values=("local", "transformer_engine")),
-    *_never(
+    *_refused(
         "overlap_moe_expert_parallel_comm ep_overlap_early_attn_memory_release",
         "the schedule that pairs forward and backward passes needs TransformerEngine's layers and streams",
     ),
-    *_never(
+    *_refused(
         "fine_grained_activation_offloading offload_modules min_offloaded_tensor_size",
         "it moves activations between memories with CUDA streams",
     ),
-    *_never(
+    *_refused(
         "num_microbatches_with_partial_activation_checkpoints",
         "recomputation is the same for every micro-batch here",
         "use --recompute-granularity",
     ),
-    *_never("overlap_param_gather_with_optimizer_step", "the optimizer updates all chunks together here"),
-    *_never("hybrid_context_parallel max_seqlen_per_dp_cp_rank", "it needs a data loader of its own"),
-    *_never("hierarchical_context_parallel_sizes", "the groups of two levels are TransformerEngine's"),
-    *_never("pipeline_model_parallel_comm_backend", "the platform chooses the backend"),
-    *_never("enable_autocast", "parameters are cast as a whole", "use --bf16 or --fp16"),
-    *_never("mrope_section", "positions of text have one dimension", "use --position-embedding-type rope"),
+    *_refused("overlap_param_gather_with_optimizer_step", "the optimizer updates all chunks together here"),
+    *_refused("hybrid_context_parallel max_seqlen_per_dp_cp_rank", "it needs a data loader of its own"),
+    *_refused("hierarchical_context_parallel_sizes", "the groups of two levels are TransformerEngine's"),
+    *_refused("pipeline_model_parallel_comm_backend", "the platform chooses the backend"),
+    *_refused("enable_autocast", "parameters are cast as a whole", "use --bf16 or --fp16"),
+    *_refused("mrope_section", "positions of text have one dimension", "use --position-embedding-type rope"),
     Refusal(
         "recompute_modules",
         "megatron-core recomputes these without keeping their output through TransformerEngine",
@@ -196,12 +196,11 @@ REFUSALS: tuple[Refusal, ...] = (
         ("layernorm", "moe_act", "mla_up_proj"),
         "te",
     ),
-    *(
-        Refusal(dest, "parameters are on the CPU already", platforms=("cpu",))
-        for dest in (
-            "optimizer_cpu_offload optimizer_offload_fraction use_torch_optimizer_for_cpu_offload "
-            "overlap_cpu_optimizer_d2h_h2d pin_cpu_grads pin_cpu_params"
-        ).split()
+    *_refused(
+        "optimizer_cpu_offload optimizer_offload_fraction use_torch_optimizer_for_cpu_offload "
+        "overlap_cpu_optimizer_d2h_h2d pin_cpu_grads pin_cpu_params",
+        "parameters are on the CPU already",
+        platforms=("cpu",),
     ),
 )
 

@@ -49,12 +49,8 @@ def on_all_ranks(what: str, action: Callable[[], T]) -> T:
 def on_first_rank(what: str, action: Callable[[], T]) -> T:
     """Run an action on rank 0 and return its (picklable) result on all ranks; raise on all when it failed.
 
-    Args:
-        what: see `on_all_ranks`.
-        action: what rank 0 does.
-
     Raises:
-        CheckpointError: with rank 0's reason.
+        CheckpointError: with rank 0's reason, see `on_all_ranks`.
     """
     answer: list[Any] = [None, None]
     error: BaseException | None = None

@@ -32,9 +32,7 @@ _PLAIN = (type(None), bool, int, float, str, torch.Tensor, torch.dtype, torch.Si
 def layout_metadata(run: Run, *, sharding: str = "fully_reshardable") -> dict[str, Any]:
     """Describe how state is laid out in the file, in the terms of megatron-core.
 
-    Args:
-        run: the run.
-        sharding: of the distributed optimizer's state; ``fully_reshardable`` can be loaded by any layout.
+    ``sharding`` is that of the distributed optimizer's state; any layout can load ``fully_reshardable``.
     """
     described: dict[str, Any] = {
         "singleton_local_shards": False,
@@ -54,13 +52,7 @@ def without_groups(described: Mapping[str, Any]) -> dict[str, Any]:
 
 def layout(run: Run) -> dict[str, int]:
     """Return the sizes of the parallel dimensions."""
-    groups = {
-        "tp": run.pg.tp,
-        "pp": run.pg.pp,
-        "cp": run.pg.cp,
-        "dp": run.pg.dp,
-        "ep": getattr(run.pg, "ep", None),
-    }
+    groups = {name: getattr(run.pg, name, None) for name in ("tp", "pp", "cp", "dp", "ep")}
     sizes = {name: 1 if group is None else int(group.size()) for name, group in groups.items()}
     sizes["vp"] = len(run.model)
     return sizes
@@ -95,13 +87,7 @@ def sharded_state(
 ) -> dict[str, Any]:
     """Return everything sharded, to save or as the template of a load. Collective.
 
-    Args:
-        run: the run.
-        described: see `layout_metadata`.
-        is_loading: build a template.
-        with_optimizer: include the optimizer.
-        with_rng: include the random states.
-        features: parts of features, by name, see `feature_parts`.
+    ``described`` comes from `layout_metadata`, ``features`` from `feature_parts`.
     """
     state: dict[str, Any] = {}
     for key, chunk in zip(model_keys(run), run.model):

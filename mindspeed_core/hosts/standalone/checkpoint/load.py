@@ -272,15 +272,10 @@ class _Load:
         differing = compare_models(self.manifest.model, model_arguments(self.run.args))
         if differing:
             return "; different flags: " + ", ".join(differing)
-        change = self._plan_change()
-        if change:
-            return "; different features: " + ", ".join(change)
-        return "; the model's flags are the same, so another version or a feature changed the model"
-
-    def _plan_change(self) -> list[str]:
-        assert self.manifest is not None
         change = plan_change(self.run.session, self.manifest.plan)
-        return [*change.breaking, *change.harmless]
+        if change.breaking or change.harmless:
+            return "; different features: " + ", ".join((*change.breaking, *change.harmless))
+        return "; the model's flags are the same, so another version or a feature changed the model"
 
     def _warn_of_unused(self, template: dict[str, Any]) -> None:
         wanted = set().union(

@@ -35,11 +35,8 @@ _ALSO = (
 def arguments(run: Run, sizes: Mapping[str, int]) -> Namespace:
     """Return what Megatron-LM's loader reads from ``args``: sizes, the model's shape and the counters.
 
-    Only numbers, strings and switches; `argparse.Namespace` itself has no behaviour.
-
-    Args:
-        run: the run that is saved.
-        sizes: of the parallel dimensions, by short name.
+    Only numbers, strings and switches; `argparse.Namespace` itself has no behaviour. ``sizes`` are those of
+    the parallel dimensions, by short name.
     """
     values: dict[str, Any] = {name: sizes[short] for short, name in _SIZES.items()}
     for name in _ALSO:

@@ -7,28 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 MODEL_ARGUMENTS = (
-    "num_layers",
-    "hidden_size",
-    "ffn_hidden_size",
-    "num_attention_heads",
-    "kv_channels",
-    "group_query_attention",
-    "num_query_groups",
-    "vocab_size",
-    "make_vocab_size_divisible_by",
-    "padded_vocab_size",
-    "max_position_embeddings",
-    "position_embedding_type",
-    "normalization",
-    "swiglu",
-    "add_bias_linear",
-    "add_qkv_bias",
-    "qk_layernorm",
-    "multi_latent_attention",
-    "untie_embeddings_and_output_weights",
-    "num_experts",
-    "moe_ffn_hidden_size",
-)
+    "num_layers hidden_size ffn_hidden_size num_attention_heads kv_channels group_query_attention "
+    "num_query_groups vocab_size make_vocab_size_divisible_by padded_vocab_size max_position_embeddings "
+    "position_embedding_type normalization swiglu add_bias_linear add_qkv_bias qk_layernorm "
+    "multi_latent_attention untie_embeddings_and_output_weights num_experts moe_ffn_hidden_size"
+).split()
 """Arguments that decide which tensors a model has and their shapes."""
 
 

@@ -127,7 +127,8 @@ def publish(temporary: Path, manifest: Manifest) -> Path:
     """
     save_dir = temporary.parent
     final = save_dir / directory_name(manifest.iteration)
-    write_synced(temporary / MANIFEST, _manifest_text(manifest))
+    description = json.dumps(asdict(manifest), indent=1, sort_keys=True, default=str)
+    write_synced(temporary / MANIFEST, description + "\n")
     sync_directory(temporary)
     replaced = None
     if final.exists() or final.is_symlink():
@@ -223,7 +224,7 @@ def _start_of(pid: int) -> int:
         except ProcessLookupError:
             return -1
         except PermissionError:
-            return 0
+            pass
         return 0
     fields = text.rpartition(")")[2].split()
     # A zombie has ended; only its parent has not noticed.
@@ -396,13 +397,9 @@ def sync_files(paths: Iterable[Path]) -> None:
             os.fsync(file.fileno())
 
 
-def write_synced(path: Path, text: str) -> None:
-    """Write a text file and force it to disk."""
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
+def write_synced(path: Path, content: str | memoryview) -> None:
+    """Write a file, text in UTF-8, and force it to disk."""
+    with path.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _manifest_text(manifest: Manifest) -> str:
-    return json.dumps(asdict(manifest), indent=1, sort_keys=True, default=str) + "\n"

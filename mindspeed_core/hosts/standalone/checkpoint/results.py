@@ -28,7 +28,6 @@ class FileResults:
     """
 
     def __init__(self) -> None:
-        """Make the directory of the first save."""
         self._number = 0
         self._open()
 

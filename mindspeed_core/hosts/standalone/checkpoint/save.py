@@ -9,10 +9,9 @@ from __future__ import annotations
 import io
 import json
 import logging
-import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +63,6 @@ class Saver:
     """The checkpoints that one session writes; at most one is on its way."""
 
     def __init__(self) -> None:
-        """Start with nothing under way."""
         self._queue = AsyncCallsQueue(persistent=False)
         self._failure: CheckpointError | None = None
 
@@ -177,10 +175,7 @@ def _write_common(state: dict[str, Any], temporary: Path) -> Any:
         # Through memory: torch's own writer hides why the operating system refused.
         content = io.BytesIO()
         torch.save(common, content)
-        with (temporary / _COMMON).open("wb") as file:
-            file.write(content.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
+        publish.write_synced(temporary / _COMMON, content.getbuffer())
     return sharded
 
 
@@ -249,8 +244,7 @@ def _publish(target: _Target, gathered: list[dict[str, tuple[int, str]]]) -> Non
     rest = [path for path in sorted(temporary.iterdir()) if path.name not in files]
     publish.sync_files(rest)
     files.update({path.name: publish.digest_file(path) for path in rest})
-    complete = publish.Manifest(**{**vars(manifest), "files": dict(sorted(files.items()))})
-    final = publish.publish(temporary, complete)
+    final = publish.publish(temporary, replace(manifest, files=dict(sorted(files.items()))))
     if target.keep is not None:
         try:
             publish.keep_last(final.parent, target.keep, final)

@@ -26,12 +26,7 @@ class SavePolicy:
     """Save a run when a checkpoint is due, and publish what was saved in the background."""
 
     def __init__(self, run: Run, say: Callable[[str], None]) -> None:
-        """Start before the first step.
-
-        Args:
-            run: the run.
-            say: prints a line about each save and about each failure that does not end the run.
-        """
+        """Start before the first step; ``say`` prints each save and each failure that is spared."""
         self._run = run
         self._say = say
         self._saved = -1

@@ -116,17 +116,11 @@ def pickle_globals(stream: bytes | IO[bytes]) -> Iterator[str]:
 def check_pickle(stream: bytes | IO[bytes], where: str) -> None:
     """Refuse a pickle that names a global outside `ALLOWED`.
 
-    Args:
-        stream: the pickle.
-        where: the file (and what is inside it) for the message.
-
     Raises:
-        CheckpointError: names the file and the symbol.
+        CheckpointError: names the symbol and ``where``, the file and what is inside it.
     """
     try:
         unknown = next((name for name in pickle_globals(stream) if name not in ALLOWED), None)
-    except CheckpointError:
-        raise
     except Exception as error:
         raise CheckpointError(
             f"{where}: not a readable pickle ({type(error).__name__}: {error}); the file is damaged or forged"

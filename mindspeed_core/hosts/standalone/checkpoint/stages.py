@@ -25,14 +25,5 @@ def load_checkpoint(run: Run) -> LoadInfo:
 
 @hookimpl(trylast=True)
 def save_checkpoint(session: Session, run: Run, reason: str) -> SaveInfo:
-    """Save into ``--save``; with ``--async-save`` an interval save is published by a later `poll`."""
+    """Save into ``--save``; with ``--async-save`` an interval save is published by a later `Saver.poll`."""
     return session.state(Saver).save(run, reason)
-
-
-def poll(run: Run, blocking: bool = False) -> None:
-    """Publish a background save whose writers are done; every rank calls it, each step and at the end.
-
-    Raises:
-        CheckpointError: a background save failed; the earlier checkpoint is still the latest.
-    """
-    run.session.state(Saver).poll(blocking=blocking)

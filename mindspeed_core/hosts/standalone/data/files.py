@@ -17,16 +17,7 @@ from mindspeed_core.errors import DataError
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
-_DTYPES: dict[int, type[np.generic]] = {
-    1: np.uint8,
-    2: np.int8,
-    3: np.int16,
-    4: np.int32,
-    5: np.int64,
-    6: np.float64,
-    7: np.float32,
-    8: np.uint16,
-}
+_DTYPES = dict(enumerate("uint8 int8 int16 int32 int64 float64 float32 uint16".split(), start=1))
 _REMAKE = "copy the pair again, or make it again with prepare-text"
 
 

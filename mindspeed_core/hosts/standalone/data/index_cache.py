@@ -61,7 +61,7 @@ class BlendedDataset(blended_dataset.BlendedDataset):
 def through_cache(
     config: Any, folder: Path, stem: str, arrays: Sequence[str], build: Callable[[], Any]
 ) -> Any:
-    """Let megatron-core build or load one index.
+    """Let megatron-core build or load one index; return what ``build`` returns.
 
     Args:
         config: its ``path_to_cache`` names another folder while the index is built.
@@ -69,9 +69,6 @@ def through_cache(
         stem: the beginning of the names of this index.
         arrays: the ends of the names of its arrays.
         build: builds the index and writes it to ``config.path_to_cache``, or loads it from there.
-
-    Returns:
-        What ``build`` returns.
 
     Raises:
         OSError: the folder cannot be written, or a rank that does not build finds no index.

@@ -78,11 +78,8 @@ def data_sources(args: Namespace) -> Sources:
         ArgumentError: flags contradict each other, or a list makes no sense.
         DataError: a file with a list cannot be read.
     """
-    given = [
-        name
-        for name in ("data_path", "data_args_path", *_PER_SPLIT, "per_split_data_args_path")
-        if getattr(args, name, None)
-    ]
+    flags = ("data_path", "data_args_path", *_PER_SPLIT, "per_split_data_args_path")
+    given = [name for name in flags if getattr(args, name, None)]
     if args.mock_data:
         if given:
             raise ArgumentError(
@@ -118,11 +115,7 @@ def data_sources(args: Namespace) -> Sources:
 
 
 def parse_blend(words: Sequence[str], flag: str = "--data-path") -> Blend:
-    """Read prefixes, or pairs of weight and prefix.
-
-    Args:
-        words: what was given.
-        flag: where it was given, for errors.
+    """Read the prefixes, or pairs of weight and prefix, that were given with ``flag``.
 
     Raises:
         ArgumentError: it is empty, or weights and prefixes do not alternate.

@@ -38,7 +38,6 @@ class BadSteps:
     """The recent losses of a run and how many bad steps it skipped in a row."""
 
     def __init__(self) -> None:
-        """Start with no step seen."""
         self.recent: deque[float] = deque(maxlen=WINDOW)
         self.in_a_row = 0
 

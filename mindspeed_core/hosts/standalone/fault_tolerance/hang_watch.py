@@ -107,12 +107,7 @@ class HangWatch:
     """The watch of one rank; a context around the training loop."""
 
     def __init__(self, run: Run, seconds: float) -> None:
-        """Prepare the watch.
-
-        Args:
-            run: its `Progress` is watched.
-            seconds: how long nothing may move; 0 for no watch.
-        """
+        """Prepare to end the run when its `Progress` stands still for ``seconds``; 0 for no watch."""
         self._run = run
         self.seconds = seconds
         self.period = max(0.05, min(seconds / 8, _LONGEST_PERIOD))

@@ -10,17 +10,12 @@ from argparse import Namespace
 from pathlib import Path
 
 from mindspeed_core.hosts.standalone.checkpoint import publish
-from mindspeed_core.launch.environment import Job, current_job
+from mindspeed_core.launch.environment import current_job
 
 
-def own_checkpoint(args: Namespace, job: Job | None = None) -> publish.Found | None:
-    """Find the checkpoint to continue from, or None where the job was not restarted or has published none.
-
-    Args:
-        args: ``save`` is read.
-        job: the job; by default that of this process.
-    """
-    job = current_job() if job is None else job
+def own_checkpoint(args: Namespace) -> publish.Found | None:
+    """Find the checkpoint to continue from, or None where the job was not restarted or has published none."""
+    job = current_job()
     if not job.restart or not job.name or not args.save:
         return None
     return publish.find_of_job(Path(args.save), job.name)

@@ -28,7 +28,6 @@ class StopControl:
     """Control of the end of this process's run; as a context, it puts earlier signal handlers back."""
 
     def __init__(self) -> None:
-        """Start without a signal."""
         self.received: int = 0
         self.agreed_signal: int = 0
         self._started = time.monotonic()
@@ -38,8 +37,7 @@ class StopControl:
     def start(self, *signals: signal.Signals) -> None:
         """Start the clock of ``--exit-duration-in-mins`` and remember signals instead of dying of them.
 
-        Args:
-            signals: the signals; handlers are installed by the main thread only.
+        Only the main thread installs handlers.
         """
         self.received = self.agreed_signal = 0
         self._started = time.monotonic()
@@ -100,11 +98,9 @@ def listen(session: Session) -> StopControl:
 
 
 def save_reason(session: Session, reason: str) -> str:
-    """Return the ``reason`` of the save at the end of the loop, as the stage ``save_checkpoint`` takes it.
+    """Return the ``reason`` that the stage ``save_checkpoint`` gets at the end of the loop.
 
-    Args:
-        session: the run's session.
-        reason: why the run ended before its last step, or an empty string.
+    ``reason`` says why the run ended before its last step; it is empty where it did not.
     """
     if not reason:
         return "end"

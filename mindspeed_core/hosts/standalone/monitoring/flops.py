@@ -91,14 +91,9 @@ def count_flops(config: Any, *, seq_length: int, vocab_size: int, causal: bool =
 
 
 def layer_forward(config: Any, s: int, *, routed: bool, windowed: bool, causal: bool) -> dict[str, float]:
-    """Count the forward operations of one transformer layer by part.
+    """Count the forward operations of one transformer layer by part; see `count_flops`.
 
-    Args:
-        config: see `count_flops`.
-        s: tokens of the sequence.
-        routed: the layer has experts.
-        windowed: the layer's attention has the sliding window.
-        causal: see `count_flops`.
+    A ``routed`` layer has experts, a ``windowed`` one a sliding window over its ``s`` positions.
     """
     pairs = _pairs(config, s, windowed) if causal else float(s * s)
     parts = _latent_attention(config, s, pairs) if _is_latent(config) else _attention(config, s, pairs)

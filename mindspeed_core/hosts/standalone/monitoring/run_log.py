@@ -122,15 +122,11 @@ class RunLog:
         if not self.active:
             return
         self._record({name: value for name, value in numbers.items() if name != "memory_source"})
-        line = format_step(numbers, self.total)
         if self._bar is not None and self._task is not None:
             short = f"loss {numbers['loss']:.4f}" if numbers.get("loss") is not None else "training"
             self._bar.update(self._task, completed=numbers["step"], description=short)
-            self._bar.console.print(line, highlight=False, soft_wrap=True)
-        else:
-            print(line, file=self._output, flush=True)
-        for detail in detail_lines(numbers):
-            self.say(detail)
+        for line in (format_step(numbers, self.total), *detail_lines(numbers)):
+            self.say(line)
 
     def validation(self, step: int, losses: Mapping[str, float], split: str = "valid") -> None:
         """Show and record a validation."""
@@ -226,13 +222,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def announce(run: Run, log: RunLog, seconds: float) -> None:
-    """Say what is about to run, on how many ranks, with which features, and from where.
-
-    Args:
-        run: the run, set up.
-        log: prints the lines.
-        seconds: wall time of the set-up.
-    """
+    """Say what is about to run, on how many ranks, with which features, after how long a set-up."""
     args, plan = run.args, run.session.plan
     parameters = sum(parameter.numel() for chunk in run.model for parameter in chunk.parameters())
     sizes = {

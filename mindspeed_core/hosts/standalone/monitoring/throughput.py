@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mindspeed_core.hosts.standalone.monitoring.flops import FlopCount, count_flops, uncounted
 
@@ -96,10 +96,12 @@ def peak_tflops(run: Run) -> tuple[float | None, str]:
     """Return TFLOP/s of this rank's device in the training dtype, and where the figure comes from."""
     if run.args.peak_tflops is not None:
         return run.args.peak_tflops, "--peak-tflops"
-    dtype = run.args.params_dtype
-    if run.dist.device.type == "cpu":
+    import torch
+
+    dtype, device = run.args.params_dtype, run.dist.device
+    if device.type == "cpu":
         return measured_cpu_peak(dtype), f"measured, {_CPU_SIZE} x {_CPU_SIZE} matrix products"
-    return named_peak(_device_name(run.dist.device), dtype)
+    return named_peak(getattr(torch, device.type).get_device_name(device), dtype)
 
 
 def named_peak(name: str, dtype: torch.dtype) -> tuple[float | None, str]:
@@ -121,10 +123,3 @@ def measured_cpu_peak(dtype: torch.dtype) -> float:
         torch.mm(left, left)
         best = min(best, time.perf_counter() - started)
     return 2.0 * _CPU_SIZE**3 / best / 1e12
-
-
-def _device_name(device: torch.device) -> str:
-    import torch
-
-    runtime: Any = getattr(torch, device.type)
-    return str(runtime.get_device_name(device))

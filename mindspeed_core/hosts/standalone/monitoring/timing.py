@@ -9,7 +9,7 @@ and micro-batch too, so both slow a run down a little. Level 0 times nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from megatron.core.timers import Timers
@@ -36,17 +36,11 @@ class StepTimers(Timers):
         return {name: timer.elapsed(reset=True) * 1e3 / steps for name, timer in self._timers.items()}
 
 
-def step_timers(run: Run) -> StepTimers | None:
-    """Make the timers that ``--timing-log-level`` asks for; None at level 0."""
-    if not run.args.timing_log_level:
-        return None
-    return StepTimers(run.args.timing_log_level)
-
-
 def install_timers(run: Run) -> None:
-    """Hand the timers to the configurations of the model and of every optimizer."""
+    """Hand the timers of ``--timing-log-level`` to the configurations of the model and of every optimizer."""
     assert run.optimizer is not None
-    run.config.timers = step_timers(run)
+    level = run.args.timing_log_level
+    run.config.timers = StepTimers(level) if level else None
     for optimizer in getattr(run.optimizer, "chained_optimizers", [run.optimizer]):
         optimizer.config.timers = run.config.timers
 
@@ -61,25 +55,18 @@ def untimed(run: Run) -> Iterator[None]:
         run.config.timers = timers
 
 
-def timed(run: Run, name: str, level: int) -> AbstractContextManager[Any]:
+@contextmanager
+def timed(run: Run, name: str, level: int) -> Iterator[None]:
     """Time the body as a part of the step, where the level asks for it."""
-    timers = run.config.timers
-    if timers is None:
-        return nullcontext()
-    return _Part(timers(name, log_level=level), run.config.barrier_with_L1_time and level == 1)
-
-
-class _Part:
-    """A timer around a body."""
-
-    def __init__(self, timer: Any, barrier: bool) -> None:
-        self.timer, self.barrier = timer, barrier
-
-    def __enter__(self) -> None:
-        self.timer.start(barrier=self.barrier)
-
-    def __exit__(self, *error: object) -> None:
-        self.timer.stop()
+    if run.config.timers is None:
+        yield
+        return
+    timer = run.config.timers(name, log_level=level)
+    timer.start(barrier=run.config.barrier_with_L1_time and level == 1)
+    try:
+        yield
+    finally:
+        timer.stop()
 
 
 def gather_times(run: Run) -> Times:

@@ -46,12 +46,7 @@ class TensorBoardWriter:
     """Event files in a folder."""
 
     def __init__(self, folder: str, queue_size: int) -> None:
-        """Open an event file.
-
-        Args:
-            folder: created when it does not exist.
-            queue_size: events kept in memory between two writes.
-        """
+        """Open an event file in a folder (made if it is missing); keep ``queue_size`` events in memory."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Any = SummaryWriter(log_dir=folder, max_queue=queue_size)
@@ -93,13 +88,7 @@ class Writers:
     """All writers of a run; on ranks that write nothing, none."""
 
     def __init__(self, args: Namespace, writers: list[Writer], world_size: int = 1) -> None:
-        """Fan numbers out to writers.
-
-        Args:
-            args: the flags that say what is sent and how often.
-            writers: where to.
-            world_size: sent with ``--log-world-size-to-tensorboard``.
-        """
+        """Send to these writers what the flags in ``args`` ask for."""
         self.args, self.writers, self.world_size = args, writers, world_size
 
     def record(self, numbers: Mapping[str, Any]) -> None:

@@ -109,10 +109,7 @@ def segments_of(file: Path, size: int) -> list[Segment]:
 def read_segment(segment: Segment, reading: Reading, skipped: list[str]) -> Iterator[str]:
     """Yield the documents of a segment in order; empty ones are left out.
 
-    Args:
-        segment: what to read.
-        reading: how.
-        skipped: receives what was left out because it is not UTF-8.
+    What was left out because it is not UTF-8 is appended to ``skipped``.
 
     Raises:
         DataError: the file cannot be read, is cut off, is not UTF-8 or has no text where it should.

@@ -93,12 +93,7 @@ def unigram_entropy(source: str | Path | np.ndarray | Sequence[int]) -> float:
 def read_documents(
     files: Iterable[Path], reading: Reading, skipped: list[str] | None = None
 ) -> Iterator[str]:
-    """Yield the documents of files in order.
-
-    Args:
-        files: the files.
-        reading: how they are read.
-        skipped: receives what was left out because it is not UTF-8.
+    """Yield the documents of files in order; ``skipped`` receives what is left out, see `read_segment`.
 
     Raises:
         DataError: a file cannot be read, is cut off or is not UTF-8.
@@ -160,9 +155,8 @@ def prepare_text(
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder), _Progress(progress) as bar:
             if tokenizer is None:
-                source = _trained_tokenizer(files, reading, vocab_size, folder, bar)
-            else:
-                source = Path(tokenizer)
+                tokenizer = _trained_tokenizer(files, reading, vocab_size, folder, bar)
+            source = Path(tokenizer)
             chosen = load_tokenizer(source, tokenizer_type)
             work = Work(
                 str(folder),

@@ -21,7 +21,7 @@ class SentencePieceTokenizer:
     """A SentencePiece model, in the shape that megatron-core's datasets expect.
 
     Attributes:
-        eod: id of the model's end-of-sentence token, which ends documents.
+        eod: id of the model's end-of-sentence token, which ends documents; ``eos`` is its other name.
         pad: id of the padding token, or -1 when the model has none.
         begin: id that begins every document, or None.
         unique_identifiers: what the dataset index cache depends on: the content of the file, not its place.
@@ -65,6 +65,7 @@ class SentencePieceTokenizer:
                 f"--tokenizer-model {str(path)!r}: has no end-of-sentence token, which ends documents; train "
                 "the model with one"
             )
+        self.eos: int = self.eod
         self.pad: int = self._model.pad_id() if self._model.pad_id() >= 0 else _NO_PADDING
         self.begin: int | None = self._model.bos_id() if begin_of_document else None
         if self.begin is not None and self.begin < 0:
@@ -76,11 +77,6 @@ class SentencePieceTokenizer:
                 ("begin", self.begin),
             ]
         )
-
-    @property
-    def eos(self) -> int:
-        """Return ``eod``, by its other name."""
-        return self.eod
 
     @property
     def vocab_size(self) -> int:

@@ -60,7 +60,7 @@ class BpeTokenizer:
     """A trained tokenizer, in the shape that megatron-core's datasets expect.
 
     Attributes:
-        eod: id of the end-of-document token.
+        eod: id of the end-of-document token; ``eos`` is its other name.
         pad: id of the padding token, or -1 (megatron-core's "never in the data") when the file has none.
         unique_identifiers: what the dataset index cache depends on: the content of the file, not its place.
     """
@@ -68,15 +68,10 @@ class BpeTokenizer:
     suffix = ".json"
 
     def __init__(self, tokenizer: Any, digest: str, source: str) -> None:
-        """Wrap a `tokenizers.Tokenizer`.
-
-        Args:
-            tokenizer: the tokenizer.
-            digest: identifies its content.
-            source: named in errors.
+        """Wrap a `tokenizers.Tokenizer` with that digest of its content.
 
         Raises:
-            DataError: it has no end-of-document token.
+            DataError: it has no end-of-document token; names ``source``.
         """
         self._tokenizer = tokenizer
         # A document that spells out a special token is text, not a document boundary.
@@ -89,15 +84,11 @@ class BpeTokenizer:
             )
         padding = _first_id(tokenizer, _PADDING_NAMES)
         self.eod: int = eod
+        self.eos: int = eod
         self.pad: int = _NO_PADDING if padding is None else padding
         self.unique_identifiers: OrderedDict[str, Any] = OrderedDict(
             [("class", type(self).__name__), ("sha256", digest)]
         )
-
-    @property
-    def eos(self) -> int:
-        """Return ``eod``, by its other name."""
-        return self.eod
 
     @property
     def vocab_size(self) -> int:
@@ -136,7 +127,7 @@ class NullTokenizer:
 
     Attributes:
         vocab_size: number of ids.
-        eod: the last id.
+        eod: the last id; ``eos`` is its other name.
         pad: -1, megatron-core's "never in the data".
         unique_identifiers: what the dataset index cache depends on.
     """
@@ -150,16 +141,11 @@ class NullTokenizer:
         if vocab_size < 2:
             raise ArgumentError("--vocab-size", vocab_size, "is too small", "give at least 2")
         self.vocab_size = vocab_size
-        self.eod = vocab_size - 1
+        self.eod = self.eos = vocab_size - 1
         self.pad = _NO_PADDING
         self.unique_identifiers: OrderedDict[str, Any] = OrderedDict(
             [("class", type(self).__name__), ("vocab_size", vocab_size)]
         )
-
-    @property
-    def eos(self) -> int:
-        """Return ``eod``, by its other name."""
-        return self.eod
 
     def tokenize(self, text: str) -> list[int]:
         """Read ids that are written as numbers with blanks between them."""
