@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.arguments.errors import argument_error, option
-from mindspeed_core.hosts.standalone.arguments.fault_tolerance import check_fault_tolerance
 from mindspeed_core.hosts.standalone.arguments.fully_sharded import check_connections, check_fully_sharded
 from mindspeed_core.hosts.standalone.arguments.model import check_model
 from mindspeed_core.hosts.standalone.arguments.run_length import derive_batch, derive_schedule
@@ -52,7 +51,7 @@ def validate_arguments(session: Session, args: Namespace) -> Namespace:
     _check_ranges(session, args)
     _check_needs_feature(session, args)
     check_writers(args)
-    check_fault_tolerance(args)
+    _check_fault_tolerance(args)
     _derive_world(args)
     _derive_model(session, args)
     check_fully_sharded(args)
@@ -100,6 +99,19 @@ def _check_needs_feature(session: Session, args: Namespace) -> None:
         reason = "without a dense mask nothing keeps attention within a document"
         remedy = "add --create-attention-mask-in-dataloader"
         raise argument_error(args, "--reset-attention-mask", reason, remedy)
+
+
+def _check_fault_tolerance(args: Namespace) -> None:
+    if args.exit_duration_in_mins is not None and args.exit_duration_in_mins <= 0:
+        raise argument_error(args, "--exit-duration-in-mins", "must be positive")
+    if args.loss_spike_factor <= 1:
+        raise argument_error(
+            args, "--loss-spike-factor", "an ordinary loss would be a spike", "use more than 1"
+        )
+    if args.bad_step_limit < 1:
+        raise argument_error(args, "--bad-step-limit", "must be at least 1", "or use --bad-step-action stop")
+    if args.hang_timeout_minutes is not None and args.hang_timeout_minutes < 0:
+        raise argument_error(args, "--hang-timeout-minutes", "must not be negative", "0 switches it off")
 
 
 def _derive_world(args: Namespace) -> None:

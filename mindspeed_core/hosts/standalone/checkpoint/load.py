@@ -299,11 +299,8 @@ class _Load:
                 template, str(self.path), common_strategy=_AlreadyLoaded(self.common)
             )
         except FAILURES as error:
-            hint = (
-                ""
-                if self.run.args.verify_checkpoint == "hash"
-                else "; --verify-checkpoint hash names the file"
-            )
+            verified = self.run.args.verify_checkpoint == "hash"
+            hint = "" if verified else "; --verify-checkpoint hash names the file"
             cause = unwrap_failure(error)
             first = (str(cause).splitlines() or [type(cause).__name__])[0]
             raise CheckpointError(f"{self.path}: a shard cannot be read ({first}){hint}") from error

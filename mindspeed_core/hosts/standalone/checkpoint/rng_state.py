@@ -63,15 +63,13 @@ def apply(state: dict[str, Any], platform: Platform) -> None:
     tracker = tensor_parallel.get_cuda_rng_tracker()
     current = tracker.get_states()
     # A tracker of registered generators (CUDA graphs) is set in place, a plain one takes a new dictionary.
-    for key, value in state["rng_tracker_states"].items():
-        if isinstance(current.get(key), torch.Generator):
-            current[key].set_state(value)
-    tracker.set_states(
-        {
-            key: current[key] if isinstance(current.get(key), torch.Generator) else value.clone()
-            for key, value in state["rng_tracker_states"].items()
-        }
-    )
+    states = {key: value.clone() for key, value in state["rng_tracker_states"].items()}
+    for key, value in states.items():
+        generator = current.get(key)
+        if isinstance(generator, torch.Generator):
+            generator.set_state(value)
+            states[key] = generator
+    tracker.set_states(states)
 
 
 def restore(run: Run) -> None:

@@ -40,11 +40,7 @@ class SavePolicy:
     def after_step(self, stop: str) -> str:
         """Save when a checkpoint is due after the step that has just ended.
 
-        Args:
-            stop: why the run ends after this step, or an empty string.
-
-        Returns:
-            The same, or what came up while saving.
+        Returns why the run ends after this step: ``stop``, or where that is empty what came up while saving.
         """
         run = self._run
         every = run.args.save_interval

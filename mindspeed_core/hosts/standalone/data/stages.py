@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from mindspeed_core.session import Session
 
 _Sizes = tuple[int, int | None, int]
+_Shares = tuple[float, float, float]
 _BATCH_FIELDS = frozenset(field.name for field in dataclasses.fields(Batch)) - {"extra"}
 
 
@@ -265,11 +266,7 @@ def build_tokenizer(args: Namespace) -> Tokenizer:
 
 
 def _check_sources(
-    sources: Sources,
-    tokenizer: Tokenizer,
-    shares: tuple[float, float, float],
-    split: str,
-    num_samples: _Sizes,
+    sources: Sources, tokenizer: Tokenizer, shares: _Shares, split: str, num_samples: _Sizes
 ) -> None:
     checked = {prefix: check_dataset_files(prefix) for prefix in sources.prefixes()}
     for files in checked.values():
@@ -282,9 +279,7 @@ def _check_sources(
                 raise DataError(f"{prefix}: has no text for {name}; leave it out of {blend.flag}")  # type: ignore[union-attr]
 
 
-def _check_shares(
-    files: DatasetFiles, shares: tuple[float, float, float], split: str, num_samples: _Sizes
-) -> None:
+def _check_shares(files: DatasetFiles, shares: _Shares, split: str, num_samples: _Sizes) -> None:
     begin = 0.0
     for name, share, wanted in zip(SPLITS, shares, num_samples):
         first, last = (round(bound * files.sequences) for bound in (begin, begin + share))

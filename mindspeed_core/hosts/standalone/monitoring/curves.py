@@ -33,22 +33,15 @@ def series(history: Sequence[Mapping[str, Any]], key: str) -> Points:
 def draw_loss_curve(
     history: Sequence[Mapping[str, Any]], path: Path, references: Mapping[str, float] | None = None
 ) -> None:
-    """Draw the losses over steps into a PNG.
+    """Draw the losses in records of ``metrics.jsonl`` into a PNG.
 
-    Args:
-        history: the records of ``metrics.jsonl``.
-        path: the PNG to write.
-        references: horizontal lines by label, for instance the unigram entropy of the data.
+    ``references`` become horizontal lines by label, for instance the unigram entropy of the data.
     """
     _figure(LOSS, loss_series(history), references or {}, (8, 5)).savefig(path, dpi=120)
 
 
 def svg_curve(title: str, curves: Mapping[str, Points]) -> str:
     """Draw series of ``(step, value)`` over a common axis; values that are not finite are left out.
-
-    Args:
-        title: names what is drawn.
-        curves: points by the name shown in the legend.
 
     Returns:
         One ``<svg>`` element that refers to nothing, the same for the same points; an empty string when no

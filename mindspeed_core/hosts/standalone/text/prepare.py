@@ -240,49 +240,39 @@ class _Progress:
     """A bar on stderr that counts bytes of input, or nothing."""
 
     def __init__(self, shown: bool) -> None:
-        self._bar: Any = None
-        if shown:
-            from rich.console import Console
-            from rich.progress import (
-                BarColumn,
-                DownloadColumn,
-                Progress,
-                TextColumn,
-                TimeRemainingColumn,
-                TransferSpeedColumn,
-            )
+        from rich import progress
+        from rich.console import Console
 
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                DownloadColumn(),
-                TransferSpeedColumn(),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
-        self._task: Any = None
+        self._shown = shown
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.DownloadColumn(),
+            progress.TransferSpeedColumn(),
+            progress.TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            disable=not shown,
+        )
 
     def __enter__(self) -> _Progress:
-        if self._bar is not None:
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
+        # Older versions of rich end even a bar that is not shown with an empty line.
+        if self._shown:
             self._bar.stop()
 
     def begin(self, note: str, total: int) -> None:
         """Start counting anew."""
-        if self._bar is not None:
-            if self._task is not None:
-                self._bar.remove_task(self._task)
-            self._task = self._bar.add_task(note, total=total)
+        for task in self._bar.task_ids:
+            self._bar.remove_task(task)
+        self._task = self._bar.add_task(note, total=total)
 
     def advance(self, size: int) -> None:
         """Count bytes that are done."""
-        if self._bar is not None:
-            self._bar.advance(self._task, size)
+        self._bar.advance(self._task, size)
 
 
 @click.command("prepare-text")
