@@ -15,17 +15,18 @@ from report import Report
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from mindspeed_cp.engine.attention import Members, Options, split_attention
+from mindspeed_cp.engine.attention import CallOptions, Members, split_attention
 from mindspeed_cp.engine.block import attend, attend_backward
 from mindspeed_cp.engine.kernels import known_kernels, using
 from mindspeed_cp.engine.kernels.choice import kernel_for
 from mindspeed_cp.engine.layout import zigzag
-from mindspeed_cp.engine.local import zeros_for
+from mindspeed_cp.engine.local import work_with, zeros_for
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.merging import Merger
 from mindspeed_cp.engine.planners import Grid
 from mindspeed_cp.engine.scores import Scores
 from mindspeed_cp.engine.tasks import tasks
+from mindspeed_cp.options import CPOptions
 from mindspeed_kernels.attention.bias import alibi_slopes
 from mindspeed_kernels.ops import npu_fusion_attention
 
@@ -190,7 +191,8 @@ def block_kernels(report: Report, rules: Mapping[str, MaskRule]) -> None:
 
             def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                 used.update(kernels_for(q, k, v, rule, scale))  # noqa: B023 - called at once
-                return split_attention(q, k, v, (rule,), Grid(1), Members(0), Options(scale))  # noqa: B023
+                options, call = CPOptions(Grid(1)), CallOptions(scale)  # noqa: B023
+                return split_attention(q, k, v, (rule,), Members(0), options, call)  # noqa: B023
 
             with report.check(f"block kernels, {name}: {kernel.name}") as found, using(kernel):
                 compared(found, attended, tensors, exact)
@@ -211,23 +213,24 @@ def simulated_ring(report: Report, rule: MaskRule, ranks: int) -> None:
     exact = both_ways(lambda *t: defined(*t, rule, scale), [t.double() for t in tensors])
     with report.check(f"ring of {ranks} simulated ranks") as found:
         q, k, v, outer = tensors
-        layout, facts, every = zigzag(rule.length, ranks), Scores(scale, rule), slice(None)
+        layout, facts = zigzag(rule.length, ranks), Scores(scale, rule)
         places = [torch.from_numpy(layout.positions(rank)).to(report.device) for rank in range(ranks)]
         got = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (outer, q, k, v)]
         for rank, mine in enumerate(places):
-            work = [tasks(rule, layout.chunks(rank), layout.chunks(block)) for block in range(ranks)]
+            work = [
+                work_with([(slice(None), facts)], layout.chunks(rank), layout.chunks(block))
+                for block in range(ranks)
+            ]
             query, gradient = q[:, :, mine], outer[:, :, mine]
             merger = Merger(query, v.shape[-1])
             for block, held in enumerate(places):
-                attend(merger, every, query, k[:, :, held], v[:, :, held], work[block], facts)
+                attend(merger, query, k[:, :, held], v[:, :, held], work[block])
             output = merger.output.to(q.dtype)
             got[0][:, :, mine] = output.float()
             for block, held in enumerate(places):
                 held_kv = k[:, :, held], v[:, :, held]
                 parts = zeros_for(query, *held_kv)
-                attend_backward(
-                    parts, every, query, *held_kv, output, merger.logsum, gradient, work[block], facts
-                )
+                attend_backward(parts, query, *held_kv, output, merger.logsum, gradient, work[block])
                 got[1][:, :, mine] += parts[0]
                 got[2][:, :, held] += parts[1]
                 got[3][:, :, held] += parts[2]

@@ -15,7 +15,7 @@ from mindspeed_core.errors import UserError
 from mindspeed_core.platforms.platform import Platform
 from mindspeed_core.registry import Registry
 from mindspeed_core.testing.compare import compare_tensors
-from mindspeed_core.testing.leak_check import Residue
+from mindspeed_core.testing.leak_check import ProcessState
 from mindspeed_core.testing.training import train_side
 from mindspeed_core.testing.verify import assert_equivalent, compare_sides
 
@@ -221,7 +221,7 @@ def sessions(report: Report) -> None:
     activate(flags, platform=report.platform).close()
     with report.check("open and closed sessions leave torch and megatron as they were"):
         for _ in range(3):
-            before = Residue.now()
+            before = ProcessState.now()
             activate(flags, platform=report.platform).close()
-            left = Residue.now().left_since(before)
+            left = ProcessState.now().left_since(before)
             assert not left, left[:5]
