@@ -52,8 +52,7 @@ def command(name: str) -> None:
     _section("facts", _facts(feature))
     _section("formulas", [f"{name} = {formula}" for name, formula in feature.formulas.items()])
     _section(
-        "worth tuning",
-        [f"{flag}: {', '.join(map(str, values))}" for flag, values in feature.tuning.items()],
+        "worth tuning", [f"{flag}: {', '.join(map(str, values))}" for flag, values in feature.tuning.items()]
     )
     _print_page(feature)
 

@@ -6,16 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from mindspeed_core.feature import (
-    Conflict,
-    Fallback,
-    Feature,
-    Flag,
-    Patch,
-    Requirement,
-    Scenario,
-    TakeOver,
-)
+from mindspeed_core.feature import Conflict, Fallback, Feature, Flag, Patch, Requirement, Scenario, TakeOver
 
 _KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
 _STABILITY = ("stable", "prototype")

@@ -254,12 +254,7 @@ class FlagSet:
         return self._finish(reading, False)
 
     def _take(
-        self,
-        entry: FlagEntry,
-        option: str,
-        values: list[str],
-        inline: bool,
-        reading: _Reading,
+        self, entry: FlagEntry, option: str, values: list[str], inline: bool, reading: _Reading
     ) -> None:
         """Record the values typed after an option, or what is wrong with them."""
         flag = entry.flag
@@ -281,12 +276,7 @@ class FlagSet:
         self._convert(entry, option, values, reading)
 
     def _take_value(
-        self,
-        entry: FlagEntry,
-        option: str,
-        value: Any,
-        as_switch: bool,
-        reading: _Reading,
+        self, entry: FlagEntry, option: str, value: Any, as_switch: bool, reading: _Reading
     ) -> None:
         """Record a Python value given for a flag, or what is wrong with it."""
         flag = entry.flag
@@ -315,13 +305,7 @@ class FlagSet:
             return
         self._convert(entry, option, values, reading)
 
-    def _convert(
-        self,
-        entry: FlagEntry,
-        option: str,
-        values: Sequence[Any],
-        reading: _Reading,
-    ) -> None:
+    def _convert(self, entry: FlagEntry, option: str, values: Sequence[Any], reading: _Reading) -> None:
         flag = entry.flag
         converted: list[Any] = []
         for value in values:

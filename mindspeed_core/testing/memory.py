@@ -77,10 +77,7 @@ class TensorBytes(TorchDispatchMode):
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop; ``alive`` and ``peak`` keep their last values."""
         if self._resize is None:

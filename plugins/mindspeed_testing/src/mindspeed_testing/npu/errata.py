@@ -14,13 +14,7 @@ from torch import Tensor
 
 
 def add_layer_norm_backward(
-    dy: Tensor | None,
-    x1: Tensor,
-    x2: Tensor,
-    rstd: Tensor,
-    mean: Tensor,
-    gamma: Tensor,
-    dsum: Tensor | None,
+    dy: Tensor | None, x1: Tensor, x2: Tensor, rstd: Tensor, mean: Tensor, gamma: Tensor, dsum: Tensor | None
 ) -> tuple[Tensor, ...]:
     """Add a shape function to ``npu_add_layer_norm_backward``: both summands, gamma, beta (float32)."""
     affine = torch.empty_like(gamma, dtype=torch.float32)
