@@ -52,37 +52,27 @@ def _as_json(registry: Registry, records: Sequence[FeatureRecord]) -> dict[str, 
     return {
         "features": [
             {
-                "name": record.cls.name,
-                "family": record.cls.family,
-                "summary": record.cls.summary,
-                "level": record.cls.level,
-                "stability": record.cls.stability,
+                **_attributes(record.cls, "name", "family", "summary", "level", "stability"),
                 "flags": [flag.name for flag in record.cls.flags],
                 "platforms": list(record.cls.platforms),
-                "dist": record.dist,
-                "version": record.version,
-                "hook_api": record.hook_api,
+                **_attributes(record, "dist", "version", "hook_api"),
             }
             for record in records
         ],
         "broken": [
-            {
-                "dist": broken.dist,
-                "version": broken.version,
-                "entry_point": broken.entry_point,
-                "feature": broken.feature,
-                "error": broken.error,
-                "remedy": broken.remedy,
-            }
+            _attributes(broken, "dist", "version", "entry_point", "feature", "error", "remedy")
             for broken in registry.broken
         ],
         "extension_points": [
-            {"name": point.name, "group": point.group, "summary": point.summary}
-            for point in registry.extension_points().values()
+            _attributes(point, "name", "group", "summary") for point in registry.extension_points().values()
         ],
         "hosts": sorted(registry.host_names()),
         "platforms": sorted(registry.platform_names()),
     }
+
+
+def _attributes(item: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(item, name) for name in names}
 
 
 def _print_features(records: Sequence[FeatureRecord]) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from mindspeed_core.cli.feature_names import complete_features, find_feature
+from mindspeed_core.discovery.installed import package_file
 from mindspeed_core.feature import PROJECT, Conflict, Feature, Flag, Requirement, Scenario
 
 if TYPE_CHECKING:
@@ -173,13 +172,9 @@ def _facts(feature: type[Feature]) -> list[str]:
 def _print_page(feature: type[Feature]) -> None:
     if not feature.docs:
         return
-    package, _, relative = feature.docs.partition(":")
-    spec = find_spec(package)
-    places = list(spec.submodule_search_locations or []) if spec is not None else []
-    for place in places:
-        page = Path(place) / relative
-        if page.is_file():
-            click.echo(f"\ndocumentation ({feature.docs}):\n")
-            click.echo(page.read_text(encoding="utf-8").rstrip())
-            return
-    click.echo(f"\ndocumentation: {feature.docs} is not in the installed package")
+    page = package_file(feature.docs)
+    if page is None:
+        click.echo(f"\ndocumentation: {feature.docs} is not in the installed package")
+    else:
+        click.echo(f"\ndocumentation ({feature.docs}):\n")
+        click.echo(page.read_text(encoding="utf-8").rstrip())

@@ -7,7 +7,7 @@ wrong kind, metadata that cannot be read) becomes one `BrokenPlugin` record here
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
@@ -190,14 +190,10 @@ def describe(error: BaseException, package: str = "") -> str:
     if isinstance(error, SystemExit):
         message = f"it tried to exit the program ({message})"
     where = ""
-    for frame in _frames(error):
+    for frame in traceback.extract_tb(error.__traceback__):
         path = PurePath(frame.filename)
         found = next((part for part in (package, f"{package}.py") if package and part in path.parts), "")
         if found:
             inside = path.parts[path.parts.index(found) :]
             where = f" ({'/'.join(inside)}:{frame.lineno})"
     return f"{type(error).__name__}: {message[:_MESSAGE]}{where}"
-
-
-def _frames(error: BaseException) -> Iterator[traceback.FrameSummary]:
-    return iter(traceback.extract_tb(error.__traceback__))

@@ -62,7 +62,7 @@ class HostDeclaration:
     flags: str
     stages: tuple[str, ...]
     train: str = ""
-    patches: tuple[Patch, ...] = field(default=())
+    patches: tuple[Patch, ...] = ()
     absent: str = ""
     session: str = ""
     never_calls: tuple[str, ...] = ()

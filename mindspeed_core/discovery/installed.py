@@ -1,10 +1,12 @@
-"""Versions of what is installed, also where megatron-core comes from a checkout instead of a distribution."""
+"""Versions and places of what is installed, also where megatron-core comes from a checkout."""
 
 from __future__ import annotations
 
 import sys
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 
 _CORE = "megatron-core"
 
@@ -20,6 +22,26 @@ def installed_version(name: str) -> str:
         if loaded:
             return str(loaded)
     return _of_distribution(name)
+
+
+def package_places(package: str) -> list[Path]:
+    """Find the folders (or the file) of an import package without importing it; empty where it is absent."""
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):
+        return []
+    if spec is None:
+        return []
+    if spec.submodule_search_locations is not None:
+        return [Path(location) for location in spec.submodule_search_locations]
+    return [Path(spec.origin)] if spec.origin and Path(spec.origin).is_file() else []
+
+
+def package_file(reference: str) -> Path | None:
+    """Return the file that ``"package:relative/path"`` names; None where the package does not have it."""
+    package, _, relative = reference.partition(":")
+    found = (place / relative for place in package_places(package))
+    return next((path for path in found if path.is_file()), None)
 
 
 @lru_cache(maxsize=1024)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -47,19 +48,13 @@ class Stage:
         return max((self.since, *(self.added.get(name, self.since) for name in arguments)), key=parsed)
 
 
-_CORE_STAGES: dict[str, Stage] = {}
-
-
+@cache
 def core_stages() -> Mapping[str, Stage]:
     """Return the stages of `mindspeed_core.hooks` by name."""
-    if not _CORE_STAGES:
-        from mindspeed_core.hooks import STAGE_MODULES
+    from mindspeed_core.hooks import STAGE_MODULES
 
-        for name in STAGE_MODULES:
-            for function in vars(import_module(name)).values():
-                if hasattr(function, PROJECT + "_spec"):
-                    _CORE_STAGES[function.__name__] = Stage.of(function)
-    return _CORE_STAGES
+    functions = [function for name in STAGE_MODULES for function in vars(import_module(name)).values()]
+    return {f.__name__: Stage.of(f) for f in functions if hasattr(f, PROJECT + "_spec")}
 
 
 def wanted_arguments(function: Callable[..., Any]) -> list[str]:

@@ -86,16 +86,12 @@ def launch(arguments: Sequence[str], found: argparse.Namespace, main: Callable[[
         # Restarted workers go on in the same folder.
         arguments += ["--run-dir", os.path.join("runs", strftime("%Y%m%d-%H%M%S"))]
     registry = Registry.discover()
-    if choose_platform(found.platform, registry)[0] == "cpu":
+    forks = choose_platform(found.platform, registry)[0] == "cpu"
+    if forks:
         _import_all(registry.host(DEFAULT_HOST))
 
-        def start(setup: WorkerSetup) -> int:
-            return _fork(setup, lambda: main(arguments))
-
-    else:
-
-        def start(setup: WorkerSetup) -> int:
-            return _spawn(setup, arguments)
+    def start(setup: WorkerSetup) -> int:
+        return _fork(setup, lambda: main(arguments)) if forks else _spawn(setup, arguments)
 
     return Supervisor(start, found.nproc, found.max_restarts).run()
 
@@ -140,7 +136,6 @@ def _spawn(setup: WorkerSetup, arguments: Sequence[str]) -> int:
         [sys.executable, "-m", "mindspeed_core.train", *arguments],
         env={**os.environ, **setup.environment},
         pass_fds=setup.keep,
-        start_new_session=False,
         preexec_fn=_own_group,
     )
     # The supervisor waits for the process itself.

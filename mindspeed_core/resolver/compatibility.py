@@ -20,13 +20,8 @@ def fill_slots(request: Request, active: Sequence[str]) -> dict[str, str]:
                 claimed.setdefault(slot, []).append(name)
     for slot, names in sorted(claimed.items()):
         if len(names) > 1:
-            flags = [request.flag_of(name) or name for name in names]
-            request.problem(
-                "E-SLOT",
-                names[0],
-                f"slot {slot} can be filled once, but {join_names(names)} claim it",
-                f"keep one of {', '.join(flags)}",
-            )
+            reason = f"slot {slot} can be filled once, but {join_names(names)} claim it"
+            _keep_one(request, "E-SLOT", names, reason)
     return {slot: names[0] for slot, names in sorted(claimed.items())}
 
 
@@ -40,7 +35,7 @@ def check_conflicts(request: Request, active: Sequence[str]) -> None:
                     "E-CONFLICT",
                     name,
                     f"cannot run together with {other}{parenthesized(reason)}",
-                    f"drop {request.flag_of(name) or name} or {request.flag_of(other) or other}",
+                    f"drop {request.flag_or_name(name)} or {request.flag_or_name(other)}",
                 )
         for conflict in request.index.classes[name].conflicts:
             if conflict.flag and request.holds(conflict):
@@ -48,7 +43,7 @@ def check_conflicts(request: Request, active: Sequence[str]) -> None:
                     "E-CONFLICT",
                     name,
                     f"cannot run with {condition_text(conflict)}{parenthesized(conflict.reason)}",
-                    f"drop {request.flag_of(name) or name}, or change {conflict.flag}",
+                    f"drop {request.flag_or_name(name)}, or change {conflict.flag}",
                 )
 
 
@@ -63,7 +58,7 @@ def check_host(request: Request, active: Sequence[str]) -> None:
                 name,
                 f"it works through {' and '.join(sorted(reached))}, which host {request.host} leaves to "
                 "your program",
-                f"drop {request.flag_of(name) or name}",
+                f"drop {request.flag_or_name(name)}",
             )
 
 
@@ -79,12 +74,8 @@ def check_stages(request: Request, active: Sequence[str]) -> None:
         shared = set.intersection(*(set(request.index.classes[n].slots) for n in names))
         if shared & request.index.exclusive:
             continue  # the slot they share is reported
-        request.problem(
-            "E-STAGE",
-            names[0],
-            f"{join_names(names)} each replace stage {stage}, and only one can",
-            f"keep one of {', '.join(request.flag_of(name) or name for name in names)}",
-        )
+        reason = f"{join_names(names)} each replace stage {stage}, and only one can"
+        _keep_one(request, "E-STAGE", names, reason)
 
 
 def collect_patches(request: Request, active: Sequence[str]) -> dict[str, tuple[Patch, ...]]:
@@ -101,13 +92,15 @@ def collect_patches(request: Request, active: Sequence[str]) -> dict[str, tuple[
                 request.problem("E-PATCH-VERSION", name, f"its patch of {patch.target}: {bad[0]}", bad[1])
     for target, names in sorted(replaced.items()):
         if len(names) > 1:
-            request.problem(
-                "E-PATCH",
-                names[0],
-                f"{join_names(names)} each replace {target}, and only one can",
-                f"keep one of {', '.join(request.flag_of(name) or name for name in names)}",
-            )
+            reason = f"{join_names(names)} each replace {target}, and only one can"
+            _keep_one(request, "E-PATCH", names, reason)
     return owned
+
+
+def _keep_one(request: Request, code: str, names: Sequence[str], reason: str) -> None:
+    """Report several features of which only one can be active."""
+    flags = ", ".join(request.flag_or_name(name) for name in names)
+    request.problem(code, names[0], reason, f"keep one of {flags}")
 
 
 def check_arguments(request: Request, active: Sequence[str]) -> None:

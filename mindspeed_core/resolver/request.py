@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_core.feature import Conflict, Requirement
@@ -12,30 +13,22 @@ from mindspeed_core.resolver.index import Index, kinds_of
 from mindspeed_core.resolver.plan import Problem
 
 
+@dataclass(eq=False)
 class Request:
     """The input of one call of `resolve`, and the problems found so far."""
 
-    def __init__(
-        self,
-        index: Index,
-        registry: Registry,
-        args: Namespace,
-        provenance: Mapping[str, str] | None,
-        platform: str,
-        host: str,
-        mode: str,
-        versions: Mapping[str, str] | None,
-    ) -> None:
-        self.index = index
-        self.registry = registry
-        self.args = args
-        self.provenance = provenance
-        self.platform = platform
-        self.kinds, self.kind = kinds_of(registry, platform)
-        self.host = host
-        self.mode = mode
-        self.versions = versions
-        level = getattr(args, "optimization_level", None)
+    index: Index
+    registry: Registry
+    args: Namespace
+    provenance: Mapping[str, str] | None
+    platform: str
+    host: str
+    mode: str
+    versions: Mapping[str, str] | None
+
+    def __post_init__(self) -> None:
+        self.kinds, self.kind = kinds_of(self.registry, self.platform)
+        level = getattr(self.args, "optimization_level", None)
         self.level = 2 if level is None else int(level)
         self.problems: list[Problem] = []
 
@@ -58,6 +51,10 @@ class Request:
             if source != "default":
                 return f"{flag.name} by {source}"
         return ""
+
+    def flag_or_name(self, name: str) -> str:
+        """Return what the user would drop to be rid of a feature: its flag, or its name without one."""
+        return self.flag_of(name) or name
 
     def value(self, option: str) -> tuple[Any, bool]:
         """Return the value a flag stands for, and whether the flag turns it off."""

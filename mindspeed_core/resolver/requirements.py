@@ -89,11 +89,9 @@ def _clause(clause: str, platform: str) -> bool:
 
 
 def _lookup(versions: Mapping[str, str], name: str) -> str:
+    from packaging.utils import canonicalize_name as normalized
+
     if name in versions:
         return versions[name]
-    wanted = _normalized(name)
-    return next((version for dist, version in versions.items() if _normalized(dist) == wanted), "")
-
-
-def _normalized(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+    wanted = normalized(name)
+    return next((version for dist, version in versions.items() if normalized(dist) == wanted), "")

@@ -75,38 +75,34 @@ class Selection:
         if not self.request.kinds & {*cls.platforms}:
             return self._fall_back(name, cls, flag)
         if cls.hosts and self.request.host not in cls.hosts:
-            self.request.problem(
-                "E-HOST",
-                name,
-                f"it does not work in the training loop of host {self.request.host} (it works in: "
-                f"{', '.join(cls.hosts)})",
-                f"drop {flag}" if flag else f"use one of these hosts: {', '.join(cls.hosts)}",
-            )
-            self.failed.add(name)
+            hosts = ", ".join(cls.hosts)
+            host = self.request.host
+            reason = f"it does not work in the training loop of host {host} (it works in: {hosts})"
+            remedy = f"drop {flag}" if flag else f"use one of these hosts: {hosts}"
+            self._fail(name, "E-HOST", reason, remedy)
             return False
         bad = [
             problem
             for package in cls.packages
             if (problem := unmet(package, self.request.kind, self.request.versions)) is not None
         ]
-        if bad:
-            for reason, remedy in bad:
-                self.request.problem("E-PACKAGE", name, reason, remedy)
-            self.failed.add(name)
-            return False
-        self.why[name] = why
-        return True
+        for reason, remedy in bad:
+            self._fail(name, "E-PACKAGE", reason, remedy)
+        if not bad:
+            self.why[name] = why
+        return not bad
+
+    def _fail(self, name: str, code: str, reason: str, remedy: str) -> None:
+        """Report a problem that keeps a feature from taking part."""
+        self.request.problem(code, name, reason, remedy)
+        self.failed.add(name)
 
     def _fall_back(self, name: str, cls: type[Feature], flag: str) -> bool:
         supported = ", ".join(cls.platforms) or "none"
         if cls.fallback is None:
-            self.request.problem(
-                "E-PLATFORM",
-                name,
-                f"it does not run on platform {self.request.platform} (it runs on: {supported})",
-                f"drop {flag}" if flag else f"choose one of these platforms with --platform: {supported}",
-            )
-            self.failed.add(name)
+            reason = f"it does not run on platform {self.request.platform} (it runs on: {supported})"
+            remedy = f"drop {flag}" if flag else f"choose one of these platforms with --platform: {supported}"
+            self._fail(name, "E-PLATFORM", reason, remedy)
             return False
         other = cls.fallback.feature
         remedy = f"nothing; {other} takes over" if other else f"nothing; it runs on: {supported}"
@@ -129,12 +125,11 @@ class Selection:
             record = next((b for b in broken if b.dist == dist and not b.feature), None)
         wants = f"needs {wanted}{parenthesized(reason)}"
         if record is not None:
-            self.request.problem("E-BROKEN-PLUGIN", name, f"{wants}: {record}", record.remedy)
+            self._fail(name, "E-BROKEN-PLUGIN", f"{wants}: {record}", record.remedy)
         else:
             remedy = f"pip install {dist}" if dist else f"install the package that ships {wanted}"
             reason = f"needs {wanted}, which is not installed{parenthesized(reason)}"
-            self.request.problem("E-MISSING-PLUGIN", name, reason, remedy)
-        self.failed.add(name)
+            self._fail(name, "E-MISSING-PLUGIN", reason, remedy)
 
     def _close(self) -> None:
         """Follow requirements breadth first, then check those that ask for a choice or a value."""
@@ -165,14 +160,9 @@ class Selection:
             self._require_any(name, requirement)
         elif not self.request.holds(requirement):
             wanted = condition_text(requirement)
-            self.request.problem(
-                "E-REQUIRES",
-                name,
-                f"needs {wanted}{parenthesized(requirement.reason)}; it is "
-                f"{self.request.shown(requirement.flag)}",
-                f"set {wanted}",
-            )
-            self.failed.add(name)
+            shown = self.request.shown(requirement.flag)
+            reason = f"needs {wanted}{parenthesized(requirement.reason)}; it is {shown}"
+            self._fail(name, "E-REQUIRES", reason, f"set {wanted}")
 
     def _require_feature(self, name: str, requirement: Requirement) -> None:
         wanted = requirement.feature
@@ -185,24 +175,18 @@ class Selection:
         why = parenthesized(requirement.reason)
         held = self.held.get(wanted)
         level = self.classes[wanted].level
+        drop = f"drop {self.request.flag_or_name(name)}"
         if level > self.request.level:
-            self.request.problem(
-                "E-REQUIRES-LEVEL",
-                name,
+            reason = (
                 f"needs {wanted}{why}, which belongs to optimization level {level}; "
-                f"the run has {self.request.level}",
-                f"--optimization-level {level}, or drop {self.request.flag_of(name) or name}",
+                f"the run has {self.request.level}"
             )
+            self._fail(name, "E-REQUIRES-LEVEL", reason, f"--optimization-level {level}, or {drop}")
         elif held is not None:
-            self.request.problem(
-                "E-REQUIRES",
-                name,
-                f"needs {wanted}{why}, which is not active: {held.reason}",
-                f"drop {self.request.flag_of(name) or name}",
-            )
+            reason = f"needs {wanted}{why}, which is not active: {held.reason}"
+            self._fail(name, "E-REQUIRES", reason, drop)
         else:
-            self.request.problem("E-REQUIRES", name, f"needs {wanted}{why}", self._how_to_ask(wanted))
-        self.failed.add(name)
+            self._fail(name, "E-REQUIRES", f"needs {wanted}{why}", self._how_to_ask(wanted))
 
     def _require_any(self, name: str, requirement: Requirement) -> None:
         choices = requirement.any_of
@@ -214,8 +198,7 @@ class Selection:
             return
         ways = ", or ".join(self._how_to_ask(choice) for choice in installed)
         reason = f"needs one of {', '.join(choices)}{parenthesized(requirement.reason)}"
-        self.request.problem("E-REQUIRES", name, reason, ways)
-        self.failed.add(name)
+        self._fail(name, "E-REQUIRES", reason, ways)
 
     def _how_to_ask(self, name: str) -> str:
         flags = self.classes[name].flags

@@ -16,11 +16,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mindspeed_core.discovery.installed import installed_version
+from mindspeed_core.discovery.installed import installed_version, package_places
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import Registry
@@ -120,19 +118,21 @@ def ranks_agree(session: Session, dist_info: DistInfo, *, with_arguments: bool =
 
 def rank_facts(session: Session) -> dict[str, str]:
     """Collect what this rank runs, item by item: plan, versions, content of plugins, arguments."""
-    facts = {
+    from mindspeed_core.flags.flag_set import flag_set
+
+    versions = {
+        name: installed_version(name) or _ABSENT
+        for name in ("torch", "megatron-core", *session.platform.distributions)
+    }
+    per_rank = flag_set(session.registry, session.host.name).per_rank()
+    return {
         "plan": session.plan.digest,
         "active features": " ".join(session.plan.names),
         "python": platform.python_version(),
+        **{f"version {name}": v for name, v in {**versions, **session.registry.distributions()}.items()},
+        **content_facts(session.registry),
+        **argument_facts(vars(session.args), per_rank),
     }
-    shipped = session.registry.distributions()
-    for name in ("torch", "megatron-core", *session.platform.distributions):
-        facts[f"version {name}"] = _version(name)
-    for name, installed in shipped.items():
-        facts[f"version {name}"] = installed
-    facts.update(content_facts(session.registry))
-    facts.update(argument_facts(vars(session.args), _per_rank(session)))
-    return facts
 
 
 def content_facts(registry: Registry) -> dict[str, str]:
@@ -151,25 +151,13 @@ def content_hash(packages: Iterable[str]) -> str:
     """Hash names and bytes of the source files of import packages: SHA-256, cut to 16 digits."""
     digest = hashlib.sha256()
     for package in sorted(packages):
-        for root in _roots(package):
+        for root in package_places(package):
             files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.suffix in _SOURCES)
             for path in files:
                 name = path.name if path == root else path.relative_to(root).as_posix()
                 digest.update(f"{package}/{name}\0".encode())
                 digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
-
-
-def _roots(package: str) -> list[Path]:
-    try:
-        spec = find_spec(package)
-    except (ImportError, ValueError):
-        return []
-    if spec is None:
-        return []
-    if spec.submodule_search_locations is not None:
-        return [Path(location) for location in spec.submodule_search_locations]
-    return [Path(spec.origin)] if spec.origin and Path(spec.origin).is_file() else []
 
 
 def argument_facts(arguments: Mapping[str, Any], per_rank: Iterable[str] = ()) -> dict[str, str]:
@@ -193,16 +181,6 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(_is_plain(item) for item in value)
     return value is None or isinstance(value, (bool, int, float, str))
-
-
-def _per_rank(session: Session) -> frozenset[str]:
-    from mindspeed_core.flags.flag_set import flag_set
-
-    return flag_set(session.registry, session.host.name).per_rank()
-
-
-def _version(name: str) -> str:
-    return installed_version(name) or _ABSENT
 
 
 def facts_agree(

@@ -14,7 +14,6 @@ from mindspeed_core.feature import DeclarationError
 
 EXIT_OK = 0
 EXIT_PROBLEMS = 1
-EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 EXPLAINED = (UserError, DeclarationError, PatchError, SessionError)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_iter
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
@@ -87,8 +88,7 @@ def load_canonical(run: Run, state: CanonicalState) -> None:
         return _slice(full, entry)
 
     for chunk in _bare_chunks(run):
-        described = _describe(run, chunk)
-        loaded = {name: _loaded(value, part) for name, value in described.items()}
+        loaded = _loaded(_describe(run, chunk), part)
         if missing:
             raise CanonicalError(
                 f"the state to load lacks {', '.join(sorted(set(missing))[:5])}; it has {len(state.tensors)} "
@@ -134,23 +134,14 @@ def _entries(run: Run) -> list[Any]:
     """Return every ``ShardedTensor`` of this rank."""
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
-    found: list[Any] = []
+    def tensors(described: Any) -> Iterator[Any]:
+        for leaf in tree_iter(described):
+            if isinstance(leaf, ShardedTensor):
+                yield leaf
+            elif isinstance(leaf, ShardedTensorFactory):
+                yield from tensors(leaf.build())
 
-    def visit(value: Any) -> None:
-        if isinstance(value, ShardedTensor):
-            found.append(value)
-        elif isinstance(value, ShardedTensorFactory):
-            visit(value.build())
-        elif isinstance(value, Mapping):
-            for item in value.values():
-                visit(item)
-        elif isinstance(value, (list, tuple)):
-            for item in value:
-                visit(item)
-
-    for chunk in _bare_chunks(run):
-        visit(_describe(run, chunk))
-    return found
+    return [entry for chunk in _bare_chunks(run) for entry in tensors(_describe(run, chunk))]
 
 
 def _loaded(value: Any, part: Callable[[Any], torch.Tensor]) -> Any:
@@ -264,10 +255,8 @@ def _complete_gradients(run: Run) -> dict[int, torch.Tensor]:
     """Return the reduced gradient of every parameter of this rank, by ``id`` of the parameter."""
     found: dict[int, torch.Tensor] = {}
     for chunk in run.model:
-        groups = list(getattr(chunk, "bucket_groups", ())) + list(
-            getattr(chunk, "expert_parallel_bucket_groups", ())
-        )
-        for group in groups:
+        kinds = ("bucket_groups", "expert_parallel_bucket_groups")
+        for group in (group for kind in kinds for group in getattr(chunk, kind, ())):
             if not group.ddp_config.use_distributed_optimizer:
                 continue
             for bucket in group.buckets:

@@ -30,45 +30,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SideRequest:
-    """The request that every rank of a side gets.
+    """The request that every rank of a side gets; see `train_side`, but ``flags`` is the whole command line."""
 
-    Attributes:
-        flags: the whole command line.
-        steps: compared steps.
-        initial: parameters to start from; None keeps those the model is built with.
-        gradients: record the gradients of every compared step.
-        measure: measure memory and communication on one more step.
-        timed_steps: further steps whose wall time is taken.
-        declarations: ``"module:Name"`` of declarations to use; empty for what is installed.
-        probes: ``"module:Class"`` of further plugins, instantiated on every rank and registered outermost.
-        platform: the platform, None to let the flags decide.
-    """
-
-    flags: tuple[str, ...]
+    flags: Sequence[str]
     steps: int
-    initial: CanonicalState | None = None
-    gradients: bool = True
-    measure: bool = False
-    timed_steps: int = 0
-    declarations: tuple[str, ...] = ()
-    probes: tuple[str, ...] = ()
-    platform: str | None = None
+    initial: CanonicalState | None
+    gradients: bool
+    measure: bool
+    timed_steps: int
+    declarations: Sequence[str]
+    probes: Sequence[str]
+    platform: str | None
+
+
+@dataclass(frozen=True)
+class _Measured:
+    measures: Mapping[str, float] = field(default_factory=dict)
+    communication: Mapping[tuple[str, str], Total] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RankRecord:
     """The result of one rank; states exist on rank 0 only."""
 
-    features: tuple[str, ...] = ()
-    losses: tuple[Mapping[str, float], ...] = ()
-    grad_norms: tuple[float | None, ...] = ()
-    initial: CanonicalState | None = None
-    parameters: CanonicalState | None = None
-    gradients: tuple[CanonicalState, ...] = ()
-    measures: Mapping[str, float] = field(default_factory=dict)
-    communication: Mapping[tuple[str, str], Total] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    step_seconds: tuple[float, ...] = ()
+    features: tuple[str, ...]
+    losses: tuple[Mapping[str, float], ...]
+    grad_norms: tuple[float | None, ...]
+    initial: CanonicalState | None
+    parameters: CanonicalState | None
+    gradients: tuple[CanonicalState, ...]
+    measured: _Measured
+    step_seconds: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -120,7 +113,8 @@ def train_side(
         flags: appended to `mindspeed_core.testing.model_flags.SMALL_GPT`.
         world_size: ranks.
         steps: compared steps.
-        initial: parameters to start from, another side's ``initial``.
+        initial: parameters to start from, another side's ``initial``; None keeps those the model is built
+            with.
         gradients: record the gradients of every compared step.
         measure: measure memory and communication on one more step.
         timed_steps: further steps whose wall time is taken.
@@ -137,15 +131,7 @@ def train_side(
     if timed_steps > _TIMED_STEPS_AT_MOST:
         raise ValueError(f"timed_steps {timed_steps}: at most {_TIMED_STEPS_AT_MOST}")
     request = SideRequest(
-        flags=tuple(command),
-        steps=steps,
-        initial=initial,
-        gradients=gradients,
-        measure=measure,
-        timed_steps=timed_steps,
-        declarations=tuple(declarations),
-        probes=tuple(probes),
-        platform=platform,
+        command, steps, initial, gradients, measure, timed_steps, declarations, probes, platform
     )
     ranks: list[RankRecord] = run_world(f"{__name__}:train_rank", world_size, request, timeout=timeout)
     return _together(ranks)
@@ -162,7 +148,7 @@ def train_rank(request: SideRequest) -> RankRecord:
 
     probe = GradientProbe()
     session = activate(
-        list(request.flags),
+        request.flags,
         platform=request.platform,
         registry=_registry(request.declarations),
         extra_plugins=(probe, *(load_object(path)() for path in request.probes)),
@@ -179,9 +165,7 @@ def train_rank(request: SideRequest) -> RankRecord:
         probe.record = False
         with steps.complete_parameters():
             parameters = canonical_parameters(run)
-        measured = _Measured()
-        if request.measure:
-            measured = _measure(run, steps, probe)
+        measured = _measure(run, steps, probe) if request.measure else _Measured()
         seconds = tuple(steps.once().seconds for _ in range(request.timed_steps))
         record = RankRecord(
             features=session.plan.names,
@@ -190,9 +174,7 @@ def train_rank(request: SideRequest) -> RankRecord:
             initial=initial if run.dist.rank == 0 else None,
             parameters=parameters,
             gradients=tuple(probe.gradients),
-            measures=measured.measures,
-            communication=measured.communication,
-            metrics=measured.metrics,
+            measured=measured,
             step_seconds=seconds,
         )
         loop.teardown(session)
@@ -230,11 +212,14 @@ class _Steps:
     """Steps a run as the host's own loop does."""
 
     def __init__(self, run: Run) -> None:
-        self.run = run
-        self.first_step = ExitStack()
-        self.first_step.enter_context(self._without_param_gather(param_sync=False))
+        from mindspeed_core.hosts.standalone.step import without_param_gather
 
-    def once(self) -> Any:
+        self.run = run
+        self._without_param_gather = without_param_gather
+        self.first_step = ExitStack()
+        self.first_step.enter_context(without_param_gather(run, param_sync=False))
+
+    def once(self) -> _Timed:
         run = self.run
         started = time.perf_counter()
         result = run.session.call("train_step", run=run)
@@ -247,12 +232,7 @@ class _Steps:
 
     def complete_parameters(self) -> Any:
         """Return a context in which every rank holds all updated parameters, also those gathered late."""
-        return self._without_param_gather(param_sync=True)
-
-    def _without_param_gather(self, *, param_sync: bool) -> Any:
-        from mindspeed_core.hosts.standalone.step import without_param_gather
-
-        return without_param_gather(self.run, param_sync=param_sync)
+        return self._without_param_gather(self.run, param_sync=True)
 
 
 @dataclass(frozen=True)
@@ -260,13 +240,6 @@ class _Timed:
     losses: Mapping[str, float]
     grad_norm: float | None
     seconds: float
-
-
-@dataclass(frozen=True)
-class _Measured:
-    measures: Mapping[str, float] = field(default_factory=dict)
-    communication: Mapping[tuple[str, str], Total] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def _measure(run: Run, steps: _Steps, probe: GradientProbe) -> _Measured:
@@ -295,8 +268,8 @@ def _together(ranks: Sequence[RankRecord]) -> SideResult:
     assert first.initial is not None
     assert first.parameters is not None
     measures: dict[str, float] = {}
-    for name in first.measures:
-        values = [rank.measures[name] for rank in ranks]
+    for name in first.measured.measures:
+        values = [rank.measured.measures[name] for rank in ranks]
         measures[name] = sum(values) if name == "sent_bytes" else max(values)
     if first.step_seconds:
         measures["step_seconds"] = statistics.median(first.step_seconds)
@@ -309,8 +282,8 @@ def _together(ranks: Sequence[RankRecord]) -> SideResult:
         parameters=first.parameters,
         gradients=first.gradients,
         measures=measures,
-        communication=tuple(rank.communication for rank in ranks),
-        metrics=first.metrics,
+        communication=tuple(rank.measured.communication for rank in ranks),
+        metrics=first.measured.metrics,
     )
 
 

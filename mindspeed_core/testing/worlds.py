@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import connection
 from pathlib import Path
 from types import ModuleType
@@ -133,7 +133,7 @@ def run_world(
     payload = pickle.dumps(args)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory(prefix="mindspeed-world-") as directory:
-        world = _World(target, payload, world_size, int(store.port), dict(env or {}), Path(directory))
+        world = _World(target, payload, world_size, int(store.port), env or {}, Path(directory))
         try:
             world.start()
             results = world.collect(timeout)
@@ -166,15 +166,15 @@ def _target_name(function: Callable[..., Any] | str) -> str:
     return f"{module}:{name}"
 
 
+@dataclass(eq=False)
 class _Rank:
     """One child, as the parent sees it."""
 
-    def __init__(self, rank: int, process: Any, pipe: connection.Connection, output: Path) -> None:
-        self.rank = rank
-        self.process = process
-        self.pipe = pipe
-        self.output = output
-        self.finished = False
+    rank: int
+    process: Any
+    pipe: connection.Connection
+    output: Path
+    finished: bool = False
 
     def tail(self, lines: int = 40) -> str:
         if not self.output.exists():
@@ -182,19 +182,17 @@ class _Rank:
         return "\n".join(self.output.read_text(errors="replace").splitlines()[-lines:])
 
 
+@dataclass
 class _World:
     """One run of a function on several ranks."""
 
-    def __init__(
-        self, target: str, payload: bytes, size: int, port: int, env: dict[str, str], directory: Path
-    ) -> None:
-        self.target = target
-        self.payload = payload
-        self.size = size
-        self.port = port
-        self.env = env
-        self.directory = directory
-        self.ranks: list[_Rank] = []
+    target: str
+    payload: bytes
+    size: int
+    port: int
+    env: Mapping[str, str]
+    directory: Path
+    ranks: list[_Rank] = field(default_factory=list)
 
     def start(self) -> None:
         with _fork_server() as context:
@@ -360,10 +358,7 @@ def _exit_reason(code: int | None) -> str:
 
 
 def adopt_parent_environment(setup: Mapping[str, Any]) -> int:
-    """Set the environment, import path, folder and output file that the parent chose for a forked process.
-
-    Args:
-        setup: ``environment``, ``path``, ``directory`` and the file ``output``.
+    """Set the ``environment``, import ``path``, ``directory`` and ``output`` file that the parent chose.
 
     Returns:
         The descriptor of the file.

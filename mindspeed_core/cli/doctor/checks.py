@@ -11,7 +11,7 @@ import os
 import platform as machine
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -69,16 +69,10 @@ class Facts:
 
 
 def collect(registry: Registry, host: str = DEFAULT_HOST) -> Facts:
-    """Gather the facts about this machine.
-
-    Args:
-        registry: what is installed.
-        host: the host whose training is meant.
-    """
+    """Gather the facts about this machine, for a training with ``host``."""
     names = {row.distribution for row in TABLE} | set(FURTHER_DISTRIBUTIONS)
     versions = {name: found for name in sorted(names) if (found := _version(name))}
     answer, problem = _probe_torch()
-    platforms = _platforms(registry)
     return Facts(
         versions=versions,
         torch=answer,
@@ -89,7 +83,7 @@ def collect(registry: Registry, host: str = DEFAULT_HOST) -> Facts:
         cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         host=host,
         hosts=tuple(registry.host_names()),
-        platforms=platforms,
+        platforms=_platforms(registry),
         broken=tuple((f"{b.dist} {b.version}".strip(), b.error, b.remedy) for b in registry.broken),
         of_host=_of_host(registry, host),
     )
@@ -105,7 +99,7 @@ def _of_host(registry: Registry, host: str) -> tuple[Finding, ...]:
 
 def examine(facts: Facts) -> list[Finding]:
     """Return every finding, in the order of the checks; a pure function of the facts."""
-    return [finding for check in CHECKS for finding in check(facts)]
+    return [*(finding for check in CHECKS for finding in check(facts)), *facts.of_host]
 
 
 def _version(name: str) -> str:
@@ -155,71 +149,68 @@ def _shared_memory() -> int | None:
     return figures.f_frsize * figures.f_blocks
 
 
-def check_python(facts: Facts) -> list[Finding]:
+def check_python(facts: Facts) -> Iterator[Finding]:
     """Check the interpreter."""
     if matches(facts.python, PYTHON):
-        return [Finding(OK, "python", facts.python)]
-    return [Finding(ERROR, "python", f"{facts.python} is not {PYTHON}", f"use a Python {PYTHON}")]
+        yield Finding(OK, "python", facts.python)
+    else:
+        yield Finding(ERROR, "python", f"{facts.python} is not {PYTHON}", f"use a Python {PYTHON}")
 
 
-def check_versions(facts: Facts) -> list[Finding]:
+def check_versions(facts: Facts) -> Iterator[Finding]:
     """Check installed distributions against the compatibility table."""
-    findings = []
     for row in TABLE:
         found = facts.versions.get(row.distribution, "")
         if not found:
             if row.required:
-                findings.append(Finding(ERROR, row.distribution, "is not installed", row.remedy))
+                yield Finding(ERROR, row.distribution, "is not installed", row.remedy)
         elif not matches(found, row.versions):
-            findings.append(
-                Finding(ERROR, row.distribution, f"{found} is outside {row.versions}", row.remedy)
-            )
+            yield Finding(ERROR, row.distribution, f"{found} is outside {row.versions}", row.remedy)
         else:
             tested = not row.tested or any(matches(found, f"=={release}") for release in row.tested)
             known = "" if tested else f" (supported; tested with {', '.join(row.tested)})"
-            findings.append(Finding(OK, row.distribution, found + known))
-    return findings
+            yield Finding(OK, row.distribution, found + known)
 
 
-def check_torch(facts: Facts) -> list[Finding]:
+def check_torch(facts: Facts) -> Iterator[Finding]:
     """Check that torch imports and has a collective backend."""
     if facts.probe_error:
         remedy = "reinstall torch and megatron-core in a fresh environment, then run this again"
-        return [Finding(ERROR, "torch import", facts.probe_error, remedy)]
+        yield Finding(ERROR, "torch import", facts.probe_error, remedy)
+        return
     loaded = str(facts.torch.get("torch", ""))
     if loaded.startswith("error"):
-        return [
-            Finding(ERROR, "torch import", loaded, "reinstall torch: pip install --force-reinstall torch")
-        ]
+        remedy = "reinstall torch: pip install --force-reinstall torch"
+        yield Finding(ERROR, "torch import", loaded, remedy)
+        return
     backends: Mapping[str, bool] = facts.torch.get("backends", {})
     there = [name for name in ("gloo", "nccl", "hccl") if backends.get(name)]
     if not there:
         remedy = "install a torch built with distributed support"
-        return [Finding(ERROR, "collective backends", "torch has neither gloo nor NCCL nor HCCL", remedy)]
-    findings = [Finding(OK, "collective backends", ", ".join(there))]
+        yield Finding(ERROR, "collective backends", "torch has neither gloo nor NCCL nor HCCL", remedy)
+        return
+    yield Finding(OK, "collective backends", ", ".join(there))
     for device, backend in (("cuda", "nccl"), ("npu", "hccl")):
         names = list(facts.torch.get(device, []))
         if not names:
             continue
-        findings.append(Finding(OK, f"{device} devices", f"{len(names)} x {names[0]}"))
+        yield Finding(OK, f"{device} devices", f"{len(names)} x {names[0]}")
         if not backends.get(backend):
             remedy = f"install a torch whose {backend.upper()} works; on one process training works without"
-            findings.append(
-                Finding(WARNING, backend.upper(), f"{device} devices without {backend.upper()}", remedy)
-            )
+            yield Finding(WARNING, backend.upper(), f"{device} devices without {backend.upper()}", remedy)
     if not facts.torch.get("cuda") and not facts.torch.get("npu"):
-        findings.append(Finding(NOTE, "devices", "no GPU or NPU: training runs on the cpu platform (gloo)"))
-    return findings
+        yield Finding(NOTE, "devices", "no GPU or NPU: training runs on the cpu platform (gloo)")
 
 
-def check_megatron(facts: Facts) -> list[Finding]:
+def check_megatron(facts: Facts) -> Iterator[Finding]:
     """Check that megatron-core and its compiled index builder import."""
     if facts.probe_error or "megatron" not in facts.torch:
-        return []
+        return
     outcome = facts.torch["megatron"]
     if outcome != "ok":
         remedy = "pip install --force-reinstall 'megatron-core>=0.15.3,<0.17'"
-        return [Finding(ERROR, "megatron-core import", outcome, remedy)]
+        yield Finding(ERROR, "megatron-core import", outcome, remedy)
+        return
     helpers = facts.torch.get("helpers_cpp", "")
     if helpers != "ok":
         remedy = (
@@ -227,137 +218,95 @@ def check_megatron(facts: Facts) -> list[Finding]:
             "pip install pybind11 && make -C <megatron/core/datasets>"
         )
         found = f"megatron-core's compiled index builder does not load ({helpers}); datasets need it"
-        return [Finding(ERROR, "helpers_cpp", found, remedy)]
-    return [Finding(OK, "helpers_cpp", "megatron-core's compiled index builder loads")]
+        yield Finding(ERROR, "helpers_cpp", found, remedy)
+    else:
+        yield Finding(OK, "helpers_cpp", "megatron-core's compiled index builder loads")
 
 
-def check_npu(facts: Facts) -> list[Finding]:
+def check_npu(facts: Facts) -> Iterator[Finding]:
     """Check that torch_npu fits torch, works, and is the only device extension."""
     npu = facts.versions.get("torch_npu", "")
     if not npu:
-        return []
-    findings = []
+        return
     torch_version = facts.versions.get("torch", "")
     if torch_version and not same_release(npu, torch_version):
-        findings.append(
-            Finding(
-                ERROR,
-                "torch_npu",
-                f"torch_npu {npu} was built for another torch than {torch_version}",
-                f"pip install torch_npu=={torch_version.split('+')[0]}, or the torch that it was built for",
-            )
-        )
+        found = f"torch_npu {npu} was built for another torch than {torch_version}"
+        remedy = f"pip install torch_npu=={torch_version.split('+')[0]}, or the torch that it was built for"
+        yield Finding(ERROR, "torch_npu", found, remedy)
     outcome = facts.torch.get("torch_npu", "ok")
     if outcome != "ok":
         remedy = "source the CANN toolkit's set_env.sh in this shell, and check the driver with npu-smi info"
-        findings.append(Finding(ERROR, "torch_npu", f"does not import: {outcome}", remedy))
+        yield Finding(ERROR, "torch_npu", f"does not import: {outcome}", remedy)
     if facts.torch.get("cuda"):
         remedy = "choose with --platform npu or --platform cuda, or uninstall torch_npu on this machine"
-        findings.append(Finding(WARNING, "torch_npu", "is installed on a machine with CUDA devices", remedy))
-    return findings
+        yield Finding(WARNING, "torch_npu", "is installed on a machine with CUDA devices", remedy)
 
 
-def check_environment(facts: Facts) -> list[Finding]:
+def check_environment(facts: Facts) -> Iterator[Finding]:
     """Check environment variables that cost speed or correctness."""
-    findings = []
     threads = facts.environment.get("OMP_NUM_THREADS", "")
     if not threads:
         remedy = "export OMP_NUM_THREADS=1 (or CPU cores divided by processes per node)"
         found = f"is not set: each process starts up to {facts.cpus} threads"
-        findings.append(Finding(NOTE, "OMP_NUM_THREADS", found, remedy))
+        yield Finding(NOTE, "OMP_NUM_THREADS", found, remedy)
     elif not threads.split(",")[0].isdigit() or int(threads.split(",")[0]) < 1:
-        findings.append(
-            Finding(WARNING, "OMP_NUM_THREADS", f"{threads!r} is no number", "export OMP_NUM_THREADS=1")
-        )
+        yield Finding(WARNING, "OMP_NUM_THREADS", f"{threads!r} is no number", "export OMP_NUM_THREADS=1")
     connections = facts.environment.get("CUDA_DEVICE_MAX_CONNECTIONS")
     if facts.torch.get("cuda") and connections != "1":
         found = f"is {connections or 'not set'}: tensor or context parallelism may not overlap as planned"
         remedy = "export CUDA_DEVICE_MAX_CONNECTIONS=1 (not needed on Blackwell, nor with FSDP)"
-        findings.append(Finding(NOTE, "CUDA_DEVICE_MAX_CONNECTIONS", found, remedy))
-    return findings
+        yield Finding(NOTE, "CUDA_DEVICE_MAX_CONNECTIONS", found, remedy)
 
 
-def check_limits(facts: Facts) -> list[Finding]:
+def check_limits(facts: Facts) -> Iterator[Finding]:
     """Check limits of the system that end trainings hours later."""
-    findings = []
     if facts.open_files is not None and 0 <= facts.open_files < MINIMUM_OPEN_FILES:
-        findings.append(
-            Finding(
-                WARNING,
-                "open files",
-                f"ulimit -n is {facts.open_files}; data loaders and checkpoints open more",
-                "ulimit -n 65536 (in the shell that starts the training)",
-            )
-        )
+        found = f"ulimit -n is {facts.open_files}; data loaders and checkpoints open more"
+        yield Finding(WARNING, "open files", found, "ulimit -n 65536 (in the shell that starts the training)")
     if facts.shared_memory is not None and facts.shared_memory < MINIMUM_SHARED_MEMORY:
-        findings.append(
-            Finding(
-                WARNING,
-                "shared memory",
-                f"/dev/shm has {facts.shared_memory / 2**20:.0f} MiB; data-loader workers and gloo use it",
-                "in a container: --shm-size=8g, or --ipc=host",
-            )
-        )
-    return findings
+        found = f"/dev/shm has {facts.shared_memory / 2**20:.0f} MiB; data-loader workers and gloo use it"
+        yield Finding(WARNING, "shared memory", found, "in a container: --shm-size=8g, or --ipc=host")
 
 
-def check_transformer_engine(facts: Facts) -> list[Finding]:
+def check_transformer_engine(facts: Facts) -> Iterator[Finding]:
     """Report the layer implementation that models are built from."""
-    found = facts.versions.get("transformer-engine", "")
-    if found:
-        return [Finding(NOTE, "transformer-engine", f"{found}: --transformer-impl transformer_engine works")]
-    return [
-        Finding(
-            NOTE,
-            "transformer-engine",
-            "is not installed: models are built from megatron-core's local layers; FP8 and TE's fused layers "
-            "are not there, features that need them say so in the plan",
-        )
-    ]
+    installed = facts.versions.get("transformer-engine", "")
+    found = (
+        f"{installed}: --transformer-impl transformer_engine works"
+        if installed
+        else "is not installed: models are built from megatron-core's local layers; FP8 and TE's fused "
+        "layers are not there, features that need them say so in the plan"
+    )
+    yield Finding(NOTE, "transformer-engine", found)
 
 
-def check_older_package(facts: Facts) -> list[Finding]:
+def check_older_package(facts: Facts) -> Iterator[Finding]:
     """Warn of another package that patches megatron-core."""
-    if "mindspeed" not in facts.versions:
-        return []
-    return [
-        Finding(
-            WARNING,
-            "mindspeed",
+    if "mindspeed" in facts.versions:
+        found = (
             f"the package mindspeed {facts.versions['mindspeed']} is installed beside this one; both change "
-            "megatron-core when both are imported",
-            "import only one of mindspeed.megatron_adaptor and mindspeed_core.megatron_adaptor",
+            "megatron-core when both are imported"
         )
-    ]
+        remedy = "import only one of mindspeed.megatron_adaptor and mindspeed_core.megatron_adaptor"
+        yield Finding(WARNING, "mindspeed", found, remedy)
 
 
-def check_platforms(facts: Facts) -> list[Finding]:
+def check_platforms(facts: Facts) -> Iterator[Finding]:
     """Report what each installed platform says about this machine."""
-    return [
-        Finding(OK if available else NOTE, f"platform {name}", reason)
-        for name, (available, reason) in sorted(facts.platforms.items())
-    ]
+    for name, (available, reason) in sorted(facts.platforms.items()):
+        yield Finding(OK if available else NOTE, f"platform {name}", reason)
 
 
-def check_plugins(facts: Facts) -> list[Finding]:
+def check_plugins(facts: Facts) -> Iterator[Finding]:
     """Check for broken plugins, and that the host is installed."""
-    findings = [Finding(WARNING, f"plugin {who}", error, remedy) for who, error, remedy in facts.broken]
+    for who, error, remedy in facts.broken:
+        yield Finding(WARNING, f"plugin {who}", error, remedy)
     if facts.host not in facts.hosts:
-        there = ", ".join(facts.hosts) or "none"
-        findings.append(
-            Finding(
-                ERROR, "host", f"{facts.host!r} is not installed; there are: {there}", "choose one of them"
-            )
-        )
-    return findings
+        found = f"{facts.host!r} is not installed; there are: {', '.join(facts.hosts) or 'none'}"
+        yield Finding(ERROR, "host", found, "choose one of them")
 
 
-def check_host(facts: Facts) -> list[Finding]:
-    """Report the findings of the host's own checks."""
-    return list(facts.of_host)
-
-
-CHECKS: tuple[Callable[[Facts], list[Finding]], ...] = (
+CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     check_python,
     check_versions,
     check_torch,
@@ -369,5 +318,4 @@ CHECKS: tuple[Callable[[Facts], list[Finding]], ...] = (
     check_older_package,
     check_platforms,
     check_plugins,
-    check_host,
 )

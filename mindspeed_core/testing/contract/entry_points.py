@@ -19,7 +19,15 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from mindspeed_core.discovery.entry_points import COMMANDS, FEATURES, HOSTS, PLATFORMS, describe, iterate
+from mindspeed_core.discovery.entry_points import (
+    COMMANDS,
+    FEATURES,
+    HOSTS,
+    PLATFORMS,
+    describe,
+    iterate,
+    load_object,
+)
 from mindspeed_core.discovery.stages import wanted_arguments
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import PROJECT, ExtensionPoint, StageSpecs
@@ -67,7 +75,7 @@ def _requires_the_core(contract: Contract) -> Iterator[str]:
 
 
 _WATCH = """
-import importlib, json, sys, traceback
+import json, sys, traceback
 paths, targets, heavy = json.loads(sys.argv[1])
 sys.path[:] = paths
 found = {}
@@ -79,15 +87,12 @@ class Watch:
             found[name] = f"{frames[-1].filename}:{frames[-1].lineno}"
 
 sys.meta_path.insert(0, Watch())
+from mindspeed_core.discovery.entry_points import load_object
+
 for value in targets:
-    module, _, attribute = value.partition(":")
-    loaded = importlib.import_module(module)
-    for part in filter(None, attribute.split(".")):
-        loaded = getattr(loaded, part)
-    flags = getattr(loaded, "flags", None)
+    flags = getattr(load_object(value), "flags", None)
     if isinstance(flags, str) and flags:
-        module, _, attribute = flags.partition(":")
-        getattr(importlib.import_module(module), attribute)()
+        load_object(flags)()
 print("FOUND" + json.dumps({name: found[name] for name in heavy if name in sys.modules}))
 """
 
@@ -161,9 +166,8 @@ def _extension_point(point: ExtensionPoint) -> Iterator[str]:
     if not point.summary.strip():
         yield f"extension point {point.name} has no summary; mindspeed-features list prints it"
     if point.check:
-        module, _, name = point.check.partition(":")
         try:
-            found = getattr(import_module(module), name)
+            found = load_object(point.check)
         except Exception as error:
             yield f"extension point {point.name}: its check {point.check}: {describe(error)}"
             return

@@ -11,11 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
 
 from mindspeed_core.discovery.declaration_checks import guess
 from mindspeed_core.discovery.host import DEFAULT_HOST
+from mindspeed_core.discovery.installed import package_file
 from mindspeed_core.feature import Conflict, Requirement, Scenario
 from mindspeed_core.flags.announced import flag_owners
 from mindspeed_core.flags.flag_set import FlagSet, flag_set
@@ -24,8 +23,6 @@ from mindspeed_core.resolver.plan import Plan, PlanError, Problem
 from mindspeed_core.resolver.resolve import resolve
 from mindspeed_core.testing.contract.rules import Check, Contract, hold
 from mindspeed_core.testing.model_flags import training_flags
-
-"""Whose flags scenarios are written in."""
 
 
 def checks(contract: Contract) -> list[Check]:
@@ -40,13 +37,10 @@ def checks(contract: Contract) -> list[Check]:
 def _page(contract: Contract, record: FeatureRecord) -> Iterator[str]:
     """Check that the feature has a page in its package that explains every flag."""
     feature = record.cls
-    package, _, relative = feature.docs.partition(":")
-    if not relative:
+    if not feature.docs.partition(":")[2]:
         yield f'no page: docs = "{feature.__module__.partition(".")[0]}:docs/{feature.name}.md"'
         return
-    spec = find_spec(package) if package else None
-    places = [Path(place) / relative for place in (spec.submodule_search_locations if spec else None) or ()]
-    page = next((place for place in places if place.is_file()), None)
+    page = package_file(feature.docs)
     if page is None:
         yield f"docs = {feature.docs!r}: the installed package has no such file; ship it inside the package"
         return

@@ -10,9 +10,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
+from mindspeed_core.discovery.installed import package_places
 from mindspeed_core.errors import UserError
 
 ROOTS = ("torch_npu", "torch.npu", "torch.ops.npu", "torch.ops.atb")
@@ -90,13 +90,10 @@ def package_folders(packages: Iterable[str]) -> list[Path]:
     """
     folders: list[Path] = []
     for name in packages:
-        spec = find_spec(name)
-        if spec is None:
+        places = package_places(name)
+        if not places:
             raise UserError(f"--source {name}: no such package is installed")
-        if spec.submodule_search_locations:
-            folders += [Path(location) for location in spec.submodule_search_locations]
-        elif spec.origin:
-            folders.append(Path(spec.origin))
+        folders += places
     return folders
 
 

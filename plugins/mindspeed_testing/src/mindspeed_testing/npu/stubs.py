@@ -14,9 +14,9 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 
+from mindspeed_core.discovery.installed import package_places
 from mindspeed_core.errors import UserError
 from mindspeed_testing.npu.symbols import found_by_loader, needed, run_tool, symbols, without_own
 
@@ -162,15 +162,12 @@ def _kind(name: str) -> str:
 
 def _folder(package: str) -> Path:
     installed_version()
-    spec = find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise UserError(f"{package} cannot be found in {sys.prefix}")
-    return Path(spec.submodule_search_locations[0])
+    for place in package_places(package):
+        return place
+    raise UserError(f"{package} cannot be found in {sys.prefix}")
 
 
 def _torch_libraries() -> list[Path]:
-    spec = find_spec("torch")
-    if spec is None or not spec.submodule_search_locations:
-        raise UserError(f"torch is not installed in {sys.prefix}")
-    folder = Path(spec.submodule_search_locations[0]) / "lib"
-    return sorted(path for path in folder.glob("*.so*") if path.is_file())
+    for place in package_places("torch"):
+        return sorted(path for path in (place / "lib").glob("*.so*") if path.is_file())
+    raise UserError(f"torch is not installed in {sys.prefix}")
