@@ -140,14 +140,7 @@ def program() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program.
-
-    Args:
-        argv: the arguments after the program's name; by default those of the process.
-
-    Returns:
-        The exit status.
-    """
+    """Run the program and return its exit status; ``argv`` is by default that of the process."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return guarded(lambda: program.main(args=arguments, prog_name=PROGRAM))

@@ -73,6 +73,6 @@ def _as_json(planned: Planned) -> dict[str, Any]:
     return {
         "ok": True,
         **planned.plan.as_dict(),
-        "platform_reason": planned.platform_reason,
+        "platform_reason": planned.provenance["platform"],
         "presets": chosen_by_presets(planned),
     }

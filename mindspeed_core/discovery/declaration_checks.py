@@ -40,13 +40,7 @@ class Candidate:
 def check_together(
     candidates: Sequence[Candidate], slots: Mapping[str, Slot], stages: Mapping[str, Stage]
 ) -> None:
-    """Hold features against slots, stages and each other.
-
-    Args:
-        candidates: receive their faults.
-        slots: every slot by name.
-        stages: every stage by name.
-    """
+    """Hold features against slots, stages and each other; the candidates receive their faults."""
     _check_names(candidates)
     _check_flags(candidates)
     for candidate in candidates:

@@ -12,12 +12,7 @@ from mindspeed_core.resolver.plan import Problem
 
 @dataclass(frozen=True)
 class Adoption:
-    """A feature's use of a flag that somebody else defines.
-
-    Attributes:
-        owner: the feature.
-        flag: its declaration.
-    """
+    """A feature's use, with its own declaration, of a flag that somebody else defines."""
 
     owner: str
     flag: Flag

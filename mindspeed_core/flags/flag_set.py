@@ -56,11 +56,7 @@ class FlagSet:
     """Flags with owners, in the order in which they were added."""
 
     def __init__(self, registry: Registry | None = None) -> None:
-        """Begin without flags.
-
-        Args:
-            registry: used to name the owner of a flag that is not there, and for the features' presets.
-        """
+        """Begin without flags; ``registry`` names the owner of a flag that is not there."""
         self._registry = registry
         self._entries: list[FlagEntry] = []
         self._by_option: dict[str, FlagEntry] = {}
@@ -73,11 +69,6 @@ class FlagSet:
     def entries(self) -> tuple[FlagEntry, ...]:
         """Return every flag with its owner."""
         return tuple(self._entries)
-
-    @property
-    def clashes(self) -> tuple[Problem, ...]:
-        """Return flags with two incompatible owners; using one of them is a problem."""
-        return tuple(problem for problem, _ in self._clashes)
 
     def __contains__(self, option: object) -> bool:
         """Return whether an option string is known."""
@@ -110,7 +101,7 @@ class FlagSet:
             related: further option strings of the owner; giving one of them makes a clash a problem.
 
         Returns:
-            The entry, or ``None`` when the flag there means something else (see `clashes`).
+            The entry, or ``None`` when the flag there means something else; using it is a problem then.
         """
         present = next((self._by_option[o] for o in flag.options if o in self._by_option), None)
         if present is None:
@@ -171,11 +162,7 @@ class FlagSet:
             self._features.append(cls)
 
     def parse(self, argv: Sequence[str]) -> ParsedArguments:
-        """Parse a command line; never exits and never raises.
-
-        Args:
-            argv: the arguments, without the program's name.
-        """
+        """Parse a command line without the program's name; never exits and never raises."""
         reading = _Reading()
         wants_help = False
         tokens = [str(token) for token in argv]
@@ -371,11 +358,7 @@ class FlagSet:
 
 
 def flag_set(registry: Registry, host: str = DEFAULT_HOST) -> FlagSet:
-    """Return the flags of the core, of a host and of every installed feature.
-
-    Args:
-        registry: what is installed.
-        host: name of the host; an empty name leaves its flags out.
+    """Return the flags of the core, of a host (none for an empty name) and of every installed feature.
 
     Raises:
         mindspeed_core.registry.RegistryError: the host is not installed or its flags cannot be loaded.

@@ -10,12 +10,7 @@ from mindspeed_core.flags.entries import FlagEntry
 
 
 def help_text(entries: Sequence[FlagEntry], prog: str) -> str:
-    """Return the text of ``--help``, flags grouped by owner.
-
-    Args:
-        entries: the flags in order.
-        prog: the program.
-    """
+    """Return the text of ``--help``, flags grouped by owner."""
     from argparse import ArgumentParser
 
     parser = ArgumentParser(prog=prog, allow_abbrev=False, usage=f"{prog} [flags]")

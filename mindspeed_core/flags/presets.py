@@ -18,14 +18,7 @@ DEFAULT = "default"
 def apply_presets(
     features: Sequence[type[Feature]], args: Namespace, provenance: dict[str, str], problems: list[Problem]
 ) -> None:
-    """Let features fill in what nobody gave.
-
-    Args:
-        features: every installed feature.
-        args: the parsed arguments; changed.
-        provenance: where each value came from; changed.
-        problems: receives what is wrong with a preset.
-    """
+    """Let features fill in what nobody gave: change ``args`` and ``provenance``, add to ``problems``."""
     level = getattr(args, "optimization_level", 2)
     for feature in features:
         if feature.presets.__func__ is Feature.presets.__func__ or feature.level > level:  # type: ignore[attr-defined]
@@ -72,11 +65,7 @@ def apply_adopted_defaults(
 ) -> None:
     """Apply a feature's own default for a flag it adopted, while the feature is asked for.
 
-    Args:
-        entries: every flag with its adoptions.
-        features: every installed feature.
-        args: the parsed arguments; changed.
-        provenance: where each value came from; changed.
+    Changes ``args`` and ``provenance``.
     """
     wanted: dict[str, list[tuple[str, Any]]] = {}
     for entry in entries:

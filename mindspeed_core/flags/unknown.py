@@ -16,14 +16,7 @@ if TYPE_CHECKING:
 
 
 def unknown_flag(option: str, known: Iterable[str], registry: Registry | None, host: str) -> Problem:
-    """Return the problem of an option string nobody defines: who owns it, or what was meant.
-
-    Args:
-        option: the option string.
-        known: every option string that is defined.
-        registry: what is installed, None when nothing is known about it.
-        host: name of the host, which may say why it lacks the flag.
-    """
+    """Return the problem of an option string nobody defines: who owns it, or what was meant."""
     shown = option[:SHOWN]
     owner = flag_owners().get(option, "")
     if registry is not None:
@@ -60,15 +53,7 @@ def unknown_flag(option: str, known: Iterable[str], registry: Registry | None, h
 
 
 def bad_choice(flag: Flag, option: str, value: Any, result: Any, registry: Registry | None) -> Problem:
-    """Return the problem of a value that is none of a flag's choices.
-
-    Args:
-        flag: the flag.
-        option: the option string that was used.
-        value: what was given.
-        result: the same in the flag's type.
-        registry: what is installed, None when nothing is known about it.
-    """
+    """Return the problem of a value that is none of a flag's choices; ``result`` is it in the flag's type."""
     broken = registry.broken_flags.get(option) if registry is not None else None
     choices = [str(choice) for choice in flag.choices]
     close = get_close_matches(str(result)[:SHOWN], choices, n=1, cutoff=0.7)

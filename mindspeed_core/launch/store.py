@@ -17,8 +17,7 @@ _served: dict[int, Store] = {}
 def served_store(timeout: timedelta) -> Store | None:
     """Return the store that this process serves for its peers, or None where it serves none.
 
-    Args:
-        timeout: of every wait on the store.
+    ``timeout`` holds for every wait on the store.
     """
     import torch.distributed as dist
 

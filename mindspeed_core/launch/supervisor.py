@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -77,29 +77,18 @@ class _Worker:
         return json.loads(line) if newline else None
 
 
-@dataclass
-class _Attempt:
-    workers: list[_Worker] = field(default_factory=list)
-    killed_by_us: bool = False
-
-
 class Supervisor:
     """One job with a number of workers on this machine."""
 
     def __init__(self, start: Callable[[WorkerSetup], int], count: int, restarts: int) -> None:
-        """Describe the job.
-
-        Args:
-            start: starts a worker and returns its process id.
-            count: workers.
-            restarts: how often all of them may be started again.
-        """
+        """Describe the job: ``start`` starts a worker and returns its process id."""
         self._start = start
         self.count = count
         self.restarts = restarts
         self._job = uuid.uuid4().hex
         self._stopping = 0
-        self._attempt = _Attempt()
+        self._workers: list[_Worker] = []
+        self._killed_by_us = False
 
     def run(self) -> int:
         """Run the job to its end; the exit status."""
@@ -144,7 +133,7 @@ class Supervisor:
             )
 
     def _begin(self, restart: int, life: int, mine: tuple[int, ...]) -> None:
-        self._attempt = _Attempt()
+        self._workers, self._killed_by_us = [], False
         with socket.create_server(("127.0.0.1", 0), backlog=max(128, self.count)) as listener:
             for rank in range(self.count):
                 reading, writing = os.pipe()
@@ -163,18 +152,18 @@ class Supervisor:
                 if rank == 0 and self.count > 1:
                     variables[environment.STORE] = str(listener.fileno())
                     keep = (*keep, listener.fileno())
-                others = tuple(worker.pipe for worker in self._attempt.workers)
+                others = tuple(worker.pipe for worker in self._workers)
                 unused = () if rank == 0 else (listener.fileno(),)
                 pid = self._start(WorkerSetup(variables, keep, (*mine, *others, reading, *unused)))
                 os.close(writing)
                 os.set_blocking(reading, False)
-                self._attempt.workers.append(_Worker(rank, pid, reading))
+                self._workers.append(_Worker(rank, pid, reading))
                 if self._stopping:
                     self._send(self._stopping)
 
     def _watch(self, wake: int) -> Cause | None:
         """Wait until every worker has ended; None when all did well."""
-        workers = self._attempt.workers
+        workers = self._workers
         deadline: float | None = None
         with selectors.DefaultSelector() as selector:
             selector.register(wake, selectors.EVENT_READ, None)
@@ -204,14 +193,14 @@ class Supervisor:
         return min((_cause(worker) for worker in failed), key=lambda cause: _ORDER.index(cause.kind))
 
     def _reap(self) -> None:
-        for worker in self._attempt.workers:
+        for worker in self._workers:
             if worker.status is not None:
                 continue
             pid, status = os.waitpid(worker.pid, os.WNOHANG)
             if pid:
                 worker.status = os.waitstatus_to_exitcode(status)
                 worker.ended = time.monotonic()
-                if self._attempt.killed_by_us and worker.status == -signal.SIGKILL:
+                if self._killed_by_us and worker.status == -signal.SIGKILL:
                     # It was well until its peers failed.
                     worker.status = 0
                 # What it started (data loaders, writers of a checkpoint) has nobody to work for.
@@ -219,11 +208,11 @@ class Supervisor:
                     _signal_group(worker.pid, signal.SIGKILL)
 
     def _kill(self) -> None:
-        self._attempt.killed_by_us = True
-        for worker in self._attempt.workers:
+        self._killed_by_us = True
+        for worker in self._workers:
             if worker.status is None:
                 _signal_group(worker.pid, signal.SIGKILL)
-        for worker in self._attempt.workers:
+        for worker in self._workers:
             if worker.status is None:
                 with suppress(ChildProcessError):
                     os.waitpid(worker.pid, 0)
@@ -235,7 +224,7 @@ class Supervisor:
         self._send(signal.SIGKILL if again else number)
 
     def _send(self, number: int) -> None:
-        for worker in self._attempt.workers:
+        for worker in self._workers:
             if worker.status is None:
                 with suppress(ProcessLookupError):
                     os.kill(worker.pid, number)

@@ -9,13 +9,7 @@ if TYPE_CHECKING:
 
 
 def hold_eager(session: OpeningSession, *, owner: str, reason: str) -> None:
-    """Run compiled functions eagerly until the session closes.
-
-    Args:
-        session: takes the stance back when it closes.
-        owner: the platform.
-        reason: shown in the listing of patches.
-    """
+    """Run compiled functions eagerly until the session closes."""
     import torch
 
     stances: list[Any] = []

@@ -17,11 +17,7 @@ AUTO = "auto"
 
 
 def choose_platform(requested: str, registry: Registry) -> tuple[str, str]:
-    """Choose a platform.
-
-    Args:
-        requested: a platform's name, or ``auto``: the available one with the highest preference.
-        registry: what is installed.
+    """Choose the requested platform; for ``auto`` the available one with the highest preference.
 
     Returns:
         Its name, and one sentence that says why.

@@ -161,12 +161,7 @@ def content_hash(packages: Iterable[str]) -> str:
 
 
 def argument_facts(arguments: Mapping[str, Any], per_rank: Iterable[str] = ()) -> dict[str, str]:
-    """Return the arguments on which ranks must agree, as text.
-
-    Args:
-        arguments: values by destination.
-        per_rank: destinations whose values may differ.
-    """
+    """Return the arguments on which ranks must agree, as text; the values of ``per_rank`` may differ."""
     left_out = _PER_RANK | set(per_rank)
     return {
         f"{_ARGUMENT}{name}": json.dumps(value, sort_keys=True)
@@ -190,7 +185,7 @@ def facts_agree(
 
     Args:
         store: with a prefix of its own.
-        rank: this rank.
+        rank: this rank, of ``world_size``.
         world_size: all ranks.
         facts: what this rank runs.
         timeout: how long to wait for a rank.

@@ -42,13 +42,9 @@ def print_error(error: BaseException) -> None:
 
 
 def guarded(program: Callable[[], int | None]) -> int:
-    """Run a program and turn what it raises into an exit status.
+    """Run a program and return its exit status.
 
-    Args:
-        program: called without arguments; its result is the exit status, None means 0.
-
-    Returns:
-        The program's status; 1 after an exception (printed), 130 after Ctrl-C.
+    That is its result (None means 0), 1 after an exception, which is printed, or 130 after Ctrl-C.
     """
     try:
         return program() or EXIT_OK

@@ -23,18 +23,11 @@ def print_plan(planned: Planned) -> None:
     """Print a plan for a reader."""
     plan = planned.plan
     click.echo(f"host {plan.host}, optimization level {plan.level}")
-    click.echo(planned.platform_reason)
+    click.echo(planned.provenance["platform"])
     if plan.features:
         rows = [
-            (
-                index,
-                feature.name,
-                feature.family,
-                feature.level,
-                f"{feature.dist} {feature.version}",
-                feature.why,
-            )
-            for index, feature in enumerate(plan.features, start=1)
+            (index, f.name, f.family, f.level, f"{f.dist} {f.version}", f.why)
+            for index, f in enumerate(plan.features, start=1)
         ]
         click.echo()
         print_table(("#", "active", "family", "level", "package", "why"), rows)

@@ -11,13 +11,7 @@ from collections.abc import Sequence
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
-    """Print a table.
-
-    Args:
-        headers: one per column.
-        rows: the cells, shown with ``str``.
-        title: printed above.
-    """
+    """Print a table, its cells shown with ``str``."""
     cells = [[str(cell) for cell in row] for row in rows]
     if sys.stdout.isatty() and _print_rich(headers, cells, title):
         return

@@ -27,19 +27,14 @@ UNPROCESSED_FLAGS = {"ignore_unknown_options": True}
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan and what it was made from.
+    """A plan, the arguments it was made from and where each value came from.
 
-    Attributes:
-        plan: what would run.
-        args: the parsed arguments.
-        provenance: where each value came from.
-        platform_reason: one sentence: why this platform.
+    The provenance of ``platform`` is one sentence: why this one.
     """
 
     plan: Plan
     args: Namespace
     provenance: Mapping[str, str]
-    platform_reason: str
 
 
 def host_option(function: F) -> F:
@@ -60,13 +55,7 @@ def training_flags(function: F) -> F:
 
 
 def make_plan(registry: Registry, flags: Sequence[str], *, host: str, platform: str | None = None) -> Planned:
-    """Parse training flags and resolve them.
-
-    Args:
-        registry: what is installed.
-        flags: the command line of a training.
-        host: whose flags they are.
-        platform: chosen outside the flags, None for theirs.
+    """Parse training flags and resolve them; ``platform`` wins over the one among the flags.
 
     Raises:
         PlanError: with every problem of parsing and of resolving.
@@ -75,4 +64,4 @@ def make_plan(registry: Registry, flags: Sequence[str], *, host: str, platform: 
     from mindspeed_core.activation import plan_for
 
     plan, parsed = plan_for(list(flags), host=host, platform=platform, registry=registry)
-    return Planned(plan, parsed.args, parsed.provenance, parsed.provenance["platform"])
+    return Planned(plan, parsed.args, parsed.provenance)

@@ -21,6 +21,7 @@ _FOUND_LATER = {("torch._opaque_base", "_FakeScriptObject_cls")}
 _COMPARED = (FunctionType, BuiltinFunctionType, type, staticmethod, classmethod, property)
 
 _CHANGING = object()
+_ABSENT = object()
 
 
 @dataclass(frozen=True)
@@ -54,21 +55,14 @@ class ProcessState:
             if then is _ABSENT:
                 # A class that is imported later brings all of its attributes with it.
                 if value is not _CHANGING and (len(key) == 2 or key[:2] in before.attributes):
-                    found.append(f"{_dotted(key)} is new")
+                    found.append(f"{'.'.join(key)} is new")
             elif then is not value:
-                found.append(f"{_dotted(key)} is another object")
-        found += [f"{_dotted(key)} is gone" for key in before.attributes if key not in self.attributes]
+                found.append(f"{'.'.join(key)} is another object")
+        found += [f"{'.'.join(key)} is gone" for key in before.attributes if key not in self.attributes]
         for name in sorted({*self.environment, *before.environment}):
             if self.environment.get(name) != before.environment.get(name):
                 found.append(f"environment variable {name} changed")
         return found
-
-
-_ABSENT = object()
-
-
-def _dotted(key: tuple[str, ...]) -> str:
-    return ".".join(key)
 
 
 def _attributes() -> Iterator[tuple[tuple[str, ...], Any]]:

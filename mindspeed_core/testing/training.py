@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SideRequest:
-    """The request that every rank of a side gets; see `train_side`, but ``flags`` is the whole command line."""
+    """The request that every rank of a side gets, as in `train_side`; ``flags`` is the whole command line."""
 
     flags: Sequence[str]
     steps: int

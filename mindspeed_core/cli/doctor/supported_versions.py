@@ -76,15 +76,7 @@ NPU_CANN = {
 
 @dataclass(frozen=True)
 class Trial:
-    """A combination that was run, and how far.
-
-    Attributes:
-        platform: where.
-        megatron_core: version, or the Megatron-LM tag whose scripts were run.
-        torch: version.
-        python: version.
-        extent: what was run.
-    """
+    """A combination of versions (or of a Megatron-LM tag, for its scripts) that was run, and how far."""
 
     platform: str
     megatron_core: str

@@ -15,6 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
+from packaging.utils import canonicalize_name
+
 from mindspeed_core import __version__
 from mindspeed_core.errors import UserError
 from mindspeed_core.hooks.versions import API_VERSION
@@ -29,13 +31,7 @@ class ScaffoldError(UserError):
 
 
 def plugin_names(plugin: str) -> dict[str, str]:
-    """Derive package, class and flag names from a plugin's name.
-
-    Args:
-        plugin: the distribution's name, lower-case words joined by hyphens.
-
-    Returns:
-        What the template's placeholders stand for.
+    """Return what the template's placeholders stand for: names derived from the distribution's name.
 
     Raises:
         ScaffoldError: the name cannot be a distribution and a Python package, or is taken.
@@ -67,14 +63,7 @@ def plugin_names(plugin: str) -> dict[str, str]:
 
 
 def create_plugin(plugin: str, parent: Path) -> list[Path]:
-    """Write a new plugin into ``parent / plugin``.
-
-    Args:
-        plugin: the distribution's name.
-        parent: an existing directory.
-
-    Returns:
-        The files that were written.
+    """Write a new plugin into ``parent / plugin`` and return the files that were written.
 
     Raises:
         ScaffoldError: the name cannot be used, or the directory exists; nothing is ever overwritten.
@@ -92,7 +81,7 @@ def create_plugin(plugin: str, parent: Path) -> list[Path]:
     except OSError as error:
         raise ScaffoldError(f"{target} cannot be created: {error.strerror}; choose another --path") from error
     written = []
-    for source in sorted(path for path in TEMPLATE.rglob("*" + SUFFIX)):
+    for source in sorted(TEMPLATE.rglob("*" + SUFFIX)):
         relative = source.relative_to(TEMPLATE).as_posix().replace("__package__", names["package"])
         parts = [re.sub(r"^dot_", ".", part) for part in relative[: -len(SUFFIX)].split("/")]
         path = target.joinpath(*parts)
@@ -103,4 +92,4 @@ def create_plugin(plugin: str, parent: Path) -> list[Path]:
 
 
 def _installed() -> set[str]:
-    return {re.sub(r"[-_.]+", "-", dist.metadata["Name"] or "").lower() for dist in distributions()}
+    return {canonicalize_name(dist.metadata["Name"] or "") for dist in distributions()}

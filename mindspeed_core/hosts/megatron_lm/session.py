@@ -96,7 +96,7 @@ def _prepare(
             from mindspeed_core.terminal.plan_text import print_plan
             from mindspeed_core.terminal.training_flags import Planned
 
-            print_plan(Planned(plan, args, provenance, why))
+            print_plan(Planned(plan, args, provenance))
         raise SystemExit(0)
     host = replace(HOST, patches=tuple(row.patch() for row in rows))
     return assemble(registry, plan, args, provenance, host=host, extra_plugins=extra_plugins), changed

@@ -24,23 +24,16 @@ if TYPE_CHECKING:
     from mindspeed_testing.npu.training import ShapeOnlyTraining, shape_only_training
     from mindspeed_testing.npu.world import fake_world
 
-_HOMES = {
-    "Call": "calls",
-    "CallResult": "calls",
-    "ApiUse": "sources",
-    "FakeNpu": "fake",
-    "ShapeOnlyTraining": "training",
-    "Stubs": "stubs",
-    "build_stubs": "stubs",
-    "api_uses": "sources",
-    "compare_snapshot": "schemas",
-    "fake_npu": "fake",
-    "fake_world": "world",
-    "run_call": "calls",
-    "run_calls": "calls",
-    "schema_snapshot": "schemas",
-    "shape_only_training": "training",
+_NAMES = {
+    "calls": ("Call", "CallResult", "run_call", "run_calls"),
+    "fake": ("FakeNpu", "fake_npu"),
+    "schemas": ("compare_snapshot", "schema_snapshot"),
+    "sources": ("ApiUse", "api_uses"),
+    "stubs": ("Stubs", "build_stubs"),
+    "training": ("ShapeOnlyTraining", "shape_only_training"),
+    "world": ("fake_world",),
 }
+"""The names of each module."""
 
 __all__ = [
     "ApiUse",
@@ -63,6 +56,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a name when it is first asked for: half of them need torch."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

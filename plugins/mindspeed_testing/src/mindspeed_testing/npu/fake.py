@@ -68,7 +68,7 @@ class FakeNpu(TorchDispatchMode):
 
     def count(self, operation: str) -> int:
         """Count the runs of an operation, by name without namespace and overload: ``npu_swiglu``."""
-        return sum(times for name, times in self.operations.items() if name.split(".")[1] == operation)
+        return count_runs(self.operations, operation)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -88,6 +88,11 @@ class FakeNpu(TorchDispatchMode):
         if shapes is not None:
             return shapes(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def count_runs(operations: Mapping[str, int], operation: str) -> int:
+    """Count the runs of an operation, by name without namespace and overload: ``npu_swiglu``."""
+    return sum(times for name, times in operations.items() if name.split(".")[1] == operation)
 
 
 def _number(dtype: torch.dtype) -> Any:

@@ -40,12 +40,7 @@ def schema_snapshot(names: Iterable[str]) -> dict[str, Any]:
 
 
 def compare_snapshot(recorded: Snapshot, names: Iterable[str]) -> list[str]:
-    """List what differs today, one line each.
-
-    Args:
-        recorded: what `schema_snapshot` returned earlier.
-        names: the names that sources use today.
-    """
+    """List what differs from an earlier record for the names that sources use today, one line each."""
     today = schema_snapshot(names)
     before, now = recorded["names"], today["names"]
     versions = f"torch_npu {recorded['torch_npu']} -> {today['torch_npu']}"

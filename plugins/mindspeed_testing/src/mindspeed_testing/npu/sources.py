@@ -53,12 +53,7 @@ def api_uses(roots: Iterable[Path]) -> list[ApiUse]:
 
 
 def uses_of(text: str, path: Path) -> list[ApiUse]:
-    """Return every use of torch_npu in one source.
-
-    Args:
-        text: the source.
-        path: where it is, for the uses.
-    """
+    """Return every use of torch_npu in the text of one source; ``path`` is where it is."""
     if not any(word in text for word in ("torch_npu", ".npu", ".atb", *ALIASES)):
         return []
     tree = ast.parse(text)

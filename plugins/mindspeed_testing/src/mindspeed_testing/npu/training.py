@@ -25,7 +25,7 @@ from mindspeed_core.platforms.platform import Availability
 from mindspeed_core.run import Batch, DataIterators, Datasets
 from mindspeed_core.testing.communication import Total, count_communication
 from mindspeed_core.testing.memory import TensorBytes
-from mindspeed_testing.npu.fake import FakeNpu, fake_npu
+from mindspeed_testing.npu.fake import FakeNpu, count_runs, fake_npu
 from mindspeed_testing.npu.world import fake_world
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class StepRecord:
 
     def count(self, operation: str) -> int:
         """Count the runs of an operation of the device: ``npu_swiglu``."""
-        return sum(times for name, times in self.operations.items() if name.split(".")[1] == operation)
+        return count_runs(self.operations, operation)
 
     def calls(self, operation: str, group: str = "") -> int:
         """Count communication calls of a kind: ``all_gather_into_tensor``."""
@@ -65,13 +65,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class ShapeOnlyTraining:
-    """A model that is set up.
-
-    Attributes:
-        session: the open session.
-        run: the run, with model, optimizer and schedule.
-        npu: the fake device.
-    """
+    """A model that is set up, with optimizer and schedule, on the fake device."""
 
     session: Session
     run: Run

@@ -19,12 +19,7 @@ from mindspeed_core.runtime.patches import PatchLedger
 
 @contextmanager
 def fake_world(size: int, rank: int = 0) -> Iterator[dist.ProcessGroup]:
-    """Start ``torch.distributed`` as one rank of a world that does not exist; gives the group of all ranks.
-
-    Args:
-        size: ranks of the world.
-        rank: which of them this process is.
-    """
+    """Start ``torch.distributed`` as one rank of a world that does not exist; yield its group."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     ledger = PatchLedger()
