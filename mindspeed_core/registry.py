@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import EntryPoint
 from typing import Any
 
 from mindspeed_core.discovery.declaration_checks import (
@@ -145,8 +144,7 @@ class Registry:
         declared: list[tuple[Source, list[Any]]] = []
         failed: list[BrokenPlugin] = []
         for dist, (version, declarations) in shipped.items():
-            entry = EntryPoint(name=dist, value=dist.replace("-", "_"), group=FEATURES)
-            source = Source(dist, version, dist, entry.value, entry)
+            source = Source(dist, version, dist, dist.replace("-", "_"))
             try:
                 declared.append((source, iterate(declarations)))
             except (Exception, SystemExit) as error:

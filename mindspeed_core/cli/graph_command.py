@@ -28,14 +28,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph of features, slots and flags.
-
-    Attributes:
-        families: names of features by family, in order.
-        flags: nodes for required or forbidden flags.
-        slots: nodes for slots.
-        edges: the lines, in order and each once.
-    """
+    """Features by family, required or forbidden flags, slots, and the lines between them, each once."""
 
     families: Mapping[str, tuple[str, ...]]
     flags: tuple[str, ...]

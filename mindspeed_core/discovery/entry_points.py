@@ -27,12 +27,7 @@ class BrokenPlugin:
     """Something installed that cannot be used; only asking for it is an error.
 
     Attributes:
-        dist: the distribution that ships it.
-        version: its version.
-        entry_point: name of the entry point.
         feature: the feature that is broken, or empty: everything behind the entry point.
-        error: one sentence.
-        remedy: what to do.
         flags: option strings that belong to it, as far as they are known.
     """
 
@@ -52,21 +47,12 @@ class BrokenPlugin:
 
 @dataclass(frozen=True)
 class Source:
-    """One entry point, not loaded yet.
-
-    Attributes:
-        dist: the distribution that ships it.
-        version: its version.
-        name: name of the entry point.
-        value: ``"module:attribute"``.
-        entry_point: what loads it.
-    """
+    """One entry point, not loaded yet; ``value`` is ``"module:attribute"``."""
 
     dist: str
     version: str
     name: str
     value: str
-    entry_point: EntryPoint
 
     @property
     def package(self) -> str:
@@ -93,7 +79,7 @@ def sources(group: str) -> list[Source]:
     A distribution that is on the path twice (an editable checkout beside an installed wheel) is represented
     by the copy that comes first, which is the one Python imports; importlib.metadata sees to that.
     """
-    found = [Source(*_distribution(entry), entry.name, entry.value, entry) for entry in _entries(group)[0]]
+    found = [Source(*_distribution(entry), entry.name, entry.value) for entry in _entries(group)[0]]
     return sorted(found, key=lambda source: (source.name, source.dist.lower(), source.value))
 
 

@@ -73,10 +73,7 @@ def requested_launch(arguments: Sequence[str]) -> argparse.Namespace | None:
 def launch(arguments: Sequence[str], found: argparse.Namespace, main: Callable[[Sequence[str]], int]) -> int:
     """Run the program in workers, supervise them and return the exit status.
 
-    Args:
-        arguments: of the program.
-        found: see `requested_launch`.
-        main: the program; a fork calls it, an interpreter of its own runs ``mindspeed_core.train``.
+    A fork calls ``main``; an interpreter of its own runs ``mindspeed_core.train``.
     """
     if found.nproc > 1:
         # As torchrun does: workers share the cores.

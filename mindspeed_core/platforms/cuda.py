@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
+from mindspeed_core.discovery.installed import package_file
 from mindspeed_core.errors import SessionError
 from mindspeed_core.feature import Patch
 from mindspeed_core.platforms.accelerator import AcceleratorPlatform
@@ -83,12 +83,6 @@ def _device_files(directory: Path) -> int:
 
 def _torch_built_for() -> str:
     """Return the CUDA version in torch's version file, or an empty string."""
-    spec = find_spec("torch")
-    if spec is None or spec.origin is None:
-        return ""
-    try:
-        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
-    except OSError:
-        return ""
-    found = _BUILT_FOR.search(text)
+    file = package_file("torch:version.py")
+    found = _BUILT_FOR.search(file.read_text(encoding="utf-8")) if file is not None else None
     return found.group(1) if found else ""

@@ -17,16 +17,7 @@ from mindspeed_core.feature import Patch
 
 @dataclass(frozen=True)
 class ActiveFeature:
-    """One active feature.
-
-    Attributes:
-        name: the feature.
-        dist: the distribution that ships it, with ``version``.
-        version: its version.
-        family: heading.
-        level: its optimization level.
-        why: the flag that asked for it, or ``implied by NAME``.
-    """
+    """One active feature; ``why`` is the flag that asked for it, or ``implied by NAME``."""
 
     name: str
     dist: str

@@ -24,10 +24,7 @@ _MENTIONED = re.compile(r"(?<![\w.])platform(?![\w.])")
 def unmet(text: str, platform: str, versions: Mapping[str, str] | None = None) -> tuple[str, str] | None:
     """Return why a requirement does not hold, and the way out; None when it holds or does not apply.
 
-    Args:
-        text: the requirement.
-        platform: the platform of the run.
-        versions: installed distributions with their versions; by default asked of the environment.
+    Versions of installed distributions are by default asked of the environment.
     """
     try:
         requirement = _parse(text, platform)

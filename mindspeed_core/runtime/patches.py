@@ -169,12 +169,7 @@ class PatchLedger:
     ) -> None:
         """Make a change that is not an attribute (a log filter, a compiler stance), and remember its undo.
 
-        Args:
-            name: what the listing shows as the target.
-            change: called now.
-            undo: called by `revert`, in reverse order among all changes.
-            owner: who asks for it.
-            reason: why.
+        `revert` calls ``undo``, in reverse order among all changes; the listing shows ``name`` as the target.
         """
         change()
         self._entries.append(_Setting(AppliedPatch(name, owner, "setting", reason), undo))

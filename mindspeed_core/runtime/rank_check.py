@@ -58,14 +58,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class Difference:
-    """One item in which a rank differs from most ranks.
-
-    Attributes:
-        rank: the rank.
-        item: what differs, for instance ``version mindspeed-cp``.
-        here: its value on that rank.
-        most: its value on most ranks.
-    """
+    """One item (``version mindspeed-cp``) in which a rank differs: its value ``here``, and on most ranks."""
 
     rank: int
     item: str
@@ -92,12 +85,8 @@ def check_ranks(session: Session, dist_info: DistInfo) -> None:
 def ranks_agree(session: Session, dist_info: DistInfo, *, with_arguments: bool = True) -> bool:
     """Compare what the ranks of the default world run, through its store; collective over all ranks.
 
-    A world of one and ``--no-cross-rank-check`` need no comparison.
-
-    Args:
-        session: the open session.
-        dist_info: this process in the world.
-        with_arguments: compare the arguments too, not only plan, versions and sources.
+    A world of one and ``--no-cross-rank-check`` need no comparison. Without ``with_arguments`` only plan,
+    versions and sources are compared.
 
     Returns:
         Whether all ranks agree, the same on every rank. When not, rank 0 has printed a table to stderr.

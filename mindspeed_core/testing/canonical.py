@@ -71,9 +71,7 @@ def canonical_gradients(run: Run) -> CanonicalState | None:
 def load_canonical(run: Run, state: CanonicalState) -> None:
     """Give every rank its part of ``state`` and refresh the optimizer's own copies of the parameters.
 
-    Args:
-        run: a run with built model; its optimizer may be None.
-        state: what `canonical_parameters` returned, present on every rank.
+    The state is what `canonical_parameters` returned, present on every rank; the run may lack an optimizer.
 
     Raises:
         CanonicalError: names of tensors the state lacks, or whose shape does not fit.

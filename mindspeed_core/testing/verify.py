@@ -29,7 +29,6 @@ class GainResult:
     """One measured improvement.
 
     Attributes:
-        measure: what was measured.
         feature: the value with the feature.
         baseline: the value without; None where the baseline has no such number.
         ratio: feature / baseline; None where it does not exist.
@@ -60,15 +59,12 @@ class Verdict:
     """The outcome of one scenario; plain data, so that it can be printed as JSON.
 
     Attributes:
-        feature: the feature's name.
-        scenario: the scenario's name.
         passed: equal within the tolerance, every bound met, the feature active on its side only.
         tolerance: what was demanded.
         largest_error: the largest relative error of anything compared; None when a side failed, or when
             something cannot be compared at all (a shape, a missing tensor, a value that is not finite).
         compared: how many quantities were compared.
         differences: everything outside the tolerance, worst first, one line each.
-        gains: what was measured.
         error: why a side could not run, or why the comparison means nothing; empty otherwise.
     """
 

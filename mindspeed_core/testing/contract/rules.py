@@ -54,8 +54,6 @@ class Contract:
     """A distribution and what is known about it while it is checked.
 
     Attributes:
-        dist: its name.
-        registry: what is installed.
         platform: name of the platform on which sessions are opened.
         proofs: run the scenarios of features too.
         left_out: what cannot be checked on this machine, one sentence each; filled by `all_checks`.

@@ -34,12 +34,7 @@ _LOOK_SECONDS = 0.02
 
 @dataclass
 class Job:
-    """A running ``mindspeed-train --nproc``.
-
-    Attributes:
-        process: the supervisor.
-        output: the file that takes what it prints.
-    """
+    """A running ``mindspeed-train --nproc``: its supervisor, and the file that takes what it prints."""
 
     process: _Program
     output: Path
@@ -69,7 +64,7 @@ class Job:
         while not condition():
             running = self.pause(_LOOK_SECONDS)
             if not running and not condition():
-                raise AssertionError(f"the job ended with {self.process.wait(0)}:\n{self.text()[-4000:]}")
+                raise self._ended(self.process.wait(0))
             if time.monotonic() > end:
                 raise AssertionError(f"nothing happened for {seconds:g} s:\n{self.text()[-4000:]}")
 
@@ -84,6 +79,18 @@ class Job:
             self.close()
             raise AssertionError(f"the job did not end within {seconds:g} s:\n{self.text()[-4000:]}")
         return status
+
+    def end_well(self, seconds: float = 60.0) -> None:
+        """Wait for the end.
+
+        Raises:
+            AssertionError: the exit status is not 0; with what the job printed.
+        """
+        if status := self.end(seconds):
+            raise self._ended(status)
+
+    def _ended(self, status: int | None) -> AssertionError:
+        return AssertionError(f"the job ended with {status}:\n{self.text()[-4000:]}")
 
     def close(self) -> None:
         """End the job and everything it started, if it still lives."""
@@ -211,9 +218,7 @@ def kill_repeatedly(
             report.kills += 1
         job.wait_for(partial(_is_later, save, _latest(save)))
         job.process.send_signal(signal.SIGTERM)
-        status = job.end()
-        if status:
-            raise AssertionError(f"the job ended with {status}:\n{job.text()[-4000:]}")
+        job.end_well()
     finally:
         job.close()
     report.starts = job.starts()
@@ -237,11 +242,9 @@ def run_undisturbed(
     own = ["--nproc", str(processes), "--exit-interval", str(steps), "--run-dir", str(folder / "run")]
     job = start_job([*flags, *own], folder / "output.txt")
     try:
-        status = job.end(300.0)
+        job.end_well(300.0)
     finally:
         job.close()
-    if status:
-        raise AssertionError(f"the job ended with {status}:\n{job.text()[-4000:]}")
     report = KillReport()
     read_steps(job.text(), report)
     return report.printed
