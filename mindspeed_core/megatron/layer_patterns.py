@@ -66,5 +66,4 @@ def _number(node: ast.expr) -> int:
 def _repeated(items: Any, times: Any) -> list[int]:
     if len(items) * times > _LONGEST:
         raise ValueError(f"more than {_LONGEST} layers")
-    repeated: list[int] = items * times
-    return repeated
+    return items * times

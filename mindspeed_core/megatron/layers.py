@@ -7,10 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from megatron.core.models.gpt.gpt_layer_specs import (
-    get_gpt_decoder_block_spec,
-    get_gpt_mtp_block_spec,
-)
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
 from megatron.core.tensor_parallel import RowParallelLinear
 from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.dot_product_attention import DotProductAttention
@@ -44,10 +41,7 @@ def build_layer_spec(
 
 @hookimpl(trylast=True)
 def build_mtp_spec(
-    args: Namespace,
-    config: TransformerConfig,
-    layer_spec: TransformerBlockSubmodules,
-    vp_stage: int | None,
+    args: Namespace, config: TransformerConfig, layer_spec: TransformerBlockSubmodules, vp_stage: int | None
 ) -> Any:
     """Prediction layers like the decoder's last layer."""
     use_te = args.transformer_impl == "transformer_engine"

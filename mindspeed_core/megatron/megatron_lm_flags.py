@@ -140,8 +140,7 @@ RULES: tuple[Rule, ...] = (
     _refused("main parameters are loaded with the optimizer state", "--load-main-params-from-ckpt"),
     _refused("--exit-duration-in-mins and --exit-interval end a phase", "--phase-transition-iterations"),
     _refused(
-        "samples are drawn in the shuffled order of the dataset; there is no other order",
-        "--dataloader-type",
+        "samples are drawn in the shuffled order of the dataset; there is no other order", "--dataloader-type"
     ),
     _refused(
         "fill-in-the-middle and chat samples are prepared beforehand, as text for prepare-text",

@@ -15,11 +15,7 @@ _ACCEPTED = "Accepted; local layers have no such kernel."
 MODEL_FLAGS: tuple[Flag, ...] = (
     Flag("--use-rope-scaling", help="Scale the rotary frequencies as Llama 3.1 does.", group=_MODEL),
     Flag(
-        "--rope-scaling-factor",
-        type=float,
-        default=8.0,
-        help="Factor of --use-rope-scaling.",
-        group=_MODEL,
+        "--rope-scaling-factor", type=float, default=8.0, help="Factor of --use-rope-scaling.", group=_MODEL
     ),
     Flag(
         "--use-rotary-position-embeddings",
@@ -34,9 +30,7 @@ MODEL_FLAGS: tuple[Flag, ...] = (
         group=_MODEL,
     ),
     Flag(
-        "--recompute-activations",
-        help="Older spelling of --recompute-granularity selective.",
-        group=_MODEL,
+        "--recompute-activations", help="Older spelling of --recompute-granularity selective.", group=_MODEL
     ),
     Flag("--no-masked-softmax-fusion", help=_ACCEPTED, group=_MODEL),
     Flag("--no-rope-fusion", help=_ACCEPTED, group=_MODEL),

@@ -30,8 +30,7 @@ class _MicroBatches:
 @hookimpl(trylast=True)
 def get_forward_backward() -> Callable[..., Any]:
     """Return megatron-core's schedule for the sizes in use."""
-    schedule: Callable[..., Any] = get_forward_backward_func()
-    return schedule
+    return get_forward_backward_func()
 
 
 @contextmanager

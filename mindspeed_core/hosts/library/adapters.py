@@ -88,9 +88,7 @@ class UpdateAdapter:
             return OptimizerStep(successful=True, grad_norm=None, num_zeros=None)
         successful, norm, zeros = self.result
         return OptimizerStep(
-            bool(successful),
-            None if norm is None else float(norm),
-            None if zeros is None else int(zeros),
+            bool(successful), None if norm is None else float(norm), None if zeros is None else int(zeros)
         )
 
     def returned(self, update: OptimizerStep) -> Any:

@@ -59,12 +59,10 @@ def build_layer_spec(
 @hookimpl(trylast=True)
 def build_model(session: LibrarySession) -> list[MegatronModule]:
     """Return the caller's chunks."""
-    chunks: list[MegatronModule] = session.given("build_model")
-    return chunks
+    return session.given("build_model")
 
 
 @hookimpl(trylast=True)
 def build_ddp_config(session: LibrarySession) -> DistributedDataParallelConfig:
     """Return the caller's options."""
-    config: DistributedDataParallelConfig = session.given("build_ddp_config")
-    return config
+    return session.given("build_ddp_config")

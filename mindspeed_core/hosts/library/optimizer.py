@@ -22,15 +22,13 @@ if TYPE_CHECKING:
 @hookimpl(trylast=True)
 def build_optimizer_config(session: LibrarySession) -> OptimizerConfig:
     """Return the caller's options."""
-    config: OptimizerConfig = session.given("build_optimizer_config")
-    return config
+    return session.given("build_optimizer_config")
 
 
 @hookimpl(trylast=True)
 def build_optimizer(session: LibrarySession) -> MegatronOptimizer:
     """Return the caller's optimizer."""
-    optimizer: MegatronOptimizer = session.given("build_optimizer")
-    return optimizer
+    return session.given("build_optimizer")
 
 
 @hookimpl(trylast=True)

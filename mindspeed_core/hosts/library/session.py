@@ -119,10 +119,7 @@ class LibrarySession(EmbeddedSession):
     def ddp_config(self, ddp_config: DistributedDataParallelConfig) -> DistributedDataParallelConfig:
         """Copy the options of data parallelism, with what features change of them."""
         args = self._arguments(self.run.config, ddp_config)
-        made: DistributedDataParallelConfig = self._through(
-            "build_ddp_config", copy.copy(ddp_config), args=args
-        )
-        return made
+        return self._through("build_ddp_config", copy.copy(ddp_config), args=args)
 
     def wrap_ddp(self, model: Chunks, ddp_config: DistributedDataParallelConfig | None = None) -> Chunks:
         """Wrap a model for data parallelism, with megatron-core's wrapper unless a feature has another.
@@ -147,8 +144,7 @@ class LibrarySession(EmbeddedSession):
     def optimizer_config(self, optimizer_config: Config) -> Config:
         """Copy the optimizer's options, with what features change of them."""
         args = self._arguments(self.run.config, optimizer_config)
-        made: Config = self._through("build_optimizer_config", copy.copy(optimizer_config), args=args)
-        return made
+        return self._through("build_optimizer_config", copy.copy(optimizer_config), args=args)
 
     def wrap_optimizer(self, optimizer: Optimizer, model: Any = None) -> Optimizer:
         """Let features change or replace an optimizer, and take part in its ``step``.

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 @hookimpl(trylast=True)
 def get_batch(session: LibrarySession) -> Batch:
     """Return the caller's batch."""
-    batch: Batch = session.given("get_batch")
-    return batch
+    return session.given("get_batch")
 
 
 @hookimpl(trylast=True)
@@ -32,10 +31,7 @@ def forward_step(
 ) -> tuple[torch.Tensor, Callable[..., Any]]:
     """Call the caller's function."""
     options = {"return_schedule_plan": True} if return_schedule_plan else {}
-    result: tuple[torch.Tensor, Callable[..., Any]] = session.given("forward_step")(
-        data_iterator, model_chunk, **options
-    )
-    return result
+    return session.given("forward_step")(data_iterator, model_chunk, **options)
 
 
 @hookimpl(trylast=True)

@@ -149,8 +149,7 @@ class EmbeddedSession(Session):
             extra_plugins=self._extra_plugins,
         )
         self.close()
-        opened: Own = following.open()
-        return opened
+        return following.open()
 
     def remember_models(self, chunks: Iterable[Any]) -> None:
         """Remember models of this session, without keeping them alive."""

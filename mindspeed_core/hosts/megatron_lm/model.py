@@ -117,8 +117,7 @@ def _whole(spec: Any, config: Any, vp_stage: int | None, given: dict[str, Any]) 
     if "pp_rank" in inspect.signature(_get_block_submodules).parameters:
         groups = given.get("pg_collection") or ProcessGroupCollection.use_mpu_process_groups()
         options["pp_rank"] = groups.pp.rank()
-    block: TransformerBlockSubmodules = _get_block_submodules(config, spec, vp_stage, **options)
-    return block
+    return _get_block_submodules(config, spec, vp_stage, **options)
 
 
 @hookimpl(trylast=True)

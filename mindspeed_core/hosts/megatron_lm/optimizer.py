@@ -106,10 +106,7 @@ def _save_exactly(now: PretrainCall, optimizer: Any) -> None:
         loading = bool(given.get("is_loading", False))
         try:
             return optimizer_state.sharded_state(
-                original,
-                model_state,
-                given.get("metadata") or {},
-                is_loading=loading,
+                original, model_state, given.get("metadata") or {}, is_loading=loading
             )
         finally:
             if not loading:

@@ -30,8 +30,7 @@ def validate_arguments_early(args: Namespace) -> Namespace:
 @hookimpl(trylast=True)
 def validate_arguments(args: Namespace) -> Namespace:
     """Let Megatron-LM validate."""
-    validated: Namespace = pretrain_call.current().pending("validate_arguments")(args)
-    return validated
+    return pretrain_call.current().pending("validate_arguments")(args)
 
 
 @intercepts()

@@ -113,8 +113,7 @@ def around_get_schedule(now: PretrainCall, original: Callable[..., Any], *args: 
 @hookimpl(trylast=True)
 def get_forward_backward() -> Callable[..., Any]:
     """Return megatron-core's schedule for the sizes in use."""
-    schedule: Callable[..., Any] = pretrain_call.current().pending("get_forward_backward")()
-    return schedule
+    return pretrain_call.current().pending("get_forward_backward")()
 
 
 @hookimpl(trylast=True)
