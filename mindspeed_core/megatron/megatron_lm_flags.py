@@ -34,159 +34,129 @@ class Rule:
     options: tuple[str, ...]
 
 
-def _refused(reason: str, options: str) -> Rule:
-    return Rule(REFUSED, reason, tuple(options.split()))
-
-
-def _elsewhere(reason: str, options: str) -> Rule:
-    return Rule(NOT_APPLICABLE, reason, tuple(options.split()))
-
-
-RULES: tuple[Rule, ...] = (
-    _elsewhere(
-        "inference and serving; `mindspeed-train sample` continues a prompt",
+_NOT_APPLICABLE = {
+    "inference and serving; `mindspeed-train sample` continues a prompt": (
         "--inference-* --flash-decode --symmetric-ar-type --mlp-chunks-for-prefill --max-tokens-to-oom "
         "--decode-only-cuda-graphs --nccl-all-reduce-for-prefill --*-chunked-prefill --cache-mla-latents "
-        "--use-legacy-static-engine --moe-pad-experts-for-cuda-graph-inference",
+        "--use-legacy-static-engine --moe-pad-experts-for-cuda-graph-inference"
     ),
-    _elsewhere(
-        "reinforcement learning, another program",
-        "--rl-* --grpo-* --langrl-* --perform-rl-step --refit-method",
-    ),
-    _elsewhere(
-        "BERT, T5 and retrieval models; this host trains GPT models",
+    "reinforcement learning, another program": "--rl-* --grpo-* --langrl-* --perform-rl-step --refit-method",
+    "BERT, T5 and retrieval models; this host trains GPT models": (
         "--bert-* --output-bert-embeddings --onnx-safe --ict-* --biencoder-* --titles-data-path "
         "--query-in-block-prob --use-one-sent-docs --evidence-data-path --retriever-* --block-data-path "
         "--embedding-path --indexer-* --encoder-num-layers --decoder-num-layers --encoder-seq-length "
-        "--decoder-seq-length --mask-prob --short-seq-prob --vocab-extra-ids --relative-attention-*",
+        "--decoder-seq-length --mask-prob --short-seq-prob --vocab-extra-ids --relative-attention-*"
     ),
-    _elsewhere(
-        "vision models; this host trains GPT models",
+    "vision models; this host trains GPT models": (
         "--num-classes --img-h --img-w --num-channels --patch-dim --classes-fraction --no-data-sharding "
         "--data-per-class-fraction --head-lr-mult --vision-* --swin-* --mask-type --mask-factor "
-        "--iter-per-epoch --dino-* --sample-rate",
+        "--iter-per-epoch --dino-* --sample-rate"
     ),
-    _elsewhere(
-        "hybrid and Mamba models need TransformerEngine's layers", "--spec --hybrid-*-ratio --mamba-*"
-    ),
-    _elsewhere(
-        "a service of NVIDIA's clusters",
+    "hybrid and Mamba models need TransformerEngine's layers": "--spec --hybrid-*-ratio --mamba-*",
+    "a service of NVIDIA's clusters": (
         "--one-logger-* --no-one-logger --app-tag-* --adlr-* --run-workload-inspector-server --log-energy "
-        "--disable-msc --object-storage-cache-path",
+        "--disable-msc --object-storage-cache-path"
     ),
-    _elsewhere(
-        "the launcher's; `mindspeed-train --nproc N --max-restarts N` starts and restarts workers",
-        "--inprocess-* --enable-ft-package --calc-ft-timeouts --ft-*",
+    "the launcher's; `mindspeed-train --nproc N --max-restarts N` starts and restarts workers": (
+        "--inprocess-* --enable-ft-package --calc-ft-timeouts --ft-*"
     ),
-    _elsewhere("read from the environment of the launcher; do not give it", "--local-rank --lazy-mpu-init"),
-    _elsewhere("obsolete in Megatron-LM: it raises an error there", "--checkpoint-activations"),
-    _elsewhere("obsolete spelling; use --micro-batch-size", "--batch-size"),
-    _elsewhere("obsolete spelling; use --lr-warmup-fraction or --lr-warmup-iters", "--warmup"),
-    _elsewhere("obsolete spelling; use --tensor-model-parallel-size", "--model-parallel-size"),
-    _elsewhere("obsolete spelling; use --position-embedding-type none", "--no-position-embedding"),
-    _elsewhere(
-        "obsolete; models and checkpoints are always megatron-core's",
+    "read from the environment of the launcher; do not give it": "--local-rank --lazy-mpu-init",
+    "obsolete in Megatron-LM: it raises an error there": "--checkpoint-activations",
+    "obsolete spelling; use --micro-batch-size": "--batch-size",
+    "obsolete spelling; use --lr-warmup-fraction or --lr-warmup-iters": "--warmup",
+    "obsolete spelling; use --tensor-model-parallel-size": "--model-parallel-size",
+    "obsolete spelling; use --position-embedding-type none": "--no-position-embedding",
+    "obsolete; models and checkpoints are always megatron-core's": (
         "--use-mcore-models --use-legacy-models --use-dist-ckpt --dist-ckpt-format --moe-extended-tp "
-        "--no-async-tensor-model-parallel-allreduce --no-scatter-gather-tensors-in-pipeline",
+        "--no-async-tensor-model-parallel-allreduce --no-scatter-gather-tensors-in-pipeline"
     ),
-    _elsewhere(
-        "checkpoints are torch_dist, always saved and loaded in parallel and checked by their manifest",
-        "--auto-detect-ckpt-format --ckpt-convert-* --no-ckpt-fully-parallel-save "
-        "--ckpt-fully-parallel-* --ckpt-assume-constant-structure --use-persistent-ckpt-worker "
-        "--dist-ckpt-strictness --dist-ckpt-save-pre-mcore-014 --no-strict-fsdp-dtensor-load "
-        "--distrib-optim-fully-reshardable-mem-efficient",
+    "checkpoints are torch_dist, always saved and loaded in parallel and checked by their manifest": (
+        "--auto-detect-ckpt-format --ckpt-convert-* --no-ckpt-fully-parallel-save --ckpt-fully-parallel-* "
+        "--ckpt-assume-constant-structure --use-persistent-ckpt-worker --dist-ckpt-strictness "
+        "--dist-ckpt-save-pre-mcore-014 --no-strict-fsdp-dtensor-load "
+        "--distrib-optim-fully-reshardable-mem-efficient"
     ),
-    _elsewhere("the cpu platform works without; otherwise gloo is used", "--disable-gloo-process-groups"),
-    _elsewhere("the platform names the backend; choose with --platform", "--distributed-backend"),
-    _elsewhere("the vocabulary is padded by --make-vocab-size-divisible-by", "--padded-vocab-size"),
-    _elsewhere("attention masks are made by attention unless asked for", "--no-create-attention-mask-*"),
-    _elsewhere("every step runs with the current JIT settings of torch", "--disable-jit-fuser"),
-    _elsewhere("stragglers are compared at log steps, without a port to switch it", "--straggler-ctrlr-port"),
-    _elsewhere("leave out --log-straggler", "--disable-straggler-on-startup"),
-    _elsewhere("a research switch of Megatron-LM's authors", "--enable-experimental --fake-process-group"),
-    _elsewhere("samples are tokens of documents of any length", "--hybrid-context-parallel"),
-    _refused(
-        "Megatron-FSDP shards over all data-parallel ranks at once here, and parameters that have memory "
-        "already and are not fp8",
+    "the cpu platform works without; otherwise gloo is used": "--disable-gloo-process-groups",
+    "the platform names the backend; choose with --platform": "--distributed-backend",
+    "the vocabulary is padded by --make-vocab-size-divisible-by": "--padded-vocab-size",
+    "attention masks are made by attention unless asked for": "--no-create-attention-mask-*",
+    "every step runs with the current JIT settings of torch": "--disable-jit-fuser",
+    "stragglers are compared at log steps, without a port to switch it": "--straggler-ctrlr-port",
+    "leave out --log-straggler": "--disable-straggler-on-startup",
+    "a research switch of Megatron-LM's authors": "--enable-experimental --fake-process-group",
+    "samples are tokens of documents of any length": "--hybrid-context-parallel",
+}
+_REFUSED = {
+    "Megatron-FSDP shards over all data-parallel ranks at once here, and parameters that have "
+    "memory already and are not fp8": (
         "--outer-dp-sharding-strategy --keep-fp8-transpose-cache --enable-full-sharding-in-hsdp "
-        "--init-model-with-meta-device",
+        "--init-model-with-meta-device"
     ),
-    _refused(
-        "needs TransformerEngine's layers and fp8 hardware",
-        "--tp-comm-overlap-cfg --no-tp-comm-split-* --te-precision-config-file",
+    "needs TransformerEngine's layers and fp8 hardware": (
+        "--tp-comm-overlap-cfg --no-tp-comm-split-* --te-precision-config-file"
     ),
-    _refused(
-        "tuning of NCCL that has no counterpart on other platforms; set NCCL's environment variables",
+    "tuning of NCCL that has no counterpart on other platforms; set NCCL's environment variables": (
         "--use-nccl-ub --fsdp-manual-registration --disable-symmetric-registration --use-sharp "
-        "--sharp-enabled-group "
-        "--nccl-communicator-config-path --high-priority-stream-groups --use-ring-exchange-p2p "
-        "--create-all-gather-group",
+        "--sharp-enabled-group --nccl-communicator-config-path --high-priority-stream-groups "
+        "--use-ring-exchange-p2p --create-all-gather-group"
     ),
-    _refused(
-        "ranks are laid out tensor, context, data, pipeline; give the order to the launcher",
-        "--use-tp-pp-dp-mapping",
+    "ranks are laid out tensor, context, data, pipeline; give the order to the launcher": (
+        "--use-tp-pp-dp-mapping"
     ),
-    _refused(
-        "checkpoints in memory or on local disks are not written; use --async-save with --save-interval",
-        "--non-persistent-* --replication --replication-jump --replication-factor",
+    "checkpoints in memory or on local disks are not written; use --async-save with --save-interval": (
+        "--non-persistent-* --replication --replication-jump --replication-factor"
     ),
-    _refused("use --keep-last-n, which keeps the newest ones", "--save-retain-interval"),
-    _refused(
-        "a model is described by its flags; `mindspeed-train inspect` prints those of a checkpoint",
+    "use --keep-last-n, which keeps the newest ones": "--save-retain-interval",
+    "a model is described by its flags; `mindspeed-train inspect` prints those of a checkpoint": (
         "--use-checkpoint-args --use-mp-args-from-checkpoint-args "
-        "--no-use-tokenizer-model-from-checkpoint-args --yaml-cfg",
+        "--no-use-tokenizer-model-from-checkpoint-args --yaml-cfg"
     ),
-    _refused("use --load with --finetune", "--pretrained-checkpoint"),
-    _refused("main parameters are loaded with the optimizer state", "--load-main-params-from-ckpt"),
-    _refused("--exit-duration-in-mins and --exit-interval end a phase", "--phase-transition-iterations"),
-    _refused(
-        "samples are drawn in the shuffled order of the dataset; there is no other order", "--dataloader-type"
+    "use --load with --finetune": "--pretrained-checkpoint",
+    "main parameters are loaded with the optimizer state": "--load-main-params-from-ckpt",
+    "--exit-duration-in-mins and --exit-interval end a phase": "--phase-transition-iterations",
+    "samples are drawn in the shuffled order of the dataset; there is no other order": "--dataloader-type",
+    "fill-in-the-middle and chat samples are prepared beforehand, as text for prepare-text": (
+        "--fim-* --sft --sft-*"
     ),
-    _refused(
-        "fill-in-the-middle and chat samples are prepared beforehand, as text for prepare-text",
-        "--fim-* --sft --sft-*",
+    "the tokenizer file decides; prepare one with `mindspeed-train prepare-text`": (
+        "--tiktoken-* --tokenizer-* --legacy-tokenizer --trust-remote-code --allow-ambiguous-pad-tokens"
     ),
-    _refused(
-        "the tokenizer file decides; prepare one with `mindspeed-train prepare-text`",
-        "--tiktoken-* --tokenizer-* --legacy-tokenizer --trust-remote-code --allow-ambiguous-pad-tokens",
-    ),
-    _refused(
-        "the index is built once and shared by all ranks of a machine",
+    "the index is built once and shared by all ranks of a machine": (
         "--per-dataset-sequences-path --dataloader-fast-cache-load --dataloader-defer-npy-index-mmap "
-        "--num-dataset-builder-threads --mid-level-dataset-surplus",
+        "--num-dataset-builder-threads --mid-level-dataset-surplus"
     ),
-    _refused(
-        "install mindspeed-profile, whose --profile records what runs and where memory goes",
+    "install mindspeed-profile, whose --profile records what runs and where memory goes": (
         "--use-pytorch-profiler --record-memory-history --memory-snapshot-path --log-memory-interval "
-        "--log-device-memory-used",
+        "--log-device-memory-used"
     ),
-    _refused(
-        "a batch that goes wrong is found, named and skipped or stopped at by --bad-step-action",
-        "--rerun-mode --error-injection-* --iterations-to-skip --result-rejected-tracker-filename",
+    "a batch that goes wrong is found, named and skipped or stopped at by --bad-step-action": (
+        "--rerun-mode --error-injection-* --iterations-to-skip --result-rejected-tracker-filename"
     ),
-    _refused(
-        "not recorded; a feature that wraps the stage `optimizer_step` can",
+    "not recorded; a feature that wraps the stage `optimizer_step` can": (
         "--log-params-norm --save-wgrads-interval --save-dgrads-interval --dump-param-to-param-group-map "
-        "--check-weight-hash-across-dp-replicas-interval",
+        "--check-weight-hash-across-dp-replicas-interval"
     ),
-    _refused("the plan and metrics.jsonl record progress", "--log-progress --logging-level"),
-    _refused("the loss scale is sent wherever there is one", "--no-log-loss-scale-to-tensorboard"),
-    _refused(
-        "Python's garbage collector passes over what was there before the first step, which makes it short",
-        "--manual-gc --manual-gc-* --no-manual-gc-eval",
+    "the plan and metrics.jsonl record progress": "--log-progress --logging-level",
+    "the loss scale is sent wherever there is one": "--no-log-loss-scale-to-tensorboard",
+    "Python's garbage collector passes over what was there before the first step, which makes it short": (
+        "--manual-gc --manual-gc-* --no-manual-gc-eval"
     ),
-    _refused("the device's cache is left as it is", "--empty-unused-memory-level"),
-    _refused("collectives already order ranks", "--train-sync-interval"),
-    _refused("workers of data loading end with the process", "--exit-signal-handler-for-dataloader"),
-    _refused("give --global-batch-size and --rampup-batch-size as they are to be", "--decrease-batch-*"),
-    _refused(
-        "--distributed-timeout-minutes holds for the whole run", "--distributed-timeout-seconds-after-*"
-    ),
-    _refused("norms and biases carry no weight decay, as usual", "--no-weight-decay-cond-type"),
-    _refused("dense weights are not turned into experts here", "--moe-upcycling-*"),
-    _refused("layers of one run have one shape", "--heterogeneous-*"),
-    _refused("GELU is torch's", "--openai-gelu"),
-    _refused("prediction layers are on the last stage", "--mtp-standalone"),
+    "the device's cache is left as it is": "--empty-unused-memory-level",
+    "collectives already order ranks": "--train-sync-interval",
+    "workers of data loading end with the process": "--exit-signal-handler-for-dataloader",
+    "give --global-batch-size and --rampup-batch-size as they are to be": "--decrease-batch-*",
+    "--distributed-timeout-minutes holds for the whole run": "--distributed-timeout-seconds-after-*",
+    "norms and biases carry no weight decay, as usual": "--no-weight-decay-cond-type",
+    "dense weights are not turned into experts here": "--moe-upcycling-*",
+    "layers of one run have one shape": "--heterogeneous-*",
+    "GELU is torch's": "--openai-gelu",
+    "prediction layers are on the last stage": "--mtp-standalone",
+}
+
+RULES: tuple[Rule, ...] = tuple(
+    Rule(status, reason, tuple(options.split()))
+    for status, table in ((NOT_APPLICABLE, _NOT_APPLICABLE), (REFUSED, _REFUSED))
+    for reason, options in table.items()
 )
 
 
