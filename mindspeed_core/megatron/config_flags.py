@@ -111,59 +111,40 @@ SPELLINGS: Mapping[str, Spelling] = {
 }
 """Fields whose flag Megatron-LM spells otherwise, or whose annotation no rule covers."""
 
-_DERIVED = "the host derives it from other flags"
-_FSDP = "an option of Megatron-FSDP, whose flags are written by hand"
-_INFERENCE = "an option of megatron-core's inference engines"
-_DEPRECATED = "deprecated in megatron-core, and no flag of Megatron-LM"
-_ACTIVATION = "chosen with --swiglu, --squared-relu or --quick-geglu"
-_FUSION = "local layers have no such kernel; Megatron-LM's --no-... flags are accepted"
-
-EXCLUDED: Mapping[str, str] = {
-    **dict.fromkeys(
-        (
-            "virtual_pipeline_model_parallel_size params_dtype pipeline_dtype autocast_dtype batch_p2p_comm "
-            "overlap_p2p_comm deallocate_pipeline_outputs variable_seq_lengths mtp_standalone "
-            "is_hybrid_model "
-            "grad_reduce_in_fp32 check_for_nan_in_grad bucket_size align_param_gather decoupled_weight_decay "
-            "quant_recipe inference_sampling_seed"
-        ).split(),
-        _DERIVED,
+_NO_FLAG = {
+    "the host derives it from other flags": (
+        "virtual_pipeline_model_parallel_size params_dtype pipeline_dtype autocast_dtype batch_p2p_comm "
+        "overlap_p2p_comm deallocate_pipeline_outputs variable_seq_lengths mtp_standalone is_hybrid_model "
+        "grad_reduce_in_fp32 check_for_nan_in_grad bucket_size align_param_gather decoupled_weight_decay "
+        "quant_recipe inference_sampling_seed"
     ),
-    **dict.fromkeys("gated_linear_unit activation_func bias_activation_fusion".split(), _ACTIVATION),
-    **dict.fromkeys(
+    "chosen with --swiglu, --squared-relu or --quick-geglu": (
+        "gated_linear_unit activation_func bias_activation_fusion"
+    ),
+    "local layers have no such kernel; Megatron-LM's --no-... flags are accepted": (
         "gradient_accumulation_fusion masked_softmax_fusion persist_layer_norm bias_dropout_fusion "
-        "apply_rope_fusion".split(),
-        _FUSION,
+        "apply_rope_fusion"
     ),
-    **dict.fromkeys(
-        (
-            "use_megatron_fsdp use_custom_fsdp data_parallel_sharding_strategy outer_dp_sharding_strategy "
-            "suggested_communication_unit_size preserve_fp32_weights keep_fp8_transpose_cache nccl_ub "
-            "fsdp_double_buffer disable_symmetric_registration fsdp_manual_registration "
-            "init_model_with_meta_device"
-        ).split(),
-        _FSDP,
+    "an option of Megatron-FSDP, whose flags are written by hand": (
+        "use_megatron_fsdp use_custom_fsdp data_parallel_sharding_strategy outer_dp_sharding_strategy "
+        "suggested_communication_unit_size preserve_fp32_weights keep_fp8_transpose_cache nccl_ub "
+        "fsdp_double_buffer disable_symmetric_registration fsdp_manual_registration "
+        "init_model_with_meta_device"
     ),
-    **dict.fromkeys(
-        (
-            "flash_decode inference_rng_tracker use_inference_optimized_layers "
-            "inference_fuse_tp_communication mlp_chunks_for_prefill cache_mla_latents symmetric_ar_type"
-        ).split(),
-        _INFERENCE,
+    "an option of megatron-core's inference engines": (
+        "flash_decode inference_rng_tracker use_inference_optimized_layers "
+        "inference_fuse_tp_communication mlp_chunks_for_prefill cache_mla_latents symmetric_ar_type"
     ),
-    **dict.fromkeys(
-        (
-            "moe_extended_tp async_tensor_model_parallel_allreduce tp_comm_split_ag tp_comm_split_rs "
-            "tp_comm_atomic_ag tp_comm_atomic_rs moe_token_dropping moe_router_topk_limited_devices "
-            "cuda_graph_use_single_mempool cuda_graph_retain_backward_graph use_ring_exchange_p2p"
-        ).split(),
-        _DEPRECATED,
+    "deprecated in megatron-core, and no flag of Megatron-LM": (
+        "moe_extended_tp async_tensor_model_parallel_allreduce tp_comm_split_ag tp_comm_split_rs "
+        "tp_comm_atomic_ag tp_comm_atomic_rs moe_token_dropping moe_router_topk_limited_devices "
+        "cuda_graph_use_single_mempool cuda_graph_retain_backward_graph use_ring_exchange_p2p"
     ),
-    **dict.fromkeys(
-        "heterogeneous_block_specs hetereogenous_dist_checkpoint".split(),
-        "set by megatron-core's heterogeneous configuration class, which this host does not build",
+    "set by megatron-core's heterogeneous configuration class, which this host does not build": (
+        "heterogeneous_block_specs hetereogenous_dist_checkpoint"
     ),
 }
+EXCLUDED: Mapping[str, str] = {name: reason for reason, names in _NO_FLAG.items() for name in names.split()}
 """Fields that are no flag, with the reason."""
 
 
@@ -209,32 +190,22 @@ def flag_of(field: ConfigField) -> Flag:
     given = (spelling.name,) if spelling.name else field.options
     if not given:
         given = (f"--no-{dashed}", f"--disable-{dashed}") if inverted else (f"--{dashed}",)
-    help_text = field.summary or f"megatron-core's {field.owner}.{field.name}"
+    text = (field.summary or f"megatron-core's {field.owner}.{field.name}") + "."
+    names: dict[str, Any] = {"name": given[0], "aliases": given[1:], "group": _HEADINGS[field.owner]}
+    if inverted:
+        return Flag(**names, inverts=dest, help=f"Off: {text}")
     if kind is bool:
-        if inverted:
-            return Flag(
-                given[0],
-                aliases=given[1:],
-                inverts=dest,
-                help=f"Off: {help_text}.",
-                group=_HEADINGS[field.owner],
-            )
-        return Flag(
-            given[0], aliases=given[1:], dest=dest, help=f"{help_text}.", group=_HEADINGS[field.owner]
-        )
-    nargs = spelling.nargs or nargs
+        return Flag(**names, dest=dest, help=text)
     if isinstance(default, tuple):
         default = list(default)
     return Flag(
-        given[0],
-        aliases=given[1:],
+        **names,
         type=kind,
         dest=dest,
         default=None if default is UNKNOWN else _of_kind(kind, default),
         choices=spelling.choices or field.choices,
-        nargs=nargs,
-        help=f"{help_text}.",
-        group=_HEADINGS[field.owner],
+        nargs=spelling.nargs or nargs,
+        help=text,
     )
 
 

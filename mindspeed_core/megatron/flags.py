@@ -9,7 +9,6 @@ from __future__ import annotations
 from mindspeed_core.feature import Flag
 from mindspeed_core.megatron.config_flags import generated_flags
 from mindspeed_core.megatron.fully_sharded.flags import FULLY_SHARDED_FLAGS
-from mindspeed_core.megatron.model_flags import MODEL_FLAGS
 
 
 def grouped(name: str, *flags: Flag) -> tuple[Flag, ...]:
@@ -218,6 +217,58 @@ BATCH_FLAGS = grouped(
     ),
 )
 """Flags of batches: they decide whether attention gets a mask, and over what."""
+
+_ACCEPTED = "Accepted; local layers have no such kernel."
+
+MODEL_FLAGS = (
+    *grouped(
+        "model",
+        Flag("--use-rope-scaling", help="Scale the rotary frequencies as Llama 3.1 does."),
+        Flag("--rope-scaling-factor", type=float, default=8.0, help="Factor of --use-rope-scaling."),
+        Flag("--use-rotary-position-embeddings", help="Older spelling of --position-embedding-type rope."),
+        Flag("--quick-geglu", help="Gated quick GELU activation in the MLP."),
+        Flag("--init-method-xavier-uniform", help="Xavier uniform initial weights."),
+        Flag(
+            "--fp16-lm-cross-entropy",
+            help="Compute the loss from float16 logits without converting them to float32.",
+        ),
+        Flag("--recompute-activations", help="Older spelling of --recompute-granularity selective."),
+        Flag("--no-masked-softmax-fusion", help=_ACCEPTED),
+        Flag("--no-rope-fusion", help=_ACCEPTED),
+        Flag("--no-persist-layer-norm", help=_ACCEPTED),
+        Flag("--no-gradient-accumulation-fusion", help=_ACCEPTED),
+        Flag(
+            "--hybrid-override-pattern",
+            type=str,
+            help="Layers of a Mamba or hybrid model, one letter each; refused, their kernels are missing.",
+        ),
+        Flag("--is-hybrid-model", help="A model of Mamba and attention layers; refused."),
+        Flag(
+            "--heterogeneous-layers-config-path",
+            type=str,
+            per_rank=True,
+            help="Layers that differ from each other, from a file; refused.",
+        ),
+        Flag("--moe-use-upcycling", help="Turn a dense checkpoint into experts; refused."),
+    ),
+    *grouped(
+        "parallelism",
+        Flag(
+            "--num-virtual-stages-per-pipeline-rank",
+            type=int,
+            help="Interleaved pipeline: model chunks per rank.",
+        ),
+        Flag(
+            "--ddp-num-buckets",
+            type=int,
+            help="Gradient buckets of --overlap-grad-reduce, which decide the size of one in place of "
+            "--ddp-bucket-size.",
+        ),
+        Flag("--grad-reduce-in-bf16", help="Reduce gradients in bfloat16 under --bf16."),
+    ),
+)
+"""Flags of no field of a megatron-core configuration: they choose functions or arguments of the model class,
+are older spellings, or ask for what is refused with a reason."""
 
 TRAINING_FLAGS = (*_MODEL, *_PARALLEL, *_TRAINING, *_OPTIMIZER)
 

@@ -25,7 +25,7 @@ from mindspeed_core.registry import Registry
 CORE = Path(mindspeed_core.__file__).parent
 DECLARATIONS = tuple(
     "flags arguments/megatron_lm_answers arguments/refusals fault_tolerance/flags monitoring/flags "
-    "model_flags megatron_lm_flags config_flags fully_sharded/flags".split()
+    "megatron_lm_flags config_flags fully_sharded/flags".split()
 )
 # What of megatron-core no training of this host reaches.
 ELSEWHERE = tuple(

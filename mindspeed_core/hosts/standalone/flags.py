@@ -9,8 +9,7 @@ from mindspeed_core.feature import Flag
 from mindspeed_core.hosts.standalone.fault_tolerance.flags import FAULT_TOLERANCE_FLAGS
 from mindspeed_core.hosts.standalone.monitoring.flags import MONITORING_FLAGS
 from mindspeed_core.megatron.config_flags import generated_flags
-from mindspeed_core.megatron.flags import BATCH_FLAGS, TRAINING_FLAGS, grouped
-from mindspeed_core.megatron.model_flags import MODEL_FLAGS
+from mindspeed_core.megatron.flags import BATCH_FLAGS, MODEL_FLAGS, TRAINING_FLAGS, grouped
 
 
 def host_flags() -> tuple[Flag, ...]:
