@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -64,14 +63,10 @@ def require() -> None:
         )
 
 
-def find_checkout(paths: Iterable[str] = ()) -> Path | None:
-    """Return the checkout that scripts would import: on the module path, or named by ``MEGATRON_LM_PATH``.
-
-    Args:
-        paths: module path; this process's by default.
-    """
+def find_checkout() -> Path | None:
+    """Return the checkout that scripts would import: on the module path, or named by ``MEGATRON_LM_PATH``."""
     named = os.environ.get(VARIABLE, "")
-    for path in (*(paths or sys.path), *([named] if named else [])):
+    for path in (*sys.path, *([named] if named else [])):
         candidate = Path(path or ".")
         if (candidate / "megatron" / "training" / "arguments.py").is_file():
             return candidate
@@ -99,14 +94,8 @@ def findings() -> list[Finding]:
         found.append(Finding(OK, "Megatron-LM", f"{checkout} is on the module path"))
     missing = missing_packages()
     if missing:
-        found.append(
-            Finding(
-                ERROR,
-                "Megatron-LM's imports",
-                f"not installed: {', '.join(missing)}",
-                f"pip install {' '.join(missing)}",
-            )
-        )
+        remedy = f"pip install {' '.join(missing)}"
+        found.append(Finding(ERROR, "Megatron-LM's imports", f"not installed: {', '.join(missing)}", remedy))
     else:
         found.append(Finding(OK, "Megatron-LM's imports", "all are installed"))
     return found

@@ -6,17 +6,13 @@ of any version and of the script are known. Neither needs torch.
 
 from __future__ import annotations
 
-import json
 import re
 from argparse import Action, ArgumentParser, BooleanOptionalAction
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from mindspeed_core.feature import Flag
-
-TABLE = Path(__file__).resolve().parents[2] / "megatron" / "megatron_lm_flags.json"
-"""Facts about the flags of one version, written by ``tools/megatron_lm_flags.py``."""
+from mindspeed_core.megatron.megatron_lm_flags import megatron_lm_flags
 
 _TYPES: Mapping[str, Any] = {"int": int, "float": float, "str": str}
 _OPTION = re.compile(r"--[A-Za-z0-9][A-Za-z0-9._-]*\Z")
@@ -29,17 +25,13 @@ def opaque(text: str) -> str:
 
 def host_flags() -> tuple[Flag, ...]:
     """Return the flags of the recorded version."""
-    table = json.loads(TABLE.read_text(encoding="utf-8"))
-    return tuple(flag for record in table["flags"] for flag in _of_record(record))
+    return tuple(flag for record in megatron_lm_flags()[1] for flag in _of_record(record))
 
 
 def flags_of(parser: ArgumentParser) -> tuple[Flag, ...]:
     """Return the flags that a parser has."""
-    found: list[Flag] = []
-    for action in parser._actions:
-        if action.option_strings and action.dest != "help":
-            found += _of_action(action)
-    return tuple(found)
+    actions = (action for action in parser._actions if action.option_strings and action.dest != "help")
+    return tuple(flag for action in actions for flag in _of_action(action))
 
 
 def options_of(parser: ArgumentParser) -> frozenset[str]:
@@ -56,11 +48,10 @@ def _of_record(record: Mapping[str, Any]) -> Iterator[Flag]:
         else:
             yield from _switch(options, record["dest"], bool(sets), record.get("default"))
         return
-    kind = _TYPES.get(record["value"], opaque)
     yield from _valued(
         options,
         record["dest"],
-        kind,
+        _TYPES.get(record["value"], opaque),
         nargs=record.get("nargs"),
         default=record.get("default"),
         choices=record.get("choices", ()),
@@ -73,9 +64,7 @@ def _of_action(action: Action) -> Iterator[Flag]:
     elif action.nargs == 0:
         yield from _switch(action.option_strings, action.dest, bool(action.const), action.default)
     else:
-        kind = action.type if action.type in (int, float, str) else opaque
-        if action.type is None:
-            kind = str
+        kind = str if action.type is None else action.type if action.type in (int, float, str) else opaque
         plain = all(isinstance(choice, (str, int, float)) for choice in action.choices or ())
         yield from _valued(
             action.option_strings,

@@ -57,7 +57,7 @@ def build_transformer_config(session: Session, args: Namespace) -> TransformerCo
     call = pretrain_call.current().call("build_transformer_config")
     if call is not None:
         return call(args)
-    return _megatron("megatron.training.arguments").core_transformer_config_from_args(args)
+    return import_module("megatron.training.arguments").core_transformer_config_from_args(args)
 
 
 def _around_init(*names: str) -> Callable[..., Any]:
@@ -243,7 +243,7 @@ def build_ddp_config(args: Namespace) -> DistributedDataParallelConfig:
 
 
 def _config(session: Session) -> Any:
-    return _megatron("megatron.training.arguments").core_transformer_config_from_args(session.args)
+    return import_module("megatron.training.arguments").core_transformer_config_from_args(session.args)
 
 
 def _run(now: PretrainCall, model: Any, pg: Any) -> Run:
@@ -264,9 +264,5 @@ def _run(now: PretrainCall, model: Any, pg: Any) -> Run:
 
 def _tokenizer() -> Any:
     """Return what Megatron-LM made its tokens with: on every rank, while datasets are built on some."""
-    find = getattr(_megatron("megatron.training.global_vars"), "get_tokenizer", None)
+    find = getattr(import_module("megatron.training.global_vars"), "get_tokenizer", None)
     return find() if find is not None else None
-
-
-def _megatron(name: str) -> Any:
-    return import_module(name)

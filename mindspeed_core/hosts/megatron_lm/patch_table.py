@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_core.feature import Patch
@@ -32,11 +32,11 @@ class Interception:
 
     Attributes:
         stages: the stages it serves.
-        mechanism: `ARGUMENT` (of ``pretrain``), `INSTANCE` (an attribute of an object), `GLOBAL` (a name of
-            the script), `PATCH`, or `ENTRY` (a patch that is there from the import of the adaptor on).
         target: the function, as ``package.module:name``, or the argument's name.
         reason: why it is this way.
         wrapper: ``module:function`` in this package that makes the intercepted function from the original.
+        mechanism: `ARGUMENT` (of ``pretrain``), `INSTANCE` (an attribute of an object), `GLOBAL` (a name of
+            the script), `PATCH`, or `ENTRY` (a patch that is there from the import of the adaptor on).
         kind: of the patch, see `Patch`.
         platforms: where the host itself needs it, whatever is active.
         features: needed as soon as any feature is active.
@@ -48,10 +48,10 @@ class Interception:
     """
 
     stages: tuple[str, ...]
-    mechanism: str
     target: str
     reason: str
     wrapper: str = ""
+    mechanism: str = PATCH
     kind: str = "wrap"
     platforms: tuple[str, ...] = ()
     features: bool = False
@@ -63,23 +63,20 @@ class Interception:
 
     def patch(self) -> Patch:
         """Return the patch of the row."""
-        return Patch(
-            target=self.target,
-            new=_HERE + self.wrapper,
-            kind=self.kind,
-            reason=self.reason,
-            required=self.required,
-        )
+        new = _HERE + self.wrapper
+        return Patch(self.target, new, kind=self.kind, reason=self.reason, required=self.required)
 
 
-def _entry(target: str, wrapper: str, stages: str, reason: str, **facts: object) -> Interception:
-    row = Interception(tuple(stages.split()), ENTRY, target, reason, wrapper)
-    return replace(row, **facts)  # type: ignore[arg-type]
+def _row(target: str, wrapper: str, stages: str, reason: str, **facts: Any) -> Interception:
+    return Interception(tuple(stages.split()), target, reason, wrapper, **facts)
 
 
-def _patch(target: str, wrapper: str, stages: str, reason: str, **facts: object) -> Interception:
-    row = Interception(tuple(stages.split()), PATCH, target, reason, wrapper)
-    return replace(row, **facts)  # type: ignore[arg-type]
+def _entry(target: str, wrapper: str, stages: str, reason: str, **facts: Any) -> Interception:
+    return _row(target, wrapper, stages, reason, mechanism=ENTRY, **facts)
+
+
+def _by(mechanism: str, target: str, stages: str, reason: str, versions: str = "") -> Interception:
+    return _row(target, "", stages, reason, mechanism=mechanism, versions=versions)
 
 
 ENTRIES = (
@@ -112,78 +109,72 @@ ENTRIES = (
 )
 """In force from the import of the adaptor on."""
 
+_FROM_SCRIPT = "pretrain takes it from the script"
 ARGUMENTS = (
-    Interception(("build_model_chunk",), ARGUMENT, "model_provider", "pretrain takes it from the script"),
-    Interception(
-        ("build_datasets",),
-        ARGUMENT,
-        "train_valid_test_datasets_provider",
-        "pretrain takes it from the script",
-    ),
-    Interception(
-        ("forward_step", "compute_loss"),
+    _by(ARGUMENT, "model_provider", "build_model_chunk", _FROM_SCRIPT),
+    _by(ARGUMENT, "train_valid_test_datasets_provider", "build_datasets", _FROM_SCRIPT),
+    _by(
         ARGUMENT,
         "forward_step_func",
-        "pretrain takes it from the script; the loss function is the second part of its result",
+        "forward_step compute_loss",
+        f"{_FROM_SCRIPT}; the loss function is the second part of its result",
     ),
-    Interception(
-        ("get_batch",),
+    _by(
         GLOBAL,
+        "get_batch",
         "get_batch",
         "the script's forward step looks it up among the script's names",
         versions="0.15 and older return five values, without packed_seq_params",
     ),
-    Interception(
-        ("get_batch",),
+    _by(
         GLOBAL,
         "get_batch_on_this_cp_rank",
+        "get_batch",
         "the script splits sequences with it; who fills the slot context-parallel splits them itself",
     ),
-    Interception(
-        ("batch_fields",),
+    _by(
         GLOBAL,
         "is_first_or_last_pipeline_stage",
+        "batch_fields",
         "the script asks it which stages have samples",
     ),
-    Interception(
-        ("batch_fields",),
+    _by(
         GLOBAL,
         "get_batch_on_this_tp_rank",
+        "batch_fields",
         "the script fetches samples with it; further fields are given to all tensor-parallel ranks",
     ),
-    Interception(
-        ("optimizer_step",), INSTANCE, "optimizer.step", "of the object that build_optimizer returns"
-    ),
+    _by(INSTANCE, "optimizer.step", "optimizer_step", "of the object that build_optimizer returns"),
 )
 """Without any change of a symbol of Megatron-LM."""
 
 PATCHES = (
-    _patch(
+    _row(
         "megatron.training.initialize:_initialize_distributed",
         "parallel:around_initialize_distributed",
         "init_distributed",
         "torch.distributed starts there",
     ),
-    _patch(
+    _row(
         "megatron.core.parallel_state:initialize_model_parallel",
         "parallel:around_initialize_model_parallel",
         "build_process_groups",
         "ranks are compared before it, groups of features follow it",
         platforms=ALWAYS,
     ),
-    _patch(
+    _row(
         "megatron.training.initialize:_set_random_seed",
         "parallel:around_set_random_seed",
         "seed_everything",
         "the seeds are set there",
     ),
-    _patch(
+    _row(
         "megatron.training.arguments:core_transformer_config_from_args",
         "model:around_config_from_args",
         "build_transformer_config",
         "every script makes its configuration with it, also once per micro-batch",
     ),
-    _patch(
+    _row(
         "megatron.core.models.gpt.gpt_model:GPTModel.__init__",
         "model:around_gpt_model",
         "build_layer_spec build_mtp_spec",
@@ -191,31 +182,22 @@ PATCHES = (
         platforms=_EMULATED,
         without_te=True,
     ),
-    _patch(
-        "megatron.core.models.mamba.mamba_model:MambaModel.__init__",
-        "model:around_mamba_model",
-        "build_layer_spec",
-        "the specification is an argument of the model",
-        required=False,
-        loaded=True,
+    *(
+        _row(
+            f"megatron.core.models.{model}.__init__",
+            f"model:{wrapper}",
+            "build_layer_spec",
+            f"the {arguments} of the model",
+            required=False,
+            loaded=True,
+        )
+        for model, wrapper, arguments in (
+            ("mamba.mamba_model:MambaModel", "around_mamba_model", "specification is an argument"),
+            ("T5.t5_model:T5Model", "around_t5_model", "specifications are arguments"),
+            ("bert.bert_model:BertModel", "around_bert_model", "specification is an argument"),
+        )
     ),
-    _patch(
-        "megatron.core.models.T5.t5_model:T5Model.__init__",
-        "model:around_t5_model",
-        "build_layer_spec",
-        "the specifications are arguments of the model",
-        required=False,
-        loaded=True,
-    ),
-    _patch(
-        "megatron.core.models.bert.bert_model:BertModel.__init__",
-        "model:around_bert_model",
-        "build_layer_spec",
-        "the specification is an argument of the model",
-        required=False,
-        loaded=True,
-    ),
-    _patch(
+    _row(
         _TRAINING + "get_model",
         "model:around_get_model",
         "build_model wrap_ddp",
@@ -223,13 +205,13 @@ PATCHES = (
         features=True,
         versions="0.15 and older take neither config nor pg_collection",
     ),
-    _patch(
+    _row(
         "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel.__init__",
         "model:around_ddp",
         "build_ddp_config",
         "get_model fills the configuration and uses it in one function",
     ),
-    _patch(
+    _row(
         _TRAINING + "get_megatron_optimizer_config",
         "optimizer:around_optimizer_config",
         "build_optimizer_config",
@@ -237,14 +219,14 @@ PATCHES = (
         versions="absent in 0.15 and older: there the configuration is changed where it is used",
         required=False,
     ),
-    _patch(
+    _row(
         "megatron.core.optimizer:get_megatron_optimizer",
         "optimizer:around_get_optimizer",
         "build_optimizer build_optimizer_config optimizer_step",
         "the optimizer comes from there; torch's Adam needs care when it is saved and loaded",
         without_te=True,
     ),
-    _patch(
+    _row(
         "megatron.core.optimizer.muon:get_megatron_muon_optimizer",
         "optimizer:around_get_optimizer",
         "build_optimizer build_optimizer_config optimizer_step",
@@ -252,97 +234,97 @@ PATCHES = (
         required=False,
         argument=("optimizer", "muon"),
     ),
-    _patch(
+    _row(
         _TRAINING + "get_optimizer_param_scheduler",
         "optimizer:around_get_scheduler",
         "build_scheduler",
         "the schedule comes from there",
     ),
-    _patch(
+    _row(
         _CHECKPOINTING + "load_checkpoint",
         "checkpoint:around_load_checkpoint",
         "load_checkpoint after_load_checkpoint checkpoint_state restore_checkpoint_state",
         "a run is loaded there",
     ),
-    _patch(
+    _row(
         _CHECKPOINTING + "save_checkpoint",
         "checkpoint:around_save_checkpoint",
         "save_checkpoint before_save_checkpoint after_load_checkpoint",
         "a run is saved there",
     ),
-    _patch(
+    _row(
         _CHECKPOINTING + "generate_state_dict",
         "checkpoint:around_generate_state_dict",
         "checkpoint_state restore_checkpoint_state",
         "what is saved and the template of what is loaded both come from it",
     ),
-    _patch(
+    _row(
         _CHECKPOINTING + "_load_base_checkpoint",
         "checkpoint:around_load_base_checkpoint",
         "checkpoint_state restore_checkpoint_state",
         "what was loaded passes through it",
     ),
-    _patch(
+    _row(
         _TRAINING + "build_train_valid_test_data_iterators",
         "data:around_build_iterators",
         "build_data_iterators evaluate",
         "the iterators come from there; on CPU their seeds come from the generator of dropout",
         platforms=_EMULATED,
     ),
-    _patch(
+    _row(
         _TRAINING + "train",
         "step:around_train",
         "start_run",
         "everything is built and loaded; what a feature takes care of is left to it",
         features=True,
     ),
-    _patch(
+    _row(
         "megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
         "step:around_get_schedule",
         "get_forward_backward boundary_schema forward_step get_batch compute_loss",
         "training and evaluation ask it for the schedule; micro-batches are counted around it",
     ),
-    _patch(
+    _row(
         _TRAINING + "train_step",
         "step:around_train_step",
         "train_step",
         "one step",
         versions="0.15 and older take no iteration and return seven values",
     ),
-    _patch(
+    _row(
         "megatron.core.distributed.finalize_model_grads:finalize_model_grads",
         "step:around_finalize",
         "finalize_gradients",
         "the loop hands it to the schedule by name",
     ),
-    _patch(
+    _row(
         _TRAINING + "training_log",
         "monitoring:around_training_log",
         "log_step",
         "the numbers of a step are printed and written there",
         versions="0.15 and older have decoupled_learning_rate as fourth argument",
     ),
-    _patch(
+    _row(
         _TRAINING + "evaluate",
         "monitoring:around_evaluate",
         "evaluate",
         "validation; on CPU it draws from the generator of dropout",
         platforms=_EMULATED,
     ),
-    _patch(
+    _row(
         _TRAINING + "checkpoint_and_decide_exit",
         "monitoring:around_decide_exit",
         "should_stop",
         "the loop asks it whether to go on",
     ),
-    _patch(
+    _row(
         "megatron.training.initialize:_warmup_jit_function",
         "emulation:keeps_generator",
         "",
         "it draws from the device's generator, which on CPU also initialises parameters",
         platforms=_EMULATED,
     ),
-    _patch(
+    _row(
         "megatron.legacy.fused_kernels:load",
         "emulation:no_kernels",
         "",
@@ -350,43 +332,27 @@ PATCHES = (
         platforms=_NOT_CUDA,
         required=False,
     ),
-    _patch(
+    _row(
         "megatron.training.utils:get_device_arch_version",
         "emulation:old_enough",
         "",
         "it asks for a CUDA version that other devices do not have",
         platforms=_NOT_CUDA,
     ),
-    _patch(
+    _row(
         "torch.cuda:is_available",
         "emulation:says_available",
         "",
         "Megatron-LM trains only where it is",
         platforms=_EMULATED,
     ),
-    _patch(
-        "torch.cuda:get_device_properties",
-        "emulation:get_device_properties",
-        "",
-        "Megatron-LM asks which CUDA version the device has",
-        kind="replace",
-        platforms=_EMULATED,
-    ),
-    _patch(
-        "torch.cuda:get_device_capability",
-        "emulation:get_device_capability",
-        "",
-        "Megatron-LM asks which CUDA version the device has",
-        kind="replace",
-        platforms=_EMULATED,
-    ),
-    _patch(
-        "torch.cuda:get_device_name",
-        "emulation:get_device_name",
-        "",
-        "Megatron-LM writes it down",
-        kind="replace",
-        platforms=_EMULATED,
+    *(
+        _row(f"torch.cuda:{name}", f"emulation:{name}", "", reason, kind="replace", platforms=_EMULATED)
+        for name, reason in (
+            ("get_device_properties", "Megatron-LM asks which CUDA version the device has"),
+            ("get_device_capability", "Megatron-LM asks which CUDA version the device has"),
+            ("get_device_name", "Megatron-LM writes it down"),
+        )
     ),
 )
 """Applied when needed, taken back when the session closes."""
@@ -404,12 +370,11 @@ def needed(
         any_feature: a feature is active.
         without_te: neither TransformerEngine nor Apex is installed.
     """
-    wanted = set(stages)
     return tuple(
         row
         for row in PATCHES
         if (
-            not wanted.isdisjoint(row.stages)
+            not set(stages).isdisjoint(row.stages)
             or platform in row.platforms
             or row.platforms == ALWAYS
             or (row.features and any_feature)

@@ -65,7 +65,6 @@ class PretrainCall:
     """
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         self.platform = ""
         self.command_line: CommandLine | None = None
         self.dist: DistInfo | None = None
@@ -75,8 +74,8 @@ class PretrainCall:
         self.restored: dict[str, Any] = {}
         self.test_iterators: list[Any] = []
         self.stages: frozenset[str] = frozenset()
-        self.before_opening: Callable[[], object] = _do_nothing
-        self.script_opened: Callable[[], object] = _do_nothing
+        self.before_opening: Callable[[], object] = lambda: None
+        self.script_opened: Callable[[], object] = lambda: None
         self.optimizer_configured = False
         self.fields: dict[tuple[bool, bool], tuple[frozenset[str], frozenset[str]]] = {}
         self._session: Session | None = None
@@ -167,10 +166,6 @@ class PretrainCall:
                 f"stage {stage}: on the host megatron-lm its default can be called only from within the stage"
             )
         return call
-
-
-def _do_nothing() -> None:
-    """Do nothing, until somebody asks for something."""
 
 
 def begin() -> PretrainCall:

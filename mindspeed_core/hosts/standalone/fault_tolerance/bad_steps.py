@@ -18,6 +18,7 @@ import torch.distributed as dist
 from mindspeed_core.errors import UserError
 from mindspeed_core.hosts.standalone.checkpoint import rng_state
 from mindspeed_core.megatron.fully_sharded.torch_fsdp2 import local_part
+from mindspeed_core.megatron.unwrap import unwrap
 
 if TYPE_CHECKING:
     from megatron.core.transformer.module import MegatronModule
@@ -195,9 +196,7 @@ def origin_of_loss(run: Run, batch: Batch, model_chunk: MegatronModule) -> str:
         return "this rank's parts of all weights are finite"
     if run.pg.cp.size() > 1 or (getattr(run.pg, "ep", None) is not None and run.pg.ep.size() > 1):
         return "all weights are finite"
-    chunk = model_chunk
-    while hasattr(chunk, "module"):
-        chunk = chunk.module
+    chunk = unwrap(model_chunk)
     found: list[str] = []
 
     def look(name: str, module: torch.nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -235,9 +234,7 @@ def origin_of_loss(run: Run, batch: Batch, model_chunk: MegatronModule) -> str:
 
 def _parameters(run: Run) -> Iterator[tuple[str, torch.nn.Parameter]]:
     for chunk in run.model:
-        while hasattr(chunk, "module"):
-            chunk = chunk.module
-        yield from chunk.named_parameters()
+        yield from unwrap(chunk).named_parameters()
 
 
 def _fully_sharded(run: Run) -> bool:
