@@ -62,15 +62,10 @@ def described(configs: Iterable[object]) -> dict[str, tuple[Any, str]]:
 
 
 def with_arguments(config: C, args: Namespace, dests: Collection[str]) -> C:
-    """Copy a configuration; the fields of some arguments get the arguments' values.
+    """Copy a configuration; the fields of the arguments named by ``dests`` get the arguments' values.
 
     The copy is of the same class and keeps attributes that are no fields. What the class derives from other
     fields when it is made is not derived again.
-
-    Args:
-        config: left as it is.
-        args: the values.
-        dests: the arguments that count.
     """
     made = copy.copy(config)
     kind: Any = type(config)

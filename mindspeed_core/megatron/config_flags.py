@@ -149,11 +149,7 @@ EXCLUDED: Mapping[str, str] = {name: reason for reason, names in _NO_FLAG.items(
 
 
 def generated_flags(written: Iterable[Flag]) -> tuple[Flag, ...]:
-    """Return the flags of all fields that ``written`` does not cover.
-
-    Args:
-        written: flags somebody wrote by hand; their options and attributes are left alone.
-    """
+    """Return the flags of the fields that no flag in ``written`` covers, by option or by attribute."""
     options = {option for flag in written for option in flag.options}
     dests = {flag.dest for flag in written}
     made: list[Flag] = []

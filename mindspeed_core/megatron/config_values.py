@@ -21,10 +21,6 @@ def config_values(kind: type[Any], args: Namespace) -> dict[str, Any]:
     """Return the values of the fields of a configuration class that the arguments know.
 
     A value that was not given is left out, so that the class keeps its own default.
-
-    Args:
-        kind: a configuration dataclass of megatron-core.
-        args: the validated arguments.
     """
     values: dict[str, Any] = {}
     for field in fields(kind):

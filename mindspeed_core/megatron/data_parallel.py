@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 
 
 def ddp_config_of(args: Namespace, **values: Any) -> DistributedDataParallelConfig:
-    """Fill the options of data parallelism from the arguments, by name.
-
-    Args:
-        args: the arguments.
-        values: fields that are not what the arguments say.
-    """
+    """Fill the options of data parallelism from the arguments, by name; ``values`` overrule them."""
     filled = config_values(DistributedDataParallelConfig, args)
     filled |= {
         "grad_reduce_in_fp32": args.accumulate_allreduce_grads_in_fp32,

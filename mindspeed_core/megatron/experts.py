@@ -34,14 +34,7 @@ class PlainExperts(SequentialMLP):
         submodules: MLPSubmodules,
         pg_collection: ProcessGroupCollection | None = None,
     ) -> None:
-        """Build this rank's experts.
-
-        Args:
-            num_local_experts: experts on this rank.
-            config: the model's configuration.
-            submodules: the two linears of an expert.
-            pg_collection: groups ``tp``, ``ep``, ``expt_tp`` and ``expt_dp`` are used.
-        """
+        """Build this rank's experts, with the groups ``tp``, ``ep``, ``expt_tp`` and ``expt_dp``."""
         assert pg_collection is not None
         groups: Any = pg_collection
         rank, size = groups.ep.rank(), groups.ep.size()
@@ -78,10 +71,5 @@ def _draw(count: int, config: TransformerConfig, submodules: MLPSubmodules, grou
     narrow = copy(config)
     narrow.ffn_hidden_size = config.moe_ffn_hidden_size
     for _ in range(count):
-        MLP(
-            narrow,
-            submodules,
-            is_expert=True,
-            ffn_hidden_size=config.moe_ffn_hidden_size,
-            tp_group=groups.expt_tp,
-        )
+        width = config.moe_ffn_hidden_size
+        MLP(narrow, submodules, is_expert=True, ffn_hidden_size=width, tp_group=groups.expt_tp)

@@ -34,14 +34,9 @@ class LatentCoreAttention(DotProductAttention):
         v_channels: int | None = None,
         **options: Any,
     ) -> None:
-        """Build the attention.
+        """Build the attention as megatron-core's, with heads of values of another width.
 
-        Args:
-            config: the model's configuration.
-            args: as for megatron-core's plain attention.
-            k_channels: width of a query's or key's head; the tensors say it themselves.
-            v_channels: width of a value's head; None for the configuration's.
-            options: as for megatron-core's plain attention.
+        ``k_channels``, the width of the heads of queries and keys, is not needed: the tensors say it.
         """
         super().__init__(config, *args, **options)
         if v_channels is not None:

@@ -50,17 +50,10 @@ def build_mtp_spec(
 
 
 def with_residuals(spec: Any, config: TransformerConfig) -> Any:
-    """Keep the residual stream in the dtype it has under ``fp32_residual_connection``.
+    """Keep the residual stream in its dtype: a changed copy of the tree with ``fp32_residual_connection``.
 
     megatron-core converts the residual to the dtype of what is added to it, so that nothing of the option is
     left after the first sum, and pipeline stages disagree about the dtype of what they exchange.
-
-    Args:
-        spec: a specification tree.
-        config: the model's configuration.
-
-    Returns:
-        The tree, or a changed copy where the option is on.
     """
     if not config.fp32_residual_connection:
         return spec
@@ -95,26 +88,19 @@ def residual_dropout_add(
 
 
 def plain_parts(spec: Any, config: TransformerConfig) -> Any:
-    """Replace the parts of megatron-core's local layers that do not work on every layout.
+    """Replace, in a copy of the tree, the parts of megatron-core's local layers that not every layout allows.
 
     Norms without sequence parallelism, experts whose copies drift apart, and an attention that knows one
     width for keys and values.
-
-    Args:
-        spec: a specification tree; it is copied.
-        config: the model's configuration.
-
-    Returns:
-        The changed copy.
     """
     editor = SpecEditor(spec, owner="")
     editor.replace(NORM_ROLES, _norm)
-    editor.replace("experts", _experts)
+    editor.replace("experts", _in_place_of(SequentialMLP, PlainExperts))
     if config.add_bias_linear:
-        editor.replace("experts.fc2", _expert_output)
+        editor.replace("experts.fc2", _in_place_of(RowParallelLinear, ExpertOutput))
     if config.multi_latent_attention:
-        editor.replace("core_attention", _core_attention)
-        editor.replace("self_attention", _self_attention)
+        editor.replace("core_attention", _in_place_of(DotProductAttention, LatentCoreAttention))
+        editor.replace("self_attention", _in_place_of(MLASelfAttention, LatentSelfAttention))
     return editor.spec
 
 
@@ -123,20 +109,8 @@ def _norm(site: Site) -> ModuleSpec | None:
     return None if _module(site) in (L2Norm, PlainNorm) else ModuleSpec(module=PlainNorm)
 
 
-def _experts(site: Site) -> ModuleSpec | None:
-    return site.carry(PlainExperts) if _module(site) is SequentialMLP else None
-
-
-def _expert_output(site: Site) -> ModuleSpec | None:
-    return site.carry(ExpertOutput) if _module(site) is RowParallelLinear else None
-
-
-def _core_attention(site: Site) -> ModuleSpec | None:
-    return site.carry(LatentCoreAttention) if _module(site) is DotProductAttention else None
-
-
-def _self_attention(site: Site) -> ModuleSpec | None:
-    return site.carry(LatentSelfAttention) if _module(site) is MLASelfAttention else None
+def _in_place_of(theirs: type, ours: type) -> Callable[[Site], ModuleSpec | None]:
+    return lambda site: site.carry(ours) if _module(site) is theirs else None
 
 
 def _module(site: Site) -> Any:

@@ -6,16 +6,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from mindspeed_core.run import Loss
+
+
+def on_every_stage(losses: dict[str, float], pp: dist.ProcessGroup) -> dict[str, float]:
+    """Return the losses on every pipeline stage, from the one that has them; collective over ``pp``."""
+    if pp.size() == 1:
+        return losses
+    # The loss is on the last rank in the usual placement of stages; a feature may place them otherwise.
+    everywhere: list[Any] = [None] * pp.size()
+    dist.all_gather_object(everywhere, losses, group=pp)
+    return next((found for found in everywhere if found), {})
 
 
 def loss_of(result: Sequence[Any]) -> Loss:
     """Return the record of what a loss function returned.
 
-    Args:
-        result: ``(loss, num_tokens, report)``; or ``(loss, report)``, where the loss is a mean already and
-            counts as one token.
+    That is ``(loss, num_tokens, report)``; or ``(loss, report)``, where the loss is a mean already and
+    counts as one token.
     """
     if len(result) == 3:
         return Loss(*result)
@@ -24,12 +34,7 @@ def loss_of(result: Sequence[Any]) -> Loss:
 
 
 def schedule_loss(loss: Loss, *, averaged: bool = False) -> tuple[Any, ...]:
-    """Return a loss in the form that megatron-core's schedules take.
-
-    Args:
-        loss: the record.
-        averaged: leave the number of tokens out, as a loss function does that returns a mean.
-    """
+    """Return a loss in the form that megatron-core's schedules take; that of a mean counts no tokens."""
     # The schedule divides the loss in place, so what is reported must not share its memory.
     report = {name: value.detach().to(torch.float32, copy=True) for name, value in loss.report.items()}
     return (loss.total, report) if averaged else (loss.total, loss.num_tokens.to(torch.int), report)

@@ -34,15 +34,10 @@ class PlainNorm(Module):
         zero_centered_gamma: bool = False,
         normalization: str = "LayerNorm",
     ) -> None:
-        """Build the norm from ``config``; the last three arguments are what megatron-core's norms accept.
+        """Build the norm of a last dimension ``h`` of ``hidden_size``.
 
-        Args:
-            config: normalization, zero-centred gamma and sequence parallelism are read from here.
-            hidden_size: size ``h`` of the last dimension.
-            eps: added to the variance.
-            persist_layer_norm: without meaning here.
-            zero_centered_gamma: ``config`` decides.
-            normalization: ``config`` decides.
+        Normalization, zero-centred gamma and sequence parallelism are read from ``config``; the last three
+        arguments are there because megatron-core's norms accept them.
 
         Raises:
             ValueError: the configuration names neither LayerNorm nor RMSNorm.

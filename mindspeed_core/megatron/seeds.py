@@ -21,11 +21,9 @@ def seed_of_rank(args: Namespace, pg: ProcessGroupCollection) -> int:
 
 
 def seed_generators(seed: int, *trackers: Any) -> None:
-    """Seed Python, numpy, torch and megatron-core's generators of tensor parallelism.
+    """Seed Python, numpy, torch and megatron-core's generators of tensor parallelism with a `seed_of_rank`.
 
-    Args:
-        seed: see `seed_of_rank`.
-        trackers: megatron-core's choice of the random number trackers, its own by default.
+    ``trackers`` are megatron-core's choice of the random number trackers, its own by default.
     """
     random.seed(seed)
     np.random.seed(seed % 2**32)

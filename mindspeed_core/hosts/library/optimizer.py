@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mindspeed_core.feature import hookimpl
@@ -52,5 +51,4 @@ def finalize_gradients(
 @hookimpl(trylast=True)
 def optimizer_step(session: LibrarySession) -> OptimizerStep:
     """Do the caller's update."""
-    step: Callable[[], OptimizerStep] = session.given("optimizer_step")
-    return step()
+    return session.given("optimizer_step")()

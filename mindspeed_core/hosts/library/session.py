@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import MethodType
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from mindspeed_core.hosts.library.adapters import (
     LossAdapter,
@@ -83,12 +83,8 @@ class LibrarySession(EmbeddedSession):
             SessionError: the configuration lacks what features change.
         """
         self._check_config(config, "layer_spec")
-        return cast(
-            "TransformerBlockSubmodules",
-            self._through(
-                "build_layer_spec", base, args=self._arguments(config), config=config, vp_stage=vp_stage
-            ),
-        )
+        args = self._arguments(config)
+        return self._through("build_layer_spec", base, args=args, config=config, vp_stage=vp_stage)
 
     def model(self, model: Chunks) -> Chunks:
         """Let features change a built model in place, and check that each of them is in it.
@@ -109,8 +105,7 @@ class LibrarySession(EmbeddedSession):
         self._check_config(config, "model")
         args = self._arguments(config)
         built = self._through("build_model", chunks, args=args, config=config, pg=self.run.pg)
-        pg = self.run.pg
-        self.check_placements(getattr(pg, "mp", None) if pg is not None else None)
+        self.check_placements(getattr(self.run.pg, "mp", None))
         self.remember_models(built)
         if self.run.config is None:
             self.run.config, self.run.args = config, args
@@ -165,7 +160,7 @@ class LibrarySession(EmbeddedSession):
         self.run.optimizer = made
         if self.features_in("optimizer_step"):
             self.instances.set("optimizer_step", made, "step", self._step_with_features(made))
-        return cast(Optimizer, made)
+        return made
 
     def forward_backward(self, config: TransformerConfig | None = None) -> Callable[..., Any]:
         """Return the pipeline schedule, called like the one of ``get_forward_backward_func()``, by keyword.

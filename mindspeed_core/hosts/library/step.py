@@ -37,15 +37,13 @@ def forward_step(
 @hookimpl(trylast=True)
 def compute_loss(session: LibrarySession, output_tensor: torch.Tensor) -> Loss:
     """Call the caller's loss function."""
-    function: Callable[[torch.Tensor], Loss] = session.given("compute_loss")
-    return function(output_tensor)
+    return session.given("compute_loss")(output_tensor)
 
 
 @hookimpl(trylast=True)
 def train_step(session: LibrarySession) -> StepResult:
     """Do the caller's step."""
-    step: Callable[[], StepResult] = session.given("train_step")
-    return step()
+    return session.given("train_step")()
 
 
 @hookimpl(trylast=True)

@@ -32,11 +32,7 @@ FIELDS = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids", "pa
 
 
 def take_over_batches(now: PretrainCall, forward_step: Any) -> None:
-    """Replace the script's names where a feature wants the batch, more of it, or the whole of it.
-
-    Args:
-        now: the call of ``pretrain``; its session is open, its arguments are valid.
-        forward_step: the script's, whose names are taken over.
+    """Replace names of the script of ``forward_step`` where a feature wants the batch, more or all of it.
 
     Raises:
         PlanError: an active feature cannot work with this script.
@@ -77,29 +73,23 @@ def _replace(now: PretrainCall, names: dict[str, Any], name: str, new: Callable[
 
 def _refuse(now: PretrainCall, names: Collection[str], more: Collection[str]) -> None:
     """Refuse features that this script gives no way to work."""
-    reasons = []
+    reasons: dict[str, str] = {}
     if GET_BATCH not in names:
-        reasons.append(
-            (
-                "get_batch",
-                f"the script's forward step calls no {GET_BATCH} of its own, so the batch cannot be changed",
-            )
+        reasons["get_batch"] = (
+            f"the script's forward step calls no {GET_BATCH} of its own, so the batch cannot be changed"
         )
     absent = [name for name in (HAS_DATA, FETCH) if name not in names]
     unknown = sorted(set(more).difference(FIELDS))
     if unknown:
-        reasons.append(("batch_fields", f"batches of Megatron-LM's scripts have no {', '.join(unknown)}"))
+        reasons["batch_fields"] = f"batches of Megatron-LM's scripts have no {', '.join(unknown)}"
     elif more and absent:
-        reasons.append(
-            (
-                "batch_fields",
-                "it needs further parts of a batch on pipeline stages, and the script has no "
-                f"{' and '.join(absent)} to ask for them",
-            )
+        reasons["batch_fields"] = (
+            "it needs further parts of a batch on pipeline stages, and the script has no "
+            f"{' and '.join(absent)} to ask for them"
         )
     problems = [
         Problem("E-HOST", reason, "drop its flag for this script", feature=name)
-        for stage, reason in reasons
+        for stage, reason in reasons.items()
         for name in _features_in(now, stage)
     ]
     if problems:
@@ -175,6 +165,7 @@ def _fetch(now: PretrainCall, original: Callable[..., Any]) -> Callable[..., Any
 
 def _on_every_rank(now: PretrainCall, values: dict[str, Any]) -> dict[str, Any]:
     """Return the first tensor-parallel rank's values on all of them: it alone has read samples."""
+    import torch
     from megatron.core.tensor_parallel import broadcast_data
 
     group = now.sync_run().pg.tp
@@ -187,21 +178,15 @@ def _on_every_rank(now: PretrainCall, values: dict[str, Any]) -> dict[str, Any]:
     if group.size() == 1:
         return values
     found: dict[str, Any] = {}
-    for dtype, names in _dtypes().items():
+    for dtype, names in (
+        (torch.int64, ("tokens", "labels", "position_ids")),
+        (torch.float32, ("loss_mask",)),
+        (torch.bool, ("attention_mask",)),
+    ):
         wanted = [name for name in names if name in values]
         if wanted:
             found |= broadcast_data(wanted, values, dtype)
     return found
-
-
-def _dtypes() -> dict[Any, tuple[str, ...]]:
-    import torch
-
-    return {
-        torch.int64: ("tokens", "labels", "position_ids"),
-        torch.float32: ("loss_mask",),
-        torch.bool: ("attention_mask",),
-    }
 
 
 def _added(now: PretrainCall, vp_stage: int | None) -> frozenset[str]:

@@ -42,12 +42,7 @@ class CommandLine:
     """
 
     def __init__(self, argv: Sequence[str], registry: Registry) -> None:
-        """Remember what to read.
-
-        Args:
-            argv: the arguments, without the program's name.
-            registry: what is installed.
-        """
+        """Remember what to read: the arguments without the program's name."""
         self.parsed: ParsedArguments | None = None
         self._argv = list(argv)
         self._registry = registry

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.megatron_lm import pretrain_call
 from mindspeed_core.hosts.megatron_lm.emulation import keeps_generator
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
 from mindspeed_core.hosts.megatron_lm.step import LossNumbers
+from mindspeed_core.megatron.loss import on_every_stage
 from mindspeed_core.run import StepResult
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def _numbers_of_features(now: PretrainCall, given: dict[str, Any]) -> dict[str, 
     run = now.sync_run()
     run.iteration = given["iteration"]
     result = StepResult(
-        losses=_on_every_rank(run, given["loss_dict"]),
+        losses=on_every_stage(dict(LossNumbers(given["loss_dict"])), run.pg.pp),
         skipped=bool(given["skipped_iter"]),
         grad_norm=given["grad_norm"],
         num_zeros=given["num_zeros_in_grad"],
@@ -54,16 +54,6 @@ def _numbers_of_features(now: PretrainCall, given: dict[str, Any]) -> dict[str, 
         for name, value in numbers.items()
         if name not in own and isinstance(value, (int, float)) and not isinstance(value, bool)
     }
-
-
-def _on_every_rank(run: Run, losses: dict[str, Any]) -> dict[str, float]:
-    """Return the losses of the last pipeline stage."""
-    mine = dict(LossNumbers(losses))
-    if run.pg.pp.size() == 1:
-        return mine
-    everywhere: list[Any] = [None] * run.pg.pp.size()
-    dist.all_gather_object(everywhere, mine, group=run.pg.pp)
-    return next((found for found in everywhere if found), {})
 
 
 @hookimpl(trylast=True)

@@ -361,15 +361,7 @@ PATCHES = (
 def needed(
     stages: Collection[str], platform: str, args: Any, *, any_feature: bool, without_te: bool
 ) -> tuple[Interception, ...]:
-    """Return the patches that one session needs, in the order of the table.
-
-    Args:
-        stages: what active features implement.
-        platform: the platform in use.
-        args: Megatron-LM's arguments.
-        any_feature: a feature is active.
-        without_te: neither TransformerEngine nor Apex is installed.
-    """
+    """Return the patches that one session needs for the stages of its features, in the order of the table."""
     return tuple(
         row
         for row in PATCHES

@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 
 
 def take_over(now: PretrainCall, arguments: dict[str, Any]) -> None:
-    """Replace arguments of ``pretrain`` by functions that call stages where a feature wants them.
-
-    Args:
-        now: the call of ``pretrain``.
-        arguments: its bound arguments; changed in place.
-    """
+    """Replace bound arguments of ``pretrain`` by functions that call stages where a feature wants them."""
     provider = next((name for name in arguments if name.startswith("train_valid_test_dataset")), "")
     if provider:
         arguments[provider] = _datasets_provider(now, arguments[provider])

@@ -39,16 +39,7 @@ def open_session(
 ) -> Any:
     """Make the plan, open the session, and let features and Megatron-LM validate the arguments.
 
-    Args:
-        now: the call of ``pretrain``.
-        args: Megatron-LM's arguments.
-        validate: its own validation.
-        registry: what is installed.
-        extra_plugins: further objects with hook implementations.
-        entries: the patches that are there from the import of the adaptor on.
-
-    Returns:
-        The validated arguments.
+    ``entries`` are the patches that are there from the import of the adaptor on, for the summary.
 
     Raises:
         PlanError: the flags cannot be resolved; carries every problem.
@@ -105,9 +96,7 @@ def _prepare(
 def close_session(now: PretrainCall, failed: bool) -> None:
     """End the run and take back everything that the session changed.
 
-    Args:
-        now: the call of ``pretrain``.
-        failed: it ends with an error, so that other ranks cannot be waited for.
+    A run that has failed cannot wait for other ranks.
     """
     if not now.has_session or not now.session.is_open:
         return

@@ -29,19 +29,15 @@ class LossNumbers(Mapping[str, float]):
     """Megatron-LM's losses as numbers, read from the device when somebody looks at them."""
 
     def __init__(self, tensors: Mapping[str, Any]) -> None:
-        """Keep the tensors."""
         self.tensors = tensors
 
     def __getitem__(self, name: str) -> float:
-        """Return one loss."""
         return float(self.tensors[name])
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
         return iter(self.tensors)
 
     def __len__(self) -> int:
-        """Return the number of losses."""
         return len(self.tensors)
 
 

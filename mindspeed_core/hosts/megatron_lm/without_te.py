@@ -56,17 +56,7 @@ def installed(names: Iterable[str]) -> bool:
 
 
 def apply_defaults(args: Any, provenance: Mapping[str, str], platform: str, backend: str) -> list[str]:
-    """Change what was not given.
-
-    Args:
-        args: Megatron-LM's arguments.
-        provenance: where each value came from.
-        platform: the platform in use.
-        backend: its ``torch.distributed`` backend.
-
-    Returns:
-        The flags that stand for what was changed.
-    """
+    """Change the arguments that were not given, and return the flags that stand for what was changed."""
     changed: list[str] = []
     rules = [rule for rule in DEFAULTS if not installed(rule.missing)]
     if platform != "cuda":

@@ -83,21 +83,11 @@ def optimizer_step(run: Run) -> OptimizerStep:
     assert run.optimizer is not None
     successful, grad_norm, num_zeros = run.optimizer.step()
     if run.dist.world_size == 1 or run.pg.mp.size() == 1:
-        return OptimizerStep(bool(successful), _number(grad_norm), _count(num_zeros))
+        norm = None if grad_norm is None else float(grad_norm)
+        return OptimizerStep(bool(successful), norm, None if num_zeros is None else int(num_zeros))
     # A rank whose stage is frozen has no norm; the others' counts for all.
-    norm = -1.0 if grad_norm is None else float(grad_norm)
-    zeros = -1.0 if num_zeros is None else float(num_zeros)
-    facts = torch.tensor(
-        [0.0 if successful else 1.0, norm, zeros], dtype=torch.float64, device=run.dist.device
-    )
+    mine = [not successful, *(-1.0 if value is None else float(value) for value in (grad_norm, num_zeros))]
+    facts = torch.tensor(mine, dtype=torch.float64, device=run.dist.device)
     dist.all_reduce(facts, op=dist.ReduceOp.MAX, group=run.pg.mp)
     failed, norm, zeros = facts.tolist()
     return OptimizerStep(failed == 0.0, None if norm < 0 else norm, None if zeros < 0 else int(zeros))
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
-def _count(value: Any) -> int | None:
-    return None if value is None else int(value)

@@ -18,7 +18,7 @@ from mindspeed_core.hosts.standalone.fault_tolerance.hang_watch import Progress
 from mindspeed_core.hosts.standalone.model.auxiliary_losses import auxiliary_losses
 from mindspeed_core.hosts.standalone.monitoring.measures import Measures
 from mindspeed_core.hosts.standalone.monitoring.timing import install_timers, timed, untimed
-from mindspeed_core.megatron.loss import schedule_loss
+from mindspeed_core.megatron.loss import on_every_stage, schedule_loss
 from mindspeed_core.megatron.schedule import begin_microbatch, boundary_options, scheduled
 from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.run import Batch, Loss, OptimizerStep, StepResult
@@ -129,12 +129,7 @@ def reduce_reports(run: Run, reports: Sequence[dict[str, torch.Tensor]]) -> dict
         if run.pg.dp_cp.size() > 1:
             dist.all_reduce(sums, group=run.pg.dp_cp)
         means = {name: total / count if count else 0.0 for name, (total, count) in zip(names, sums.tolist())}
-    if run.pg.pp.size() > 1:
-        # The loss is on the last rank in the usual placement of stages; a feature may place them otherwise.
-        everywhere: list[Any] = [None] * run.pg.pp.size()
-        dist.all_gather_object(everywhere, means, group=run.pg.pp)
-        means = next((found for found in everywhere if found), {})
-    return means
+    return on_every_stage(means, run.pg.pp)
 
 
 @hookimpl(trylast=True)
@@ -212,11 +207,8 @@ def configure_for_training(run: Run) -> None:
 def without_param_gather(run: Run, *, param_sync: bool) -> Any:
     """Return a context in which forward passes gather no parameters: evaluation, saving, the first step.
 
-    One may be inside another: a first step that was skipped, and a checkpoint saved after it.
-
-    Args:
-        run: the run.
-        param_sync: gather now what is not complete.
+    One may be inside another: a first step that was skipped, and a checkpoint saved after it. With
+    ``param_sync`` what is not complete is gathered now.
     """
     if not run.args.overlap_param_gather:
         return nullcontext()

@@ -177,11 +177,8 @@ def _replica(replica: Any, part: Any) -> Any:
 def _sharded_tensors(built: Any) -> Iterator[ShardedTensor]:
     if isinstance(built, ShardedTensor):
         yield built
-    elif isinstance(built, Mapping):
-        for item in built.values():
-            yield from _sharded_tensors(item)
     else:
-        for item in built:
+        for item in built.values() if isinstance(built, Mapping) else built:
             yield from _sharded_tensors(item)
 
 
