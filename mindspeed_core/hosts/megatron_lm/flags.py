@@ -64,7 +64,8 @@ def _of_action(action: Action) -> Iterator[Flag]:
     elif action.nargs == 0:
         yield from _switch(action.option_strings, action.dest, bool(action.const), action.default)
     else:
-        kind = str if action.type is None else action.type if action.type in (int, float, str) else opaque
+        kind = action.type or str
+        kind = kind if kind in (int, float, str) else opaque
         plain = all(isinstance(choice, (str, int, float)) for choice in action.choices or ())
         yield from _valued(
             action.option_strings,
