@@ -76,8 +76,8 @@ class TestTimes:
     def too_long(self) -> list[str]:
         """Return a warning for each family above its budget."""
         return [
-            f"{name} took {spent.total:.0f} s of the {FAMILY_SECONDS:.0f} s of a family: share worlds, or "
-            "mark the longest tests thorough"
+            f"{name} took {spent.total:.0f} s of the {FAMILY_SECONDS:.0f} s of a family: share worlds, "
+            "or mark the longest tests thorough"
             for name, spent in sorted(self.packages.items())
             if is_family(name) and spent.total > FAMILY_SECONDS
         ]

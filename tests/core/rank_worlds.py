@@ -1,10 +1,9 @@
-"""Four processes that compare themselves over a store; run as a program by the tests of the cross-rank check.
+"""Four processes that compare themselves over a store; run in a process of its own by the tests of the check.
 
-torch is imported once and the ranks are forked, so that a world costs a fraction of a second. Prints one JSON
-object: per scenario the exit status of each rank and what was printed.
+torch is imported once and the ranks are forked, so that a world costs a fraction of a second. Gives, per
+scenario, the exit status of each rank and what was printed.
 """
 
-import json
 import os
 import socket
 import sys
@@ -135,8 +134,6 @@ def fork(scenario, function, rank, port, listener, printed):
         os._exit(code)
 
 
-if __name__ == "__main__":
+def everything():
     results = {name: run(name, compare) for name in SESSIONS}
-    results["silent"] = run("silent", silent)
-    results["whole"] = run("whole", whole)
-    print(json.dumps(results))
+    return {**results, "silent": run("silent", silent), "whole": run("whole", whole)}

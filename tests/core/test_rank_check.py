@@ -1,12 +1,7 @@
 """Ranks that do not run the same thing stop together, and rank 0 says who differs in what."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+import rank_worlds
 
 from mindspeed_core.runtime.rank_check import (
     argument_facts,
@@ -15,20 +10,12 @@ from mindspeed_core.runtime.rank_check import (
     differences,
     format_table,
 )
+from mindspeed_core.testing.worlds import run_world
 
 
 @pytest.fixture(scope="module")
 def worlds():
-    program = Path(__file__).with_name("rank_worlds.py")
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_world(rank_worlds.everything, 1, env={"GLOO_SOCKET_IFNAME": "lo"})[0]
 
 
 def rows(world):

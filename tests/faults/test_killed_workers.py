@@ -14,7 +14,7 @@ SAVING = ["--save-interval", "3", "--keep-last-n", "2"]
 CASES = {"foreground": ([], 10, 1), "background": (["--async-save"], 10, 2)}
 
 
-@pytest.fixture(scope="module", params=list(CASES))
+@pytest.fixture(scope="module", params=[pytest.param("foreground", marks=pytest.mark.thorough), "background"])
 def killed(request, tmp_path_factory):
     """A job with ten killed workers, and the undisturbed one."""
     flags, kills, seed = CASES[request.param]

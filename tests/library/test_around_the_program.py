@@ -1,12 +1,17 @@
 """A session in a program of its own: in any order with imports and torch.distributed, silent, traceless."""
 
+import contextlib
+import io
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from mindspeed_core.testing import run_world
 
 BEFORE = """
 import json, logging, os, random, sys, warnings
@@ -158,45 +163,26 @@ def test_the_order_makes_no_difference_to_the_model(programs):
     assert first["loss"] == second["loss"]
 
 
+def run_example(path):
+    """Run a script as a program, in the environment that a launcher gives its ranks."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        runpy.run_path(path, run_name="__main__")
+    return printed.getvalue()
+
+
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples" / "library").glob("*.py"))
-ON_TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-STARTED_WITH = {"split_sequences.py": ON_TWO}
+RANKS = {"split_sequences.py": 2}
 
 
-@pytest.fixture(scope="module")
-def examples():
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    environment.pop("RANK", None)
-    found = {}
-    for path in EXAMPLES:
-        found[path.name] = subprocess.run(
-            [sys.executable, *STARTED_WITH.get(path.name, ()), str(path)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=180,
-        )
-    return found
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_every_example_runs_and_its_assertions_hold(path):
+    printed = run_world(run_example, RANKS.get(path.name, 1), str(path))
+    assert printed[0].strip()
 
 
-@pytest.mark.parametrize("name", [path.name for path in EXAMPLES])
-def test_every_example_runs_and_its_assertions_hold(examples, name):
-    done = examples[name]
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
-
-
-def test_the_plain_script_trains_the_same_on_two_processes(examples):
+def test_the_plain_script_trains_the_same_on_two_processes():
     path = next(path for path in EXAMPLES if path.name == "plain_megatron_core.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        [sys.executable, *ON_TWO, str(path)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    alone = examples["plain_megatron_core.py"].stdout
-    first = [line.split(":")[1].split("->")[0].strip() for line in (alone + done.stdout).splitlines()]
+    (alone,), (two, _) = (run_world(run_example, ranks, str(path)) for ranks in (1, 2))
+    first = [line.split(":")[1].split("->")[0].strip() for line in (alone + two).splitlines()]
     assert first[0] == first[2], "with cpu initialization the weights do not depend on the layout"

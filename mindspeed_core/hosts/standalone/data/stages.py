@@ -303,13 +303,17 @@ def _check_tokens(files: DatasetFiles, tokenizer: Tokenizer) -> None:
 
 
 def _rank_by_rank(build: Callable[[], Datasets], args: Namespace) -> Datasets:
-    """Build on rank 0, then on the others; a failure anywhere is raised on every rank."""
+    """Build on rank 0, then on the others; a failure anywhere is raised on every rank.
+
+    Mock data leaves no files that others could wait for: every rank builds its own at once.
+    """
+    at_once = args.mock_data and not args.data_cache_path
     rank = dist.get_rank() if dist.is_initialized() else 0
     built: Datasets | None = None
     for first_turn in (True, False):
         message = ""
         cause: Exception | None = None
-        if (rank == 0) == first_turn:
+        if (rank == 0 or at_once) == first_turn:
             try:
                 built = build()
             except Exception as error:
