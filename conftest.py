@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,6 +99,18 @@ class TestTimes:
                 terminalreporter.write_line(f"WARNING: {warning}", yellow=True)
         TABLE.parent.mkdir(exist_ok=True)
         TABLE.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture(scope="module")
+def asked_for(request: pytest.FixtureRequest) -> Callable[[str], set[Any]]:
+    """``asked_for("case")``: values of a parameter for which tests of this module run."""
+
+    def values(name: str) -> set[Any]:
+        here = [item for item in request.session.items if item.path == request.path]
+        given = [item.callspec.params for item in here if hasattr(item, "callspec")]
+        return {params[name] for params in given if name in params}
+
+    return values
 
 
 def pytest_configure(config: pytest.Config) -> None:

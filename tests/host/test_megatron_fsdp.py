@@ -134,17 +134,25 @@ CASES = {
 }
 
 
+LONG_CASES = ("nothing", "replicated")
+
+
+def marked(names):
+    return [pytest.param(name, marks=[THOROUGH] * (name in LONG_CASES)) for name in names]
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    return run_world(courses, 2, str(tmp_path_factory.mktemp("courses")), CASES, timeout=250)[0]
+def trained(tmp_path_factory, asked_for):
+    cases = {name: case for name, case in CASES.items() if name in asked_for("case")}
+    return run_world(courses, 2, str(tmp_path_factory.mktemp("courses")), cases, timeout=250)[0]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", marked(CASES))
 def test_a_run_resumes_bit_for_bit(trained, case):
     assert trained[case]["resumed"] == trained[case]["went on"]
 
 
-@pytest.mark.parametrize("case", [case for case, (_, others) in CASES.items() if others])
+@pytest.mark.parametrize("case", marked(case for case, (_, others) in CASES.items() if others))
 def test_other_layouts_take_a_run_over_with_its_optimizer(trained, case):
     course = trained[case]
     others = [steps for name, steps in course.items() if name.startswith("other")]

@@ -47,7 +47,11 @@ PREDICTIONS = f"--mtp-num-layers 2 --untie-embeddings-and-output-weights --num-l
         pytest.param("--window-size 8,0 --window-attn-skip-freq 2", PP2, 2, id="window-pp2"),
         pytest.param(LATENT, TP2, 2, id="latent-attention-tp2", marks=THOROUGH),
         pytest.param(
-            LATENT.replace("--q-lora-rank 16", "--rope-type rope --qk-layernorm"), SP, 2, id="latent-tp2-sp"
+            LATENT.replace("--q-lora-rank 16", "--rope-type rope --qk-layernorm"),
+            SP,
+            2,
+            id="latent-tp2-sp",
+            marks=THOROUGH,
         ),
         pytest.param(
             DEEPSEEK,

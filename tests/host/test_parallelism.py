@@ -31,8 +31,8 @@ SELECTIVE = ("--recompute-granularity", "selective")
         pytest.param((), PP2, 2, id="tied-embeddings-pp2"),
         pytest.param(LLAMA, SHARDED, 2, id="llama-dp2-distributed-optimizer"),
         pytest.param(LLAMA, OVERLAP, 2, id="llama-dp2-overlap", marks=THOROUGH),
-        pytest.param(LLAMA, (*TP2, "--sequence-parallel"), 2, id="llama-tp2-sp"),
-        pytest.param(LLAMA, VPP2, 2, id="llama-vpp2"),
+        pytest.param(LLAMA, (*TP2, "--sequence-parallel"), 2, id="llama-tp2-sp", marks=THOROUGH),
+        pytest.param(LLAMA, VPP2, 2, id="llama-vpp2", marks=THOROUGH),
         pytest.param(LLAMA, (*TP2, "--sequence-parallel", *PP2), 4, id="llama-tp2-sp-pp2"),
         pytest.param(LLAMA, (*PP2, *OVERLAP), 4, id="llama-pp2-dp2-overlap", marks=THOROUGH),
         pytest.param(

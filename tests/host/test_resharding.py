@@ -15,6 +15,7 @@ TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 WHOLE = ("--expert-tensor-parallel-size", "1")
 DEEP = ("--num-layers", "4")
 PP2 = ("--pipeline-model-parallel-size", "2")
+THOROUGH = ("ep1-ep2-ep1", "ep2-ep1-ep2, bfloat16")
 INTERLEAVED = (*PP2, "--num-layers-per-virtual-pipeline-stage", "1")
 
 COURSES = {
@@ -26,10 +27,11 @@ COURSES = {
 }
 
 
-def courses(folder):
+def courses(folder, names):
     """For each course: four steps without a change after the first two, and the same in two other layouts."""
     found = {}
-    for index, (name, (model, layouts)) in enumerate(COURSES.items()):
+    for index, name in enumerate(names):
+        model, layouts = COURSES[name]
         flags, root = [*model, *NO_DROPOUT], f"{folder}/{index}"
         run = open_run([*flags, *layouts[0], "--save", f"{root}/first"])
         train(run, 2)
@@ -48,11 +50,15 @@ def courses(folder):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    return run_world(courses, 2, str(tmp_path_factory.mktemp("courses")), timeout=250)[0]
+def trained(tmp_path_factory, asked_for):
+    names = [name for name in COURSES if name in asked_for("course")]
+    return run_world(courses, 2, str(tmp_path_factory.mktemp("courses")), names, timeout=250)[0]
 
 
-@pytest.mark.parametrize("course", COURSES)
+@pytest.mark.parametrize(
+    "course",
+    [pytest.param(name, marks=[pytest.mark.thorough] * (name in THOROUGH)) for name in COURSES],
+)
 def test_losses_gradient_norms_and_rates_go_on_through_two_changes_of_layout(trained, course):
     undisturbed, resharded = trained[course]
     # Ranks round gradients before they add them up: another number of ranks, another rounding.
