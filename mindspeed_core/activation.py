@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.discovery.entry_points import load_object
+from mindspeed_core.discovery.host import LIBRARY_HOST, HostDeclaration
 from mindspeed_core.errors import UserError
 from mindspeed_core.flags.flag_set import DEFAULT, FlagSet, ParsedArguments, flag_set
 from mindspeed_core.platforms.selection import choose_platform
@@ -20,7 +21,6 @@ from mindspeed_core.resolver.plan import Plan, PlanError, Problem
 from mindspeed_core.resolver.resolve import resolve
 
 if TYPE_CHECKING:
-    from mindspeed_core.discovery.host import HostDeclaration
     from mindspeed_core.session import Session
 
 Flags = Mapping[str, Any] | Sequence[str] | Namespace
@@ -51,7 +51,7 @@ def _as_they_are(parsed: ParsedArguments, known: FlagSet, namespace: Namespace) 
 
     In a library session nothing is built from them: that the host's flag could not be typed so is no mistake.
     """
-    if known.host != "library":
+    if known.host != LIBRARY_HOST:
         return parsed
     args, provenance, problems = Namespace(**vars(parsed.args)), dict(parsed.provenance), []
     for problem in parsed.problems:
@@ -99,7 +99,7 @@ def _described(
 def plan_for(
     flags: Flags,
     *,
-    host: str = "library",
+    host: str = LIBRARY_HOST,
     platform: str | None = None,
     mode: str = "train",
     registry: Registry | None = None,
@@ -146,7 +146,7 @@ def plan_for(
 def prepare(
     flags: Flags,
     *,
-    host: str = "library",
+    host: str = LIBRARY_HOST,
     platform: str | None = None,
     mode: str = "train",
     registry: Registry | None = None,
@@ -220,7 +220,7 @@ def assemble(
 def activate(
     flags: Flags,
     *,
-    host: str = "library",
+    host: str = LIBRARY_HOST,
     platform: str | None = None,
     mode: str = "train",
     registry: Registry | None = None,

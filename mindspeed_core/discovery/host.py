@@ -9,6 +9,8 @@ from mindspeed_core.feature import Patch
 
 DEFAULT_HOST = "standalone"
 """The host of the programs, where nobody names another one."""
+LIBRARY_HOST = "library"
+"""The host of `mindspeed_core.activate`, where nobody names another one: the loop is the caller's."""
 
 OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
 """Severities of a `Finding`."""
