@@ -16,9 +16,9 @@ from mindspeed_profile.recorder import StepRecorder
 logger = logging.getLogger(__name__)
 
 _PROOF = (
-    *("--profile", "--profile-with-cpu", "--profile-with-memory", "--profile-record-shapes"),
-    *("--profile-step-start", "1", "--profile-step-end", "2", "--profile-ranks", "-1"),
-    *("--profile-level", "level1", "--profile-save-path", "runs/profile-proof"),
+    *("--profile", "--profile-step-start", "1", "--profile-step-end", "2", "--profile-ranks", "-1"),
+    *("--profile-level", "level1", "--profile-with-cpu", "--profile-with-memory", "--profile-record-shapes"),
+    *("--profile-save-path", "runs/profile-proof"),
 )
 _TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 _PP2 = ("--pipeline-model-parallel-size", "2")
