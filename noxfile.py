@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import nox
@@ -36,6 +37,8 @@ OF_THE_NEWEST = (
 )
 """Tests that an older megatron-core is not held to."""
 THREADS = {"OMP_NUM_THREADS": "1"}
+SIDE_BY_SIDE = ("-n", str(min(4, os.cpu_count() or 1)), "--dist", "loadfile")
+"""Whole files of tests run beside each other: worlds of one rank leave the other cores idle."""
 
 
 def install(
@@ -54,8 +57,8 @@ def install_for_tests(session: nox.Session, **options: str) -> None:
     """Install everything that the test suite needs, the test plugins included."""
     install(
         session,
-        *("pytest>=8", "hypothesis>=6.100", "sentencepiece>=0.2", "pyarrow>=15", "mkdocs-material>=9.7,<10"),
-        "import-linter>=2",
+        *("pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "import-linter>=2"),
+        *("sentencepiece>=0.2", "pyarrow>=15", "mkdocs-material>=9.7,<10"),
         *("einops>=0.7", "build>=1.2", "hatchling>=1.21", "editables", "ruff>=0.8"),
         **options,
     )
@@ -76,7 +79,7 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The test suite, but for what `thorough` runs."""
     install_for_tests(session)
-    session.run("pytest", *session.posargs, env=THREADS)
+    session.run("pytest", *SIDE_BY_SIDE, *session.posargs, env=THREADS)
 
 
 @nox.session
@@ -87,7 +90,7 @@ def affected(session: nox.Session) -> None:
     chosen = str(session.run(*command, silent=True)).split()
     session.log(f"{len(chosen)} files of tests:\n" + "\n".join(chosen))
     if chosen:
-        session.run("pytest", *chosen, env=THREADS)
+        session.run("pytest", *SIDE_BY_SIDE, *chosen, env=THREADS)
 
 
 @nox.session
@@ -104,7 +107,7 @@ def npu_conformance(session: nox.Session) -> None:
 def thorough(session: nox.Session) -> None:
     """Run what the suite leaves out for its length: every proof of every feature, more pairs of layouts."""
     install_for_tests(session)
-    session.run("pytest", "-m", "thorough", *session.posargs, env=THREADS)
+    session.run("pytest", *SIDE_BY_SIDE, "-m", "thorough", *session.posargs, env=THREADS)
 
 
 @nox.session
@@ -166,4 +169,4 @@ def compat(session: nox.Session, megatron_core: str) -> None:
     install_for_tests(session, constraints=str(constraints))
     left_out = OF_THE_NEWEST if megatron_core != COMPAT[-1] else ()
     options = [option for name in left_out for option in ("--deselect", name)]
-    session.run("pytest", *options, *session.posargs, env=THREADS)
+    session.run("pytest", *SIDE_BY_SIDE, *options, *session.posargs, env=THREADS)
