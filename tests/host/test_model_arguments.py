@@ -189,6 +189,7 @@ def test_a_feature_that_declares_the_flag_is_trusted(monkeypatch):
     [
         ("--num-virtual-stages-per-pipeline-rank 2", 2),
         ("--num-layers-per-virtual-pipeline-stage 1", 2),
+        ("--num-layers-per-virtual-pipeline-stage 2", None),
         ("--pipeline-model-parallel-layout E|tt|t|tL", 2),
         ("--pipeline-model-parallel-layout Et|tttL", None),
         ("--decoder-first-pipeline-num-layers 1", None),

@@ -177,8 +177,8 @@ def _derive_even(args: Namespace, per_chunk: int | None, stages: int | None, cou
             reason = f"does not divide the {per_rank} layers of a pipeline stage"
             raise argument_error(args, "--num-layers-per-virtual-pipeline-stage", reason)
         stages = per_rank // per_chunk
-        # One chunk per rank was always an interleaved schedule of one, as in Megatron-LM.
-        args.virtual_pipeline_model_parallel_size = stages
+        # One chunk per rank is no interleaving, as in Megatron-LM; megatron-core fails on a schedule of one.
+        args.virtual_pipeline_model_parallel_size = stages if stages > 1 else None
     elif stages is not None and stages > 1:
         if per_rank % stages:
             reason = f"does not divide the {per_rank} layers of a pipeline stage"
