@@ -66,11 +66,11 @@ def close_run(run):
 
 
 def train(run, steps):
-    from mindspeed_core.hosts.standalone.checkpoint import stages as checkpoint
+    from mindspeed_core.hosts.standalone.checkpoint.save import Saver
 
     results = []
     for _ in range(steps):
-        checkpoint.poll(run)
+        run.session.state(Saver).poll(blocking=False)
         result = run.session.call("train_step", run=run)
         run.iteration += 1
         run.consumed_train_samples += run.args.global_batch_size
@@ -106,9 +106,9 @@ def uninterrupted_and_resumed(directory, flags, resume_plugins=()):
     train(run, 2)
     save(run)
     expected = train(run, 4)
-    from mindspeed_core.hosts.standalone.checkpoint import stages as checkpoint
+    from mindspeed_core.hosts.standalone.checkpoint.save import Saver
 
-    checkpoint.poll(run, blocking=True)
+    run.session.state(Saver).poll(blocking=True)
     close_run(run)
     messages = Messages()
     run = open_run(["--load", directory, *flags], resume_plugins)
@@ -331,7 +331,7 @@ def features_round_trip(root):
 
 def rotation(root):
     """Three saves with --keep-last-n 2, one of them in the background, and what remains each time."""
-    from mindspeed_core.hosts.standalone.checkpoint import stages as checkpoint
+    from mindspeed_core.hosts.standalone.checkpoint.save import Saver
 
     directory = root / "rotation"
     run = open_run(["--save", str(directory), "--keep-last-n", "2", "--async-save"])
@@ -339,7 +339,7 @@ def rotation(root):
     for _ in range(3):
         train(run, 1)
         save(run)
-        checkpoint.poll(run, blocking=True)
+        run.session.state(Saver).poll(blocking=True)
         remains.append(sorted(path.name for path in directory.iterdir()))
     mode = (directory / "iter_0000003" / "common.pt").stat().st_mode & 0o777
     patches = [patch.target for patch in run.session.ledger.listing() if "_results_queue" in patch.target]

@@ -168,7 +168,7 @@ def numbers(steps):
 def one_rank(folder):
     """What a rank holds, a save in the background, validation, and a gradient that went bad."""
     from mindspeed_core.errors import UserError
-    from mindspeed_core.hosts.standalone.checkpoint import stages as checkpoint
+    from mindspeed_core.hosts.standalone.checkpoint.save import Saver
     from mindspeed_core.hosts.standalone.fault_tolerance import bad_steps
 
     run = open_run([*FULL, *SMALL_LLAMA, "--save", folder, "--async-save", "--eval-iters", "1"])
@@ -176,7 +176,7 @@ def one_rank(folder):
     run.session.call("evaluate", run=run, split="valid")
     save(run)
     steps = [train(run, 1)]
-    checkpoint.poll(run, blocking=True)
+    run.session.state(Saver).poll(blocking=True)
     buffers = [group.model_weight_buffer for group in run.model[0].param_and_grad_buffer.parameter_groups]
     held = sum(buffer.data.numel() for buffer in buffers)
     run.model[0].hold_parts()
