@@ -66,6 +66,7 @@ ELSEWHERE = {
     "python3 bootstrap.py tests": "this suite itself",
     "python3 bootstrap.py affected": "a part of this suite; tests/core/test_affected_tests.py chooses it",
     "python3 bootstrap.py lint typecheck": "sessions of their own",
+    "python3 bootstrap.py gpu": "a session of its own; tests/gpu runs the same program",
     "python3 bootstrap.py docs": "a session of its own; tests/docs/test_site.py builds the same site",
     "git clone <this repository> && cd mindspeed-core": "needs the network; whoever runs this has done it",
     "pip install mindspeed-core mindspeed-kernels": _INSTALLS,
