@@ -34,13 +34,13 @@ class SideRequest:
 
     flags: Sequence[str]
     steps: int
-    initial: CanonicalState | None
-    gradients: bool
-    measure: bool
-    timed_steps: int
-    declarations: Sequence[str]
-    probes: Sequence[str]
-    platform: str | None
+    initial: CanonicalState | None = None
+    gradients: bool = True
+    measure: bool = False
+    timed_steps: int = 0
+    declarations: Sequence[str] = ()
+    probes: Sequence[str] = ()
+    platform: str | None = None
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,7 @@ def scenarios(
         flags=(*model, "--bf16", flag),
         baseline=(*model, "--bf16", *baseline),
         tolerance=0.1,
-        gains=tuple(Gain(item.measure, 1.0) for item in gain),
+        # On CPU it is computed in blocks of float32, whose few KiB show in so small a model.
+        gains=tuple(Gain(item.measure, 1.01) for item in gain),
     )
     return (*exact, rounded)
