@@ -33,7 +33,8 @@ def build_layer_spec(
         config,
         use_transformer_engine=use_te,
         normalization=args.normalization,
-        qk_l2_norm=args.qk_l2_norm,
+        # megatron-core 0.15 has no field, and so no flag, for it.
+        qk_l2_norm=getattr(args, "qk_l2_norm", False),
         vp_stage=vp_stage,
     )
     return with_residuals(spec if use_te else plain_parts(spec, config), config)
