@@ -6,16 +6,16 @@ RMSNorm``) whichever host it runs in. Data only: no torch.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mindspeed_core.feature import Flag
 from mindspeed_core.megatron.config_flags import generated_flags
 from mindspeed_core.megatron.fully_sharded.flags import FULLY_SHARDED_FLAGS
 
 
 def grouped(name: str, *flags: Flag) -> tuple[Flag, ...]:
-    """Put flags under one heading of ``--help``."""
-    for flag in flags:
-        object.__setattr__(flag, "group", name)
-    return flags
+    """Return flags under one heading of ``--help``."""
+    return tuple(replace(flag, group=name) for flag in flags)
 
 
 _MODEL = grouped(
