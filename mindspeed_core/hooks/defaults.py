@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hooks.marker import DONE, Done
+
+
+@hookimpl(trylast=True)
+def validate_arguments_early(args: Namespace) -> Namespace:
+    """Change nothing before validation."""
+    return args
 
 
 @hookimpl(trylast=True)

@@ -21,12 +21,6 @@ if TYPE_CHECKING:
 
 
 @hookimpl(trylast=True)
-def validate_arguments_early(args: Namespace) -> Namespace:
-    """Change nothing."""
-    return args
-
-
-@hookimpl(trylast=True)
 def validate_arguments(args: Namespace) -> Namespace:
     """Add what features find in every host: the place of this process, sizes and dtypes."""
     known = dist.is_available() and dist.is_initialized()

@@ -22,12 +22,6 @@ if TYPE_CHECKING:
 
 
 @hookimpl(trylast=True)
-def validate_arguments_early(args: Namespace) -> Namespace:
-    """Prepare nothing."""
-    return args
-
-
-@hookimpl(trylast=True)
 def validate_arguments(args: Namespace) -> Namespace:
     """Let Megatron-LM validate."""
     return pretrain_call.current().pending("validate_arguments")(args)

@@ -40,12 +40,6 @@ _NOT_NEGATIVE = (
 
 
 @hookimpl(trylast=True)
-def validate_arguments_early(args: Namespace) -> Namespace:
-    """Change nothing before validation."""
-    return args
-
-
-@hookimpl(trylast=True)
 def validate_arguments(session: Session, args: Namespace) -> Namespace:
     """Check sizes and derive what the other stages read."""
     _check_ranges(session, args)
