@@ -24,6 +24,7 @@ from mindspeed_core.discovery.host import HostDeclaration
 from mindspeed_core.errors import SessionError, UserError
 from mindspeed_core.feature import PROJECT, Feature, StageSpecs, hookimpl
 from mindspeed_core.hooks import DONE, Done
+from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_core.runtime.instance_patches import Instances
 from mindspeed_core.runtime.patches import PatchLedger
 from mindspeed_core.runtime.process_groups import Groups
@@ -381,14 +382,9 @@ class Session:
         Raises:
             SessionError: names every feature that matched nothing.
         """
-        import torch.distributed as dist
-
         wanted = [feature.name for feature in self._feature_classes if feature.places_modules]
         mine = [self.placements[name] + self.instances.placed(name) for name in wanted]
-        parts: list[Any] = [mine]
-        if wanted and dist.is_available() and dist.is_initialized():
-            parts = [None] * dist.get_world_size(group)
-            dist.all_gather_object(parts, mine, group=group)
+        parts = all_gather_values(mine, group) if wanted else []
         empty = [name for index, name in enumerate(wanted) if not any(part[index] for part in parts)]
         if empty:
             raise SessionError(

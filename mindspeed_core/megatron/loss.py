@@ -9,16 +9,13 @@ import torch
 import torch.distributed as dist
 
 from mindspeed_core.run import Loss
+from mindspeed_core.runtime.gather import all_gather_values
 
 
 def on_every_stage(losses: dict[str, float], pp: dist.ProcessGroup) -> dict[str, float]:
     """Return the losses on every pipeline stage, from the one that has them; collective over ``pp``."""
-    if pp.size() == 1:
-        return losses
     # The loss is on the last rank in the usual placement of stages; a feature may place them otherwise.
-    everywhere: list[Any] = [None] * pp.size()
-    dist.all_gather_object(everywhere, losses, group=pp)
-    return next((found for found in everywhere if found), {})
+    return next((found for found in all_gather_values(losses, pp) if found), {})
 
 
 def loss_of(result: Sequence[Any]) -> Loss:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from mindspeed_core.runtime.gather import all_gather_values
 
 if TYPE_CHECKING:
     import torch
@@ -69,17 +71,10 @@ class Metrics:
         Args:
             group: the ranks to combine, by default all; without ``torch.distributed`` only this process.
         """
-        import torch.distributed as dist
-
-        parts: list[Mapping[str, tuple[str, float, int]]] = [self.local()]
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1:
-            gathered: list[Any] = [None] * dist.get_world_size(group)
-            dist.all_gather_object(gathered, self.local(), group=group)
-            parts = gathered
-        return combine(parts)
+        return combine(all_gather_values(self.local(), group))
 
 
-def combine(parts: list[Mapping[str, tuple[str, float, int]]]) -> dict[str, float]:
+def combine(parts: Sequence[Mapping[str, tuple[str, float, int]]]) -> dict[str, float]:
     """Combine the local records of several ranks into one number per name."""
     result: dict[str, float] = {}
     for name in sorted({name for part in parts for name in part}):

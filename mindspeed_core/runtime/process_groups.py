@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import SessionError
+from mindspeed_core.runtime.gather import all_gather_values
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -157,8 +158,7 @@ class Groups:
         """
         import torch.distributed as dist
 
-        everyones: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyones, (dist.get_process_group_ranks(group), _memberships()))
+        everyones = all_gather_values((dist.get_process_group_ranks(group), _memberships()))
         lists = sub_groups((tuple(ranks) for ranks, _ in everyones), parts)
         apart = created_apart(lists, [memberships for _, memberships in everyones])
         return self.create(name, lists, members_only=apart, **options)

@@ -12,7 +12,6 @@ import torch
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from mindspeed_core.errors import DataError
-from mindspeed_core.hosts.standalone import gather
 from mindspeed_core.hosts.standalone.data import stages as data
 from mindspeed_core.hosts.standalone.text.prepare import prepare_text
 from mindspeed_core.megatron.batch_fields import batch_fields
@@ -379,8 +378,8 @@ class FakeWorld:
 
 
 def join(monkeypatch, world):
-    for module in (data, gather):
-        monkeypatch.setattr(module, "dist", world)
+    for name in ("is_available", "is_initialized", "get_world_size", "get_rank", "all_gather_object"):
+        monkeypatch.setattr(torch.distributed, name, getattr(world, name))
 
 
 def test_a_failure_of_rank_0_is_raised_on_the_others_before_they_build(monkeypatch):

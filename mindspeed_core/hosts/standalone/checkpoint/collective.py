@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint.publish import explain
-from mindspeed_core.hosts.standalone.gather import all_gather_values
+from mindspeed_core.runtime.gather import all_gather_values
 
 T = TypeVar("T")
 

@@ -17,9 +17,9 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import megatron_lm, rng_state
 from mindspeed_core.hosts.standalone.fault_tolerance.bad_steps import BadSteps
-from mindspeed_core.hosts.standalone.gather import all_gather_values
 from mindspeed_core.megatron import optimizer_state
 from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_core.runtime.gather import all_gather_values
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run

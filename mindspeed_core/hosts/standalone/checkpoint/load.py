@@ -39,12 +39,12 @@ from mindspeed_core.hosts.standalone.checkpoint.model_arguments import (
 )
 from mindspeed_core.hosts.standalone.fault_tolerance import restart
 from mindspeed_core.hosts.standalone.fault_tolerance.bad_steps import BadSteps
-from mindspeed_core.hosts.standalone.gather import all_gather_values
 from mindspeed_core.megatron import optimizer_state
 from mindspeed_core.megatron.feature_state import feature_parts
 from mindspeed_core.megatron.plan_resume import check_plan, plan_change
 from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.run import LoadInfo
+from mindspeed_core.runtime.gather import all_gather_values
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run

@@ -30,11 +30,11 @@ from mindspeed_core.hosts.standalone.checkpoint import publish
 from mindspeed_core.hosts.standalone.checkpoint.collective import on_all_ranks, on_first_rank
 from mindspeed_core.hosts.standalone.checkpoint.model_arguments import model_arguments
 from mindspeed_core.hosts.standalone.checkpoint.results import use_file_results
-from mindspeed_core.hosts.standalone.gather import all_gather_values
 from mindspeed_core.launch.environment import current_job
 from mindspeed_core.megatron import optimizer_state
 from mindspeed_core.megatron.feature_state import feature_parts
 from mindspeed_core.run import SaveInfo
+from mindspeed_core.runtime.gather import all_gather_values
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run

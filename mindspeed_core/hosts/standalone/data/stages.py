@@ -26,9 +26,9 @@ from mindspeed_core.hosts.standalone.data.index_cache import BlendedDataset, GPT
 from mindspeed_core.hosts.standalone.data.python_helpers import index_builders
 from mindspeed_core.hosts.standalone.data.sampler import MicroBatchSampler
 from mindspeed_core.hosts.standalone.data.sources import SPLITS, Blend, Sources, data_sources, parse_split
-from mindspeed_core.hosts.standalone.gather import all_gather_values
 from mindspeed_core.hosts.standalone.text.tokenizer import NullTokenizer, Tokenizer, tokenizer_of
 from mindspeed_core.run import Batch, DataIterators, Datasets, Run
+from mindspeed_core.runtime.gather import all_gather_values
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session

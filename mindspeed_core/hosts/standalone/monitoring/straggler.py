@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.hosts.standalone.gather import all_gather_values
+from mindspeed_core.runtime.gather import all_gather_values
 
 if TYPE_CHECKING:
     from mindspeed_core.platforms.platform import Platform

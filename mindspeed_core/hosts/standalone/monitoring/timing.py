@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from megatron.core.timers import Timers
 
-from mindspeed_core.hosts.standalone.gather import all_gather_values
+from mindspeed_core.runtime.gather import all_gather_values
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-import torch.distributed as dist
-
 T = TypeVar("T")
 
 
@@ -16,7 +14,9 @@ def all_gather_values(mine: T, group: Any = None) -> list[T]:
         mine: the value of this rank.
         group: the ranks that take part; all by default.
     """
-    if not dist.is_initialized() or dist.get_world_size(group) == 1:
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) <= 1:
         return [mine]
     values: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, mine, group=group)
