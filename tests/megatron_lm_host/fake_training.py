@@ -189,6 +189,21 @@ class OwnProfile(ForTests):
         return {**numbers, "profiled": float(run.args.profile)}
 
 
+class OwnDropout(ForTests):
+    """Seeds dropout anew when everything is built."""
+
+    name = "own-dropout"
+    flags = (Flag("--own-dropout", type=int, default=0, help="The seed."),)
+
+    @hookimpl(wrapper=True)
+    def start_run(self, run):
+        import torch
+
+        result = yield
+        torch.manual_seed(run.args.own_dropout)
+        return result
+
+
 class Failing(ForTests):
     """Fails in a step."""
 

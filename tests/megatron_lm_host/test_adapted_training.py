@@ -145,13 +145,23 @@ def test_only_what_a_feature_implements_is_intercepted_besides(plain):
     assert "training:train_step" not in plain["scaled"]["out"]
 
 
-def test_dropout_is_the_same_whatever_else_draws_random_numbers():
-    quiet, drawing, dropout = world("train_while_others_draw")[0]
-    assert drawing == quiet != dropout
+@pytest.fixture(scope="module")
+def drawn():
+    return world("train_while_others_draw")[0]
+
+
+def test_dropout_is_the_same_whatever_else_draws_random_numbers(drawn):
+    quiet, drawing, without, _, _ = drawn
+    assert drawing == quiet != without
+
+
+def test_a_feature_seeds_dropout_when_the_run_starts(drawn):
+    quiet, _, _, first, second = drawn
+    assert len({tuple(quiet), tuple(first), tuple(second)}) == 3
 
 
 def train_while_others_draw():
-    fake.adapt()
+    fake.adapt(fake.OwnDropout)
     import torch
     from megatron.training import initialize, training
 
@@ -176,7 +186,8 @@ def train_while_others_draw():
 
     initialize._warmup_jit_function = lambda: torch.rand(99)
     training._batches, training.build_train_valid_test_data_iterators = drawing_batches, drawing_build
-    return [*found, losses(*dropout), losses()]
+    seeded = [losses(*dropout, "--own-dropout", seed) for seed in ("1", "2")]
+    return [*found, losses(*dropout), losses(), *seeded]
 
 
 def test_a_provider_without_a_configuration_builds_with_that_of_features(provided):

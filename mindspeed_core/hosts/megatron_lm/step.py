@@ -45,6 +45,8 @@ class LossNumbers(Mapping[str, float]):
 
 def _begin(now: PretrainCall) -> None:
     """Call ``start_run`` before the first step."""
+    # A feature may set the generator of dropout in the stage.
+    now.generator.put_back()
     if now.wants("start_run") and not now.began:
         now.began = True
         now.session.call("start_run", run=now.sync_run())
