@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.dict_utils import nested_values
@@ -19,7 +19,6 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTenso
 from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
 from megatron.core.dist_checkpointing.strategies.common import TorchCommonLoadStrategy
 from megatron.core.dist_checkpointing.utils import extract_sharded_base
-from torch.distributed.checkpoint import FileSystemReader
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import content as checkpoint_content
@@ -150,44 +149,17 @@ class _Load:
 
     def _read_common(self) -> dict[str, Any]:
         trusted = self.run.args.trust_checkpoint
-        path = self.path / "common.pt"
 
         def read() -> dict[str, Any]:
-            if not trusted:
-                checkpoint_security.check_common(self.path)
-            try:
-                # Never torch's advice to switch weights_only off: only the user's own word does that.
-                with torch.serialization.safe_globals(checkpoint_megatron_lm.record_classes()):
-                    state = torch.load(path, map_location="cpu", weights_only=not trusted)
-                return checkpoint_megatron_lm.with_arguments(state)
-            except OSError as error:
-                raise CheckpointError(f"{path}: {publish.explain(error)}") from error
-            except Exception as error:
-                first = (str(error).splitlines() or [type(error).__name__])[0]
-                if "eights only" in first:
-                    first = "it holds something else than plain values and tensors"
-                raise CheckpointError(
-                    f"{path}: cannot be read ({first}); choose another with --ckpt-step"
-                ) from error
+            classes = checkpoint_megatron_lm.record_classes()
+            state = checkpoint_security.read_common(self.path, classes, trusted=trusted)
+            return checkpoint_megatron_lm.with_arguments(state)
 
         return on_all_ranks(self.what, read)
 
     def _read_index(self) -> Any:
-        path = self.path / ".metadata"
         trusted = self.run.args.trust_checkpoint
-
-        def read() -> Any:
-            if not trusted:
-                checkpoint_security.check_metadata(self.path)
-            try:
-                return FileSystemReader(str(self.path)).read_metadata()
-            except Exception as error:
-                raise CheckpointError(
-                    f"{path}: cannot be read ({type(error).__name__}: {error}); choose another with "
-                    "--ckpt-step"
-                ) from error
-
-        index = on_all_ranks(self.what, read)
+        index = on_all_ranks(self.what, lambda: checkpoint_security.read_index(self.path, trusted=trusted))
         if not trusted:
             # What Megatron-LM keeps to repeat a step is never loaded, and so never unpickled.
             found = checkpoint_security.object_shards(index)
@@ -294,10 +266,12 @@ class _Load:
             )
 
     def _fill(self, template: dict[str, Any]) -> dict[str, Any]:
+        trusted = self.run.args.trust_checkpoint
         try:
-            loaded = dist_checkpointing.load(
-                template, str(self.path), common_strategy=_AlreadyLoaded(self.common)
-            )
+            with nullcontext() if trusted else checkpoint_security.only_allowed(self.path):
+                loaded = dist_checkpointing.load(
+                    template, str(self.path), common_strategy=_AlreadyLoaded(self.common)
+                )
         except FAILURES as error:
             verified = self.run.args.verify_checkpoint == "hash"
             hint = "" if verified else "; --verify-checkpoint hash names the file"
