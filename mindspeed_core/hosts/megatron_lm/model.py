@@ -20,6 +20,8 @@ from mindspeed_core.hosts.megatron_lm import pretrain_call
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
 from mindspeed_core.hosts.megatron_lm.without_te import installed
 from mindspeed_core.megatron.data_parallel import ddp_config_of
+from mindspeed_core.megatron.expert_check import remember_placed, settle_experts
+from mindspeed_core.megatron.expert_losses import weigh_expert_losses
 from mindspeed_core.megatron.layers import build_mtp_spec, plain_parts
 from mindspeed_core.run import DistInfo, Run
 
@@ -56,7 +58,7 @@ def build_transformer_config(session: Session, args: Namespace) -> TransformerCo
     """Let Megatron-LM translate its arguments."""
     call = pretrain_call.current().call("build_transformer_config")
     if call is not None:
-        return call(args)
+        return weigh_expert_losses(call(args))
     return import_module("megatron.training.arguments").core_transformer_config_from_args(args)
 
 
@@ -79,6 +81,7 @@ def _around_init(*names: str) -> Callable[..., Any]:
                 vp_stage=given.get("vp_stage"),
             )
         original(*bound.args, **bound.kwargs)
+        settle_experts(now.session, [given["self"]], given["config"])
 
     return around
 
@@ -106,7 +109,9 @@ def _layer_spec(now: PretrainCall, given: dict[str, Any], name: str) -> Any:
     config = config or given["config"]
     vp_stage = given.get("vp_stage")
     with now.calling("build_layer_spec", lambda: _whole(given[name], config, vp_stage, given)):
-        return session.call("build_layer_spec", args=session.args, config=config, vp_stage=vp_stage)
+        spec = session.call("build_layer_spec", args=session.args, config=config, vp_stage=vp_stage)
+    remember_placed(session, spec)
+    return spec
 
 
 def _whole(spec: Any, config: Any, vp_stage: int | None, given: dict[str, Any]) -> Any:

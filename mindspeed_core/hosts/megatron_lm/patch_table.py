@@ -45,6 +45,7 @@ class Interception:
         required: a version without the symbol is an error.
         loaded: needed only where the script has imported the module of the target.
         argument: name of an argument and a text that its value must contain, for rows of one option.
+        models: the host itself needs it for models with all of these arguments set.
     """
 
     stages: tuple[str, ...]
@@ -60,6 +61,7 @@ class Interception:
     required: bool = True
     loaded: bool = False
     argument: tuple[str, str] = ("", "")
+    models: tuple[str, ...] = ()
 
     def patch(self) -> Patch:
         """Return the patch of the row."""
@@ -172,15 +174,19 @@ PATCHES = (
         "megatron.training.arguments:core_transformer_config_from_args",
         "model:around_config_from_args",
         "build_transformer_config",
-        "every script makes its configuration with it, also once per micro-batch",
+        "every script makes its configuration with it, also once per micro-batch; losses of experts weigh "
+        "too little with --calculate-per-token-loss",
+        models=("num_experts", "calculate_per_token_loss"),
     ),
     _row(
         "megatron.core.models.gpt.gpt_model:GPTModel.__init__",
         "model:around_gpt_model",
         "build_layer_spec build_mtp_spec",
-        "the specification is an argument of the model, whoever builds it",
+        "the specification is an argument of the model, whoever builds it; copies of experts drift apart "
+        "without a mark that it must have before it is wrapped",
         platforms=_EMULATED,
         without_te=True,
+        models=("num_experts",),
     ),
     *(
         _row(
@@ -190,6 +196,7 @@ PATCHES = (
             f"the {arguments} of the model",
             required=False,
             loaded=True,
+            models=("num_experts",),
         )
         for model, wrapper, arguments in (
             ("mamba.mamba_model:MambaModel", "around_mamba_model", "specification is an argument"),
@@ -371,6 +378,7 @@ def needed(
             or row.platforms == ALWAYS
             or (row.features and any_feature)
             or (row.without_te and without_te)
+            or (row.models and all(getattr(args, name, None) for name in row.models))
         )
         and _applies(row, args)
     )

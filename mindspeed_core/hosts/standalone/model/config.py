@@ -13,6 +13,7 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.megatron.config_values import config_values
+from mindspeed_core.megatron.expert_losses import weigh_expert_losses
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -42,7 +43,7 @@ def build_transformer_config(session: Session, args: Namespace) -> TransformerCo
     except (AssertionError, ValueError, ImportError) as error:
         raise ArgumentError("model flags", None, f"megatron-core refuses them: {error}") from error
     check_recomputed_layers(config)
-    return config
+    return weigh_expert_losses(config)
 
 
 def check_recomputed_layers(config: TransformerConfig) -> None:
