@@ -99,8 +99,7 @@ class TensorBytes(TorchDispatchMode):
         for storage in _storages(result):
             key = storage._cdata
             if key not in self._sizes and key not in self._foreign:
-                self._sizes[key] = storage.nbytes()
-                self._change(storage.nbytes())
+                self._allocated(key, storage.nbytes())
                 self._finalizers[key] = weakref.finalize(storage, self._freed, key)
         return result
 
@@ -108,6 +107,10 @@ class TensorBytes(TorchDispatchMode):
         key = storage._cdata
         if key not in self._foreign:
             self._foreign[key] = weakref.finalize(storage, self._foreign.pop, key, None)
+
+    def _allocated(self, key: int, size: int) -> None:
+        self._sizes[key] = size
+        self._change(size)
 
     def _change(self, amount: int) -> None:
         self.alive += amount

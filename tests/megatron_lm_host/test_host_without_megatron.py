@@ -17,6 +17,7 @@ from mindspeed_core.hosts.megatron_lm.flags import _of_record, flags_of
 from mindspeed_core.hosts.megatron_lm.patch_table import ARGUMENTS, ENTRIES, PATCHES, needed, patches_for
 from mindspeed_core.hosts.megatron_lm.without_te import apply_defaults
 from mindspeed_core.platforms import npu
+from mindspeed_core.platforms.cpu import CpuPlatform
 from mindspeed_core.registry import Registry, core_stages
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -85,12 +86,36 @@ def test_host_and_platform_change_at_most_twenty_symbols_for_every_plugin(platfo
     registry = Registry.discover()
     stages = {stage for name in FROM_PLUGINS for stage in registry.features[name].cls.hooks()}
     own = npu._LEFT_OUT if platform == "npu" else ()
-    assert len(patches_for(stages, platform)) + len(own) <= 20
+    assert len(patches_for(stages, {platform})) + len(own) <= 20
 
 
 def test_nothing_of_the_loop_is_intercepted_without_features():
-    rows = needed((), "cuda", None, any_feature=False, without_te=False)
+    rows = needed((), {"cuda"}, None, any_feature=False, without_te=False)
     assert [row.target for row in rows] == ["megatron.core.parallel_state:initialize_model_parallel"]
+
+
+def test_a_platform_like_another_needs_the_same_patches():
+    def targets(kinds):
+        rows = needed((), kinds, None, any_feature=False, without_te=False)
+        return [row.target for row in rows]
+
+    assert targets({"acme", "cpu"}) == targets({"cpu"})
+    assert len(targets({"cpu"})) > len(targets({"npu"})) > len(targets({"cuda"}))
+    assert targets({"acme"}) == targets({"npu"})
+    assert targets({"acme", "cuda"}) == targets({"cuda"})
+
+
+def test_models_with_experts_need_what_corrects_them():
+    def targets(**values):
+        rows = needed((), {"cuda"}, argparse.Namespace(**values), any_feature=False, without_te=False)
+        return {row.target for row in rows}
+
+    made = "megatron.training.arguments:core_transformer_config_from_args"
+    built = "megatron.core.models.gpt.gpt_model:GPTModel.__init__"
+    experts = targets(num_experts=4)
+    assert built in experts
+    assert made not in experts
+    assert made in targets(num_experts=4, calculate_per_token_loss=True)
 
 
 def test_the_table_speaks_of_stages_that_exist():
@@ -101,7 +126,7 @@ def test_the_table_speaks_of_stages_that_exist():
 
 def test_a_default_that_was_given_is_left_alone():
     args = argparse.Namespace(distributed_backend="mpi", transformer_impl="local")
-    changed = apply_defaults(args, {"distributed_backend": "flag --distributed-backend"}, "cpu", "gloo")
+    changed = apply_defaults(args, {"distributed_backend": "flag --distributed-backend"}, CpuPlatform)
     assert args.distributed_backend == "mpi"
     assert changed == []
 

@@ -31,7 +31,7 @@ def build_datasets(num_samples: tuple[int, int | None, int]) -> Datasets:
 @intercepts()
 def around_build_iterators(now: PretrainCall, original: Callable[..., Any], provider: Any) -> Any:
     """Intercept ``build_train_valid_test_data_iterators``, called for each chunk of the model."""
-    build = keeps_generator(original) if now.session.platform.device_type == "cpu" else original
+    build = keeps_generator(original) if "cpu" in now.session.platform.kinds() else original
     if not now.has_run or not now.wants("build_data_iterators", "evaluate"):
         return build(provider)
     with now.calling("build_data_iterators", lambda: build(provider)):

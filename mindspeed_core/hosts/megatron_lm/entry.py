@@ -92,7 +92,7 @@ def around_parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
         if now is not None:
             now.command_line = line
             with _reported():
-                session.refuse_at_once(args, now.platform)
+                session.refuse_at_once(args, now.platform_kinds)
         return args
 
     return parse_args
@@ -128,7 +128,7 @@ def around_pretrain(original: Callable[..., Any]) -> Callable[..., Any]:
         early = PatchLedger()
         failed = True
         try:
-            now.platform = _make_available(early)
+            now.platform_kinds = _make_available(early)
             now.before_opening = early.revert
             script.take_over(now, bound.arguments)
             with _reported():
@@ -148,15 +148,17 @@ def around_pretrain(original: Callable[..., Any]) -> Callable[..., Any]:
     return pretrain
 
 
-def _make_available(ledger: PatchLedger) -> str:
+def _make_available(ledger: PatchLedger) -> frozenset[str]:
     """Let a device that is not CUDA's count as available until the session opens and says so itself.
 
     Returns:
-        The name of the platform that will be used.
+        The kinds of the platform that will be used.
     """
     with _reported():
-        name, _ = choose_platform(platform_asked_for(sys.argv[1:]), _installed_registry())
-    if name != "cuda":
+        registry = _installed_registry()
+        name, _ = choose_platform(platform_asked_for(sys.argv[1:]), registry)
+        kinds = registry.platform(name).kinds()
+    if "cuda" not in kinds:
         available = Patch(
             "torch.cuda:is_available",
             "mindspeed_core.hosts.megatron_lm.emulation:says_available",
@@ -164,7 +166,7 @@ def _make_available(ledger: PatchLedger) -> str:
             kind="wrap",
         )
         ledger.apply([available], owner=OWNER)
-    return name
+    return kinds
 
 
 @contextmanager

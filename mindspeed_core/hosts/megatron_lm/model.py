@@ -99,7 +99,7 @@ def _keep_outputs(session: Session, config: TransformerConfig) -> None:
     A device sends in the order of its stream, so that megatron-core may free what it has just handed over;
     gloo reads the memory of a send in flight.
     """
-    if session.platform.device_type == "cpu" and config.overlap_p2p_comm:
+    if "cpu" in session.platform.kinds() and config.overlap_p2p_comm:
         config.deallocate_pipeline_outputs = False
 
 

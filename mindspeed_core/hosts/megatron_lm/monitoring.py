@@ -77,7 +77,7 @@ def log_step(run: Run, result: StepResult) -> dict[str, Any]:
 @intercepts()
 def around_evaluate(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """Intercept ``evaluate``, called once per set of a split."""
-    compute = keeps_generator(original) if now.session.platform.device_type == "cpu" else original
+    compute = keeps_generator(original) if "cpu" in now.session.platform.kinds() else original
     if not now.has_run or not now.wants("evaluate"):
         return compute(*args, **named)
     iterator = arguments_of(original, args, named).arguments["data_iterator"]

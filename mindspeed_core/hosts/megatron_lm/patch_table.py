@@ -20,7 +20,7 @@ ARGUMENT, INSTANCE, GLOBAL, PATCH, ENTRY = "argument", "instance", "global", "pa
 ALWAYS = ("cpu", "cuda", "npu")
 """Platforms of rows that every session needs."""
 _EMULATED = ("cpu",)
-_NOT_CUDA = ("cpu", "npu")
+_CUDA = ("cuda",)
 _TRAINING = "megatron.training.training:"
 _CHECKPOINTING = "megatron.training.checkpointing:"
 _HERE = "mindspeed_core.hosts.megatron_lm."
@@ -38,7 +38,8 @@ class Interception:
         mechanism: `ARGUMENT` (of ``pretrain``), `INSTANCE` (an attribute of an object), `GLOBAL` (a name of
             the script), `PATCH`, or `ENTRY` (a patch that is there from the import of the adaptor on).
         kind: of the patch, see `Patch`.
-        platforms: where the host itself needs it, whatever is active.
+        platforms: kinds of platforms on which the host itself needs it, whatever is active.
+        elsewhere: the host itself needs it on platforms of none of these kinds.
         features: needed as soon as any feature is active.
         without_te: needed where neither TransformerEngine nor Apex is installed.
         versions: what differs in older versions of Megatron-LM.
@@ -55,6 +56,7 @@ class Interception:
     mechanism: str = PATCH
     kind: str = "wrap"
     platforms: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
     features: bool = False
     without_te: bool = False
     versions: str = ""
@@ -336,7 +338,7 @@ PATCHES = (
         "emulation:no_kernels",
         "",
         "it compiles CUDA kernels",
-        platforms=_NOT_CUDA,
+        elsewhere=_CUDA,
         required=False,
     ),
     _row(
@@ -344,7 +346,7 @@ PATCHES = (
         "emulation:old_enough",
         "",
         "it asks for a CUDA version that other devices do not have",
-        platforms=_NOT_CUDA,
+        elsewhere=_CUDA,
     ),
     _row(
         "torch.cuda:is_available",
@@ -366,16 +368,20 @@ PATCHES = (
 
 
 def needed(
-    stages: Collection[str], platform: str, args: Any, *, any_feature: bool, without_te: bool
+    stages: Collection[str], kinds: Collection[str], args: Any, *, any_feature: bool, without_te: bool
 ) -> tuple[Interception, ...]:
-    """Return the patches that one session needs for the stages of its features, in the order of the table."""
+    """Return the patches that one session needs for the stages of its features, in the order of the table.
+
+    ``kinds`` is what ``Platform.kinds`` says of the platform.
+    """
     return tuple(
         row
         for row in PATCHES
         if (
             not set(stages).isdisjoint(row.stages)
-            or platform in row.platforms
+            or not set(kinds).isdisjoint(row.platforms)
             or row.platforms == ALWAYS
+            or (row.elsewhere and set(kinds).isdisjoint(row.elsewhere))
             or (row.features and any_feature)
             or (row.without_te and without_te)
             or (row.models and all(getattr(args, name, None) for name in row.models))
@@ -391,7 +397,7 @@ def _applies(row: Interception, args: Any) -> bool:
     return not name or text in str(getattr(args, name, ""))
 
 
-def patches_for(stages: Collection[str], platform: str) -> tuple[Patch, ...]:
+def patches_for(stages: Collection[str], kinds: Collection[str]) -> tuple[Patch, ...]:
     """Return the patches of a training with features that implement these stages, for listings."""
-    rows = needed(stages, platform, None, any_feature=bool(stages), without_te=not installed(TE_AND_APEX))
+    rows = needed(stages, kinds, None, any_feature=bool(stages), without_te=not installed(TE_AND_APEX))
     return tuple(row.patch() for row in (*ENTRIES, *rows))

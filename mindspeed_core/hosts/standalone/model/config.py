@@ -27,7 +27,7 @@ def build_transformer_config(session: Session, args: Namespace) -> TransformerCo
     values.update(
         persist_layer_norm=False,
         # gloo reads the memory of a send in flight; only a device runtime orders its release after the send.
-        deallocate_pipeline_outputs=session.platform.device_type != "cpu" or not args.overlap_p2p_comm,
+        deallocate_pipeline_outputs="cpu" not in session.platform.kinds() or not args.overlap_p2p_comm,
         pipeline_dtype=args.pipeline_dtype,
         batch_p2p_comm=not args.overlap_p2p_comm,
         num_query_groups=args.num_query_groups if args.group_query_attention else None,
