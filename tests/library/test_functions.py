@@ -14,6 +14,7 @@ from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
 from megatron.core.optimizer import OptimizerConfig
+from megatron.core.pipeline_parallel import schedules
 from megatron.core.transformer import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
 
@@ -361,6 +362,17 @@ def test_a_schedule_gets_the_groups_and_the_shapes_that_features_change(opened):
     got, names = schedule(seq_length=8, micro_batch_size=1)
     assert got is pg
     assert names == ["adjust_tensor_shapes_fn", "micro_batch_size", "seq_length"]
+
+
+def test_a_single_chunk_per_rank_is_not_interleaved(opened, monkeypatch):
+    monkeypatch.setattr(parallel_state, "get_pipeline_model_parallel_world_size", lambda: 2)
+    session = opened({})
+    for chunks, interleaved in ((1, False), (2, True)):
+        monkeypatch.setattr(
+            parallel_state, "get_virtual_pipeline_model_parallel_world_size", lambda size=chunks: size
+        )
+        chosen = session.call("get_forward_backward", args=None, config=None, pg=None)
+        assert (chosen is schedules.forward_backward_pipelining_with_interleaving) == interleaved
 
 
 def test_changed_tensors_are_refused_under_interleaving(opened):
