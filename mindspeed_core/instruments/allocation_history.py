@@ -6,8 +6,10 @@ the same form, which https://pytorch.org/memory_viz draws.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+import weakref
 from collections import deque
 from typing import Any
 
@@ -18,7 +20,15 @@ from mindspeed_core.instruments import memory
 from mindspeed_core.instruments.memory import TensorBytes
 
 _FRAMES = 32
-_OWN = frozenset({__file__, memory.__file__})
+_TORCH = os.path.dirname(torch.__file__)
+_BETWEEN = (
+    __file__,
+    memory.__file__,
+    weakref.__file__,
+    os.path.join(_TORCH, "_compile.py"),
+    os.path.join(_TORCH, "_dynamo", ""),
+)
+"""Code between an operator and the record of its allocation."""
 
 
 class AllocationHistory(TensorBytes):
@@ -75,12 +85,12 @@ class AllocationHistory(TensorBytes):
 
 
 def _stack() -> list[dict[str, Any]]:
-    """Return the frames outside the tracker, innermost first."""
+    """Return the frames of the code that allocates or releases, innermost first."""
     frames: list[dict[str, Any]] = []
     frame = sys._getframe(1)
     while frame is not None and len(frames) < _FRAMES:
         code = frame.f_code
-        if code.co_filename not in _OWN:
+        if frames or not code.co_filename.startswith(_BETWEEN):
             frames.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
         frame = frame.f_back  # type: ignore[assignment]
     return frames

@@ -132,7 +132,7 @@ def test_pretrain_can_be_called_again_with_other_flags(plain):
 
 def test_a_platform_like_the_cpu_changes_and_trains_the_same(plain):
     def changed(name):
-        text = plain[name]["out"].replace("platform acme", "platform cpu")
+        text = plain[name]["out"].replace("for acme", "for cpu")
         return [
             line for line in text.splitlines() if "intercepted" in line or line.startswith("mindspeed:   ")
         ]
