@@ -341,6 +341,12 @@ def megatron_lm_page(registry: Registry) -> str:
     return "\n".join(lines)
 
 
+def _platforms(row: Any) -> str:
+    if row.elsewhere:
+        return f"all but {', '.join(row.elsewhere)}"
+    return ", ".join(row.platforms) or "all"
+
+
 def megatron_lm_stages_page(registry: Registry) -> str:
     """List the function of Megatron-LM behind each stage, and how it is reached."""
     known = [stage.__name__ for name in STAGE_MODULES for stage in stages_of(import_module(name))]
@@ -368,7 +374,7 @@ def megatron_lm_stages_page(registry: Registry) -> str:
         "",
         *table(
             ("Megatron-LM or torch", "platforms", "why"),
-            ((code(row.target), ", ".join(row.platforms) or "all", row.reason) for row in own),
+            ((code(row.target), _platforms(row), row.reason) for row in own),
         ),
     ]
     return "\n".join(lines)

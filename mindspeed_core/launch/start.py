@@ -83,7 +83,8 @@ def launch(arguments: Sequence[str], found: argparse.Namespace, main: Callable[[
         # Restarted workers go on in the same folder.
         arguments += ["--run-dir", os.path.join("runs", strftime("%Y%m%d-%H%M%S"))]
     registry = Registry.discover()
-    forks = choose_platform(found.platform, registry)[0] == "cpu"
+    # A process that started a device's runtime cannot be forked.
+    forks = "cpu" in registry.platform(choose_platform(found.platform, registry)[0]).kinds()
     if forks:
         _import_all(registry.host(DEFAULT_HOST))
 

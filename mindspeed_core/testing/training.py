@@ -21,11 +21,11 @@ from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.worlds import run_world
 
 if TYPE_CHECKING:
+    from mindspeed_core.instruments.communication import Total
+    from mindspeed_core.instruments.memory import TensorBytes
     from mindspeed_core.registry import Registry
     from mindspeed_core.run import OptimizerStep, Run
     from mindspeed_core.testing.canonical import CanonicalState
-    from mindspeed_core.testing.communication import Total
-    from mindspeed_core.testing.memory import TensorBytes
 
 
 @dataclass(frozen=True)
@@ -243,8 +243,9 @@ class _Timed:
 
 
 def _measure(run: Run, steps: _Steps, probe: GradientProbe) -> _Measured:
-    from mindspeed_core.testing.communication import COLLECTIVES, count_communication
-    from mindspeed_core.testing.memory import TensorBytes, state_bytes
+    from mindspeed_core.instruments.communication import COLLECTIVES, count_communication
+    from mindspeed_core.instruments.kept_state import state_bytes
+    from mindspeed_core.instruments.memory import TensorBytes
 
     run.metrics.clear()
     with ExitStack() as stack:

@@ -82,6 +82,8 @@ def train_plainly():
     entered = ProcessState.now()
     found = {"none": fake.run_script(*LOCAL), "left": ProcessState.now().left_since(entered)}
     fake.forget_run()
+    found["acme"] = fake.run_script("--platform", "acme")
+    fake.forget_run()
     found["again"] = fake.run_script(*LOCAL, "--train-iters", "2")
     fake.forget_run()
     found["scaled"] = fake.run_script(*LOCAL, "--scaled-tokens", "3", "--log-interval", "3")
@@ -127,6 +129,18 @@ def test_pretrain_can_be_called_again_with_other_flags(plain):
     first = [line["lm loss"] for line in plain["none"]["log"] if "lm loss" in line]
     assert len(again) == 2
     assert again[0] == first[0]
+
+
+def test_a_platform_like_the_cpu_changes_and_trains_the_same(plain):
+    def changed(name):
+        text = plain[name]["out"].replace("for acme", "for cpu")
+        return [
+            line for line in text.splitlines() if "intercepted" in line or line.startswith("mindspeed:   ")
+        ]
+
+    assert len(changed("none")) > 9
+    assert changed("acme") == changed("none")
+    assert plain["acme"]["log"] == plain["none"]["log"]
 
 
 def test_a_feature_changes_what_the_model_sees(plain):

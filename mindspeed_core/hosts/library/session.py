@@ -82,9 +82,13 @@ class LibrarySession(EmbeddedSession):
         Raises:
             SessionError: the configuration lacks what features change.
         """
+        from mindspeed_core.megatron.expert_check import remember_placed
+
         self._check_config(config, "layer_spec")
         args = self._arguments(config)
-        return self._through("build_layer_spec", base, args=args, config=config, vp_stage=vp_stage)
+        made = self._through("build_layer_spec", base, args=args, config=config, vp_stage=vp_stage)
+        remember_placed(self, made)
+        return made
 
     def model(self, model: Chunks) -> Chunks:
         """Let features change a built model in place, and check that each of them is in it.
@@ -96,9 +100,12 @@ class LibrarySession(EmbeddedSession):
             The model in the form in which it came.
 
         Raises:
-            SessionError: a feature that works on modules has found none of them on any rank.
+            SessionError: a feature that works on modules has found none of them on any rank, or experts lack
+                the marks with which gradients of their copies are summed.
         """
         from megatron.core.utils import get_model_config
+
+        from mindspeed_core.megatron.expert_check import settle_experts
 
         chunks = _chunks(model)
         config = get_model_config(chunks[0])
@@ -106,6 +113,7 @@ class LibrarySession(EmbeddedSession):
         args = self._arguments(config)
         built = self._through("build_model", chunks, args=args, config=config, pg=self.run.pg)
         self.check_placements(getattr(self.run.pg, "mp", None))
+        settle_experts(self, built, config)
         self.remember_models(built)
         if self.run.config is None:
             self.run.config, self.run.args = config, args
@@ -126,10 +134,13 @@ class LibrarySession(EmbeddedSession):
         from megatron.core.distributed import DistributedDataParallelConfig
         from megatron.core.utils import get_model_config
 
+        from mindspeed_core.megatron.expert_check import settle_experts
+
         chunks = _chunks(model)
         config = get_model_config(chunks[0])
         options = self.ddp_config(ddp_config or DistributedDataParallelConfig())
         args = self._arguments(config, options)
+        settle_experts(self, chunks, config)
         wrapped = self.call(
             "wrap_ddp", args=args, config=config, ddp_config=options, model=chunks, pg=self.run.pg
         )

@@ -23,6 +23,8 @@ from mindspeed_core.hosts.megatron_lm.flag_ownership import leave_to_features
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
 from mindspeed_core.hosts.megatron_lm.without_te import installed
 from mindspeed_core.megatron.data_parallel import ddp_config_of
+from mindspeed_core.megatron.expert_check import remember_placed, settle_experts
+from mindspeed_core.megatron.expert_losses import weigh_expert_losses
 from mindspeed_core.megatron.layers import build_mtp_spec, plain_parts
 from mindspeed_core.run import DistInfo, Run
 
@@ -59,7 +61,7 @@ def build_transformer_config(session: Session, args: Namespace) -> TransformerCo
     """Let Megatron-LM translate its arguments."""
     call = pretrain_call.current().call("build_transformer_config")
     if call is not None:
-        return call(args)
+        return weigh_expert_losses(call(args))
     return import_module("megatron.training.arguments").core_transformer_config_from_args(args)
 
 
@@ -82,6 +84,7 @@ def _around_init(*names: str) -> Callable[..., Any]:
                 vp_stage=given.get("vp_stage"),
             )
         original(*bound.args, **bound.kwargs)
+        settle_experts(now.session, [given["self"]], given["config"])
 
     return around
 
@@ -99,7 +102,7 @@ def _keep_outputs(session: Session, config: TransformerConfig) -> None:
     A device sends in the order of its stream, so that megatron-core may free what it has just handed over;
     gloo reads the memory of a send in flight.
     """
-    if session.platform.device_type == "cpu" and config.overlap_p2p_comm:
+    if "cpu" in session.platform.kinds() and config.overlap_p2p_comm:
         config.deallocate_pipeline_outputs = False
 
 
@@ -109,7 +112,9 @@ def _layer_spec(now: PretrainCall, given: dict[str, Any], name: str) -> Any:
     config = config or given["config"]
     vp_stage = given.get("vp_stage")
     with now.calling("build_layer_spec", lambda: _whole(given[name], config, vp_stage, given)):
-        return session.call("build_layer_spec", args=session.args, config=config, vp_stage=vp_stage)
+        spec = session.call("build_layer_spec", args=session.args, config=config, vp_stage=vp_stage)
+    remember_placed(session, spec)
+    return spec
 
 
 def _whole(spec: Any, config: Any, vp_stage: int | None, given: dict[str, Any]) -> Any:
@@ -152,7 +157,7 @@ def provide(
     if get_model_config(chunk) is not config:
         names = [name for name in now.session.plan.names if "build_transformer_config" in _hooks(now, name)]
         raise UserError(
-            f"{', '.join(names) or 'a feature'}: changes the model's configuration, and the script's "
+            f"{', '.join(names) or 'loss per token with experts'}: changes the model's configuration, and the script's "
             "model_provider builds with another than the one in its argument config; drop its flag for this "
             "script"
         )
@@ -170,8 +175,10 @@ def _hooks(now: PretrainCall, feature: str) -> Any:
 
 
 def changes_config(now: PretrainCall) -> bool:
-    """Return whether features change the configuration, and the script's provider takes it as an argument."""
-    return now.wants("build_transformer_config") and "config" in now.handed
+    """Return whether the stage changes the configuration, and the script's provider takes it as an argument."""
+    args = now.session.args
+    weighed = getattr(args, "num_experts", None) and getattr(args, "calculate_per_token_loss", False)
+    return "config" in now.handed and (now.wants("build_transformer_config") or bool(weighed))
 
 
 def build_chunk(

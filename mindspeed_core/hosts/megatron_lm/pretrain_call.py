@@ -49,7 +49,7 @@ class PretrainCall:
     """State of one call of ``pretrain``.
 
     Attributes:
-        platform: name of the platform in use.
+        platform_kinds: kinds of the platform in use, known before the session opens.
         command_line: the flags, read.
         dist: this process in the world, once torch.distributed runs.
         batch: the micro-batch that the script fetched last.
@@ -70,7 +70,7 @@ class PretrainCall:
     """
 
     def __init__(self) -> None:
-        self.platform = ""
+        self.platform_kinds: frozenset[str] = frozenset()
         self.command_line: CommandLine | None = None
         self.dist: DistInfo | None = None
         self.batch = Batch()

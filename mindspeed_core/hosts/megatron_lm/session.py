@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -71,14 +71,15 @@ def _prepare(
     assert line is not None
     name, why = choose_platform(args.platform, registry)
     args.platform = name
-    changed = apply_defaults(args, line.provenance, name, registry.platform(name)().backend)
+    platform = registry.platform(name)
+    changed = apply_defaults(args, line.provenance, platform)
     provenance = {**line.provenance, "platform": why}
     plan = resolve(registry, args, provenance=provenance, platform=name, host=NAME)
     features = [registry.features[feature].cls for feature in plan.names]
     now.stages = _stages_of((*features, *extra_plugins))
     rows = needed(
         now.stages,
-        name,
+        platform.kinds(),
         args,
         any_feature=bool(features or extra_plugins),
         without_te=not installed(TE_AND_APEX),
@@ -132,13 +133,13 @@ def _stages_of(plugins: Iterable[object]) -> frozenset[str]:
     )
 
 
-def refuse_at_once(args: Any, platform: str) -> None:
+def refuse_at_once(args: Any, kinds: Collection[str]) -> None:
     """Refuse what Megatron-LM starts before it validates its arguments.
 
     Raises:
         ArgumentError: a flag cannot work on this platform.
     """
-    if platform == "cpu" and getattr(args, "use_persistent_ckpt_worker", False):
+    if "cpu" in kinds and getattr(args, "use_persistent_ckpt_worker", False):
         raise ArgumentError(
             "--use-persistent-ckpt-worker",
             None,

@@ -14,6 +14,7 @@ from mindspeed_core.errors import DataError, UserError
 from mindspeed_core.hosts.standalone.arguments.run_length import samples_wanted
 from mindspeed_core.hosts.standalone.checkpoint import rng_state
 from mindspeed_core.hosts.standalone.step import configure_for_training
+from mindspeed_core.megatron.expert_check import settle_experts
 from mindspeed_core.megatron.global_state import destroy_megatron_state
 from mindspeed_core.run import Run
 from mindspeed_core.runtime.rank_check import check_ranks
@@ -54,6 +55,7 @@ def _build_model(session: Session) -> Run:
     config = session.call("build_transformer_config", args=args)
     model = session.call("build_model", args=args, config=config, pg=pg)
     session.check_placements()
+    settle_experts(session, model, config)
     run = Run(session=session, args=args, config=config, pg=pg, dist=info, model=model)
     run.boundary = session.call("boundary_schema", args=args, config=config)
     return run

@@ -10,11 +10,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from mindspeed_core.discovery.entry_points import PLATFORMS
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.feature import Feature, Scenario
-from mindspeed_core.platforms.platform import Availability
+from mindspeed_core.platforms.platform import Availability, Place, Platform
 from mindspeed_core.testing.contract.rules import Check, Contract, Violation
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.worlds import WorldError, run_world
@@ -49,12 +50,14 @@ class Trained:
         loss: the reported losses of its step.
         left: what differs from before, one phrase each.
         memory: source of the memory figures, and the bytes that were in use.
+        wrong: what a platform answers wrongly, one phrase each.
         error: why it could not run.
     """
 
     loss: dict[str, float]
     left: tuple[str, ...] = ()
     memory: tuple[str, int] = ("", 0)
+    wrong: tuple[str, ...] = ()
     error: str = ""
 
 
@@ -131,7 +134,7 @@ def train_all(group: list[Side]) -> list[Trained]:
     reports: list[Trained] = []
     for side in group:
         before = ProcessState.now()
-        report = _train(side.flags, side.platform)
+        report = _train(side.flags, side.platform, ask=side.subject == side.platform)
         left = ProcessState.now().left_since(before)
         reports.append(replace(report, left=tuple(left)))
         if report.error or left:
@@ -139,8 +142,8 @@ def train_all(group: list[Side]) -> list[Trained]:
     return reports
 
 
-def _train(flags: tuple[str, ...], platform: str) -> Trained:
-    """Train one step, close the session, and open and close it once more."""
+def _train(flags: tuple[str, ...], platform: str, ask: bool = False) -> Trained:
+    """Train one step, close the session, open and close it once more; ``ask`` the platform for reports."""
     import traceback
 
     from mindspeed_core.activation import prepare
@@ -152,12 +155,32 @@ def _train(flags: tuple[str, ...], platform: str) -> Trained:
             run = loop.setup(session)
             result = session.call("train_step", run=run)
             figure = session.platform.memory_allocated()
+            wrong = tuple(_reports(session.platform, run.dist.local_rank)) if ask else ()
             loop.teardown(session)
         with prepare(command, host=DEFAULT_HOST, platform=platform):
             pass
     except Exception:
         return Trained({}, error=traceback.format_exc())
-    return Trained(dict(result.losses), memory=(figure.source, figure.bytes))
+    return Trained(dict(result.losses), memory=(figure.source, figure.bytes), wrong=wrong)
+
+
+def _reports(platform: Platform, local_rank: int) -> Iterator[str]:
+    """Ask a platform where it computes and what is allocated, and say which answers are of no use."""
+    import tempfile
+
+    import torch
+
+    place: object = platform.place(local_rank)
+    if not isinstance(place, Place) or not (place.node and place.device and place.model):
+        yield f"place() says {place!r}; a Place names the node, the device and its model"
+    platform.record_memory()
+    kept = torch.ones(256, device=platform.device(local_rank))
+    with tempfile.TemporaryDirectory() as folder:
+        written = platform.memory_snapshot(Path(folder) / "snapshot.pickle")
+        if not written.is_file() or not written.stat().st_size:
+            yield f"memory_snapshot() wrote nothing to {written}"
+    # The recording is left to the end of the session.
+    del kept
 
 
 def _closes_clean(sessions: _Sessions, subject: str) -> None:
@@ -205,6 +228,8 @@ def _platform_trains(sessions: _Sessions, name: str) -> None:
         raise Violation(
             f"memory_allocated() of {name} says {size} bytes from {source!r} while a model exists"
         )
+    if report.wrong:
+        raise Violation("\n".join(report.wrong))
 
 
 def _proof(feature: type[Feature], scenario: Scenario, platform: str) -> None:

@@ -49,7 +49,7 @@ def validate_arguments(session: Session, args: Namespace) -> Namespace:
     _derive_world(args)
     _derive_model(session, args)
     check_fully_sharded(args)
-    check_connections(session.platform.device_type, args)
+    check_connections(session.platform.kinds(), args)
     derive_batch(args)
     if session.mode == "train":
         _check_data(session, args)

@@ -65,7 +65,14 @@ def add_megatron_arguments(parser):
     add("--optimizer", default="adam", choices=["adam", "sgd"])
     add("--distributed-backend", default="nccl", choices=["nccl", "gloo"])
     add("--ckpt-format", default="torch_dist", choices=["torch_dist", "torch"])
-    add("--num-experts", type=int)
+    for name in ("num-experts", "moe-ffn-hidden-size", "expert-tensor-parallel-size"):
+        add(f"--{name}", type=int)
+    add("--moe-router-topk", type=int, default=2)
+    add("--expert-model-parallel-size", type=int, default=1)
+    add("--moe-aux-loss-coeff", type=float, default=0.0)
+    add("--moe-z-loss-coeff", type=float)
+    add("--calculate-per-token-loss", action="store_true")
+    add("--use-cpu-initialization", action="store_true")
     add("--save")
     add("--load")
     add("--yaml-cfg")
@@ -131,4 +138,13 @@ def core_transformer_config_from_args(args, config_class=None):
         attention_dropout=args.attention_dropout,
         qk_layernorm=args.qk_layernorm,
         bf16=args.bf16,
+        num_moe_experts=args.num_experts,
+        moe_ffn_hidden_size=args.moe_ffn_hidden_size,
+        moe_router_topk=args.moe_router_topk,
+        moe_aux_loss_coeff=args.moe_aux_loss_coeff,
+        moe_z_loss_coeff=args.moe_z_loss_coeff,
+        expert_tensor_parallel_size=args.expert_tensor_parallel_size,
+        expert_model_parallel_size=args.expert_model_parallel_size,
+        calculate_per_token_loss=args.calculate_per_token_loss,
+        use_cpu_initialization=args.use_cpu_initialization,
     )
