@@ -157,9 +157,9 @@ def provide(
     if get_model_config(chunk) is not config:
         names = [name for name in now.session.plan.names if "build_transformer_config" in _hooks(now, name)]
         raise UserError(
-            f"{', '.join(names) or 'loss per token with experts'}: changes the model's configuration, and the script's "
-            "model_provider builds with another than the one in its argument config; drop its flag for this "
-            "script"
+            f"{', '.join(names) or 'loss per token with experts'}: changes the model's configuration, and the "
+            "script's model_provider builds with another than the one in its argument config; drop its flag "
+            "for this script"
         )
     return chunk
 
@@ -175,7 +175,7 @@ def _hooks(now: PretrainCall, feature: str) -> Any:
 
 
 def changes_config(now: PretrainCall) -> bool:
-    """Return whether the stage changes the configuration, and the script's provider takes it as an argument."""
+    """Return whether the stage changes the configuration that the script's provider is handed."""
     args = now.session.args
     weighed = getattr(args, "num_experts", None) and getattr(args, "calculate_per_token_loss", False)
     return "config" in now.handed and (now.wants("build_transformer_config") or bool(weighed))
