@@ -134,7 +134,13 @@ def plan_for(
     parsed = replace(parsed, provenance={**parsed.provenance, "platform": why})
     try:
         plan = resolve(
-            registry, parsed.args, provenance=parsed.provenance, platform=name, host=host, mode=mode
+            registry,
+            parsed.args,
+            provenance=parsed.provenance,
+            platform=name,
+            host=host,
+            mode=mode,
+            left_out=parsed.left_out,
         )
     except PlanError as error:
         raise PlanError([*problems, *error.problems]) from None

@@ -35,9 +35,11 @@ def command(name: str) -> None:
     _print_flags(registry, feature.flags)
     _section("stages", _stages(feature))
     _section("slots", _slots(registry, feature))
+    _section("replaces modules with the roles", list(feature.replaces_roles))
     _section("requires", [_requirement(requirement) for requirement in feature.requires])
     _section("conflicts", [_conflict(conflict) for conflict in _conflicts(registry, record)])
     _section("comes after", list(feature.after))
+    _section("comes before", list(feature.before))
     _section("packages", list(feature.packages))
     _section("runs on", _platforms(feature))
     _section(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mindspeed_core.discovery.entry_points import describe
 from mindspeed_core.feature import Feature, Patch
+from mindspeed_core.resolver.plan import HeldBack, Note
 from mindspeed_core.resolver.request import Request, condition_text, join_names, parenthesized
 from mindspeed_core.resolver.requirements import unmet
+from mindspeed_core.resolver.selection import Selection
 
 
 def fill_slots(request: Request, active: Sequence[str]) -> dict[str, str]:
@@ -103,16 +104,45 @@ def _keep_one(request: Request, code: str, names: Sequence[str], reason: str) ->
     request.problem(code, names[0], reason, f"keep one of {flags}")
 
 
-def check_arguments(request: Request, active: Sequence[str]) -> None:
-    """Run each feature's own check of the arguments."""
+def check_arguments(request: Request, selection: Selection, active: Sequence[str]) -> list[HeldBack]:
+    """Run each feature's own check of the arguments.
+
+    Returns:
+        Features that nobody asked for and whose check fails, to be left out with those that need them.
+    """
+    left_out: list[HeldBack] = []
     for name in active:
         cls = request.index.classes[name]
         if cls.validate.__func__ is Feature.validate.__func__:  # type: ignore[attr-defined]
             continue
         try:
             found: Any = cls.validate(request.args)
-            complaints = [found] if isinstance(found, str) else list(found)
-        except Exception as error:
-            complaints = [f"its own check of the arguments failed: {describe(error)}"]
+            complaints = [found] if isinstance(found, str) else [str(complaint) for complaint in found]
+        except (Exception, SystemExit) as error:
+            why = request.failure(name, "validate()", error)
+            unasked = selection.unasked(name)
+            for other in unasked:
+                reason = why if other == name else f"it needs {name}, which is left out: {why}"
+                left_out.append(HeldBack(other, reason, remedy=request.ways_out(name), broken=True))
+            complaints = [] if unasked else [why]
         for complaint in complaints:
-            request.problem("E-VALIDATE", name, str(complaint))
+            request.problem("E-VALIDATE", name, complaint)
+    return left_out
+
+
+def collect_notes(request: Request, order: Sequence[str]) -> list[Note]:
+    """Return what active features say about the arguments, and which given flags a broken feature shares."""
+    found: list[Note] = []
+    for name in order:
+        if name not in request.index.with_notes:
+            continue
+        try:
+            said: Any = request.index.classes[name].notes(request.args)
+            sentences = [said] if isinstance(said, str) else [str(sentence) for sentence in said]
+        except (Exception, SystemExit) as error:
+            sentences = [request.failure(name, "notes()", error)]
+        found += [Note(name, sentence) for sentence in sentences]
+    for option, broken in request.registry.shared_with_broken.items():
+        if request.given_as(option):
+            found.append(Note(broken.feature, f"{option} is its flag too, but {broken}"))
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
+from mindspeed_core.discovery.order import required_order, stated_order
 from mindspeed_core.feature import Feature, Flag, Patch
 from mindspeed_core.registry import FeatureRecord, Registry, RegistryError
 
@@ -17,6 +18,11 @@ class Index:
         self.classes: dict[str, type[Feature]] = {name: r.cls for name, r in self.records.items()}
         self.key = {name: (cls.family, name) for name, cls in self.classes.items()}
         self.stages = registry.stages
+        self.with_notes = {
+            name
+            for name, cls in self.classes.items()
+            if cls.notes.__func__ is not Feature.notes.__func__  # type: ignore[attr-defined]
+        }
         self.never_called = _never_called(registry, host)
         self.exclusive = {name for name, slot in registry.slots.items() if slot.exclusive}
         self.dests: dict[str, tuple[str, bool]] = {}
@@ -28,13 +34,12 @@ class Index:
             for option in flag.options:
                 self.dests.setdefault(option, (flag.dest, bool(flag.inverts)))
         self.patches: dict[str, tuple[Patch, ...]] = {}
-        self.before: dict[str, frozenset[str]] = {}
+        self.stated = stated_order(self.classes)
+        self.required = required_order(self.classes, choices=True)
         self.conflicts: dict[str, dict[str, str]] = {name: {} for name in self.classes}
         self.replaces: dict[str, tuple[str, ...]] = {}
         for name, cls in self.classes.items():
             self.patches[name] = tuple(replace(patch, owner=name) for patch in cls.patches)
-            wanted = {*cls.after}.union(*((r.feature, *r.any_of) for r in cls.requires))
-            self.before[name] = frozenset(wanted & self.classes.keys() - {name})
             for conflict in cls.conflicts:
                 other = conflict.feature
                 if other in self.classes and other != name:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mindspeed_core.discovery.entry_points import describe
+from collections.abc import Iterable
+
 from mindspeed_core.feature import Feature, Requirement
 from mindspeed_core.resolver.plan import HeldBack
 from mindspeed_core.resolver.request import Request, condition_text, parenthesized
@@ -19,11 +20,11 @@ class Selection:
         taken: those of `held` whose part another feature does.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, left_out: Iterable[HeldBack] = ()) -> None:
         self.request = request
         self.classes = request.index.classes
         self.why: dict[str, str] = {}
-        self.held: dict[str, HeldBack] = {}
+        self.held: dict[str, HeldBack] = {held.name: held for held in left_out}
         self.failed: set[str] = set()
         self.taken: set[str] = set()
 
@@ -39,17 +40,28 @@ class Selection:
     def _requested(self) -> list[str]:
         requested = []
         for name, cls in self.classes.items():
+            if name in self.held:
+                continue
             try:
                 if cls.enabled(self.request.args):
                     requested.append(name)
-            except Exception as error:
-                self.request.problem(
-                    "E-ENABLED",
-                    name,
-                    f"it cannot say whether it is asked for: {describe(error)}",
-                    "check the values of its flags, or report it to its authors",
-                )
+            except (Exception, SystemExit) as error:
+                why = self.request.failure(name, "enabled()", error)
+                if self.request.flag_of(name):
+                    self._fail(name, "E-ENABLED", why, self.request.ways_out(name))
+                else:
+                    self.held[name] = HeldBack(name, why, remedy=self.request.ways_out(name), broken=True)
         return requested
+
+    def unasked(self, name: str) -> list[str]:
+        """Return a feature and those that switch it on, where no flag asks for any of them; else nothing."""
+        chain = [name]
+        while not self.request.flag_of(chain[-1]):
+            cause = self.why.get(chain[-1], "default")
+            if cause == "default":
+                return chain
+            chain.append(cause.removeprefix("implied by ").removeprefix("fallback of "))
+        return []
 
     def _activate(self, name: str, why: str) -> bool:
         """Activate a feature unless level, mode or platform are against it; True when it is active."""

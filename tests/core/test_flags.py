@@ -245,7 +245,7 @@ def test_a_preset_that_fails_is_a_problem_of_its_feature():
     def presets(cls, args):
         raise KeyError("oops")
 
-    problem = only(parse("", feature("a", presets=classmethod(presets))))
+    problem = only(parse("--a", feature("a", presets=classmethod(presets))))
     assert (problem.code, problem.feature) == ("E-PRESET", "a")
 
 
@@ -253,7 +253,7 @@ def test_a_preset_of_a_destination_nobody_defines_is_a_problem():
     def presets(cls, args):
         return {"hiden_size": 1}
 
-    assert "hiden_size" in only(parse("", feature("a", presets=classmethod(presets)))).reason
+    assert "hiden_size" in only(parse("--a", feature("a", presets=classmethod(presets)))).reason
 
 
 def test_a_preset_above_the_optimization_level_does_not_apply():

@@ -38,7 +38,8 @@ def feature(name, **attributes):
 def plan(line, *declared, platform="cpu", **options):
     registry = Registry.of(declared)
     parsed = flag_set(registry, "").parse(line.split())
-    assert parsed.problems == ()
+    if parsed.problems:
+        raise PlanError(parsed.problems)
     return resolve(
         registry,
         parsed.args,
@@ -46,6 +47,7 @@ def plan(line, *declared, platform="cpu", **options):
         platform=platform,
         host="",
         versions=VERSIONS,
+        left_out=parsed.left_out,
         **options,
     )
 
@@ -87,6 +89,25 @@ def test_after_orders_only_features_that_are_active():
     a, b = feature("a", after=("b", "absent")), feature("b")
     assert plan("--a --b", a, b).names == ("b", "a")
     assert plan("--a", a, b).names == ("a",)
+
+
+def test_before_orders_only_features_that_are_active():
+    b = feature("b", before=("a", "gone"))
+    assert plan("--a --b", feature("a"), b).names == ("b", "a")
+    assert plan("--b", feature("a"), b).names == ("b",)
+
+
+@pytest.mark.parametrize("grid", [{"before": ("flash",)}, {"before": ("other",)}])
+def test_a_feature_comes_before_what_it_requires_where_somebody_says_so(grid):
+    grid = feature("grid", requires=(Requirement(feature="flash", implies=True),), **grid)
+    flash, other = feature("flash"), feature("other", before=("flash",))
+    assert plan("--grid --other", grid, flash, other).names == ("grid", "other", "flash")
+
+
+def test_a_statement_over_a_feature_that_is_not_active_overrules_nothing():
+    grid = feature("grid", requires=(Requirement(feature="flash"),), before=("other",))
+    made = plan("--grid --flash", grid, feature("flash"), feature("other", before=("flash",)))
+    assert made.names == ("flash", "grid")
 
 
 def test_a_requirement_that_implies_switches_the_feature_on():
@@ -364,9 +385,91 @@ def test_a_check_that_fails_is_a_problem_and_no_traceback():
     assert "ZeroDivisionError" in only("--a", a).reason
 
 
-def test_a_feature_that_cannot_say_whether_it_is_on_is_a_problem():
-    a = feature("a", enabled=classmethod(lambda cls, args: args.nothing))
-    assert only("", a).code == "E-ENABLED"
+def failing(cls, args):
+    raise KeyError("nothing")
+
+
+@pytest.mark.parametrize("method", ["enabled", "presets"])
+def test_a_feature_that_fails_unasked_is_left_out_and_named_with_its_package(method):
+    a = feature("a", **{method: classmethod(failing)})
+    made = plan("--b", a, feature("b"))
+    assert made.names == ("b",)
+    (held,) = made.held_back
+    assert held.name == "a"
+    assert f"its {method}() fails in test 0: KeyError: 'nothing'" in held.reason
+    assert "pip install --upgrade test" in held.remedy
+
+
+@pytest.mark.parametrize(("method", "code"), [("enabled", "E-ENABLED"), ("presets", "E-PRESET")])
+def test_a_feature_that_fails_when_asked_for_is_a_problem_that_names_its_package(method, code):
+    problem = only("--a", feature("a", **{method: classmethod(failing)}))
+    assert (problem.code, problem.feature, problem.flag) == (code, "a", "--a")
+    assert f"its {method}() fails in test 0" in problem.reason
+    assert "drop --a" in problem.remedy
+
+
+def test_a_feature_that_fails_is_asked_for_by_its_own_choice_of_a_flag_alone():
+    kind = feature("kind", flags=(Flag("--kind", type=str, default="plain", choices=("plain", "fancy")),))
+    a = feature(
+        "a", flags=(Flag("--kind", type=str, choices=("own",)),), enabled=classmethod(failing), family="z"
+    )
+    assert plan("--kind fancy", kind, a).names == ("kind",)
+    assert only("--kind own", kind, a).code == "E-ENABLED"
+
+
+def test_a_preset_that_no_flag_defines_leaves_out_a_feature_that_nobody_asked_for():
+    a = feature("a", presets=classmethod(lambda cls, args: {"nowhere": 1}))
+    (held,) = plan("", a).held_back
+    assert "it presets 'nowhere', which no flag defines" in held.reason
+
+
+def test_a_feature_that_is_on_by_itself_and_cannot_check_is_left_out_with_who_needs_it():
+    a = feature("a", flags=(), enabled=classmethod(lambda cls, args: True), validate=classmethod(failing))
+    made = plan("--b", a, feature("b"))
+    assert made.names == ("b",)
+    assert [held.name for held in made.held_back] == ["a"]
+    needs = feature(
+        "c",
+        flags=(),
+        enabled=classmethod(lambda cls, args: True),
+        requires=(Requirement(feature="d", implies=True),),
+    )
+    d = feature("d", validate=classmethod(failing))
+    made = plan("--b", needs, d, feature("b"))
+    assert made.names == ("b",)
+    assert {held.name for held in made.held_back} == {"c", "d"}
+    assert "its validate() fails in test 0" in only("--d", needs, d).reason
+
+
+def noting(*sentences):
+    return classmethod(lambda cls, args: [f"{sentence} {args.a}" for sentence in sentences])
+
+
+def test_what_an_active_feature_notes_is_in_the_plan_and_not_in_its_digest():
+    a = feature("a", flags=(Flag("--a", type=int),), notes=noting("heads", "idle"))
+    made = plan("--a 3", a)
+    assert [str(note) for note in made.notes] == ["a: heads 3", "a: idle 3"]
+    assert made.digest == plan("--a 3", feature("a", flags=(Flag("--a", type=int),))).digest
+    assert plan("", a).notes == ()
+
+
+def test_a_note_that_cannot_be_computed_is_a_note_with_its_package():
+    (note,) = plan("--a", feature("a", notes=classmethod(failing))).notes
+    assert "its notes() fails in test 0: KeyError: 'nothing'" in str(note)
+
+
+def test_a_given_flag_that_a_broken_feature_shares_is_noted():
+    broken = feature("lost", flags=(Flag("--a"),), slots=("nowhere",))
+    (note,) = plan("--a", feature("a"), broken).notes
+    assert note.feature == "lost"
+    assert "slot 'nowhere'" in str(note)
+    assert plan("--b", feature("a"), feature("b"), broken).notes == ()
+
+
+def test_the_plan_says_which_statement_orders_two_features():
+    a, b = feature("a", after=("c",)), feature("b", before=("a",))
+    made = plan("--a --b --c", a, b, feature("c"))
+    assert made.stated_order == ("b comes before a (says b)", "c comes before a (says a)")
 
 
 def test_all_problems_are_reported_at_once():
@@ -391,9 +494,10 @@ def test_a_feature_that_cannot_be_active_causes_no_further_problems():
 
 def test_a_cycle_through_alternatives_is_printed():
     a = feature("a", requires=(Requirement(any_of=("b", "x")),))
-    problem = only("--a --b", a, feature("b", after=("a",)))
+    problem = only("--a --b", a, feature("b", requires=(Requirement(any_of=("a", "y")),)))
     assert problem.code == "E-CYCLE"
     assert "a -> b -> a" in problem.reason
+    assert problem.remedy.startswith("drop --a or --b")
 
 
 def test_a_plan_holds_the_arguments_of_active_features_only():
@@ -488,6 +592,53 @@ def test_every_plan_keeps_its_promises(graph):
         assert all(position[r.feature] < position[name] for r in cls.requires)
         assert all(position[other] < position[name] for other in cls.after if other in position)
         assert not any(conflict.feature in position for conflict in cls.conflicts)
+
+
+@st.composite
+def orders(draw):
+    """Features, all of them asked for, whose requirements and statements follow two orders."""
+    names = [f"f{i}" for i in range(draw(st.integers(2, 7)))]
+
+    def pairs(order):
+        every = [(first, second) for i, first in enumerate(order) for second in order[i + 1 :]]
+        return draw(st.lists(st.sampled_from(every), unique=True, max_size=8))
+
+    needed = pairs(draw(st.permutations(names)))
+    stated = [(*pair, draw(st.booleans())) for pair in pairs(draw(st.permutations(names)))]
+    declared = [
+        feature(
+            name,
+            requires=tuple(Requirement(feature=first) for first, second in needed if second == name),
+            before=tuple(second for first, second, by_first in stated if by_first and first == name),
+            after=tuple(first for first, second, by_first in stated if not by_first and second == name),
+        )
+        for name in names
+    ]
+    return declared, needed, [(first, second) for first, second, _ in stated]
+
+
+def closure(pairs):
+    """Every pair that follows from others."""
+    found = set(pairs)
+    while more := {(a, d) for a, b in found for c, d in found if b == c} - found:
+        found |= more
+    return found
+
+
+@settings(max_examples=200, deadline=None)
+@given(orders())
+def test_what_is_stated_holds_and_overrules_what_requirements_say(features):
+    declared, needed, stated = features
+    registry = Registry.of(declared)
+    said = closure(stated)
+    wanted = closure([*stated, *((a, b) for a, b in needed if (b, a) not in said)])
+    if any(a == b for a, b in wanted):
+        assert registry.broken
+        return
+    args = Namespace(**{cls.name: True for cls in declared})
+    names = resolve(registry, args, platform="cpu", host="", versions={}).names
+    assert len(names) == len(declared)
+    assert all(names.index(a) < names.index(b) for a, b in wanted)
 
 
 def crowd(count, rng):

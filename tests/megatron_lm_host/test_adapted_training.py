@@ -77,7 +77,7 @@ def train_plainly():
     torch._dynamo.mutation_guard.install_generation_tagging_init()
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
     before = ProcessState.now()
-    adaptor = fake.adapt(fake.Scaled, fake.Failing, fake.Stopping)
+    adaptor = fake.adapt(fake.Scaled, fake.Failing, fake.Stopping, fake.Unsure)
     entered = ProcessState.now()
     found = {"none": fake.run_script(*LOCAL), "left": ProcessState.now().left_since(entered)}
     fake.forget_run()
@@ -142,6 +142,15 @@ def test_a_number_of_a_feature_is_printed_as_it_is_over_several_steps(plain):
 def test_only_what_a_feature_implements_is_intercepted_besides(plain):
     assert "training_log" in plain["scaled"]["out"]
     assert "training:train_step" not in plain["scaled"]["out"]
+
+
+def test_a_feature_that_fails_unasked_stops_nobody_and_is_named(plain):
+    assert "held back: unsure: its enabled() fails in test 0: AttributeError" in plain["none"]["out"]
+
+
+def test_what_an_active_feature_notes_is_printed_at_the_start(plain):
+    assert "mindspeed: note: scaled: every token is 3 larger" in plain["scaled"]["out"]
+    assert "note:" not in plain["none"]["out"]
 
 
 def test_a_feature_ends_the_run(plain):

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import partial
 
-from mindspeed_core.discovery.declaration_checks import guess
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.discovery.installed import package_file
+from mindspeed_core.discovery.spelling import guess
 from mindspeed_core.feature import Conflict, Requirement, Scenario
 from mindspeed_core.flags.announced import flag_owners
 from mindspeed_core.flags.flag_set import FlagSet, flag_set
@@ -89,7 +89,12 @@ def _names_known(contract: Contract, record: FeatureRecord) -> Iterator[str]:
     for taken in feature.takes_over:
         if not taken.reason.strip():
             yield f"it takes over from {taken.feature} without a reason; the plan prints it"
-    named = [*feature.after, *(c.feature for c in feature.conflicts), *(r.feature for r in feature.requires)]
+    named = [
+        *feature.after,
+        *feature.before,
+        *(c.feature for c in feature.conflicts),
+        *(r.feature for r in feature.requires),
+    ]
     named += [taken.feature for taken in feature.takes_over]
     for name in filter(None, named):
         close = get_close_matches(name, features, n=1, cutoff=0.85)
@@ -189,6 +194,7 @@ def _planned(
             provenance=parsed_flags.provenance,
             platform=contract.platform,
             host=DEFAULT_HOST,
+            left_out=parsed_flags.left_out,
         )
     except PlanError as error:
         return None, error.problems
