@@ -5,6 +5,7 @@ Every check adds sentences to the faults of the candidates it concerns; the regi
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -146,6 +147,7 @@ def _stage_faults(feature: type[Feature], stages: Mapping[str, Stage]) -> list[s
         if stage is None:
             problems.append(f"stage {name!r} does not exist{guess(name, stages)}")
             continue
+        problems += _yield_faults(name, function, stage)
         if stage.arguments is None:
             continue
         try:
@@ -160,6 +162,17 @@ def _stage_faults(feature: type[Feature], stages: Mapping[str, Stage]) -> list[s
                 f"{', '.join(sorted(stage.arguments))}"
             )
     return problems
+
+
+def _yield_faults(name: str, function: Any, stage: Stage) -> list[str]:
+    """Compare whether an implementation wraps with whether it yields."""
+    wraps, yields = function.mindspeed_impl["wrapper"], inspect.isgeneratorfunction(function)
+    if wraps and not yields:
+        return [f"stage {name!r}: its wrapper has no yield; write result = yield, then return the result"]
+    # Results of a stage that another plugin publishes may be generators.
+    if yields and not wraps and stage.arguments is not None:
+        return [f"stage {name!r}: its implementation yields like a wrapper; mark it @hookimpl(wrapper=True)"]
+    return []
 
 
 def _check_order(candidates: Sequence[Candidate]) -> None:

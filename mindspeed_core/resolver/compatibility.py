@@ -26,6 +26,16 @@ def fill_slots(request: Request, active: Sequence[str]) -> dict[str, str]:
     return {slot: names[0] for slot, names in sorted(claimed.items())}
 
 
+def check_roles(request: Request, active: Sequence[str]) -> None:
+    """Report pairs of features that replace the same modules and share no slot, which would say so."""
+    for one in active:
+        for other, roles in request.index.same_roles.get(one, {}).items():
+            if other in active:
+                shown = ", ".join(roles[:3]) + (", …" if len(roles) > 3 else "")
+                reason = f"{one} and {other} each replace the modules with the role {shown}, and only one can"
+                _keep_one(request, "E-ROLE", (one, other), reason)
+
+
 def check_conflicts(request: Request, active: Sequence[str]) -> None:
     """Report features and flags that a declaration says cannot run together."""
     present = set(active)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 from weakref import WeakKeyDictionary
 
 from mindspeed_core.discovery.order import required_order, stated_order
+from mindspeed_core.discovery.slots import claimed_roles, roles_meet
 from mindspeed_core.feature import Feature, Flag, Patch
 from mindspeed_core.registry import FeatureRecord, Registry, RegistryError
 
@@ -25,6 +27,7 @@ class Index:
         }
         self.never_called = _never_called(registry, host)
         self.exclusive = {name for name, slot in registry.slots.items() if slot.exclusive}
+        self.same_roles = _same_roles(registry)
         self.dests: dict[str, tuple[str, bool]] = {}
         self.per_rank: set[str] = set()
         declared: list[Flag] = [flag for cls in self.classes.values() for flag in cls.flags]
@@ -54,6 +57,21 @@ class Index:
                 and stage in self.stages
                 and self.stages[stage].firstresult
             )
+
+
+def _same_roles(registry: Registry) -> dict[str, dict[str, list[str]]]:
+    """Return pairs of features, the first name first, that replace the same modules but share no slot."""
+    classes = {name: record.cls for name, record in registry.features.items()}
+    exclusive = {name for name, slot in registry.slots.items() if slot.exclusive}
+    claims = {name: claimed_roles(cls, registry.slots) for name, cls in classes.items()}
+    found: dict[str, dict[str, list[str]]] = {}
+    for one, other in combinations([name for name in sorted(claims) if claims[name]], 2):
+        if {*classes[one].slots} & {*classes[other].slots} & exclusive:
+            continue
+        both = sorted(r for r in claims[one] if any(roles_meet(r, claimed) for claimed in claims[other]))
+        if both:
+            found.setdefault(one, {})[other] = both
+    return found
 
 
 _indexes: WeakKeyDictionary[Registry, dict[str, Index]] = WeakKeyDictionary()

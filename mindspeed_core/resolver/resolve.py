@@ -19,6 +19,7 @@ from mindspeed_core.resolver.compatibility import (
     check_arguments,
     check_conflicts,
     check_host,
+    check_roles,
     check_stages,
     collect_notes,
     collect_patches,
@@ -63,6 +64,7 @@ def resolve(
     selection = Selection(request, left_out)
     active = selection.select()
     claimed = fill_slots(request, active)
+    check_roles(request, active)
     check_conflicts(request, active)
     check_host(request, active)
     check_stages(request, active)

@@ -166,6 +166,24 @@ def test_a_stage_that_does_not_exist_is_refused_with_a_suggestion():
     )
 
 
+def test_a_wrapper_without_a_yield_is_broken():
+    @hookimpl(wrapper=True)
+    def build_model(self, session):
+        return None
+
+    error = only_broken(Registry.of((feature("x", build_model=build_model),))).error
+    assert error.startswith("stage 'build_model': its wrapper has no yield")
+
+
+def test_an_implementation_that_yields_without_being_a_wrapper_is_broken():
+    @hookimpl
+    def build_model(self, session):
+        return (yield)
+
+    error = only_broken(Registry.of((feature("x", build_model=build_model),))).error
+    assert "mark it @hookimpl(wrapper=True)" in error
+
+
 def test_an_argument_the_stage_does_not_offer_is_refused_and_the_offer_listed():
     @hookimpl(wrapper=True)
     def build_model(self, session, modl_config):

@@ -282,6 +282,32 @@ def test_a_slot_that_only_groups_takes_several():
     assert made.names == ("a", "b")
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "role"),
+    [
+        ({"replaces_roles": ("fc1",)}, {"replaces_roles": ("mlp.fc1",)}, "fc1"),
+        ({"replaces_roles": ("final_layernorm",)}, {"slots": ("norm",)}, "final_layernorm"),
+        ({"slots": ("norm",)}, {"replaces_roles": ("q_layernorm", "k_layernorm")}, "k_layernorm"),
+    ],
+)
+def test_two_features_that_replace_the_same_modules_are_one_problem_naming_both(one, other, role):
+    problem = only("--a --b", feature("a", **one), feature("b", **other))
+    assert problem.code == "E-ROLE"
+    assert problem.reason.startswith("a and b each replace the modules with the role ")
+    assert role in problem.reason
+    assert problem.remedy == "keep one of --a, --b"
+
+
+def test_features_that_replace_other_modules_go_together():
+    a, b = feature("a", replaces_roles=("mlp.fc1",)), feature("b", replaces_roles=("experts.fc1", "fc2"))
+    assert plan("--a --b", a, b, feature("c", slots=("norm",))).names == ("a", "b")
+
+
+def test_features_that_share_a_slot_are_not_reported_by_their_roles_too():
+    both = (feature("a", slots=("norm",)), feature("b", slots=("norm",), replaces_roles=("q_layernorm",)))
+    assert only("--a --b", *both).code == "E-SLOT"
+
+
 @pytest.mark.parametrize("owner", ["a", "b"])
 def test_a_conflict_is_symmetric_and_reported_once(owner):
     other = {"a": "b", "b": "a"}[owner]

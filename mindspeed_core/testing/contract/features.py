@@ -155,7 +155,7 @@ def _conflicts(contract: Contract, record: FeatureRecord) -> Iterator[str]:
         if not other:
             continue
         plan, problems = _planned(contract, (*scenario.flags, *other), scenario)
-        reported = [p for p in problems if p.code in ("E-CONFLICT", "E-SLOT")]
+        reported = [p for p in problems if p.code in ("E-CONFLICT", "E-SLOT", "E-ROLE")]
         if plan is not None and feature.name in plan:
             yield f"its conflict with {' '.join(other)} never shows: both are active together"
         elif plan is None and not reported:
