@@ -86,7 +86,7 @@ def _described(
                     Problem(
                         "E-CONFIG",
                         f"the flag says {getattr(args, dest)!r}, but {source} is {value!r}",
-                        "leave the flag out, or build the configuration as the flag says",
+                        f"leave {flag} out, or give it {value!r}, or build the configuration as it says",
                         flag=flag,
                     )
                 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from mindspeed_core.feature import Feature, Patch
 from mindspeed_core.resolver.plan import HeldBack, Note
+from mindspeed_core.resolver.remedies import to_avoid
 from mindspeed_core.resolver.request import Request, condition_text, join_names, parenthesized
 from mindspeed_core.resolver.requirements import unmet
 from mindspeed_core.resolver.selection import Selection
@@ -54,7 +55,8 @@ def check_conflicts(request: Request, active: Sequence[str]) -> None:
                     "E-CONFLICT",
                     name,
                     f"cannot run with {condition_text(conflict)}{parenthesized(conflict.reason)}",
-                    f"drop {request.flag_or_name(name)}, or change {conflict.flag}",
+                    f"drop {request.flag_or_name(name)}, or "
+                    f"{to_avoid(conflict, request.index.flags.get(conflict.flag))}",
                 )
 
 

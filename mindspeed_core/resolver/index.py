@@ -29,6 +29,7 @@ class Index:
         self.exclusive = {name for name, slot in registry.slots.items() if slot.exclusive}
         self.same_roles = _same_roles(registry)
         self.dests: dict[str, tuple[str, bool]] = {}
+        self.flags: dict[str, Flag] = {}
         self.per_rank: set[str] = set()
         declared: list[Flag] = [flag for cls in self.classes.values() for flag in cls.flags]
         for flag in (*_host_flags(registry, host), *declared):
@@ -36,6 +37,7 @@ class Index:
                 self.per_rank.add(flag.dest)
             for option in flag.options:
                 self.dests.setdefault(option, (flag.dest, bool(flag.inverts)))
+                self.flags.setdefault(option, flag)
         self.patches: dict[str, tuple[Patch, ...]] = {}
         self.stated = stated_order(self.classes)
         self.required = required_order(self.classes, choices=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from mindspeed_core.feature import Feature, Requirement
 from mindspeed_core.resolver.plan import HeldBack
+from mindspeed_core.resolver.remedies import to_ask_for, to_meet
 from mindspeed_core.resolver.request import Request, condition_text, parenthesized
 from mindspeed_core.resolver.requirements import unmet
 
@@ -174,7 +175,8 @@ class Selection:
             wanted = condition_text(requirement)
             shown = self.request.shown(requirement.flag)
             reason = f"needs {wanted}{parenthesized(requirement.reason)}; it is {shown}"
-            self._fail(name, "E-REQUIRES", reason, f"set {wanted}")
+            remedy = to_meet(requirement, self.request.index.flags.get(requirement.flag))
+            self._fail(name, "E-REQUIRES", reason, remedy)
 
     def _require_feature(self, name: str, requirement: Requirement) -> None:
         wanted = requirement.feature
@@ -198,7 +200,7 @@ class Selection:
             reason = f"needs {wanted}{why}, which is not active: {held.reason}"
             self._fail(name, "E-REQUIRES", reason, drop)
         else:
-            self._fail(name, "E-REQUIRES", f"needs {wanted}{why}", self._how_to_ask(wanted))
+            self._fail(name, "E-REQUIRES", f"needs {wanted}{why}", to_ask_for(self.classes[wanted]))
 
     def _require_any(self, name: str, requirement: Requirement) -> None:
         choices = requirement.any_of
@@ -208,13 +210,9 @@ class Selection:
         if not installed:
             self._missing(name, choices[0], requirement.reason)
             return
-        ways = ", or ".join(self._how_to_ask(choice) for choice in installed)
+        ways = ", or ".join(to_ask_for(self.classes[choice]) for choice in installed)
         reason = f"needs one of {', '.join(choices)}{parenthesized(requirement.reason)}"
         self._fail(name, "E-REQUIRES", reason, ways)
-
-    def _how_to_ask(self, name: str) -> str:
-        flags = self.classes[name].flags
-        return f"add {flags[0].name}" if flags else f"switch {name} on"
 
     def _take_over(self) -> None:
         """Hold back what an active feature does as well; requirements on it were followed before."""

@@ -17,6 +17,7 @@ from mindspeed_core.feature import (
     Flag,
     Patch,
     Requirement,
+    Scenario,
     Slot,
     StageSpecs,
     TakeOver,
@@ -149,6 +150,60 @@ def test_a_requirement_on_a_flag_looks_at_its_value(requirement, good, bad):
     problem = only(f"--a {bad}", a, sizes)
     assert problem.code == "E-REQUIRES"
     assert requirement.flag in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("requirement", "remedy"),
+    [
+        (Requirement(flag="--size"), "set --size N"),
+        (Requirement(flag="--size", equals=4), "set --size 4"),
+        (Requirement(flag="--kind", one_of=("b", "c")), "set --kind b or --kind c"),
+        (Requirement(flag="--kind"), "set --kind a or b or c"),
+        (Requirement(flag="--on"), "add --on"),
+        (Requirement(flag="--no-off", equals=False), "add --no-off"),
+        (Requirement(flag="--elsewhere"), "set --elsewhere VALUE"),
+        (Requirement(feature="measured"), "add --share 0.5"),
+        (Requirement(feature="chosen"), "add --style own"),
+        (Requirement(any_of=("measured", "plain")), "add --share 0.5, or add --plain"),
+    ],
+)
+def test_the_remedy_of_a_requirement_is_what_to_type(requirement, remedy):
+    flags = (
+        Flag("--values"),
+        Flag("--size", type=int),
+        Flag("--kind", type=str, choices=("a", "b", "c")),
+        Flag("--on"),
+        Flag("--no-off", inverts="off"),
+    )
+    proof = Scenario("x", flags=("--plain", "--share", "0.5"))
+    declared = (
+        feature("values", flags=flags),
+        feature("measured", flags=(Flag("--share", type=float),), verify=(proof,)),
+        feature("chosen", flags=(Flag("--style", type=str, choices=("own",)),)),
+        feature("plain"),
+    )
+    assert only("--a", feature("a", requires=(requirement,)), *declared).remedy == remedy
+
+
+@pytest.mark.parametrize(
+    ("conflict", "line", "remedy"),
+    [
+        (Conflict(flag="--on"), "--on", "drop --on"),
+        (Conflict(flag="--kind", equals="a"), "--kind a", "set --kind b or c"),
+        (Conflict(flag="--size", one_of=(3, 4)), "--size 3", "set --size 1"),
+        (Conflict(flag="--name", equals="x"), "--name x", "drop --name"),
+    ],
+)
+def test_the_remedy_of_a_conflict_is_what_to_type(conflict, line, remedy):
+    flags = (
+        Flag("--values"),
+        Flag("--size", type=int, default=1),
+        Flag("--kind", type=str, choices=("a", "b", "c")),
+        Flag("--on"),
+        Flag("--name", type=str),
+    )
+    declared = (feature("a", conflicts=(conflict,)), feature("values", flags=flags))
+    assert only(f"--a {line}", *declared).remedy == f"drop --a, or {remedy}"
 
 
 def test_a_missing_plugin_is_named_with_its_pip_line():
