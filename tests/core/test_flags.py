@@ -200,6 +200,20 @@ def test_a_feature_extends_the_choices_of_a_host_flag():
     assert "lion: lion" in flags.format_help()
 
 
+def test_the_help_of_an_adopted_flag_has_what_its_owner_and_the_features_say():
+    def adopting(name, text, **options):
+        return feature(name, flags=(Flag(f"--{name}"), Flag("--window", type=int, help=text, **options)))
+
+    shown = " ".join(
+        flags_with(adopting("wide", "Wider.", default=8), adopting("a", "Any."), adopting("b", "Any."))
+        .format_help()
+        .split()
+    )
+    assert "(a, b: Any.)" in shown
+    assert "(wide: Wider.; default 8)" in shown
+    assert "(default: 0)" in shown
+
+
 def test_a_features_other_default_holds_only_while_it_is_asked_for():
     window = feature("wide", flags=(Flag("--wide"), Flag("--window", type=int, default=8)))
     assert parse("", window).args.window == 0
