@@ -72,7 +72,8 @@ def _print_flags(registry: Registry, feature: type[Feature]) -> None:
     from mindspeed_core.flags.flag_set import flag_set
     from mindspeed_core.terminal.tables import print_table
 
-    known = flag_set(registry, next(iter(feature.hosts), DEFAULT_HOST))
+    installed = registry.host_names()
+    known = flag_set(registry, next((host for host in feature.hosts if host in installed), DEFAULT_HOST))
     rows = [
         (
             " ".join(flag.options),
