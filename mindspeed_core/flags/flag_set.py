@@ -344,8 +344,7 @@ class FlagSet:
         args = Namespace(**values)
         used = {source.removeprefix("flag ") for _, source in given.values()}
         problems += [problem for problem, options in self._clashes if options & used]
-        names = {entry.flag.dest: entry.flag.name for entry in reversed(self._entries)}
-        left_out = apply_presets(self._features, args, provenance, problems, names)
+        left_out = apply_presets(self._features, args, provenance, problems, self._entries)
         apply_adopted_defaults(self._entries, self._features, args, provenance)
         return ParsedArguments(args, provenance, tuple(problems), wants_help, tuple(left_out))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.feature import Feature
@@ -23,7 +23,7 @@ def apply_presets(
     args: Namespace,
     provenance: dict[str, str],
     problems: list[Problem],
-    names: Mapping[str, str],
+    entries: Sequence[FlagEntry],
 ) -> list[HeldBack]:
     """Let features fill in what nobody gave: change ``args`` and ``provenance``, add to ``problems``.
 
@@ -32,7 +32,7 @@ def apply_presets(
         args: the arguments so far.
         provenance: where each of them came from.
         problems: what is wrong with what is asked for.
-        names: the option string of each destination.
+        entries: the flags there are.
 
     Returns:
         Features that nobody asked for and whose presets fail.
@@ -64,11 +64,12 @@ def apply_presets(
                 provenance[dest] = f"preset {feature.name}"
             elif source.startswith("preset ") and getattr(args, dest) != value:
                 other, chosen = source.removeprefix("preset "), getattr(args, dest)
+                flag = next(entry.flag.name for entry in entries if entry.flag.dest == dest)
                 problems.append(
                     Problem(
                         "E-PRESET",
                         f"{other} presets {dest} to {chosen!r}, this feature to {value!r}",
-                        f"give {names.get(dest, dest)} yourself, for instance {chosen!r} or {value!r}",
+                        f"give {flag} yourself, for instance {chosen!r} or {value!r}",
                         feature=feature.name,
                     )
                 )

@@ -41,6 +41,7 @@ class Index:
         self.patches: dict[str, tuple[Patch, ...]] = {}
         self.stated = stated_order(self.classes)
         self.required = required_order(self.classes, choices=True)
+        self.before = {name: frozenset(self.stated[name] | self.required[name]) for name in self.classes}
         self.conflicts: dict[str, dict[str, str]] = {name: {} for name in self.classes}
         self.replaces: dict[str, tuple[str, ...]] = {}
         for name, cls in self.classes.items():

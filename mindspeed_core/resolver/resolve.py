@@ -6,7 +6,7 @@ import hashlib
 import heapq
 import json
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -90,14 +90,15 @@ def resolve(
 def _order(request: Request, active: Sequence[str]) -> list[str]:
     """Order features: as they state, then dependencies first, otherwise by family and name."""
     present, index = set(active), request.index
-    stated = {name: index.stated[name] & present for name in active}
-    required = {name: index.required[name] & present for name in active}
-    order = _sorted(request, active, {name: stated[name] | required[name] for name in active})
+    before: Mapping[str, Set[str]] = {name: index.before[name] & present for name in active}
+    order = _sorted(request, active, before)
     if len(order) < len(active):
-        required = without_overruled(required, stated)
-        order = _sorted(request, active, {name: stated[name] | required[name] for name in active})
+        stated = {name: index.stated[name] & present for name in active}
+        required = without_overruled({name: index.required[name] & present for name in active}, stated)
+        before = {name: stated[name] | required[name] for name in active}
+        order = _sorted(request, active, before)
     if len(order) < len(active):
-        for cycle in cycles({name: sorted(stated[name] | required[name]) for name in active}):
+        for cycle in cycles({name: sorted(others) for name, others in before.items()}):
             request.problem(
                 "E-CYCLE",
                 cycle[0],
@@ -108,7 +109,7 @@ def _order(request: Request, active: Sequence[str]) -> list[str]:
     return order
 
 
-def _sorted(request: Request, active: Sequence[str], before: Mapping[str, set[str]]) -> list[str]:
+def _sorted(request: Request, active: Sequence[str], before: Mapping[str, Set[str]]) -> list[str]:
     """Sort topologically, ties by family and name; what lies on a cycle, or behind one, is left out."""
     missing = {name: len(befores) for name, befores in before.items()}
     followers: dict[str, list[str]] = {}
@@ -172,7 +173,7 @@ def _result(
 def _stated(request: Request, order: Sequence[str]) -> Iterator[str]:
     """Return which of the active features come before others because one of the two says so."""
     classes, place = request.index.classes, {name: position for position, name in enumerate(order)}
-    for second in order:
+    for second in (name for name in order if request.index.stated[name]):
         for first in sorted(request.index.stated[second] & place.keys(), key=place.__getitem__):
             yield f"{first} comes before {second} (says {who_states(first, second, classes)})"
 

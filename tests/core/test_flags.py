@@ -253,6 +253,7 @@ def test_two_presets_that_disagree_are_a_problem():
     problem = only(parse("", preset("a", 1), preset("b", 2)))
     assert problem.code == "E-PRESET"
     assert "a presets hidden_size to 1" in problem.reason
+    assert problem.remedy == "give --hidden-size yourself, for instance 1 or 2"
 
 
 def test_a_preset_that_fails_is_a_problem_of_its_feature():
