@@ -168,7 +168,20 @@ def test_notes_and_features_that_fail_unasked_are_logged_once(caplog, monkeypatc
     assert session.report()["notes"] == ["says: a quarter of the heads idles"]
 
 
+class Always(Feature):
+    name, family, summary = "always", "tests", "is on by itself, and reads what a library session lacks"
+
+    @classmethod
+    def enabled(cls, args):
+        return True
+
+    @classmethod
+    def presets(cls, args):
+        return {"num_layers": args.of_another_host}
+
+
 def test_a_feature_that_fails_unasked_does_not_hinder_a_configuration():
-    session = prepare({}, registry=Registry.of([HOST, Unsure]), platform="cpu", configs=[small()])
+    session = prepare({}, registry=Registry.of([HOST, Always, Unsure]), platform="cpu", configs=[small()])
     session._check(small())
     assert session.plan.names == ()
+    assert {held.name for held in session.plan.held_back} == {"always", "unsure"}
