@@ -78,7 +78,7 @@ def train_plainly():
     torch._dynamo.mutation_guard.install_generation_tagging_init()
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
     before = ProcessState.now()
-    adaptor = fake.adapt(fake.Scaled, fake.Failing, fake.Stopping)
+    adaptor = fake.adapt(fake.Scaled, fake.Failing, fake.Stopping, fake.Unsure)
     entered = ProcessState.now()
     found = {"none": fake.run_script(*LOCAL), "left": ProcessState.now().left_since(entered)}
     fake.forget_run()
@@ -238,6 +238,15 @@ def train_with_providers(folder):
         found[name] = fake.run_script(*flags, script=script)
         fake.forget_run()
     return found
+
+
+def test_a_feature_that_fails_unasked_stops_nobody_and_is_named(plain):
+    assert "held back: unsure: its enabled() fails in test 0: AttributeError" in plain["none"]["out"]
+
+
+def test_what_an_active_feature_notes_is_printed_at_the_start(plain):
+    assert "mindspeed: note: scaled: every token is 3 larger" in plain["scaled"]["out"]
+    assert "note:" not in plain["none"]["out"]
 
 
 def test_a_feature_ends_the_run(plain):

@@ -69,12 +69,15 @@ def _prepare(
     """Return the session for these arguments, not opened, and the flags set for what is not installed."""
     line = now.command_line
     assert line is not None
+    assert line.parsed is not None
     name, why = choose_platform(args.platform, registry)
     args.platform = name
     platform = registry.platform(name)
     changed = apply_defaults(args, line.provenance, platform)
     provenance = {**line.provenance, "platform": why}
-    plan = resolve(registry, args, provenance=provenance, platform=name, host=NAME)
+    plan = resolve(
+        registry, args, provenance=provenance, platform=name, host=NAME, left_out=line.parsed.left_out
+    )
     features = [registry.features[feature].cls for feature in plan.names]
     now.stages = _stages_of((*features, *extra_plugins))
     rows = needed(
@@ -157,6 +160,8 @@ def _print_summary(session: Session, changed: Sequence[str], entries: Sequence[A
     _print(f"features: {', '.join(plan.names) or 'none'}")
     for held in plan.held_back:
         _print(f"held back: {held.name}: {held.reason}")
+    for note in plan.notes:
+        _print(f"note: {note}")
     if changed:
         _print(f"not given and not installed, so set: {' '.join(changed)}")
     applied = [patch for patch in session.ledger.listing() if patch.kind != "setting"]

@@ -119,6 +119,7 @@ class AttentionScale(Feature):
     summary = "scales the attention output of the last half of the layers, and of the final norm"
     flags = (Flag("--toy-attention-scale", type=float, help="The factor."),)
     slots = ("core-attention",)
+    replaces_roles = ("final_layernorm",)
     places_modules = True
     fake_tensors = True
     deterministic = True
