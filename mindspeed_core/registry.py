@@ -22,6 +22,7 @@ from mindspeed_core.discovery.entry_points import (
     FEATURES,
     HOSTS,
     PLATFORMS,
+    TRAIN_COMMANDS,
     BrokenPlugin,
     Source,
     broken,
@@ -121,7 +122,7 @@ class Registry:
             broken_sources=failed,
             platforms=sources(PLATFORMS),
             hosts=sources(HOSTS),
-            commands=sources(COMMANDS),
+            commands=[*sources(COMMANDS), *sources(TRAIN_COMMANDS)],
         )
 
     @classmethod

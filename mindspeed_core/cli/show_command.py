@@ -10,6 +10,7 @@ import click
 from mindspeed_core.cli.feature_names import complete_features, find_feature
 from mindspeed_core.discovery.installed import package_file
 from mindspeed_core.feature import PROJECT, Conflict, Feature, Flag, Requirement, Scenario
+from mindspeed_core.terminal.wrapped import say
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import FeatureRecord, Registry
@@ -27,10 +28,11 @@ def command(name: str) -> None:
     registry = Registry.discover()
     record = find_feature(registry, name)
     feature = record.cls
-    click.echo(f"{feature.name}: {feature.summary}")
-    click.echo(
+    say(f"{feature.name}: {feature.summary}", hang=4)
+    say(
         f"family {feature.family}, level {feature.level}, {feature.stability}, "
-        f"{record.dist} {record.version}, declared in {feature.__module__}"
+        f"{record.dist} {record.version}, declared in {feature.__module__}",
+        hang=4,
     )
     _print_flags(registry, feature.flags)
     _section("stages", _stages(feature))
@@ -61,7 +63,7 @@ def _section(title: str, lines: Iterable[str]) -> None:
     if lines:
         click.echo(f"\n{title}:")
         for line in lines:
-            click.echo(f"  {line}")
+            say(line, indent=2, hang=2 + len(line) - len(line.lstrip()))
 
 
 def _print_flags(registry: Registry, flags: Iterable[Flag]) -> None:

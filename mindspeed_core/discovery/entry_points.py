@@ -18,6 +18,9 @@ FEATURES = "mindspeed.features"
 PLATFORMS = "mindspeed.platforms"
 HOSTS = "mindspeed.hosts"
 COMMANDS = "mindspeed.commands"
+"""Sub-commands of ``mindspeed-features``."""
+TRAIN_COMMANDS = "mindspeed.train_commands"
+"""Sub-commands of ``mindspeed-train``."""
 
 _MESSAGE = 300
 
