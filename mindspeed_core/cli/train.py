@@ -118,12 +118,14 @@ def _run_command(launching: Sequence[str], rest: Sequence[str]) -> int:
             reason = f"the command {name} works in one process"
             raise ArgumentError("--nproc", launch.nproc, reason, "leave it out")
         return start.supervise(rest, launch, main)
-    if is_parallel(command):
-        environment.translate_slurm(os.environ)
+    if not is_parallel(command):
+        return run(command, rest[1:], f"{PROGRAM} {name}")
+    environment.translate_slurm(os.environ)
     if worker.supervised():
         worker.attach()
         store.serve_rendezvous()
-    return run(command, rest[1:], f"{PROGRAM} {name}")
+    with environment.of_one_process(os.environ):
+        return run(command, rest[1:], f"{PROGRAM} {name}")
 
 
 def _shown(error: click.ClickException) -> str:

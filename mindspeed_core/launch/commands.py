@@ -17,8 +17,8 @@ def parallel_command(command: C) -> C:
     """Mark a click command as one that may run in several processes, and return it.
 
     ``mindspeed-train --nproc N COMMAND`` starts it N times on this machine; torchrun and srun may start it
-    too. Each process has ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and ``MASTER_PORT``, and
-    ``torch.distributed.init_process_group()`` works as under torchrun.
+    too. Each process, also a single one, has ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and
+    ``MASTER_PORT``, and ``torch.distributed.init_process_group()`` works as under torchrun.
     """
     setattr(command, _MARK, True)
     return command
