@@ -81,7 +81,7 @@ def _print_flags(registry: Registry, flags: Iterable[Flag]) -> None:
     ]
     if rows:
         click.echo()
-        print_table(("flag", "type", "default", "choices", "meaning"), rows)
+        print_table(("flag", "type", "default", "choices", "meaning"), rows, heading=(0, 4))
 
 
 def _stages(feature: type[Feature]) -> list[str]:

@@ -20,10 +20,10 @@ from mindspeed_core.terminal.errors import EXIT_INTERRUPTED, guarded, traceback_
 if TYPE_CHECKING:
     import click
 
-_USAGE = """usage: mindspeed-train FLAGS                  train (here, or as a worker of torchrun or srun)
-       mindspeed-train --nproc N FLAGS        train with N processes on this machine
-       mindspeed-train COMMAND ...            run a command; COMMAND --help explains it
-       mindspeed-train --nproc N COMMAND ...  run it in N processes, where it is made for that
+_USAGE = """usage: mindspeed-train FLAGS                  train (also under torchrun, srun)
+       mindspeed-train --nproc N FLAGS        train with N processes
+       mindspeed-train COMMAND ...            run a command (--help explains it)
+       mindspeed-train --nproc N COMMAND ...  run it in N processes, if made for it
 
 commands:
 {commands}

@@ -169,7 +169,7 @@ def test_the_table_of_roles_has_every_role_that_the_editor_and_its_norms_name():
     page = read("docs/reference/layer-specs.md")
     told, _, table = page.partition("\n## Roles\n")
     shown = {role.rpartition(".")[2] for role in re.findall(r"^\| `([\w.]+)` \|", table, re.MULTILINE)}
-    named = {name for name in re.findall(r"`(\w+)`", told.partition("A role is")[2].partition("A dotted")[0])}
+    named = set(re.findall(r"`(\w+)`", told.partition("A role is")[2].partition("A dotted")[0]))
     norms = ast.literal_eval(
         next(
             ast.unparse(node.value)

@@ -39,7 +39,7 @@ def test_the_guides_parallel_command_runs_in_one_process_and_in_several(program,
     alone = program("mindspeed_core.train", "acme-ranks", path=path)
     shared = program("mindspeed_core.train", "--nproc", "2", "acme-ranks", path=path)
 
-    assert (alone.stdout, shared.stdout) == ("1 processes\n", "2 processes\n"), alone.stderr + shared.stderr
+    assert (alone.stdout, shared.stdout) == ("processes: 1\n", "processes: 2\n"), alone.stderr + shared.stderr
 
 
 def test_the_guides_fallback_is_printed_with_its_reason(program, guide_plugin):
