@@ -12,7 +12,7 @@ import click
 
 from mindspeed_core.discovery.entry_points import COMMANDS, TRAIN_COMMANDS
 from mindspeed_core.discovery.host import DEFAULT_HOST
-from mindspeed_core.terminal.errors import EXIT_PROBLEMS
+from mindspeed_core.terminal.errors import EXIT_PROBLEMS, traceback_wanted
 from mindspeed_core.terminal.wrapped import say
 
 if TYPE_CHECKING:
@@ -146,3 +146,5 @@ def _print_broken(registry: Registry, *, complain: bool) -> None:
         feature = f", feature {broken.feature}" if broken.feature else ""
         say(f"{who}{feature}: {broken.error}", indent=2, hang=2)
         click.echo(f"    -> {broken.remedy}")
+        if broken.traceback and traceback_wanted():
+            click.echo(broken.traceback.rstrip())

@@ -147,6 +147,7 @@ def _load_command(name: str) -> click.Command:
     """Import a command of the host or of a package."""
     import click
 
+    from mindspeed_core.cli import features
     from mindspeed_core.cli.commands import added_commands, load_added, suggestion
 
     own = _commands()
@@ -156,6 +157,10 @@ def _load_command(name: str) -> click.Command:
         return command
     if name in added:
         return load_added(name, added[name])
+    if name in features.COMMANDS:
+        raise click.UsageError(
+            f"No command {name!r}. It is one of the other program: {features.PROGRAM} {name}"
+        )
     raise click.UsageError(f"No command {name!r}. {suggestion(name, [*own, *sorted(added)])}")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
 from pathlib import PurePath
@@ -32,6 +32,7 @@ class BrokenPlugin:
     Attributes:
         feature: the feature that is broken, or empty: everything behind the entry point.
         flags: option strings that belong to it, as far as they are known.
+        traceback: of the error, as Python prints it; empty where none was raised.
     """
 
     dist: str
@@ -41,6 +42,7 @@ class BrokenPlugin:
     error: str
     remedy: str
     flags: tuple[str, ...] = ()
+    traceback: str = field(default="", repr=False, compare=False)
 
     def __str__(self) -> str:
         """Return one sentence that names distribution, feature and error."""
@@ -154,6 +156,7 @@ def broken(source: Source, error: BaseException | str, feature: str = "", remedy
         error=text,
         remedy=remedy
         or f"pip install --upgrade {source.dist}, or pip uninstall {source.dist} if you do not need it",
+        traceback="" if isinstance(error, str) else "".join(traceback.format_exception(error)),
     )
 
 

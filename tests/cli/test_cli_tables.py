@@ -6,9 +6,10 @@ import sys
 
 import pytest
 from made_packages import feature_source
+from rich.cells import cell_len
 
 from mindspeed_core.terminal.tables import print_table
-from mindspeed_core.terminal.wrapped import say, width, wrap
+from mindspeed_core.terminal.wrapped import say, wrap
 
 ROWS = [("flash-attn", "--use-flash-attn", "[npu] 0.1"), ("x", "--y", "")]
 
@@ -96,10 +97,10 @@ def test_list_fits_the_terminal(features, install, monkeypatch, capsys, columns)
 
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.split("\nbroken:\n")
-    assert [line for line in lines[0].splitlines() if width(line) > columns] == []
+    assert [line for line in lines[0].splitlines() if cell_len(line) > columns] == []
     # A remedy is a command to copy: it stays in one piece.
     said = [line for line in lines[1].splitlines() if not line.lstrip().startswith("->")]
-    assert [line for line in said if width(line) > columns] == []
+    assert [line for line in said if cell_len(line) > columns] == []
 
 
 def test_text_is_wrapped_between_words_and_between_wide_characters():

@@ -174,6 +174,11 @@ def test_what_a_command_cannot_do_with_processes_is_refused(add_command, capsys,
     assert complaint in capsys.readouterr().err
 
 
+def test_a_command_of_the_other_program_is_named_with_its_program(capsys):
+    assert main(["doctor"]) == 2
+    assert "mindspeed-features doctor" in capsys.readouterr().err
+
+
 def test_a_value_of_a_training_flag_is_no_command(add_command, capsys):
     add_command("tune-pack", TUNE)
 
@@ -224,6 +229,29 @@ def test_wrong_usage_in_several_processes_is_said_once(talk):
 
     assert status == 2
     assert output.count("Invalid value for '--end'") == 1
+
+
+def test_a_worker_of_a_training_prints_its_traceback_where_wanted(tmp_path):
+    flags = "--platform cpu --num-layers 2 --hidden-size 33 --num-attention-heads 2 --seq-length 8"
+    flags += f" --micro-batch-size 1 --train-iters 1 --mock-data --vocab-size 16 --run-dir {tmp_path}"
+    said = {}
+    for wanted in ([], ["--traceback"]):
+        job = start_job(["--nproc", "2", *flags.split(), *wanted], tmp_path / f"output{len(wanted)}.txt")
+        assert job.end(240.0) == 1
+        said[bool(wanted)] = job.text()
+
+    assert "--hidden-size" in said[False]
+    assert "Traceback" not in said[False]
+    assert said[True].count("Traceback (most recent call last)") == 1
+
+
+def test_list_prints_the_traceback_of_a_broken_plugin_where_wanted(install, capsys):
+    install("bad-pack", "def deep():\n    raise RuntimeError('no such driver')\n\ndeep()\n")
+
+    assert features_program.main(["list"]) == 0
+    assert "in deep" not in capsys.readouterr().out
+    assert features_program.main(["list", "--traceback"]) == 0
+    assert "in deep" in capsys.readouterr().out
 
 
 def test_both_programs_take_traceback_off_the_command_line(capsys):
