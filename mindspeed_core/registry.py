@@ -122,7 +122,7 @@ class Registry:
             broken_sources=failed,
             platforms=sources(PLATFORMS),
             hosts=sources(HOSTS),
-            commands=[*sources(COMMANDS), *sources(TRAIN_COMMANDS)],
+            commands=sources(COMMANDS, TRAIN_COMMANDS),
         )
 
     @classmethod

@@ -78,13 +78,13 @@ def load_object(path: str) -> Any:
     return loaded
 
 
-def sources(group: str) -> list[Source]:
-    """Return the entry points of a group, sorted by name and distribution; each distribution counts once.
+def sources(*groups: str) -> list[Source]:
+    """Return the entry points of groups, sorted by name and distribution; each distribution counts once.
 
     A distribution that is on the path twice (an editable checkout beside an installed wheel) is represented
     by the copy that comes first, which is the one Python imports; importlib.metadata sees to that.
     """
-    found = [Source(*_distribution(entry), entry.name, entry.value) for entry in _entries(group)[0]]
+    found = [Source(*_distribution(entry), entry.name, entry.value) for entry in _entries(*groups)[0]]
     return sorted(found, key=lambda source: (source.name, source.dist.lower(), source.value))
 
 
@@ -93,16 +93,18 @@ def damaged() -> list[BrokenPlugin]:
     return _entries(FEATURES)[1]
 
 
-def _entries(group: str) -> tuple[list[EntryPoint], list[BrokenPlugin]]:
-    """Return the entry points of a group, and the distributions that keep theirs from being read."""
+def _entries(*groups: str) -> tuple[list[EntryPoint], list[BrokenPlugin]]:
+    """Return the entry points of groups, and the distributions that keep theirs from being read."""
     try:
-        return list(entry_points(group=group)), []
+        # Every query reads the files of all distributions, so one serves all groups.
+        every = entry_points()
+        return [entry for group in groups for entry in every.select(group=group)], []
     except Exception:
         # One unreadable file fails the whole query: ask distribution by distribution to find whose it is.
-        return _entries_one_by_one(group)
+        return _entries_one_by_one(*groups)
 
 
-def _entries_one_by_one(group: str) -> tuple[list[EntryPoint], list[BrokenPlugin]]:
+def _entries_one_by_one(*groups: str) -> tuple[list[EntryPoint], list[BrokenPlugin]]:
     found: list[EntryPoint] = []
     failed: list[BrokenPlugin] = []
     seen: set[str] = set()
@@ -112,7 +114,7 @@ def _entries_one_by_one(group: str) -> tuple[list[EntryPoint], list[BrokenPlugin
             continue
         seen.add(name)
         try:
-            found += [entry for entry in distribution.entry_points if entry.group == group]
+            found += [entry for entry in distribution.entry_points if entry.group in groups]
         except Exception as error:
             failed.append(
                 BrokenPlugin(
