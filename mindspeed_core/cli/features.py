@@ -16,6 +16,8 @@ import click
 import mindspeed_core
 from mindspeed_core.cli.commands import added_commands, load_added, origin, run, suggestion
 from mindspeed_core.discovery.entry_points import COMMANDS as COMMANDS_GROUP
+from mindspeed_core.discovery.entry_points import TRAIN_COMMANDS
+from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.terminal.errors import (
     EXPLAINED,
     TRACEBACK,
@@ -77,7 +79,8 @@ class LazyProgram(click.Group):
             return super().resolve_command(ctx, args)
         known = self.list_commands(ctx)
         if name not in known:
-            raise click.UsageError(f"No sub-command {name!r}. {suggestion(name, known)}", ctx)
+            hint = f"Did you mean mindspeed-train {name}?" if _trains(name) else suggestion(name, known)
+            raise click.UsageError(f"No sub-command {name!r}. {hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -97,6 +100,13 @@ class LazyProgram(click.Group):
             if traceback_wanted():
                 raise
             raise ExplainedError(describe(error)) from error
+
+
+def _trains(name: str) -> bool:
+    """Return whether a command belongs to ``mindspeed-train``."""
+    from mindspeed_core.registry import Registry
+
+    return name in (*Registry.discover().host(DEFAULT_HOST).commands, *added_commands(TRAIN_COMMANDS))
 
 
 @click.group(

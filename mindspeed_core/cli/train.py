@@ -158,9 +158,7 @@ def _load_command(name: str) -> click.Command:
     if name in added:
         return load_added(name, added[name])
     if name in features.COMMANDS:
-        raise click.UsageError(
-            f"No command {name!r}. It is one of the other program: {features.PROGRAM} {name}"
-        )
+        raise click.UsageError(f"No command {name!r}. Did you mean {features.PROGRAM} {name}?")
     raise click.UsageError(f"No command {name!r}. {suggestion(name, [*own, *sorted(added)])}")
 
 

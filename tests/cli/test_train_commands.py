@@ -174,9 +174,14 @@ def test_what_a_command_cannot_do_with_processes_is_refused(add_command, capsys,
     assert complaint in capsys.readouterr().err
 
 
-def test_a_command_of_the_other_program_is_named_with_its_program(capsys):
+def test_a_command_of_the_other_program_is_named_with_its_program(add_command, capsys):
+    add_command("tune-pack", TUNE)
+
     assert main(["doctor"]) == 2
-    assert "mindspeed-features doctor" in capsys.readouterr().err
+    assert "Did you mean mindspeed-features doctor?" in capsys.readouterr().err
+    for name in ("inspect", "tune"):
+        assert features_program.main([name]) == 2
+        assert f"Did you mean mindspeed-train {name}?" in capsys.readouterr().err
 
 
 def test_a_value_of_a_training_flag_is_no_command(add_command, capsys):
