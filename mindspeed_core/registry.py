@@ -22,6 +22,7 @@ from mindspeed_core.discovery.entry_points import (
     FEATURES,
     HOSTS,
     PLATFORMS,
+    TRAIN_COMMANDS,
     BrokenPlugin,
     Source,
     broken,
@@ -122,7 +123,7 @@ class Registry:
             broken_sources=failed,
             platforms=sources(PLATFORMS),
             hosts=sources(HOSTS),
-            commands=sources(COMMANDS),
+            commands=sources(COMMANDS, TRAIN_COMMANDS),
         )
 
     @classmethod

@@ -211,7 +211,31 @@ class RunContext:
 
 @dataclass
 class Run:
-    """A training run in progress; the only mutable record, owned by the host."""
+    """A training run in progress; the only mutable record, owned by the host.
+
+    Attributes:
+        session: the open session.
+        args: the validated arguments.
+        config: megatron-core's configuration of the model.
+        pg: megatron-core's process groups.
+        dist: this process in the world.
+        model: this rank's model chunks, as the schedule calls them: wrapped for data parallelism.
+        optimizer: None in mode ``inference`` and until it is built.
+        scheduler: of learning rate and weight decay; None without an optimizer.
+        datasets: the data sets of the splits; None until they are built.
+        tokenizer: None where the host has none.
+        data: the iterators over this rank's micro-batches; None until they are built.
+        schedule: megatron-core's forward and backward function, or what a feature puts in its place.
+        boundary: the tensors that cross pipeline stages.
+        iteration: finished training steps, those of a checkpoint it was resumed from included.
+        consumed_train_samples: samples of training over all ranks, likewise.
+        consumed_valid_samples: samples of validation over all ranks.
+        metrics: numbers recorded in the step under way.
+        context: the micro-batch and chunk that wrapped code is working on.
+        history: the logged numbers of every step, those of the run that is resumed included; empty on ranks
+            that log nothing.
+        run_dir: the folder that receives the run's numbers; None where the host writes none.
+    """
 
     session: Session
     args: Namespace

@@ -87,4 +87,5 @@ def _print(patches: list[Patch], *, verbose: bool, as_json: bool) -> None:
             ]
         print_table(headers, rows)
     owners = len({patch.owner for patch in patches})
-    click.echo(f"{len(patches)} patches of {owners} owners" if patches else "no patches")
+    of = f"{owners} owners" if owners > 1 else "one owner"
+    click.echo(f"{len(patches)} patches of {of}" if patches else "no patches")

@@ -11,6 +11,7 @@ from mindspeed_core.cli.feature_names import complete_features, find_feature
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.discovery.installed import package_file
 from mindspeed_core.feature import PROJECT, Conflict, Feature, Flag, Requirement, Scenario
+from mindspeed_core.terminal.wrapped import say
 
 if TYPE_CHECKING:
     from mindspeed_core.flags.flag_set import FlagSet
@@ -29,10 +30,11 @@ def command(name: str) -> None:
     registry = Registry.discover()
     record = find_feature(registry, name)
     feature = record.cls
-    click.echo(f"{feature.name}: {feature.summary}")
-    click.echo(
+    say(f"{feature.name}: {feature.summary}", hang=4)
+    say(
         f"family {feature.family}, level {feature.level}, {feature.stability}, "
-        f"{record.dist} {record.version}, declared in {feature.__module__}"
+        f"{record.dist} {record.version}, declared in {feature.__module__}",
+        hang=4,
     )
     _print_flags(registry, feature)
     _section("stages", _stages(feature))
@@ -65,7 +67,7 @@ def _section(title: str, lines: Iterable[str]) -> None:
     if lines:
         click.echo(f"\n{title}:")
         for line in lines:
-            click.echo(f"  {line}")
+            say(line, indent=2, hang=2 + len(line) - len(line.lstrip()))
 
 
 def _print_flags(registry: Registry, feature: type[Feature]) -> None:
@@ -84,7 +86,7 @@ def _print_flags(registry: Registry, feature: type[Feature]) -> None:
     ]
     if rows:
         click.echo()
-        print_table(("flag", "type", "default", "choices", "meaning"), rows)
+        print_table(("flag", "type", "default", "choices", "meaning"), rows, heading=(0, 4))
 
 
 def _as_installed(flag: Flag, known: FlagSet, feature: str) -> tuple[object, str, str]:

@@ -11,9 +11,10 @@ from mindspeed_core.flags.entries import FlagEntry
 
 def help_text(entries: Sequence[FlagEntry], prog: str) -> str:
     """Return the text of ``--help``, flags grouped by owner."""
-    from argparse import ArgumentParser
+    from argparse import SUPPRESS, ArgumentParser
 
-    parser = ArgumentParser(prog=prog, allow_abbrev=False, usage=f"{prog} [flags]")
+    # The program says how it is used before it prints this.
+    parser = ArgumentParser(prog=prog, allow_abbrev=False, add_help=False, usage=SUPPRESS)
     groups: dict[str, Any] = {}
     for entry in entries:
         if entry.heading not in groups:

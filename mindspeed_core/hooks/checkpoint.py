@@ -59,6 +59,9 @@ def checkpoint_state(session: Session, run: Run) -> Mapping[str, Any] | Any:
     own name: ``{"my-feature": {"ema": ShardedTensor(...), "updates": 7}}``. Tensors that exist once per
     logical object are ``ShardedTensor`` with global shape and offset, so that any other layout can load them;
     plain values must be the same on every rank.
+
+    In the checkpoint a shard's key is ``features.NAME.KEY``. Every host adds this prefix when it saves and
+    looks for it when it loads; a feature's own keys are without it.
     """
 
 

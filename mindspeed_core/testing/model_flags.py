@@ -28,7 +28,13 @@ SMALL_GPT = (
     *("--num-workers", "0"),
     *("--eval-iters", "0"),
 )
-"""4 layers of width 64, 32 tokens, 4 samples a step, no dropout, float32, Adam."""
+"""The model and the training on both sides of a proof, before the flags of the side itself, which win.
+
+4 layers of width 64 with 4 heads, sequences of 32 tokens out of a vocabulary of 128, 4 samples a step in
+micro-batches of one, no dropout, float32, Adam at a constant learning rate. The samples are megatron-core's
+mock data, drawn from the seed: both sides see the same ones in the same order. The feature's side starts from
+the parameters of the baseline, in whatever layout.
+"""
 
 
 def training_flags(flags: Sequence[str], train_iters: int) -> list[str]:

@@ -111,3 +111,15 @@ def test_with_flags_only_the_plan_is_drawn(features, install):
 
     assert "thing-a" in output
     assert "thing-b" not in output
+
+
+def test_a_slot_with_the_name_of_a_feature_is_a_node_of_its_own():
+    class Filling(Feature):
+        name = "norm"
+        family = "one"
+        slots = ("norm",)
+
+    graph = graph_of({"norm": Filling})
+
+    assert as_mermaid(graph).splitlines()[-2:] == ['  n1(["slot norm"])', "  n0 --- n1"]
+    assert '"norm" -> "slot norm" [' in as_dot(graph)

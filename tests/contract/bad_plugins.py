@@ -237,7 +237,8 @@ def install(site: Path) -> None:
         {
             "platforms.py": PLATFORM,
             "commands.py": "import click\n\ndef plain():\n    pass\n\n"
-            "@click.command()\ndef mute():\n    pass\n",
+            "@click.command()\ndef mute():\n    pass\n\n"
+            "@click.command(help='Help.')\n@click.option('--traceback')\ndef shadowed(**_):\n    pass\n",
         },
         {
             "mindspeed.platforms": {
@@ -249,6 +250,11 @@ def install(site: Path) -> None:
             "mindspeed.commands": {
                 "plain": "bad_providers.commands:plain",
                 "mute": "bad_providers.commands:mute",
+            },
+            "mindspeed.train_commands": {
+                "sample": "bad_providers.commands:plain",
+                "--loud": "bad_providers.commands:mute",
+                "shadowed": "bad_providers.commands:shadowed",
             },
         },
         requires=("mindspeed-core",),

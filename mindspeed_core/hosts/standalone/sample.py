@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import click
 
 from mindspeed_core.errors import ArgumentError
+from mindspeed_core.launch.commands import parallel_command
 from mindspeed_core.run import Run
 
 
@@ -54,6 +55,7 @@ def generate(run: Run, prompt: Sequence[int], length: int, *, top_k: int = 0, se
     return tokens
 
 
+@parallel_command
 @click.command(
     "sample",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "max_content_width": 100},
