@@ -157,7 +157,7 @@ def provide(
     if get_model_config(chunk) is not config:
         names = [name for name in now.session.plan.names if "build_transformer_config" in _hooks(now, name)]
         raise UserError(
-            f"{', '.join(names) or 'loss per token with experts'}: changes the model's configuration, and the "
+            f"{', '.join(names) or 'losses of experts'}: changes the model's configuration, and the "
             "script's model_provider builds with another than the one in its argument config; drop its flag "
             "for this script"
         )
