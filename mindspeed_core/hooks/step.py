@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mindspeed_core.run import Batch, Loss, Run, StepResult
     from mindspeed_core.session import Session
 
-__all__ = ["compute_loss", "forward_step", "get_forward_backward", "train_step"]
+__all__ = ["compute_loss", "compute_token_losses", "forward_step", "get_forward_backward", "train_step"]
 
 
 @hookspec
@@ -58,6 +58,37 @@ def forward_step(
 
     Returns:
         The chunk's output and the loss function that the schedule applies to it on the last pipeline stage.
+    """
+
+
+@hookspec(since="1.1")
+def compute_token_losses(
+    session: Session,
+    run: Run,
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    model_chunk: MegatronModule,
+    head: int,
+) -> torch.Tensor | Any:
+    """Turn logits into per-token losses, inside the model that holds the output layer.
+
+    Slot ``lm-loss``. The default is the model's own ``compute_language_model_loss``: cross entropy over the
+    whole vocabulary, plain or fused. Called in training and evaluation, by a forward pass and by a schedule
+    plan, once per micro-batch, and once more for each prediction of a further token (``--mtp-num-layers``).
+    What a wrapper adds to the result is trained like the loss of the token; what is to be reported under a
+    name of its own goes through ``Loss.plus`` in `compute_loss`, which follows on the same rank.
+
+    Args:
+        logits: ``[s, b, v / tp]``, this rank's part of the vocabulary, its padding included; ``s`` is the
+            whole sequence under sequence parallelism, the rank's part under context parallelism. In the
+            dtype of the output layer, and unchanged after the ``yield``.
+        labels: ``[b, s]`` int64; those of the further token for its prediction.
+        model_chunk: the language model itself, without wrappers; its ``tp_group`` holds the whole vocabulary.
+        head: 0, or which prediction of a further token this is, from 1 on. Those come before 0 within a
+            micro-batch, and what they make reaches no other stage.
+
+    Returns:
+        Losses ``[b, s]``, masked tokens included.
     """
 
 

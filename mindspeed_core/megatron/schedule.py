@@ -12,6 +12,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.megatron.token_losses import check_passed
 from mindspeed_core.megatron.unwrap import unwrap
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def scheduled(run: Run, *, training: bool) -> Iterator[None]:
     context.training = training
     try:
         yield
+        if training:
+            check_passed(run.session)
     finally:
         context.microbatch, context.vp_stage, context.training = -1, None, True
 

@@ -21,6 +21,7 @@ from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, argumen
 from mindspeed_core.hosts.megatron_lm.without_te import installed
 from mindspeed_core.megatron.data_parallel import ddp_config_of
 from mindspeed_core.megatron.layers import build_mtp_spec, plain_parts
+from mindspeed_core.megatron.token_losses import pass_token_losses
 from mindspeed_core.run import DistInfo, Run
 
 if TYPE_CHECKING:
@@ -177,6 +178,7 @@ def around_get_model(now: PretrainCall, original: Callable[..., Any], *args: Any
     if not now.has_run:
         now.run = _run(now, model, bound.arguments.get("pg_collection"))
     now.session.check_placements()
+    pass_token_losses(now.run, model)
     return model
 
 

@@ -200,7 +200,7 @@ PATCHES = (
     _row(
         _TRAINING + "get_model",
         "model:around_get_model",
-        "build_model wrap_ddp",
+        "build_model wrap_ddp compute_token_losses",
         "the chunks of a rank come together there; features that place modules are checked",
         features=True,
         versions="0.15 and older take neither config nor pg_collection",
@@ -281,7 +281,7 @@ PATCHES = (
     _row(
         "megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
         "step:around_get_schedule",
-        "get_forward_backward boundary_schema forward_step get_batch compute_loss",
+        "get_forward_backward boundary_schema forward_step get_batch compute_token_losses compute_loss",
         "training and evaluation ask it for the schedule; micro-batches are counted around it",
     ),
     _row(

@@ -16,7 +16,7 @@ from mindspeed_core.hooks import DONE, Done
 from mindspeed_core.hosts.megatron_lm import pretrain_call
 from mindspeed_core.hosts.megatron_lm.flag_ownership import leave_to_features
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
-from mindspeed_core.megatron.loss import loss_of, schedule_loss
+from mindspeed_core.megatron.loss import is_mean, loss_of, schedule_loss
 from mindspeed_core.megatron.schedule import boundary_options, scheduled
 from mindspeed_core.run import Loss, StepResult
 
@@ -127,11 +127,11 @@ def forward_step(
     def through_stage(output_tensor: torch.Tensor, **named: Any) -> Any:
         if named.get("non_loss_data"):
             return loss(output_tensor, **named)
-        with now.calling("compute_loss", lambda output: loss(output, **named)) as call:
+        with now.calling("compute_loss", lambda output: loss_of(loss(output, **named))) as call:
             found: Loss = session.call(
                 "compute_loss", run=run, batch=batch, output_tensor=output_tensor, model_chunk=model_chunk
             )
-        return schedule_loss(found, averaged=call.made and len(call.result) == 2)
+        return schedule_loss(found, averaged=is_mean(found, call.result))
 
     return output, through_stage
 
@@ -139,7 +139,8 @@ def forward_step(
 @hookimpl(trylast=True)
 def compute_loss(output_tensor: torch.Tensor) -> Loss:
     """Call the script's loss; where it reports no number of tokens, it is a mean and counts as one."""
-    return loss_of(pretrain_call.current().pending("compute_loss")(output_tensor))
+    found: Loss = pretrain_call.current().pending("compute_loss")(output_tensor)
+    return found
 
 
 @intercepts(run=True)

@@ -22,6 +22,7 @@ _STAGES = (
     _HERE + "optimizer",
     "mindspeed_core.megatron.gradients",
     "mindspeed_core.megatron.schedule",
+    "mindspeed_core.megatron.token_losses",
     _HERE + "step",
     _HERE + "evaluation",
     _HERE + "checkpoint.stages",

@@ -15,6 +15,7 @@ from mindspeed_core.hosts.standalone.arguments.run_length import samples_wanted
 from mindspeed_core.hosts.standalone.checkpoint import rng_state
 from mindspeed_core.hosts.standalone.step import configure_for_training
 from mindspeed_core.megatron.global_state import destroy_megatron_state
+from mindspeed_core.megatron.token_losses import pass_token_losses
 from mindspeed_core.run import Run
 from mindspeed_core.runtime.rank_check import check_ranks
 
@@ -55,6 +56,7 @@ def _build_model(session: Session) -> Run:
     model = session.call("build_model", args=args, config=config, pg=pg)
     session.check_placements()
     run = Run(session=session, args=args, config=config, pg=pg, dist=info, model=model)
+    pass_token_losses(run, model)
     run.boundary = session.call("boundary_schema", args=args, config=config)
     return run
 
