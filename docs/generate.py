@@ -49,6 +49,8 @@ from mindspeed_core.hosts.megatron_lm.patch_table import (
     INSTANCE,
     PATCH,
     PATCHES,
+    STARTUP,
+    STARTUPS,
 )
 from mindspeed_core.hosts.standalone.arguments import megatron_lm_answers
 from mindspeed_core.megatron import megatron_lm_flags
@@ -344,7 +346,7 @@ def megatron_lm_stages_page(registry: Registry) -> str:
     known = [stage.__name__ for name in STAGE_MODULES for stage in stages_of(import_module(name))]
     rows = []
     for stage in known:
-        found = [row for row in (*ENTRIES, *ARGUMENTS, *PATCHES) if stage in row.stages]
+        found = [row for row in (*ENTRIES, *STARTUPS, *ARGUMENTS, *PATCHES) if stage in row.stages]
         for row in found:
             rows.append((code(stage), code(row.target), MECHANISMS[row.mechanism], row.reason, row.versions))
         if not found:
@@ -378,6 +380,7 @@ MECHANISMS = {
     GLOBAL: "name in the script",
     PATCH: "intercepted on demand",
     ENTRY: "entry",
+    STARTUP: "intercepted until the session opens",
 }
 
 PAGES: dict[str, Callable[[Registry], str]] = {

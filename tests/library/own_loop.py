@@ -96,6 +96,7 @@ class OwnLoop:
     configs: tuple[Any, Any, Any]
     memory: Recorded
     model_flags: Any
+    mean: bool = False
 
     def __post_init__(self) -> None:
         """Build model, optimizer and schedule."""
@@ -132,7 +133,8 @@ class OwnLoop:
         batch = self.session.batch(next(iterator))
         options = {} if batch.packed_seq_params is None else {"packed_seq_params": batch.packed_seq_params}
         output = model(batch.tokens, batch.position_ids, batch.attention_mask, labels=batch.labels, **options)
-        return output, self.session.loss(partial(_loss, batch.loss_mask), batch, model)
+        function = _mean_loss if self.mean else _loss
+        return output, self.session.loss(partial(function, batch.loss_mask), batch, model)
 
     def _step(self, batches: Sequence[Any], args: Any) -> float:
         for chunk in self.chunks:
@@ -157,6 +159,11 @@ def _loss(mask: torch.Tensor, output: torch.Tensor) -> tuple[torch.Tensor, torch
     return total, mask.sum().int(), {"lm loss": torch.stack([total.detach(), mask.sum()])}
 
 
+def _mean_loss(mask: torch.Tensor, output: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+    total, tokens, report = _loss(mask, output)
+    return total / tokens, report
+
+
 def _mean(reports: Sequence[dict[str, torch.Tensor]]) -> float:
     """Over micro-batches and data-parallel ranks, from the last stage to all."""
     from megatron.core import parallel_state
@@ -172,8 +179,11 @@ def _mean(reports: Sequence[dict[str, torch.Tensor]]) -> float:
     return float(total / count)
 
 
-def both(model_flags: Sequence[str], feature_flags: Sequence[str]) -> tuple[Any, ...]:
-    """The losses of the standalone host and of the own loop, what each logged, and the loop's report."""
+def both(model_flags: Sequence[str], feature_flags: Sequence[str], *, mean: bool = False) -> tuple[Any, ...]:
+    """The losses of the standalone host and of the own loop, what each logged, and the loop's report.
+
+    With ``mean`` the loop's loss function returns a mean and no number of tokens.
+    """
     # The loop has no scheduler, which would be what excepts norms and biases from weight decay.
     model_flags = (*model_flags, "--weight-decay", "0")
     with recorded(*model_flags, *feature_flags) as (memory, run):
@@ -182,7 +192,7 @@ def both(model_flags: Sequence[str], feature_flags: Sequence[str]) -> tuple[Any,
     configs = plain_configs(*model_flags)
     flags = [*_of_the_batches(args), *feature_flags]
     with activate(flags, platform="cpu", configs=configs) as session:
-        own = OwnLoop(session, configs, memory, args)
+        own = OwnLoop(session, configs, memory, args, mean)
         losses, numbers = [], []
         for index in range(STEPS):
             loss = own.step(memory.batches[index * per_step : (index + 1) * per_step], args)

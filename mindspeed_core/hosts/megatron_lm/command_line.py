@@ -24,14 +24,14 @@ from mindspeed_core.resolver.plan import PlanError, Problem
 _OWNER = f"host {NAME}"
 
 
-def platform_asked_for(argv: Sequence[str]) -> str:
-    """Return the value of ``--platform``, before any parser exists."""
+def asked_for(option: str, argv: Sequence[str]) -> str:
+    """Return the value of an option before any parser exists, empty where it is not given."""
     for index, token in enumerate(argv):
-        if token == "--platform" and index + 1 < len(argv):
+        if token == option and index + 1 < len(argv):
             return argv[index + 1]
-        if token.startswith("--platform="):
+        if token.startswith(option + "="):
             return token.partition("=")[2]
-    return "auto"
+    return ""
 
 
 class CommandLine:

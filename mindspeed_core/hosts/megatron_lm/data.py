@@ -12,7 +12,6 @@ from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.megatron_lm import pretrain_call
 from mindspeed_core.hosts.megatron_lm.batches import FIELDS, SLOT, SPLIT, splits_sequences
-from mindspeed_core.hosts.megatron_lm.emulation import keeps_generator
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, intercepts
 from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.run import Batch, DataIterators, Datasets
@@ -28,13 +27,10 @@ def build_datasets(num_samples: tuple[int, int | None, int]) -> Datasets:
     return Datasets(train, valid, test)
 
 
-@intercepts()
+@intercepts(run=True)
 def around_build_iterators(now: PretrainCall, original: Callable[..., Any], provider: Any) -> Any:
     """Intercept ``build_train_valid_test_data_iterators``, called for each chunk of the model."""
-    build = keeps_generator(original) if now.session.platform.device_type == "cpu" else original
-    if not now.has_run or not now.wants("build_data_iterators", "evaluate"):
-        return build(provider)
-    with now.calling("build_data_iterators", lambda: build(provider)):
+    with now.calling("build_data_iterators", lambda: original(provider)):
         data: DataIterators = now.session.call("build_data_iterators", run=now.sync_run())
     now.run.data = data
     train, valid, test = (_single(part) for part in (data.train, data.valid, data.test))

@@ -17,8 +17,8 @@ from typing import Any
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Patch
 from mindspeed_core.hosts.megatron_lm import pretrain_call, script, session
-from mindspeed_core.hosts.megatron_lm.command_line import CommandLine, platform_asked_for
-from mindspeed_core.hosts.megatron_lm.patch_table import ENTRIES
+from mindspeed_core.hosts.megatron_lm.command_line import CommandLine, asked_for
+from mindspeed_core.hosts.megatron_lm.patch_table import ENTRIES, STARTUPS
 from mindspeed_core.platforms.selection import choose_platform
 from mindspeed_core.registry import Registry
 from mindspeed_core.runtime.patches import PatchLedger
@@ -129,6 +129,8 @@ def around_pretrain(original: Callable[..., Any]) -> Callable[..., Any]:
         failed = True
         try:
             now.platform = _make_available(early)
+            if asked_for("--yaml-cfg", sys.argv[1:]):
+                early.apply([row.patch() for row in STARTUPS], owner=OWNER)
             now.before_opening = early.revert
             script.take_over(now, bound.arguments)
             with _reported():
@@ -155,7 +157,7 @@ def _make_available(ledger: PatchLedger) -> str:
         The name of the platform that will be used.
     """
     with _reported():
-        name, _ = choose_platform(platform_asked_for(sys.argv[1:]), _installed_registry())
+        name, _ = choose_platform(asked_for("--platform", sys.argv[1:]) or "auto", _installed_registry())
     if name != "cuda":
         available = Patch(
             "torch.cuda:is_available",

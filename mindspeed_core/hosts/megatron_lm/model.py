@@ -14,9 +14,12 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.module import Float16Module, MegatronModule
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, _get_block_submodules
+from megatron.core.utils import get_model_config
 
+from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.megatron_lm import pretrain_call
+from mindspeed_core.hosts.megatron_lm.flag_ownership import leave_to_features
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
 from mindspeed_core.hosts.megatron_lm.without_te import installed
 from mindspeed_core.megatron.data_parallel import ddp_config_of
@@ -34,7 +37,7 @@ __all__ = ["build_mtp_spec"]
 def around_config_from_args(
     now: PretrainCall, original: Callable[..., Any], args: Any, config_class: type | None = None
 ) -> Any:
-    """Intercept ``core_transformer_config_from_args``; scripts call it for every micro-batch too."""
+    """Pass what ``core_transformer_config_from_args`` makes through its stage; scripts call it often."""
     base = original(args, config_class)
     for known_class, known_base, known in now.configs:
         if known_class is config_class and known_base == base:
@@ -134,6 +137,44 @@ def build_layer_spec(args: Namespace, config: TransformerConfig) -> Any:
     return plain_parts(spec, config)
 
 
+def provide(
+    now: PretrainCall, provider: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
+) -> Any:
+    """Build one chunk by the script's provider, from a configuration that features have changed.
+
+    Raises:
+        UserError: the provider leaves the configuration it is given aside.
+    """
+    build = build_chunk if now.wants("build_model_chunk") else _as_given
+    if not changes_config(now) or named.get("config") is not None:
+        return build(now, provider, args, named)
+    config = named["config"] = _config(now.session)
+    chunk = build(now, provider, args, named)
+    if get_model_config(chunk) is not config:
+        names = [name for name in now.session.plan.names if "build_transformer_config" in _hooks(now, name)]
+        raise UserError(
+            f"{', '.join(names) or 'a feature'}: changes the model's configuration, and the script's "
+            "model_provider builds with another than the one in its argument config; drop its flag for this "
+            "script"
+        )
+    return chunk
+
+
+def _as_given(
+    now: PretrainCall, provider: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
+) -> Any:
+    return provider(*args, **named)
+
+
+def _hooks(now: PretrainCall, feature: str) -> Any:
+    return now.session.registry.features[feature].cls.hooks()
+
+
+def changes_config(now: PretrainCall) -> bool:
+    """Return whether features change the configuration, and the script's provider takes it as an argument."""
+    return now.wants("build_transformer_config") and "config" in now.handed
+
+
 def build_chunk(
     now: PretrainCall, provider: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
 ) -> Any:
@@ -175,10 +216,8 @@ def around_get_model(now: PretrainCall, original: Callable[..., Any], *args: Any
     bound = arguments_of(original, args, named)
     bound.apply_defaults()
     model = _build(now, original, bound)
-    if not now.has_run:
-        now.run = _run(now, model, bound.arguments.get("pg_collection"))
-    now.session.check_placements()
-    pass_token_losses(now.run, model)
+    if bound.arguments["wrap_with_ddp"] is False and not now.has_run:
+        begin_run(now, model, bound.arguments.get("pg_collection"))
     return model
 
 
@@ -245,15 +284,21 @@ def build_ddp_config(args: Namespace) -> DistributedDataParallelConfig:
 
 
 def _config(session: Session) -> Any:
-    return import_module("megatron.training.arguments").core_transformer_config_from_args(session.args)
+    """Return the configuration of the model, as features change it."""
+    now, args = pretrain_call.current(), session.args
+    from_args = import_module("megatron.training.arguments").core_transformer_config_from_args
+    if getattr(args, "yaml_cfg", None) is not None:
+        from_yaml = import_module("megatron.training.yaml_arguments").core_transformer_config_from_yaml
+        return around_config_from_args(lambda given, kind=None: from_yaml(given, "language_model"))(args)
+    # Where the provider takes no configuration, the function itself is intercepted.
+    return (around_config_from_args(from_args) if changes_config(now) else from_args)(args)
 
 
-def _run(now: PretrainCall, model: Any, pg: Any) -> Run:
+def begin_run(now: PretrainCall, model: Any, pg: Any = None) -> None:
+    """Make the record of the run from its wrapped chunks; check that features have placed their modules."""
     session = now.session
-    from megatron.core.utils import get_model_config
-
     assert isinstance(now.dist, DistInfo)
-    return Run(
+    now.run = Run(
         session=session,
         args=session.args,
         config=get_model_config(model[0]),
@@ -262,6 +307,9 @@ def _run(now: PretrainCall, model: Any, pg: Any) -> Run:
         model=model,
         tokenizer=_tokenizer(),
     )
+    leave_to_features(session, now.run)
+    session.check_placements()
+    pass_token_losses(now.run, model)
 
 
 def _tokenizer() -> Any:

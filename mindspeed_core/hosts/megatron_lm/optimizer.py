@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig
-from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.megatron_lm import NAME, pretrain_call
+from mindspeed_core.hosts.megatron_lm.model import begin_run
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, intercepts
 from mindspeed_core.megatron import optimizer_state
 from mindspeed_core.run import OptimizerStep
@@ -41,7 +41,8 @@ def around_get_optimizer(
     if now.call("build_optimizer") is not None:
         return original(config, model_chunks, *rest, **named)
     session = now.session
-    pg = now.run.pg if now.has_run else ProcessGroupCollection.use_mpu_process_groups()
+    if not now.has_run:
+        begin_run(now, model_chunks)
     if now.wants("build_optimizer_config") and not now.optimizer_configured:
         # Megatron-LM 0.15 and older fill the configuration in the function that calls this one.
         filled = config
@@ -49,10 +50,10 @@ def around_get_optimizer(
             config = session.call("build_optimizer_config", args=session.args)
     with now.calling("build_optimizer", lambda chosen, chunks: original(chosen, chunks, *rest, **named)):
         optimizer = session.call(
-            "build_optimizer", args=session.args, optimizer_config=config, model=model_chunks, pg=pg
+            "build_optimizer", args=session.args, optimizer_config=config, model=model_chunks, pg=now.run.pg
         )
-    if now.has_run and now.run.optimizer is None:
-        now.run.optimizer, now.run.model = optimizer, model_chunks
+    if now.run.optimizer is None:
+        now.run.optimizer = optimizer
     _save_exactly(now, optimizer)
     if now.wants("optimizer_step"):
         _step_through_stage(now, optimizer)
@@ -120,11 +121,13 @@ def _save_exactly(now: PretrainCall, optimizer: Any) -> None:
     instances.set(NAME, optimizer, "load_state_dict", load_state_dict)
 
 
-@intercepts()
+@intercepts(run=True)
 def around_get_scheduler(now: PretrainCall, original: Callable[..., Any], optimizer: Any) -> Any:
     """Intercept ``get_optimizer_param_scheduler``."""
     with now.calling("build_scheduler", original):
-        return now.session.call("build_scheduler", args=now.session.args, optimizer=optimizer)
+        scheduler = now.session.call("build_scheduler", args=now.session.args, optimizer=optimizer)
+    now.run.scheduler = scheduler
+    return scheduler
 
 
 @hookimpl(trylast=True)

@@ -69,24 +69,23 @@ def build_process_groups() -> ProcessGroupCollection:
     return ProcessGroupCollection.use_mpu_process_groups()
 
 
-@intercepts()
-def around_set_random_seed(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """Intercept ``_set_random_seed``."""
+def seed_before_model(now: PretrainCall) -> None:
+    """Seed the generators anew before the first chunk is built, where a feature or the platform asks for it.
+
+    Compiling in between has drawn from the device's generator, which on CPU also initializes parameters.
+    """
     session = now.session
-    with now.calling("seed_everything", lambda: original(*args, **named)) as call:
-        session.call("seed_everything", args=session.args, pg=ProcessGroupCollection.use_mpu_process_groups())
-    return call.result
+    if now.seeded or not (now.wants("seed_everything") or session.platform.device_type == "cpu"):
+        return
+    now.seeded = True
+    session.call("seed_everything", args=session.args, pg=ProcessGroupCollection.use_mpu_process_groups())
 
 
 @hookimpl(trylast=True)
 def seed_everything(args: Namespace, pg: ProcessGroupCollection) -> RngInfo:
-    """Seed by Megatron-LM's rule; the same again where a feature asks for it later."""
+    """Seed by Megatron-LM's rule."""
     seed = seed_of_rank(args, pg)
-    call = pretrain_call.current().call("seed_everything")
-    if call is not None:
-        call()
-    else:
-        seed_generators(seed, args.te_rng_tracker, args.inference_rng_tracker)
+    seed_generators(seed, args.te_rng_tracker, args.inference_rng_tracker)
     return RngInfo(seed=args.seed, model_parallel_seed=seed)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import SessionError
+from mindspeed_core.hosts.megatron_lm.dropout_generator import DropoutGenerator
 from mindspeed_core.run import Batch, DistInfo, Run
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ class PretrainCall:
         before_opening: takes back what stood in for the session until it opens.
         script_opened: takes over names of the script once the session is open.
         optimizer_configured: the stage of the optimizer's configuration was reached.
+        handed: arguments of the script's ``model_provider``.
+        seeded: generators were seeded anew for the model.
+        began: the stage ``start_run`` was called.
+        generator: the generator of dropout, kept from data loaders on CPU.
         fields: fields of a batch that features want, and those that the script gives, by whether a pipeline
             stage holds the embedding and whether it holds the output layer.
     """
@@ -77,6 +82,10 @@ class PretrainCall:
         self.before_opening: Callable[[], object] = lambda: None
         self.script_opened: Callable[[], object] = lambda: None
         self.optimizer_configured = False
+        self.handed: frozenset[str] = frozenset()
+        self.seeded = False
+        self.began = False
+        self.generator = DropoutGenerator()
         self.fields: dict[tuple[bool, bool], tuple[frozenset[str], frozenset[str]]] = {}
         self._session: Session | None = None
         self._run: Run | None = None

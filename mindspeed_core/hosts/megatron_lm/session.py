@@ -49,6 +49,7 @@ def open_session(
     now.before_opening()
     session.open()
     now.session = session
+    now.generator.shared = session.platform.device_type == "cpu"
     _print_summary(session, changed, entries)
     set_device_connections(session, args)
     restore_attention_choice(session)
@@ -81,6 +82,7 @@ def _prepare(
         args,
         any_feature=bool(features or extra_plugins),
         without_te=not installed(TE_AND_APEX),
+        handed=now.handed,
     )
     if args.plan_only:
         if _is_first_rank():

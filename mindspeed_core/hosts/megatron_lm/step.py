@@ -1,4 +1,4 @@
-"""The loop's start, the step, the schedule and the loss: interceptions and defaults."""
+"""The first step, the step, the schedule and the loss: interceptions and defaults."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from megatron.core.transformer.module import MegatronModule
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hooks import DONE, Done
-from mindspeed_core.hosts.megatron_lm import pretrain_call
-from mindspeed_core.hosts.megatron_lm.flag_ownership import leave_to_features
+from mindspeed_core.hosts.megatron_lm import NAME, pretrain_call
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
 from mindspeed_core.megatron.loss import is_mean, loss_of, schedule_loss
-from mindspeed_core.megatron.schedule import boundary_options, scheduled
-from mindspeed_core.run import Loss, StepResult
+from mindspeed_core.megatron.schedule import begin_microbatch, boundary_options, scheduled
+from mindspeed_core.run import Batch, Loss, StepResult
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
     from mindspeed_core.session import Session
+
+
+_OF_THE_STAGE = "_mindspeed_stage"
 
 
 class LossNumbers(Mapping[str, float]):
@@ -41,20 +43,20 @@ class LossNumbers(Mapping[str, float]):
         return len(self.tensors)
 
 
-@intercepts(run=True)
-def around_train(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """Intercept ``train``: the loop starts."""
-    given, run = arguments_of(original, args, named).arguments, now.run
-    run.model, run.optimizer = given["model"], given["optimizer"]
-    run.scheduler, run.config = given["opt_param_scheduler"], given["config"]
-    leave_to_features(now.session, run)
-    now.session.call("start_run", run=now.sync_run())
-    return original(*args, **named)
+def _begin(now: PretrainCall) -> None:
+    """Call ``start_run`` before the first step."""
+    if now.wants("start_run") and not now.began:
+        now.began = True
+        now.session.call("start_run", run=now.sync_run())
 
 
 @intercepts(run=True)
 def around_train_step(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """Intercept ``train_step``."""
+    given, run = arguments_of(original, args, named).arguments, now.run
+    run.model, run.optimizer = given["model"], given["optimizer"]
+    run.scheduler, run.config = given["opt_param_scheduler"], given["config"]
+    _begin(now)
     with now.calling("train_step", lambda: original(*args, **named)) as call:
         result: StepResult = now.session.call("train_step", run=now.sync_run())
     # 0.15 and older do not return the largest attention logit.
@@ -98,7 +100,10 @@ def around_get_schedule(now: PretrainCall, original: Callable[..., Any], *args: 
     @functools.wraps(schedule)
     def run_schedule(*positional: Any, **options: Any) -> Any:
         run = now.sync_run()
-        with scheduled(run, training=not options.get("forward_only", False)):
+        training = not options.get("forward_only", False)
+        if training:
+            _begin(now)
+        with scheduled(run, training=training):
             options |= boundary_options(run, now.session.args, run.config)
             return schedule(*positional, **options)
 
@@ -110,6 +115,32 @@ def around_get_schedule(now: PretrainCall, original: Callable[..., Any], *args: 
 def get_forward_backward() -> Callable[..., Any]:
     """Return megatron-core's schedule for the sizes in use."""
     return pretrain_call.current().pending("get_forward_backward")()
+
+
+def forward(
+    now: PretrainCall,
+    original: Callable[..., Any],
+    data_iterator: Iterator[Any],
+    model_chunk: MegatronModule,
+    rest: tuple[Any, ...],
+    named: dict[str, Any],
+) -> Any:
+    """Run the script's forward step through its stage; the schedule calls it for each micro-batch."""
+    run = now.sync_run()
+    if now.wants("finalize_gradients"):
+        _finalize_through_stage(now, run.config)
+    if not now.wants("forward_step", "compute_loss", "get_batch"):
+        return original(data_iterator, model_chunk, *rest, **named)
+    begin_microbatch(run, model_chunk)
+    now.batch = Batch()
+    with now.calling("forward_step", lambda iterator, chunk: original(iterator, chunk, *rest, **named)):
+        return now.session.call(
+            "forward_step",
+            run=run,
+            data_iterator=data_iterator,
+            model_chunk=model_chunk,
+            return_schedule_plan=bool(named.get("return_schedule_plan", False)),
+        )
 
 
 @hookimpl(trylast=True)
@@ -143,29 +174,34 @@ def compute_loss(output_tensor: torch.Tensor) -> Loss:
     return found
 
 
-@intercepts(run=True)
-def around_finalize(
-    now: PretrainCall,
-    original: Callable[..., Any],
-    model: Any,
-    num_tokens: Any = None,
-    pg_collection: Any = None,
-    force_all_reduce: bool = False,
-    **further: Any,
-) -> None:
-    """Intercept ``finalize_model_grads``."""
-    named = {"pg_collection": pg_collection, "force_all_reduce": force_all_reduce} | further
-    # megatron-core 0.15 takes neither.
-    named = {name: value for name, value in named.items() if value not in (None, False)}
-    with now.calling("finalize_gradients", lambda chunks, tokens: original(chunks, tokens, **named)):
-        now.session.call(
-            "finalize_gradients",
-            run=now.sync_run(),
-            model=model,
-            num_tokens=num_tokens,
-            pg=pg_collection,
-            force_all_reduce=force_all_reduce,
-        )
+def _finalize_through_stage(now: PretrainCall, config: Any) -> None:
+    """Put the stage where the loop has put its function and the schedule looks for it."""
+    original = config.finalize_model_grads_func
+    if original is None or hasattr(original, _OF_THE_STAGE):
+        return
+
+    def through_stage(
+        model: Any,
+        num_tokens: Any = None,
+        pg_collection: Any = None,
+        force_all_reduce: bool = False,
+        **further: Any,
+    ) -> None:
+        named = {"pg_collection": pg_collection, "force_all_reduce": force_all_reduce} | further
+        # megatron-core 0.15 takes neither.
+        named = {name: value for name, value in named.items() if value not in (None, False)}
+        with now.calling("finalize_gradients", lambda chunks, tokens: original(chunks, tokens, **named)):
+            now.session.call(
+                "finalize_gradients",
+                run=now.sync_run(),
+                model=model,
+                num_tokens=num_tokens,
+                pg=pg_collection,
+                force_all_reduce=force_all_reduce,
+            )
+
+    setattr(through_stage, _OF_THE_STAGE, True)
+    now.session.instances.set(NAME, config, "finalize_model_grads_func", through_stage)
 
 
 @hookimpl(trylast=True)
