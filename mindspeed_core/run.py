@@ -197,12 +197,15 @@ class StepResult:
     """One finished training step.
 
     Attributes:
-        losses: reported losses by name, reduced over data parallelism; the same on every rank.
+        losses: reported losses by name, reduced over data parallelism; the same on every rank. They are read
+            from the device when somebody looks at one.
         skipped: the update was skipped.
         grad_norm: see `OptimizerStep`.
         num_zeros: see `OptimizerStep`.
         seconds: wall time.
-        tokens: tokens of the whole step over all ranks.
+        tokens: tokens of the whole step over all ranks, those that do not count included: samples times
+            sequence length.
+        counts: over how many tokens each reported loss is a mean, by name; empty where that is not known.
     """
 
     losses: Mapping[str, float]
@@ -211,6 +214,13 @@ class StepResult:
     num_zeros: int | None
     seconds: float = 0.0
     tokens: int = 0
+    counts: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def loss_tokens(self) -> int | None:
+        """Tokens of the whole step that counted in the loss ``lm loss``; None where that is not known."""
+        count = self.counts.get("lm loss")
+        return None if count is None else round(count)
 
 
 @dataclass(frozen=True)

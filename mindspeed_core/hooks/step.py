@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.hooks.marker import hookspec
@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from mindspeed_core.run import Batch, Loss, Run, StepResult
     from mindspeed_core.session import Session
 
-__all__ = ["compute_loss", "compute_token_losses", "forward_step", "get_forward_backward", "train_step"]
+__all__ = [
+    "compute_loss",
+    "compute_token_losses",
+    "forward_step",
+    "get_forward_backward",
+    "reduce_losses",
+    "train_step",
+]
 
 
 @hookspec
@@ -106,4 +113,28 @@ def compute_loss(
         A `Loss`: the sum over this rank's tokens, the number of tokens, and what is reported. The schedule
         averages as Megatron-LM does: over the tokens of each micro-batch and then over micro-batches, or,
         with ``--calculate-per-token-loss``, over the tokens of the whole step.
+    """
+
+
+@hookspec(since="1.1")
+def reduce_losses(
+    session: Session, run: Run, reports: Sequence[Mapping[str, torch.Tensor]], training: bool
+) -> Mapping[str, float] | Any:
+    """Reduce the losses that micro-batches reported to those of the step. Called on every rank.
+
+    The default sums over micro-batches and data-parallel ranks in one collective for all names, hands the
+    result to every pipeline stage, and leaves the numbers on the device: a `Losses` that is read when
+    somebody looks at one, usually where the step is logged. Names may differ between micro-batches and
+    ranks. In training, one that comes up after the first step is reported from the following step on.
+
+    A feature that adds a name returns ``losses | {"name": value}``. One that reads a number waits for the
+    device, in every step.
+
+    Args:
+        reports: one dictionary per micro-batch of this rank, name to ``[sum, count]``; empty on pipeline
+            stages without loss.
+        training: False for the reports of an evaluation.
+
+    Returns:
+        The mean losses by name, the same on every rank.
     """

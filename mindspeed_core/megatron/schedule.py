@@ -42,8 +42,7 @@ def scheduled(run: Run, *, training: bool) -> Iterator[None]:
     context.training = training
     try:
         yield
-        if training:
-            check_passed(run.session)
+        check_passed(run)
     finally:
         context.microbatch, context.vp_stage, context.training = -1, None, True
 

@@ -112,16 +112,16 @@ def pass_token_losses(run: Run, model: Sequence[Any], group: dist.ProcessGroup |
         )
 
 
-def check_passed(session: Session) -> None:
-    """Refuse a loss that was computed without the stage although a feature takes part in it.
+def check_passed(run: Run) -> None:
+    """Refuse a loss to train on that was computed without the stage although a feature takes part in it.
 
     Raises:
         SessionError: the model was run without labels, and its logits became a loss elsewhere.
     """
-    passing = session.state(_Passing)
-    if passing.models and not passing.calls:
+    passing = run.session.state(_Passing)
+    if passing.models and not passing.calls and run.context.training:
         raise SessionError(
-            f"{', '.join(_features(session))}: needs the logits on their way to the loss, but the model was "
+            f"{', '.join(_features(run.session))}: needs the logits on their way to the loss, but the model was "
             "called without labels. Call it with labels=, pass logits through session.token_losses in a loop "
             "of your own, or drop the flag"
         )

@@ -5,14 +5,13 @@ Both start from the same weights and see the same batches; what the loop is told
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import get_megatron_optimizer
@@ -136,7 +135,7 @@ class OwnLoop:
         function = _mean_loss if self.mean else _loss
         return output, self.session.loss(partial(function, batch.loss_mask), batch, model)
 
-    def _step(self, batches: Sequence[Any], args: Any) -> float:
+    def _step(self, batches: Sequence[Any], args: Any) -> Mapping[str, float]:
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -150,7 +149,7 @@ class OwnLoop:
             forward_only=False,
         )
         self.optimizer.step()
-        return _mean(reports)
+        return self.session.reduce_losses(reports)
 
 
 def _loss(mask: torch.Tensor, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
@@ -162,21 +161,6 @@ def _loss(mask: torch.Tensor, output: torch.Tensor) -> tuple[torch.Tensor, torch
 def _mean_loss(mask: torch.Tensor, output: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
     total, tokens, report = _loss(mask, output)
     return total / tokens, report
-
-
-def _mean(reports: Sequence[dict[str, torch.Tensor]]) -> float:
-    """Over micro-batches and data-parallel ranks, from the last stage to all."""
-    from megatron.core import parallel_state
-
-    sums = torch.zeros(2)
-    for report in reports:
-        sums += report["lm loss"]
-    dist.all_reduce(sums, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
-    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
-        group = parallel_state.get_pipeline_model_parallel_group()
-        dist.all_reduce(sums, op=dist.ReduceOp.MAX, group=group)
-    total, count = sums.tolist()
-    return float(total / count)
 
 
 def both(model_flags: Sequence[str], feature_flags: Sequence[str], *, mean: bool = False) -> tuple[Any, ...]:
@@ -195,9 +179,10 @@ def both(model_flags: Sequence[str], feature_flags: Sequence[str], *, mean: bool
         own = OwnLoop(session, configs, memory, args, mean)
         losses, numbers = [], []
         for index in range(STEPS):
-            loss = own.step(memory.batches[index * per_step : (index + 1) * per_step], args)
-            losses.append(loss)
-            numbers.append(session.log_step({"loss": loss, "step": session.run.iteration}))
+            found = own.step(memory.batches[index * per_step : (index + 1) * per_step], args)
+            losses.append(found["lm loss"])
+            step = {"loss": found["lm loss"], "step": session.run.iteration}
+            numbers.append(session.log_step({**found, **step}))
         report = session.report()
     destroy_megatron_state()
     return memory.losses, losses, memory.numbers, numbers, report

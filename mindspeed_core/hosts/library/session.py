@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MethodType
@@ -300,7 +300,7 @@ class LibrarySession(EmbeddedSession):
             adapter = LossAdapter(partial(function, **options))
             if options.get("non_loss_data"):
                 return adapter.function(output_tensor)
-            check_passed(self)
+            check_passed(self.run)
             loss = self._through(
                 "compute_loss",
                 adapter.record,
@@ -312,6 +312,26 @@ class LibrarySession(EmbeddedSession):
             return adapter.tuple_of(loss)
 
         return compute
+
+    def reduce_losses(
+        self, reports: Sequence[Mapping[str, torch.Tensor]], *, training: bool = True
+    ) -> Mapping[str, float]:
+        """Return the losses of a step, with those that features report; collective over all ranks.
+
+        Args:
+            reports: what the schedule returned: for each micro-batch a dictionary, name to ``[sum, count]``
+                or to a mean; empty on pipeline stages without loss.
+            training: False after an evaluation.
+
+        Returns:
+            The means by name, the same on every rank. They are read from the device when somebody looks at
+            one. ``counts`` of them goes into `StepResult`.
+        """
+        self.build_groups()
+        losses: Mapping[str, float] = self.call(
+            "reduce_losses", run=self.run, reports=reports, training=training
+        )
+        return losses
 
     def finalize_gradients(self, function: Callable[..., Any] | None = None) -> Callable[..., None]:
         """Return the function for ``config.finalize_model_grads_func``.

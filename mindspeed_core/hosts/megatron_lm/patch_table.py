@@ -335,7 +335,7 @@ PATCHES = (
     _row(
         _TRAINING + "train_step",
         "step:around_train_step",
-        "train_step",
+        "train_step reduce_losses",
         "one step; before the first one everything is built and loaded",
         versions="0.15 and older take no iteration and return seven values",
     ),
