@@ -121,9 +121,9 @@ def check_passed(run: Run) -> None:
     passing = run.session.state(_Passing)
     if passing.models and not passing.calls and run.context.training:
         raise SessionError(
-            f"{', '.join(_features(run.session))}: needs the logits on their way to the loss, but the model was "
-            "called without labels. Call it with labels=, pass logits through session.token_losses in a loop "
-            "of your own, or drop the flag"
+            f"{', '.join(_features(run.session))}: needs the logits on their way to the loss, but the model "
+            "was called without labels. Call it with labels=, pass logits through session.token_losses in a "
+            "loop of your own, or drop the flag"
         )
 
 

@@ -69,6 +69,11 @@ LAYOUTS = {
     "cp": (ROPE, ("--context-parallel-size", "2")),
     "cp, per token": ((PER_TOKEN, *ROPE), ("--context-parallel-size", "2")),
     "mtp": (MTP, TP2),
+    "fully sharded": (("--untie-embeddings-and-output-weights",), ("--use-torch-fsdp2",)),
+    "shards gathered late": (
+        (),
+        ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"),
+    ),
 }
 
 
@@ -94,8 +99,13 @@ def other_layouts(expected):
 
 
 @pytest.fixture(scope="module")
-def layouts():
-    return run_world(other_layouts, 2, run_world(one_process, 1)[0])
+def alone():
+    return run_world(several, 1)[0]
+
+
+@pytest.fixture(scope="module")
+def layouts(alone):
+    return run_world(other_layouts, 2, alone["layouts"])
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -148,13 +158,14 @@ def predictions():
     return probe.seen, probe.kept, untouched, without, "compute_language_model_loss" in vars(model)
 
 
-@pytest.fixture(scope="module")
-def alone():
-    return run_world(several, 1)[0]
-
-
 def several():
-    return {"by hand": by_hand(), "predictions": predictions(), "without labels": without_labels()}
+    return {
+        "layouts": one_process(),
+        "by hand": by_hand(),
+        "predictions": predictions(),
+        "without labels": without_labels(),
+        "plan": [planned(), planned(Heads())],
+    }
 
 
 def test_its_gradient_is_that_of_the_formula(alone):
@@ -173,6 +184,26 @@ def test_the_stage_says_which_prediction_the_logits_are_of_and_keeps_them(alone)
 def test_models_are_changed_only_where_a_feature_wants_logits(alone):
     *_, changed, without, afterwards = alone["predictions"]
     assert (changed, without, afterwards) == (True, False, False)
+
+
+def planned(*probes):
+    from megatron.core.models.common.model_chunk_schedule_plan import TransformerModelChunkSchedulePlan
+    from megatron.core.pipeline_parallel.utils import set_streams
+
+    tokens = torch.arange(32)[None] * 3
+    with training(probes=probes) as run:
+        set_streams()
+        plan = run.model[0].module.build_schedule_plan(
+            tokens, torch.arange(32)[None], None, labels=tokens + 1, loss_mask=torch.ones(1, 32)
+        )
+        losses = TransformerModelChunkSchedulePlan.run(plan, None)
+    return losses.detach(), [probe.seen for probe in probes]
+
+
+def test_a_schedule_plan_passes_the_stage(alone):
+    (plain, _), (passed, seen) = alone["plan"]
+    assert torch.equal(plain, passed)
+    assert seen == [[(-1, True, 0, (32, 1, 128))]]
 
 
 class OwnLoss:
