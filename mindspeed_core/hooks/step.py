@@ -112,7 +112,8 @@ def compute_loss(
     Returns:
         A `Loss`: the sum over this rank's tokens, the number of tokens, and what is reported. The schedule
         averages as Megatron-LM does: over the tokens of each micro-batch and then over micro-batches, or,
-        with ``--calculate-per-token-loss``, over the tokens of the whole step.
+        with ``--calculate-per-token-loss``, over the tokens of the whole step. A wrapper adds to it with
+        ``loss.plus(name, sum, tokens, weight=...)``, which is right for every host and layout.
     """
 
 

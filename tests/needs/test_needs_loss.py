@@ -82,7 +82,12 @@ def trained(flags, initial=None):
     with training(*flags, *Z, "--clip-grad", "0", initial=initial, probes=(probe,)) as run:
         begun = parameters(run)
         first = step(run)
-        return begun, gradients(run), [dict(first.losses), dict(step(run).losses)]
+        found = gradients(run)
+        return (
+            begun,
+            found,
+            [{**result.losses, "counted": result.loss_tokens} for result in (first, step(run))],
+        )
 
 
 def one_process():
@@ -117,6 +122,7 @@ def test_a_loss_on_logits_trains_as_in_one_process(layouts, name):
             assert one.keys() == other.keys()
             assert other == pytest.approx(one, rel=2e-5)
         assert losses[0]["toy z loss"] > 10.0
+        assert 4 * 4 <= losses[0]["counted"] < 4 * 32
 
 
 def by_hand():
