@@ -112,18 +112,25 @@ def pass_token_losses(run: Run, model: Sequence[Any], group: dist.ProcessGroup |
         )
 
 
-def check_passed(run: Run) -> None:
+def check_passed(run: Run, *, at_loss: bool = False) -> None:
     """Refuse a loss to train on that was computed without the stage although a feature takes part in it.
 
+    Args:
+        run: the run.
+        at_loss: called where the loss is known, so a model with logits is on this rank.
+
     Raises:
-        SessionError: the model was run without labels, and its logits became a loss elsewhere.
+        SessionError: the model did not hand over its logits, which became a loss elsewhere.
     """
     passing = run.session.state(_Passing)
-    if passing.models and not passing.calls and run.context.training:
+    if passing.calls or not run.context.training or not (at_loss or passing.models):
+        return
+    names = _features(run.session)
+    if names:
         raise SessionError(
-            f"{', '.join(_features(run.session))}: needs the logits on their way to the loss, but the model "
-            "was called without labels. Call it with labels=, pass logits through session.token_losses in a "
-            "loop of your own, or drop the flag"
+            f"{', '.join(names)}: needs the logits on their way to the loss, but no model handed them over: "
+            "it was called without labels, or a loop of your own did not pass it through session.model. Call "
+            "it with labels=, pass logits through session.token_losses, or drop the flag"
         )
 
 

@@ -69,6 +69,8 @@ def trainings(folder, size):
     if size == 1:
         runs["outside"] = (script("outside", OUTSIDE), Z)
     else:
+        pp2 = ("--pipeline-model-parallel-size", "2", "--untie-embeddings-and-output-weights")
+        runs["pp"] = (fake.SCRIPT, (*Z, "--perplexity", *pp2))
         runs["tp"] = (fake.SCRIPT, (*Z, "--tensor-model-parallel-size", "2"))
         runs["tp, mean"] = (script("mean", MEAN), (*Z, "--tensor-model-parallel-size", "2"))
     for name, (path, flags) in runs.items():
@@ -121,6 +123,13 @@ def test_names_that_differ_are_reduced_apart(ranks):
 def test_a_feature_adds_a_name_to_the_losses_of_a_step(ranks):
     for rank in ranks:
         assert steps(rank["added"], "twice") == pytest.approx([2 * loss for loss in steps(rank["added"])])
+
+
+def test_it_does_on_every_pipeline_stage(ranks):
+    for rank in ranks:
+        if "pp" in rank:
+            assert steps(rank["pp"], "toy z loss") == steps(ranks[-1]["pp"], "toy z loss")
+            assert steps(rank["pp"], "twice") == pytest.approx([2 * loss for loss in steps(rank["pp"])])
 
 
 def test_a_script_that_computes_its_loss_from_logits_is_refused(ranks):

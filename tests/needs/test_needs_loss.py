@@ -238,4 +238,4 @@ def without_labels():
 
 def test_logits_that_never_pass_are_refused(alone):
     assert alone["without labels"].startswith("SessionError: toy-z-loss: needs the logits")
-    assert "called without labels" in alone["without labels"]
+    assert "was called without labels" in alone["without labels"]

@@ -300,7 +300,7 @@ class LibrarySession(EmbeddedSession):
             adapter = LossAdapter(partial(function, **options))
             if options.get("non_loss_data"):
                 return adapter.function(output_tensor)
-            check_passed(self.run)
+            check_passed(self.run, at_loss=True)
             loss = self._through(
                 "compute_loss",
                 adapter.record,

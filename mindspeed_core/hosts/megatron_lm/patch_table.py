@@ -322,7 +322,8 @@ PATCHES = (
     _row(
         "megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
         "step:around_get_schedule",
-        "get_forward_backward boundary_schema forward_step get_batch compute_token_losses compute_loss",
+        "get_forward_backward boundary_schema forward_step get_batch compute_token_losses compute_loss "
+        "reduce_losses",
         "training and evaluation ask it for the schedule; micro-batches are counted around it",
     ),
     _row(

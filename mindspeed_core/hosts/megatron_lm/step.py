@@ -15,7 +15,7 @@ from mindspeed_core.feature import hookimpl
 from mindspeed_core.hooks import DONE, Done
 from mindspeed_core.hosts.megatron_lm import NAME, pretrain_call
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
-from mindspeed_core.megatron.loss import is_mean, loss_of, schedule_loss
+from mindspeed_core.megatron.loss import is_mean, loss_of, on_every_stage, schedule_loss
 from mindspeed_core.megatron.loss_reduction import with_same_names
 from mindspeed_core.megatron.schedule import begin_microbatch, boundary_options, scheduled
 from mindspeed_core.megatron.token_losses import check_passed
@@ -33,8 +33,8 @@ _OF_THE_STAGE = "_mindspeed_stage"
 class LossNumbers(Losses):
     """Megatron-LM's losses as numbers, read from the device when somebody looks at them."""
 
-    def __init__(self, tensors: Mapping[str, Any], counts: Mapping[str, float] | None = None) -> None:
-        super().__init__(lambda: {name: float(value) for name, value in tensors.items()}, counts)
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
+        super().__init__(lambda: {name: float(value) for name, value in tensors.items()})
         self.tensors = tensors
 
 
@@ -92,9 +92,13 @@ def train_step(run: Run) -> StepResult:
 
 
 @hookimpl(trylast=True)
-def reduce_losses() -> Losses:
-    """Return what Megatron-LM reduced; over how many tokens it does not say."""
-    return LossNumbers(pretrain_call.current().pending("reduce_losses")())
+def reduce_losses(run: Run) -> Losses:
+    """Return what Megatron-LM reduced, on every pipeline stage; over how many tokens it does not say."""
+    losses = LossNumbers(pretrain_call.current().pending("reduce_losses")())
+    if run.pg.pp.size() == 1:
+        return losses
+    everywhere = on_every_stage(dict(losses), run.pg.pp)
+    return Losses(lambda: everywhere)
 
 
 @intercepts(run=True)
@@ -115,7 +119,8 @@ def around_get_schedule(now: PretrainCall, original: Callable[..., Any], *args: 
         with scheduled(run, training=training):
             options |= boundary_options(run, now.session.args, run.config)
             reports = schedule(*positional, **options)
-        now.reports = reports
+        if now.wants("reduce_losses"):
+            now.reports = reports
         if now.wants("compute_loss") and not options.get("collect_non_loss_data", False):
             # Megatron-LM reduces name by name, those of the first micro-batch.
             reports = with_same_names(run, reports, training=training)
@@ -172,7 +177,7 @@ def forward_step(
     def through_stage(output_tensor: torch.Tensor, **named: Any) -> Any:
         if named.get("non_loss_data"):
             return loss(output_tensor, **named)
-        check_passed(run)
+        check_passed(run, at_loss=True)
         with now.calling("compute_loss", lambda output: loss_of(loss(output, **named))) as call:
             found: Loss = session.call(
                 "compute_loss", run=run, batch=batch, output_tensor=output_tensor, model_chunk=model_chunk

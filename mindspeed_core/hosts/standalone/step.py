@@ -100,7 +100,7 @@ def forward_step(
 def _loss_for_schedule(
     run: Run, batch: Batch, model_chunk: MegatronModule, output_tensor: torch.Tensor
 ) -> tuple[Any, ...]:
-    check_passed(run)
+    check_passed(run, at_loss=True)
     loss: Loss = run.session.call(
         "compute_loss", run=run, batch=batch, output_tensor=output_tensor, model_chunk=model_chunk
     )
