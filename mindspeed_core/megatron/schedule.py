@@ -13,6 +13,7 @@ from megatron.core.pipeline_parallel import schedules
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.megatron.token_losses import check_passed
 from mindspeed_core.megatron.unwrap import unwrap
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def scheduled(run: Run, *, training: bool) -> Iterator[None]:
     context.training = training
     try:
         yield
+        check_passed(run)
     finally:
         context.microbatch, context.vp_stage, context.training = -1, None, True
 

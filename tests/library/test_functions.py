@@ -457,3 +457,63 @@ def modules_alone():
 
 def test_modules_work_with_nothing_but_torch_and_megatron_core():
     assert run_world(modules_alone, 1) == [("no mindspeed session is open", True, True)]
+
+
+class ScaledLogits:
+    """Computes losses from logits of its own, and adds to them."""
+
+    @hookimpl(wrapper=True)
+    def compute_token_losses(self, logits):
+        losses = yield
+        return losses + logits.float().square().sum(-1).transpose(0, 1)
+
+
+def test_logits_of_a_model_called_without_labels_pass_through_a_function(opened):
+    session = opened({}, extra_plugins=[ScaledLogits()])
+    labels, logits = torch.tensor([[0, 1]]), torch.ones(2, 1, 4)
+
+    def losses(labels, logits):
+        logits.zero_()
+        return labels.float()
+
+    with pytest.raises(SessionError, match=r"no model handed them over.*session\.token_losses"):
+        session.loss(lambda output: (output.sum(), {}))(labels)
+    made = session.token_losses(losses, labels, logits)
+    assert made.tolist() == [[4.0, 5.0]]
+    total, report = session.loss(lambda output: (output.mean(), {}))(made)
+    assert (float(total), report) == (4.5, {})
+    with pytest.raises(SessionError, match="one loss for each label"):
+        session.token_losses(lambda labels, logits: logits[..., 0], labels.expand(3, 2), logits)
+
+
+def test_a_model_through_the_session_hands_over_its_logits(opened):
+    session = opened({}, extra_plugins=[ScaledLogits()])
+    model = build(session, small())
+    tokens = torch.arange(32).reshape(2, 16)
+    positions = torch.arange(16).expand(2, 16)
+    with torch.no_grad():
+        made, seen = model(tokens, positions, None, labels=tokens), model(tokens, positions, None)
+    plain = torch.nn.functional.cross_entropy(seen.transpose(1, 2), tokens, reduction="none")
+    assert torch.allclose(made, plain + seen.square().sum(-1), atol=1e-5)
+    session.close()
+    assert "compute_language_model_loss" not in vars(model)
+
+
+def test_a_model_that_cannot_hand_over_its_logits_is_refused(opened):
+    session = opened({}, extra_plugins=[ScaledLogits()])
+    foreign = torch.nn.Linear(2, 2)
+    foreign.config = small()
+    with pytest.raises(SessionError, match="no model here is a LanguageModule"):
+        session.model(foreign)
+
+
+def test_losses_of_a_step_are_reduced_with_those_of_features(opened):
+    session = opened({})
+    losses = session.reduce_losses(
+        [{"lm loss": torch.tensor([6.0, 2.0])}, {"lm loss": torch.tensor([2.0, 2.0])}]
+    )
+    assert losses == {"lm loss": 2.0}
+    step = session.train_step(
+        lambda: StepResult(losses, skipped=False, grad_norm=None, num_zeros=None, counts=losses.counts)
+    )
+    assert step().loss_tokens == 4

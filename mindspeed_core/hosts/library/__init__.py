@@ -14,7 +14,10 @@ HOST = HostDeclaration(
     flags="mindspeed_core.hosts.library.flags:host_flags",
     stages=(
         *(f"mindspeed_core.hosts.library.{name}" for name in ("parallel", "model", "optimizer", "step")),
-        *(f"mindspeed_core.megatron.{name}" for name in ("boundary", "data_parallel", "schedule")),
+        *(
+            f"mindspeed_core.megatron.{name}"
+            for name in ("boundary", "data_parallel", "schedule", "token_losses", "loss_reduction")
+        ),
         "mindspeed_core.hooks.defaults",
     ),
     session="mindspeed_core.hosts.library.session:LibrarySession",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MethodType
@@ -106,14 +106,17 @@ class LibrarySession(EmbeddedSession):
         from megatron.core.utils import get_model_config
 
         from mindspeed_core.megatron.expert_check import settle_experts
+        from mindspeed_core.megatron.token_losses import pass_token_losses
 
         chunks = _chunks(model)
         config = get_model_config(chunks[0])
         self._check_config(config, "model")
         args = self._arguments(config)
         built = self._through("build_model", chunks, args=args, config=config, pg=self.run.pg)
-        self.check_placements(getattr(self.run.pg, "mp", None))
+        group = getattr(self.run.pg, "mp", None)
+        self.check_placements(group)
         settle_experts(self, built, config)
+        pass_token_losses(self.run, built, group)
         self.remember_models(built)
         if self.run.config is None:
             self.run.config, self.run.args = config, args
@@ -265,6 +268,27 @@ class LibrarySession(EmbeddedSession):
         ranks = pg.dp.size() if pg is not None else 1
         self.run.consumed_train_samples += num_microbatches * size * ranks
 
+    def token_losses(
+        self,
+        function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        labels: torch.Tensor,
+        logits: torch.Tensor,
+        model: Any = None,
+    ) -> torch.Tensor:
+        """Return per-token losses ``[b, s]`` of logits that a model called without labels returned.
+
+        A model called with labels needs no such call: `model` sees to it.
+
+        Args:
+            function: called with ``labels`` and ``logits``; returns the losses ``[b, s]``.
+            labels: ``[b, s]``.
+            logits: ``[s, b, v / tp]``, this rank's part of the vocabulary.
+            model: the language model, for features that read it.
+        """
+        from mindspeed_core.megatron.token_losses import through_stage
+
+        return through_stage(self.run, model, function, labels, logits, 0)
+
     def loss(
         self,
         function: Callable[[torch.Tensor], tuple[Any, ...]],
@@ -278,12 +302,15 @@ class LibrarySession(EmbeddedSession):
             batch: the micro-batch, for features that read it.
             model: the chunk, for features that read it.
         """
+        from mindspeed_core.megatron.token_losses import check_passed
+
         record = batch_of(batch)
 
         def compute(output_tensor: torch.Tensor, **options: Any) -> tuple[Any, ...]:
             adapter = LossAdapter(partial(function, **options))
             if options.get("non_loss_data"):
                 return adapter.function(output_tensor)
+            check_passed(self.run, at_loss=True)
             loss = self._through(
                 "compute_loss",
                 adapter.record,
@@ -295,6 +322,26 @@ class LibrarySession(EmbeddedSession):
             return adapter.tuple_of(loss)
 
         return compute
+
+    def reduce_losses(
+        self, reports: Sequence[Mapping[str, torch.Tensor]], *, training: bool = True
+    ) -> Mapping[str, float]:
+        """Return the losses of a step, with those that features report; collective over all ranks.
+
+        Args:
+            reports: what the schedule returned: for each micro-batch a dictionary, name to ``[sum, count]``
+                or to a mean; empty on pipeline stages without loss.
+            training: False after an evaluation.
+
+        Returns:
+            The means by name, the same on every rank. They are read from the device when somebody looks at
+            one. ``counts`` of them goes into `StepResult`.
+        """
+        self.build_groups()
+        losses: Mapping[str, float] = self.call(
+            "reduce_losses", run=self.run, reports=reports, training=training
+        )
+        return losses
 
     def finalize_gradients(self, function: Callable[..., Any] | None = None) -> Callable[..., None]:
         """Return the function for ``config.finalize_model_grads_func``.

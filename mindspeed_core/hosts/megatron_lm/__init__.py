@@ -21,6 +21,7 @@ HOST = HostDeclaration(
         *(_HERE + name for name in "parallel model optimizer checkpoint data step monitoring".split()),
         "mindspeed_core.megatron.boundary",
         "mindspeed_core.megatron.batch_fields",
+        "mindspeed_core.megatron.token_losses",
         "mindspeed_core.hooks.defaults",
     ),
     on_demand=_HERE + "patch_table:patches_for",

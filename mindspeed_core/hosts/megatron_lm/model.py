@@ -26,6 +26,7 @@ from mindspeed_core.megatron.data_parallel import ddp_config_of
 from mindspeed_core.megatron.expert_check import remember_placed, settle_experts
 from mindspeed_core.megatron.expert_losses import weigh_expert_losses
 from mindspeed_core.megatron.layers import build_mtp_spec, plain_parts
+from mindspeed_core.megatron.token_losses import pass_token_losses
 from mindspeed_core.run import DistInfo, Run
 
 if TYPE_CHECKING:
@@ -315,6 +316,7 @@ def begin_run(now: PretrainCall, model: Any, pg: Any = None) -> None:
     )
     leave_to_features(session, now.run)
     session.check_placements()
+    pass_token_losses(now.run, model)
 
 
 def _tokenizer() -> Any:

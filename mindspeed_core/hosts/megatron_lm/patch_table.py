@@ -331,7 +331,8 @@ PATCHES = (
     _row(
         "megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
         "step:around_get_schedule",
-        "get_forward_backward boundary_schema forward_step get_batch compute_loss",
+        "get_forward_backward boundary_schema forward_step get_batch compute_token_losses compute_loss "
+        "reduce_losses",
         "training and evaluation ask it for the schedule; micro-batches are counted around it",
     ),
     _row(
@@ -344,7 +345,7 @@ PATCHES = (
     _row(
         _TRAINING + "train_step",
         "step:around_train_step",
-        "train_step",
+        "train_step reduce_losses",
         "one step; before the first one everything is built and loaded",
         versions="0.15 and older take no iteration and return seven values",
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,7 @@ class PretrainCall:
         command_line: the flags, read.
         dist: this process in the world, once torch.distributed runs.
         batch: the micro-batch that the script fetched last.
+        reports: what the micro-batches of the last schedule reported.
         configs: configurations that features have seen: as Megatron-LM made them, and as they became.
         saved: what features left in the checkpoint that is being loaded: facts, and state by feature.
         restored: the state of features that was loaded.
@@ -74,6 +75,7 @@ class PretrainCall:
         self.command_line: CommandLine | None = None
         self.dist: DistInfo | None = None
         self.batch = Batch()
+        self.reports: Sequence[Mapping[str, Any]] = ()
         self.configs: list[tuple[type | None, Any, Any]] = []
         self.saved: dict[str, Any] = {}
         self.restored: dict[str, Any] = {}

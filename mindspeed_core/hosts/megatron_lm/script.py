@@ -58,11 +58,17 @@ def _model_provider(now: PretrainCall, original: Callable[..., Any]) -> Callable
     return provider
 
 
+_THROUGH_STAGES = (
+    *("forward_step", "compute_token_losses", "compute_loss", "get_batch"),
+    *("start_run", "finalize_gradients"),
+)
+
+
 def _forward_step(now: PretrainCall, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def forward_step(data_iterator: Any, model: Any, *rest: Any, **named: Any) -> Any:
         data_iterator = now.generator.undisturbed_by(data_iterator)
-        if not now.wants("forward_step", "compute_loss", "get_batch", "start_run", "finalize_gradients"):
+        if not now.wants(*_THROUGH_STAGES):
             return original(data_iterator, model, *rest, **named)
         from mindspeed_core.hosts.megatron_lm import step
 

@@ -22,6 +22,8 @@ _STAGES = (
     _HERE + "optimizer",
     "mindspeed_core.megatron.gradients",
     "mindspeed_core.megatron.schedule",
+    "mindspeed_core.megatron.token_losses",
+    "mindspeed_core.megatron.loss_reduction",
     _HERE + "step",
     _HERE + "evaluation",
     _HERE + "checkpoint.stages",

@@ -16,6 +16,7 @@ from mindspeed_core.hosts.standalone.checkpoint import rng_state
 from mindspeed_core.hosts.standalone.step import configure_for_training
 from mindspeed_core.megatron.expert_check import settle_experts
 from mindspeed_core.megatron.global_state import destroy_megatron_state
+from mindspeed_core.megatron.token_losses import pass_token_losses
 from mindspeed_core.run import Run
 from mindspeed_core.runtime.rank_check import check_ranks
 
@@ -57,6 +58,7 @@ def _build_model(session: Session) -> Run:
     session.check_placements()
     settle_experts(session, model, config)
     run = Run(session=session, args=args, config=config, pg=pg, dist=info, model=model)
+    pass_token_losses(run, model)
     run.boundary = session.call("boundary_schema", args=args, config=config)
     return run
 

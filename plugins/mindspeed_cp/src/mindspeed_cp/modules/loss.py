@@ -9,7 +9,6 @@ megatron-core multiplies it by the number of ranks itself.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,12 +33,12 @@ def over_the_sequence(run: Run, loss: Loss, batch: Batch) -> Loss:
         UserError: a mean over unknown tokens.
     """
     if loss.averaged:
-        return replace(loss, total=loss.total * _share(run, batch))
+        return loss.scaled(_share(run, batch))
     if run.config.calculate_per_token_loss:
         return loss
     tokens = loss.num_tokens.detach().clone()
     dist.all_reduce(tokens, group=run.pg.cp)
-    return replace(loss, total=loss.total * run.pg.cp.size(), num_tokens=tokens)
+    return loss.scaled(run.pg.cp.size(), tokens)
 
 
 def _share(run: Run, batch: Batch) -> torch.Tensor:

@@ -379,6 +379,33 @@ class TokenWeights(Feature):
         return rule(session, run.args.toy_token_weights)(batch.labels)
 
 
+class ZLoss(Feature):
+    """A loss on logits, beside that on tokens."""
+
+    name = "toy-z-loss"
+    family = FAMILY
+    summary = "adds a loss on the size of logits"
+    flags = (Flag("--toy-z-loss", type=float, help="Coefficient of the added loss."),)
+
+    @hookimpl(wrapper=True)
+    def compute_token_losses(
+        self, session: Session, logits: torch.Tensor, model_chunk: MegatronModule, head: int
+    ) -> Generator[None, torch.Tensor, torch.Tensor]:
+        losses = yield
+        from mindspeed_toy_needs.z_loss import Squares, squared_log_sums
+
+        if head == 0:
+            session.state(Squares).of_tokens = squared_log_sums(logits, model_chunk.tp_group)
+        return losses
+
+    @hookimpl(wrapper=True)
+    def compute_loss(self, session: Session, run: Run, batch: Batch) -> Generator[None, Loss, Loss]:
+        loss = yield
+        from mindspeed_toy_needs.z_loss import Squares, with_z_loss
+
+        return with_z_loss(loss, batch, session.state(Squares), run.args.toy_z_loss)
+
+
 class DoubleBoundary(Feature):
     """Another shape between pipeline stages."""
 
@@ -657,6 +684,7 @@ DECLARATIONS = (
     LionOptimizer,
     Documents,
     TokenWeights,
+    ZLoss,
     DoubleBoundary,
     NormGradients,
     ExchangeMlp,
