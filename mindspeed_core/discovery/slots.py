@@ -12,6 +12,7 @@ from mindspeed_core.feature import Slot
 CORE_SLOTS: tuple[Slot, ...] = (
     Slot("core-attention", "the attention between query, key and value of every layer"),
     Slot("attention-mask", "who makes the attention mask and in which form"),
+    Slot("data-source", "where samples come from, in place of the host's dataset files"),
     Slot("norm", "the normalization modules of layers and of the final norm"),
     Slot("activation", "the activation inside dense feed-forward layers"),
     Slot("mlp", "the dense feed-forward module"),

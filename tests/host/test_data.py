@@ -13,6 +13,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from mindspeed_core.errors import DataError
 from mindspeed_core.hosts.standalone.data import stages as data
+from mindspeed_core.hosts.standalone.text import stages as text_stages
 from mindspeed_core.hosts.standalone.text.prepare import prepare_text
 from mindspeed_core.megatron.batch_fields import batch_fields
 from mindspeed_core.run import Datasets
@@ -58,6 +59,8 @@ def arguments(**changes):
 class FakeSession:
     """Runs ``batch_fields`` as a session would; ``added`` is what a feature adds on every stage."""
 
+    plan = SimpleNamespace(slots={}, names=())
+
     def __init__(self, added=()):
         self.added = frozenset(added)
         self.records = {}
@@ -65,7 +68,12 @@ class FakeSession:
     def state(self, record):
         return self.records.setdefault(record, record())
 
+    def implementations(self, stage):
+        return []
+
     def call(self, stage, **given):
+        if stage == "build_tokenizer":
+            return text_stages.build_tokenizer(**given)
         assert stage == "batch_fields"
         return batch_fields(**given) | self.added
 
@@ -87,9 +95,10 @@ def chunk(pre=True, post=True):
 
 def run_with(datasets=None, args=None, *, rank=0, size=1, chunks=None, consumed=(0, 0)):
     return SimpleNamespace(
+        session=FakeSession(),
         args=args or arguments(),
         datasets=datasets,
-        pg=SimpleNamespace(dp=FakeGroup(rank, size)),
+        pg=SimpleNamespace(dp=FakeGroup(rank, size), pp=FakeGroup(0, 1)),
         dist=SimpleNamespace(device=torch.device("cpu")),
         model=chunks or [chunk()],
         consumed_train_samples=consumed[0],
@@ -145,7 +154,7 @@ def test_text_comes_back_out_of_the_dataset(tmp_path):
         (tmp_path / f"{index}.txt").write_text(f"document number {index} speaks. " * 8)
     made = prepare_text([tmp_path], tmp_path / "text", vocab_size=300)
     args = arguments(data_path=[made.prefix], tokenizer_model=str(made.tokenizer), padded_vocab_size=384)
-    tokenizer = data.build_tokenizer(args)
+    tokenizer = text_stages.build_tokenizer(args)
     assert "speaks" in tokenizer.detokenize(build(args).train[0]["tokens"])
 
 
@@ -200,8 +209,10 @@ def test_another_tokenizer_is_noticed(numbers):
 def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("some text")
     made = prepare_text([tmp_path], tmp_path / "text", vocab_size=300)
+    args = arguments(tokenizer_model=str(made.tokenizer), vocab_size=None)
+    tokenizer = text_stages.build_tokenizer(args)
     with pytest.raises(DataError, match="the model has 64"):
-        build(arguments(data_path=[made.prefix], tokenizer_model=str(made.tokenizer)))
+        text_stages.check_vocabulary(FakeSession(), tokenizer, args)
 
 
 def test_missing_data_is_named(tmp_path):

@@ -21,6 +21,7 @@ from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, argumen
 from mindspeed_core.hosts.megatron_lm.without_te import installed
 from mindspeed_core.megatron.data_parallel import ddp_config_of
 from mindspeed_core.megatron.layers import build_mtp_spec, plain_parts
+from mindspeed_core.megatron.uneven_partition import build_for_any_partition, leaves_partition
 from mindspeed_core.run import DistInfo, Run
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def around_config_from_args(
     now: PretrainCall, original: Callable[..., Any], args: Any, config_class: type | None = None
 ) -> Any:
     """Intercept ``core_transformer_config_from_args``; scripts call it for every micro-batch too."""
+    if leaves_partition(now.session):
+        original = _for_any_partition(original)
     base = original(args, config_class)
     for known_class, known_base, known in now.configs:
         if known_class is config_class and known_base == base:
@@ -44,6 +47,13 @@ def around_config_from_args(
         config = session.call("build_transformer_config", args=session.args)
     now.configs.append((config_class, copy.copy(base), copy.copy(config)))
     return config
+
+
+def _for_any_partition(original: Callable[..., Any]) -> Callable[..., Any]:
+    def build(args: Any, config_class: type | None) -> Any:
+        return build_for_any_partition(lambda values: original(Namespace(**values), config_class), vars(args))
+
+    return build
 
 
 def _fresh(original: Callable[..., Any], given: Any, args: Any, base: Any) -> Any:

@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 
 @hookimpl(trylast=True)
 def validate_arguments(args: Namespace) -> Namespace:
-    """Let Megatron-LM validate."""
-    return pretrain_call.current().pending("validate_arguments")(args)
+    """Let Megatron-LM validate; it switches micro-batches of different lengths off whatever was given."""
+    variable = bool(getattr(args, "variable_seq_lengths", False))
+    validated: Namespace = pretrain_call.current().pending("validate_arguments")(args)
+    validated.variable_seq_lengths = variable
+    return validated
 
 
 @intercepts()

@@ -18,7 +18,7 @@ from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import megatron_lm, rng_state
 from mindspeed_core.hosts.standalone.fault_tolerance.bad_steps import BadSteps
 from mindspeed_core.megatron import optimizer_state
-from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_core.megatron.model_state import Selection
 from mindspeed_core.runtime.gather import all_gather_values
 
 if TYPE_CHECKING:
@@ -69,16 +69,10 @@ def versions(run: Run) -> dict[str, str]:
     return found
 
 
-def model_keys(run: Run) -> list[str]:
-    """Return the key of each chunk: ``model``, or ``model0``, ``model1``, … with virtual stages."""
-    if len(run.model) == 1:
-        return ["model"]
-    return [f"model{index}" for index in range(len(run.model))]
-
-
 def sharded_state(
     run: Run,
     described: Mapping[str, Any],
+    weights: Selection,
     *,
     is_loading: bool,
     with_optimizer: bool,
@@ -87,15 +81,13 @@ def sharded_state(
 ) -> dict[str, Any]:
     """Return everything sharded, to save or as the template of a load. Collective.
 
-    ``described`` comes from `layout_metadata`, ``features`` from `feature_parts`.
+    ``described`` comes from `layout_metadata`, ``weights`` from `model_state.select`, ``features`` from
+    `feature_parts`.
     """
-    state: dict[str, Any] = {}
-    for key, chunk in zip(model_keys(run), run.model):
-        # From the unwrapped chunk: the wrapper's keys would not be found again.
-        state[key] = unwrap(chunk).sharded_state_dict(metadata=dict(described))
+    state: dict[str, Any] = dict(weights.chosen)
     if with_optimizer and run.optimizer is not None:
         state["optimizer"] = optimizer_state.sharded_state(
-            run.optimizer, {key: state[key] for key in model_keys(run)}, described, is_loading=is_loading
+            run.optimizer, weights.described(), described, is_loading=is_loading
         )
     if with_rng:
         state["rng_state"] = _rng_object(run)

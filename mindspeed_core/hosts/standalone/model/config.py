@@ -13,6 +13,7 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.megatron.config_values import config_values
+from mindspeed_core.megatron.uneven_partition import build_for_any_partition, leaves_partition
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -38,7 +39,11 @@ def build_transformer_config(session: Session, args: Namespace) -> TransformerCo
     if args.init_method_xavier_uniform:
         values["init_method"] = torch.nn.init.xavier_uniform_
     try:
-        config = kind(**values)
+        config = (
+            build_for_any_partition(lambda given: kind(**given), values)
+            if leaves_partition(session)
+            else kind(**values)
+        )
     except (AssertionError, ValueError, ImportError) as error:
         raise ArgumentError("model flags", None, f"megatron-core refuses them: {error}") from error
     check_recomputed_layers(config)

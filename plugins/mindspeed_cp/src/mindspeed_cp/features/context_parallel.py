@@ -125,7 +125,7 @@ class ContextParallel(Feature):
         config = yield
         from mindspeed_cp.modules.loss import balance_over_the_sequence
 
-        if args.cp_variable_lengths and args.pipeline_model_parallel_size > 1:
+        if args.variable_seq_lengths and args.pipeline_model_parallel_size > 1:
             config.variable_seq_lengths = True
         return balance_over_the_sequence(config, args.context_parallel_size)
 
