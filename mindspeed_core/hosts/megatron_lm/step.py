@@ -14,6 +14,7 @@ from megatron.core.transformer.module import MegatronModule
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hooks import DONE, Done
 from mindspeed_core.hosts.megatron_lm import pretrain_call
+from mindspeed_core.hosts.megatron_lm.checkpoint import load_for_features
 from mindspeed_core.hosts.megatron_lm.flag_ownership import leave_to_features
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
 from mindspeed_core.megatron.loss import loss_of, schedule_loss
@@ -48,6 +49,7 @@ def around_train(now: PretrainCall, original: Callable[..., Any], *args: Any, **
     run.model, run.optimizer = given["model"], given["optimizer"]
     run.scheduler, run.config = given["opt_param_scheduler"], given["config"]
     leave_to_features(now.session, run)
+    load_for_features(now, run)
     now.session.call("start_run", run=now.sync_run())
     return original(*args, **named)
 

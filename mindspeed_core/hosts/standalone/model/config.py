@@ -36,6 +36,9 @@ def build_transformer_config(session: Session, args: Namespace) -> TransformerCo
         apply_rope_fusion=False,
     )
     values.update(_activation(args))
+    if args.variable_seq_lengths and args.num_experts is None:
+        # megatron-core refuses the default dispatcher, also where there is nothing to dispatch.
+        values["moe_token_dispatcher_type"] = "alltoall"
     if args.init_method_xavier_uniform:
         values["init_method"] = torch.nn.init.xavier_uniform_
     try:
