@@ -54,8 +54,8 @@ def load_for_features(now: PretrainCall, run: Run) -> None:
     info = _load(now, run)
     if info.iteration:
         raise UserError(
-            f"a feature loaded step {info.iteration} of {info.path}, and Megatron-LM goes on with step 0; name "
-            "a folder with --load, which may be empty"
+            f"a feature loaded step {info.iteration} of {info.path}, and Megatron-LM goes on with step 0; "
+            "name a folder with --load, which may be empty"
         )
 
 
