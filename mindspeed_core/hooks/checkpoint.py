@@ -27,11 +27,9 @@ def load_checkpoint(session: Session, run: Run, source: str | None) -> LoadInfo 
     """Load the checkpoint that the arguments name, or start from nothing.
 
     The host calls it once, without a source. A wrapper may call it again with one before its ``yield``, for
-    weights that the run's own checkpoints leave out (the base under an adapter)::
-
-        session.call("load_checkpoint", run=run, source=run.args.my_base)
-
-    Another form of weights (a Hugging Face directory) replaces or wraps the stage.
+    weights that the run's own checkpoints leave out, such as the base under an adapter:
+    ``session.call("load_checkpoint", run=run, source=folder)``. Every wrapper sees both calls. Another form
+    of weights (a Hugging Face directory) replaces or wraps the stage.
 
     Args:
         source: None for what ``--load`` names. Otherwise a folder of checkpoints, or one of them: its weights

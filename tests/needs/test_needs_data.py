@@ -52,7 +52,7 @@ def one_rank(folder):
         "uneven": at_once(*UNEVEN),
         "even resumed": resumed(f"{folder}/even", *EVEN),
         "uneven resumed": resumed(f"{folder}/uneven", *UNEVEN, "--num-workers", "2"),
-        "refused": refusals(),
+        "refused": refusals(folder),
         "tokenizer": tokenizer(),
     }
 
@@ -84,12 +84,13 @@ def interleaved(initial):
         return losses(run, 4), parameters(run).tensors
 
 
-def refusals():
+def refusals(folder):
     found = {}
     for name, flags in {
         "mock": (*EVEN, "--mock-data"),
         "files": (*EVEN, "--data-path", "somewhere"),
         "full": (*UNEVEN, "--full-validation"),
+        "counted": (*UNEVEN, "--micro-batch-size", "2", "--load", f"{folder}/uneven"),
     }.items():
         try:
             with training(*flags):
@@ -165,6 +166,11 @@ def test_other_data_beside_a_source_is_refused(alone):
     assert "toy-sentences brings the data" in refused["mock"]
     assert "--data-path" in refused["files"]
     assert "--eval-iters" in refused["full"]
+
+
+def test_micro_batches_that_were_counted_otherwise_are_refused(alone):
+    assert "--micro-batch-size 2: the batch sampler of toy-sentences" in alone["refused"]["counted"]
+    assert "use --micro-batch-size 1" in alone["refused"]["counted"]
 
 
 def test_a_features_tokenizer_decides_the_vocabulary(alone):

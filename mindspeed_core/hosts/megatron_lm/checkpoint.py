@@ -88,11 +88,17 @@ def load_checkpoint(session: Session, run: Run, source: str | None) -> LoadInfo:
     args = run.args
     loaded = bool(iteration) or bool(now.saved) or bool(now.restored)
     return LoadInfo(
-        Path(args.load) if loaded and args.load else None,
+        _folder(args) or (Path(args.load) if loaded and args.load else None),
         iteration,
         args.consumed_train_samples,
         args.consumed_valid_samples,
     )
+
+
+def _folder(args: Any) -> Path | None:
+    """Return the folder that was loaded; step 0 of a finetuning says nothing of that."""
+    named = (args.load, getattr(args, "pretrained_checkpoint", None))
+    return next((Path(folder) for folder in named if folder and (Path(folder) / _TRACKER).is_file()), None)
 
 
 def _load_source(now: PretrainCall, run: Run, source: str) -> LoadInfo:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from mindspeed_core.errors import DataError, UserError
 from mindspeed_core.hosts.standalone.arguments.run_length import samples_wanted
 from mindspeed_core.hosts.standalone.checkpoint import rng_state
-from mindspeed_core.hosts.standalone.checkpoint.content import layout_metadata
+from mindspeed_core.hosts.standalone.checkpoint.content import LoadedBatch, layout_metadata
 from mindspeed_core.hosts.standalone.checkpoint.save import select_saved
 from mindspeed_core.hosts.standalone.step import configure_for_training
 from mindspeed_core.hosts.standalone.text.stages import BuiltTokenizer
@@ -86,6 +86,7 @@ def _load(run: Run) -> None:
     """Load what ``--load`` names and continue where it stopped."""
     loaded = run.session.state(LoadedWeights)
     loaded.names.clear()
+    run.session.state(LoadedBatch).micro_batch_size = None
     info = run.session.call("load_checkpoint", run=run, source=None)
     run.iteration = info.iteration
     run.consumed_train_samples = info.consumed_train_samples

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib import metadata as distributions
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
 CHECKPOINT_VERSION = 3.0
 _LIBRARIES = ("torch", "megatron-core", "mindspeed-core")
 _PLAIN = (type(None), bool, int, float, str, torch.Tensor, torch.dtype, torch.Size, Namespace)
+
+
+@dataclass
+class LoadedBatch:
+    """The ``--micro-batch-size`` in which a loaded checkpoint counts; None where nothing was resumed."""
+
+    micro_batch_size: int | None = None
 
 
 def layout_metadata(run: Run, *, sharding: str = "fully_reshardable") -> dict[str, Any]:
@@ -103,6 +111,7 @@ def common_state(run: Run) -> dict[str, Any]:
         "checkpoint_version": CHECKPOINT_VERSION,
         "consumed_train_samples": run.consumed_train_samples,
         "consumed_valid_samples": run.consumed_valid_samples,
+        "micro_batch_size": run.args.micro_batch_size,
         "layout": layout(run),
         "args": megatron_lm.arguments(run, layout(run)),
         "bad_steps": run.session.state(BadSteps).state(),

@@ -388,6 +388,8 @@ class _Load:
     def _info(self, state: Mapping[str, Any]) -> LoadInfo:
         if self.weights_alone:
             return LoadInfo(path=self.path)
+        batch = self.run.session.state(checkpoint_content.LoadedBatch)
+        batch.micro_batch_size = state.get("micro_batch_size")
         return LoadInfo(
             path=self.path,
             iteration=int(state["iteration"]),

@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 
 from mindspeed_core.errors import DataError, UserError
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.standalone.checkpoint.content import LoadedBatch
 from mindspeed_core.hosts.standalone.data.files import DatasetFiles, check_dataset_files, largest_token
 from mindspeed_core.hosts.standalone.data.index_cache import BlendedDataset, GPTDataset
 from mindspeed_core.hosts.standalone.data.python_helpers import index_builders
@@ -70,6 +71,8 @@ def build_data_iterators(session: Session, run: Run) -> DataIterators:
             "micro-batches there are; use --eval-iters"
         )
 
+    _check_counted(session, datasets, args)
+
     def iterators(
         dataset: Any, consumed: int, split: str, endless: bool = False
     ) -> list[Iterator[Any]] | None:
@@ -92,6 +95,17 @@ def build_data_iterators(session: Session, run: Run) -> DataIterators:
     )
 
 
+def _check_counted(session: Session, datasets: Datasets, args: Namespace) -> None:
+    """Refuse to go on in micro-batches that were counted in another unit."""
+    saved = session.state(LoadedBatch).micro_batch_size
+    if datasets.batch_sampler is not None and saved not in (None, args.micro_batch_size):
+        raise DataError(
+            f"--micro-batch-size {args.micro_batch_size}: the batch sampler of "
+            f"{data_source(session) or 'the data'} goes on behind the micro-batches that were used, and the "
+            f"checkpoint counts {saved} samples for each; use --micro-batch-size {saved}"
+        )
+
+
 @hookimpl(trylast=True)
 def get_batch(session: Session, run: Run, data_iterator: Iterator[Any], vp_stage: int | None) -> Batch:
     """Take the next sample and move the fields that this stage needs to the device."""
@@ -103,10 +117,7 @@ def get_batch(session: Session, run: Run, data_iterator: Iterator[Any], vp_stage
         return Batch()
     sample = next(data_iterator)
     _check_fields(session, sample, fields)
-    if run.pg.pp.size() > 1 and not run.config.variable_seq_lengths:
-        # The other pipeline stages expect tensors of this shape.
-        shape = (run.args.micro_batch_size, run.args.seq_length)
-        check_shape(sample, shape, "add --variable-seq-lengths")
+    _check_shape(run, sample)
     device = run.dist.device
     moved = {name: sample[name] for name in fields}
     if device.type != "cpu":
@@ -131,6 +142,16 @@ def _check_fields(session: Session, sample: Any, fields: frozenset[str]) -> None
             f"{source} gives no {', '.join(missing)}, which this pipeline stage needs; it gives "
             f"{', '.join(sorted(sample))}{hint}"
         )
+
+
+def _check_shape(run: Run, sample: Mapping[str, Any]) -> None:
+    """Refuse a micro-batch of another shape where other ranks expect the usual one."""
+    args = run.args
+    shape = (args.micro_batch_size, args.seq_length)
+    if args.context_parallel_size > 1:
+        check_shape(sample, shape, "ranks of a sequence split this length; use --context-parallel-size 1")
+    elif args.pipeline_model_parallel_size > 1 and not args.variable_seq_lengths:
+        check_shape(sample, shape, "add --variable-seq-lengths")
 
 
 def _fields(session: Session, run: Run, vp_stage: int | None) -> frozenset[str]:
