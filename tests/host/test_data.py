@@ -555,7 +555,8 @@ def test_ranks_take_turns_behind_the_micro_batches_that_were_used(rank, size, ex
 
 def test_data_that_can_only_be_iterated_is_refused():
     class Stream(torch.utils.data.IterableDataset):
-        pass
+        def __iter__(self):
+            return iter(())
 
     run = run_with(Datasets(Stream()))
     with pytest.raises(DataError, match=r"\(Stream\) can only be iterated.*give it __getitem__"):
