@@ -32,6 +32,7 @@ CORE_SLOTS: tuple[Slot, ...] = (
         roles=("core_attention",),
     ),
     Slot("attention-mask", "who makes the attention mask and in which form"),
+    Slot("data-source", "where samples come from, in place of the host's dataset files"),
     Slot("norm", "the normalization modules of layers and of the final norm", roles=NORM_ROLES),
     Slot("activation", "the activation inside dense feed-forward layers", roles=("activation",)),
     Slot("mlp", "the dense feed-forward module", roles=("mlp",)),

@@ -127,7 +127,7 @@ def train_side(
         WorldError: a rank failed; the message shows its error.
     """
     # The same on every side, whatever it measures: schedules depend on the length of a run.
-    command = training_flags(flags, steps + 1 + _TIMED_STEPS_AT_MOST)
+    command = training_flags(flags, steps + 1 + _TIMED_STEPS_AT_MOST, _registry(declarations))
     if timed_steps > _TIMED_STEPS_AT_MOST:
         raise ValueError(f"timed_steps {timed_steps}: at most {_TIMED_STEPS_AT_MOST}")
     request = SideRequest(

@@ -27,6 +27,7 @@ from mindspeed_core.megatron.expert_check import remember_placed, settle_experts
 from mindspeed_core.megatron.expert_losses import weigh_expert_losses
 from mindspeed_core.megatron.layers import build_mtp_spec, plain_parts
 from mindspeed_core.megatron.token_losses import pass_token_losses
+from mindspeed_core.megatron.uneven_partition import build_for_any_partition, leaves_partition
 from mindspeed_core.run import DistInfo, Run
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def around_config_from_args(
     now: PretrainCall, original: Callable[..., Any], args: Any, config_class: type | None = None
 ) -> Any:
     """Pass what ``core_transformer_config_from_args`` makes through its stage; scripts call it often."""
+    if leaves_partition(now.session):
+        original = _for_any_partition(original)
     base = original(args, config_class)
     for known_class, known_base, known in now.configs:
         if known_class is config_class and known_base == base:
@@ -50,6 +53,13 @@ def around_config_from_args(
         config = session.call("build_transformer_config", args=session.args)
     now.configs.append((config_class, copy.copy(base), copy.copy(config)))
     return config
+
+
+def _for_any_partition(original: Callable[..., Any]) -> Callable[..., Any]:
+    def build(args: Any, config_class: type | None) -> Any:
+        return build_for_any_partition(lambda values: original(Namespace(**values), config_class), vars(args))
+
+    return build
 
 
 def _fresh(original: Callable[..., Any], given: Any, args: Any, base: Any) -> Any:
@@ -179,7 +189,8 @@ def changes_config(now: PretrainCall) -> bool:
     """Return whether the stage changes the configuration that the script's provider is handed."""
     args = now.session.args
     weighed = getattr(args, "num_experts", None) and getattr(args, "calculate_per_token_loss", False)
-    return "config" in now.handed and (now.wants("build_transformer_config") or bool(weighed))
+    asked_for = now.wants("build_transformer_config") or weighed or leaves_partition(now.session)
+    return "config" in now.handed and bool(asked_for)
 
 
 def build_chunk(

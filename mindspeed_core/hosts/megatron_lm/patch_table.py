@@ -204,6 +204,12 @@ PATCHES = (
         platforms=ALWAYS,
     ),
     _row(
+        "megatron.training.global_vars:build_tokenizer",
+        "tokenizer:around_build_tokenizer",
+        "build_tokenizer",
+        "the global tokenizer comes from there, and the model's vocabulary from it",
+    ),
+    _row(
         "megatron.training.arguments:core_transformer_config_from_args",
         "model:around_config_from_args",
         "build_transformer_config",
@@ -301,7 +307,7 @@ PATCHES = (
     _row(
         _CHECKPOINTING + "load_checkpoint",
         "checkpoint:around_load_checkpoint",
-        "load_checkpoint after_load_checkpoint checkpoint_state restore_checkpoint_state",
+        "load_checkpoint after_load_checkpoint checkpoint_state restore_checkpoint_state model_state",
         "a run is loaded there",
     ),
     _row(
@@ -313,7 +319,7 @@ PATCHES = (
     _row(
         _CHECKPOINTING + "generate_state_dict",
         "checkpoint:around_generate_state_dict",
-        "checkpoint_state restore_checkpoint_state",
+        "checkpoint_state restore_checkpoint_state model_state",
         "what is saved and the template of what is loaded both come from it",
     ),
     _row(
@@ -338,7 +344,7 @@ PATCHES = (
     _row(
         "megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
         "step:around_get_schedule",
-        "start_run",
+        "start_run load_checkpoint",
         "before the first schedule everything is built and loaded",
         unless="train_step",
     ),

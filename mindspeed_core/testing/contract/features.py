@@ -226,7 +226,8 @@ def _planned(
     contract: Contract, flags: Sequence[str], scenario: Scenario
 ) -> tuple[Plan | None, tuple[Problem, ...]]:
     """Return the plan of a proof's command line, or what prevents it."""
-    parsed_flags = flag_set(contract.registry, DEFAULT_HOST).parse(training_flags(flags, scenario.steps))
+    command = training_flags(flags, scenario.steps, contract.registry)
+    parsed_flags = flag_set(contract.registry, DEFAULT_HOST).parse(command)
     if parsed_flags.problems:
         return None, parsed_flags.problems
     args: Namespace = parsed_flags.args

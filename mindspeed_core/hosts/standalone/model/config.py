@@ -14,6 +14,7 @@ from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.megatron.config_values import config_values
 from mindspeed_core.megatron.expert_losses import weigh_expert_losses
+from mindspeed_core.megatron.uneven_partition import build_for_any_partition, leaves_partition
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -36,10 +37,17 @@ def build_transformer_config(session: Session, args: Namespace) -> TransformerCo
         apply_rope_fusion=False,
     )
     values.update(_activation(args))
+    if args.variable_seq_lengths and args.num_experts is None:
+        # megatron-core refuses the default dispatcher, also where there is nothing to dispatch.
+        values["moe_token_dispatcher_type"] = "alltoall"
     if args.init_method_xavier_uniform:
         values["init_method"] = torch.nn.init.xavier_uniform_
     try:
-        config = kind(**values)
+        config = (
+            build_for_any_partition(lambda given: kind(**given), values)
+            if leaves_partition(session)
+            else kind(**values)
+        )
     except (AssertionError, ValueError, ImportError) as error:
         raise ArgumentError("model flags", None, f"megatron-core refuses them: {error}") from error
     check_recomputed_layers(config)

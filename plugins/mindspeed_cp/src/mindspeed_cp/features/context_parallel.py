@@ -123,7 +123,7 @@ class ContextParallel(Feature):
     def build_transformer_config(self, args: Any) -> Generator[None, Any, Any]:
         """Exchange shapes where ranks may differ in length."""
         config = yield
-        if args.cp_variable_lengths and args.pipeline_model_parallel_size > 1:
+        if args.variable_seq_lengths and args.pipeline_model_parallel_size > 1:
             config.variable_seq_lengths = True
         return config
 

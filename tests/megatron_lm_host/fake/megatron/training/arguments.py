@@ -28,6 +28,7 @@ def add_megatron_arguments(parser):
         ("pipeline-model-parallel-size", 1),
         ("context-parallel-size", 1),
         ("vocab-size", 64),
+        ("make-vocab-size-divisible-by", 1),
         ("profile-step-start", 10),
         ("profile-step-end", 12),
         ("exit-interval", None),
@@ -40,7 +41,7 @@ def add_megatron_arguments(parser):
         "finetune profile skip-train overlap-grad-reduce untie-embeddings-and-output-weights "
         "accumulate-allreduce-grads-in-fp32 data-parallel-random-init te-rng-tracker inference-rng-tracker "
         "use-persistent-ckpt-worker ddp-average-in-collective no-persist-layer-norm no-load-optim "
-        "qk-layernorm reset-position-ids reset-attention-mask eod-mask-loss"
+        "no-load-rng qk-layernorm mock-data reset-position-ids reset-attention-mask eod-mask-loss"
     ).split():
         add(f"--{name}", action="store_true")
     add("--disable-bias-linear", action="store_false", dest="add_bias_linear")
@@ -75,6 +76,7 @@ def add_megatron_arguments(parser):
     add("--use-cpu-initialization", action="store_true")
     add("--save")
     add("--load")
+    add("--pretrained-checkpoint")
     add("--yaml-cfg")
     return parser
 
@@ -105,7 +107,9 @@ def validate_args(args, defaults=()):
     )
     args.data_parallel_size = args.world_size // model_parallel
     args.params_dtype = torch.bfloat16 if args.bf16 else torch.float32
-    args.padded_vocab_size = args.vocab_size
+    args.padded_vocab_size = None
+    args.variable_seq_lengths = False
+    args.dataloader_type = "single"
     args.consumed_train_samples = 0
     args.consumed_valid_samples = 0
     args.iteration = 0
