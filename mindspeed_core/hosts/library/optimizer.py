@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hooks import DONE, Done
 from mindspeed_core.megatron import gradients
+from mindspeed_core.megatron.brought_choices import bringing, stands_in
 from mindspeed_core.run import OptimizerStep
 
 if TYPE_CHECKING:
     import torch
     from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer.module import MegatronModule
 
@@ -27,7 +29,16 @@ def build_optimizer_config(session: LibrarySession) -> OptimizerConfig:
 @hookimpl(trylast=True)
 def build_optimizer(session: LibrarySession) -> MegatronOptimizer:
     """Return the caller's optimizer."""
-    return session.given("build_optimizer")
+    optimizer: MegatronOptimizer = session.given("build_optimizer")
+    if bringing(session, "--optimizer"):
+        stands_in(session, optimizer)
+    return optimizer
+
+
+@hookimpl(trylast=True)
+def build_scheduler(session: LibrarySession) -> OptimizerParamScheduler:
+    """Return the caller's schedule."""
+    return session.given("build_scheduler")
 
 
 @hookimpl(trylast=True)

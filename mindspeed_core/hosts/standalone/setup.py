@@ -14,6 +14,7 @@ from mindspeed_core.errors import DataError, UserError
 from mindspeed_core.hosts.standalone.arguments.run_length import samples_wanted
 from mindspeed_core.hosts.standalone.checkpoint import rng_state
 from mindspeed_core.hosts.standalone.step import configure_for_training
+from mindspeed_core.megatron.brought_choices import check_optimizer, check_schedule
 from mindspeed_core.megatron.global_state import destroy_megatron_state
 from mindspeed_core.run import Run
 from mindspeed_core.runtime.rank_check import check_ranks
@@ -69,7 +70,9 @@ def _build_optimizer(run: Run) -> None:
     run.optimizer = session.call(
         "build_optimizer", args=args, optimizer_config=optimizer_config, model=run.model, pg=pg
     )
+    check_optimizer(session, run.optimizer)
     run.scheduler = session.call("build_scheduler", args=args, optimizer=run.optimizer)
+    check_schedule(session, run.scheduler)
     configure_for_training(run)
 
 

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
         StepResult,
     )
     from mindspeed_core.session import Session
-    from mindspeed_toy_needs.lion import Lion
     from mindspeed_toy_needs.snapshot import Snapshot
 
 FAMILY = "toys"
@@ -286,7 +285,7 @@ class BucketSize(Feature):
 
 
 class LionOptimizer(Feature):
-    """Another update rule inside megatron-core's optimizer, with a state layout of its own."""
+    """Another update rule inside megatron-core's optimizer, whose checkpoints Adam reads too."""
 
     name = "toy-lion"
     family = FAMILY
@@ -294,30 +293,15 @@ class LionOptimizer(Feature):
     flags = (Flag("--toy-lion", help="Use Lion instead of Adam."),)
     slots = ("optimizer",)
     requires = (Requirement(flag="--optimizer", equals="adam", reason="Lion takes Adam's place"),)
-    affects_checkpoint = True
-
-    def __init__(self) -> None:
-        self._inner: list[Lion] = []
 
     @hookimpl(wrapper=True)
-    def build_optimizer(self) -> Generator[None, MegatronOptimizer, MegatronOptimizer]:
+    def build_optimizer(self, session: Session) -> Generator[None, MegatronOptimizer, MegatronOptimizer]:
         optimizer = yield
-        from mindspeed_toy_needs.lion import put_into
+        from mindspeed_core import put_inside
+        from mindspeed_toy_needs.lion import Lion
 
-        self._inner = put_into(optimizer)
+        put_inside(session, optimizer, Lion, owner=self.name)
         return optimizer
-
-    @hookimpl(wrapper=True)
-    def before_save_checkpoint(self) -> Generator[None, Done, Done]:
-        for lion in self._inner:
-            lion.to_canonical()
-        return (yield)
-
-    @hookimpl(wrapper=True)
-    def after_load_checkpoint(self) -> Generator[None, Done, Done]:
-        for lion in self._inner:
-            lion.to_training()
-        return (yield)
 
 
 class Documents(Feature):
