@@ -127,4 +127,21 @@ class Yak(Feature):
         return optimizer
 
 
-REGISTRY = Registry.of([Yak])
+class OnlyTrain(Feature):
+    """Freezes all other parameters."""
+
+    name = "only-train"
+    family = "tests"
+    summary = "For tests."
+    flags = (Flag("--only-train", type=str, help="End of the names of parameters that are trained."),)
+
+    @hookimpl(wrapper=True)
+    def build_model(self, args):
+        model = yield
+        for chunk in model:
+            for name, parameter in chunk.named_parameters():
+                parameter.requires_grad = name.endswith(args.only_train)
+        return model
+
+
+REGISTRY = Registry.of([Yak, OnlyTrain])

@@ -25,7 +25,7 @@ def lion(folder, *layout):
     with training(*TP2, *flags, "--save", folder, initial=initial) as run:
         first = losses(run)
         save(run)
-        kept = {name for state in run.optimizer.state.values() for name in (state or {})}
+        kept = {name for state in run.optimizer.optimizer.state.values() for name in state}
         expected = losses(run, 3)
         end = parameters(run)
     with training(*PP2, *flags, "--load", folder) as run:
