@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
-from foreign_optimizers import REGISTRY
 from test_checkpoint_resume import NO_DROPOUT, Messages, close_run, open_run, save, train
 
+from mindspeed_core.feature import Feature, Flag, hookimpl
+from mindspeed_core.registry import Registry
 from mindspeed_core.testing.worlds import run_world
+from mindspeed_toy_needs.features import UpdateRules
 
 LLAMA = tuple(
     "--untie-embeddings-and-output-weights --position-embedding-type rope --normalization RMSNorm --swiglu "
@@ -24,28 +26,49 @@ TP2 = ("--tensor-model-parallel-size", "2")
 PP2 = ("--pipeline-model-parallel-size", "2")
 EP2 = ("--expert-model-parallel-size", "2")
 ADAM = ("--optimizer", "adam")
+EMPTY = "averaging, a rank without parameters"
 COURSES = {
-    "lion, whole": ("yak-lion", LLAMA, ((*LLAMA, *TP2), (*LLAMA, *PP2), (*LLAMA, *ADAM))),
-    "cadam, sharded": ("yak-cadam", BF16, ((*BF16, *TP2), (*BF16, *PP2), (*BF16, *ADAM))),
-    "int8, sharded": ("yak-int8", BF16, ((*BF16, *TP2), (*BF16, *PP2), (*BF16, *ADAM))),
-    "averaging, whole": ("yak-averaging", LLAMA, ((*LLAMA, *TP2),)),
-    "averaging, sharded": ("yak-averaging", BF16, ((*BF16, *TP2), (*BF16, *PP2))),
-    "int8, torch's sharding": ("yak-int8", FSDP2, (LLAMA, (*FSDP2, *ADAM))),
-    "averaging, Megatron-FSDP": ("yak-averaging", FSDP, ((*SHARDED, *LLAMA), (*FSDP, *TP2))),
-    "averaging, a rank without parameters": (
-        "yak-averaging",
+    "lion, whole": ("toy-lion", LLAMA, ((*LLAMA, *TP2), (*LLAMA, *PP2), (*LLAMA, *ADAM))),
+    "sign, sharded": ("toy-sign", BF16, ((*BF16, *TP2), (*BF16, *PP2), (*BF16, *ADAM))),
+    "int8, sharded": ("toy-int8", BF16, ((*BF16, *TP2), (*BF16, *PP2), (*BF16, *ADAM))),
+    "averaging, whole": ("toy-averaged", LLAMA, ((*LLAMA, *TP2),)),
+    "averaging, sharded": ("toy-averaged", BF16, ((*BF16, *TP2), (*BF16, *PP2))),
+    "int8, torch's sharding": ("toy-int8", FSDP2, (LLAMA, (*FSDP2, *ADAM))),
+    "averaging, Megatron-FSDP": ("toy-averaged", FSDP, ((*SHARDED, *LLAMA), (*FSDP, *TP2))),
+    EMPTY: (
+        "toy-averaged",
         (*SHARDED, "--only-train", "final_layernorm.weight"),
         (),
     ),
-    "cadam, a frozen stage": ("yak-cadam", (*SHARDED, *PP2, "--only-train", "final_layernorm.weight"), ()),
-    "lion, 16 bits, whole": ("yak-lion", (*LLAMA, "--bf16"), ((*LLAMA, "--bf16", *TP2),)),
-    "int8, whole": ("yak-int8", LLAMA, ((*LLAMA, *TP2),)),
-    "int8, experts": ("yak-int8", (*SHARDED, *EXPERTS, *EP2), ((*SHARDED, *EXPERTS),)),
-    "lion, beside training": ("yak-lion", (*SHARDED, "--async-save"), ()),
-    "int8, float16": ("yak-int8", (*SHARDED, "--fp16", "--loss-scale", "64"), ()),
-    "cadam, torch's sharding, 16 bits": ("yak-cadam", (*FSDP2, "--bf16"), ((*LLAMA, "--bf16"),)),
+    "sign, a frozen stage": ("toy-sign", (*SHARDED, *PP2, "--only-train", "final_layernorm.weight"), ()),
+    "lion, 16 bits, whole": ("toy-lion", (*LLAMA, "--bf16"), ((*LLAMA, "--bf16", *TP2),)),
+    "int8, whole": ("toy-int8", LLAMA, ((*LLAMA, *TP2),)),
+    "int8, experts": ("toy-int8", (*SHARDED, *EXPERTS, *EP2), ((*SHARDED, *EXPERTS),)),
+    "lion, beside training": ("toy-lion", (*SHARDED, "--async-save"), ()),
+    "int8, float16": ("toy-int8", (*SHARDED, "--fp16", "--loss-scale", "64"), ()),
+    "sign, torch's sharding, 16 bits": ("toy-sign", (*FSDP2, "--bf16"), ((*LLAMA, "--bf16"),)),
 }
 THOROUGH = tuple(COURSES)[9:]
+
+
+class OnlyTrain(Feature):
+    """Freezes all other parameters."""
+
+    name = "only-train"
+    family = "tests"
+    summary = "For tests."
+    flags = (Flag("--only-train", type=str, help="End of the names of parameters that are trained."),)
+
+    @hookimpl(wrapper=True)
+    def build_model(self, args):
+        model = yield
+        for chunk in model:
+            for name, parameter in chunk.named_parameters():
+                parameter.requires_grad = name.endswith(args.only_train)
+        return model
+
+
+REGISTRY = Registry.of([UpdateRules, OnlyTrain])
 
 
 def opened(kind, flags):
@@ -100,10 +123,11 @@ def courses(folder, names):
     found = {}
     for name in names:
         kind, flags, others = COURSES[name]
-        root, tolerance = f"{folder}/{name}", 0.05 if kind == "yak-int8" else 0.0
+        root, tolerance = f"{folder}/{name}", 0.05 if kind == "toy-int8" else 0.0
         run = opened(kind, [*flags, "--save", f"{root}/first"])
         train(run, 2)
         save(run)
+        held = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
         went_on = train(run, 2)
         run.session.state(Saver).poll(blocking=True)
         close_run(run)
@@ -114,14 +138,14 @@ def courses(folder, names):
         for index, other in enumerate(others):
             rewrite(kind, other, f"{root}/first", f"{root}/{index}")
             compare.append(compared(first, tensors(f"{root}/{index}"), tolerance))
-        found[name] = went_on, resumed, compare
+        found[name] = went_on, resumed, compare, len(held)
     return found
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, asked_for):
     names = [name for name in COURSES if name in asked_for("course")]
-    return run_world(courses, 2, str(tmp_path_factory.mktemp("courses")), names, timeout=400)[0]
+    return run_world(courses, 2, str(tmp_path_factory.mktemp("courses")), names, timeout=400)
 
 
 def marked(names):
@@ -130,14 +154,18 @@ def marked(names):
 
 @pytest.mark.parametrize("course", marked(COURSES))
 def test_a_rule_of_ones_own_resumes_bit_for_bit(trained, course):
-    went_on, resumed, _ = trained[course]
-    assert resumed == went_on
-    assert went_on[0] != went_on[1]
+    for went_on, resumed, *_ in (rank[course] for rank in trained):
+        assert resumed == went_on
+        assert went_on[0] != went_on[1]
+
+
+def test_a_rank_may_hold_no_parameter(trained):
+    assert sorted(rank[EMPTY][3] for rank in trained) == [0, 1]
 
 
 @pytest.mark.parametrize("course", marked(name for name, (*_, others) in COURSES.items() if others))
 def test_other_layouts_and_adam_take_its_state_over(trained, course):
-    found = trained[course][2]
+    found = trained[0][course][2]
     assert len(found) == len(COURSES[course][2])
     assert found == [([], [])] * len(found)
 
@@ -151,7 +179,7 @@ def exchange_with_adam(folder):
         train(run, 2)
         save(run)
         close_run(run)
-        rewrite("yak-averaging", flags, adam, f"{adam}-averaging")
+        rewrite("toy-averaged", flags, adam, f"{adam}-averaging")
         taken = tensors(f"{adam}-averaging")
         prefix = "optimizer.state.average."
         averages = {key.removeprefix(prefix): value for key, value in taken.items() if key.startswith(prefix)}

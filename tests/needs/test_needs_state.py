@@ -18,7 +18,7 @@ def save(run):
 
 
 def lion(folder, *layout):
-    flags = ("--toy-lion", "--lr", "1e-3", *layout)
+    flags = ("--optimizer", "toy-lion", "--lr", "1e-3", *layout)
     with training(*TP2, *layout) as run:
         initial = parameters(run)
         adam = losses(run)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hooks import DONE, Done
 from mindspeed_core.megatron import gradients
-from mindspeed_core.megatron.brought_choices import bringing, stands_in
+from mindspeed_core.megatron.brought_choices import STAND_INS, bringing, stands_in
 from mindspeed_core.run import OptimizerStep
 
 if TYPE_CHECKING:
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 
 @hookimpl(trylast=True)
 def build_optimizer_config(session: LibrarySession) -> OptimizerConfig:
-    """Return the caller's options."""
-    return session.given("build_optimizer_config")
+    """Return the caller's options; Adam stands in for an optimizer that a feature brings."""
+    options: Any = session.given("build_optimizer_config")
+    if bringing(session, "--optimizer"):
+        options.optimizer = STAND_INS["--optimizer"][1]
+    return options
 
 
 @hookimpl(trylast=True)
