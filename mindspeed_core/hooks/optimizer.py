@@ -46,8 +46,8 @@ def build_optimizer(
     """Build the optimizer over the wrapped chunks.
 
     A feature with another inner optimizer wraps the stage and calls `mindspeed_core.put_inside`, or returns
-    another ``MegatronOptimizer``. A value of ``--optimizer`` that a feature brings is built as Adam, which the
-    feature must replace.
+    another ``MegatronOptimizer``. A value of ``--optimizer`` that a feature brings is built as Adam, which
+    the feature must replace.
     """
 
 

@@ -215,7 +215,10 @@ class DescribedOptimizer(torch.optim.Optimizer, ABC):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over groups and described state, of this optimizer or of torch's Adam."""
         state = state_dict["state"]
-        step = next((float(entry["step"]) for entry in state.values() if "step" in entry), None)
+        steps = (
+            [] if self.state_apart else [float(entry["step"]) for entry in state.values() if "step" in entry]
+        )
+        step = steps[0] if steps else None
         for group, saved in zip(self.param_groups, state_dict["param_groups"]):
             self.take_group(group, saved, step)
             for index, parameter in zip(saved["params"], group["params"]):

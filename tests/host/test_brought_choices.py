@@ -59,6 +59,11 @@ def schedules(folder):
     def opened(flags, declarations=(Polynomial,)):
         return open_run(flags, registry=Registry.of(declarations))
 
+    def trained(flags, declaration):
+        run = opened(flags, (declaration,))
+        train(run, 3)
+        return run
+
     def failing(flags, declaration):
         try:
             close_run(opened([*NO_DROPOUT, *flags], (declaration,)))
@@ -95,7 +100,7 @@ def schedules(folder):
         "other": other,
         "changed": error_of(lambda: opened([*LINEAR, *load])),
         "unknown": error_of(lambda: opened([*LINEAR, *load, "--use-checkpoint-opt-param-scheduler"])),
-        "broken": error_of(lambda: opened(FLAGS, (Broken,))),
+        "broken": error_of(lambda: trained(FLAGS, Broken)),
         "asleep": error_of(lambda: opened([*NO_DROPOUT, "--optimizer", "toy-lion"], (Asleep,))),
         "forgotten": failing(("--lr-decay-style", "toy-polynomial"), Forgetful),
     }

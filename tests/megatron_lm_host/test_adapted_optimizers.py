@@ -101,7 +101,7 @@ def test_features_see_the_flags_as_they_were_given(trained):
 def test_the_learning_rate_follows_the_function(trained, name):
     rates = [line["rate"] for line in trained[name][0]]
     expected = [1e-2, *(1e-3 + 9e-3 * (1 - step / 4) ** 3 for step in (1, 2, 3, 4))]
-    assert rates == pytest.approx(expected, rel=1e-9)
+    assert rates == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_feature_that_leaves_adam_in_place_is_named(trained):
