@@ -24,6 +24,7 @@ from mindspeed_core.hosts.library.adapters import (
     sizes_of,
 )
 from mindspeed_core.hosts.library.world import ORIGIN, ConfigOrigin, EmbeddedSession
+from mindspeed_core.megatron.brought_choices import check_optimizer, check_schedule
 from mindspeed_core.run import Batch, StepResult
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config")
 Optimizer = TypeVar("Optimizer")
+Scheduler = TypeVar("Scheduler")
 Chunks = TypeVar("Chunks")
 
 
@@ -162,6 +164,9 @@ class LibrarySession(EmbeddedSession):
             optimizer: a ``MegatronOptimizer``; another object with ``step`` is fine where no feature looks
                 inside.
             model: the chunks it updates; by default those that `wrap_ddp` saw.
+
+        Raises:
+            SessionError: a feature that brings the value of ``--optimizer`` did not put it inside.
         """
         options = getattr(optimizer, "config", None)
         args = self._arguments(self.run.config, options)
@@ -171,9 +176,27 @@ class LibrarySession(EmbeddedSession):
         made: Any = self._through(
             "build_optimizer", optimizer, args=args, optimizer_config=options, model=chunks, pg=self.run.pg
         )
+        check_optimizer(self, made)
         self.run.optimizer = made
         if self.features_in("optimizer_step"):
             self.instances.set("optimizer_step", made, "step", self._step_with_features(made))
+        return made
+
+    def wrap_scheduler(self, scheduler: Scheduler) -> Scheduler:
+        """Let features change or replace a schedule of the learning rate.
+
+        Args:
+            scheduler: megatron-core's ``OptimizerParamScheduler``; ``lr_decay_style="constant"`` where the
+                flag ``--lr-decay-style`` names one that a feature brings.
+
+        Raises:
+            SessionError: that feature did not change it.
+        """
+        args = self._arguments(self.run.config, getattr(self.run.optimizer, "config", None))
+        optimizer = getattr(scheduler, "optimizer", self.run.optimizer)
+        made: Any = self._through("build_scheduler", scheduler, args=args, optimizer=optimizer)
+        check_schedule(self, made)
+        self.run.scheduler = made
         return made
 
     def forward_backward(self, config: TransformerConfig | None = None) -> Callable[..., Any]:

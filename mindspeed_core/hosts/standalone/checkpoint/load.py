@@ -39,6 +39,7 @@ from mindspeed_core.hosts.standalone.checkpoint.model_arguments import (
 from mindspeed_core.hosts.standalone.fault_tolerance import restart
 from mindspeed_core.hosts.standalone.fault_tolerance.bad_steps import BadSteps
 from mindspeed_core.megatron import model_state, optimizer_state
+from mindspeed_core.megatron.brought_choices import check_saved_style
 from mindspeed_core.megatron.feature_state import feature_parts
 from mindspeed_core.megatron.plan_resume import check_plan, plan_change
 from mindspeed_core.run import LoadInfo
@@ -180,6 +181,11 @@ class _Load:
                 with_rng=self.with_rng,
                 features=known,
             )
+            if self.with_optimizer:
+                held = [str(key) for key in self.index.state_dict_metadata]
+                template["optimizer"] = optimizer_state.without_absent(
+                    run.optimizer, template["optimizer"], held
+                )
             on_all_ranks(self.what, lambda: self._check_shapes(template))
             self._warn_of_unused(template)
             state = on_all_ranks(self.what, lambda: self._fill(template))
@@ -351,6 +357,7 @@ class _Load:
         saved = state.get("opt_param_scheduler")
         if saved is None:
             return
+        check_saved_style(run.args, run.scheduler, saved)
         try:
             run.scheduler.load_state_dict(saved)
         except AssertionError as error:

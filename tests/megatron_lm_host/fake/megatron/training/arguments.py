@@ -34,6 +34,7 @@ def add_megatron_arguments(parser):
         ("exit-interval", None),
         ("save-interval", None),
         ("ddp-bucket-size", None),
+        ("lr-warmup-iters", 0),
     ):
         add(f"--{name}", type=int, default=default)
     for name in (
@@ -64,6 +65,7 @@ def add_megatron_arguments(parser):
     add("--position-embedding-type", default="learned_absolute", choices=("learned_absolute", "rope"))
     add("--transformer-impl", default="transformer_engine", choices=["local", "transformer_engine"])
     add("--optimizer", default="adam", choices=["adam", "sgd"])
+    add("--lr-decay-style", default="linear", choices=["constant", "linear", "cosine"])
     add("--distributed-backend", default="nccl", choices=["nccl", "gloo"])
     add("--ckpt-format", default="torch_dist", choices=["torch_dist", "torch"])
     for name in ("num-experts", "moe-ffn-hidden-size", "expert-tensor-parallel-size"):
