@@ -95,9 +95,9 @@ def proof_lines(feature: type[Feature]) -> list[str]:
     """The proofs of a feature, and where their results come from."""
     where, results = recorded(feature)
     lines = [
-        f"`mindspeed-features verify {feature.name}` trains a small model for each of these and compares losses,",
-        "gradients and weights: with and without the feature, or, where a row says *resumed*, a training with",
-        "its continuation from a checkpoint, in the same layout bit for bit and in another one.",
+        f"`mindspeed-features verify {feature.name}` trains a small model for each of these and compares",
+        "losses, gradients and weights: with and without the feature, or, where a row says *resumed*, a",
+        "training with its continuation from a checkpoint, in the same layout and in another one.",
         "",
         *table(
             ("proof", "processes", "steps", "allowed", "largest error", "measured"),

@@ -307,12 +307,15 @@ class Resume:
         steps: training steps after the checkpoint.
         tolerance: allowed distance of the continuation in the layout that wrote the checkpoint; 0.0 demands
             bit equality.
+        with_feature: the feature is active in the other layout too; False shows that its checkpoints are read
+            without it, for instance those of a split sequence by a rank that has it whole.
     """
 
     flags: tuple[str, ...]
     world_size: int = 1
     steps: int = 2
     tolerance: float = 0.0
+    with_feature: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flags", tuple(self.flags))
@@ -398,7 +401,7 @@ class Scenario:
     def sides(self) -> tuple[tuple[str, tuple[str, ...], bool], ...]:
         """Return what each side is called, its command line, and whether the feature is active on it."""
         if self.resume is not None:
-            return ("flags", self.flags, True), ("resume", self.resume.flags, True)
+            return ("flags", self.flags, True), ("resume", self.resume.flags, self.resume.with_feature)
         return ("flags", self.flags, True), ("baseline", self.baseline, self.same_feature)
 
     def _contradictions(self) -> Iterator[str]:

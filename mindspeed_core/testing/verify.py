@@ -130,7 +130,8 @@ def verify(
             active = ", ".join(side.features) or "none"
             problems.append(f"the feature is not active {command}; active: {active}")
         elif not wanted and name in side.features:
-            problems.append(f"the feature is active in the baseline too, {command}")
+            where = "the other layout" if scenario.resume is not None else "the baseline"
+            problems.append(f"the feature is active in {where} too, {command}")
     return _verdict(name, scenario, outcome, next(iter(problems), ""))
 
 
@@ -241,8 +242,9 @@ def _run(
     comparison, compared, sides = train_and_resume(
         scenario, scenario.resume, probes=probes, timeout=timeout, **options
     )
-    lines = (scenario.flags, scenario.flags, scenario.resume.flags)
-    return _Outcome(comparison, compared, tuple((side, flags, True) for side, flags in zip(sides, lines)))
+    (_, ours, _), (_, other, active) = scenario.sides()
+    commands = ((ours, True), (ours, True), (other, active))
+    return _Outcome(comparison, compared, tuple((side, *command) for side, command in zip(sides, commands)))
 
 
 def _beside_baseline(
