@@ -97,7 +97,8 @@ def load_canonical(run: Run, state: CanonicalState, *, may_lack: Sequence[str] =
         if missing:
             raise CanonicalError(
                 f"the state to load lacks {', '.join(sorted(set(missing))[:5])}; it has {len(state.tensors)} "
-                f"tensors, for instance {', '.join(sorted(state.tensors)[:3])}"
+                f"tensors, for instance {', '.join(sorted(state.tensors)[:3])}. Parameters that a proof's "
+                "baseline lacks are named in its extra_parameters"
             )
         absent, _ = chunk.load_state_dict(loaded, strict=False)
         unset = [name for name in absent if not name.endswith("_extra_state") and name in dict(_named(chunk))]

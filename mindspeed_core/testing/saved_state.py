@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -84,7 +85,7 @@ def _plain(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor | str]]:
             yield from _plain(item, f"{path}[{index}]")
     elif isinstance(value, torch.Tensor):
         yield path, value.detach().to("cpu", copy=True)
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+    elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         yield path, torch.tensor([value], dtype=torch.float64)
     else:
         yield path, repr(value)
