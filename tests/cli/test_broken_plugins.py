@@ -8,6 +8,7 @@ from made_packages import feature_source, write_metadata
 from mindspeed_core.activation import activate
 from mindspeed_core.cli.scaffold import create_plugin
 from mindspeed_core.errors import PatchError
+from mindspeed_core.hooks import API_VERSION
 
 HEALTHY = "thing-well"
 FLAG_END = '"0 logs none.",\n        ),\n    )'
@@ -99,11 +100,11 @@ def test_cyclic_requirements(damage):
         "class Second(LossAverage):\n    name = 'bad-cycle-second'\n    flags = (Flag('--second'),)\n"
         "    requires = (Requirement(feature='bad-cycle-loss-average'),)\n    verify = ()\n"
         "LossAverage.requires = (Requirement(feature='bad-cycle-second'),)\n"
-        'DECLARATIONS = (HookApi("1.0"), LossAverage, Second)'
+        f'DECLARATIONS = (HookApi("{API_VERSION}"), LossAverage, Second)'
     )
     plugin = damage(
         "bad-cycle",
-        ('DECLARATIONS = (HookApi("1.0"), LossAverage)', second),
+        (f'DECLARATIONS = (HookApi("{API_VERSION}"), LossAverage)', second),
         ("import Feature,", "import Feature, Requirement,"),
     )
 

@@ -31,7 +31,7 @@ def site(tmp_path_factory):
 def checks(site):
     """Every check of the bad distributions, by its name."""
     found = {}
-    kinds = "features sessions providers extensible heavy load version"
+    kinds = "features sessions providers extensible heavy load version resuming"
     for dist in (f"bad-{kind}" for kind in kinds.split()):
         found |= {str(check): check for check in all_checks(Contract.of(dist, platform="cpu"))}
     return found
@@ -56,7 +56,10 @@ def checks(site):
         ("proofs-stated[bad-idle-proof]", "the feature is not active"),
         ("proofs-stated[bad-twice]", "2 of its proofs are called 'one'"),
         ("proofs-stated[bad-both-sides]", "baseline: the feature is active"),
+        ("proofs-stated[bad-same-feature]", "baseline: the feature is not active with '--bf16'"),
+        ("proofs-stated[bad-resume]", "resume: the feature is not active with '--bf16'"),
         ("proofs-stated[bad-flags]", "--bad-flaggs"),
+        ("resume-proved[bad-never-resumed]", "no proof saves, resumes and continues in another layout"),
         ("conflicts-resolvable[bad-hidden]", "its conflict with --bad-level never shows"),
         ("platform-declared[nameless]", "its class has the name 'other', its entry point 'nameless'"),
         ("platform-declared[nameless]", "it is like 'cqu', which is no installed platform"),
@@ -107,9 +110,25 @@ def test_a_rule_about_sessions_bites_and_shows_what_it_saw(checks, check, words)
 def test_what_is_sound_beside_bad_features_passes(checks):
     passed = [check for name, check in checks.items() if name.endswith("[bad-quiet]")]
 
-    assert len(passed) == 8
+    assert len(passed) == 9
     for check in passed:
         check()
+
+
+def test_a_proof_is_planned_with_its_files(checks):
+    checks["proofs-stated[bad-filed]"]()
+
+
+def test_only_features_that_train_and_could_know_of_it_have_to_prove_that_they_resume(checks):
+    checks["resume-proved[bad-server]"]()
+    checks["resume-proved[bad-quiet]"]()
+
+
+@pytest.mark.usefixtures("site")
+def test_what_older_packages_do_not_prove_is_listed():
+    contract = Contract.of("bad-sessions", platform="cpu", proofs=False)
+    all_checks(contract)
+    assert any(line.startswith("feature bad-quiet: resuming") for line in contract.left_out)
 
 
 def test_a_version_that_is_too_low_for_what_is_used_is_found(site, monkeypatch):

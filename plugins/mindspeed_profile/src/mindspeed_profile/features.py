@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.feature import Feature, Flag, Resume, Scenario, Slot, hookimpl
+from mindspeed_core.feature import Feature, Flag, HookApi, Resume, Scenario, Slot, hookimpl
 from mindspeed_profile.options import LEVELS, ProfileOptions, problems
 from mindspeed_profile.recorder import StepRecorder
 
@@ -194,4 +194,4 @@ class Profile(Feature):
         return record_function(name)
 
 
-DECLARATIONS = (Slot("profiler", "who records a trace of the run"), Profile)
+DECLARATIONS = (HookApi("1.1"), Slot("profiler", "who records a trace of the run"), Profile)
