@@ -80,7 +80,6 @@ def record(feature: type[Feature]) -> list[str]:
             "proof": declared[verdict["scenario"]],
             "largest_error": verdict["largest_error"],
             "compared": verdict["compared"],
-            "sides": verdict["sides"],
             "gains": [
                 {key: gain[key] for key in ("measure", "ratio", "at_most")} for gain in verdict["gains"]
             ],

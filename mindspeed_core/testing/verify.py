@@ -84,9 +84,9 @@ class Verdict:
         if self.error:
             lines.append(self.error)
         elif self.differences:
-            lines.append(
-                f"{len(self.differences)} of {self.compared} quantities differ beyond {self.tolerance:g}:"
-            )
+            # Several pairs of sides may have a tolerance each.
+            allowed = f"{self.tolerance:g}" if len(self.sides) < 2 else "what is allowed"
+            lines.append(f"{len(self.differences)} of {self.compared} quantities differ beyond {allowed}:")
             lines += [f"  {line}" for line in self.differences[:8]]
         else:
             lines.append(f"{self.compared} quantities agree, largest relative error {self.largest_error:.3g}")

@@ -137,7 +137,7 @@ def test_a_step_that_fails_stops_the_profiler(recording):
 
 
 @pytest.mark.parametrize(
-    ("feature", "scenario"), scenario_parameters(DECLARATIONS, platform="cpu", always=("tp2-sp", "resume"))
+    ("feature", "scenario"), scenario_parameters(DECLARATIONS, platform="cpu", always=("tp2-sp",))
 )
 def test_scenarios(feature, scenario):
     verdict = verify(feature, scenario, platform="cpu")
