@@ -6,12 +6,13 @@ import importlib
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import bad_plugins
 import pytest
 
 from mindspeed_core.discovery.stages import core_stages
-from mindspeed_core.testing.contract import Contract, Violation, all_checks, contract_checks
+from mindspeed_core.testing.contract import Contract, Violation, all_checks, contract_checks, sessions
 from mindspeed_core.testing.leak_check import ProcessState
 
 
@@ -200,3 +201,18 @@ def test_an_unknown_distribution_is_one_message(tmp_path):
 
     assert answer.returncode == 4
     assert "'no-such-dist' is not installed" in answer.stderr
+
+
+def test_a_session_of_a_proof_with_files_finds_them_on_every_rank(site, monkeypatch):
+    seen = []
+
+    def run_world(function, size, sides, **options):
+        seen.extend(Path(side.flags[1]).read_text() == bad_plugins.PAGE for side in sides)
+        return [[sessions.Trained({})] for _ in range(size)]
+
+    monkeypatch.setattr(sessions, "run_world", run_world)
+    side = sessions.Side(
+        "x", ("--bad-filed", "{files}/page.md"), (), "cpu", "cpu", files=("bad_features:page.md",)
+    )
+    sessions._closes_clean(sessions._Sessions({2: [side]}), "x")
+    assert seen == [True]
