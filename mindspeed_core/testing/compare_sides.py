@@ -43,6 +43,7 @@ def compare_sides(
     *,
     tolerance: float,
     quantities: Sequence[str] = QUANTITIES[:3],
+    demanded: Sequence[str] = (),
     extra_losses: Sequence[str] = (),
     extra_parameters: Sequence[str] = (),
     prefix: str = "",
@@ -55,6 +56,7 @@ def compare_sides(
         tolerance: per tensor; copies of one tensor on several ranks may differ by at least
             `REPLICA_TOLERANCE`, since reductions over different groups sum in different orders.
         quantities: names out of `mindspeed_core.feature.QUANTITIES`.
+        demanded: those of them that at least one side must have.
         extra_losses: losses that only ``side`` reports.
         extra_parameters: patterns of parameters that only ``side`` has.
         prefix: begins the name of every quantity in the report.
@@ -67,12 +69,18 @@ def compare_sides(
     }
     counts = {name: sum(len(part.differences) for part in found) for name, found in parts.items()}
     every = [part for found in parts.values() for part in found]
+    every += [_nothing(name) for name in demanded if counts.get(name) == 0]
     every += _copies(side, max(tolerance, REPLICA_TOLERANCE), quantities)
     whole = Comparison.of(every, tolerance)
     if prefix:
         renamed = (replace(found, what=f"{prefix}{found.what}") for found in whole.differences)
         whole = Comparison(tolerance, tuple(renamed))
     return whole, counts
+
+
+def _nothing(name: str) -> Comparison:
+    detail = "is among what the proof compares, but neither side has any"
+    return Comparison(0.0, (Difference("compare", name, math.inf, detail, within=False),))
 
 
 def _losses(

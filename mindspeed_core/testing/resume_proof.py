@@ -40,7 +40,12 @@ def train_and_resume(
     parts, compared = [], []
     for name, side, tolerance in ((_SAME, same, resume.tolerance), (_OTHER, other, scenario.tolerance)):
         found, counts = compare_sides(
-            side, whole, tolerance=tolerance, quantities=scenario.quantities, prefix=f"{name}: "
+            side,
+            whole,
+            tolerance=tolerance,
+            quantities=scenario.quantities,
+            demanded=scenario.compare,
+            prefix=f"{name}: ",
         )
         parts.append(found)
         compared.append(

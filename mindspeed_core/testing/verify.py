@@ -279,6 +279,7 @@ def _beside_baseline(
         baseline,
         tolerance=scenario.tolerance,
         quantities=scenario.quantities,
+        demanded=scenario.compare,
         extra_losses=scenario.extra_losses,
         extra_parameters=scenario.extra_parameters,
     )

@@ -269,6 +269,30 @@ class Average(Feature):
             parameter_average.restore(self._kept, state.get(self.name, {}))
 
 
+class RankState(Feature):
+    """State that differs between ranks, although a checkpoint holds it once."""
+
+    name = "toy-rank-state"
+    family = "toys"
+    summary = "Remembers its rank"
+    flags = (Flag("--toy-rank-state", help="Remember the rank."),)
+    verify = (
+        Scenario(
+            "dp2",
+            flags=small("--toy-rank-state"),
+            baseline=small("--toy-rank-state"),
+            world_size=2,
+            baseline_world_size=1,
+            steps=1,
+            same_feature=True,
+        ),
+    )
+
+    @hookimpl
+    def checkpoint_state(self, run: Any) -> Any:
+        return {self.name: {"rank": run.dist.rank, "name": f"rank {run.dist.rank}"}}
+
+
 class ForgottenAverage(Average):
     """A resumed run averages from its first weights on."""
 

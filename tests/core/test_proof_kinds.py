@@ -66,6 +66,25 @@ def test_a_momentum_outside_of_the_checkpoint_is_caught():
     assert any(line.startswith("resumed in the same layout: parameters: ") for line in verdict.differences)
 
 
+def test_state_that_differs_between_ranks_is_caught():
+    verdict = prove(proof_toys.RankState, "dp2")
+    where = "feature state, copies on several ranks: features.toy-rank-state"
+    found = [line for line in verdict.differences if line.startswith(where)]
+    assert sorted(line.split(": ")[1] for line in found) == [
+        "features.toy-rank-state.name",
+        "features.toy-rank-state.rank",
+    ]
+    assert len(found) == len(verdict.differences)
+
+
+def test_a_quantity_that_is_named_and_that_nobody_has_proves_nothing():
+    empty = replace(proof_toys.GatedNorms.verify[0], compare=("feature state",), steps=1)
+    verdict = verify(proof_toys.GatedNorms, empty, declarations=["proof_toys:GatedNorms"])
+    assert verdict.differences == (
+        "compare: feature state: is among what the proof compares, but neither side has any",
+    )
+
+
 def test_an_average_that_is_lost_is_caught_although_the_training_is_the_same():
     verdict = prove(proof_toys.ForgottenAverage, "resume")
     assert {line.split(": ")[1] for line in verdict.differences} == {"feature state"}
