@@ -163,8 +163,7 @@ def train_rank(request: SideRequest) -> RankRecord:
         probe.record = request.gradients
         results = [steps.once() for _ in range(request.steps)]
         probe.record = False
-        with steps.complete_parameters():
-            parameters = canonical_parameters(run)
+        parameters = canonical_parameters(run)
         measured = _measure(run, steps, probe) if request.measure else _Measured()
         seconds = tuple(steps.once().seconds for _ in range(request.timed_steps))
         record = RankRecord(
@@ -212,27 +211,16 @@ class _Steps:
     """Steps a run as the host's own loop does."""
 
     def __init__(self, run: Run) -> None:
-        from mindspeed_core.hosts.standalone.step import without_param_gather
-
         self.run = run
-        self._without_param_gather = without_param_gather
-        self.first_step = ExitStack()
-        self.first_step.enter_context(without_param_gather(run, param_sync=False))
 
     def once(self) -> _Timed:
         run = self.run
         started = time.perf_counter()
         result = run.session.call("train_step", run=run)
         seconds = time.perf_counter() - started
-        if not result.skipped:
-            self.first_step.close()
         run.iteration += 1
         run.consumed_train_samples += batch_at(run.args, run.consumed_train_samples).samples
         return _Timed(dict(result.losses), result.grad_norm, seconds)
-
-    def complete_parameters(self) -> Any:
-        """Return a context in which every rank holds all updated parameters, also those gathered late."""
-        return self._without_param_gather(self.run, param_sync=True)
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ def around_save_checkpoint(now: PretrainCall, original: Callable[..., Any], *arg
     session, run = now.session, now.sync_run()
     run.iteration = given["iteration"]
     run.optimizer, run.scheduler = given["optimizer"], given["opt_param_scheduler"]
+    run.complete_parameters()
     session.call("before_save_checkpoint", run=run)
     try:
         with now.calling("save_checkpoint", lambda: original(*args, **named)) as call:
