@@ -73,8 +73,9 @@ def wait_for_parameters(*modules: torch.nn.Module) -> None:
 
     megatron-core's wrapper waits for the gather of a module's parameters when that module is called; this
     does the same without the call, by the same hooks, so it does nothing where parameters are complete.
-    torch's FSDP2 and Megatron-FSDP gather a whole transformer layer before its forward pass: a layer may read
-    the weights of everything in it there, with or without this function.
+    Under torch's FSDP2 and Megatron-FSDP it does nothing: they gather a whole transformer layer before its
+    forward pass, so that what is in the layer may be read, and release it afterwards, so that another layer's
+    weights must not be.
 
     Args:
         modules: modules inside the wrapped model; their submodules are waited for too.

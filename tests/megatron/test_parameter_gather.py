@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from megatron.core.distributed import DistributedDataParallel
-from short_runs import BUCKETS, EP2, MOE, OVERLAP, PP2, distance, one_process, parameters, step, training
+from short_runs import BUCKETS, EP2, MOE, OVERLAP, PP2, SHARDED, distance, one_process, parameters, step, training
 
 from mindspeed_core.errors import SessionError
 from mindspeed_core.feature import hookimpl
@@ -17,6 +17,7 @@ from mindspeed_core.testing import run_world
 from mindspeed_core.testing.communication import count_communication
 
 EXPERTS = (*MOE, "--num-layers", "2")
+UNTIED = "--untie-embeddings-and-output-weights"
 INTERLEAVED = (*PP2, "--num-layers-per-virtual-pipeline-stage", "1")
 
 
@@ -46,8 +47,20 @@ class Average:
             run.complete_parameters()
         for index, chunk in enumerate(run.model):
             for name, parameter in unwrap(chunk).named_parameters():
-                value = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-                self.kept[index, name] = self.kept.get((index, name), 0.0) + value.detach().clone()
+                self.kept[index, name] = self.kept.get((index, name), 0.0) + whole(parameter)
+
+
+def whole(parameter):
+    """A parameter, put together from the parts of data-parallel ranks where it is sharded."""
+    if not hasattr(parameter, "full_tensor"):
+        return parameter.clone()
+    if not hasattr(parameter, "orig_param"):
+        return parameter.full_tensor()
+    first, last = rows_held(parameter)
+    found = torch.zeros(parameter.orig_param.shape)
+    found[first:last] = parameter._local_tensor
+    torch.distributed.all_reduce(found)
+    return found
 
 
 def averaged(initial, *flags, **options):
@@ -75,8 +88,8 @@ def data_parallel(dense, experts):
 
 
 def alone():
-    dense, experts = one_process(), one_process(*EXPERTS)
-    return dense, experts, averaged(dense), averaged(experts, *EXPERTS)
+    dense, experts, untied = one_process(), one_process(*EXPERTS), one_process(UNTIED)
+    return dense, experts, averaged(dense), averaged(experts, *EXPERTS), untied, averaged(untied, UNTIED)
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +160,124 @@ def test_interleaved_chunks_train_the_same_to_the_bit(interleaved_ranks, name):
     for found in interleaved_ranks:
         assert found[name][2] == found["plain"][2]
         assert distance(found[name][1], found["plain"][1]) == 0.0
+
+
+MEGATRON = (*SHARDED, "--use-megatron-fsdp", "--data-parallel-sharding-strategy")
+FULLY_SHARDED = {
+    "torch": ("--use-torch-fsdp2",),
+    "no_shard": (*MEGATRON, "no_shard"),
+    "optim": (*MEGATRON, "optim"),
+    "optim_grads": (*MEGATRON, "optim_grads", "--overlap-grad-reduce", "--overlap-param-gather"),
+    "optim_grads_params": (*MEGATRON, "optim_grads_params", "--overlap-grad-reduce", "--overlap-param-gather"),
+}
+
+
+def fully_sharded(initial):
+    return {name: averaged(initial, UNTIED, *flags) for name, flags in FULLY_SHARDED.items()}
+
+
+@pytest.fixture(scope="module")
+def sharded_ranks(single):
+    return run_world(fully_sharded, 2, single[4])
+
+
+@pytest.mark.parametrize("name", FULLY_SHARDED)
+def test_fully_sharded_parameters_are_complete_or_this_ranks_updated_part(single, sharded_ranks, name):
+    for found in sharded_ranks:
+        assert distance(found[name][0], single[5][0]) < 5e-5
+        assert found[name][2] == pytest.approx(single[5][2], rel=1e-5)
+
+
+class ReadsAhead:
+    """The first layer's MLP reads a weight of the last layer, which nobody has called yet."""
+
+    def __init__(self, *, wait):
+        self.wait = wait
+
+    @hookimpl(wrapper=True)
+    def build_model(self):
+        chunks = yield
+        first, last = chunks[0].decoder.layers[0].mlp, chunks[0].decoder.layers[-1].mlp
+        original = first.forward
+
+        def forward(*args, **named):
+            if self.wait:
+                wait_for_parameters(last.linear_fc2)
+            output, bias = original(*args, **named)
+            return output + 10 * last.linear_fc2.weight.mean(dim=1), bias
+
+        first.forward = forward
+        return chunks
+
+
+def read_ahead(initial, *flags, wait=False):
+    with training(*flags, initial=initial, probes=(ReadsAhead(wait=wait),)) as run:
+        losses = [step(run).losses["lm loss"] for _ in range(3)]
+        return losses, parameters(run).tensors
+
+
+def all_read_ahead(dense):
+    recompute = ("--recompute-granularity", "full", "--recompute-method", "uniform")
+    recompute = (*recompute, "--recompute-num-layers", "1")
+    return {
+        "plain": read_ahead(dense, *BUCKETS),
+        "stale": read_ahead(dense, *OVERLAP),
+        "waited": read_ahead(dense, *OVERLAP, wait=True),
+        "plain, recomputed": read_ahead(dense, *BUCKETS, *recompute),
+        "waited, recomputed": read_ahead(dense, *OVERLAP, *recompute, wait=True),
+        "not overlapped": read_ahead(dense, *SHARDED, wait=True),
+    }
+
+
+def read_ahead_alone(initial):
+    return read_ahead(initial)
+
+
+@pytest.fixture(scope="module")
+def reading_ranks(single):
+    return run_world(all_read_ahead, 2, single[0])
+
+
+def test_a_weight_that_is_read_outside_its_modules_call_is_the_updated_one(single, reading_ranks):
+    ((losses, weights),) = run_world(read_ahead_alone, 1, single[0])
+    for found in reading_ranks:
+        assert found["waited"][0] == pytest.approx(losses, rel=1e-6)
+        assert distance(found["waited"][1], weights) < 1e-5
+        assert abs(found["stale"][0][-1] - losses[-1]) > 1e-5
+
+
+@pytest.mark.parametrize("kind", ["", ", recomputed"])
+def test_waiting_trains_to_the_bit_what_trains_without_the_overlap(reading_ranks, kind):
+    for found in reading_ranks:
+        assert found[f"waited{kind}"][0] == found[f"plain{kind}"][0]
+        assert distance(found[f"waited{kind}"][1], found[f"plain{kind}"][1]) == 0.0
+
+
+def test_waiting_does_nothing_where_parameters_are_complete(reading_ranks):
+    for found in reading_ranks:
+        assert found["not overlapped"][0] == pytest.approx(found["plain"][0], rel=1e-6)
+
+
+def test_a_model_that_nobody_knows_is_refused():
+    with pytest.raises(SessionError, match="knows no model"):
+        complete_parameters([])
+
+
+def test_a_model_known_without_its_wrapper_is_refused():
+    model = torch.nn.Linear(2, 2)
+    model.weight.main_grad = torch.zeros(2, 2)
+    with pytest.raises(SessionError, match="without its wrapper"):
+        complete_parameters([model])
+    # A model that no data parallelism has wrapped has nothing to gather.
+    complete_parameters([torch.nn.Linear(2, 2)])
+
+
+def test_parameters_that_share_the_memory_of_gradients_are_refused():
+    wrapper = DistributedDataParallel.__new__(DistributedDataParallel)
+    torch.nn.Module.__init__(wrapper)
+    options = SimpleNamespace(reuse_grad_buf_for_mxfp8_param_ag=True)
+    wrapper.use_forward_hook, wrapper.ddp_config = True, options
+    pending = SimpleNamespace(ddp_config=options, param_gather_dispatched=False)
+    wrapper.bucket_groups, wrapper.expert_parallel_bucket_groups = [pending], []
+    with pytest.raises(SessionError, match="reuse-grad-buf-for-mxfp8-param-ag"):
+        complete_parameters([wrapper])
