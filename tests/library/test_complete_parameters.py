@@ -46,11 +46,15 @@ def trained(passed, *, overlap, complete=True):
     parallel()
     probe = Weighed(complete=complete)
     config = small()
-    with activate([], platform="cpu", registry=registry(), extra_plugins=[probe], configs=[config]) as session:
+    with activate(
+        [], platform="cpu", registry=registry(), extra_plugins=[probe], configs=[config]
+    ) as session:
         tensor_parallel.model_parallel_cuda_manual_seed(3)
         torch.manual_seed(3)
         config = session.config(config)
-        model = session.model(GPTModel(config, session.layer_spec(config), 64, 16, position_embedding_type="rope"))
+        model = session.model(
+            GPTModel(config, session.layer_spec(config), 64, 16, position_embedding_type="rope")
+        )
         options = DistributedDataParallelConfig(
             use_distributed_optimizer=True,
             overlap_param_gather=overlap,

@@ -6,7 +6,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 from megatron.core.distributed import DistributedDataParallel
-from short_runs import BUCKETS, EP2, MOE, OVERLAP, PP2, SHARDED, distance, one_process, parameters, step, training
+from short_runs import (
+    BUCKETS,
+    EP2,
+    MOE,
+    OVERLAP,
+    PP2,
+    SHARDED,
+    distance,
+    one_process,
+    parameters,
+    step,
+    training,
+)
 
 from mindspeed_core.errors import SessionError
 from mindspeed_core.feature import hookimpl
@@ -168,7 +180,12 @@ FULLY_SHARDED = {
     "no_shard": (*MEGATRON, "no_shard"),
     "optim": (*MEGATRON, "optim"),
     "optim_grads": (*MEGATRON, "optim_grads", "--overlap-grad-reduce", "--overlap-param-gather"),
-    "optim_grads_params": (*MEGATRON, "optim_grads_params", "--overlap-grad-reduce", "--overlap-param-gather"),
+    "optim_grads_params": (
+        *MEGATRON,
+        "optim_grads_params",
+        "--overlap-grad-reduce",
+        "--overlap-param-gather",
+    ),
 }
 
 

@@ -7,7 +7,14 @@ from mindspeed_core.feature import Flag, hookimpl
 from mindspeed_core.hosts.standalone import loop as _standalone  # noqa: F401 - preloads what worlds need
 from mindspeed_core.testing.worlds import run_world
 
-FLAGS = ("--platform", "cpu", "--use-distributed-optimizer", "--overlap-grad-reduce", "--ddp-bucket-size", "5000")
+FLAGS = (
+    "--platform",
+    "cpu",
+    "--use-distributed-optimizer",
+    "--overlap-grad-reduce",
+    "--ddp-bucket-size",
+    "5000",
+)
 OVERLAP = (*FLAGS, "--overlap-param-gather")
 
 
@@ -22,7 +29,9 @@ class Weighed(fake.ForTests):
 
     def _weigh(self, run, stage):
         parameters = (parameter for chunk in run.model for parameter in chunk.parameters())
-        self.found.setdefault(stage, []).append(float(sum(p.detach().double().square().sum() for p in parameters)))
+        self.found.setdefault(stage, []).append(
+            float(sum(p.detach().double().square().sum() for p in parameters))
+        )
 
     @hookimpl(wrapper=True)
     def optimizer_step(self, run):
