@@ -211,7 +211,11 @@ class RunContext:
 
 @dataclass
 class Run:
-    """A training run in progress; the only mutable record, owned by the host."""
+    """A training run in progress; the only mutable record, owned by the host.
+
+    Attributes:
+        loaded: what `load_checkpoint` loaded; nothing in a library session, whose caller loads.
+    """
 
     session: Session
     args: Namespace
@@ -233,6 +237,7 @@ class Run:
     context: RunContext = field(default_factory=RunContext)
     history: list[dict[str, Any]] = field(default_factory=list)
     run_dir: Path | None = None
+    loaded: LoadInfo = LoadInfo(path=None)
 
     def complete_parameters(self) -> None:
         """Let every parameter of `model` hold its updated value, also those that are gathered late.

@@ -1,4 +1,4 @@
-"""A session completes the parameters of a model that the caller wrapped, wherever it knows the wrapper from."""
+"""A session completes the parameters of a model that the caller wrapped, wherever it knows the wrapper."""
 
 import pytest
 import torch

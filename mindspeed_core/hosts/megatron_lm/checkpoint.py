@@ -30,6 +30,7 @@ def around_load_checkpoint(now: PretrainCall, original: Callable[..., Any], *arg
     now.saved, now.restored = {}, {}
     with now.calling("load_checkpoint", lambda: original(*args, **named)) as call:
         info: LoadInfo = now.session.call("load_checkpoint", run=run)
+    run.loaded = info
     if info.path is not None:
         now.session.call("after_load_checkpoint", run=run)
     return call.result if call.made else (info.iteration, 0)
@@ -44,6 +45,10 @@ def load_checkpoint(session: Session, run: Run) -> LoadInfo:
         session.collect("restore_checkpoint_state", run=run, state=now.restored)
     args = run.args
     loaded = bool(iteration) or bool(now.saved) or bool(now.restored)
+    kept = now.saved.get("features", ()) if args.finetune else ()
+    if kept and run.dist.rank == 0:
+        text = f"--finetune: the state of {', '.join(kept)} in {args.load} is not loaded"
+        print(f"mindspeed: {text}", flush=True)
     return LoadInfo(
         Path(args.load) if loaded and args.load else None,
         iteration,
@@ -90,6 +95,10 @@ def around_generate_state_dict(
     """Intercept ``generate_state_dict``: the state of features beside Megatron-LM's, to save or to fill."""
     state = original(args, *rest, **named)
     session = now.session
+    loading = bool((named.get("optim_sd_kwargs") or {}).get("is_loading"))
+    if loading and args.finetune:
+        # As Megatron-LM loads it: weights alone.
+        return state
     parts = feature_parts(now.sync_run())
     if not parts:
         return state
@@ -98,7 +107,7 @@ def around_generate_state_dict(
             f"--ckpt-format {args.ckpt_format}: the state of {', '.join(parts)} goes into torch_dist "
             "checkpoints only; use --ckpt-format torch_dist"
         )
-    if (named.get("optim_sd_kwargs") or {}).get("is_loading"):
+    if loading:
         check_plan(session, now.saved.get("plan", {}))
         parts = {name: part for name, part in parts.items() if name in now.saved.get("features", ())}
     else:

@@ -78,7 +78,7 @@ _CHECKPOINT = grouped(
     Flag("--no-save-rng", help="Save no random states."),
     Flag("--no-load-optim", help="Load no optimizer state."),
     Flag("--no-load-rng", help="Load no random states."),
-    Flag("--finetune", help="Load weights only and start at step 0."),
+    Flag("--finetune", help="Load weights alone, also no state of features, and start at step 0."),
     Flag("--ckpt-step", type=int, help="Load this step instead of the latest."),
     Flag(
         "--exit-on-missing-checkpoint", help="Stop when --load names no checkpoint, instead of starting new."

@@ -75,7 +75,7 @@ def _build_optimizer(run: Run) -> None:
 
 def _load(run: Run) -> None:
     """Load what ``--load`` names and continue where it stopped."""
-    info = run.session.call("load_checkpoint", run=run)
+    info = run.loaded = run.session.call("load_checkpoint", run=run)
     run.iteration = info.iteration
     run.consumed_train_samples = info.consumed_train_samples
     run.consumed_valid_samples = info.consumed_valid_samples

@@ -122,11 +122,7 @@ class _Load:
         self.common = self._read_common()
         self.index = self._read_index()
         self._check_optimizer_kind()
-        features = feature_parts(run)
-        saved = self._saved_features()
-        known = {name: part for name, part in features.items() if name in saved}
-        for name in features.keys() - known.keys():
-            _warn(f"feature {name}: {self.path} holds no state of it; it starts anew")
+        known = self._known_features()
         self.with_rng = self._decide_rng()
         try:
             template = checkpoint_content.sharded_state(
@@ -144,8 +140,9 @@ class _Load:
         finally:
             if run.optimizer is not None:
                 optimizer_state.forget_overrides(run.optimizer)
-        parts = {name: (state.get("features") or {}).get(name, {}) for name in known}
-        run.session.collect("restore_checkpoint_state", run=run, state=parts)
+        if not run.args.finetune:
+            parts = {name: (state.get("features") or {}).get(name, {}) for name in known}
+            run.session.collect("restore_checkpoint_state", run=run, state=parts)
         return self._info(state)
 
     def _read_common(self) -> dict[str, Any]:
@@ -217,6 +214,18 @@ class _Load:
                 f"this run is {'with' if now else 'without'}; use the same, or leave its state with "
                 "--no-load-optim"
             )
+
+    def _known_features(self) -> dict[str, Any]:
+        """Return the state of active features that the checkpoint holds too, as a template."""
+        saved = self._saved_features()
+        if self.run.args.finetune:
+            if saved:
+                _warn(f"--finetune: the state of {', '.join(sorted(saved))} in {self.path} is not loaded")
+            return {}
+        features = feature_parts(self.run)
+        for name in features.keys() - saved:
+            _warn(f"feature {name}: {self.path} holds no state of it; it starts anew")
+        return {name: part for name, part in features.items() if name in saved}
 
     def _saved_features(self) -> set[str]:
         names = set(self.common.get("features") or {})

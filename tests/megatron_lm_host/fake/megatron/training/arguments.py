@@ -37,7 +37,8 @@ def add_megatron_arguments(parser):
         add(f"--{name}", type=int, default=default)
     for name in (
         "sequence-parallel swiglu bf16 fp16 use-distributed-optimizer use-torch-fsdp2 use-megatron-fsdp "
-        "finetune profile skip-train overlap-grad-reduce overlap-param-gather untie-embeddings-and-output-weights "
+        "finetune profile skip-train overlap-grad-reduce untie-embeddings-and-output-weights "
+        "overlap-param-gather "
         "accumulate-allreduce-grads-in-fp32 data-parallel-random-init te-rng-tracker inference-rng-tracker "
         "use-persistent-ckpt-worker ddp-average-in-collective no-persist-layer-norm no-load-optim "
         "qk-layernorm reset-position-ids reset-attention-mask eod-mask-loss"

@@ -106,11 +106,13 @@ def load_checkpoint(
     skip_load_to_model_and_opt=False,
 ):
     args = get_args()
-    load_dir = getattr(args, load_arg)
+    load_dir, ddp_optimizer = getattr(args, load_arg), optimizer
     model = unwrap_model(ddp_model)
     common = _load_base_checkpoint(load_dir, args, rank0=True)[0]
     if common is None:
         return 0, 0
+    if args.finetune:
+        optimizer = None
     metadata = _metadata()
     template = generate_state_dict(
         args,
@@ -122,11 +124,13 @@ def load_checkpoint(
         model_sd_kwargs={"metadata": metadata},
     )
     state = _load_base_checkpoint(load_dir, args, rank0=False, sharded_state_dict=template)[0]
-    args.consumed_train_samples = state["consumed_train_samples"]
+    args.consumed_train_samples = 0 if args.finetune else state["consumed_train_samples"]
     update_num_microbatches(args.consumed_train_samples)
     for index, chunk in enumerate(model):
         chunk.load_state_dict(state["model" if len(model) == 1 else f"model{index}"], strict=strict)
     if optimizer is not None:
         optimizer.load_state_dict(state["optimizer"])
         opt_param_scheduler.load_state_dict(state["opt_param_scheduler"])
-    return state["iteration"], 0
+    elif ddp_optimizer is not None:
+        ddp_optimizer.reload_model_params()
+    return 0 if args.finetune else state["iteration"], 0

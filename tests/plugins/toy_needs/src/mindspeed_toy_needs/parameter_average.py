@@ -1,4 +1,4 @@
-"""A moving average of the parameters, described for checkpoints by the layout of the parameters themselves."""
+"""A moving average of the parameters, whatever data parallelism does with them."""
 
 from __future__ import annotations
 
