@@ -31,7 +31,7 @@ def load_checkpoint(session: Session, run: Run) -> LoadInfo | Any:
 
 @hookspec
 def save_checkpoint(session: Session, run: Run, reason: str) -> SaveInfo | Any:
-    """Save the run.
+    """Save the run; parameters are complete.
 
     Args:
         reason: ``"interval"``, ``"signal"``, ``"exit"`` or ``"end"``.
@@ -40,7 +40,10 @@ def save_checkpoint(session: Session, run: Run, reason: str) -> SaveInfo | Any:
 
 @hookspec
 def before_save_checkpoint(session: Session, run: Run) -> Done | Any:
-    """Bring parameters and optimizer state into their canonical form before they are collected."""
+    """Bring parameters and optimizer state into their canonical form before they are collected.
+
+    Parameters are complete.
+    """
 
 
 @hookspec
@@ -55,16 +58,18 @@ def after_load_checkpoint(session: Session, run: Run) -> Done | Any:
 def checkpoint_state(session: Session, run: Run) -> Mapping[str, Any] | Any:
     """Contribute a feature's own state.
 
-    Called when saving and when loading (to build the template). Keys are logical names under the feature's
-    own name: ``{"my-feature": {"ema": ShardedTensor(...), "updates": 7}}``. Tensors that exist once per
-    logical object are ``ShardedTensor`` with global shape and offset, so that any other layout can load them;
-    plain values must be the same on every rank.
+    Called when saving, with complete parameters, and when loading (to build the template), but not with
+    ``--finetune``. Keys are logical names under the feature's own name:
+    ``{"my-feature": {"ema": ShardedTensor(...), "updates": 7}}``. Tensors that exist once per logical object
+    are ``ShardedTensor`` with global shape and offset, so that any other layout can load them; plain values
+    must be the same on every rank. Tensors that are shaped like parameters are described by
+    `mindspeed_core.megatron.feature_state.like_parameters`.
     """
 
 
 @hookspec(firstresult=False)
 def restore_checkpoint_state(session: Session, run: Run, state: Mapping[str, Any]) -> None:
-    """Take back what `checkpoint_state` contributed.
+    """Take back what `checkpoint_state` contributed. With ``--finetune`` nothing is given back.
 
     Args:
         state: what every feature stored, by feature name.

@@ -34,7 +34,7 @@ def gradient_norm(run: Run) -> torch.Tensor:
 
         @hookimpl(wrapper=True)
         def optimizer_step(self, run):
-            run.metrics.add("gradient norm", gradient_norm(run), "max")
+            run.metrics.add("gradient norm", gradient_norm(run))
             return (yield)
 
     Returns:

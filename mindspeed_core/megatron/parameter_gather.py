@@ -28,7 +28,8 @@ def complete_parameters(model: Sequence[Any], optimizer: Any = None) -> None:
         SessionError: parameters cannot be completed, or nobody knows the wrapper.
     """
     wrappers = _wrappers(model, optimizer)
-    if not wrappers:
+    if not wrappers and optimizer is None:
+        # An optimizer that shards its state knows the wrappers.
         _check_unwrapped(model)
     groups = [group for wrapper in wrappers for group in _overlapped(wrapper)]
     # megatron-core's own bookkeeping: what is gathered here is not gathered again by the next forward pass.

@@ -7,9 +7,9 @@ from mindspeed_core.feature import Flag, hookimpl
 from mindspeed_core.hosts.standalone import loop as _standalone  # noqa: F401 - preloads what worlds need
 from mindspeed_core.testing.worlds import run_world
 
+LOCAL = ("--platform", "cpu")
 FLAGS = (
-    "--platform",
-    "cpu",
+    *LOCAL,
     "--use-distributed-optimizer",
     "--overlap-grad-reduce",
     "--ddp-bucket-size",
