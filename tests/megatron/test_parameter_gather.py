@@ -20,13 +20,16 @@ from short_runs import (
     training,
 )
 
+from mindspeed_core.activation import activate
 from mindspeed_core.errors import SessionError
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.standalone import loop
 from mindspeed_core.megatron.fully_sharded.parts import rows_held
 from mindspeed_core.megatron.parameter_gather import complete_parameters, wait_for_parameters
 from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.testing import run_world
 from mindspeed_core.testing.communication import count_communication
+from mindspeed_core.testing.model_flags import training_flags
 
 EXPERTS = (*MOE, "--num-layers", "2")
 UNTIED = "--untie-embeddings-and-output-weights"
@@ -298,3 +301,62 @@ def test_parameters_that_share_the_memory_of_gradients_are_refused():
     wrapper.bucket_groups, wrapper.expert_parallel_bucket_groups = [pending], []
     with pytest.raises(SessionError, match="reuse-grad-buf-for-mxfp8-param-ag"):
         complete_parameters([wrapper])
+
+
+class Weighed:
+    """Sums up the parameters in stages that are said to see complete ones."""
+
+    def __init__(self):
+        self.found = {}
+
+    def weigh(self, stage, run):
+        parameters = (parameter.detach() for chunk in run.model for parameter in chunk.parameters())
+        total = sum(parameter.double().square().sum() for parameter in parameters)
+        self.found.setdefault(stage, []).append(float(total))
+
+    @hookimpl(wrapper=True)
+    def evaluate(self, run):
+        self.weigh("evaluate", run)
+        return (yield)
+
+    @hookimpl(wrapper=True)
+    def save_checkpoint(self, run):
+        self.weigh("save_checkpoint", run)
+        return (yield)
+
+    @hookimpl
+    def checkpoint_state(self, run):
+        self.weigh("checkpoint_state", run)
+        return {}
+
+    @hookimpl(wrapper=True)
+    def finish_run(self, run):
+        self.weigh("finish_run", run)
+        return (yield)
+
+
+def whole_run(folder, *flags):
+    probe = Weighed()
+    run_flags = ("--save", folder, "--run-dir", folder, "--save-interval", "2")
+    evaluation = ("--eval-iters", "1", "--eval-interval", "2")
+    command = training_flags((*flags, *run_flags, *evaluation), 3)
+    with activate(command, platform="cpu", extra_plugins=[probe], host="standalone") as session:
+        history = loop.train(session).history
+    return probe.found, [record.get("loss") for record in history]
+
+
+@pytest.fixture(scope="module")
+def whole_runs(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("runs"))
+    return [run_world(whole_run, 2, f"{folder}/{len(flags)}", *flags) for flags in (BUCKETS, OVERLAP)]
+
+
+@pytest.mark.parametrize("stage", ["evaluate", "save_checkpoint", "checkpoint_state", "finish_run"])
+def test_stages_that_are_said_to_see_complete_parameters_do(whole_runs, stage):
+    for (plain, _), (overlapped, _) in zip(*whole_runs):
+        assert overlapped[stage] == plain[stage]
+
+
+def test_a_whole_run_with_validation_and_saves_is_the_same_to_the_bit(whole_runs):
+    (plain, *_), (overlapped, *_) = whole_runs
+    assert overlapped[1] == plain[1]

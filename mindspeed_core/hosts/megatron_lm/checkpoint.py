@@ -41,9 +41,9 @@ def load_checkpoint(session: Session, run: Run) -> LoadInfo:
     """Let Megatron-LM load; features get their state back when theirs was in the file."""
     now = pretrain_call.current()
     iteration, _ = now.pending("load_checkpoint")()
-    if now.restored:
-        session.collect("restore_checkpoint_state", run=run, state=now.restored)
     args = run.args
+    if now.restored and not args.finetune:
+        session.collect("restore_checkpoint_state", run=run, state=now.restored)
     loaded = bool(iteration) or bool(now.saved) or bool(now.restored)
     kept = now.saved.get("features", ()) if args.finetune else ()
     if kept and run.dist.rank == 0:
