@@ -67,7 +67,7 @@ class Norms:
 def norms_of(initial, *flags):
     probe = Norms()
     with training(*flags, initial=initial, probes=(probe,)) as run:
-        theirs = [step(run).grad_norm for _ in range(2)]
+        theirs = [step(run).grad_norm]
     return probe.norms, theirs, probe.waits, probe.answers
 
 
@@ -105,13 +105,13 @@ def test_every_rank_has_the_norm_of_one_process(trained, layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_nothing_waits_for_the_device(trained, layout):
     for found in trained[1]:
-        assert found[layout][2] == [0, 0]
+        assert found[layout][2] == [0]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_step_is_found_good_with_one_answer_from_the_device(trained, layout):
     for found in trained[1]:
-        assert found[layout][3] == [1, 1]
+        assert found[layout][3] == [1]
 
 
 def unfinished():

@@ -163,6 +163,7 @@ def interleaved_ranks(single):
     return run_world(interleaved, 4, single[0])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["aligned", "free"])
 def test_interleaved_chunks_are_complete(interleaved_ranks, name):
     for found in interleaved_ranks:
@@ -170,6 +171,7 @@ def test_interleaved_chunks_are_complete(interleaved_ranks, name):
         assert distance(found["stale"][0], found["plain"][0]) > 1e-4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["aligned", "free", "stale"])
 def test_interleaved_chunks_train_the_same_to_the_bit(interleaved_ranks, name):
     for found in interleaved_ranks:
