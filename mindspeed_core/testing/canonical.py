@@ -49,6 +49,7 @@ def canonical_parameters(run: Run) -> CanonicalState | None:
     Features with a layout of their own take part through the stages ``before_save_checkpoint`` and
     ``after_load_checkpoint``, which bring parameters into their canonical form and back.
     """
+    run.complete_parameters()
     run.session.call("before_save_checkpoint", run=run)
     try:
         return gather_entries(run, _entries(run))

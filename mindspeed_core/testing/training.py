@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST
@@ -227,10 +227,9 @@ def train_rank(request: SideRequest) -> RankRecord:
         results = [steps.once() for _ in range(request.steps)]
         probe.end()
         saved = None
-        with steps.complete_parameters():
-            parameters = canonical_parameters(run)
-            if request.feature_state or request.optimizer_state:
-                saved = saved_state(run, with_optimizer=request.optimizer_state)
+        parameters = canonical_parameters(run)
+        if request.feature_state or request.optimizer_state:
+            saved = saved_state(run, with_optimizer=request.optimizer_state)
         measured = _measure(run, steps, probe) if request.measure else _Measured()
         seconds = tuple(steps.once().seconds for _ in range(request.timed_steps))
         record = RankRecord(
@@ -326,32 +325,21 @@ class _Steps:
     """Steps a run as the host's own loop does."""
 
     def __init__(self, run: Run) -> None:
-        from mindspeed_core.hosts.standalone.step import without_param_gather
-
         self.run = run
-        self._without_param_gather = without_param_gather
-        self.first_step = ExitStack()
-        self.first_step.enter_context(without_param_gather(run, param_sync=False))
 
     def once(self) -> _Timed:
         run = self.run
         started = time.perf_counter()
         result = run.session.call("train_step", run=run)
         seconds = time.perf_counter() - started
-        if not result.skipped:
-            self.first_step.close()
         run.iteration += 1
         run.consumed_train_samples += batch_at(run.args, run.consumed_train_samples).samples
         return _Timed(dict(result.losses), result.grad_norm, seconds)
 
     def save(self) -> None:
         """Save a checkpoint as the end of a run does: complete, before anything else happens."""
-        with self.complete_parameters():
-            self.run.session.call("save_checkpoint", run=self.run, reason="end")
-
-    def complete_parameters(self) -> Any:
-        """Return a context in which every rank holds all updated parameters, also those gathered late."""
-        return self._without_param_gather(self.run, param_sync=True)
+        self.run.complete_parameters()
+        self.run.session.call("save_checkpoint", run=self.run, reason="end")
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,7 @@ def test_a_step_knows_how_many_tokens_counted():
 
 def different_names():
     import torch.distributed as dist
+
     from mindspeed_core.instruments.communication import count_communication
 
     dist.init_process_group("gloo")

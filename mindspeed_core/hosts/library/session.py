@@ -438,7 +438,12 @@ class LibrarySession(EmbeddedSession):
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Hold parameters and optimizer state in the form that belongs into checkpoints, in this block."""
+        """Hold parameters and optimizer state in the form that belongs into checkpoints, in this block.
+
+        Collective: parameters that ``overlap_param_gather`` has not gathered yet are gathered first.
+        """
+        if self.run.model or self.run.optimizer is not None:
+            self.run.complete_parameters()
         self.call("before_save_checkpoint", run=self.run)
         try:
             yield

@@ -94,9 +94,9 @@ class NoiseScaleFeature(Feature):
     def forward_step(self, run: Run) -> Generator[None, Any, Any]:
         """When the second micro-batch begins, the gradients are those of the first."""
         if run.context.training and run.context.microbatch == 1:
-            from acme_noise_scale.micro_batch import local_squared_norm
+            from mindspeed_core.megatron.gradient_norm import squared_norm_share
 
-            self._small = local_squared_norm(run)
+            self._small = squared_norm_share(run, finished=False)
         return (yield)
 
     @hookimpl(wrapper=True)
