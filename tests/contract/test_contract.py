@@ -94,6 +94,8 @@ def test_a_rule_about_declarations_bites_and_names_the_remedy(checks, check, wor
         ("closes-clean[bad-attribute]", "torch.nn.functional.dropout is another object"),
         ("closes-clean[bad-model]", "RuntimeError: no model today"),
         ("platform-trains[spilling]", "torch.spilled is new"),
+        ("platform-trains[lost]", "a Place names the node, the device and its model"),
+        ("platform-trains[lost]", "memory_snapshot() wrote nothing"),
         ("proof[bad-proof, same]", "FAILED"),
     ],
 )
