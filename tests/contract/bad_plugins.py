@@ -179,6 +179,17 @@ class Spilling(CpuPlatform):
     def memory_allocated(self):
         from mindspeed_core.platforms.platform import MemoryFigure
         return MemoryFigure(0, "")
+
+class Lost(CpuPlatform):
+    name = "lost"
+    like = "cpu"
+    preference = -5
+
+    def device_model(self, device):
+        return ""
+
+    def memory_snapshot(self, path):
+        return path
 """
 
 EXTENSIBLE = """
@@ -258,6 +269,7 @@ def install(site: Path) -> None:
                 "nameless": "bad_providers.platforms:Nameless",
                 "boastful": "bad_providers.platforms:Boastful",
                 "spilling": "bad_providers.platforms:Spilling",
+                "lost": "bad_providers.platforms:Lost",
             },
             "mindspeed.hosts": {"absent": "bad_providers.nowhere:HOST"},
             "mindspeed.commands": {

@@ -120,6 +120,8 @@ def test_a_rule_about_declarations_bites_and_names_the_remedy(checks, check, wor
         ("roles-stated[bad-roles]", 'write slots = ("norm",) or replaces_roles = ("final_layernorm",)'),
         ("roles-stated[bad-role-name]", "did you mean 'fc1'?"),
         ("platform-trains[spilling]", "torch.spilled is new"),
+        ("platform-trains[lost]", "a Place names the node, the device and its model"),
+        ("platform-trains[lost]", "memory_snapshot() wrote nothing"),
         ("proof[bad-proof, same]", "FAILED"),
     ],
 )
