@@ -40,3 +40,12 @@ def test_the_message_names_the_rank(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     failure.report(UserError("wrong"))
     assert "rank 1 of 2" in capsys.readouterr().err
+
+
+def test_a_variable_asks_for_tracebacks_where_no_command_line_can(monkeypatch, capsys):
+    monkeypatch.setenv("MINDSPEED_TRACEBACK", "1")
+    try:
+        raise UserError("the disk is full")
+    except UserError as error:
+        assert failure.report(error) == 1
+    assert capsys.readouterr().err.startswith("Traceback")
