@@ -53,6 +53,8 @@ from mindspeed_core.hosts.megatron_lm.patch_table import (
     INSTANCE,
     PATCH,
     PATCHES,
+    STARTUP,
+    STARTUPS,
 )
 from mindspeed_core.hosts.standalone.arguments import megatron_lm_answers
 from mindspeed_core.megatron import megatron_lm_flags
@@ -327,12 +329,18 @@ def megatron_lm_page(registry: Registry) -> str:
     return "\n".join(lines)
 
 
+def _platforms(row: Any) -> str:
+    if row.elsewhere:
+        return f"all but {', '.join(row.elsewhere)}"
+    return ", ".join(row.platforms) or "all"
+
+
 def megatron_lm_stages_page(registry: Registry) -> str:
     """List the function of Megatron-LM behind each stage, and how it is reached."""
     known = [stage.__name__ for name in STAGE_MODULES for stage in stages_of(import_module(name))]
     rows = []
     for stage in known:
-        found = [row for row in (*ENTRIES, *ARGUMENTS, *PATCHES) if stage in row.stages]
+        found = [row for row in (*ENTRIES, *STARTUPS, *ARGUMENTS, *PATCHES) if stage in row.stages]
         for row in found:
             rows.append((code(stage), code(row.target), MECHANISMS[row.mechanism], row.reason, row.versions))
         if not found:
@@ -354,7 +362,7 @@ def megatron_lm_stages_page(registry: Registry) -> str:
         "",
         *table(
             ("Megatron-LM or torch", "platforms", "why"),
-            ((code(row.target), ", ".join(row.platforms) or "all", row.reason) for row in own),
+            ((code(row.target), _platforms(row), row.reason) for row in own),
         ),
     ]
     return "\n".join(lines)
@@ -366,6 +374,7 @@ MECHANISMS = {
     GLOBAL: "name in the script",
     PATCH: "intercepted on demand",
     ENTRY: "entry",
+    STARTUP: "intercepted until the session opens",
 }
 
 PAGES: dict[str, Callable[[Registry], str]] = {

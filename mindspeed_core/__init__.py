@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     )
     from mindspeed_core.hooks import DONE
     from mindspeed_core.layer_spec import SpecEditor
+    from mindspeed_core.megatron.described_optimizer import DescribedOptimizer
+    from mindspeed_core.megatron.inner_optimizer import put_inside
+    from mindspeed_core.megatron.lr_schedule import SchedulePoint, follow_schedule
     from mindspeed_core.platforms.platform import Platform
     from mindspeed_core.registry import Registry
     from mindspeed_core.resolver.plan import Plan, PlanError
@@ -58,6 +61,9 @@ _MODULES = {
     ),
     "hooks": "DONE",
     "layer_spec": "SpecEditor",
+    "megatron.described_optimizer": "DescribedOptimizer",
+    "megatron.inner_optimizer": "put_inside",
+    "megatron.lr_schedule": "SchedulePoint follow_schedule",
     "platforms.platform": "Platform",
     "registry": "Registry",
     "resolver.plan": "Plan PlanError",
@@ -76,6 +82,7 @@ __all__ = [
     "DataError",
     "Datasets",
     "DeclarationError",
+    "DescribedOptimizer",
     "ExtensionPoint",
     "Fallback",
     "Feature",
@@ -93,6 +100,7 @@ __all__ = [
     "Requirement",
     "Run",
     "Scenario",
+    "SchedulePoint",
     "Session",
     "SessionError",
     "Slot",
@@ -104,8 +112,10 @@ __all__ = [
     "UserError",
     "activate",
     "check_feature",
+    "follow_schedule",
     "hookimpl",
     "prepare",
+    "put_inside",
 ]
 
 

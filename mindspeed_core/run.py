@@ -5,8 +5,9 @@ Plain data classes; the host fills them, features read them and return changed o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,18 +92,90 @@ class Batch:
 class Loss:
     """The loss of one micro-batch on this rank.
 
+    A step trains the mean of ``total / num_tokens`` over micro-batches and data-parallel ranks, or, with
+    ``--calculate-per-token-loss``, the sum of all ``total`` divided by the sum of all ``num_tokens``. Add to
+    a loss with `plus`, which is right in every host.
+
     Attributes:
-        total: scalar, the sum of the per-token losses that count; backward starts here.
-        num_tokens: scalar integer tensor, how many tokens count.
+        total: scalar, the sum of the per-token losses that count; backward starts here. The mean over this
+            rank's tokens in a script or loop whose loss function returns two values.
+        num_tokens: scalar integer tensor, how many tokens count; 1 where ``total`` is a mean.
         report: what is logged, by name: ``[sum, count]`` (reduced as a mean) per entry.
-        averaged: ``total`` is a mean over this rank's tokens already, and ``num_tokens`` is 1: the loss of
-            a script whose loss function returns two values.
     """
 
     total: torch.Tensor
     num_tokens: torch.Tensor
     report: Mapping[str, torch.Tensor]
-    averaged: bool = False
+    _averaged: bool = False
+    _weight: torch.Tensor | float = field(default=1.0, repr=False)
+    _own_tokens: torch.Tensor | None = field(default=None, repr=False)
+
+    @property
+    def averaged(self) -> bool:
+        """Whether ``total`` is a mean. Nothing needs to ask: `plus` and `scaled` know."""
+        return self._averaged
+
+    def plus(self, name: str, sum: torch.Tensor, tokens: torch.Tensor | int, *, weight: float = 1.0) -> Loss:
+        """Return the loss with another one added, which is reported under a name of its own.
+
+        The mean of the addition counts ``weight`` times beside the mean of the loss. Over this rank's part of
+        the micro-batch::
+
+            total / num_tokens  becomes  total / num_tokens + weight * sum / tokens
+            report[name]        is       [sum, tokens]
+
+        Over the same tokens that adds ``weight * sum`` to a sum, and ``weight * sum / tokens`` to a mean. The
+        value is reported without the weight.
+
+        Args:
+            name: under which it is logged; nothing else may report under it.
+            sum: scalar, with gradient: the sum over this rank's tokens of what is added.
+            tokens: how many tokens ``sum`` runs over, usually ``batch.loss_mask.sum()``.
+            weight: coefficient of the addition in what is trained.
+
+        Raises:
+            ValueError: the name is reported already, ``sum`` is no scalar, or ``tokens`` is the 1 of a mean.
+        """
+        if name in self.report:
+            raise ValueError(f"the loss reports {name!r} already; add to it under another name")
+        if sum.numel() != 1:
+            raise ValueError(
+                f"{name!r}: the sum over the tokens that count is a scalar, this has the shape "
+                f"{tuple(sum.shape)}; multiply by batch.loss_mask and call .sum()"
+            )
+        if tokens is self.num_tokens and self._averaged:
+            raise ValueError(
+                f"{name!r}: this loss is a mean, its num_tokens is 1; give the number of tokens that the sum "
+                "runs over, batch.loss_mask.sum()"
+            )
+        import torch
+
+        same = tokens is self.num_tokens
+        own = self.num_tokens if self._own_tokens is None else self._own_tokens
+        count = own if same else torch.as_tensor(tokens, device=sum.device)
+        # Exactly 1 for a sum over the same tokens; where nothing counts nothing is added.
+        share = 1.0 if same else torch.where(count > 0, own / count, 0.0)
+        added = (sum * (share * weight * self._weight)).reshape(self.total.shape)
+        reported = torch.stack([sum.detach().float().reshape(()), count.detach().float().reshape(())])
+        return replace(self, total=self.total + added, report={**self.report, name: reported})
+
+    def scaled(self, factor: torch.Tensor | float, num_tokens: torch.Tensor | None = None) -> Loss:
+        """Return the loss with every token counting ``factor`` times, also those that `plus` adds later.
+
+        For features that split a sequence over ranks. The report stays: it is of this rank's part.
+
+        Args:
+            factor: of the total.
+            num_tokens: what the total is divided by from now on; by default as before.
+        """
+        own = self.num_tokens if self._own_tokens is None else self._own_tokens
+        return replace(
+            self,
+            total=self.total * factor,
+            num_tokens=self.num_tokens if num_tokens is None else num_tokens,
+            _weight=self._weight * factor,
+            _own_tokens=own,
+        )
 
 
 @dataclass(frozen=True)
@@ -125,12 +198,15 @@ class StepResult:
     """One finished training step.
 
     Attributes:
-        losses: reported losses by name, reduced over data parallelism; the same on every rank.
+        losses: reported losses by name, reduced over data parallelism; the same on every rank. They are read
+            from the device when somebody looks at one.
         skipped: the update was skipped.
         grad_norm: see `OptimizerStep`.
         num_zeros: see `OptimizerStep`.
         seconds: wall time.
-        tokens: tokens of the whole step over all ranks.
+        tokens: tokens of the whole step over all ranks, those that do not count included: samples times
+            sequence length.
+        counts: over how many tokens each reported loss is a mean, by name; empty where that is not known.
     """
 
     losses: Mapping[str, float]
@@ -139,6 +215,13 @@ class StepResult:
     num_zeros: int | None
     seconds: float = 0.0
     tokens: int = 0
+    counts: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def loss_tokens(self) -> int | None:
+        """Tokens of the whole step that counted in the loss ``lm loss``; None where that is not known."""
+        count = self.counts.get("lm loss")
+        return None if count is None else round(count)
 
 
 @dataclass(frozen=True)
@@ -160,6 +243,49 @@ class SaveInfo:
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """The place from which a dataset is read, and this rank's share of it.
+
+    Attributes:
+        dataset: the dataset.
+        split: ``"train"``, ``"validation"``, ``"test"``, or ``"validation NAME"`` for one of several.
+        consumed_samples: samples that all ranks together have used before. A micro-batch counts for
+            ``micro_batch_size`` samples, whatever it holds.
+        micro_batch_size: ``--micro-batch-size``.
+        dp_rank: this rank within data parallelism.
+        dp_size: number of data-parallel ranks.
+        endless: begin again when the dataset is used up (validation and test); otherwise end.
+        seed: ``--seed``.
+    """
+
+    dataset: Any
+    split: str
+    consumed_samples: int
+    micro_batch_size: int
+    dp_rank: int
+    dp_size: int
+    endless: bool
+    seed: int
+
+    @property
+    def consumed_microbatches(self) -> int:
+        """Return the micro-batches that all ranks together have used before."""
+        return self.consumed_samples // self.micro_batch_size
+
+    def share(self, microbatches: Iterable[list[Any]]) -> Iterator[list[Any]]:
+        """Yield this rank's micro-batches from where the run stands.
+
+        The ranks take turns, so that a step has the same micro-batches for every number of ranks, and a
+        resumed run goes on with the next one.
+
+        Args:
+            microbatches: those of the whole run in order, a list of keys of the dataset each; the same on
+                every rank.
+        """
+        return islice(iter(microbatches), self.consumed_microbatches + self.dp_rank, None, self.dp_size)
+
+
+@dataclass(frozen=True)
 class Datasets:
     """Map-style datasets of samples; None for a split without data.
 
@@ -169,12 +295,20 @@ class Datasets:
         test: of the test.
         valid_sets: with ``--multiple-validation-sets`` the validation datasets by name,
             and ``valid`` is None.
+        collate: makes a micro-batch of a list of samples: a dictionary with the fields that pipeline stages
+            ask for (`batch_fields`), tensors ``[b, s]`` where they have the names of `Batch`. By default
+            samples are dictionaries whose tensors are stacked.
+        batch_sampler: yields the keys of one micro-batch of this rank after another, as many as it likes in
+            each; with it a dataset needs no length. By default samples are taken in order,
+            ``--micro-batch-size`` at a time.
     """
 
     train: Any
     valid: Any = None
     test: Any = None
     valid_sets: Mapping[str, Any] = field(default_factory=dict)
+    collate: Callable[[list[Any]], Mapping[str, Any]] | None = None
+    batch_sampler: Callable[[Sampling], Iterable[list[Any]]] | None = None
 
 
 @dataclass

@@ -79,6 +79,9 @@ def graph_of(features: Mapping[str, type[Feature]]) -> Graph:
         for other in feature.after:
             if other in features:
                 edges[Edge(name, other, "after")] = None
+        for other in feature.before:
+            if other in features:
+                edges[Edge(other, name, "after")] = None
         for conflict in feature.conflicts:
             if conflict.flag:
                 flags.add(conflict.flag)

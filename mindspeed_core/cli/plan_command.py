@@ -75,6 +75,8 @@ def _as_json(planned: Planned) -> dict[str, Any]:
     return {
         "ok": True,
         **planned.plan.as_dict(),
+        "notes": [str(note) for note in planned.plan.notes],
+        "stated_order": list(planned.plan.stated_order),
         "platform_reason": planned.provenance["platform"],
         "presets": chosen_by_presets(planned),
     }

@@ -29,7 +29,10 @@ __all__ = [
 
 @hookspec
 def build_optimizer_config(session: Session, args: Namespace) -> OptimizerConfig | Any:
-    """Build megatron-core's optimizer configuration; a feature may return a subclass instance."""
+    """Build megatron-core's optimizer configuration; a feature may return a subclass instance.
+
+    For a value of ``--optimizer`` that a feature brings, it is of megatron-core's general class.
+    """
 
 
 @hookspec
@@ -42,8 +45,9 @@ def build_optimizer(
 ) -> MegatronOptimizer | Any:
     """Build the optimizer over the wrapped chunks.
 
-    A feature with another inner optimizer wraps the stage and changes the result's ``chained_optimizers``, or
-    returns another ``MegatronOptimizer``.
+    A feature with another inner optimizer wraps the stage and calls `mindspeed_core.put_inside`, or returns
+    another ``MegatronOptimizer``. A value of ``--optimizer`` that a feature brings is built as Adam, which
+    the feature must replace.
     """
 
 
@@ -51,7 +55,11 @@ def build_optimizer(
 def build_scheduler(
     session: Session, args: Namespace, optimizer: MegatronOptimizer
 ) -> OptimizerParamScheduler | Any:
-    """Build the learning-rate and weight-decay schedule; steps are counted in samples."""
+    """Build the learning-rate and weight-decay schedule; steps are counted in samples.
+
+    A value of ``--lr-decay-style`` that a feature brings is built as a constant rate, which the feature must
+    change: it wraps the stage and calls `mindspeed_core.follow_schedule`.
+    """
 
 
 @hookspec

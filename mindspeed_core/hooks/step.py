@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.hooks.marker import hookspec
@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from mindspeed_core.run import Batch, Loss, Run, StepResult
     from mindspeed_core.session import Session
 
-__all__ = ["compute_loss", "forward_step", "get_forward_backward", "train_step"]
+__all__ = [
+    "compute_loss",
+    "compute_token_losses",
+    "forward_step",
+    "get_forward_backward",
+    "reduce_losses",
+    "train_step",
+]
 
 
 @hookspec
@@ -61,6 +68,37 @@ def forward_step(
     """
 
 
+@hookspec(since="1.1")
+def compute_token_losses(
+    session: Session,
+    run: Run,
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    model_chunk: MegatronModule,
+    head: int,
+) -> torch.Tensor | Any:
+    """Turn logits into per-token losses, inside the model that holds the output layer.
+
+    Slot ``lm-loss``. The default is the model's own ``compute_language_model_loss``: cross entropy over the
+    whole vocabulary, plain or fused. Called in training and evaluation, by a forward pass and by a schedule
+    plan, once per micro-batch, and once more for each prediction of a further token (``--mtp-num-layers``).
+    What a wrapper adds to the result is trained like the loss of the token; what is to be reported under a
+    name of its own goes through ``Loss.plus`` in `compute_loss`, which follows on the same rank.
+
+    Args:
+        logits: ``[s, b, v / tp]``, this rank's part of the vocabulary, its padding included; ``s`` is the
+            whole sequence under sequence parallelism, the rank's part under context parallelism. In the
+            dtype of the output layer, and unchanged after the ``yield``.
+        labels: ``[b, s]`` int64; those of the further token for its prediction.
+        model_chunk: the language model itself, without wrappers; its ``tp_group`` holds the whole vocabulary.
+        head: 0, or which prediction of a further token this is, from 1 on. Those come before 0 within a
+            micro-batch, and what they make reaches no other stage.
+
+    Returns:
+        Losses ``[b, s]``, masked tokens included.
+    """
+
+
 @hookspec
 def compute_loss(
     session: Session, run: Run, batch: Batch, output_tensor: torch.Tensor, model_chunk: MegatronModule
@@ -74,5 +112,30 @@ def compute_loss(
     Returns:
         A `Loss`: the sum over this rank's tokens, the number of tokens, and what is reported. The schedule
         averages as Megatron-LM does: over the tokens of each micro-batch and then over micro-batches, or,
-        with ``--calculate-per-token-loss``, over the tokens of the whole step.
+        with ``--calculate-per-token-loss``, over the tokens of the whole step. A wrapper adds to it with
+        ``loss.plus(name, sum, tokens, weight=...)``, which is right for every host and layout.
+    """
+
+
+@hookspec(since="1.1")
+def reduce_losses(
+    session: Session, run: Run, reports: Sequence[Mapping[str, torch.Tensor]], training: bool
+) -> Mapping[str, float] | Any:
+    """Reduce the losses that micro-batches reported to those of the step. Called on every rank.
+
+    The default sums over micro-batches and data-parallel ranks in one collective for all names, hands the
+    result to every pipeline stage, and leaves the numbers on the device: a `Losses` that is read when
+    somebody looks at one, usually where the step is logged. Names may differ between micro-batches and
+    ranks. In training, one that comes up after the first step is reported from the following step on.
+
+    A feature that adds a name returns ``losses | {"name": value}``. One that reads a number waits for the
+    device, in every step.
+
+    Args:
+        reports: one dictionary per micro-batch of this rank, name to ``[sum, count]``; empty on pipeline
+            stages without loss.
+        training: False for the reports of an evaluation.
+
+    Returns:
+        The mean losses by name, the same on every rank.
     """

@@ -90,7 +90,8 @@ def supervise(
         # As torchrun does: workers share the cores.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     registry = Registry.discover()
-    forks = choose_platform(found.platform, registry)[0] == "cpu"
+    # A process that started a device's runtime cannot be forked.
+    forks = "cpu" in registry.platform(choose_platform(found.platform, registry)[0]).kinds()
     if forks:
         _import_all(registry.host(DEFAULT_HOST))
 

@@ -27,7 +27,18 @@ def loss_of(result: Sequence[Any]) -> Loss:
     if len(result) == 3:
         return Loss(*result)
     total, report = result
-    return Loss(total, torch.ones((), dtype=torch.int, device=total.device), report, averaged=True)
+    return Loss(total, torch.ones((), dtype=torch.int, device=total.device), report, True)
+
+
+def is_mean(loss: Loss, given: Loss | None) -> bool:
+    """Return whether a loss is a mean: that of the loss function, or one that a feature made of it.
+
+    Args:
+        loss: what the stage returned.
+        given: what the loss function returned, None where a feature took its place.
+    """
+    # A feature may have built a new record of a mean and its count of one.
+    return loss.averaged or (given is not None and given.averaged and loss.num_tokens is given.num_tokens)
 
 
 def schedule_loss(loss: Loss, *, averaged: bool = False) -> tuple[Any, ...]:

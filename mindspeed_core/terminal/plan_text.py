@@ -34,6 +34,10 @@ def print_plan(planned: Planned) -> None:
         print_table(("#", "active", "family", "level", "package", "why"), rows, heading=(1,))
     else:
         click.echo("no feature is active")
+    if plan.stated_order:
+        click.echo("\norder:")
+        for stated in plan.stated_order:
+            click.echo(f"  {stated}")
     if plan.held_back:
         click.echo("\nheld back:")
         for held in plan.held_back:
@@ -54,4 +58,8 @@ def print_plan(planned: Planned) -> None:
         click.echo("\nset by presets:")
         for dest, chosen in presets.items():
             click.echo(f"  {dest} = {chosen['value']} ({chosen['from']})")
+    if plan.notes:
+        click.echo("\nnotes:")
+        for note in plan.notes:
+            click.echo(f"  {note}")
     click.echo(f"\ndigest {plan.digest}")

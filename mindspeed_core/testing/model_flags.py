@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mindspeed_core.megatron.data_source import SLOT
+from mindspeed_core.registry import Registry
+
 SMALL_GPT = (
     *("--num-layers", "4"),
     *("--hidden-size", "64"),
@@ -37,6 +40,19 @@ the parameters of the baseline, in whatever layout.
 """
 
 
-def training_flags(flags: Sequence[str], train_iters: int) -> list[str]:
-    """Build the command line of one side: the small GPT, then ``flags`` (which win), then the steps."""
-    return [*SMALL_GPT, *flags, "--train-iters", str(train_iters)]
+def training_flags(flags: Sequence[str], train_iters: int, registry: Registry | None = None) -> list[str]:
+    """Build the command line of one side: the small GPT, then ``flags`` (which win), then the steps.
+
+    Its made-up samples make room for data that a flag brings.
+
+    Args:
+        flags: further flags.
+        train_iters: steps.
+        registry: what is installed, by default what the environment has.
+    """
+    found = registry or Registry.discover()
+    given = {flag.partition("=")[0] for flag in flags}
+    sources = [record.cls for record in found.features.values() if SLOT in record.cls.slots]
+    brings = any(given.intersection(flag.options) for feature in sources for flag in feature.flags)
+    model = [flag for flag in SMALL_GPT if flag != "--mock-data" or not brings]
+    return [*model, *flags, "--train-iters", str(train_iters)]

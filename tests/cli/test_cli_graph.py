@@ -44,6 +44,16 @@ def test_each_relation_is_one_line_and_a_mutual_conflict_is_drawn_once():
     ]
 
 
+def test_what_comes_before_another_is_drawn_like_what_comes_after_it():
+    class First(User):
+        requires, after, conflicts = (), (), ()
+        before = ("base", "absent")
+
+    assert [
+        (e.source, e.target) for e in graph_of({"base": Base, "first": First}).edges if e.kind == "after"
+    ] == [("base", "first")]
+
+
 def test_lines_to_features_that_are_not_drawn_are_left_out():
     assert {e.target for e in graph_of({"user": User}).edges} == {"--seed"}
 

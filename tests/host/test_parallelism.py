@@ -117,7 +117,7 @@ def test_a_residual_stream_in_float32_follows_float32(equivalence):
 def test_without_us_pipeline_stages_disagree_about_the_dtype_of_the_residual_stream(equivalence):
     residual = (*LLAMA, "--bf16", "--fp32-residual-connection", *PP2)
     # What a stage reads from memory of another dtype is wrong, or no number at all.
-    with pytest.raises((AssertionError, WorldError), match=r"gradients of step 1|(is|holds) (nan|inf)"):
+    with pytest.raises((AssertionError, WorldError), match=r"gradients of step|(is|holds) (nan|inf)"):
         equivalence(
             residual,
             LLAMA,

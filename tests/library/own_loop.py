@@ -5,14 +5,13 @@ Both start from the same weights and see the same batches; what the loop is told
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import get_megatron_optimizer
@@ -96,6 +95,7 @@ class OwnLoop:
     configs: tuple[Any, Any, Any]
     memory: Recorded
     model_flags: Any
+    mean: bool = False
 
     def __post_init__(self) -> None:
         """Build model, optimizer and schedule."""
@@ -132,9 +132,10 @@ class OwnLoop:
         batch = self.session.batch(next(iterator))
         options = {} if batch.packed_seq_params is None else {"packed_seq_params": batch.packed_seq_params}
         output = model(batch.tokens, batch.position_ids, batch.attention_mask, labels=batch.labels, **options)
-        return output, self.session.loss(partial(_loss, batch.loss_mask), batch, model)
+        function = _mean_loss if self.mean else _loss
+        return output, self.session.loss(partial(function, batch.loss_mask), batch, model)
 
-    def _step(self, batches: Sequence[Any], args: Any) -> float:
+    def _step(self, batches: Sequence[Any], args: Any) -> Mapping[str, float]:
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -148,7 +149,7 @@ class OwnLoop:
             forward_only=False,
         )
         self.optimizer.step()
-        return _mean(reports)
+        return self.session.reduce_losses(reports)
 
 
 def _loss(mask: torch.Tensor, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
@@ -157,23 +158,16 @@ def _loss(mask: torch.Tensor, output: torch.Tensor) -> tuple[torch.Tensor, torch
     return total, mask.sum().int(), {"lm loss": torch.stack([total.detach(), mask.sum()])}
 
 
-def _mean(reports: Sequence[dict[str, torch.Tensor]]) -> float:
-    """Over micro-batches and data-parallel ranks, from the last stage to all."""
-    from megatron.core import parallel_state
-
-    sums = torch.zeros(2)
-    for report in reports:
-        sums += report["lm loss"]
-    dist.all_reduce(sums, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
-    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
-        group = parallel_state.get_pipeline_model_parallel_group()
-        dist.all_reduce(sums, op=dist.ReduceOp.MAX, group=group)
-    total, count = sums.tolist()
-    return float(total / count)
+def _mean_loss(mask: torch.Tensor, output: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+    total, tokens, report = _loss(mask, output)
+    return total / tokens, report
 
 
-def both(model_flags: Sequence[str], feature_flags: Sequence[str]) -> tuple[Any, ...]:
-    """The losses of the standalone host and of the own loop, what each logged, and the loop's report."""
+def both(model_flags: Sequence[str], feature_flags: Sequence[str], *, mean: bool = False) -> tuple[Any, ...]:
+    """The losses of the standalone host and of the own loop, what each logged, and the loop's report.
+
+    With ``mean`` the loop's loss function returns a mean and no number of tokens.
+    """
     # The loop has no scheduler, which would be what excepts norms and biases from weight decay.
     model_flags = (*model_flags, "--weight-decay", "0")
     with recorded(*model_flags, *feature_flags) as (memory, run):
@@ -182,12 +176,13 @@ def both(model_flags: Sequence[str], feature_flags: Sequence[str]) -> tuple[Any,
     configs = plain_configs(*model_flags)
     flags = [*_of_the_batches(args), *feature_flags]
     with activate(flags, platform="cpu", configs=configs) as session:
-        own = OwnLoop(session, configs, memory, args)
+        own = OwnLoop(session, configs, memory, args, mean)
         losses, numbers = [], []
         for index in range(STEPS):
-            loss = own.step(memory.batches[index * per_step : (index + 1) * per_step], args)
-            losses.append(loss)
-            numbers.append(session.log_step({"loss": loss, "step": session.run.iteration}))
+            found = own.step(memory.batches[index * per_step : (index + 1) * per_step], args)
+            losses.append(found["lm loss"])
+            step = {"loss": found["lm loss"], "step": session.run.iteration}
+            numbers.append(session.log_step({**found, **step}))
         report = session.report()
     destroy_megatron_state()
     return memory.losses, losses, memory.numbers, numbers, report

@@ -10,6 +10,8 @@ KERNELS = ("--use-fused-rmsnorm", "--use-fused-swiglu", "--use-flash-attn")
 TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 SPLIT = ("--context-parallel-size", "2", "--position-embedding-type", "rope")
 DOCUMENTS = ("--reset-attention-mask", "--reset-position-ids", "--eod-mask-loss")
+EXPERTS = ("--num-experts", "4", "--moe-ffn-hidden-size", "32", "--moe-router-topk", "2", "--num-layers", "2")
+WHOLE = (*EXPERTS, *TP2, "--expert-tensor-parallel-size", "1", "--disable-bias-linear", "--swiglu")
 PP2 = ("--pipeline-model-parallel-size", "2")
 
 ALONE = {
@@ -17,21 +19,25 @@ ALONE = {
     "kernels": (LLAMA, KERNELS),
     "modules by role, with a group": ((), ("--toy-groups", "--toy-attention-scale", "0.5")),
     "a built instance": ((), ("--toy-embedding-scale", "2.0")),
-    "an inner optimizer": ((), ("--toy-lion",)),
+    "an inner optimizer": ((), ("--optimizer", "toy-lion")),
     "a batch": (("--vocab-size", "16"), ("--toy-documents", "7")),
     "a loss": ((), ("--toy-token-weights", "uniform")),
+    "an added loss": ((), ("--toy-z-loss", "0.1")),
     "a snapshot beside the update": ((), ("--toy-snapshot",)),
     "numbers": ((), ("--toy-numbers",)),
     "a profiler": ((), ("--profile", "--profile-step-start", "1", "--profile-step-end", "2")),
 }
 TOGETHER = {
     "kernels, tensor and sequence parallel": ((*TP2, *LLAMA), KERNELS),
+    "an added loss, tensor parallel": (TP2[:2], ("--toy-z-loss", "0.1")),
     "gradients over another group": (TP2[:2], ("--toy-norm-gradients",)),
     "shards exchanged after the update": (TP2[:2], ("--toy-exchange-mlp",)),
     "kernels, pipeline": ((*PP2, *LLAMA), KERNELS),
     "another boundary": (PP2, ("--toy-double-boundary",)),
     "another schedule": (PP2, ("--toy-sequential-schedule",)),
     "data parallel": ((), ("--toy-groups", "--toy-snapshot")),
+    "experts": (WHOLE, ()),
+    "grouped experts": ((*WHOLE, "--moe-grouped-gemm"), ()),
     "a ring, dropout": ((*SPLIT, "--attention-dropout", "0.1"), ()),
     "heads, documents": (SPLIT, ("--context-parallel-algo", "ulysses_cp_algo", *DOCUMENTS)),
 }
@@ -60,6 +66,18 @@ def test_the_losses_are_those_of_the_standalone_host(trained, name):
     for expected, losses, *_ in trained[0][name]:
         assert losses == expected
         assert len(set(losses)) == len(losses)
+
+
+def train_means(flags):
+    plain = ("--toy-z-loss", "0.1")
+    return both(flags, plain, mean=True)[:2], both(flags, (), mean=True)[1]
+
+
+@pytest.mark.parametrize(("flags", "size"), [((), 1), (SPLIT, 2)], ids=["one process", "split sequences"])
+def test_a_loss_that_is_a_mean_gets_the_same_addition(flags, size):
+    for (expected, losses), without in run_world(train_means, size, flags):
+        assert losses == pytest.approx(expected, rel=1e-5)
+        assert losses[1:] != pytest.approx(without[1:], rel=1e-4)
 
 
 def of_features(numbers):

@@ -14,6 +14,7 @@ from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
 from megatron.core.optimizer import OptimizerConfig
+from megatron.core.pipeline_parallel import schedules
 from megatron.core.transformer import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
 
@@ -135,6 +136,21 @@ def test_a_configuration_of_another_session_is_refused(opened):
     first.close()
     with pytest.raises(SessionError, match="was made by a session with another plan"):
         opened({}, configs=[config]).layer_spec(made)
+
+
+def test_losses_of_experts_weigh_what_one_process_gives_them(opened):
+    shared = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "context_parallel_size": 2}
+    experts = {"num_moe_experts": 4, "moe_aux_loss_coeff": 0.5, "moe_z_loss_coeff": 0.25}
+    given = small(**shared, **experts, calculate_per_token_loss=True)
+    session = opened({})
+    made = session.config(given)
+    assert (made.moe_aux_loss_coeff, made.moe_z_loss_coeff) == (2.0, 1.0)
+    assert session.config(made) is made
+    assert (given.moe_aux_loss_coeff, given.moe_z_loss_coeff) == (0.5, 0.25)
+    averaged = session.config(small(**shared, **experts))
+    assert (averaged.moe_aux_loss_coeff, averaged.moe_z_loss_coeff) == (0.5, 0.25)
+    with pytest.raises(SessionError, match="4 times too little where 4 ranks share a sequence"):
+        session.layer_spec(given)
 
 
 @pytest.mark.parametrize("kind", ["layer", "chunk", "block", "none"])
@@ -274,7 +290,7 @@ def test_a_training_step_may_say_what_it_did(opened):
 
 
 def saved_with_a_block():
-    session = activate({"toy_lion": True, "optimizer": "adam"}, platform="cpu")
+    session = activate({"toy_exchange_mlp": True}, platform="cpu")
     with session.saving():
         inside = session.is_open
     session.close()
@@ -346,6 +362,17 @@ def test_a_schedule_gets_the_groups_and_the_shapes_that_features_change(opened):
     got, names = schedule(seq_length=8, micro_batch_size=1)
     assert got is pg
     assert names == ["adjust_tensor_shapes_fn", "micro_batch_size", "seq_length"]
+
+
+def test_a_single_chunk_per_rank_is_not_interleaved(opened, monkeypatch):
+    monkeypatch.setattr(parallel_state, "get_pipeline_model_parallel_world_size", lambda: 2)
+    session = opened({})
+    for chunks, interleaved in ((1, False), (2, True)):
+        monkeypatch.setattr(
+            parallel_state, "get_virtual_pipeline_model_parallel_world_size", lambda size=chunks: size
+        )
+        chosen = session.call("get_forward_backward", args=None, config=None, pg=None)
+        assert (chosen is schedules.forward_backward_pipelining_with_interleaving) == interleaved
 
 
 def test_changed_tensors_are_refused_under_interleaving(opened):
@@ -430,3 +457,63 @@ def modules_alone():
 
 def test_modules_work_with_nothing_but_torch_and_megatron_core():
     assert run_world(modules_alone, 1) == [("no mindspeed session is open", True, True)]
+
+
+class ScaledLogits:
+    """Computes losses from logits of its own, and adds to them."""
+
+    @hookimpl(wrapper=True)
+    def compute_token_losses(self, logits):
+        losses = yield
+        return losses + logits.float().square().sum(-1).transpose(0, 1)
+
+
+def test_logits_of_a_model_called_without_labels_pass_through_a_function(opened):
+    session = opened({}, extra_plugins=[ScaledLogits()])
+    labels, logits = torch.tensor([[0, 1]]), torch.ones(2, 1, 4)
+
+    def losses(labels, logits):
+        logits.zero_()
+        return labels.float()
+
+    with pytest.raises(SessionError, match=r"no model handed them over.*session\.token_losses"):
+        session.loss(lambda output: (output.sum(), {}))(labels)
+    made = session.token_losses(losses, labels, logits)
+    assert made.tolist() == [[4.0, 5.0]]
+    total, report = session.loss(lambda output: (output.mean(), {}))(made)
+    assert (float(total), report) == (4.5, {})
+    with pytest.raises(SessionError, match="one loss for each label"):
+        session.token_losses(lambda labels, logits: logits[..., 0], labels.expand(3, 2), logits)
+
+
+def test_a_model_through_the_session_hands_over_its_logits(opened):
+    session = opened({}, extra_plugins=[ScaledLogits()])
+    model = build(session, small())
+    tokens = torch.arange(32).reshape(2, 16)
+    positions = torch.arange(16).expand(2, 16)
+    with torch.no_grad():
+        made, seen = model(tokens, positions, None, labels=tokens), model(tokens, positions, None)
+    plain = torch.nn.functional.cross_entropy(seen.transpose(1, 2), tokens, reduction="none")
+    assert torch.allclose(made, plain + seen.square().sum(-1), atol=1e-5)
+    session.close()
+    assert "compute_language_model_loss" not in vars(model)
+
+
+def test_a_model_that_cannot_hand_over_its_logits_is_refused(opened):
+    session = opened({}, extra_plugins=[ScaledLogits()])
+    foreign = torch.nn.Linear(2, 2)
+    foreign.config = small()
+    with pytest.raises(SessionError, match="no model here is a LanguageModule"):
+        session.model(foreign)
+
+
+def test_losses_of_a_step_are_reduced_with_those_of_features(opened):
+    session = opened({})
+    losses = session.reduce_losses(
+        [{"lm loss": torch.tensor([6.0, 2.0])}, {"lm loss": torch.tensor([2.0, 2.0])}]
+    )
+    assert losses == {"lm loss": 2.0}
+    step = session.train_step(
+        lambda: StepResult(losses, skipped=False, grad_norm=None, num_zeros=None, counts=losses.counts)
+    )
+    assert step().loss_tokens == 4

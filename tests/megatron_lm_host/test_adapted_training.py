@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from pathlib import Path
 
 import fake_training as fake
 import pytest
@@ -77,9 +78,11 @@ def train_plainly():
     torch._dynamo.mutation_guard.install_generation_tagging_init()
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
     before = ProcessState.now()
-    adaptor = fake.adapt(fake.Scaled, fake.Failing, fake.Stopping)
+    adaptor = fake.adapt(fake.Scaled, fake.Failing, fake.Stopping, fake.Unsure)
     entered = ProcessState.now()
     found = {"none": fake.run_script(*LOCAL), "left": ProcessState.now().left_since(entered)}
+    fake.forget_run()
+    found["acme"] = fake.run_script("--platform", "acme")
     fake.forget_run()
     found["again"] = fake.run_script(*LOCAL, "--train-iters", "2")
     fake.forget_run()
@@ -110,7 +113,7 @@ def test_the_script_trains_evaluates_and_ends(plain):
 
 def test_without_features_few_functions_are_intercepted(plain):
     intercepted = re.search(r"(\d+) functions of Megatron-LM are intercepted", plain["none"]["out"])
-    assert int(intercepted.group(1)) <= 12
+    assert int(intercepted.group(1)) <= 7
     assert "train_step" not in plain["none"]["out"]
     assert "features: none" in plain["none"]["out"]
 
@@ -128,6 +131,18 @@ def test_pretrain_can_be_called_again_with_other_flags(plain):
     assert again[0] == first[0]
 
 
+def test_a_platform_like_the_cpu_changes_and_trains_the_same(plain):
+    def changed(name):
+        text = plain[name]["out"].replace("for acme", "for cpu")
+        return [
+            line for line in text.splitlines() if "intercepted" in line or line.startswith("mindspeed:   ")
+        ]
+
+    assert len(changed("none")) > 9
+    assert changed("acme") == changed("none")
+    assert plain["acme"]["log"] == plain["none"]["log"]
+
+
 def test_a_feature_changes_what_the_model_sees(plain):
     scaled = next(line for line in plain["scaled"]["log"] if "lm loss" in line)
     losses = [line["lm loss"] for line in plain["none"]["log"] if "lm loss" in line]
@@ -142,6 +157,96 @@ def test_a_number_of_a_feature_is_printed_as_it_is_over_several_steps(plain):
 def test_only_what_a_feature_implements_is_intercepted_besides(plain):
     assert "training_log" in plain["scaled"]["out"]
     assert "training:train_step" not in plain["scaled"]["out"]
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return world("train_while_others_draw")[0]
+
+
+def test_dropout_is_the_same_whatever_else_draws_random_numbers(drawn):
+    quiet, drawing, without, _, _ = drawn
+    assert drawing == quiet != without
+
+
+def test_a_feature_seeds_dropout_when_the_run_starts(drawn):
+    quiet, _, _, first, second = drawn
+    assert len({tuple(quiet), tuple(first), tuple(second)}) == 3
+
+
+def train_while_others_draw():
+    fake.adapt(fake.OwnDropout)
+    import torch
+    from megatron.training import initialize, training
+
+    def losses(*flags):
+        log = fake.run_script(*LOCAL, "--eval-interval", "1", *flags)["log"]
+        fake.forget_run()
+        return [line["lm loss"] for line in log if "lm loss" in line]
+
+    dropout = ("--hidden-dropout", "0.1")
+    found = [losses(*dropout)]
+    batches, build = training._batches, training.build_train_valid_test_data_iterators
+
+    def drawing_batches(*args):
+        for batch in batches(*args):
+            torch.rand(1)  # a loader that starts again
+            yield batch
+
+    def drawing_build(provider):
+        result = build(provider)
+        torch.rand(5)
+        return result
+
+    initialize._warmup_jit_function = lambda: torch.rand(99)
+    training._batches, training.build_train_valid_test_data_iterators = drawing_batches, drawing_build
+    seeded = [losses(*dropout, "--own-dropout", seed) for seed in ("1", "2")]
+    return [*found, losses(*dropout), losses(), *seeded]
+
+
+def test_a_provider_without_a_configuration_builds_with_that_of_features(provided):
+    assert provided["no argument"]["log"][0]["lm loss"] == provided["argument"]["log"][0]["lm loss"]
+    assert "core_transformer_config_from_args" in provided["no argument"]["out"]
+    assert "core_transformer_config_from_args" not in provided["argument"]["out"]
+
+
+def test_a_provider_that_leaves_the_given_configuration_aside_is_refused(provided):
+    assert provided["aside"]["status"] == 1
+    assert "scaled: changes the model's configuration" in provided["aside"]["err"]
+
+
+@pytest.fixture(scope="module")
+def provided(tmp_path_factory):
+    return world("train_with_providers", str(tmp_path_factory.mktemp("scripts")))[0]
+
+
+def train_with_providers(folder):
+    fake.adapt(fake.Scaled)
+    flags = (*LOCAL, "--scaled-tokens", "1", "--scaled-dropout", "0.2", "--train-iters", "1")
+    call = "model_builder(get_args(), pre_process, post_process, vp_stage, config, pg_collection)"
+    changes = {
+        "argument": [],
+        "no argument": [
+            ("True, vp_stage=None, config=None, pg_collection=None", "True, vp_stage=None, **rest"),
+            (call, call.replace("config, pg_collection", 'None, rest["pg_collection"]')),
+        ],
+        "aside": [(call, call.replace("config, ", "None, "))],
+    }
+    found = {}
+    for name, change in changes.items():
+        script = fake.changed_script(Path(folder) / f"{name}.py", change)
+        found[name] = fake.run_script(*flags, script=script)
+        fake.forget_run()
+    return found
+
+
+def test_a_feature_that_fails_unasked_stops_nobody_and_is_named(plain):
+    assert "held back: unsure: its enabled() fails in test 0: AttributeError" in plain["none"]["out"]
+
+
+def test_what_an_active_feature_notes_is_printed_at_the_start(plain):
+    assert "mindspeed: note: scaled: every token is 3 larger" in plain["scaled"]["out"]
+    assert "note:" not in plain["none"]["out"]
 
 
 def test_a_feature_ends_the_run(plain):

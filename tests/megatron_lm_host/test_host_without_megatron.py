@@ -14,9 +14,16 @@ from mindspeed_core.cli.features import program
 from mindspeed_core.discovery.host import ERROR, NOTE, OK
 from mindspeed_core.hosts.megatron_lm import checkout
 from mindspeed_core.hosts.megatron_lm.flags import _of_record, flags_of
-from mindspeed_core.hosts.megatron_lm.patch_table import ARGUMENTS, ENTRIES, PATCHES, needed, patches_for
+from mindspeed_core.hosts.megatron_lm.patch_table import (
+    ARGUMENTS,
+    ENTRIES,
+    PATCHES,
+    STARTUPS,
+    needed,
+    patches_for,
+)
 from mindspeed_core.hosts.megatron_lm.without_te import apply_defaults
-from mindspeed_core.platforms import npu
+from mindspeed_core.platforms.cpu import CpuPlatform
 from mindspeed_core.registry import Registry, core_stages
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -80,28 +87,69 @@ def test_patches_are_listed_for_the_flags_of_a_run():
     assert "megatron.training.training:training_log" not in targets
 
 
-@pytest.mark.parametrize("platform", ["cuda", "npu"])
-def test_host_and_platform_change_at_most_twenty_symbols_for_every_plugin(platform):
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "npu"])
+def test_at_most_ten_functions_of_megatron_lm_are_intercepted_for_every_plugin(platform):
     registry = Registry.discover()
     stages = {stage for name in FROM_PLUGINS for stage in registry.features[name].cls.hooks()}
-    own = npu._LEFT_OUT if platform == "npu" else ()
-    assert len(patches_for(stages, platform)) + len(own) <= 20
+    targets = [patch.target for patch in patches_for(stages, {platform})]
+    assert len([target for target in targets if not target.startswith("torch.")]) <= 10
+
+
+def test_a_function_is_intercepted_once_however_many_rows_ask_for_it():
+    rows = needed(("build_scheduler", "optimizer_step"), {"cuda"}, None, any_feature=True, without_te=True)
+    targets = [row.target for row in rows]
+    assert len(targets) == len(set(targets))
+
+
+def test_a_provider_without_a_configuration_has_the_function_that_makes_it_intercepted():
+    options = {"any_feature": True, "without_te": False}
+    stages = ("build_transformer_config",)
+    target = "megatron.training.arguments:core_transformer_config_from_args"
+    assert target in {row.target for row in needed(stages, {"cuda"}, None, handed=(), **options)}
+    assert target not in {row.target for row in needed(stages, {"cuda"}, None, handed=("config",), **options)}
 
 
 def test_nothing_of_the_loop_is_intercepted_without_features():
-    rows = needed((), "cuda", None, any_feature=False, without_te=False)
+    rows = needed((), {"cuda"}, None, any_feature=False, without_te=False)
     assert [row.target for row in rows] == ["megatron.core.parallel_state:initialize_model_parallel"]
+
+
+def test_a_platform_like_another_needs_the_same_patches():
+    def targets(kinds):
+        rows = needed((), kinds, None, any_feature=False, without_te=False)
+        return [row.target for row in rows]
+
+    assert targets({"acme", "cpu"}) == targets({"cpu"})
+    assert len(targets({"cpu"})) > len(targets({"cuda"})) < len(targets({"npu"}))
+    assert targets({"acme"}) == targets({"npu"})
+    assert targets({"acme", "cuda"}) == targets({"cuda"})
+
+
+def test_models_with_experts_need_what_corrects_them():
+    def targets(handed=("config",), **values):
+        args, options = argparse.Namespace(**values), {"any_feature": False, "without_te": False}
+        rows = needed((), {"cuda"}, args, handed=handed, **options)
+        return {row.target for row in rows}
+
+    made = "megatron.training.arguments:core_transformer_config_from_args"
+    built = "megatron.core.models.gpt.gpt_model:GPTModel.__init__"
+    experts = targets(num_experts=4)
+    assert built in experts
+    assert made not in experts
+    # The script's provider is handed the configuration otherwise.
+    assert made not in targets(num_experts=4, calculate_per_token_loss=True)
+    assert made in targets((), num_experts=4, calculate_per_token_loss=True)
 
 
 def test_the_table_speaks_of_stages_that_exist():
     known = set(core_stages())
-    spoken_of = {stage for row in (*ENTRIES, *ARGUMENTS, *PATCHES) for stage in row.stages}
+    spoken_of = {stage for row in (*ENTRIES, *STARTUPS, *ARGUMENTS, *PATCHES) for stage in row.stages}
     assert spoken_of == known - {"prepare_process"}
 
 
 def test_a_default_that_was_given_is_left_alone():
     args = argparse.Namespace(distributed_backend="mpi", transformer_impl="local")
-    changed = apply_defaults(args, {"distributed_backend": "flag --distributed-backend"}, "cpu", "gloo")
+    changed = apply_defaults(args, {"distributed_backend": "flag --distributed-backend"}, CpuPlatform)
     assert args.distributed_backend == "mpi"
     assert changed == []
 

@@ -14,7 +14,10 @@ HOST = HostDeclaration(
     flags="mindspeed_core.hosts.library.flags:host_flags",
     stages=(
         *(f"mindspeed_core.hosts.library.{name}" for name in ("parallel", "model", "optimizer", "step")),
-        *(f"mindspeed_core.megatron.{name}" for name in ("boundary", "data_parallel", "schedule")),
+        *(
+            f"mindspeed_core.megatron.{name}"
+            for name in ("boundary", "data_parallel", "schedule", "token_losses", "loss_reduction")
+        ),
         "mindspeed_core.hooks.defaults",
     ),
     session="mindspeed_core.hosts.library.session:LibrarySession",
@@ -24,10 +27,12 @@ HOST = HostDeclaration(
         "build_model_chunk",
         "build_mtp_spec",
         "build_scheduler",
+        "build_tokenizer",
         "build_datasets",
         "build_data_iterators",
         "batch_fields",
         "load_checkpoint",
+        "model_state",
         "save_checkpoint",
         "evaluate",
         "should_stop",

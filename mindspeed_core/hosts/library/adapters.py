@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from mindspeed_core.megatron.loss import loss_of
+from mindspeed_core.megatron.loss import is_mean, loss_of
 from mindspeed_core.run import Batch, Loss, OptimizerStep, StepResult
 
 _NOT_CALLED = object()
@@ -50,21 +50,20 @@ class LossAdapter:
 
     Attributes:
         function: the caller's.
-        averaged: whether the last call returned two values: then the loss is a mean already.
+        given: what it returned last, if a feature did not take its place.
     """
 
     function: Callable[[torch.Tensor], tuple[Any, ...]]
-    averaged: bool = field(default=False, init=False)
+    given: Loss | None = field(default=None, init=False)
 
     def record(self, output_tensor: torch.Tensor) -> Loss:
         """Call the function."""
-        result = self.function(output_tensor)
-        self.averaged = len(result) == 2
-        return loss_of(result)
+        self.given = loss_of(self.function(output_tensor))
+        return self.given
 
     def tuple_of(self, loss: Loss) -> tuple[Any, ...]:
-        """Return what megatron-core's schedules take, with as many values as the function returned."""
-        if self.averaged:
+        """Return what megatron-core's schedules take: two values for a mean, three for a sum."""
+        if is_mean(loss, self.given):
             return loss.total, loss.report
         return loss.total, loss.num_tokens.to(torch.int), loss.report
 

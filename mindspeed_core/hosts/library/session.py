@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MethodType
@@ -24,6 +24,7 @@ from mindspeed_core.hosts.library.adapters import (
     sizes_of,
 )
 from mindspeed_core.hosts.library.world import ORIGIN, ConfigOrigin, EmbeddedSession
+from mindspeed_core.megatron.brought_choices import check_optimizer, check_schedule
 from mindspeed_core.run import Batch, StepResult
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config")
 Optimizer = TypeVar("Optimizer")
+Scheduler = TypeVar("Scheduler")
 Chunks = TypeVar("Chunks")
 
 
@@ -82,9 +84,13 @@ class LibrarySession(EmbeddedSession):
         Raises:
             SessionError: the configuration lacks what features change.
         """
+        from mindspeed_core.megatron.expert_check import remember_placed
+
         self._check_config(config, "layer_spec")
         args = self._arguments(config)
-        return self._through("build_layer_spec", base, args=args, config=config, vp_stage=vp_stage)
+        made = self._through("build_layer_spec", base, args=args, config=config, vp_stage=vp_stage)
+        remember_placed(self, made)
+        return made
 
     def model(self, model: Chunks) -> Chunks:
         """Let features change a built model in place, and check that each of them is in it.
@@ -96,16 +102,23 @@ class LibrarySession(EmbeddedSession):
             The model in the form in which it came.
 
         Raises:
-            SessionError: a feature that works on modules has found none of them on any rank.
+            SessionError: a feature that works on modules has found none of them on any rank, or experts lack
+                the marks with which gradients of their copies are summed.
         """
         from megatron.core.utils import get_model_config
+
+        from mindspeed_core.megatron.expert_check import settle_experts
+        from mindspeed_core.megatron.token_losses import pass_token_losses
 
         chunks = _chunks(model)
         config = get_model_config(chunks[0])
         self._check_config(config, "model")
         args = self._arguments(config)
         built = self._through("build_model", chunks, args=args, config=config, pg=self.run.pg)
-        self.check_placements(getattr(self.run.pg, "mp", None))
+        group = getattr(self.run.pg, "mp", None)
+        self.check_placements(group)
+        settle_experts(self, built, config)
+        pass_token_losses(self.run, built, group)
         self.remember_models(built)
         if self.run.config is None:
             self.run.config, self.run.args = config, args
@@ -126,10 +139,13 @@ class LibrarySession(EmbeddedSession):
         from megatron.core.distributed import DistributedDataParallelConfig
         from megatron.core.utils import get_model_config
 
+        from mindspeed_core.megatron.expert_check import settle_experts
+
         chunks = _chunks(model)
         config = get_model_config(chunks[0])
         options = self.ddp_config(ddp_config or DistributedDataParallelConfig())
         args = self._arguments(config, options)
+        settle_experts(self, chunks, config)
         wrapped = self.call(
             "wrap_ddp", args=args, config=config, ddp_config=options, model=chunks, pg=self.run.pg
         )
@@ -148,6 +164,9 @@ class LibrarySession(EmbeddedSession):
             optimizer: a ``MegatronOptimizer``; another object with ``step`` is fine where no feature looks
                 inside.
             model: the chunks it updates; by default those that `wrap_ddp` saw.
+
+        Raises:
+            SessionError: a feature that brings the value of ``--optimizer`` did not put it inside.
         """
         options = getattr(optimizer, "config", None)
         args = self._arguments(self.run.config, options)
@@ -157,9 +176,27 @@ class LibrarySession(EmbeddedSession):
         made: Any = self._through(
             "build_optimizer", optimizer, args=args, optimizer_config=options, model=chunks, pg=self.run.pg
         )
+        check_optimizer(self, made)
         self.run.optimizer = made
         if self.features_in("optimizer_step"):
             self.instances.set("optimizer_step", made, "step", self._step_with_features(made))
+        return made
+
+    def wrap_scheduler(self, scheduler: Scheduler) -> Scheduler:
+        """Let features change or replace a schedule of the learning rate.
+
+        Args:
+            scheduler: megatron-core's ``OptimizerParamScheduler``; ``lr_decay_style="constant"`` where the
+                flag ``--lr-decay-style`` names one that a feature brings.
+
+        Raises:
+            SessionError: that feature did not change it.
+        """
+        args = self._arguments(self.run.config, getattr(self.run.optimizer, "config", None))
+        optimizer = getattr(scheduler, "optimizer", self.run.optimizer)
+        made: Any = self._through("build_scheduler", scheduler, args=args, optimizer=optimizer)
+        check_schedule(self, made)
+        self.run.scheduler = made
         return made
 
     def forward_backward(self, config: TransformerConfig | None = None) -> Callable[..., Any]:
@@ -254,6 +291,27 @@ class LibrarySession(EmbeddedSession):
         ranks = pg.dp.size() if pg is not None else 1
         self.run.consumed_train_samples += num_microbatches * size * ranks
 
+    def token_losses(
+        self,
+        function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        labels: torch.Tensor,
+        logits: torch.Tensor,
+        model: Any = None,
+    ) -> torch.Tensor:
+        """Return per-token losses ``[b, s]`` of logits that a model called without labels returned.
+
+        A model called with labels needs no such call: `model` sees to it.
+
+        Args:
+            function: called with ``labels`` and ``logits``; returns the losses ``[b, s]``.
+            labels: ``[b, s]``.
+            logits: ``[s, b, v / tp]``, this rank's part of the vocabulary.
+            model: the language model, for features that read it.
+        """
+        from mindspeed_core.megatron.token_losses import through_stage
+
+        return through_stage(self.run, model, function, labels, logits, 0)
+
     def loss(
         self,
         function: Callable[[torch.Tensor], tuple[Any, ...]],
@@ -267,12 +325,15 @@ class LibrarySession(EmbeddedSession):
             batch: the micro-batch, for features that read it.
             model: the chunk, for features that read it.
         """
+        from mindspeed_core.megatron.token_losses import check_passed
+
         record = batch_of(batch)
 
         def compute(output_tensor: torch.Tensor, **options: Any) -> tuple[Any, ...]:
             adapter = LossAdapter(partial(function, **options))
             if options.get("non_loss_data"):
                 return adapter.function(output_tensor)
+            check_passed(self.run, at_loss=True)
             loss = self._through(
                 "compute_loss",
                 adapter.record,
@@ -284,6 +345,26 @@ class LibrarySession(EmbeddedSession):
             return adapter.tuple_of(loss)
 
         return compute
+
+    def reduce_losses(
+        self, reports: Sequence[Mapping[str, torch.Tensor]], *, training: bool = True
+    ) -> Mapping[str, float]:
+        """Return the losses of a step, with those that features report; collective over all ranks.
+
+        Args:
+            reports: what the schedule returned: for each micro-batch a dictionary, name to ``[sum, count]``
+                or to a mean; empty on pipeline stages without loss.
+            training: False after an evaluation.
+
+        Returns:
+            The means by name, the same on every rank. They are read from the device when somebody looks at
+            one. ``counts`` of them goes into `StepResult`.
+        """
+        self.build_groups()
+        losses: Mapping[str, float] = self.call(
+            "reduce_losses", run=self.run, reports=reports, training=training
+        )
+        return losses
 
     def finalize_gradients(self, function: Callable[..., Any] | None = None) -> Callable[..., None]:
         """Return the function for ``config.finalize_model_grads_func``.
@@ -368,6 +449,7 @@ class LibrarySession(EmbeddedSession):
         """Return what is active and what it did so far: plan, patches, modules, groups, stages."""
         return {
             **self.plan.as_dict(),
+            "notes": [str(note) for note in self.plan.notes],
             "applied_patches": [f"{patch.target} ({patch.owner})" for patch in self.ledger.listing()],
             "modules": {
                 name: self.placements[name] + self.instances.placed(name)

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 GET_BATCH, FETCH = "get_batch", "get_batch_on_this_tp_rank"
 SPLIT, HAS_DATA = "get_batch_on_this_cp_rank", "is_first_or_last_pipeline_stage"
-"""Names of the script: the micro-batch; a rank's samples; its part of them; whether a stage has any."""
+CONFIG = "core_transformer_config_from_args"
+"""Names of the script: the micro-batch; a rank's samples; its part of them; whether a stage has any; the
+model's configuration, made for every micro-batch."""
 
 SLOT = "context-parallel"
 """Whoever fills it splits sequences, and gets them whole."""
@@ -39,12 +41,16 @@ def take_over_batches(now: PretrainCall, forward_step: Any) -> None:
     """
     while isinstance(forward_step, functools.partial):
         forward_step = forward_step.func
+    from mindspeed_core.hosts.megatron_lm.model import around_config_from_args, changes_config
+
     names: dict[str, Any] = getattr(inspect.unwrap(forward_step), "__globals__", {})
     more = _further_fields(now)
     _refuse(now, names, more)
     replaced: dict[str, Callable[..., Any]] = {}
     if now.wants("get_batch", "compute_loss") and GET_BATCH in names:
         replaced[GET_BATCH] = _get_batch(now, names[GET_BATCH])
+    if CONFIG in names and changes_config(now):
+        replaced[CONFIG] = around_config_from_args(names[CONFIG])
     if splits_sequences(now) and SPLIT in names:
         replaced[SPLIT] = _whole(names[SPLIT])
     if more:

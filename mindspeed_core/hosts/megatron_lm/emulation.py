@@ -12,8 +12,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-
 from mindspeed_core.platforms import process_memory
 
 CAPABILITY = (8, 0)
@@ -70,22 +68,3 @@ def no_kernels(original: Callable[..., Any]) -> Callable[..., Any]:
         return None
 
     return load
-
-
-def keeps_generator(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Put the generator back after a function; a device would draw its numbers from another than dropout's.
-
-    With a device, warming up draws from the device's generator while embeddings are initialised from the
-    CPU's, and data loaders draw seeds from the CPU's while dropout draws from the device's. Here
-    the two are one.
-    """
-
-    @functools.wraps(original)
-    def call(*args: Any, **options: Any) -> Any:
-        state = torch.get_rng_state()
-        try:
-            return original(*args, **options)
-        finally:
-            torch.set_rng_state(state)
-
-    return call

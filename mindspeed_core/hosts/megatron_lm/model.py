@@ -14,13 +14,20 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.module import Float16Module, MegatronModule
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, _get_block_submodules
+from megatron.core.utils import get_model_config
 
+from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.megatron_lm import pretrain_call
+from mindspeed_core.hosts.megatron_lm.flag_ownership import leave_to_features
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
 from mindspeed_core.hosts.megatron_lm.without_te import installed
 from mindspeed_core.megatron.data_parallel import ddp_config_of
+from mindspeed_core.megatron.expert_check import remember_placed, settle_experts
+from mindspeed_core.megatron.expert_losses import weigh_expert_losses
 from mindspeed_core.megatron.layers import build_mtp_spec, plain_parts
+from mindspeed_core.megatron.token_losses import pass_token_losses
+from mindspeed_core.megatron.uneven_partition import build_for_any_partition, leaves_partition
 from mindspeed_core.run import DistInfo, Run
 
 if TYPE_CHECKING:
@@ -33,7 +40,9 @@ __all__ = ["build_mtp_spec"]
 def around_config_from_args(
     now: PretrainCall, original: Callable[..., Any], args: Any, config_class: type | None = None
 ) -> Any:
-    """Intercept ``core_transformer_config_from_args``; scripts call it for every micro-batch too."""
+    """Pass what ``core_transformer_config_from_args`` makes through its stage; scripts call it often."""
+    if leaves_partition(now.session):
+        original = _for_any_partition(original)
     base = original(args, config_class)
     for known_class, known_base, known in now.configs:
         if known_class is config_class and known_base == base:
@@ -46,6 +55,13 @@ def around_config_from_args(
     return config
 
 
+def _for_any_partition(original: Callable[..., Any]) -> Callable[..., Any]:
+    def build(args: Any, config_class: type | None) -> Any:
+        return build_for_any_partition(lambda values: original(Namespace(**values), config_class), vars(args))
+
+    return build
+
+
 def _fresh(original: Callable[..., Any], given: Any, args: Any, base: Any) -> Any:
     """Fill a configuration from the arguments Megatron-LM passed, or from a feature's own."""
     return copy.copy(base) if given is args else original(given, type(base))
@@ -56,7 +72,7 @@ def build_transformer_config(session: Session, args: Namespace) -> TransformerCo
     """Let Megatron-LM translate its arguments."""
     call = pretrain_call.current().call("build_transformer_config")
     if call is not None:
-        return call(args)
+        return weigh_expert_losses(call(args))
     return import_module("megatron.training.arguments").core_transformer_config_from_args(args)
 
 
@@ -79,6 +95,7 @@ def _around_init(*names: str) -> Callable[..., Any]:
                 vp_stage=given.get("vp_stage"),
             )
         original(*bound.args, **bound.kwargs)
+        settle_experts(now.session, [given["self"]], given["config"])
 
     return around
 
@@ -96,7 +113,7 @@ def _keep_outputs(session: Session, config: TransformerConfig) -> None:
     A device sends in the order of its stream, so that megatron-core may free what it has just handed over;
     gloo reads the memory of a send in flight.
     """
-    if session.platform.device_type == "cpu" and config.overlap_p2p_comm:
+    if "cpu" in session.platform.kinds() and config.overlap_p2p_comm:
         config.deallocate_pipeline_outputs = False
 
 
@@ -106,7 +123,9 @@ def _layer_spec(now: PretrainCall, given: dict[str, Any], name: str) -> Any:
     config = config or given["config"]
     vp_stage = given.get("vp_stage")
     with now.calling("build_layer_spec", lambda: _whole(given[name], config, vp_stage, given)):
-        return session.call("build_layer_spec", args=session.args, config=config, vp_stage=vp_stage)
+        spec = session.call("build_layer_spec", args=session.args, config=config, vp_stage=vp_stage)
+    remember_placed(session, spec)
+    return spec
 
 
 def _whole(spec: Any, config: Any, vp_stage: int | None, given: dict[str, Any]) -> Any:
@@ -131,6 +150,47 @@ def build_layer_spec(args: Namespace, config: TransformerConfig) -> Any:
     ):
         return spec
     return plain_parts(spec, config)
+
+
+def provide(
+    now: PretrainCall, provider: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
+) -> Any:
+    """Build one chunk by the script's provider, from a configuration that features have changed.
+
+    Raises:
+        UserError: the provider leaves the configuration it is given aside.
+    """
+    build = build_chunk if now.wants("build_model_chunk") else _as_given
+    if not changes_config(now) or named.get("config") is not None:
+        return build(now, provider, args, named)
+    config = named["config"] = _config(now.session)
+    chunk = build(now, provider, args, named)
+    if get_model_config(chunk) is not config:
+        names = [name for name in now.session.plan.names if "build_transformer_config" in _hooks(now, name)]
+        raise UserError(
+            f"{', '.join(names) or 'losses of experts'}: changes the model's configuration, and the "
+            "script's model_provider builds with another than the one in its argument config; drop its flag "
+            "for this script"
+        )
+    return chunk
+
+
+def _as_given(
+    now: PretrainCall, provider: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
+) -> Any:
+    return provider(*args, **named)
+
+
+def _hooks(now: PretrainCall, feature: str) -> Any:
+    return now.session.registry.features[feature].cls.hooks()
+
+
+def changes_config(now: PretrainCall) -> bool:
+    """Return whether the stage changes the configuration that the script's provider is handed."""
+    args = now.session.args
+    weighed = getattr(args, "num_experts", None) and getattr(args, "calculate_per_token_loss", False)
+    asked_for = now.wants("build_transformer_config") or weighed or leaves_partition(now.session)
+    return "config" in now.handed and bool(asked_for)
 
 
 def build_chunk(
@@ -174,9 +234,8 @@ def around_get_model(now: PretrainCall, original: Callable[..., Any], *args: Any
     bound = arguments_of(original, args, named)
     bound.apply_defaults()
     model = _build(now, original, bound)
-    if not now.has_run:
-        now.run = _run(now, model, bound.arguments.get("pg_collection"))
-    now.session.check_placements()
+    if bound.arguments["wrap_with_ddp"] is False and not now.has_run:
+        begin_run(now, model, bound.arguments.get("pg_collection"))
     return model
 
 
@@ -243,15 +302,21 @@ def build_ddp_config(args: Namespace) -> DistributedDataParallelConfig:
 
 
 def _config(session: Session) -> Any:
-    return import_module("megatron.training.arguments").core_transformer_config_from_args(session.args)
+    """Return the configuration of the model, as features change it."""
+    now, args = pretrain_call.current(), session.args
+    from_args = import_module("megatron.training.arguments").core_transformer_config_from_args
+    if getattr(args, "yaml_cfg", None) is not None:
+        from_yaml = import_module("megatron.training.yaml_arguments").core_transformer_config_from_yaml
+        return around_config_from_args(lambda given, kind=None: from_yaml(given, "language_model"))(args)
+    # Where the provider takes no configuration, the function itself is intercepted.
+    return (around_config_from_args(from_args) if changes_config(now) else from_args)(args)
 
 
-def _run(now: PretrainCall, model: Any, pg: Any) -> Run:
+def begin_run(now: PretrainCall, model: Any, pg: Any = None) -> None:
+    """Make the record of the run from its wrapped chunks; check that features have placed their modules."""
     session = now.session
-    from megatron.core.utils import get_model_config
-
     assert isinstance(now.dist, DistInfo)
-    return Run(
+    now.run = Run(
         session=session,
         args=session.args,
         config=get_model_config(model[0]),
@@ -260,6 +325,9 @@ def _run(now: PretrainCall, model: Any, pg: Any) -> Run:
         model=model,
         tokenizer=_tokenizer(),
     )
+    leave_to_features(session, now.run)
+    session.check_placements()
+    pass_token_losses(now.run, model)
 
 
 def _tokenizer() -> Any:

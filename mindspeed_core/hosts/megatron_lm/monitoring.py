@@ -9,7 +9,6 @@ import torch
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.megatron_lm import pretrain_call
-from mindspeed_core.hosts.megatron_lm.emulation import keeps_generator
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
 from mindspeed_core.hosts.megatron_lm.step import LossNumbers
 from mindspeed_core.megatron.loss import on_every_stage
@@ -74,15 +73,12 @@ def log_step(run: Run, result: StepResult) -> dict[str, Any]:
     return numbers
 
 
-@intercepts()
+@intercepts(run=True)
 def around_evaluate(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """Intercept ``evaluate``, called once per set of a split."""
-    compute = keeps_generator(original) if now.session.platform.device_type == "cpu" else original
-    if not now.has_run or not now.wants("evaluate"):
-        return compute(*args, **named)
     iterator = arguments_of(original, args, named).arguments["data_iterator"]
     tested = any(iterator is known for known in now.test_iterators if known is not None)
-    with now.calling("evaluate", lambda: compute(*args, **named)) as call:
+    with now.calling("evaluate", lambda: original(*args, **named)) as call:
         losses = now.session.call("evaluate", run=now.sync_run(), split=_TEST if tested else _VALID)
     values = call.result if call.made else ({}, None, False)
     if values[2]:

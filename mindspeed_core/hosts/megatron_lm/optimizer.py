@@ -6,14 +6,14 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig
-from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.megatron_lm import NAME, pretrain_call
+from mindspeed_core.hosts.megatron_lm.model import begin_run
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, intercepts
 from mindspeed_core.megatron import optimizer_state
+from mindspeed_core.megatron.brought_choices import bringing, check_optimizer, check_schedule, stands_in
 from mindspeed_core.run import OptimizerStep
 
 
@@ -41,7 +41,8 @@ def around_get_optimizer(
     if now.call("build_optimizer") is not None:
         return original(config, model_chunks, *rest, **named)
     session = now.session
-    pg = now.run.pg if now.has_run else ProcessGroupCollection.use_mpu_process_groups()
+    if not now.has_run:
+        begin_run(now, model_chunks)
     if now.wants("build_optimizer_config") and not now.optimizer_configured:
         # Megatron-LM 0.15 and older fill the configuration in the function that calls this one.
         filled = config
@@ -49,10 +50,11 @@ def around_get_optimizer(
             config = session.call("build_optimizer_config", args=session.args)
     with now.calling("build_optimizer", lambda chosen, chunks: original(chosen, chunks, *rest, **named)):
         optimizer = session.call(
-            "build_optimizer", args=session.args, optimizer_config=config, model=model_chunks, pg=pg
+            "build_optimizer", args=session.args, optimizer_config=config, model=model_chunks, pg=now.run.pg
         )
-    if now.has_run and now.run.optimizer is None:
-        now.run.optimizer, now.run.model = optimizer, model_chunks
+    check_optimizer(session, optimizer)
+    if now.run.optimizer is None:
+        now.run.optimizer = optimizer
     _save_exactly(now, optimizer)
     if now.wants("optimizer_step"):
         _step_through_stage(now, optimizer)
@@ -62,7 +64,11 @@ def around_get_optimizer(
 @hookimpl(trylast=True)
 def build_optimizer(optimizer_config: OptimizerConfig, model: list[Any]) -> MegatronOptimizer:
     """Build megatron-core's optimizer, as Megatron-LM asks for it."""
-    return pretrain_call.current().pending("build_optimizer")(optimizer_config, model)
+    now = pretrain_call.current()
+    optimizer: MegatronOptimizer = now.pending("build_optimizer")(optimizer_config, model)
+    if bringing(now.session, "--optimizer"):
+        stands_in(now.session, optimizer)
+    return optimizer
 
 
 def _step_through_stage(now: PretrainCall, optimizer: Any) -> None:
@@ -94,10 +100,9 @@ class _Original:
 
 
 def _save_exactly(now: PretrainCall, optimizer: Any) -> None:
-    """Let a checkpoint hold the state of torch's Adam exactly, as megatron-core alone does not."""
-    original = _Original(optimizer)
-    inner = [getattr(chained, "optimizer", None) for chained in original.chained_optimizers]
-    if not any(isinstance(one, (torch.optim.Adam, torch.optim.AdamW)) for one in inner):
+    """Let a checkpoint hold the optimizer's state exactly, as megatron-core alone does not."""
+    original: Any = _Original(optimizer)
+    if not optimizer_state.needs_care(original):
         return
     parameters = inspect.signature(original.sharded_state_dict).parameters
 
@@ -120,11 +125,14 @@ def _save_exactly(now: PretrainCall, optimizer: Any) -> None:
     instances.set(NAME, optimizer, "load_state_dict", load_state_dict)
 
 
-@intercepts()
+@intercepts(run=True)
 def around_get_scheduler(now: PretrainCall, original: Callable[..., Any], optimizer: Any) -> Any:
     """Intercept ``get_optimizer_param_scheduler``."""
     with now.calling("build_scheduler", original):
-        return now.session.call("build_scheduler", args=now.session.args, optimizer=optimizer)
+        scheduler = now.session.call("build_scheduler", args=now.session.args, optimizer=optimizer)
+    check_schedule(now.session, scheduler)
+    now.run.scheduler = scheduler
+    return scheduler
 
 
 @hookimpl(trylast=True)

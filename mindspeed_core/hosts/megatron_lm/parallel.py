@@ -12,7 +12,9 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.megatron_lm import pretrain_call
+from mindspeed_core.hosts.megatron_lm.flag_ownership import stand_in
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, intercepts
+from mindspeed_core.megatron.data_source import check_only_source
 from mindspeed_core.megatron.seeds import seed_generators, seed_of_rank
 from mindspeed_core.run import DistInfo, RngInfo
 from mindspeed_core.runtime.rank_check import check_ranks
@@ -22,9 +24,16 @@ if TYPE_CHECKING:
 
 
 @hookimpl(trylast=True)
-def validate_arguments(args: Namespace) -> Namespace:
-    """Let Megatron-LM validate."""
-    return pretrain_call.current().pending("validate_arguments")(args)
+def validate_arguments(session: Session, args: Namespace) -> Namespace:
+    """Let Megatron-LM validate; it switches micro-batches of different lengths off whatever was given."""
+    check_only_source(session, args)
+    variable = bool(getattr(args, "variable_seq_lengths", False))
+    validated: Namespace = pretrain_call.current().pending("validate_arguments")(args)
+    validated.variable_seq_lengths = variable
+    if variable and not getattr(validated, "num_experts", None):
+        # megatron-core refuses the default dispatcher, also where there is nothing to dispatch.
+        validated.moe_token_dispatcher_type = "alltoall"
+    return validated
 
 
 @intercepts()
@@ -56,6 +65,7 @@ def around_initialize_model_parallel(
     session = now.session
     now.dist = _dist_info(session)
     check_ranks(session, now.dist)
+    stand_in(session)
     with now.calling("build_process_groups", lambda: original(*args, **named)) as call:
         session.call("build_process_groups", args=session.args, dist_info=now.dist)
     return call.result
@@ -69,24 +79,23 @@ def build_process_groups() -> ProcessGroupCollection:
     return ProcessGroupCollection.use_mpu_process_groups()
 
 
-@intercepts()
-def around_set_random_seed(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """Intercept ``_set_random_seed``."""
+def seed_before_model(now: PretrainCall) -> None:
+    """Seed the generators anew before the first chunk is built, where a feature or the platform asks for it.
+
+    Compiling in between has drawn from the device's generator, which on CPU also initializes parameters.
+    """
     session = now.session
-    with now.calling("seed_everything", lambda: original(*args, **named)) as call:
-        session.call("seed_everything", args=session.args, pg=ProcessGroupCollection.use_mpu_process_groups())
-    return call.result
+    if now.seeded or not (now.wants("seed_everything") or session.platform.device_type == "cpu"):
+        return
+    now.seeded = True
+    session.call("seed_everything", args=session.args, pg=ProcessGroupCollection.use_mpu_process_groups())
 
 
 @hookimpl(trylast=True)
 def seed_everything(args: Namespace, pg: ProcessGroupCollection) -> RngInfo:
-    """Seed by Megatron-LM's rule; the same again where a feature asks for it later."""
+    """Seed by Megatron-LM's rule."""
     seed = seed_of_rank(args, pg)
-    call = pretrain_call.current().call("seed_everything")
-    if call is not None:
-        call()
-    else:
-        seed_generators(seed, args.te_rng_tracker, args.inference_rng_tracker)
+    seed_generators(seed, args.te_rng_tracker, args.inference_rng_tracker)
     return RngInfo(seed=args.seed, model_parallel_seed=seed)
 
 

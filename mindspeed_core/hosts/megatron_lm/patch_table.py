@@ -15,12 +15,13 @@ from typing import Any
 from mindspeed_core.feature import Patch
 from mindspeed_core.hosts.megatron_lm.without_te import TE_AND_APEX, installed
 
-ARGUMENT, INSTANCE, GLOBAL, PATCH, ENTRY = "argument", "instance", "global", "patch", "entry"
+ARGUMENT, INSTANCE, GLOBAL, PATCH = "argument", "instance", "global", "patch"
+ENTRY, STARTUP = "entry", "startup"
 
 ALWAYS = ("cpu", "cuda", "npu")
 """Platforms of rows that every session needs."""
 _EMULATED = ("cpu",)
-_NOT_CUDA = ("cpu", "npu")
+_CUDA = ("cuda",)
 _TRAINING = "megatron.training.training:"
 _CHECKPOINTING = "megatron.training.checkpointing:"
 _HERE = "mindspeed_core.hosts.megatron_lm."
@@ -36,15 +37,20 @@ class Interception:
         reason: why it is this way.
         wrapper: ``module:function`` in this package that makes the intercepted function from the original.
         mechanism: `ARGUMENT` (of ``pretrain``), `INSTANCE` (an attribute of an object), `GLOBAL` (a name of
-            the script), `PATCH`, or `ENTRY` (a patch that is there from the import of the adaptor on).
+            the script), `PATCH`, `ENTRY` (a patch that is there from the import of the adaptor on) or
+            `STARTUP` (one that is there from the call of ``pretrain`` until the session opens).
         kind: of the patch, see `Patch`.
-        platforms: where the host itself needs it, whatever is active.
+        platforms: kinds of platforms on which the host itself needs it, whatever is active.
+        elsewhere: the host itself needs it on platforms of none of these kinds.
         features: needed as soon as any feature is active.
         without_te: needed where neither TransformerEngine nor Apex is installed.
         versions: what differs in older versions of Megatron-LM.
         required: a version without the symbol is an error.
         loaded: needed only where the script has imported the module of the target.
         argument: name of an argument and a text that its value must contain, for rows of one option.
+        unless: a stage whose own interception hands out the same; then this one is not needed.
+        handed: an argument of the script's ``model_provider`` that makes this one unnecessary.
+        models: the host itself needs it for models with all of these arguments set.
     """
 
     stages: tuple[str, ...]
@@ -54,12 +60,16 @@ class Interception:
     mechanism: str = PATCH
     kind: str = "wrap"
     platforms: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
     features: bool = False
     without_te: bool = False
     versions: str = ""
     required: bool = True
     loaded: bool = False
     argument: tuple[str, str] = ("", "")
+    unless: str = ""
+    handed: str = ""
+    models: tuple[str, ...] = ()
 
     def patch(self) -> Patch:
         """Return the patch of the row."""
@@ -99,19 +109,44 @@ ENTRIES = (
         "validate_arguments_early validate_arguments",
         "the arguments are complete, those of a checkpoint included: the plan is made and the session opens",
     ),
-    _entry(
+)
+"""In force from the import of the adaptor on."""
+
+STARTUPS = (
+    _row(
         "megatron.training.yaml_arguments:validate_yaml",
         "entry:around_validate_args",
         "validate_arguments_early validate_arguments",
         "takes the place of validate_args with --yaml-cfg",
+        mechanism=STARTUP,
         required=False,
     ),
 )
-"""In force from the import of the adaptor on."""
+"""In force from the call of ``pretrain`` until the session opens, where the command line asks for them."""
 
 _FROM_SCRIPT = "pretrain takes it from the script"
 ARGUMENTS = (
     _by(ARGUMENT, "model_provider", "build_model_chunk", _FROM_SCRIPT),
+    _by(
+        ARGUMENT,
+        "model_provider",
+        "seed_everything",
+        "generators are seeded anew right before the model is built; on CPU for the host itself, since "
+        "compiling has drawn from them",
+    ),
+    _by(
+        ARGUMENT,
+        "model_provider",
+        "build_transformer_config",
+        "the configuration is an argument of it",
+        versions="a provider without the argument config has core_transformer_config_from_args intercepted",
+    ),
+    _by(
+        GLOBAL,
+        "core_transformer_config_from_args",
+        "build_transformer_config",
+        "the script makes a configuration for every micro-batch by this name",
+    ),
     _by(ARGUMENT, "train_valid_test_datasets_provider", "build_datasets", _FROM_SCRIPT),
     _by(
         ARGUMENT,
@@ -145,6 +180,12 @@ ARGUMENTS = (
         "the script fetches samples with it; further fields are given to all tensor-parallel ranks",
     ),
     _by(INSTANCE, "optimizer.step", "optimizer_step", "of the object that build_optimizer returns"),
+    _by(
+        INSTANCE,
+        "config.finalize_model_grads_func",
+        "finalize_gradients",
+        "the loop puts its function on the model's configuration, where the schedule looks it up",
+    ),
 )
 """Without any change of a symbol of Megatron-LM."""
 
@@ -163,24 +204,29 @@ PATCHES = (
         platforms=ALWAYS,
     ),
     _row(
-        "megatron.training.initialize:_set_random_seed",
-        "parallel:around_set_random_seed",
-        "seed_everything",
-        "the seeds are set there",
+        "megatron.training.global_vars:build_tokenizer",
+        "tokenizer:around_build_tokenizer",
+        "build_tokenizer",
+        "the global tokenizer comes from there, and the model's vocabulary from it",
     ),
     _row(
         "megatron.training.arguments:core_transformer_config_from_args",
         "model:around_config_from_args",
         "build_transformer_config",
-        "every script makes its configuration with it, also once per micro-batch",
+        "the script's model_provider takes no configuration; losses of experts weigh too little with "
+        "--calculate-per-token-loss",
+        handed="config",
+        models=("num_experts", "calculate_per_token_loss"),
     ),
     _row(
         "megatron.core.models.gpt.gpt_model:GPTModel.__init__",
         "model:around_gpt_model",
         "build_layer_spec build_mtp_spec",
-        "the specification is an argument of the model, whoever builds it",
+        "the specification is an argument of the model, whoever builds it; copies of experts drift apart "
+        "without a mark that it must have before it is wrapped",
         platforms=_EMULATED,
         without_te=True,
+        models=("num_experts",),
     ),
     *(
         _row(
@@ -190,6 +236,7 @@ PATCHES = (
             f"the {arguments} of the model",
             required=False,
             loaded=True,
+            models=("num_experts",),
         )
         for model, wrapper, arguments in (
             ("mamba.mamba_model:MambaModel", "around_mamba_model", "specification is an argument"),
@@ -201,9 +248,16 @@ PATCHES = (
         _TRAINING + "get_model",
         "model:around_get_model",
         "build_model wrap_ddp",
-        "the chunks of a rank come together there; features that place modules are checked",
-        features=True,
+        "the chunks of a rank come together there",
         versions="0.15 and older take neither config nor pg_collection",
+    ),
+    _row(
+        _TRAINING + "get_model",
+        "model:around_get_model",
+        "",
+        "with --skip-train no optimizer is built, where the run's record is made otherwise",
+        features=True,
+        argument=("skip_train", "True"),
     ),
     _row(
         "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel.__init__",
@@ -223,7 +277,9 @@ PATCHES = (
         "megatron.core.optimizer:get_megatron_optimizer",
         "optimizer:around_get_optimizer",
         "build_optimizer build_optimizer_config optimizer_step",
-        "the optimizer comes from there; torch's Adam needs care when it is saved and loaded",
+        "the optimizer comes from there, and the wrapped chunks go in: features that place modules are "
+        "checked; torch's Adam needs care when it is saved and loaded",
+        features=True,
         without_te=True,
     ),
     _row(
@@ -231,6 +287,7 @@ PATCHES = (
         "optimizer:around_get_optimizer",
         "build_optimizer build_optimizer_config optimizer_step",
         "the optimizer comes from there with --optimizer muon",
+        features=True,
         required=False,
         argument=("optimizer", "muon"),
     ),
@@ -241,9 +298,16 @@ PATCHES = (
         "the schedule comes from there",
     ),
     _row(
+        _TRAINING + "get_optimizer_param_scheduler",
+        "optimizer:around_get_scheduler",
+        "start_run forward_step get_batch compute_loss finalize_gradients optimizer_step",
+        "features see the schedule as run.scheduler; the step hands it out too",
+        unless="train_step",
+    ),
+    _row(
         _CHECKPOINTING + "load_checkpoint",
         "checkpoint:around_load_checkpoint",
-        "load_checkpoint after_load_checkpoint checkpoint_state restore_checkpoint_state",
+        "load_checkpoint after_load_checkpoint checkpoint_state restore_checkpoint_state model_state",
         "a run is loaded there",
     ),
     _row(
@@ -255,7 +319,7 @@ PATCHES = (
     _row(
         _CHECKPOINTING + "generate_state_dict",
         "checkpoint:around_generate_state_dict",
-        "checkpoint_state restore_checkpoint_state",
+        "checkpoint_state restore_checkpoint_state model_state",
         "what is saved and the template of what is loaded both come from it",
     ),
     _row(
@@ -268,34 +332,28 @@ PATCHES = (
         _TRAINING + "build_train_valid_test_data_iterators",
         "data:around_build_iterators",
         "build_data_iterators evaluate",
-        "the iterators come from there; on CPU their seeds come from the generator of dropout",
-        platforms=_EMULATED,
-    ),
-    _row(
-        _TRAINING + "train",
-        "step:around_train",
-        "start_run",
-        "everything is built and loaded; what a feature takes care of is left to it",
-        features=True,
+        "the iterators come from there",
     ),
     _row(
         "megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
         "step:around_get_schedule",
-        "get_forward_backward boundary_schema forward_step get_batch compute_loss",
+        "get_forward_backward boundary_schema forward_step get_batch compute_token_losses compute_loss "
+        "reduce_losses",
         "training and evaluation ask it for the schedule; micro-batches are counted around it",
+    ),
+    _row(
+        "megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
+        "step:around_get_schedule",
+        "start_run load_checkpoint",
+        "before the first schedule everything is built and loaded",
+        unless="train_step",
     ),
     _row(
         _TRAINING + "train_step",
         "step:around_train_step",
-        "train_step",
-        "one step",
+        "train_step reduce_losses",
+        "one step; before the first one everything is built and loaded",
         versions="0.15 and older take no iteration and return seven values",
-    ),
-    _row(
-        "megatron.core.distributed.finalize_model_grads:finalize_model_grads",
-        "step:around_finalize",
-        "finalize_gradients",
-        "the loop hands it to the schedule by name",
     ),
     _row(
         _TRAINING + "training_log",
@@ -308,8 +366,7 @@ PATCHES = (
         _TRAINING + "evaluate",
         "monitoring:around_evaluate",
         "evaluate",
-        "validation; on CPU it draws from the generator of dropout",
-        platforms=_EMULATED,
+        "validation",
     ),
     _row(
         _TRAINING + "checkpoint_and_decide_exit",
@@ -318,18 +375,11 @@ PATCHES = (
         "the loop asks it whether to go on",
     ),
     _row(
-        "megatron.training.initialize:_warmup_jit_function",
-        "emulation:keeps_generator",
-        "",
-        "it draws from the device's generator, which on CPU also initialises parameters",
-        platforms=_EMULATED,
-    ),
-    _row(
         "megatron.legacy.fused_kernels:load",
         "emulation:no_kernels",
         "",
         "it compiles CUDA kernels",
-        platforms=_NOT_CUDA,
+        elsewhere=_CUDA,
         required=False,
     ),
     _row(
@@ -337,7 +387,7 @@ PATCHES = (
         "emulation:old_enough",
         "",
         "it asks for a CUDA version that other devices do not have",
-        platforms=_NOT_CUDA,
+        elsewhere=(*_CUDA, *_EMULATED),
     ),
     _row(
         "torch.cuda:is_available",
@@ -359,21 +409,38 @@ PATCHES = (
 
 
 def needed(
-    stages: Collection[str], platform: str, args: Any, *, any_feature: bool, without_te: bool
+    stages: Collection[str],
+    kinds: Collection[str],
+    args: Any,
+    *,
+    any_feature: bool,
+    without_te: bool,
+    handed: Collection[str] = ("config",),
 ) -> tuple[Interception, ...]:
-    """Return the patches that one session needs for the stages of its features, in the order of the table."""
-    return tuple(
-        row
-        for row in PATCHES
-        if (
+    """Return the patches that one session needs, at most one per target, in the order of the table.
+
+    Args:
+        stages: what active features implement.
+        kinds: of the platform in use, see ``Platform.kinds``.
+        args: the arguments of the run, None for a listing.
+        any_feature: some feature is active.
+        without_te: neither TransformerEngine nor Apex is installed.
+        handed: arguments that the script's ``model_provider`` takes.
+    """
+    found: dict[str, Interception] = {}
+    for row in PATCHES:
+        asked_for = (
             not set(stages).isdisjoint(row.stages)
-            or platform in row.platforms
+            or not set(kinds).isdisjoint(row.platforms)
             or row.platforms == ALWAYS
+            or (row.elsewhere and set(kinds).isdisjoint(row.elsewhere))
             or (row.features and any_feature)
             or (row.without_te and without_te)
+            or (row.models and all(getattr(args, name, None) for name in row.models))
         )
-        and _applies(row, args)
-    )
+        if asked_for and row.unless not in stages and row.handed not in handed and _applies(row, args):
+            found.setdefault(row.target, row)
+    return tuple(found.values())
 
 
 def _applies(row: Interception, args: Any) -> bool:
@@ -383,7 +450,7 @@ def _applies(row: Interception, args: Any) -> bool:
     return not name or text in str(getattr(args, name, ""))
 
 
-def patches_for(stages: Collection[str], platform: str) -> tuple[Patch, ...]:
+def patches_for(stages: Collection[str], kinds: Collection[str]) -> tuple[Patch, ...]:
     """Return the patches of a training with features that implement these stages, for listings."""
-    rows = needed(stages, platform, None, any_feature=bool(stages), without_te=not installed(TE_AND_APEX))
+    rows = needed(stages, kinds, None, any_feature=bool(stages), without_te=not installed(TE_AND_APEX))
     return tuple(row.patch() for row in (*ENTRIES, *rows))

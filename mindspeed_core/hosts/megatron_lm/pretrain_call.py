@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import SessionError
+from mindspeed_core.hosts.megatron_lm.dropout_generator import DropoutGenerator
 from mindspeed_core.run import Batch, DistInfo, Run
 
 if TYPE_CHECKING:
     from mindspeed_core.hosts.megatron_lm.command_line import CommandLine
+    from mindspeed_core.megatron.model_state import Selection
     from mindspeed_core.session import Session
 
 _current: PretrainCall | None = None
@@ -48,35 +50,51 @@ class PretrainCall:
     """State of one call of ``pretrain``.
 
     Attributes:
-        platform: name of the platform in use.
+        platform_kinds: kinds of the platform in use, known before the session opens.
         command_line: the flags, read.
         dist: this process in the world, once torch.distributed runs.
         batch: the micro-batch that the script fetched last.
+        reports: what the micro-batches of the last schedule reported.
         configs: configurations that features have seen: as Megatron-LM made them, and as they became.
         saved: what features left in the checkpoint that is being loaded: facts, and state by feature.
         restored: the state of features that was loaded.
+        source: folder whose weights are being loaded for a feature, None otherwise.
+        weights: the weights that features chose for the load in progress.
+        load_called: whether Megatron-LM came to its loading.
         test_iterators: iterators of the test split, to tell the splits apart.
         stages: what active features implement.
         before_opening: takes back what stood in for the session until it opens.
         script_opened: takes over names of the script once the session is open.
         optimizer_configured: the stage of the optimizer's configuration was reached.
+        handed: arguments of the script's ``model_provider``.
+        seeded: generators were seeded anew for the model.
+        began: the stage ``start_run`` was called.
+        generator: the generator of dropout, kept from data loaders on CPU.
         fields: fields of a batch that features want, and those that the script gives, by whether a pipeline
             stage holds the embedding and whether it holds the output layer.
     """
 
     def __init__(self) -> None:
-        self.platform = ""
+        self.platform_kinds: frozenset[str] = frozenset()
         self.command_line: CommandLine | None = None
         self.dist: DistInfo | None = None
         self.batch = Batch()
+        self.reports: Sequence[Mapping[str, Any]] = ()
         self.configs: list[tuple[type | None, Any, Any]] = []
         self.saved: dict[str, Any] = {}
         self.restored: dict[str, Any] = {}
+        self.source: str | None = None
+        self.weights: Selection | None = None
+        self.load_called = False
         self.test_iterators: list[Any] = []
         self.stages: frozenset[str] = frozenset()
         self.before_opening: Callable[[], object] = lambda: None
         self.script_opened: Callable[[], object] = lambda: None
         self.optimizer_configured = False
+        self.handed: frozenset[str] = frozenset()
+        self.seeded = False
+        self.began = False
+        self.generator = DropoutGenerator()
         self.fields: dict[tuple[bool, bool], tuple[frozenset[str], frozenset[str]]] = {}
         self._session: Session | None = None
         self._run: Run | None = None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.hosts.megatron_lm.batches import take_over_batches
-from mindspeed_core.run import Batch, Datasets
+from mindspeed_core.run import Datasets
 
 if TYPE_CHECKING:
     from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall
@@ -19,7 +20,9 @@ def take_over(now: PretrainCall, arguments: dict[str, Any]) -> None:
     if provider:
         arguments[provider] = _datasets_provider(now, arguments[provider])
     if "model_provider" in arguments:
-        arguments["model_provider"] = _model_provider(now, arguments["model_provider"])
+        original = arguments["model_provider"]
+        now.handed = frozenset(inspect.signature(original).parameters)
+        arguments["model_provider"] = _model_provider(now, original)
     if "forward_step_func" in arguments:
         original = arguments["forward_step_func"]
         arguments["forward_step_func"] = _forward_step(now, original)
@@ -29,6 +32,7 @@ def take_over(now: PretrainCall, arguments: dict[str, Any]) -> None:
 def _datasets_provider(now: PretrainCall, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def provider(num_samples: Any, *rest: Any, **named: Any) -> Any:
+        now.generator.keep()
         if not now.wants("build_datasets"):
             return original(num_samples, *rest, **named)
         session = now.session
@@ -36,7 +40,9 @@ def _datasets_provider(now: PretrainCall, original: Callable[..., Any]) -> Calla
             datasets: Datasets = session.call(
                 "build_datasets", args=session.args, num_samples=tuple(num_samples)
             )
-        return datasets.train, datasets.valid, datasets.test
+        from mindspeed_core.hosts.megatron_lm.data import for_script
+
+        return for_script(now, datasets)
 
     # Megatron-LM looks the attribute up, and the name vp_stage in the signature, which `wraps` keeps.
     provider.is_distributed = getattr(original, "is_distributed", False)  # type: ignore[attr-defined]
@@ -46,32 +52,28 @@ def _datasets_provider(now: PretrainCall, original: Callable[..., Any]) -> Calla
 def _model_provider(now: PretrainCall, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def provider(*args: Any, **named: Any) -> Any:
-        if not now.wants("build_model_chunk"):
-            return original(*args, **named)
-        from mindspeed_core.hosts.megatron_lm.model import build_chunk
+        from mindspeed_core.hosts.megatron_lm import model, parallel
 
-        return build_chunk(now, original, args, named)
+        parallel.seed_before_model(now)
+        return model.provide(now, original, args, named)
 
     return provider
+
+
+_THROUGH_STAGES = (
+    *("forward_step", "compute_token_losses", "compute_loss", "get_batch"),
+    *("start_run", "finalize_gradients"),
+)
 
 
 def _forward_step(now: PretrainCall, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def forward_step(data_iterator: Any, model: Any, *rest: Any, **named: Any) -> Any:
-        if not now.wants("forward_step", "compute_loss", "get_batch"):
+        data_iterator = now.generator.undisturbed_by(data_iterator)
+        if not now.wants(*_THROUGH_STAGES):
             return original(data_iterator, model, *rest, **named)
-        from mindspeed_core.megatron.schedule import begin_microbatch
+        from mindspeed_core.hosts.megatron_lm import step
 
-        session, run = now.session, now.sync_run()
-        begin_microbatch(run, model)
-        now.batch = Batch()
-        with now.calling("forward_step", lambda iterator, chunk: original(iterator, chunk, *rest, **named)):
-            return session.call(
-                "forward_step",
-                run=run,
-                data_iterator=data_iterator,
-                model_chunk=model,
-                return_schedule_plan=bool(named.get("return_schedule_plan", False)),
-            )
+        return step.forward(now, original, data_iterator, model, rest, named)
 
     return forward_step

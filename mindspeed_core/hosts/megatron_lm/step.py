@@ -1,4 +1,4 @@
-"""The loop's start, the step, the schedule and the loss: interceptions and defaults."""
+"""The first step, the step, the schedule and the loss: interceptions and defaults."""
 
 from __future__ import annotations
 
@@ -13,55 +13,60 @@ from megatron.core.transformer.module import MegatronModule
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hooks import DONE, Done
-from mindspeed_core.hosts.megatron_lm import pretrain_call
-from mindspeed_core.hosts.megatron_lm.flag_ownership import leave_to_features
+from mindspeed_core.hosts.megatron_lm import NAME, pretrain_call
+from mindspeed_core.hosts.megatron_lm.checkpoint import load_for_features
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
-from mindspeed_core.megatron.loss import loss_of, schedule_loss
-from mindspeed_core.megatron.schedule import boundary_options, scheduled
-from mindspeed_core.run import Loss, StepResult
+from mindspeed_core.megatron.loss import is_mean, loss_of, on_every_stage, schedule_loss
+from mindspeed_core.megatron.loss_reduction import with_same_names
+from mindspeed_core.megatron.schedule import begin_microbatch, boundary_options, scheduled
+from mindspeed_core.megatron.token_losses import check_passed
+from mindspeed_core.run import Batch, Loss, StepResult
+from mindspeed_core.runtime.losses import Losses
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
     from mindspeed_core.session import Session
 
 
-class LossNumbers(Mapping[str, float]):
+_OF_THE_STAGE = "_mindspeed_stage"
+
+
+class LossNumbers(Losses):
     """Megatron-LM's losses as numbers, read from the device when somebody looks at them."""
 
     def __init__(self, tensors: Mapping[str, Any]) -> None:
+        super().__init__(lambda: {name: float(value) for name, value in tensors.items()})
         self.tensors = tensors
 
-    def __getitem__(self, name: str) -> float:
-        return float(self.tensors[name])
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.tensors)
-
-    def __len__(self) -> int:
-        return len(self.tensors)
-
-
-@intercepts(run=True)
-def around_train(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """Intercept ``train``: the loop starts."""
-    given, run = arguments_of(original, args, named).arguments, now.run
-    run.model, run.optimizer = given["model"], given["optimizer"]
-    run.scheduler, run.config = given["opt_param_scheduler"], given["config"]
-    leave_to_features(now.session, run)
-    now.session.call("start_run", run=now.sync_run())
-    return original(*args, **named)
+def _begin(now: PretrainCall) -> None:
+    """Load for features where no flag names a checkpoint, and call ``start_run``, before the first step."""
+    # A feature may set the generator of dropout in the stage.
+    now.generator.put_back()
+    if now.began:
+        return
+    now.began = True
+    load_for_features(now, now.run)
+    if now.wants("start_run"):
+        now.session.call("start_run", run=now.sync_run())
 
 
 @intercepts(run=True)
 def around_train_step(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """Intercept ``train_step``."""
+    given, run = arguments_of(original, args, named).arguments, now.run
+    run.model, run.optimizer = given["model"], given["optimizer"]
+    run.scheduler, run.config = given["opt_param_scheduler"], given["config"]
+    _begin(now)
     with now.calling("train_step", lambda: original(*args, **named)) as call:
         result: StepResult = now.session.call("train_step", run=now.sync_run())
     # 0.15 and older do not return the largest attention logit.
     length = 8 if "iteration" in inspect.signature(original).parameters else 7
     values = list(call.result) if call.made else [{}, 0, False, False, 0, None, None, 0][:length]
     losses = result.losses
-    if not (isinstance(losses, LossNumbers) and losses.tensors is values[0]):
+    if isinstance(losses, LossNumbers):
+        values[0] = losses.tensors
+    else:
         values[0] = {name: _on_device(value, now.run) for name, value in losses.items()}
     values[1], values[5], values[6] = int(result.skipped), result.grad_norm, result.num_zeros
     return tuple(values)
@@ -73,17 +78,33 @@ def _on_device(value: float, run: Run) -> torch.Tensor:
 
 @hookimpl(trylast=True)
 def train_step(run: Run) -> StepResult:
-    """Do Megatron-LM's step; losses are known on the last pipeline stage."""
+    """Do Megatron-LM's step; its losses are known on the last pipeline stage."""
     started = time.perf_counter()
-    values = pretrain_call.current().pending("train_step")()
+    now = pretrain_call.current()
+    values = now.pending("train_step")()
+    losses: Mapping[str, float] = LossNumbers(values[0])
+    if now.wants("reduce_losses"):
+        with now.calling("reduce_losses", lambda: values[0]):
+            losses = now.session.call("reduce_losses", run=run, reports=now.reports, training=True)
     return StepResult(
-        losses=LossNumbers(values[0]),
+        losses=losses,
         skipped=bool(values[1]),
         grad_norm=values[5],
         num_zeros=values[6],
         seconds=time.perf_counter() - started,
         tokens=run.args.global_batch_size * run.args.seq_length,
+        counts=getattr(losses, "counts", {}),
     )
+
+
+@hookimpl(trylast=True)
+def reduce_losses(run: Run) -> Losses:
+    """Return what Megatron-LM reduced, on every pipeline stage; over how many tokens it does not say."""
+    losses = LossNumbers(pretrain_call.current().pending("reduce_losses")())
+    if run.pg.pp.size() == 1:
+        return losses
+    everywhere = on_every_stage(dict(losses), run.pg.pp)
+    return Losses(lambda: everywhere)
 
 
 @intercepts(run=True)
@@ -98,9 +119,18 @@ def around_get_schedule(now: PretrainCall, original: Callable[..., Any], *args: 
     @functools.wraps(schedule)
     def run_schedule(*positional: Any, **options: Any) -> Any:
         run = now.sync_run()
-        with scheduled(run, training=not options.get("forward_only", False)):
+        training = not options.get("forward_only", False)
+        if training:
+            _begin(now)
+        with scheduled(run, training=training):
             options |= boundary_options(run, now.session.args, run.config)
-            return schedule(*positional, **options)
+            reports = schedule(*positional, **options)
+        if now.wants("reduce_losses"):
+            now.reports = reports
+        if now.wants("compute_loss") and not options.get("collect_non_loss_data", False):
+            # Megatron-LM reduces name by name, those of the first micro-batch.
+            reports = with_same_names(run, reports, training=training)
+        return reports
 
     run.schedule = run_schedule
     return run_schedule
@@ -110,6 +140,32 @@ def around_get_schedule(now: PretrainCall, original: Callable[..., Any], *args: 
 def get_forward_backward() -> Callable[..., Any]:
     """Return megatron-core's schedule for the sizes in use."""
     return pretrain_call.current().pending("get_forward_backward")()
+
+
+def forward(
+    now: PretrainCall,
+    original: Callable[..., Any],
+    data_iterator: Iterator[Any],
+    model_chunk: MegatronModule,
+    rest: tuple[Any, ...],
+    named: dict[str, Any],
+) -> Any:
+    """Run the script's forward step through its stage; the schedule calls it for each micro-batch."""
+    run = now.sync_run()
+    if now.wants("finalize_gradients"):
+        _finalize_through_stage(now, run.config)
+    if not now.wants("forward_step", "compute_token_losses", "compute_loss", "get_batch"):
+        return original(data_iterator, model_chunk, *rest, **named)
+    begin_microbatch(run, model_chunk)
+    now.batch = Batch()
+    with now.calling("forward_step", lambda iterator, chunk: original(iterator, chunk, *rest, **named)):
+        return now.session.call(
+            "forward_step",
+            run=run,
+            data_iterator=data_iterator,
+            model_chunk=model_chunk,
+            return_schedule_plan=bool(named.get("return_schedule_plan", False)),
+        )
 
 
 @hookimpl(trylast=True)
@@ -127,11 +183,12 @@ def forward_step(
     def through_stage(output_tensor: torch.Tensor, **named: Any) -> Any:
         if named.get("non_loss_data"):
             return loss(output_tensor, **named)
-        with now.calling("compute_loss", lambda output: loss(output, **named)) as call:
+        check_passed(run, at_loss=True)
+        with now.calling("compute_loss", lambda output: loss_of(loss(output, **named))) as call:
             found: Loss = session.call(
                 "compute_loss", run=run, batch=batch, output_tensor=output_tensor, model_chunk=model_chunk
             )
-        return schedule_loss(found, averaged=call.made and len(call.result) == 2)
+        return schedule_loss(found, averaged=is_mean(found, call.result))
 
     return output, through_stage
 
@@ -139,32 +196,38 @@ def forward_step(
 @hookimpl(trylast=True)
 def compute_loss(output_tensor: torch.Tensor) -> Loss:
     """Call the script's loss; where it reports no number of tokens, it is a mean and counts as one."""
-    return loss_of(pretrain_call.current().pending("compute_loss")(output_tensor))
+    found: Loss = pretrain_call.current().pending("compute_loss")(output_tensor)
+    return found
 
 
-@intercepts(run=True)
-def around_finalize(
-    now: PretrainCall,
-    original: Callable[..., Any],
-    model: Any,
-    num_tokens: Any = None,
-    pg_collection: Any = None,
-    force_all_reduce: bool = False,
-    **further: Any,
-) -> None:
-    """Intercept ``finalize_model_grads``."""
-    named = {"pg_collection": pg_collection, "force_all_reduce": force_all_reduce} | further
-    # megatron-core 0.15 takes neither.
-    named = {name: value for name, value in named.items() if value not in (None, False)}
-    with now.calling("finalize_gradients", lambda chunks, tokens: original(chunks, tokens, **named)):
-        now.session.call(
-            "finalize_gradients",
-            run=now.sync_run(),
-            model=model,
-            num_tokens=num_tokens,
-            pg=pg_collection,
-            force_all_reduce=force_all_reduce,
-        )
+def _finalize_through_stage(now: PretrainCall, config: Any) -> None:
+    """Put the stage where the loop has put its function and the schedule looks for it."""
+    original = config.finalize_model_grads_func
+    if original is None or hasattr(original, _OF_THE_STAGE):
+        return
+
+    def through_stage(
+        model: Any,
+        num_tokens: Any = None,
+        pg_collection: Any = None,
+        force_all_reduce: bool = False,
+        **further: Any,
+    ) -> None:
+        named = {"pg_collection": pg_collection, "force_all_reduce": force_all_reduce} | further
+        # megatron-core 0.15 takes neither.
+        named = {name: value for name, value in named.items() if value not in (None, False)}
+        with now.calling("finalize_gradients", lambda chunks, tokens: original(chunks, tokens, **named)):
+            now.session.call(
+                "finalize_gradients",
+                run=now.sync_run(),
+                model=model,
+                num_tokens=num_tokens,
+                pg=pg_collection,
+                force_all_reduce=force_all_reduce,
+            )
+
+    setattr(through_stage, _OF_THE_STAGE, True)
+    now.session.instances.set(NAME, config, "finalize_model_grads_func", through_stage)
 
 
 @hookimpl(trylast=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.hosts.standalone.step import reduce_reports, run_schedule, without_param_gather
+from mindspeed_core.hosts.standalone.step import run_schedule, without_param_gather
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
@@ -42,8 +42,11 @@ def evaluate(run: Run, split: str) -> dict[str, float]:
     if set(found) <= {""}:
         return found.get("", {})
     losses = {f"{key} {name}": value for name, each in found.items() for key, value in each.items()}
-    keys = next(iter(found.values()))
-    return {**{key: sum(each[key] for each in found.values()) / len(found) for key in keys}, **losses}
+    by_key: dict[str, list[float]] = {}
+    for each in found.values():
+        for key, value in each.items():
+            by_key.setdefault(key, []).append(value)
+    return {**{key: sum(values) / len(values) for key, values in by_key.items()}, **losses}
 
 
 def _losses(run: Run, iterators: list[Iterator[Any]], steps: int) -> dict[str, float]:
@@ -57,4 +60,4 @@ def _losses(run: Run, iterators: list[Iterator[Any]], steps: int) -> dict[str, f
     finally:
         for chunk in run.model:
             chunk.train()
-    return reduce_reports(run, reports)
+    return dict(run.session.call("reduce_losses", run=run, reports=reports, training=False))

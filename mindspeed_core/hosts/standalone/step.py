@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
@@ -18,8 +17,9 @@ from mindspeed_core.hosts.standalone.fault_tolerance.hang_watch import Progress
 from mindspeed_core.hosts.standalone.model.auxiliary_losses import auxiliary_losses
 from mindspeed_core.hosts.standalone.monitoring.measures import Measures
 from mindspeed_core.hosts.standalone.monitoring.timing import install_timers, timed, untimed
-from mindspeed_core.megatron.loss import on_every_stage, schedule_loss
+from mindspeed_core.megatron.loss import schedule_loss
 from mindspeed_core.megatron.schedule import begin_microbatch, boundary_options, scheduled
+from mindspeed_core.megatron.token_losses import check_passed
 from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.run import Batch, Loss, OptimizerStep, StepResult
 
@@ -100,6 +100,7 @@ def forward_step(
 def _loss_for_schedule(
     run: Run, batch: Batch, model_chunk: MegatronModule, output_tensor: torch.Tensor
 ) -> tuple[Any, ...]:
+    check_passed(run, at_loss=True)
     loss: Loss = run.session.call(
         "compute_loss", run=run, batch=batch, output_tensor=output_tensor, model_chunk=model_chunk
     )
@@ -115,21 +116,6 @@ def compute_loss(run: Run, batch: Batch, output_tensor: torch.Tensor, model_chun
     num_tokens = mask.sum()
     bad_steps.check_loss(run, batch, total.detach(), model_chunk)
     return Loss(total, num_tokens, {"lm loss": torch.stack([total.detach(), num_tokens])})
-
-
-def reduce_reports(run: Run, reports: Sequence[dict[str, torch.Tensor]]) -> dict[str, float]:
-    """Average each reported loss over micro-batches and data-parallel ranks; the same on every rank.
-
-    By Megatron-LM's rule: ``[sum, count]`` pairs are summed and then divided.
-    """
-    means: dict[str, float] = {}
-    if reports:
-        names = sorted(reports[0])
-        sums = torch.stack([torch.stack([report[name] for report in reports]).sum(dim=0) for name in names])
-        if run.pg.dp_cp.size() > 1:
-            dist.all_reduce(sums, group=run.pg.dp_cp)
-        means = {name: total / count if count else 0.0 for name, (total, count) in zip(names, sums.tolist())}
-    return on_every_stage(means, run.pg.pp)
 
 
 @hookimpl(trylast=True)
@@ -148,7 +134,8 @@ def train_step(session: Session, run: Run) -> StepResult:
     reports = bad_steps.with_named_gradients(
         run, lambda: run_schedule(run, iterators, batch.microbatches, forward_only=False)
     )
-    losses = reduce_reports(run, reports)
+    losses = session.call("reduce_losses", run=run, reports=reports, training=True)
+    counts = getattr(losses, "counts", {})
     if bad_steps.verdict(run, losses):
         update = OptimizerStep(successful=False, grad_norm=None, num_zeros=None)
     else:
@@ -167,6 +154,7 @@ def train_step(session: Session, run: Run) -> StepResult:
         num_zeros=update.num_zeros,
         seconds=time.perf_counter() - started,
         tokens=batch.samples * run.args.seq_length,
+        counts=counts,
     )
 
 

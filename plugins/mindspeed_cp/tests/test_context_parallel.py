@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from mindspeed_core import check_feature
 from mindspeed_core.activation import plan_for, prepare
+from mindspeed_core.megatron.loss import loss_of
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.run import Batch, Loss
@@ -170,7 +171,7 @@ def uneven_losses():
         config = SimpleNamespace(calculate_per_token_loss=per_token)
         run = SimpleNamespace(pg=SimpleNamespace(cp=dist.group.WORLD), config=config)
         found.append(over_the_sequence(run, Loss(total, torch.tensor(tokens), {}), Batch()))
-    of_this_rank = Loss(total / tokens, torch.tensor(1), {}, averaged=True)
+    of_this_rank = loss_of((total / tokens, {}))
     found.append(over_the_sequence(run, of_this_rank, Batch(loss_mask=torch.ones(1, tokens))))
     dist.barrier()
     dist.destroy_process_group()

@@ -92,7 +92,7 @@ def with_named_gradients(run: Run, schedule: Callable[[], T]) -> T:
         ) from error
 
 
-def verdict(run: Run, losses: dict[str, float]) -> str:
+def verdict(run: Run, losses: Mapping[str, float]) -> str:
     """Why the update of this step must not happen, or an empty string; the same on every rank. Collective.
 
     Without ``--bad-step-action skip`` and ``--check-for-spiky-loss`` nothing is looked at: what is not finite

@@ -62,6 +62,7 @@ class AffinityCrossEntropy(KernelFeature):
     name = "affinity-cross-entropy"
     summary = "Cross entropy over a cut vocabulary without assignments by index, which are slow on NPUs"
     flags = (Flag("--affinity-cross-entropy", help="Cross entropy without assignments by index (for NPUs)."),)
+    slots = ("lm-loss",)
     patches = (
         Patch(
             target="megatron.core.tensor_parallel.cross_entropy:"

@@ -118,6 +118,8 @@ def get_model(
 
 
 def get_megatron_optimizer_config(args):
+    if args.optimizer != "adam":
+        raise ValueError("Invalid optimizer type!")
     values = {
         field.name: getattr(args, field.name)
         for field in dataclasses.fields(AdamOptimizerConfig)
@@ -134,10 +136,10 @@ def get_optimizer_param_scheduler(optimizer):
         optimizer,
         init_lr=0.0,
         max_lr=args.lr,
-        min_lr=0.0,
-        lr_warmup_steps=0,
+        min_lr=args.min_lr,
+        lr_warmup_steps=args.lr_warmup_iters * args.global_batch_size,
         lr_decay_steps=steps,
-        lr_decay_style="linear",
+        lr_decay_style=args.lr_decay_style,
         start_wd=0.01,
         end_wd=0.01,
         wd_incr_steps=steps,
@@ -151,7 +153,7 @@ def setup_model_and_optimizer(model_provider_func, model_type, checkpointing_con
     config, overrides = get_megatron_optimizer_config(args)
     optimizer = get_megatron_optimizer(config, model, config_overrides=overrides)
     scheduler = get_optimizer_param_scheduler(optimizer)
-    if args.load is not None:
+    if args.load is not None or args.pretrained_checkpoint is not None:
         args.iteration, _ = load_checkpoint(model, optimizer, scheduler)
     return model, optimizer, scheduler
 
@@ -160,6 +162,8 @@ def build_train_valid_test_data_iterators(build_train_valid_test_datasets_provid
     args = get_args()
     samples = [args.train_iters * args.global_batch_size, args.global_batch_size, args.global_batch_size]
     datasets = build_train_valid_test_datasets_provider(samples)
+    if args.dataloader_type == "external":
+        return list(datasets)
     torch.rand(1)  # a loader draws the seed of its workers
     start = args.consumed_train_samples
     return [

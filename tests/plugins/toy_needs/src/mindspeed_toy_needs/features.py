@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import MegatronOptimizer
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.module import MegatronModule
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from mindspeed_core.run import (
         Batch,
         BoundarySchema,
+        Datasets,
         DistInfo,
         LoadInfo,
         Loss,
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
         StepResult,
     )
     from mindspeed_core.session import Session
-    from mindspeed_toy_needs.lion import Lion
+    from mindspeed_toy_needs.letters import LetterTokenizer
     from mindspeed_toy_needs.snapshot import Snapshot
 
 FAMILY = "toys"
@@ -119,6 +121,7 @@ class AttentionScale(Feature):
     summary = "scales the attention output of the last half of the layers, and of the final norm"
     flags = (Flag("--toy-attention-scale", type=float, help="The factor."),)
     slots = ("core-attention",)
+    replaces_roles = ("final_layernorm",)
     places_modules = True
     fake_tensors = True
     deterministic = True
@@ -285,39 +288,65 @@ class BucketSize(Feature):
         return replace(config, bucket_size=args.toy_bucket_size)
 
 
-class LionOptimizer(Feature):
-    """Another update rule inside megatron-core's optimizer, with a state layout of its own."""
+class UpdateRules(Feature):
+    """Other update rules inside megatron-core's optimizer, whose checkpoints Adam reads too."""
 
-    name = "toy-lion"
+    name = "toy-update-rules"
     family = FAMILY
-    summary = "updates parameters by the sign of their momentum (Lion)"
-    flags = (Flag("--toy-lion", help="Use Lion instead of Adam."),)
+    summary = "updates parameters by other rules than Adam's (Lion and others)"
+    flags = (
+        Flag(
+            "--optimizer",
+            type=str,
+            default="adam",
+            choices=("toy-lion", "toy-sign", "toy-int8", "toy-averaged"),
+            help="One of the toy rules.",
+        ),
+    )
     slots = ("optimizer",)
-    requires = (Requirement(flag="--optimizer", equals="adam", reason="Lion takes Adam's place"),)
-    affects_checkpoint = True
-
-    def __init__(self) -> None:
-        self._inner: list[Lion] = []
+    affects_checkpoint = False
 
     @hookimpl(wrapper=True)
-    def build_optimizer(self) -> Generator[None, MegatronOptimizer, MegatronOptimizer]:
+    def build_optimizer(
+        self, session: Session, args: Namespace
+    ) -> Generator[None, MegatronOptimizer, MegatronOptimizer]:
         optimizer = yield
-        from mindspeed_toy_needs.lion import put_into
+        from mindspeed_core import put_inside
+        from mindspeed_toy_needs.update_rules import RULES
 
-        self._inner = put_into(optimizer)
+        put_inside(session, optimizer, RULES[args.optimizer], owner=self.name)
         return optimizer
 
-    @hookimpl(wrapper=True)
-    def before_save_checkpoint(self) -> Generator[None, Done, Done]:
-        for lion in self._inner:
-            lion.to_canonical()
-        return (yield)
+
+class Polynomial(Feature):
+    """A schedule of the learning rate under a name of its own."""
+
+    name = "toy-polynomial"
+    family = FAMILY
+    summary = "lets the learning rate fall along a power"
+    flags = (
+        Flag(
+            "--lr-decay-style",
+            type=str,
+            default="linear",
+            choices=("toy-polynomial",),
+            help="Along --toy-power.",
+        ),
+        Flag("--toy-power", type=float, default=2.0, help="The power of --lr-decay-style toy-polynomial."),
+    )
 
     @hookimpl(wrapper=True)
-    def after_load_checkpoint(self) -> Generator[None, Done, Done]:
-        for lion in self._inner:
-            lion.to_training()
-        return (yield)
+    def build_scheduler(
+        self, session: Session, args: Namespace
+    ) -> Generator[None, OptimizerParamScheduler, OptimizerParamScheduler]:
+        scheduler = yield
+        from functools import partial
+
+        from mindspeed_core import follow_schedule
+        from mindspeed_toy_needs.polynomial import polynomial
+
+        schedules = {"toy-polynomial": partial(polynomial, power=args.toy_power)}
+        return follow_schedule(session, scheduler, schedules, owner=self.name)
 
 
 class Documents(Feature):
@@ -376,6 +405,33 @@ class TokenWeights(Feature):
 
         assert batch.labels is not None
         return rule(session, run.args.toy_token_weights)(batch.labels)
+
+
+class ZLoss(Feature):
+    """A loss on logits, beside that on tokens."""
+
+    name = "toy-z-loss"
+    family = FAMILY
+    summary = "adds a loss on the size of logits"
+    flags = (Flag("--toy-z-loss", type=float, help="Coefficient of the added loss."),)
+
+    @hookimpl(wrapper=True)
+    def compute_token_losses(
+        self, session: Session, logits: torch.Tensor, model_chunk: MegatronModule, head: int
+    ) -> Generator[None, torch.Tensor, torch.Tensor]:
+        losses = yield
+        from mindspeed_toy_needs.z_loss import Squares, squared_log_sums
+
+        if head == 0:
+            session.state(Squares).of_tokens = squared_log_sums(logits, model_chunk.tp_group)
+        return losses
+
+    @hookimpl(wrapper=True)
+    def compute_loss(self, session: Session, run: Run, batch: Batch) -> Generator[None, Loss, Loss]:
+        loss = yield
+        from mindspeed_toy_needs.z_loss import Squares, with_z_loss
+
+        return with_z_loss(loss, batch, session.state(Squares), run.args.toy_z_loss)
 
 
 class DoubleBoundary(Feature):
@@ -631,6 +687,110 @@ class Calm(Feature):
         return {"clip_grad": 0.1 if strict else 0.5, "lr": 1e-5 if strict else 1e-4}
 
 
+class Sentences(Feature):
+    """Data of its own: a dataset, how samples become a micro-batch, and which of them."""
+
+    name = "toy-sentences"
+    family = FAMILY
+    summary = "trains on sentences of different lengths, in micro-batches of as many tokens each"
+    flags = (
+        Flag("--toy-sentences", type=int, help="Number of sentences; the data has no other source then."),
+        Flag("--toy-tokens", type=int, default=0, help="Tokens of a micro-batch; 0 fills up every sentence."),
+    )
+    slots = ("data-source",)
+
+    @hookimpl
+    def build_datasets(self, args: Namespace) -> Datasets:
+        from mindspeed_toy_needs.sentences import datasets
+
+        return datasets(args)
+
+    @hookimpl(wrapper=True)
+    def batch_fields(self, post_process: bool) -> Generator[None, frozenset[str], frozenset[str]]:
+        fields = yield
+        return fields | {"sentence_lengths"} if post_process else fields
+
+
+class Letters(Feature):
+    """A tokenizer of its own."""
+
+    name = "toy-letters"
+    family = FAMILY
+    summary = "makes a token of every letter"
+    flags = (Flag("--toy-letters", type=int, help="Number of letters."),)
+
+    @hookimpl
+    def build_tokenizer(self, args: Namespace) -> LetterTokenizer:
+        from mindspeed_toy_needs.letters import LetterTokenizer
+
+        return LetterTokenizer(args.toy_letters)
+
+
+class Adapter(Feature):
+    """Weights that a checkpoint leaves out, and that come from another one."""
+
+    name = "toy-adapter"
+    family = FAMILY
+    summary = "trains low-rank updates of every fc1 and saves nothing else"
+    flags = (
+        Flag("--toy-adapter", type=int, help="Rank of the updates."),
+        Flag("--toy-adapter-base", type=str, per_rank=True, help="Checkpoint that holds the other weights."),
+    )
+    places_modules = True
+    affects_checkpoint = True
+
+    @hookimpl(wrapper=True)
+    def build_layer_spec(
+        self, session: Session, args: Namespace
+    ) -> Generator[None, TransformerBlockSubmodules, TransformerBlockSubmodules]:
+        spec = yield
+        from mindspeed_toy_needs.adapter import replace_fc1
+
+        return replace_fc1(spec, session, args.toy_adapter, owner=self.name)
+
+    @hookimpl(wrapper=True)
+    def build_model(self) -> Generator[None, list[MegatronModule], list[MegatronModule]]:
+        model = yield
+        from mindspeed_toy_needs.adapter import freeze_base
+
+        freeze_base(model)
+        return model
+
+    @hookimpl(wrapper=True)
+    def load_checkpoint(
+        self, session: Session, run: Run, source: str | None
+    ) -> Generator[None, LoadInfo, LoadInfo]:
+        if source is None and run.args.toy_adapter_base:
+            session.call("load_checkpoint", run=run, source=run.args.toy_adapter_base)
+        return (yield)
+
+    @hookimpl(wrapper=True)
+    def model_state(
+        self, source: str | None
+    ) -> Generator[None, dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+        state = yield
+        from mindspeed_toy_needs.adapter import is_adapter
+
+        return {
+            key: {name: entry for name, entry in part.items() if is_adapter(name) == (source is None)}
+            for key, part in state.items()
+        }
+
+
+class Uneven(Feature):
+    """Dimensions that tensor parallelism does not divide."""
+
+    name = "toy-uneven"
+    family = FAMILY
+    summary = "takes over how dimensions are distributed (and distributes none)"
+    flags = (Flag("--toy-uneven", help="Let nobody check that dimensions divide."),)
+    slots = ("tp-partition",)
+
+    @hookimpl(wrapper=True)
+    def build_transformer_config(self) -> Generator[None, TransformerConfig, TransformerConfig]:
+        return (yield)
+
+
 DECLARATIONS = (
     StageSpecs(
         module="mindspeed_toy_needs.stages",
@@ -653,9 +813,11 @@ DECLARATIONS = (
     Experts,
     WatchExperts,
     BucketSize,
-    LionOptimizer,
+    UpdateRules,
+    Polynomial,
     Documents,
     TokenWeights,
+    ZLoss,
     DoubleBoundary,
     NormGradients,
     ExchangeMlp,
@@ -665,4 +827,8 @@ DECLARATIONS = (
     WeightsFile,
     ExportWeights,
     Calm,
+    Sentences,
+    Letters,
+    Adapter,
+    Uneven,
 )
