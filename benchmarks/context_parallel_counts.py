@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from mindspeed_core.instruments.communication import count_communication
+from mindspeed_core.instruments.memory import TensorBytes
 from mindspeed_core.testing import run_world
-from mindspeed_core.testing.communication import count_communication
-from mindspeed_core.testing.memory import TensorBytes
 from mindspeed_cp.engine import counters
 from mindspeed_cp.engine.attention import CallOptions, Members, split_attention
 from mindspeed_cp.engine.exchange import needed_rows

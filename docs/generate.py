@@ -11,15 +11,19 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from class_pages import declarations_page, platform_page, records_page, session_page
+from docstrings import docstring_parts, entries, markdown
 from feature_pages import FEATURES, feature_page, features_page
+from layer_pages import layers_page
 from mindspeed_flags import mindspeed_page
 from mindspeed_imports import imports_page
+from proof_pages import scenarios_page
 from tables import code, codes, flag_table, table
 
 from mindspeed_core import __version__
@@ -61,7 +65,6 @@ REFERENCE = ROOT / "docs" / "reference"
 NOTICE = "<!-- Written by docs/generate.py: change the code it is made from, then run that program. -->"
 HOST = "standalone"
 STATUSES = (megatron_lm_answers.SUPPORTED, megatron_lm_flags.REFUSED, megatron_lm_flags.NOT_APPLICABLE)
-SECTIONS = ("Args", "Returns", "Raises")
 
 
 def tree_registry() -> Registry:
@@ -86,26 +89,6 @@ def tree_registry() -> Registry:
     if registry.broken:
         raise SystemExit("\n".join(str(broken) for broken in registry.broken))
     return registry
-
-
-def markdown(text: str) -> str:
-    """A docstring's double backticks as Markdown's single ones."""
-    return text.replace("``", "`")
-
-
-def docstring_parts(text: str) -> tuple[str, dict[str, str]]:
-    """A Google-style docstring: its prose, and the sections by name."""
-    pieces = re.split(rf"^({'|'.join(SECTIONS)}):\n", inspect.cleandoc(text), flags=re.MULTILINE)
-    sections = {name: inspect.cleandoc("\n" + body) for name, body in zip(pieces[1::2], pieces[2::2])}
-    return markdown(pieces[0].strip()), sections
-
-
-def entries(section: str) -> Iterator[tuple[str, str]]:
-    """The ``name: meaning`` entries of an argument section; a meaning may go on over indented lines."""
-    for entry in re.split(r"\n(?=\S)", section.strip()):
-        name, colon, meaning = entry.partition(":")
-        if colon:
-            yield name.strip(), markdown(" ".join(meaning.split()))
 
 
 def stage_defaults(registry: Registry) -> dict[str, Path]:
@@ -134,6 +117,11 @@ def stages_page(registry: Registry) -> str:
     defaults = stage_defaults(registry)
     lines = ["# Stages", "", f"The hook interface, version {API_VERSION}.", ""]
     lines.append(markdown(inspect.cleandoc(import_module("mindspeed_core.hooks").__doc__ or "")))
+    lines += [
+        "",
+        "The types of arguments and results: [records](records.md), [session](session.md),",
+        "[layer specifications](layer-specs.md), [platform](platform.md).",
+    ]
     for module in modules:
         name = module.__name__.rpartition(".")[2]
         lines += ["", f"## {name}", "", inspect.cleandoc(module.__doc__ or "")]
@@ -341,6 +329,12 @@ def megatron_lm_page(registry: Registry) -> str:
     return "\n".join(lines)
 
 
+def _platforms(row: Any) -> str:
+    if row.elsewhere:
+        return f"all but {', '.join(row.elsewhere)}"
+    return ", ".join(row.platforms) or "all"
+
+
 def megatron_lm_stages_page(registry: Registry) -> str:
     """List the function of Megatron-LM behind each stage, and how it is reached."""
     known = [stage.__name__ for name in STAGE_MODULES for stage in stages_of(import_module(name))]
@@ -368,7 +362,7 @@ def megatron_lm_stages_page(registry: Registry) -> str:
         "",
         *table(
             ("Megatron-LM or torch", "platforms", "why"),
-            ((code(row.target), ", ".join(row.platforms) or "all", row.reason) for row in own),
+            ((code(row.target), _platforms(row), row.reason) for row in own),
         ),
     ]
     return "\n".join(lines)
@@ -394,6 +388,12 @@ PAGES: dict[str, Callable[[Registry], str]] = {
     "megatron-lm-stages": megatron_lm_stages_page,
     "mindspeed-flags": mindspeed_page,
     "mindspeed-imports": imports_page,
+    "declarations": lambda registry: declarations_page(),
+    "records": lambda registry: records_page(),
+    "session": lambda registry: session_page(),
+    "layer-specs": lambda registry: layers_page(),
+    "platform": lambda registry: platform_page(),
+    "scenarios": scenarios_page,
 }
 
 

@@ -86,7 +86,7 @@ def _described(
                     Problem(
                         "E-CONFIG",
                         f"the flag says {getattr(args, dest)!r}, but {source} is {value!r}",
-                        "leave the flag out, or build the configuration as the flag says",
+                        f"leave {flag} out, or give it {value!r}, or build the configuration as it says",
                         flag=flag,
                     )
                 )
@@ -134,7 +134,13 @@ def plan_for(
     parsed = replace(parsed, provenance={**parsed.provenance, "platform": why})
     try:
         plan = resolve(
-            registry, parsed.args, provenance=parsed.provenance, platform=name, host=host, mode=mode
+            registry,
+            parsed.args,
+            provenance=parsed.provenance,
+            platform=name,
+            host=host,
+            mode=mode,
+            left_out=parsed.left_out,
         )
     except PlanError as error:
         raise PlanError([*problems, *error.problems]) from None

@@ -142,15 +142,19 @@ class Slot:
         name: for instance ``core-attention``.
         summary: what filling it means, one line.
         exclusive: ``False`` for a slot that only groups features.
+        roles: roles of the modules that filling it replaces, as `SpecEditor` names them: a feature that
+            replaces one of them by `Feature.replaces_roles` excludes whoever fills the slot.
     """
 
     name: str
     summary: str = ""
     exclusive: bool = True
+    roles: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not _SLOT_NAME.match(self.name):
             raise DeclarationError(f"slot {self.name!r}: lower-case words joined by - . or /")
+        object.__setattr__(self, "roles", tuple(self.roles))
 
 
 @dataclass(frozen=True)
@@ -406,7 +410,12 @@ class Feature:
     conflicts: ClassVar[Sequence[Conflict]] = ()
     after: ClassVar[Sequence[str]] = ()
     """Features that come earlier in the plan when both are active; earlier means the outer wrapper."""
+    before: ClassVar[Sequence[str]] = ()
+    """Features that come later in the plan when both are active, also those it requires: it wraps around
+    them and sees their results, for instance the modules that they placed."""
     slots: ClassVar[Sequence[str]] = ()
+    replaces_roles: ClassVar[Sequence[str]] = ()
+    """Roles whose modules it replaces without filling a slot they belong to: ``("final_layernorm",)``."""
     packages: ClassVar[Sequence[str]] = ()
     """PEP 508 requirements; the marker may test ``platform``: ``"torch_npu>=2.6; platform == 'npu'"``."""
     platforms: ClassVar[Sequence[str]] = ("cpu", "cuda", "npu")
@@ -461,6 +470,14 @@ class Feature:
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Check the arguments of a requested feature; return problems, one sentence each."""
+        return ()
+
+    @classmethod
+    def notes(cls, args: Any) -> Sequence[str]:
+        """Return what a user of the active feature should know about these arguments, one sentence each.
+
+        Printed with the plan and when a run starts; no part of the plan's digest.
+        """
         return ()
 
     @classmethod

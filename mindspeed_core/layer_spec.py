@@ -16,23 +16,12 @@ from typing import TYPE_CHECKING, Any
 from megatron.core.transformer.identity_op import IdentityFuncOp, IdentityOp
 from megatron.core.transformer.spec_utils import ModuleSpec
 
+from mindspeed_core.discovery.slots import NORM_ROLES as NORM_ROLES
+
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
 
     from mindspeed_core.session import Session
-
-NORM_ROLES = (
-    "input_layernorm",
-    "pre_mlp_layernorm",
-    "pre_cross_attn_layernorm",
-    "q_layernorm",
-    "k_layernorm",
-    "kv_layernorm",
-    "final_layernorm",
-    "enorm",
-    "hnorm",
-)
-"""Every role that is a normalization."""
 
 _ROLE_OF_FIELD = {
     "layer_specs": "layer",
@@ -214,7 +203,8 @@ class SpecEditor:
             LayerSpecError: another feature has replaced a site and the new module does not wrap it.
         """
         wanted = (roles,) if isinstance(roles, str) else tuple(roles)
-        count = 0
+        count, replaced = 0, set()
+        there = {slot.site.role for slot in self._walk() if slot.site.spec is not None}
         # Innermost first, so that a module replaced as a whole carries its already replaced submodules.
         for slot in sorted(self._slots(wanted, layers, empty), key=lambda slot: -slot.site.path.count(".")):
             site = Site(**{**vars(slot.site), "spec": _as_spec(slot.read())})
@@ -228,8 +218,11 @@ class SpecEditor:
                 continue
             self._put(slot, site, chosen, wrap)
             count += 1
+            replaced.add(".".join((*site.within, site.role)))
         if self._session is not None:
-            self._session.place(self.owner, count)
+            self._session.place(
+                self.owner, count, sought=wanted, there=there, replaced=() if wrap else replaced
+            )
         return count
 
     @property
@@ -248,7 +241,8 @@ class SpecEditor:
             raise LayerSpecError(
                 f"{self.owner} and {others[-1].owner} both replace {site.role} ({site.path}): "
                 f"{others[-1].owner} put {others[-1].new} there, {self.owner} wants {_name(new)}. Use one of "
-                "the two features, or let the second wrap the first"
+                f"the two features, or let {self.owner} contain what is there: wrap=True here, and "
+                f'before = ("{others[-1].owner}",) in its declaration'
             )
         chosen = _unshared(new, site.path)
         entry = Replacement(

@@ -22,6 +22,7 @@ from mindspeed_core.discovery.entry_points import (
     FEATURES,
     HOSTS,
     PLATFORMS,
+    TRAIN_COMMANDS,
     BrokenPlugin,
     Source,
     broken,
@@ -99,6 +100,7 @@ class Registry:
         self._hosts = _by_name(hosts)
         self._host_declarations: dict[str, HostDeclaration] = {}
         self._broken_flags: dict[str, BrokenPlugin] = {}
+        self._shared_flags: dict[str, BrokenPlugin] = {}
         self._packages: dict[str, tuple[str, set[str]]] = {}
         for source in (*(s for s, _ in declared), *platforms, *hosts, *commands):
             self._packages.setdefault(source.dist, (source.version, set()))[1].add(source.package)
@@ -121,7 +123,7 @@ class Registry:
             broken_sources=failed,
             platforms=sources(PLATFORMS),
             hosts=sources(HOSTS),
-            commands=sources(COMMANDS),
+            commands=sources(COMMANDS, TRAIN_COMMANDS),
         )
 
     @classmethod
@@ -170,6 +172,11 @@ class Registry:
     def broken_flags(self) -> Mapping[str, BrokenPlugin]:
         """Option strings of broken features, as far as they are known."""
         return self._broken_flags
+
+    @property
+    def shared_with_broken(self) -> Mapping[str, BrokenPlugin]:
+        """Option strings of sound features that a broken feature declares too."""
+        return self._shared_flags
 
     @property
     def stages(self) -> Mapping[str, Stage]:
@@ -367,8 +374,8 @@ class Registry:
             else:
                 sound[candidate.cls.name] = self._record(candidate)
         taken = {option for record in sound.values() for f in record.cls.flags for option in f.options}
-        for option in taken & set(self._broken_flags):
-            del self._broken_flags[option]
+        for option in sorted(taken & set(self._broken_flags)):
+            self._shared_flags[option] = self._broken_flags.pop(option)
         return sound
 
     def _record(self, candidate: Candidate) -> FeatureRecord:

@@ -5,8 +5,9 @@ Plain data classes; the host fills them, features read them and return changed o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -242,6 +243,49 @@ class SaveInfo:
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """The place from which a dataset is read, and this rank's share of it.
+
+    Attributes:
+        dataset: the dataset.
+        split: ``"train"``, ``"validation"``, ``"test"``, or ``"validation NAME"`` for one of several.
+        consumed_samples: samples that all ranks together have used before. A micro-batch counts for
+            ``micro_batch_size`` samples, whatever it holds.
+        micro_batch_size: ``--micro-batch-size``.
+        dp_rank: this rank within data parallelism.
+        dp_size: number of data-parallel ranks.
+        endless: begin again when the dataset is used up (validation and test); otherwise end.
+        seed: ``--seed``.
+    """
+
+    dataset: Any
+    split: str
+    consumed_samples: int
+    micro_batch_size: int
+    dp_rank: int
+    dp_size: int
+    endless: bool
+    seed: int
+
+    @property
+    def consumed_microbatches(self) -> int:
+        """Return the micro-batches that all ranks together have used before."""
+        return self.consumed_samples // self.micro_batch_size
+
+    def share(self, microbatches: Iterable[list[Any]]) -> Iterator[list[Any]]:
+        """Yield this rank's micro-batches from where the run stands.
+
+        The ranks take turns, so that a step has the same micro-batches for every number of ranks, and a
+        resumed run goes on with the next one.
+
+        Args:
+            microbatches: those of the whole run in order, a list of keys of the dataset each; the same on
+                every rank.
+        """
+        return islice(iter(microbatches), self.consumed_microbatches + self.dp_rank, None, self.dp_size)
+
+
+@dataclass(frozen=True)
 class Datasets:
     """Map-style datasets of samples; None for a split without data.
 
@@ -251,12 +295,20 @@ class Datasets:
         test: of the test.
         valid_sets: with ``--multiple-validation-sets`` the validation datasets by name,
             and ``valid`` is None.
+        collate: makes a micro-batch of a list of samples: a dictionary with the fields that pipeline stages
+            ask for (`batch_fields`), tensors ``[b, s]`` where they have the names of `Batch`. By default
+            samples are dictionaries whose tensors are stacked.
+        batch_sampler: yields the keys of one micro-batch of this rank after another, as many as it likes in
+            each; with it a dataset needs no length. By default samples are taken in order,
+            ``--micro-batch-size`` at a time.
     """
 
     train: Any
     valid: Any = None
     test: Any = None
     valid_sets: Mapping[str, Any] = field(default_factory=dict)
+    collate: Callable[[list[Any]], Mapping[str, Any]] | None = None
+    batch_sampler: Callable[[Sampling], Iterable[list[Any]]] | None = None
 
 
 @dataclass
@@ -293,7 +345,31 @@ class RunContext:
 
 @dataclass
 class Run:
-    """A training run in progress; the only mutable record, owned by the host."""
+    """A training run in progress; the only mutable record, owned by the host.
+
+    Attributes:
+        session: the open session.
+        args: the validated arguments.
+        config: megatron-core's configuration of the model.
+        pg: megatron-core's process groups.
+        dist: this process in the world.
+        model: this rank's model chunks, as the schedule calls them: wrapped for data parallelism.
+        optimizer: None in mode ``inference`` and until it is built.
+        scheduler: of learning rate and weight decay; None without an optimizer.
+        datasets: the data sets of the splits; None until they are built.
+        tokenizer: None where the host has none.
+        data: the iterators over this rank's micro-batches; None until they are built.
+        schedule: megatron-core's forward and backward function, or what a feature puts in its place.
+        boundary: the tensors that cross pipeline stages.
+        iteration: finished training steps, those of a checkpoint it was resumed from included.
+        consumed_train_samples: samples of training over all ranks, likewise.
+        consumed_valid_samples: samples of validation over all ranks.
+        metrics: numbers recorded in the step under way.
+        context: the micro-batch and chunk that wrapped code is working on.
+        history: the logged numbers of every step, those of the run that is resumed included; empty on ranks
+            that log nothing.
+        run_dir: the folder that receives the run's numbers; None where the host writes none.
+    """
 
     session: Session
     args: Namespace

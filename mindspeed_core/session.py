@@ -11,7 +11,7 @@ import os
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -27,6 +27,7 @@ from mindspeed_core.hooks import DONE, Done
 from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_core.runtime.instance_patches import Instances
 from mindspeed_core.runtime.patches import PatchLedger
+from mindspeed_core.runtime.placements import Roles, nothing_matched
 from mindspeed_core.runtime.process_groups import Groups
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class Session:
         self.instances = Instances()
         self.ledger = PatchLedger()
         self.placements: Counter[str] = Counter()
+        self.roles: dict[str, Roles] = {}
         self._feature_classes = tuple(features)
         self._features: tuple[Feature, ...] = ()
         self._extra_plugins = tuple(extra_plugins)
@@ -172,7 +174,7 @@ class Session:
             self._add_stage_specs(manager, specs)
         self._register(_CoreDefaults(), "core", "mindspeed_core.session")
         # A session that is opened again goes on with the features it had, and with what they remember.
-        self._features = self._features or tuple(feature() for feature in self._feature_classes)
+        self._features = self._features or tuple(map(self._made, self._feature_classes))
         for feature in reversed(self._features):
             self._register(feature, feature.name, type(feature).__module__.partition(".")[0])
         self._check_unknown_stages()
@@ -187,6 +189,25 @@ class Session:
             self._register(load_object(path), f"host {self.host.name}, {path}", path.partition(":")[0])
         for index, plugin in enumerate(self._extra_plugins):
             self._register(plugin, f"extra {index} {type(plugin).__qualname__}", type(plugin).__module__)
+
+    def _made(self, feature: type[Feature]) -> Feature:
+        """Make the instance of a feature.
+
+        Raises:
+            SessionError: its constructor fails; names the feature and its package.
+        """
+        try:
+            return feature()
+        except Exception as error:
+            raise SessionError(
+                f"feature {feature.name!r}: its __init__() fails in {self._package(feature)}: "
+                f"{describe(error, feature.__module__.partition('.')[0])}. A session makes each active "
+                "feature once, without arguments"
+            ) from error
+
+    def _package(self, feature: type[Feature]) -> str:
+        record = self.registry.features.get(feature.name)
+        return f"{record.dist} {record.version}" if record is not None else feature.__module__
 
     def _register(self, plugin: object, name: str, module_prefix: str) -> None:
         assert self._manager is not None
@@ -233,7 +254,8 @@ class Session:
             arguments: what the stage offers, except ``session``, which is added.
 
         Raises:
-            SessionError: the session is closed, or nothing implements the stage.
+            SessionError: the session is closed, nothing implements the stage, or a wrapper of it does not
+                yield exactly once.
         """
         caller = self._callers.get(stage)
         if caller is None:
@@ -241,6 +263,7 @@ class Session:
         try:
             result = caller(session=self, **arguments)
         except Exception as error:
+            self._refuse_yields(error, stage)
             self._annotate(error, stage)
             raise
         if result is None:
@@ -261,6 +284,7 @@ class Session:
         try:
             results: list[Any] = caller(session=self, **arguments)
         except Exception as error:
+            self._refuse_yields(error, stage)
             self._annotate(error, stage)
             raise
         return results
@@ -302,6 +326,27 @@ class Session:
         """Return who implements a stage, outermost wrapper first, the host's default last."""
         found = self._caller(stage).get_hookimpls()
         return [implementation.plugin_name for implementation in reversed(found)]
+
+    def _refuse_yields(self, error: Exception, stage: str) -> None:
+        """Name the feature of a wrapper that yields twice, or not at all, which pluggy refuses by its source.
+
+        Raises:
+            SessionError: ``error`` is such a refusal of a feature's wrapper.
+        """
+        text = str(error)
+        if not isinstance(error, RuntimeError) or not text.startswith("wrap_controller at "):
+            return
+        for feature in self._feature_classes:
+            code = getattr(feature.hooks().get(stage), "__code__", None)
+            if code is not None and f" {code.co_filename}:{code.co_firstlineno} " in text:
+                wrong = "yields a second time" if text.endswith("second yield") else "ends without a yield"
+                refusal = SessionError(
+                    f"feature {feature.name!r} of {self._package(feature)}: its wrapper of stage {stage!r} "
+                    f"{wrong} ({code.co_filename}:{code.co_firstlineno}). A wrapper yields once: "
+                    "result = yield, then return the result"
+                )
+                refusal.__mindspeed_stage__ = (stage, f"feature {feature.name!r}")  # type: ignore[attr-defined]
+                raise refusal from error
 
     def _annotate(self, error: Exception, stage: str) -> None:
         # Nested stages meet the same exception again; the innermost stage is the one worth naming.
@@ -367,9 +412,26 @@ class Session:
             found = self._state[record] = record()
         return cast(Record, found)
 
-    def place(self, owner: str, count: int) -> None:
-        """Count the modules that a feature replaced or changed; record zero too."""
+    def place(
+        self,
+        owner: str,
+        count: int,
+        *,
+        sought: Iterable[str] = (),
+        there: Iterable[str] = (),
+        replaced: Iterable[str] = (),
+    ) -> None:
+        """Count the modules that a feature replaced or changed; record zero too.
+
+        Args:
+            owner: the feature's name.
+            count: how many modules.
+            sought: the roles it looked for.
+            there: the roles that there are.
+            replaced: the roles of what it replaced without containing it, behind the roles around each.
+        """
         self.placements[owner] += count
+        self.roles.setdefault(owner, Roles()).add(sought, there, replaced)
 
     def check_placements(self, group: ProcessGroup | None = None) -> None:
         """Raise where a feature that changes modules has found none on any rank.
@@ -387,11 +449,8 @@ class Session:
         parts = all_gather_values(mine, group) if wanted else []
         empty = [name for index, name in enumerate(wanted) if not any(part[index] for part in parts)]
         if empty:
-            raise SessionError(
-                f"{', '.join(empty)}: active, but matched no module of this model on any rank. Drop the "
-                "flag, or check that the model has the modules the feature works on (mindspeed-features "
-                "show NAME)"
-            )
+            asked = {feature.name: feature.why for feature in self.plan.features if feature.name in empty}
+            raise SessionError(nothing_matched(asked, all_gather_values(self.roles, group)))
 
     def close(self) -> None:
         """Close the session: restore everything that opening changed.

@@ -5,7 +5,10 @@ In a smoke run the cpu platform answers the same questions.
 
 from __future__ import annotations
 
+import pickle
+import tempfile
 import time
+from pathlib import Path
 
 import torch
 from report import Report
@@ -79,6 +82,11 @@ def device(report: Report, platform: Platform) -> None:
     with report.check("device of the first process"):
         platform.set_device(0)
         assert torch.ones(2, device=platform.device(0)).sum().item() == 2.0
+    with report.check("the place of the first process") as found:
+        place = platform.place(0)
+        found["place"] = str(place)
+        assert place.node
+        assert place.model
     if not report.smoke:
         with report.check("more processes than devices is a user error"):
             refused = ""
@@ -181,6 +189,18 @@ def memory(report: Report, platform: Platform) -> None:
         assert held >= size - slack
         assert peak >= size - slack
         assert platform.total_memory() > size
+    with report.check("a snapshot of memory names who allocated") as found:
+        platform.record_memory()
+        block = torch.ones(size, dtype=torch.uint8, device=platform.device(0))
+        with tempfile.TemporaryDirectory() as folder:
+            path = platform.memory_snapshot(Path(folder) / "snapshot.pickle")
+            snapshot = pickle.loads(path.read_bytes())  # noqa: S301 - written by this process
+        platform.record_memory(entries=0)
+        del block
+        events = [event for trace in snapshot["device_traces"] for event in trace]
+        found["events"] = len(events)
+        (allocated,) = (event for event in events if event["action"] == "alloc" and event["size"] >= size)
+        assert any(frame["name"] == "memory" for frame in allocated["frames"])
     if report.smoke:
         return
     with report.check("an emptied cache returns blocks to the device"):

@@ -14,9 +14,18 @@ from typing import Any
 import click
 
 import mindspeed_core
+from mindspeed_core.cli.commands import added_commands, load_added, origin, run, suggestion
 from mindspeed_core.discovery.entry_points import COMMANDS as COMMANDS_GROUP
-from mindspeed_core.discovery.entry_points import Source, broken, sources
-from mindspeed_core.terminal.errors import EXIT_OK, EXPLAINED, describe, guarded
+from mindspeed_core.discovery.entry_points import TRAIN_COMMANDS
+from mindspeed_core.discovery.host import DEFAULT_HOST
+from mindspeed_core.terminal.errors import (
+    EXPLAINED,
+    TRACEBACK,
+    describe,
+    guarded,
+    traceback_option,
+    traceback_wanted,
+)
 
 PROGRAM = "mindspeed-features"
 
@@ -47,19 +56,19 @@ class LazyProgram(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """List own sub-commands in the order of a first visit, then those of other packages."""
-        return [*COMMANDS, *sorted(_foreign_commands())]
+        return [*COMMANDS, *sorted(added_commands(COMMANDS_GROUP, COMMANDS))]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one sub-command.
 
         Raises:
-            ExplainedError: it belongs to another package and cannot be loaded.
+            UserError: it belongs to another package and cannot be loaded.
         """
         if cmd_name in COMMANDS:
             found: click.Command = import_module(COMMANDS[cmd_name][0]).command
             return found
-        claims = _foreign_commands().get(cmd_name)
-        return None if claims is None else _load_foreign(cmd_name, claims)
+        claims = added_commands(COMMANDS_GROUP, COMMANDS).get(cmd_name)
+        return None if claims is None else load_added(cmd_name, claims)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -70,60 +79,34 @@ class LazyProgram(click.Group):
             return super().resolve_command(ctx, args)
         known = self.list_commands(ctx)
         if name not in known:
-            from difflib import get_close_matches
-
-            close = get_close_matches(name, known, n=3)
-            hint = f" Did you mean {' or '.join(close)}?" if close else f" There are: {', '.join(known)}."
-            raise click.UsageError(f"No sub-command {name!r}.{hint}", ctx)
+            hint = f"Did you mean mindspeed-train {name}?" if _trains(name) else suggestion(name, known)
+            raise click.UsageError(f"No sub-command {name!r}. {hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list in ``--help``, without importing anything."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
-        foreign = _foreign_commands()
-        if foreign:
+        added = added_commands(COMMANDS_GROUP, COMMANDS)
+        if added:
             with formatter.section("Commands of installed packages"):
-                formatter.write_dl([(name, _origin(foreign[name][0])) for name in sorted(foreign)])
+                formatter.write_dl([(name, origin(added[name])) for name in sorted(added)])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the sub-command; explained errors become one message."""
         try:
             return super().invoke(ctx)
         except EXPLAINED as error:
+            if traceback_wanted():
+                raise
             raise ExplainedError(describe(error)) from error
 
 
-def _foreign_commands() -> dict[str, list[Source]]:
-    found: dict[str, list[Source]] = {}
-    for source in sources(COMMANDS_GROUP):
-        if source.name not in COMMANDS:
-            found.setdefault(source.name, []).append(source)
-    return found
+def _trains(name: str) -> bool:
+    """Return whether a command belongs to ``mindspeed-train``."""
+    from mindspeed_core.registry import Registry
 
-
-def _origin(source: Source) -> str:
-    return f"{source.dist} {source.version}"
-
-
-def _load_foreign(name: str, claims: list[Source]) -> click.Command:
-    if len(claims) > 1:
-        raise ExplainedError(
-            f"sub-command {name!r} is claimed by {' and by '.join(_origin(source) for source in claims)}; "
-            "uninstall one of them"
-        )
-    source = claims[0]
-    try:
-        found = source.load()
-        if not isinstance(found, click.Command):
-            raise TypeError(f"{source.value} is no click command")
-    except (Exception, SystemExit) as error:
-        record = broken(source, error)
-        raise ExplainedError(
-            f"sub-command {name!r} of {_origin(source)} cannot be loaded: {record.error}\n"
-            f"    -> {record.remedy}"
-        ) from error
-    return found
+    return name in (*Registry.discover().host(DEFAULT_HOST).commands, *added_commands(TRAIN_COMMANDS))
 
 
 @click.group(
@@ -132,6 +115,9 @@ def _load_foreign(name: str, claims: list[Source]) -> click.Command:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(mindspeed_core.__version__, prog_name=PROGRAM)
+@click.option(
+    TRACEBACK, is_flag=True, expose_value=False, help="Print tracebacks of errors too; it may stand anywhere."
+)
 def program() -> None:
     """Show what is installed, what a command line would switch on, and whether it works on this machine.
 
@@ -141,11 +127,16 @@ def program() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program and return its exit status; ``argv`` is by default that of the process."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    try:
-        return guarded(lambda: program.main(args=arguments, prog_name=PROGRAM))
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else EXIT_OK
+
+    def answer() -> int:
+        try:
+            return run(program, arguments, PROGRAM)
+        except click.ClickException as error:
+            error.show()
+            return error.exit_code
+
+    with traceback_option(sys.argv[1:] if argv is None else argv) as arguments:
+        return guarded(answer)
 
 
 if __name__ == "__main__":

@@ -79,6 +79,9 @@ def graph_of(features: Mapping[str, type[Feature]]) -> Graph:
         for other in feature.after:
             if other in features:
                 edges[Edge(name, other, "after")] = None
+        for other in feature.before:
+            if other in features:
+                edges[Edge(other, name, "after")] = None
         for conflict in feature.conflicts:
             if conflict.flag:
                 flags.add(conflict.flag)
@@ -116,15 +119,16 @@ _DOT_LINES = {
 def as_mermaid(graph: Graph) -> str:
     """Return the graph as Mermaid text; features in boxes by family, slots rounded, flags slanted."""
     names = [name for members in graph.families.values() for name in members]
-    ids = {name: f"n{index}" for index, name in enumerate([*names, *graph.slots, *graph.flags])}
+    nodes = [*names, *map(_slot_node, graph.slots), *graph.flags]
+    ids = {name: f"n{index}" for index, name in enumerate(nodes)}
     lines = ["graph LR"]
     for index, (family, members) in enumerate(graph.families.items()):
         lines.append(f'  subgraph f{index}["{family}"]')
         lines += [f'    {ids[name]}["{name}"]' for name in members]
         lines.append("  end")
-    lines += [f'  {ids[slot]}(["slot {slot}"])' for slot in graph.slots]
+    lines += [f'  {ids[_slot_node(slot)]}(["slot {slot}"])' for slot in graph.slots]
     lines += [f'  {ids[flag]}[/"{flag}"/]' for flag in graph.flags]
-    lines += [f"  {ids[e.source]} {_MERMAID_LINES[e.kind]} {ids[e.target]}" for e in graph.edges]
+    lines += [f"  {ids[e.source]} {_MERMAID_LINES[e.kind]} {ids[_target_node(e)]}" for e in graph.edges]
     return "\n".join(lines)
 
 
@@ -135,8 +139,17 @@ def as_dot(graph: Graph) -> str:
         lines.append(f'  subgraph cluster_{index} {{ label="{family}";')
         lines += [f'    "{name}";' for name in members]
         lines.append("  }")
-    lines += [f'  "{slot}" [label="slot {slot}", shape=ellipse];' for slot in graph.slots]
+    lines += [f'  "{_slot_node(slot)}" [shape=ellipse];' for slot in graph.slots]
     lines += [f'  "{flag}" [shape=note];' for flag in graph.flags]
-    lines += [f'  "{e.source}" -> "{e.target}" [{_DOT_LINES[e.kind]}];' for e in graph.edges]
+    lines += [f'  "{e.source}" -> "{_target_node(e)}" [{_DOT_LINES[e.kind]}];' for e in graph.edges]
     lines.append("}")
     return "\n".join(lines)
+
+
+def _slot_node(slot: str) -> str:
+    """Return the node of a slot, which may have the name of a feature."""
+    return f"slot {slot}"
+
+
+def _target_node(edge: Edge) -> str:
+    return _slot_node(edge.target) if edge.kind == "slot" else edge.target

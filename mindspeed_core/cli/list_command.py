@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindspeed_core.terminal.errors import EXIT_PROBLEMS
+from mindspeed_core.discovery.entry_points import COMMANDS, TRAIN_COMMANDS
+from mindspeed_core.discovery.host import DEFAULT_HOST
+from mindspeed_core.terminal.errors import EXIT_PROBLEMS, traceback_wanted
+from mindspeed_core.terminal.wrapped import say
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import FeatureRecord, Registry
@@ -24,7 +27,10 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def command(context: click.Context, family: str | None, only_broken: bool, as_json: bool) -> None:
-    """List installed features with their flags, the plugins that are broken, and the extension points."""
+    """List installed features with their flags, the plugins that are broken, and the extension points.
+
+    On a terminal the list fits its width. In a pipe every feature is one line, however long.
+    """
     from mindspeed_core.registry import Registry
 
     registry = Registry.discover()
@@ -66,6 +72,7 @@ def _as_json(registry: Registry, records: Sequence[FeatureRecord]) -> dict[str, 
         "extension_points": [
             _attributes(point, "name", "group", "summary") for point in registry.extension_points().values()
         ],
+        "commands": _commands(registry),
         "hosts": sorted(registry.host_names()),
         "platforms": sorted(registry.platform_names()),
     }
@@ -90,19 +97,42 @@ def _print_features(records: Sequence[FeatureRecord]) -> None:
             " ".join(flag.name for flag in record.cls.flags) or "-",
             f"{record.dist} {record.version}",
             " ".join(record.cls.platforms),
+            record.cls.summary,
         )
         for record in records
     ]
-    print_table(("feature", "family", "level", "stability", "flags", "package", "platforms"), rows)
+    headers = ("feature", "family", "level", "stability", "flags", "package", "platforms", "summary")
+    print_table(headers, rows, heading=(0, headers.index("summary")))
 
 
 def _print_extensibility(registry: Registry) -> None:
     click.echo()
-    click.echo(f"hosts: {', '.join(sorted(registry.host_names())) or 'none'}")
-    click.echo(f"platforms: {', '.join(sorted(registry.platform_names())) or 'none'}")
+    say(f"hosts: {', '.join(sorted(registry.host_names())) or 'none'}", hang=4)
+    say(f"platforms: {', '.join(sorted(registry.platform_names())) or 'none'}", hang=4)
+    for command in _commands(registry):
+        trouble = f" ({command['trouble']})" if command["trouble"] else ""
+        say(f"sub-command {command['program']} {command['name']}: {command['package']}{trouble}", hang=4)
     for point in registry.extension_points().values():
         summary = f": {point.summary}" if point.summary else ""
-        click.echo(f"extension point {point.name} (entry-point group {point.group}){summary}")
+        say(f"extension point {point.name} (entry-point group {point.group}){summary}", hang=4)
+
+
+def _commands(registry: Registry) -> list[dict[str, str]]:
+    """List the sub-commands that packages add to either program, without importing them."""
+    from mindspeed_core.cli import features, train
+    from mindspeed_core.cli.commands import added_commands, origin
+
+    found = []
+    for program, group, own in (
+        (features.PROGRAM, COMMANDS, {*features.COMMANDS}),
+        (train.PROGRAM, TRAIN_COMMANDS, {*train.OWN, *registry.host(DEFAULT_HOST).commands}),
+    ):
+        for name, claims in sorted(added_commands(group).items()):
+            trouble = "never runs: the program has one of that name" if name in own else ""
+            if not trouble and len(claims) > 1:
+                trouble = "never runs: claimed twice"
+            found.append({"program": program, "name": name, "package": origin(claims), "trouble": trouble})
+    return found
 
 
 def _print_broken(registry: Registry, *, complain: bool) -> None:
@@ -114,5 +144,7 @@ def _print_broken(registry: Registry, *, complain: bool) -> None:
     for broken in registry.broken:
         who = f"{broken.dist} {broken.version}".strip()
         feature = f", feature {broken.feature}" if broken.feature else ""
-        click.echo(f"  {who}{feature}: {broken.error}")
+        say(f"{who}{feature}: {broken.error}", indent=2, hang=2)
         click.echo(f"    -> {broken.remedy}")
+        if broken.traceback and traceback_wanted():
+            click.echo(broken.traceback.rstrip())

@@ -53,15 +53,17 @@ def command(host: str, platform: str | None, verbose: bool, as_json: bool, flags
             for patch in record.cls.patches
         ]
     stages = {stage for name in names for stage in registry.features[name].cls.hooks()}
-    hosts = [replace(patch, owner=f"host {host}") for patch in _of_host(registry.host(host), stages, chosen)]
-    own = [replace(patch, owner=f"platform {chosen}") for patch in registry.platform(chosen)().patches()]
+    device = registry.platform(chosen)
+    of_host = _of_host(registry.host(host), stages, device.kinds())
+    hosts = [replace(patch, owner=f"host {host}") for patch in of_host]
+    own = [replace(patch, owner=f"platform {chosen}") for patch in device().patches()]
     _print([*own, *hosts, *patches], verbose=verbose, as_json=as_json)
 
 
-def _of_host(host: HostDeclaration, stages: set[str], platform: str) -> list[Patch]:
+def _of_host(host: HostDeclaration, stages: set[str], kinds: frozenset[str]) -> list[Patch]:
     found = list(host.patches)
     if host.on_demand:
-        found += load_object(host.on_demand)(stages, platform)
+        found += load_object(host.on_demand)(stages, kinds)
     return found
 
 
@@ -85,4 +87,5 @@ def _print(patches: list[Patch], *, verbose: bool, as_json: bool) -> None:
             ]
         print_table(headers, rows)
     owners = len({patch.owner for patch in patches})
-    click.echo(f"{len(patches)} patches of {owners} owners" if patches else "no patches")
+    of = f"{owners} owners" if owners > 1 else "one owner"
+    click.echo(f"{len(patches)} patches of {of}" if patches else "no patches")

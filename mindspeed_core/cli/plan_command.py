@@ -12,7 +12,7 @@ import click
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.resolver.plan import PlanError
-from mindspeed_core.terminal.errors import EXIT_PROBLEMS
+from mindspeed_core.terminal.errors import EXIT_PROBLEMS, traceback_wanted
 from mindspeed_core.terminal.plan_text import chosen_by_presets, print_plan
 from mindspeed_core.terminal.training_flags import (
     UNPROCESSED_FLAGS,
@@ -47,6 +47,8 @@ def command(
     try:
         planned = make_plan(Registry.discover(), flags, host=host, platform=platform)
     except PlanError as error:
+        if traceback_wanted():
+            raise
         if as_json:
             click.echo(json.dumps({"ok": False, "problems": [_problem(p) for p in error.problems]}, indent=2))
         else:
@@ -73,6 +75,8 @@ def _as_json(planned: Planned) -> dict[str, Any]:
     return {
         "ok": True,
         **planned.plan.as_dict(),
+        "notes": [str(note) for note in planned.plan.notes],
+        "stated_order": list(planned.plan.stated_order),
         "platform_reason": planned.provenance["platform"],
         "presets": chosen_by_presets(planned),
     }

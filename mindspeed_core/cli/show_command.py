@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from mindspeed_core.cli.feature_names import complete_features, find_feature
+from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.discovery.installed import package_file
 from mindspeed_core.feature import PROJECT, Conflict, Feature, Flag, Requirement, Scenario
+from mindspeed_core.terminal.wrapped import say
 
 if TYPE_CHECKING:
+    from mindspeed_core.flags.flag_set import FlagSet
     from mindspeed_core.registry import FeatureRecord, Registry
 
 
@@ -27,17 +30,20 @@ def command(name: str) -> None:
     registry = Registry.discover()
     record = find_feature(registry, name)
     feature = record.cls
-    click.echo(f"{feature.name}: {feature.summary}")
-    click.echo(
+    say(f"{feature.name}: {feature.summary}", hang=4)
+    say(
         f"family {feature.family}, level {feature.level}, {feature.stability}, "
-        f"{record.dist} {record.version}, declared in {feature.__module__}"
+        f"{record.dist} {record.version}, declared in {feature.__module__}",
+        hang=4,
     )
-    _print_flags(registry, feature.flags)
+    _print_flags(registry, feature)
     _section("stages", _stages(feature))
     _section("slots", _slots(registry, feature))
+    _section("replaces modules with the roles", list(feature.replaces_roles))
     _section("requires", [_requirement(requirement) for requirement in feature.requires])
     _section("conflicts", [_conflict(conflict) for conflict in _conflicts(registry, record)])
     _section("comes after", list(feature.after))
+    _section("comes before", list(feature.before))
     _section("packages", list(feature.packages))
     _section("runs on", _platforms(feature))
     _section(
@@ -61,25 +67,41 @@ def _section(title: str, lines: Iterable[str]) -> None:
     if lines:
         click.echo(f"\n{title}:")
         for line in lines:
-            click.echo(f"  {line}")
+            say(line, indent=2, hang=2 + len(line) - len(line.lstrip()))
 
 
-def _print_flags(registry: Registry, flags: Iterable[Flag]) -> None:
+def _print_flags(registry: Registry, feature: type[Feature]) -> None:
+    from mindspeed_core.flags.flag_set import flag_set
     from mindspeed_core.terminal.tables import print_table
 
+    installed = registry.host_names()
+    known = flag_set(registry, next((host for host in feature.hosts if host in installed), DEFAULT_HOST))
     rows = [
         (
             " ".join(flag.options),
             "switch" if flag.is_switch else getattr(flag.type, "__name__", "value"),
-            "-" if flag.default is None else flag.default,
-            " ".join(map(str, (*flag.choices, *registry.extension_names(flag.choices_from)))) or "-",
-            flag.help,
+            *_as_installed(flag, known, feature.name),
         )
-        for flag in flags
+        for flag in feature.flags
     ]
     if rows:
         click.echo()
-        print_table(("flag", "type", "default", "choices", "meaning"), rows)
+        print_table(("flag", "type", "default", "choices", "meaning"), rows, heading=(0, 4))
+
+
+def _as_installed(flag: Flag, known: FlagSet, feature: str) -> tuple[object, str, str]:
+    """Return default, choices and help of a flag; of one that somebody else defines theirs too."""
+    entry = known[flag.name]
+    if entry.flag.meaning() != flag.meaning():
+        whole, meaning = flag, f"{flag.help} (not usable: {entry.owner} has another flag of this name)"
+    else:
+        whole, meaning = entry.flag, flag.help
+        if entry.owner != feature:
+            meaning = f"{whole.help} ({entry.owner})" + (f" {flag.help}" if flag.help != whole.help else "")
+    default = "-" if whole.default is None else whole.default
+    if not flag.is_switch and flag.default not in (None, whole.default):
+        default = f"{default}; {flag.default} with {feature}"
+    return default, " ".join(map(str, whole.choices)) or "-", meaning
 
 
 def _stages(feature: type[Feature]) -> list[str]:

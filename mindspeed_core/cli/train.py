@@ -1,72 +1,179 @@
-"""The program ``mindspeed-train``: training from flags, and the commands of the host.
+"""The program ``mindspeed-train``: training from flags, and commands of the host and of packages.
 
-``mindspeed-train FLAGS`` trains; ``mindspeed-train COMMAND`` runs a command that the host declares. The same
-program runs under torchrun as ``torchrun … -m mindspeed_core.train FLAGS``.
+``mindspeed-train FLAGS`` trains; ``mindspeed-train COMMAND`` runs a command of the host, or one that a
+package adds through the entry-point group ``mindspeed.train_commands``. A command is the first word, or the
+first one behind ``--nproc N``; training takes no words, so the two are never confused. The same program runs
+under torchrun as ``torchrun … -m mindspeed_core.train FLAGS``.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from mindspeed_core.discovery.entry_points import load_object
+from mindspeed_core.discovery.entry_points import TRAIN_COMMANDS, load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST
-from mindspeed_core.terminal.errors import guarded
+from mindspeed_core.terminal.errors import EXIT_INTERRUPTED, guarded, traceback_option
 
-_USAGE = """usage: mindspeed-train FLAGS             train (here, or as a worker of torchrun or srun)
-       mindspeed-train --nproc N FLAGS   train with N processes on this machine
-       mindspeed-train COMMAND ...       run a tool
+if TYPE_CHECKING:
+    import click
+
+_USAGE = """usage: mindspeed-train FLAGS                  train (also under torchrun, srun)
+       mindspeed-train --nproc N FLAGS        train with N processes
+       mindspeed-train COMMAND ...            run a command (--help explains it)
+       mindspeed-train --nproc N COMMAND ...  run it in N processes, if made for it
 
 commands:
 {commands}
 
-Flags have Megatron-LM's names. `mindspeed-features plan -- FLAGS` shows what they switch on.
+Flags have Megatron-LM's names. `mindspeed-features plan -- FLAGS` shows what they
+switch on. --traceback, anywhere, prints tracebacks of errors too.
 """
+PROGRAM = "mindspeed-train"
+OWN = ("help",)
+"""Words that mean something to the program itself."""
+_LAUNCH_FLAGS = ("--nproc", "--max-restarts")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; the exit status: 0 done, 1 a problem (printed), 2 wrong usage."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    with traceback_option(sys.argv[1:] if argv is None else argv) as arguments:
+        return _main(arguments)
+
+
+def _main(arguments: Sequence[str]) -> int:
     if arguments and arguments[0] == "--version":
         from mindspeed_core import __version__
 
-        print(f"mindspeed-train {__version__}")
+        print(f"{PROGRAM} {__version__}")
         return 0
-    if not arguments or arguments[0] == "help":
-        return _help()
-    if not arguments[0].startswith("-"):
-        return _run_command(arguments)
-    return _help() if {"-h", "--help"} & set(arguments) else _train(arguments)
+    launching, rest = _split(arguments)
+    if not arguments or (rest and rest[0] in OWN):
+        return guarded(_help)
+    if rest and not rest[0].startswith("-"):
+        return _command(launching, rest)
+    return guarded(_help) if {"-h", "--help"} & set(arguments) else _train(arguments)
 
 
-def _run_command(arguments: Sequence[str]) -> int:
-    from mindspeed_core.registry import Registry
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the flags about processes that a command line begins with, and everything behind them."""
+    end = 0
+    while end < len(arguments):
+        name, equals, _ = arguments[end].partition("=")
+        if name not in _LAUNCH_FLAGS:
+            break
+        end += 1 if equals else 2
+    return list(arguments[:end]), list(arguments[end:])
+
+
+def _command(launching: Sequence[str], rest: Sequence[str]) -> int:
+    """Run the command that ``rest`` begins with; a worker tells its supervisor the exit status."""
+    import click
+
+    from mindspeed_core.launch import worker
+    from mindspeed_core.terminal.failure import report
+
+    def answer() -> int:
+        try:
+            return _run_command(launching, rest)
+        except click.ClickException as error:
+            if not worker.send_message("explained", _shown(error), status=error.exit_code):
+                error.show()
+            return error.exit_code
+        except KeyboardInterrupt:
+            if not worker.supervised():
+                raise
+            return EXIT_INTERRUPTED
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            return report(error)
+
+    status = guarded(answer)
+    if status:
+        # The supervisor reads the first message of a worker: this one only where nothing was reported.
+        worker.send_message("exit", "", status=status)
+    return status
+
+
+def _run_command(launching: Sequence[str], rest: Sequence[str]) -> int:
+    """Run a command in this process, or in the workers that ``launching`` asks for."""
+    from mindspeed_core.cli.commands import run
+    from mindspeed_core.errors import ArgumentError
+    from mindspeed_core.launch import environment, start, store, worker
+    from mindspeed_core.launch.commands import is_parallel
     from mindspeed_core.terminal.quiet import quieten
 
-    name = arguments[0]
-    commands = Registry.discover().host(DEFAULT_HOST).commands
-    if name not in commands:
-        from difflib import get_close_matches
-
-        close = get_close_matches(name, commands, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else f" (commands: {', '.join(commands)})"
-        print(f"mindspeed-train: no command {name!r}{hint}", file=sys.stderr)
-        return 2
+    name = rest[0]
     quieten()
-    command = load_object(commands[name][0])
-    return guarded(lambda: command.main(arguments[1:], f"mindspeed-train {name}", standalone_mode=False))
+    command = _load_command(name)
+    launch = start.requested_launch(launching)
+    if launch is not None and "--help" not in rest:
+        if launch.max_restarts:
+            reason = f"the command {name} is not started again after a failure"
+            raise ArgumentError("--max-restarts", launch.max_restarts, reason, "leave it out")
+        if not is_parallel(command):
+            reason = f"the command {name} works in one process"
+            raise ArgumentError("--nproc", launch.nproc, reason, "leave it out")
+        return start.supervise(rest, launch, main)
+    if not is_parallel(command):
+        return run(command, rest[1:], f"{PROGRAM} {name}")
+    environment.translate_slurm(os.environ)
+    if worker.supervised():
+        worker.attach()
+        store.serve_rendezvous()
+    with environment.of_one_process(os.environ):
+        return run(command, rest[1:], f"{PROGRAM} {name}")
+
+
+def _shown(error: click.ClickException) -> str:
+    from io import StringIO
+
+    text = StringIO()
+    error.show(text)
+    return text.getvalue()
+
+
+def _commands() -> Mapping[str, tuple[str, str]]:
+    """Return the host's commands: where each is, and its line in ``--help``."""
+    from mindspeed_core.registry import Registry
+
+    return Registry.discover().host(DEFAULT_HOST).commands
+
+
+def _load_command(name: str) -> click.Command:
+    """Import a command of the host or of a package."""
+    import click
+
+    from mindspeed_core.cli import features
+    from mindspeed_core.cli.commands import added_commands, load_added, suggestion
+
+    own = _commands()
+    added = added_commands(TRAIN_COMMANDS, (*OWN, *own))
+    if name in own:
+        command: click.Command = load_object(own[name][0])
+        return command
+    if name in added:
+        return load_added(name, added[name])
+    if name in features.COMMANDS:
+        raise click.UsageError(f"No command {name!r}. Did you mean {features.PROGRAM} {name}?")
+    raise click.UsageError(f"No command {name!r}. {suggestion(name, [*own, *sorted(added)])}")
 
 
 def _help() -> int:
+    from mindspeed_core.cli.commands import added_commands, origin
     from mindspeed_core.flags.flag_set import flag_set
     from mindspeed_core.registry import Registry
 
     registry = Registry.discover()
-    commands = registry.host(DEFAULT_HOST).commands
-    width = max(map(len, commands), default=0)
-    lines = "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in commands.items())
-    print(_USAGE.format(commands=lines))
+    own = registry.host(DEFAULT_HOST).commands
+    added = added_commands(TRAIN_COMMANDS, (*OWN, *own))
+    rows = {name: text for name, (_, text) in own.items()}
+    rows |= {name: f"of {origin(added[name])}" for name in sorted(added)}
+    width = max(map(len, rows), default=0)
+    print(_USAGE.format(commands="\n".join(f"  {name:<{width}}  {text}" for name, text in rows.items())))
     print(flag_set(registry, DEFAULT_HOST).format_help())
     return 0
 

@@ -99,7 +99,8 @@ def _print(verdicts: list[Verdict], left_out: list[str], platform: str) -> None:
     ]
     if rows:
         click.echo()
-        print_table(("feature", "proof", "verdict", "largest error", "allowed", "gains"), rows)
+        headers = ("feature", "proof", "verdict", "largest error", "allowed", "gains")
+        print_table(headers, rows, heading=(0, 1))
     for verdict in verdicts:
         if not verdict.passed:
             click.echo(f"\n{verdict}")

@@ -5,16 +5,20 @@ Every check adds sentences to the faults of the candidates it concerns; the regi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 from mindspeed_core.discovery.cycles import cycles
 from mindspeed_core.discovery.entry_points import Source, describe
 from mindspeed_core.discovery.feature_checks import check_feature
+from mindspeed_core.discovery.order import required_order, stated_order, who_states, without_overruled
+from mindspeed_core.discovery.spelling import guess
 from mindspeed_core.discovery.stages import Stage, wanted_arguments
 from mindspeed_core.feature import Feature, Flag, Slot
+from mindspeed_core.flags.announced import feature_owners, flag_owners
 from mindspeed_core.flags.core import CORE_FLAGS
 
 HELP_OPTIONS = ("--help",)
@@ -41,12 +45,13 @@ def check_together(
     candidates: Sequence[Candidate], slots: Mapping[str, Slot], stages: Mapping[str, Stage]
 ) -> None:
     """Hold features against slots, stages and each other; the candidates receive their faults."""
-    _check_names(candidates)
-    _check_flags(candidates)
     for candidate in candidates:
+        candidate.faults += _own_flag_faults(candidate.cls)
         candidate.faults += _slot_faults(candidate.cls, slots)
         candidate.faults += _stage_faults(candidate.cls, stages)
-    _check_cycles([candidate for candidate in candidates if not candidate.faults])
+    for check in (_check_names, _check_flags, _check_order):
+        # What is broken already takes nothing from others.
+        check([candidate for candidate in candidates if not candidate.faults])
 
 
 def check_alone(item: Any) -> list[str]:
@@ -70,42 +75,61 @@ def identity(item: Any) -> tuple[str, tuple[Flag, ...]]:
     return name or str(getattr(item, "__name__", "") or type(item).__name__), flags
 
 
-def guess(name: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'?`` where a known name is spelled like ``name``, otherwise nothing."""
-    close = get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
 def _check_names(candidates: Sequence[Candidate]) -> None:
+    """Leave a name that several distributions declare to the first of them."""
     named: dict[str, list[Candidate]] = {}
     for candidate in candidates:
         named.setdefault(candidate.cls.name, []).append(candidate)
     for name, claimed in named.items():
-        if len(claimed) > 1:
-            owners = " and by ".join(sorted(f"{c.source.dist} {c.source.version}" for c in claimed))
-            for candidate in claimed:
-                candidate.faults.append(f"feature name {name!r} is declared by {owners}")
+        if len(claimed) < 2:
+            continue
+        first, *others = _by_precedence(claimed, feature_owners().get(name, ""))
+        owners = " and by ".join(sorted(f"{c.source.dist} {c.source.version}" for c in claimed))
+        twice = [c for c in others if c.source.dist == first.source.dist]
+        keeps = "" if twice else f"; that of {first.source.dist} is used"
+        for candidate in claimed if twice else others:
+            candidate.faults.append(f"feature name {name!r} is declared by {owners}{keeps}")
+
+
+def _own_flag_faults(feature: type[Feature]) -> list[str]:
+    reserved = {option for flag in CORE_FLAGS for option in flag.options} | set(HELP_OPTIONS)
+    options = [option for flag in feature.flags for option in flag.options]
+    return [
+        *(f"flag {option} is reserved by mindspeed-core" for option in options if option in reserved),
+        *(f"flag {option} is declared twice" for option, count in Counter(options).items() if count > 1),
+    ]
 
 
 def _check_flags(candidates: Sequence[Candidate]) -> None:
-    reserved = {option for flag in CORE_FLAGS for option in flag.options} | set(HELP_OPTIONS)
+    """Leave a flag with several meanings to the first distribution that has one meaning for it."""
     declared: dict[str, list[tuple[Candidate, Flag]]] = {}
     for candidate in candidates:
-        seen: set[str] = set()
         for flag in candidate.cls.flags:
             for option in flag.options:
-                if option in reserved:
-                    candidate.faults.append(f"flag {option} is reserved by mindspeed-core")
-                if option in seen:
-                    candidate.faults.append(f"flag {option} is declared twice")
-                seen.add(option)
                 declared.setdefault(option, []).append((candidate, flag))
     for option, claims in declared.items():
         if len({flag.meaning() for _, flag in claims}) < 2:
             continue
         owners = sorted({f"{c.cls.name} ({c.source.dist} {c.source.version})" for c, _ in claims})
-        for candidate, _ in claims:
-            candidate.faults.append(f"flag {option} means different things in {' and in '.join(owners)}")
+        fault = f"flag {option} means different things in {' and in '.join(owners)}"
+        kept, keeper = None, ""
+        for candidate in _by_precedence([c for c, _ in claims], flag_owners().get(option, "")):
+            dist = candidate.source.dist
+            meanings = {flag.meaning() for c, flag in claims if c.source.dist == dist}
+            if len(meanings) == 1 and kept in (None, meanings):
+                kept, keeper = meanings, keeper or dist
+            else:
+                candidate.faults.append(fault + (f"; that of {keeper} is used" if keeper else ""))
+
+
+def _by_precedence(candidates: Sequence[Candidate], owner: str) -> list[Candidate]:
+    """Sort by distribution: the one that a published name belongs to, then by name; the same everywhere."""
+
+    def key(candidate: Candidate) -> tuple[bool, str]:
+        dist = candidate.source.dist.lower().replace("_", "-")
+        return dist != owner, dist
+
+    return sorted(candidates, key=key)
 
 
 def _slot_faults(feature: type[Feature], slots: Mapping[str, Slot]) -> list[str]:
@@ -123,6 +147,7 @@ def _stage_faults(feature: type[Feature], stages: Mapping[str, Stage]) -> list[s
         if stage is None:
             problems.append(f"stage {name!r} does not exist{guess(name, stages)}")
             continue
+        problems += _yield_faults(name, function, stage)
         if stage.arguments is None:
             continue
         try:
@@ -139,17 +164,44 @@ def _stage_faults(feature: type[Feature], stages: Mapping[str, Stage]) -> list[s
     return problems
 
 
-def _check_cycles(candidates: Sequence[Candidate]) -> None:
-    """Mark features broken that come before themselves through ``requires`` and ``after``."""
-    by_name = {candidate.cls.name: candidate for candidate in candidates}
-    before = {
-        candidate.cls.name: sorted(
-            {r.feature for r in candidate.cls.requires if r.feature in by_name}
-            | {name for name in candidate.cls.after if name in by_name}
-        )
-        for candidate in candidates
-    }
-    for cycle in cycles(before):
+def _yield_faults(name: str, function: Any, stage: Stage) -> list[str]:
+    """Compare whether an implementation wraps with whether it yields."""
+    wraps, yields = function.mindspeed_impl["wrapper"], inspect.isgeneratorfunction(function)
+    if wraps and not yields:
+        return [f"stage {name!r}: its wrapper has no yield; write result = yield, then return the result"]
+    # Results of a stage that another plugin publishes may be generators.
+    if yields and not wraps and stage.arguments is not None:
+        return [f"stage {name!r}: its implementation yields like a wrapper; mark it @hookimpl(wrapper=True)"]
+    return []
+
+
+def _check_order(candidates: Sequence[Candidate]) -> None:
+    """Mark features broken that come before themselves; of several distributions, those of the last."""
+    alive = list(candidates)
+    while faults := _order_faults({candidate.cls.name: candidate.cls for candidate in alive}):
+        for cycle, fault in faults:
+            on_it = _by_precedence([c for c in alive if c.cls.name in cycle], "")
+            for candidate in on_it:
+                if candidate.source.dist == on_it[-1].source.dist and fault not in candidate.faults:
+                    candidate.faults.append(fault)
+        alive = [candidate for candidate in alive if not candidate.faults]
+
+
+def _order_faults(features: Mapping[str, type[Feature]]) -> list[tuple[tuple[str, ...], str]]:
+    """Return cycles with a sentence each: of what is stated, otherwise of what remains with requirements."""
+    stated = stated_order(features)
+    found = []
+    for cycle in cycles({name: sorted(others) for name, others in stated.items()}):
+        # Each member of a cycle comes behind the following one.
+        links = [
+            f"{first} comes before {second} (says {who_states(first, second, features)})"
+            for second, first in zip(cycle, (*cycle[1:], cycle[0]))
+        ]
+        found.append((cycle, f"its place in the plan contradicts itself: {', '.join(links)}"))
+    if found:
+        return found
+    required = without_overruled(required_order(features, choices=False), stated)
+    for cycle in cycles({name: sorted(required[name] | stated[name]) for name in features}):
         text = " -> ".join((*cycle, cycle[0]))
-        for name in cycle:
-            by_name[name].faults.append(f"its requires and after form a cycle: {text}")
+        found.append((cycle, f"its requires, after and before form a cycle: {text}"))
+    return found

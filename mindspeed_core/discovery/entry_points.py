@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
 from pathlib import PurePath
@@ -18,6 +18,9 @@ FEATURES = "mindspeed.features"
 PLATFORMS = "mindspeed.platforms"
 HOSTS = "mindspeed.hosts"
 COMMANDS = "mindspeed.commands"
+"""Sub-commands of ``mindspeed-features``."""
+TRAIN_COMMANDS = "mindspeed.train_commands"
+"""Sub-commands of ``mindspeed-train``."""
 
 _MESSAGE = 300
 
@@ -29,6 +32,7 @@ class BrokenPlugin:
     Attributes:
         feature: the feature that is broken, or empty: everything behind the entry point.
         flags: option strings that belong to it, as far as they are known.
+        traceback: of the error, as Python prints it; empty where none was raised.
     """
 
     dist: str
@@ -38,6 +42,7 @@ class BrokenPlugin:
     error: str
     remedy: str
     flags: tuple[str, ...] = ()
+    traceback: str = field(default="", repr=False, compare=False)
 
     def __str__(self) -> str:
         """Return one sentence that names distribution, feature and error."""
@@ -73,13 +78,13 @@ def load_object(path: str) -> Any:
     return loaded
 
 
-def sources(group: str) -> list[Source]:
-    """Return the entry points of a group, sorted by name and distribution; each distribution counts once.
+def sources(*groups: str) -> list[Source]:
+    """Return the entry points of groups, sorted by name and distribution; each distribution counts once.
 
     A distribution that is on the path twice (an editable checkout beside an installed wheel) is represented
     by the copy that comes first, which is the one Python imports; importlib.metadata sees to that.
     """
-    found = [Source(*_distribution(entry), entry.name, entry.value) for entry in _entries(group)[0]]
+    found = [Source(*_distribution(entry), entry.name, entry.value) for entry in _entries(*groups)[0]]
     return sorted(found, key=lambda source: (source.name, source.dist.lower(), source.value))
 
 
@@ -88,16 +93,18 @@ def damaged() -> list[BrokenPlugin]:
     return _entries(FEATURES)[1]
 
 
-def _entries(group: str) -> tuple[list[EntryPoint], list[BrokenPlugin]]:
-    """Return the entry points of a group, and the distributions that keep theirs from being read."""
+def _entries(*groups: str) -> tuple[list[EntryPoint], list[BrokenPlugin]]:
+    """Return the entry points of groups, and the distributions that keep theirs from being read."""
     try:
-        return list(entry_points(group=group)), []
+        # Every query reads the files of all distributions, so one serves all groups.
+        every = entry_points()
+        return [entry for group in groups for entry in every.select(group=group)], []
     except Exception:
         # One unreadable file fails the whole query: ask distribution by distribution to find whose it is.
-        return _entries_one_by_one(group)
+        return _entries_one_by_one(*groups)
 
 
-def _entries_one_by_one(group: str) -> tuple[list[EntryPoint], list[BrokenPlugin]]:
+def _entries_one_by_one(*groups: str) -> tuple[list[EntryPoint], list[BrokenPlugin]]:
     found: list[EntryPoint] = []
     failed: list[BrokenPlugin] = []
     seen: set[str] = set()
@@ -107,7 +114,7 @@ def _entries_one_by_one(group: str) -> tuple[list[EntryPoint], list[BrokenPlugin
             continue
         seen.add(name)
         try:
-            found += [entry for entry in distribution.entry_points if entry.group == group]
+            found += [entry for entry in distribution.entry_points if entry.group in groups]
         except Exception as error:
             failed.append(
                 BrokenPlugin(
@@ -151,6 +158,7 @@ def broken(source: Source, error: BaseException | str, feature: str = "", remedy
         error=text,
         remedy=remedy
         or f"pip install --upgrade {source.dist}, or pip uninstall {source.dist} if you do not need it",
+        traceback="" if isinstance(error, str) else "".join(traceback.format_exception(error)),
     )
 
 

@@ -11,8 +11,8 @@ from functools import cache
 from pkgutil import resolve_name
 from typing import Any
 
-from mindspeed_core.discovery.declaration_checks import guess
 from mindspeed_core.discovery.entry_points import BrokenPlugin, Source, broken, sources
+from mindspeed_core.discovery.spelling import guess
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import ExtensionPoint
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from mindspeed_core.discovery.spelling import guess
 from mindspeed_core.feature import Conflict, Fallback, Feature, Flag, Patch, Requirement, Scenario, TakeOver
 
 _KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
@@ -40,7 +41,9 @@ def check_feature(feature: Any) -> list[str]:
         ("patches", Patch),
         ("verify", Scenario),
         ("after", str),
+        ("before", str),
         ("slots", str),
+        ("replaces_roles", str),
         ("packages", str),
         ("platforms", str),
         ("hosts", str),
@@ -64,6 +67,6 @@ def check_feature(feature: Any) -> list[str]:
                 continue
             problems.append(
                 f"unknown attribute {attribute!r}: a fact the core does not know, or a method that lacks "
-                "@hookimpl (private names begin with an underscore)"
+                f"@hookimpl (private names begin with an underscore){guess(attribute, _FACTS)}"
             )
     return problems

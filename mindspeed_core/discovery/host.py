@@ -52,8 +52,8 @@ class HostDeclaration:
         session: ``"module:Class"``, a subclass of ``Session`` with functions of the host's own.
         never_calls: stages the host has no place for. A feature that takes part in nothing else is refused.
         on_demand: ``"module:function"`` that names further patches for listings, given the stages that active
-            features implement and the platform; must not import torch. A host that lives in foreign code
-            applies them when it opens a session.
+            features implement and the kinds of the platform; must not import torch. A host that lives in
+            foreign code applies them when it opens a session.
         doctor: ``"module:function"`` that looks for what the host needs beside the core; called without
             arguments, it returns `Finding` records; must not import torch.
         commands: sub-commands of ``mindspeed-train``, click commands by name: ``("module:command", help)``.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mindspeed_core.feature import Flag
-from mindspeed_core.resolver.plan import Problem
+from mindspeed_core.resolver.plan import HeldBack, Problem
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,11 @@ class ParsedArguments:
         provenance: where each value came from: ``"flag --x"``, ``"preset NAME"`` or ``"default"``.
         problems: what is wrong with the command line; the values concerned keep their defaults.
         wants_help: ``--help`` or ``-h`` was given.
+        left_out: features that nobody asked for and whose presets fail.
     """
 
     args: Namespace
     provenance: Mapping[str, str]
     problems: tuple[Problem, ...]
     wants_help: bool = False
+    left_out: tuple[HeldBack, ...] = ()

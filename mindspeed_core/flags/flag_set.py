@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.discovery.entry_points import describe
 from mindspeed_core.discovery.host import DEFAULT_HOST
-from mindspeed_core.feature import Feature, Flag
+from mindspeed_core.feature import Flag
 from mindspeed_core.flags.core import CORE_FLAGS, CORE_OWNER
 from mindspeed_core.flags.entries import Adoption, FlagEntry, ParsedArguments
 from mindspeed_core.flags.help import help_text, placeholder
@@ -39,7 +39,7 @@ from mindspeed_core.flags.values import (
 from mindspeed_core.resolver.plan import Problem
 
 if TYPE_CHECKING:
-    from mindspeed_core.registry import Registry
+    from mindspeed_core.registry import FeatureRecord, Registry
 
 _NEGATIVE = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
 
@@ -62,7 +62,7 @@ class FlagSet:
         self._by_option: dict[str, FlagEntry] = {}
         self._defaults: dict[str, Any] = {}
         self._clashes: list[tuple[Problem, frozenset[str]]] = []
-        self._features: list[type[Feature]] = []
+        self._features: list[FeatureRecord] = []
         self.host = ""
 
     @property
@@ -159,7 +159,7 @@ class FlagSet:
                     note=f"[level {cls.level}, {cls.stability}]",
                     related=related,
                 )
-            self._features.append(cls)
+            self._features.append(record)
 
     def parse(self, argv: Sequence[str]) -> ParsedArguments:
         """Parse a command line without the program's name; never exits and never raises."""
@@ -344,9 +344,9 @@ class FlagSet:
         args = Namespace(**values)
         used = {source.removeprefix("flag ") for _, source in given.values()}
         problems += [problem for problem, options in self._clashes if options & used]
-        apply_presets(self._features, args, provenance, problems)
+        left_out = apply_presets(self._features, args, provenance, problems, self._entries)
         apply_adopted_defaults(self._entries, self._features, args, provenance)
-        return ParsedArguments(args, provenance, tuple(problems), wants_help)
+        return ParsedArguments(args, provenance, tuple(problems), wants_help, tuple(left_out))
 
     def unknown(self, option: str) -> Problem:
         """Return the problem of an option string nobody here defines: who owns it, or what was meant."""

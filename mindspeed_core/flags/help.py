@@ -11,9 +11,10 @@ from mindspeed_core.flags.entries import FlagEntry
 
 def help_text(entries: Sequence[FlagEntry], prog: str) -> str:
     """Return the text of ``--help``, flags grouped by owner."""
-    from argparse import ArgumentParser
+    from argparse import SUPPRESS, ArgumentParser
 
-    parser = ArgumentParser(prog=prog, allow_abbrev=False, usage=f"{prog} [flags]")
+    # The program says how it is used before it prints this.
+    parser = ArgumentParser(prog=prog, allow_abbrev=False, add_help=False, usage=SUPPRESS)
     groups: dict[str, Any] = {}
     for entry in entries:
         if entry.heading not in groups:
@@ -53,8 +54,20 @@ def _help(entry: FlagEntry) -> str:
         parts.append(f"(default: {shown})")
     if flag.choices and placeholder(flag) == "CHOICE":
         parts.append(f"(one of: {', '.join(str(choice) for choice in flag.choices)})")
-    parts += entry.notes
-    used = [adoption.owner for adoption in entry.adoptions]
-    if used:
-        parts.append(f"(also used by {', '.join(used)})")
-    return _escape(" ".join(parts))
+    return _escape(" ".join([*parts, *entry.notes, *adopted_help(entry)]))
+
+
+def adopted_help(entry: FlagEntry) -> list[str]:
+    """Return what features that adopted a flag say about it, in brackets: their own help and default."""
+    known = entry.flag
+    users: dict[str, list[str]] = {}
+    for adoption in entry.adoptions:
+        flag = adoption.flag
+        own = [flag.help] if flag.help not in ("", known.help) else []
+        if not flag.is_switch and flag.default not in (None, known.default):
+            own.append(f"default {flag.default}")
+        users.setdefault("; ".join(own), []).append(adoption.owner)
+    return [
+        f"({', '.join(owners)}: {own})" if own else f"(also used by {', '.join(owners)})"
+        for own, owners in users.items()
+    ]

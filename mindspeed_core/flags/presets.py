@@ -4,62 +4,81 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.discovery.entry_points import describe
 from mindspeed_core.feature import Feature
 from mindspeed_core.flags.entries import FlagEntry
-from mindspeed_core.resolver.plan import Problem
+from mindspeed_core.resolver.asking import asking_flag, failure, ways_out
+from mindspeed_core.resolver.plan import HeldBack, Problem
+
+if TYPE_CHECKING:
+    from mindspeed_core.registry import FeatureRecord
 
 DEFAULT = "default"
 """Provenance of a value that nobody gave."""
 
 
 def apply_presets(
-    features: Sequence[type[Feature]], args: Namespace, provenance: dict[str, str], problems: list[Problem]
-) -> None:
-    """Let features fill in what nobody gave: change ``args`` and ``provenance``, add to ``problems``."""
+    records: Sequence[FeatureRecord],
+    args: Namespace,
+    provenance: dict[str, str],
+    problems: list[Problem],
+    entries: Sequence[FlagEntry],
+) -> list[HeldBack]:
+    """Let features fill in what nobody gave: change ``args`` and ``provenance``, add to ``problems``.
+
+    Args:
+        records: the features.
+        args: the arguments so far.
+        provenance: where each of them came from.
+        problems: what is wrong with what is asked for.
+        entries: the flags there are.
+
+    Returns:
+        Features that nobody asked for and whose presets fail.
+    """
+    left_out: list[HeldBack] = []
     level = getattr(args, "optimization_level", 2)
-    for feature in features:
+    for record in records:
+        feature = record.cls
         if feature.presets.__func__ is Feature.presets.__func__ or feature.level > level:  # type: ignore[attr-defined]
             continue
         try:
             preset = dict(feature.presets(args))
-        except Exception as error:
-            problems.append(
-                Problem(
-                    "E-PRESET",
-                    f"its presets cannot be computed: {describe(error)}",
-                    "check the values of its flags, or report it to its authors",
-                    feature=feature.name,
-                    flag=feature.flags[0].name if feature.flags else "",
-                )
-            )
+            unknown = ", ".join(repr(dest) for dest in preset if dest not in provenance)
+            wrong = f"it presets {unknown}, which no flag defines" if unknown else ""
+        except (Exception, SystemExit) as error:
+            wrong = failure(record, "presets()", error)
+        if wrong:
+            flag = asking_flag(feature, args, provenance)
+            remedy = ways_out(record, flag)
+            if flag:
+                problems.append(Problem("E-PRESET", wrong, remedy, feature.name, flag))
+            else:
+                left_out.append(HeldBack(feature.name, wrong, remedy=remedy, broken=True))
             continue
         for dest, value in preset.items():
-            source = provenance.get(dest)
-            if source is None:
-                problems.append(
-                    Problem("E-PRESET", f"it presets {dest!r}, which no flag defines", feature=feature.name)
-                )
-            elif source == DEFAULT:
+            source = provenance[dest]
+            if source == DEFAULT:
                 setattr(args, dest, value)
                 provenance[dest] = f"preset {feature.name}"
             elif source.startswith("preset ") and getattr(args, dest) != value:
-                other = source.removeprefix("preset ")
+                other, chosen = source.removeprefix("preset "), getattr(args, dest)
+                flag = next(entry.flag.name for entry in entries if entry.flag.dest == dest)
                 problems.append(
                     Problem(
                         "E-PRESET",
-                        f"{other} presets {dest} to {getattr(args, dest)!r}, this feature to {value!r}",
-                        "give the flag yourself",
+                        f"{other} presets {dest} to {chosen!r}, this feature to {value!r}",
+                        f"give {flag} yourself, for instance {chosen!r} or {value!r}",
                         feature=feature.name,
                     )
                 )
+    return left_out
 
 
 def apply_adopted_defaults(
     entries: Sequence[FlagEntry],
-    features: Sequence[type[Feature]],
+    records: Sequence[FeatureRecord],
     args: Namespace,
     provenance: dict[str, str],
 ) -> None:
@@ -76,7 +95,7 @@ def apply_adopted_defaults(
             if provenance[entry.flag.dest] == DEFAULT:
                 wanted.setdefault(adoption.owner, []).append((entry.flag.dest, flag.default))
     level = getattr(args, "optimization_level", 2)
-    for feature in features:
+    for feature in (record.cls for record in records):
         if feature.name not in wanted or feature.level > level:
             continue
         try:

@@ -16,16 +16,50 @@ __all__ = [
     "before_save_checkpoint",
     "checkpoint_state",
     "load_checkpoint",
+    "model_state",
     "restore_checkpoint_state",
     "save_checkpoint",
 ]
 
 
-@hookspec
-def load_checkpoint(session: Session, run: Run) -> LoadInfo | Any:
+@hookspec(added={"source": "1.1"})
+def load_checkpoint(session: Session, run: Run, source: str | None) -> LoadInfo | Any:
     """Load the checkpoint that the arguments name, or start from nothing.
 
-    Another source (a Hugging Face directory, an adapter on top) replaces or wraps the stage.
+    The host calls it once, without a source. A wrapper may call it again with one before its ``yield``, for
+    weights that the run's own checkpoints leave out, such as the base under an adapter:
+    ``session.call("load_checkpoint", run=run, source=folder)``. Every wrapper sees both calls. Another form
+    of weights (a Hugging Face directory) replaces or wraps the stage.
+
+    Args:
+        source: None for what ``--load`` names. Otherwise a folder of checkpoints, or one of them: its weights
+            alone are loaded, those that `model_state` chooses for it, and nothing else of the run changes.
+
+    Returns:
+        A `LoadInfo`; with a source it says where the weights came from.
+    """
+
+
+@hookspec(since="1.1")
+def model_state(
+    session: Session, run: Run, source: str | None, metadata: Mapping[str, Any]
+) -> dict[str, dict[str, Any]] | Any:
+    """Describe the weights that a checkpoint holds: what is saved, and what a load fills.
+
+    Called whenever the run is saved, and for each load. The default describes every weight. A wrapper may
+    leave entries out, or change the ``key`` of a ``ShardedTensor`` to the name that the weight has in foreign
+    checkpoints. Weights that are trained cannot be left out. After a load, weights that were left out must
+    have come from another source, or have been counted with
+    ``mindspeed_core.megatron.model_state.count_as_loaded``.
+
+    Args:
+        source: None for the run's own checkpoints, to save and to load; otherwise the folder that
+            `load_checkpoint` was called with.
+        metadata: how state is laid out in the file, as megatron-core's ``sharded_state_dict`` takes it.
+
+    Returns:
+        For each chunk (``"model"``, or ``"model0"``, ``"model1"``, … with virtual stages) the
+        ``sharded_state_dict`` of the unwrapped chunk, by names of its ``state_dict``.
     """
 
 
@@ -59,6 +93,9 @@ def checkpoint_state(session: Session, run: Run) -> Mapping[str, Any] | Any:
     own name: ``{"my-feature": {"ema": ShardedTensor(...), "updates": 7}}``. Tensors that exist once per
     logical object are ``ShardedTensor`` with global shape and offset, so that any other layout can load them;
     plain values must be the same on every rank.
+
+    In the checkpoint a shard's key is ``features.NAME.KEY``. Every host adds this prefix when it saves and
+    looks for it when it loads; a feature's own keys are without it.
     """
 
 

@@ -13,7 +13,23 @@ if TYPE_CHECKING:
     from mindspeed_core.run import Batch, DataIterators, Datasets, Run
     from mindspeed_core.session import Session
 
-__all__ = ["batch_fields", "build_data_iterators", "build_datasets", "get_batch"]
+__all__ = ["batch_fields", "build_data_iterators", "build_datasets", "build_tokenizer", "get_batch"]
+
+
+@hookspec(since="1.1")
+def build_tokenizer(session: Session, args: Namespace) -> Any:
+    """Build the tokenizer of the run.
+
+    Called once per session, while arguments are validated: the model's vocabulary is padded from its
+    ``vocab_size`` where ``--vocab-size`` is not given. Datasets, ``run.tokenizer`` and sampling use the same
+    object. A tokenizer with more ids than the model's vocabulary is refused.
+
+    Returns:
+        An object with ``vocab_size`` (the number of ids, int), ``tokenize(text)`` to a list of ids and
+        ``detokenize(ids)`` to text; for megatron-core's datasets also ``eod`` (the id that ends documents),
+        ``pad`` (an id, or -1 for none) and ``unique_identifiers`` (an ordered dictionary on which the index
+        cache depends).
+    """
 
 
 @hookspec
@@ -23,6 +39,10 @@ def build_datasets(
     """Build the train, validation and test datasets.
 
     Every rank is called: index files are built by rank 0 while the others wait.
+
+    A feature with data of its own fills the slot ``data-source`` and replaces this stage: its flag takes the
+    place of ``--data-path`` and ``--mock-data``. `Datasets` also says how samples become a micro-batch
+    (``collate``), and which samples a micro-batch has (``batch_sampler``).
 
     Args:
         num_samples: samples wanted for train, validation and test; None asks for one pass over the split.

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from mindspeed_core.errors import UserError
@@ -80,6 +81,33 @@ def translate_slurm(environment: MutableMapping[str, str]) -> bool:
         # The same on every task without talking to each other, and different for jobs that share a node.
         env["MASTER_PORT"] = str(15000 + (_count(env.get("SLURM_JOB_ID")) * 8 + _count(step)) % 15000)
     return True
+
+
+@contextmanager
+def of_one_process(environment: MutableMapping[str, str]) -> Iterator[None]:
+    """Set the variables of the only worker where no launcher set any, and remove them at the end."""
+    alone = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        # torch takes a free port.
+        "MASTER_PORT": "0",
+    }
+    if "RANK" in environment:
+        yield
+        return
+    before = {name: environment.get(name) for name in alone}
+    environment.update(alone)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                environment.pop(name, None)
+            else:
+                environment[name] = value
 
 
 def first_host(nodes: str) -> str:

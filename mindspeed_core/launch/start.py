@@ -75,15 +75,23 @@ def launch(arguments: Sequence[str], found: argparse.Namespace, main: Callable[[
 
     A fork calls ``main``; an interpreter of its own runs ``mindspeed_core.train``.
     """
-    if found.nproc > 1:
-        # As torchrun does: workers share the cores.
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
     arguments = list(arguments)
     if found.run_dir is None:
         # Restarted workers go on in the same folder.
         arguments += ["--run-dir", os.path.join("runs", strftime("%Y%m%d-%H%M%S"))]
+    return supervise(arguments, found, main)
+
+
+def supervise(
+    arguments: Sequence[str], found: argparse.Namespace, main: Callable[[Sequence[str]], int]
+) -> int:
+    """Run the program in workers with this very command line; see `launch`."""
+    if found.nproc > 1:
+        # As torchrun does: workers share the cores.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     registry = Registry.discover()
-    forks = choose_platform(found.platform, registry)[0] == "cpu"
+    # A process that started a device's runtime cannot be forked.
+    forks = "cpu" in registry.platform(choose_platform(found.platform, registry)[0]).kinds()
     if forks:
         _import_all(registry.host(DEFAULT_HOST))
 

@@ -13,6 +13,19 @@ if TYPE_CHECKING:
 
 _served: dict[int, Store] = {}
 
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""Tells torch's rendezvous that somebody serves the store already, so that every rank only connects."""
+
+
+def serve_rendezvous() -> None:
+    """Make ``torch.distributed.init_process_group()`` work in this worker as it does under torchrun."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return
+    served_store(timedelta(minutes=30))
+    # From here on rank 0 connects like every other rank; torch puts a prefix before the keys of all of them.
+    os.environ.pop(STORE, None)
+    os.environ[AGENT_STORE] = "True"
+
 
 def served_store(timeout: timedelta) -> Store | None:
     """Return the store that this process serves for its peers, or None where it serves none.

@@ -51,16 +51,18 @@ class Cause:
         rank: the worker that failed first.
         kind: see `worker.send_message`; ``killed`` for a signal, ``silent`` for an exit without a word.
         text: what it said.
+        status: exit status of the job.
     """
 
     rank: int
     kind: str
     text: str
+    status: int = EXIT_PROBLEMS
 
     @property
     def worth_a_restart(self) -> bool:
         """Return whether a restart could succeed; not after what the user has to put right."""
-        return self.kind != "explained"
+        return self.kind not in ("explained", "exit")
 
 
 @dataclass
@@ -123,7 +125,7 @@ class Supervisor:
                 return 128 + self._stopping
             if not cause.worth_a_restart or restart == self.restarts:
                 self._print_cause(cause, restart)
-                return EXIT_PROBLEMS
+                return cause.status
             restart += 1
             print(
                 f"{self._who(cause)} {_headline(cause)}; starting the workers again from the last checkpoint "
@@ -180,7 +182,7 @@ class Supervisor:
                 self._reap()
                 failed = [worker for worker in workers if worker.status]
                 if failed and deadline is None:
-                    certain = any(_cause(worker).kind not in ("consequence", "silent") for worker in failed)
+                    certain = any(_cause(worker).kind not in _UNCERTAIN for worker in failed)
                     deadline = time.monotonic() + (0.0 if certain and not self._stopping else GRACE_SECONDS)
                 if deadline is not None and time.monotonic() >= deadline:
                     self._kill()
@@ -233,6 +235,8 @@ class Supervisor:
         return f"rank {cause.rank} of {self.count}"
 
     def _print_cause(self, cause: Cause, restart: int) -> None:
+        if cause.kind == "exit":
+            return
         if cause.kind in ("killed", "silent"):
             spent = f"; --max-restarts {self.restarts} are used up" if restart else ""
             print(f"error: {self._who(cause)} {_headline(cause)}{spent}", file=sys.stderr, flush=True)
@@ -242,9 +246,11 @@ class Supervisor:
         print(cause.text.rstrip(), file=sys.stderr, flush=True)
 
 
-_ORDER = ("hang", "killed", "explained", "unexpected", "silent", "consequence")
+_ORDER = ("hang", "killed", "explained", "unexpected", "exit", "silent", "consequence")
 """Kinds of failure from cause to consequence: a worker that hangs or was killed explains all others, one that
 only noticed a closed connection explains nothing."""
+_UNCERTAIN = ("exit", "silent", "consequence")
+"""Kinds after which the other workers get time to end by themselves, or to name the cause."""
 
 
 def _cause(worker: _Worker) -> Cause:
@@ -252,7 +258,8 @@ def _cause(worker: _Worker) -> Cause:
     message = worker.message()
     if message is not None:
         rank = int(message.get("rank", worker.rank))
-        return Cause(rank, str(message["kind"]), str(message["text"]))
+        status = int(message.get("status", EXIT_PROBLEMS))
+        return Cause(rank, str(message["kind"]), str(message["text"]), status)
     if worker.status < 0:
         name = signal.Signals(-worker.status).name
         why = " (by hand, or by the system for lack of memory)" if name == "SIGKILL" else ""

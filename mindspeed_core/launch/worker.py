@@ -38,9 +38,10 @@ def send_message(kind: str, text: str, **details: Any) -> bool:
 
     Args:
         kind: ``explained`` (the user can put it right), ``unexpected``, ``consequence`` (of another worker's
-            failure) or ``hang``.
+            failure), ``hang``, or ``exit`` (a command ends with a status of its own and has said why).
         text: the whole message.
-        details: further plain values.
+        details: further plain values: ``rank`` where another one is meant, ``status`` of the job, by default
+            1.
 
     Returns:
         Whether a supervisor got the message; otherwise the caller prints it.

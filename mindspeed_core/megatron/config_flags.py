@@ -114,7 +114,7 @@ SPELLINGS: Mapping[str, Spelling] = {
 _NO_FLAG = {
     "the host derives it from other flags": (
         "virtual_pipeline_model_parallel_size params_dtype pipeline_dtype autocast_dtype batch_p2p_comm "
-        "overlap_p2p_comm deallocate_pipeline_outputs variable_seq_lengths mtp_standalone is_hybrid_model "
+        "overlap_p2p_comm deallocate_pipeline_outputs mtp_standalone is_hybrid_model "
         "grad_reduce_in_fp32 check_for_nan_in_grad bucket_size align_param_gather decoupled_weight_decay "
         "quant_recipe inference_sampling_seed"
     ),

@@ -1,4 +1,4 @@
-"""The state of features in checkpoints, under keys that hosts share: ``features.NAME.…``."""
+"""The state of features in checkpoints, under the keys that the stage `checkpoint_state` documents."""
 
 from __future__ import annotations
 

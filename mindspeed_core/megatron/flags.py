@@ -117,6 +117,10 @@ _PARALLEL = grouped(
         inverts="overlap_p2p_comm",
         help="Interleaved pipeline: do not overlap sends with computation.",
     ),
+    Flag(
+        "--variable-seq-lengths",
+        help="Pipeline stages tell each other the shape of every micro-batch, which may differ in length.",
+    ),
     Flag("--distributed-timeout-minutes", type=int, default=10, help="Timeout of collectives."),
     *FULLY_SHARDED_FLAGS,
 )

@@ -76,7 +76,6 @@ _NOT_APPLICABLE = {
         "--dist-ckpt-save-pre-mcore-014 --no-strict-fsdp-dtensor-load "
         "--distrib-optim-fully-reshardable-mem-efficient"
     ),
-    "the cpu platform works without; otherwise gloo is used": "--disable-gloo-process-groups",
     "the platform names the backend; choose with --platform": "--distributed-backend",
     "the vocabulary is padded by --make-vocab-size-divisible-by": "--padded-vocab-size",
     "attention masks are made by attention unless asked for": "--no-create-attention-mask-*",
@@ -111,7 +110,6 @@ _REFUSED = {
         "--use-checkpoint-args --use-mp-args-from-checkpoint-args "
         "--no-use-tokenizer-model-from-checkpoint-args --yaml-cfg"
     ),
-    "use --load with --finetune": "--pretrained-checkpoint",
     "main parameters are loaded with the optimizer state": "--load-main-params-from-ckpt",
     "--exit-duration-in-mins and --exit-interval end a phase": "--phase-transition-iterations",
     "samples are drawn in the shuffled order of the dataset; there is no other order": "--dataloader-type",

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import schedules
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
@@ -30,8 +31,13 @@ class _MicroBatches:
 
 @hookimpl(trylast=True)
 def get_forward_backward() -> Callable[..., Any]:
-    """Return megatron-core's schedule for the sizes in use."""
-    return get_forward_backward_func()
+    """Return megatron-core's schedule for the sizes in use; a single chunk per rank is not interleaved."""
+    if parallel_state.get_virtual_pipeline_model_parallel_world_size() == 1:
+        # megatron-core would interleave it, and end in a NameError.
+        if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+            return schedules.forward_backward_pipelining_without_interleaving
+        return schedules.forward_backward_no_pipelining
+    return schedules.get_forward_backward_func()
 
 
 @contextmanager
@@ -79,7 +85,7 @@ def boundary_options(run: Run, args: Namespace, config: TransformerConfig) -> di
     usual = [spec.shape for spec in session.default("boundary_schema", args=args, config=config).tensors]
     if wanted == usual:
         return {}
-    interleaved = args.virtual_pipeline_model_parallel_size is not None
+    interleaved = (args.virtual_pipeline_model_parallel_size or 1) > 1
     if interleaved and "pipeline-schedule" not in session.plan.slots:
         changing = [name for name in session.plan.names if name in implemented]
         raise UserError(

@@ -48,6 +48,10 @@ class AcceleratorPlatform(Platform):
             )
         self.runtime().set_device(local_rank)
 
+    def device_model(self, device: torch.device) -> str:
+        """Return the runtime's name of a device."""
+        return str(self.runtime().get_device_name(device))
+
     def supported_dtypes(self) -> frozenset[torch.dtype]:
         """Return float32, float16, and bfloat16 where the device has it."""
         import torch
@@ -66,6 +70,19 @@ class AcceleratorPlatform(Platform):
     def reset_peak_memory(self) -> None:
         """Start a new peak measurement."""
         self.runtime().reset_peak_memory_stats()
+
+    def record_memory(self, entries: int = 100_000) -> None:
+        """Let the allocator record its blocks with their Python stacks, some microseconds for each."""
+        memory = self.runtime().memory
+        self._recorded = entries or None
+        if entries:
+            memory._record_memory_history(enabled="all", stacks="python", max_entries=entries)
+        else:
+            memory._record_memory_history(enabled=None)
+
+    def _snapshot(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.runtime().memory._snapshot()
+        return found
 
     def total_memory(self) -> int:
         """Return the bytes of the current device."""

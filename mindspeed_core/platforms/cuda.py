@@ -12,6 +12,7 @@ from mindspeed_core.discovery.installed import package_file
 from mindspeed_core.errors import SessionError
 from mindspeed_core.feature import Patch
 from mindspeed_core.platforms.accelerator import AcceleratorPlatform
+from mindspeed_core.platforms.machine import first_match
 from mindspeed_core.platforms.platform import Availability, OpeningSession
 from mindspeed_core.platforms.without_te import PATCHES as WITHOUT_TE
 
@@ -45,6 +46,10 @@ class CudaPlatform(AcceleratorPlatform):
         import torch
 
         return torch.cuda
+
+    def driver(self) -> str:
+        """Return the version of the kernel driver."""
+        return first_match(Path("/proc/driver/nvidia/version"), r"(?:Kernel Module|for \S+)\s+([\d.]+)")
 
     def patches(self) -> Sequence[Patch]:
         """Return the names that megatron-core lacks without TransformerEngine."""

@@ -20,6 +20,7 @@ from mindspeed_core.errors import SessionError, UserError
 from mindspeed_core.feature import Patch
 from mindspeed_core.platforms.accelerator import AcceleratorPlatform
 from mindspeed_core.platforms.eager import hold_eager
+from mindspeed_core.platforms.machine import first_match
 from mindspeed_core.platforms.platform import Availability, OpeningSession
 from mindspeed_core.platforms.without_te import PATCHES as WITHOUT_TE
 
@@ -81,6 +82,10 @@ class NpuPlatform(AcceleratorPlatform):
         import torch
 
         return torch.npu  # type: ignore[attr-defined]
+
+    def driver(self) -> str:
+        """Return the version of the driver, where it is installed in its usual place."""
+        return first_match(Path("/usr/local/Ascend/driver/version.info"), r"^Version=(.+)$")
 
     def patches(self) -> Sequence[Patch]:
         """Transfer cuda names to the NPU, then patch what the transfer leaves out.

@@ -1,4 +1,4 @@
-"""Base class of platforms: device, backend, memory figures, streams, pinned buffers and random state.
+"""Base class of platforms: device, backend, place, memory, streams, pinned buffers and random state.
 
 The base class has the semantics of a machine without a device runtime (streams that order nothing, buffers
 that need no pinning); platforms with one override them. Importing this module loads no torch.
@@ -6,12 +6,18 @@ that need no pinning); platforms with one override them. Importing this module l
 
 from __future__ import annotations
 
+import os
+import pickle
+import socket
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from mindspeed_core.errors import SessionError
 from mindspeed_core.feature import Patch
+from mindspeed_core.platforms.machine import processor_name
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -52,6 +58,31 @@ class MemoryFigure:
     source: str
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a process computes, for reports.
+
+    Attributes:
+        node: name of the node.
+        local_rank: number of the process on its node.
+        device: the process's device, ``cuda:3`` or ``cpu``.
+        model: the device's name, ``NVIDIA H200``; empty where nobody knows it.
+        driver: version of the device's driver; empty where there is none.
+    """
+
+    node: str
+    local_rank: int
+    device: str
+    model: str
+    driver: str = ""
+
+    def __str__(self) -> str:
+        """Return ``cuda:3 (NVIDIA H200, driver 550.54.15) on node-7``."""
+        facts = [self.model, f"driver {self.driver}" if self.driver else ""]
+        known = ", ".join(filter(None, facts))
+        return f"{self.device}{f' ({known})' if known else ''} on {self.node}"
+
+
 class Platform:
     """Base of every platform. Instantiated once per session, without arguments."""
 
@@ -68,6 +99,8 @@ class Platform:
     """True where a collective proceeds beside computation without occupying the compute units."""
     distributions: ClassVar[Sequence[str]] = ()
     """Distributions whose versions take part in the cross-rank check."""
+
+    _recorded: Any = None
 
     @classmethod
     def kinds(cls) -> frozenset[str]:
@@ -87,7 +120,12 @@ class Platform:
         """Prepare the process; called when a session opens, after the platform's patches were applied."""
 
     def close(self, session: OpeningSession) -> None:
-        """Undo what `open` did; called when the session closes, before patches are taken back."""
+        """Undo what `open` did; called when the session closes, before patches are taken back.
+
+        The base class ends a recording of memory: call it from your own.
+        """
+        if self._recorded is not None:
+            self.record_memory(entries=0)
 
     def device(self, local_rank: int) -> torch.device:
         """Return the device of this process."""
@@ -97,6 +135,24 @@ class Platform:
 
     def set_device(self, local_rank: int) -> None:
         """Make the device of this process current."""
+
+    def place(self, local_rank: int | None = None) -> Place:
+        """Return where this process computes.
+
+        Args:
+            local_rank: number of the process on its node; by default the launcher's ``LOCAL_RANK``, or 0.
+        """
+        number = int(os.environ.get("LOCAL_RANK", "0")) if local_rank is None else local_rank
+        device = self.device(number)
+        return Place(socket.gethostname(), number, str(device), self.device_model(device), self.driver())
+
+    def device_model(self, device: torch.device) -> str:
+        """Return the name of a device's model."""
+        return processor_name()
+
+    def driver(self) -> str:
+        """Return the version of the device's driver; empty where there is none."""
+        return ""
 
     def supported_dtypes(self) -> frozenset[torch.dtype]:
         """Return the dtypes in which a model trains here."""
@@ -114,6 +170,50 @@ class Platform:
 
     def reset_peak_memory(self) -> None:
         """Start a new peak measurement, where the source allows it."""
+
+    def record_memory(self, entries: int = 100_000) -> None:
+        """Record allocations and releases from now on, with their Python stacks, for `memory_snapshot`.
+
+        A recording that is under way ends, and closing the session ends it too. The base class follows
+        tensors (`mindspeed_core.instruments.allocation_history`), 20 to 50 µs per operator.
+
+        Args:
+            entries: events to keep, the latest; 0 to record no more.
+        """
+        from mindspeed_core.instruments.allocation_history import AllocationHistory
+
+        if self._recorded is not None:
+            self._recorded.stop()
+            self._recorded = None
+        if entries:
+            self._recorded = AllocationHistory(entries)
+            self._recorded.start()
+
+    def memory_snapshot(self, path: str | Path) -> Path:
+        """Write the recorded allocations to a file that https://pytorch.org/memory_viz draws.
+
+        Args:
+            path: of the pickle file; its folder is created. The recording goes on.
+
+        Returns:
+            The path.
+
+        Raises:
+            SessionError: nothing is recorded; `record_memory` starts it.
+        """
+        if self._recorded is None:
+            raise SessionError(f"platform {self.name}: no memory is recorded; call record_memory() before")
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Not through a temporary file of the library's, which others than the owner could not read.
+        partial = path.with_name(path.name + ".partial")
+        with partial.open("wb") as file:
+            pickle.dump(self._snapshot(), file)
+        return partial.replace(path)
+
+    def _snapshot(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._recorded.snapshot()
+        return found
 
     def total_memory(self) -> int:
         """Return the bytes of memory of the device."""

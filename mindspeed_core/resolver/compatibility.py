@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mindspeed_core.discovery.entry_points import describe
 from mindspeed_core.feature import Feature, Patch
+from mindspeed_core.resolver.plan import HeldBack, Note
+from mindspeed_core.resolver.remedies import to_avoid
 from mindspeed_core.resolver.request import Request, condition_text, join_names, parenthesized
 from mindspeed_core.resolver.requirements import unmet
+from mindspeed_core.resolver.selection import Selection
 
 
 def fill_slots(request: Request, active: Sequence[str]) -> dict[str, str]:
@@ -23,6 +25,16 @@ def fill_slots(request: Request, active: Sequence[str]) -> dict[str, str]:
             reason = f"slot {slot} can be filled once, but {join_names(names)} claim it"
             _keep_one(request, "E-SLOT", names, reason)
     return {slot: names[0] for slot, names in sorted(claimed.items())}
+
+
+def check_roles(request: Request, active: Sequence[str]) -> None:
+    """Report pairs of features that replace the same modules and share no slot, which would say so."""
+    for one in active:
+        for other, roles in request.index.same_roles.get(one, {}).items():
+            if other in active:
+                shown = ", ".join(roles[:3]) + (", …" if len(roles) > 3 else "")
+                reason = f"{one} and {other} each replace the modules with the role {shown}, and only one can"
+                _keep_one(request, "E-ROLE", (one, other), reason)
 
 
 def check_conflicts(request: Request, active: Sequence[str]) -> None:
@@ -43,7 +55,8 @@ def check_conflicts(request: Request, active: Sequence[str]) -> None:
                     "E-CONFLICT",
                     name,
                     f"cannot run with {condition_text(conflict)}{parenthesized(conflict.reason)}",
-                    f"drop {request.flag_or_name(name)}, or change {conflict.flag}",
+                    f"drop {request.flag_or_name(name)}, or "
+                    f"{to_avoid(conflict, request.index.flags.get(conflict.flag))}",
                 )
 
 
@@ -103,16 +116,45 @@ def _keep_one(request: Request, code: str, names: Sequence[str], reason: str) ->
     request.problem(code, names[0], reason, f"keep one of {flags}")
 
 
-def check_arguments(request: Request, active: Sequence[str]) -> None:
-    """Run each feature's own check of the arguments."""
+def check_arguments(request: Request, selection: Selection, active: Sequence[str]) -> list[HeldBack]:
+    """Run each feature's own check of the arguments.
+
+    Returns:
+        Features that nobody asked for and whose check fails, to be left out with those that need them.
+    """
+    left_out: list[HeldBack] = []
     for name in active:
         cls = request.index.classes[name]
         if cls.validate.__func__ is Feature.validate.__func__:  # type: ignore[attr-defined]
             continue
         try:
             found: Any = cls.validate(request.args)
-            complaints = [found] if isinstance(found, str) else list(found)
-        except Exception as error:
-            complaints = [f"its own check of the arguments failed: {describe(error)}"]
+            complaints = [found] if isinstance(found, str) else [str(complaint) for complaint in found]
+        except (Exception, SystemExit) as error:
+            why = request.failure(name, "validate()", error)
+            unasked = selection.unasked(name)
+            for other in unasked:
+                reason = why if other == name else f"it needs {name}, which is left out: {why}"
+                left_out.append(HeldBack(other, reason, remedy=request.ways_out(name), broken=True))
+            complaints = [] if unasked else [why]
         for complaint in complaints:
-            request.problem("E-VALIDATE", name, str(complaint))
+            request.problem("E-VALIDATE", name, complaint)
+    return left_out
+
+
+def collect_notes(request: Request, order: Sequence[str]) -> list[Note]:
+    """Return what active features say about the arguments, and which given flags a broken feature shares."""
+    found: list[Note] = []
+    for name in order:
+        if name not in request.index.with_notes:
+            continue
+        try:
+            said: Any = request.index.classes[name].notes(request.args)
+            sentences = [said] if isinstance(said, str) else [str(sentence) for sentence in said]
+        except (Exception, SystemExit) as error:
+            sentences = [request.failure(name, "notes()", error)]
+        found += [Note(name, sentence) for sentence in sentences]
+    for option, broken in request.registry.shared_with_broken.items():
+        if request.given_as(option):
+            found.append(Note(broken.feature, f"{option} is its flag too, but {broken}"))
+    return found

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 from weakref import WeakKeyDictionary
 
+from mindspeed_core.discovery.order import required_order, stated_order
+from mindspeed_core.discovery.slots import claimed_roles, roles_meet
 from mindspeed_core.feature import Feature, Flag, Patch
 from mindspeed_core.registry import FeatureRecord, Registry, RegistryError
 
@@ -17,9 +20,16 @@ class Index:
         self.classes: dict[str, type[Feature]] = {name: r.cls for name, r in self.records.items()}
         self.key = {name: (cls.family, name) for name, cls in self.classes.items()}
         self.stages = registry.stages
+        self.with_notes = {
+            name
+            for name, cls in self.classes.items()
+            if cls.notes.__func__ is not Feature.notes.__func__  # type: ignore[attr-defined]
+        }
         self.never_called = _never_called(registry, host)
         self.exclusive = {name for name, slot in registry.slots.items() if slot.exclusive}
+        self.same_roles = _same_roles(registry)
         self.dests: dict[str, tuple[str, bool]] = {}
+        self.flags: dict[str, Flag] = {}
         self.per_rank: set[str] = set()
         declared: list[Flag] = [flag for cls in self.classes.values() for flag in cls.flags]
         for flag in (*_host_flags(registry, host), *declared):
@@ -27,14 +37,15 @@ class Index:
                 self.per_rank.add(flag.dest)
             for option in flag.options:
                 self.dests.setdefault(option, (flag.dest, bool(flag.inverts)))
+                self.flags.setdefault(option, flag)
         self.patches: dict[str, tuple[Patch, ...]] = {}
-        self.before: dict[str, frozenset[str]] = {}
+        self.stated = stated_order(self.classes)
+        self.required = required_order(self.classes, choices=True)
+        self.before = {name: frozenset(self.stated[name] | self.required[name]) for name in self.classes}
         self.conflicts: dict[str, dict[str, str]] = {name: {} for name in self.classes}
         self.replaces: dict[str, tuple[str, ...]] = {}
         for name, cls in self.classes.items():
             self.patches[name] = tuple(replace(patch, owner=name) for patch in cls.patches)
-            wanted = {*cls.after}.union(*((r.feature, *r.any_of) for r in cls.requires))
-            self.before[name] = frozenset(wanted & self.classes.keys() - {name})
             for conflict in cls.conflicts:
                 other = conflict.feature
                 if other in self.classes and other != name:
@@ -49,6 +60,21 @@ class Index:
                 and stage in self.stages
                 and self.stages[stage].firstresult
             )
+
+
+def _same_roles(registry: Registry) -> dict[str, dict[str, list[str]]]:
+    """Return pairs of features, the first name first, that replace the same modules but share no slot."""
+    classes = {name: record.cls for name, record in registry.features.items()}
+    exclusive = {name for name, slot in registry.slots.items() if slot.exclusive}
+    claims = {name: claimed_roles(cls, registry.slots) for name, cls in classes.items()}
+    found: dict[str, dict[str, list[str]]] = {}
+    for one, other in combinations([name for name in sorted(claims) if claims[name]], 2):
+        if {*classes[one].slots} & {*classes[other].slots} & exclusive:
+            continue
+        both = sorted(r for r in claims[one] if any(roles_meet(r, claimed) for claimed in claims[other]))
+        if both:
+            found.setdefault(one, {})[other] = both
+    return found
 
 
 _indexes: WeakKeyDictionary[Registry, dict[str, Index]] = WeakKeyDictionary()

@@ -29,12 +29,28 @@ class ActiveFeature:
 
 @dataclass(frozen=True)
 class HeldBack:
-    """A requested feature that is not active, and the reason (optimization level, platform, mode)."""
+    """A feature that is not active, and the reason (optimization level, platform, mode).
+
+    ``broken`` says that nobody asked for it and its own code fails, which must not stop the training.
+    """
 
     name: str
     reason: str
     flag: str = ""
     remedy: str = ""
+    broken: bool = False
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence of a feature about this run, for whoever starts it."""
+
+    feature: str
+    text: str
+
+    def __str__(self) -> str:
+        """Return one line for a terminal."""
+        return f"{self.feature}: {self.text}"
 
 
 @dataclass(frozen=True)
@@ -89,6 +105,8 @@ class Plan:
         mode: ``train`` or ``inference``.
         arguments: the values of the flags that active features declare, by destination.
         digest: SHA-256 over all of it; equal on every rank and machine for equal input.
+        notes: what active features say about these arguments; no part of the digest.
+        stated_order: why features stand where they do, as far as they say so, a phrase each.
     """
 
     features: tuple[ActiveFeature, ...] = ()
@@ -101,6 +119,8 @@ class Plan:
     mode: str = "train"
     arguments: Mapping[str, Any] = field(default_factory=dict)
     digest: str = ""
+    notes: tuple[Note, ...] = ()
+    stated_order: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from mindspeed_core.feature import Conflict, Requirement
 from mindspeed_core.registry import Registry
+from mindspeed_core.resolver.asking import asking_flag, failure, ways_out
 from mindspeed_core.resolver.index import Index, kinds_of
 from mindspeed_core.resolver.plan import Problem
 
@@ -40,17 +41,15 @@ class Request:
     def flag_of(self, name: str) -> str:
         """Return the flag that asks for a feature: the first one given, or the preset that set it."""
         cls = self.index.classes.get(name)
-        for flag in cls.flags if cls is not None else ():
-            if self.provenance is None:
-                if getattr(self.args, flag.dest, flag.default) != flag.default:
-                    return flag.name
-                continue
-            source = self.provenance.get(flag.dest, "default")
-            if source.startswith("flag "):
-                return source.removeprefix("flag ")
-            if source != "default":
-                return f"{flag.name} by {source}"
-        return ""
+        return asking_flag(cls, self.args, self.provenance) if cls is not None else ""
+
+    def failure(self, name: str, method: str, error: BaseException) -> str:
+        """Return one sentence about a method of a feature that raised, with the package it is from."""
+        return failure(self.index.records[name], method, error)
+
+    def ways_out(self, name: str) -> str:
+        """Return what to do about a feature whose own code fails."""
+        return ways_out(self.index.records[name], self.flag_of(name))
 
     def flag_or_name(self, name: str) -> str:
         """Return what the user would drop to be rid of a feature: its flag, or its name without one."""
@@ -79,6 +78,11 @@ class Request:
             # Hosts turn off what is not installed; only a user who turns it off contradicts a feature.
             return False
         return value is not None and bool(value) != inverts
+
+    def given_as(self, option: str) -> bool:
+        """Return whether the user gave a flag by this option string."""
+        dest = (self.index.dests.get(option) or ("", False))[0]
+        return self.provenance is not None and self.provenance.get(dest) == f"flag {option}"
 
     def _given(self, option: str) -> bool:
         """Return whether somebody gave a flag; without provenance, every value counts as given."""

@@ -6,24 +6,27 @@ import hashlib
 import heapq
 import json
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
 from mindspeed_core.discovery.cycles import cycles
 from mindspeed_core.discovery.host import DEFAULT_HOST
+from mindspeed_core.discovery.order import who_states, without_overruled
 from mindspeed_core.feature import Patch
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.compatibility import (
     check_arguments,
     check_conflicts,
     check_host,
+    check_roles,
     check_stages,
+    collect_notes,
     collect_patches,
     fill_slots,
 )
 from mindspeed_core.resolver.index import index_of
-from mindspeed_core.resolver.plan import ActiveFeature, Plan, PlanError
+from mindspeed_core.resolver.plan import ActiveFeature, HeldBack, Plan, PlanError
 from mindspeed_core.resolver.request import Request
 from mindspeed_core.resolver.selection import Selection
 
@@ -39,6 +42,7 @@ def resolve(
     host: str = DEFAULT_HOST,
     mode: str = "train",
     versions: Mapping[str, str] | None = None,
+    left_out: Sequence[HeldBack] = (),
 ) -> Plan:
     """Decide what is active.
 
@@ -51,19 +55,32 @@ def resolve(
         host: name of the host.
         mode: ``train`` or ``inference``.
         versions: installed distributions with their versions; by default asked of the environment.
+        left_out: features that must not take part, since their own code failed before.
 
     Raises:
         PlanError: carries every problem.
     """
     request = Request(index_of(registry, host), registry, args, provenance, platform, host, mode, versions)
-    selection = Selection(request)
+    selection = Selection(request, left_out)
     active = selection.select()
     claimed = fill_slots(request, active)
+    check_roles(request, active)
     check_conflicts(request, active)
     check_host(request, active)
     check_stages(request, active)
     owned = collect_patches(request, active)
-    check_arguments(request, active)
+    failing = check_arguments(request, selection, active)
+    if failing:
+        return resolve(
+            registry,
+            args,
+            provenance=provenance,
+            platform=platform,
+            host=host,
+            mode=mode,
+            versions=versions,
+            left_out=(*left_out, *failing),
+        )
     order = _order(request, active)
     if request.problems:
         raise PlanError(request.problems)
@@ -71,9 +88,29 @@ def resolve(
 
 
 def _order(request: Request, active: Sequence[str]) -> list[str]:
-    """Order features: dependencies first, otherwise by family and name."""
-    present = set(active)
-    before = {name: sorted(request.index.before[name] & present) for name in active}
+    """Order features: as they state, then dependencies first, otherwise by family and name."""
+    present, index = set(active), request.index
+    before: Mapping[str, Set[str]] = {name: index.before[name] & present for name in active}
+    order = _sorted(request, active, before)
+    if len(order) < len(active):
+        stated = {name: index.stated[name] & present for name in active}
+        required = without_overruled({name: index.required[name] & present for name in active}, stated)
+        before = {name: stated[name] | required[name] for name in active}
+        order = _sorted(request, active, before)
+    if len(order) < len(active):
+        for cycle in cycles({name: sorted(others) for name, others in before.items()}):
+            request.problem(
+                "E-CYCLE",
+                cycle[0],
+                f"each of these comes before itself: {' -> '.join((*cycle, cycle[0]))}",
+                f"drop {' or '.join(request.flag_or_name(name) for name in cycle)}, and report it to their "
+                "authors",
+            )
+    return order
+
+
+def _sorted(request: Request, active: Sequence[str], before: Mapping[str, Set[str]]) -> list[str]:
+    """Sort topologically, ties by family and name; what lies on a cycle, or behind one, is left out."""
     missing = {name: len(befores) for name, befores in before.items()}
     followers: dict[str, list[str]] = {}
     for name, befores in before.items():
@@ -89,14 +126,6 @@ def _order(request: Request, active: Sequence[str]) -> list[str]:
             missing[follower] -= 1
             if not missing[follower]:
                 heapq.heappush(ready, request.index.key[follower])
-    if len(order) < len(active):
-        for cycle in cycles(before):
-            request.problem(
-                "E-CYCLE",
-                cycle[0],
-                f"each of these comes before itself: {' -> '.join((*cycle, cycle[0]))}",
-                "drop one of them, and report it to their authors",
-            )
     return order
 
 
@@ -121,7 +150,9 @@ def _result(
     applied = tuple(patch for name in order for patch in owned[name])
     # What nobody asked for is not worth a line: a feature that is on by default and above the level.
     shown = tuple(
-        held[name] for name in sorted(held) if held[name].flag or f"fallback of {name}" in why.values()
+        held[name]
+        for name in sorted(held)
+        if held[name].flag or held[name].broken or f"fallback of {name}" in why.values()
     )
     plan = Plan(
         features=tuple(features),
@@ -133,8 +164,18 @@ def _result(
         level=request.level,
         mode=request.mode,
         arguments=dict(sorted(arguments.items())),
+        notes=tuple(collect_notes(request, order)),
+        stated_order=tuple(_stated(request, order)),
     )
     return replace(plan, digest=_digest(plan, request.index.per_rank))
+
+
+def _stated(request: Request, order: Sequence[str]) -> Iterator[str]:
+    """Return which of the active features come before others because one of the two says so."""
+    classes, place = request.index.classes, {name: position for position, name in enumerate(order)}
+    for second in (name for name in order if request.index.stated[name]):
+        for first in sorted(request.index.stated[second] & place.keys(), key=place.__getitem__):
+            yield f"{first} comes before {second} (says {who_states(first, second, classes)})"
 
 
 def _digest(plan: Plan, per_rank: Iterable[str]) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from mindspeed_core.discovery.entry_points import describe
+from collections.abc import Iterable
+
 from mindspeed_core.feature import Feature, Requirement
 from mindspeed_core.resolver.plan import HeldBack
+from mindspeed_core.resolver.remedies import to_ask_for, to_meet
 from mindspeed_core.resolver.request import Request, condition_text, parenthesized
 from mindspeed_core.resolver.requirements import unmet
 
@@ -19,11 +21,11 @@ class Selection:
         taken: those of `held` whose part another feature does.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, left_out: Iterable[HeldBack] = ()) -> None:
         self.request = request
         self.classes = request.index.classes
         self.why: dict[str, str] = {}
-        self.held: dict[str, HeldBack] = {}
+        self.held: dict[str, HeldBack] = {held.name: held for held in left_out}
         self.failed: set[str] = set()
         self.taken: set[str] = set()
 
@@ -39,17 +41,28 @@ class Selection:
     def _requested(self) -> list[str]:
         requested = []
         for name, cls in self.classes.items():
+            if name in self.held:
+                continue
             try:
                 if cls.enabled(self.request.args):
                     requested.append(name)
-            except Exception as error:
-                self.request.problem(
-                    "E-ENABLED",
-                    name,
-                    f"it cannot say whether it is asked for: {describe(error)}",
-                    "check the values of its flags, or report it to its authors",
-                )
+            except (Exception, SystemExit) as error:
+                why = self.request.failure(name, "enabled()", error)
+                if self.request.flag_of(name):
+                    self._fail(name, "E-ENABLED", why, self.request.ways_out(name))
+                else:
+                    self.held[name] = HeldBack(name, why, remedy=self.request.ways_out(name), broken=True)
         return requested
+
+    def unasked(self, name: str) -> list[str]:
+        """Return a feature and those that switch it on, where no flag asks for any of them; else nothing."""
+        chain = [name]
+        while not self.request.flag_of(chain[-1]):
+            cause = self.why.get(chain[-1], "default")
+            if cause == "default":
+                return chain
+            chain.append(cause.removeprefix("implied by ").removeprefix("fallback of "))
+        return []
 
     def _activate(self, name: str, why: str) -> bool:
         """Activate a feature unless level, mode or platform are against it; True when it is active."""
@@ -162,7 +175,8 @@ class Selection:
             wanted = condition_text(requirement)
             shown = self.request.shown(requirement.flag)
             reason = f"needs {wanted}{parenthesized(requirement.reason)}; it is {shown}"
-            self._fail(name, "E-REQUIRES", reason, f"set {wanted}")
+            remedy = to_meet(requirement, self.request.index.flags.get(requirement.flag))
+            self._fail(name, "E-REQUIRES", reason, remedy)
 
     def _require_feature(self, name: str, requirement: Requirement) -> None:
         wanted = requirement.feature
@@ -186,7 +200,7 @@ class Selection:
             reason = f"needs {wanted}{why}, which is not active: {held.reason}"
             self._fail(name, "E-REQUIRES", reason, drop)
         else:
-            self._fail(name, "E-REQUIRES", f"needs {wanted}{why}", self._how_to_ask(wanted))
+            self._fail(name, "E-REQUIRES", f"needs {wanted}{why}", to_ask_for(self.classes[wanted]))
 
     def _require_any(self, name: str, requirement: Requirement) -> None:
         choices = requirement.any_of
@@ -196,13 +210,9 @@ class Selection:
         if not installed:
             self._missing(name, choices[0], requirement.reason)
             return
-        ways = ", or ".join(self._how_to_ask(choice) for choice in installed)
+        ways = ", or ".join(to_ask_for(self.classes[choice]) for choice in installed)
         reason = f"needs one of {', '.join(choices)}{parenthesized(requirement.reason)}"
         self._fail(name, "E-REQUIRES", reason, ways)
-
-    def _how_to_ask(self, name: str) -> str:
-        flags = self.classes[name].flags
-        return f"add {flags[0].name}" if flags else f"switch {name} on"
 
     def _take_over(self) -> None:
         """Hold back what an active feature does as well; requirements on it were followed before."""

@@ -8,6 +8,7 @@ import click
 
 from mindspeed_core.terminal.tables import print_table
 from mindspeed_core.terminal.training_flags import Planned
+from mindspeed_core.terminal.wrapped import say
 
 
 def chosen_by_presets(planned: Planned) -> dict[str, dict[str, Any]]:
@@ -23,21 +24,25 @@ def print_plan(planned: Planned) -> None:
     """Print a plan for a reader."""
     plan = planned.plan
     click.echo(f"host {plan.host}, optimization level {plan.level}")
-    click.echo(planned.provenance["platform"])
+    say(planned.provenance["platform"], hang=4)
     if plan.features:
         rows = [
             (index, f.name, f.family, f.level, f"{f.dist} {f.version}", f.why)
             for index, f in enumerate(plan.features, start=1)
         ]
         click.echo()
-        print_table(("#", "active", "family", "level", "package", "why"), rows)
+        print_table(("#", "active", "family", "level", "package", "why"), rows, heading=(1,))
     else:
         click.echo("no feature is active")
+    if plan.stated_order:
+        click.echo("\norder:")
+        for stated in plan.stated_order:
+            click.echo(f"  {stated}")
     if plan.held_back:
         click.echo("\nheld back:")
         for held in plan.held_back:
             flag = f" ({held.flag})" if held.flag else ""
-            click.echo(f"  {held.name}{flag}: {held.reason}")
+            say(f"{held.name}{flag}: {held.reason}", indent=2, hang=2)
             if held.remedy:
                 click.echo(f"    -> {held.remedy}")
     if plan.slots:
@@ -47,10 +52,14 @@ def print_plan(planned: Planned) -> None:
     if plan.patches:
         click.echo("\npatches:")
         for patch in plan.patches:
-            click.echo(f"  {patch.kind} {patch.target} by {patch.owner}: {patch.reason}")
+            say(f"{patch.kind} {patch.target} by {patch.owner}: {patch.reason}", indent=2, hang=2)
     presets = chosen_by_presets(planned)
     if presets:
         click.echo("\nset by presets:")
         for dest, chosen in presets.items():
             click.echo(f"  {dest} = {chosen['value']} ({chosen['from']})")
+    if plan.notes:
+        click.echo("\nnotes:")
+        for note in plan.notes:
+            click.echo(f"  {note}")
     click.echo(f"\ndigest {plan.digest}")

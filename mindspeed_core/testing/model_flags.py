@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mindspeed_core.megatron.data_source import SLOT
+from mindspeed_core.registry import Registry
+
 SMALL_GPT = (
     *("--num-layers", "4"),
     *("--hidden-size", "64"),
@@ -28,9 +31,28 @@ SMALL_GPT = (
     *("--num-workers", "0"),
     *("--eval-iters", "0"),
 )
-"""4 layers of width 64, 32 tokens, 4 samples a step, no dropout, float32, Adam."""
+"""The model and the training on both sides of a proof, before the flags of the side itself, which win.
+
+4 layers of width 64 with 4 heads, sequences of 32 tokens out of a vocabulary of 128, 4 samples a step in
+micro-batches of one, no dropout, float32, Adam at a constant learning rate. The samples are megatron-core's
+mock data, drawn from the seed: both sides see the same ones in the same order. The feature's side starts from
+the parameters of the baseline, in whatever layout.
+"""
 
 
-def training_flags(flags: Sequence[str], train_iters: int) -> list[str]:
-    """Build the command line of one side: the small GPT, then ``flags`` (which win), then the steps."""
-    return [*SMALL_GPT, *flags, "--train-iters", str(train_iters)]
+def training_flags(flags: Sequence[str], train_iters: int, registry: Registry | None = None) -> list[str]:
+    """Build the command line of one side: the small GPT, then ``flags`` (which win), then the steps.
+
+    Its made-up samples make room for data that a flag brings.
+
+    Args:
+        flags: further flags.
+        train_iters: steps.
+        registry: what is installed, by default what the environment has.
+    """
+    found = registry or Registry.discover()
+    given = {flag.partition("=")[0] for flag in flags}
+    sources = [record.cls for record in found.features.values() if SLOT in record.cls.slots]
+    brings = any(given.intersection(flag.options) for feature in sources for flag in feature.flags)
+    model = [flag for flag in SMALL_GPT if flag != "--mock-data" or not brings]
+    return [*model, *flags, "--train-iters", str(train_iters)]

@@ -26,8 +26,9 @@ MODULES = (
     "mindspeed_core.activation",
     "mindspeed_core.platforms.cpu",
     "mindspeed_core.testing.canonical",
-    "mindspeed_core.testing.communication",
-    "mindspeed_core.testing.memory",
+    "mindspeed_core.instruments.communication",
+    "mindspeed_core.instruments.kept_state",
+    "mindspeed_core.instruments.memory",
     "mindspeed_core.testing.training",
 )
 

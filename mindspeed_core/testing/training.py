@@ -21,11 +21,11 @@ from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.worlds import run_world
 
 if TYPE_CHECKING:
+    from mindspeed_core.instruments.communication import Total
+    from mindspeed_core.instruments.memory import TensorBytes
     from mindspeed_core.registry import Registry
     from mindspeed_core.run import OptimizerStep, Run
     from mindspeed_core.testing.canonical import CanonicalState
-    from mindspeed_core.testing.communication import Total
-    from mindspeed_core.testing.memory import TensorBytes
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def train_side(
         WorldError: a rank failed; the message shows its error.
     """
     # The same on every side, whatever it measures: schedules depend on the length of a run.
-    command = training_flags(flags, steps + 1 + _TIMED_STEPS_AT_MOST)
+    command = training_flags(flags, steps + 1 + _TIMED_STEPS_AT_MOST, _registry(declarations))
     if timed_steps > _TIMED_STEPS_AT_MOST:
         raise ValueError(f"timed_steps {timed_steps}: at most {_TIMED_STEPS_AT_MOST}")
     request = SideRequest(
@@ -243,8 +243,9 @@ class _Timed:
 
 
 def _measure(run: Run, steps: _Steps, probe: GradientProbe) -> _Measured:
-    from mindspeed_core.testing.communication import COLLECTIVES, count_communication
-    from mindspeed_core.testing.memory import TensorBytes, state_bytes
+    from mindspeed_core.instruments.communication import COLLECTIVES, count_communication
+    from mindspeed_core.instruments.kept_state import state_bytes
+    from mindspeed_core.instruments.memory import TensorBytes
 
     run.metrics.clear()
     with ExitStack() as stack:

@@ -44,6 +44,16 @@ def test_each_relation_is_one_line_and_a_mutual_conflict_is_drawn_once():
     ]
 
 
+def test_what_comes_before_another_is_drawn_like_what_comes_after_it():
+    class First(User):
+        requires, after, conflicts = (), (), ()
+        before = ("base", "absent")
+
+    assert [
+        (e.source, e.target) for e in graph_of({"base": Base, "first": First}).edges if e.kind == "after"
+    ] == [("base", "first")]
+
+
 def test_lines_to_features_that_are_not_drawn_are_left_out():
     assert {e.target for e in graph_of({"user": User}).edges} == {"--seed"}
 
@@ -101,3 +111,15 @@ def test_with_flags_only_the_plan_is_drawn(features, install):
 
     assert "thing-a" in output
     assert "thing-b" not in output
+
+
+def test_a_slot_with_the_name_of_a_feature_is_a_node_of_its_own():
+    class Filling(Feature):
+        name = "norm"
+        family = "one"
+        slots = ("norm",)
+
+    graph = graph_of({"norm": Filling})
+
+    assert as_mermaid(graph).splitlines()[-2:] == ['  n1(["slot norm"])', "  n0 --- n1"]
+    assert '"norm" -> "slot norm" [' in as_dot(graph)

@@ -26,6 +26,7 @@ def test_an_installed_feature_is_listed_with_its_flag_package_and_platforms(feat
         "0.1.0",
         "cpu",
         "npu",
+        *"A feature for tests".split(),
     ]
 
 

@@ -56,6 +56,29 @@ def test_a_value_that_a_preset_chose_is_shown_with_its_origin(features, install)
     assert "seed = 4321 (preset thing-a)" in output
 
 
+NOTING = """
+before = ("thing-b",)
+
+@classmethod
+def notes(cls, args):
+    return [f"seed {args.seed} is as good as any"]
+"""
+
+
+def test_notes_and_stated_order_are_printed_and_part_of_the_json(features, install):
+    install("pack-a", feature_source("thing-a", NOTING))
+    install("pack-b", feature_source("thing-b"))
+    flags = ("--platform", "cpu", "--", "--thing-a", "--thing-b", "--seed", "7")
+
+    output = features("plan", *flags).output
+    data = json.loads(features("plan", "--json", *flags).output)
+
+    assert "order:\n  thing-a comes before thing-b (says thing-a)" in output
+    assert "notes:\n  thing-a: seed 7 is as good as any" in output
+    assert data["notes"] == ["thing-a: seed 7 is as good as any"]
+    assert data["stated_order"] == ["thing-a comes before thing-b (says thing-a)"]
+
+
 def test_all_problems_are_reported_at_once_with_remedies(features, install):
     install(
         "pack-a", feature_source("thing-a", 'requires = (Requirement(feature="thing-b", reason="its base"),)')

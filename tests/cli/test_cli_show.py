@@ -95,3 +95,36 @@ def test_a_broken_feature_says_what_is_wrong_with_it(features, install):
     assert result.exit_code == 1
     assert "'nrom'" in result.output
     assert "did you mean 'norm'" in result.output
+
+
+ADOPTING = """
+before = ("other",)
+replaces_roles = ("final_layernorm",)
+flags = (
+    Flag("--thing-b", help="Ask for it."),
+    Flag("--optimizer", type=str, choices=("lion",), help="Signs of the momentum."),
+    Flag("--seed", type=int, default=4, help="A good one."),
+)
+"""
+
+
+def test_an_adopted_flag_shows_what_its_owner_says_and_what_the_feature_adds(features, install):
+    install("pack-b", feature_source("thing-b", ADOPTING))
+
+    lines = features("show", "thing-b").output.splitlines()
+    optimizer = next(line for line in lines if line.startswith("--optimizer "))
+    seed = next(line for line in lines if line.startswith("--seed "))
+
+    assert "adam" in optimizer
+    assert "lion" in optimizer
+    assert "(host standalone) Signs of the momentum." in optimizer
+    assert "1234; 4 with thing-b" in seed
+
+
+def test_what_it_comes_before_and_which_modules_it_replaces_is_shown(features, install):
+    install("pack-b", feature_source("thing-b", ADOPTING))
+
+    output = features("show", "thing-b").output
+
+    assert "comes before:\n  other" in output
+    assert "replaces modules with the roles:\n  final_layernorm" in output

@@ -1,12 +1,15 @@
-"""Tables: columns in a pipe, drawn on a wide terminal, never with words cut in pieces on a narrow one."""
+"""Tables and text: columns in a pipe, drawn on a wide terminal, whole words on a narrow one."""
 
 from __future__ import annotations
 
 import sys
 
 import pytest
+from made_packages import feature_source
+from rich.cells import cell_len
 
 from mindspeed_core.terminal.tables import print_table
+from mindspeed_core.terminal.wrapped import say, wrap
 
 ROWS = [("flash-attn", "--use-flash-attn", "[npu] 0.1"), ("x", "--y", "")]
 
@@ -31,6 +34,12 @@ def test_a_pipe_gets_aligned_columns(capsys):
     ]
 
 
+def test_wide_characters_count_double_in_the_columns_of_a_pipe(capsys):
+    print_table(("name", "meaning"), [("注意力", "a"), ("norm", "b")])
+
+    assert capsys.readouterr().out.splitlines() == ["name    meaning", "注意力  a", "norm    b"]
+
+
 def test_a_wide_terminal_gets_a_drawing_with_brackets_left_alone(capsys, terminal):
     terminal(100)
 
@@ -42,9 +51,71 @@ def test_a_wide_terminal_gets_a_drawing_with_brackets_left_alone(capsys, termina
     assert "Features" in output
 
 
-def test_a_narrow_terminal_gets_whole_words(capsys, terminal):
+def test_a_narrow_terminal_gets_a_paragraph_a_row_with_whole_words(capsys, terminal):
     terminal(24)
 
     print_table(("name", "flag", "package"), ROWS)
 
-    assert "flash-attn  --use-flash-attn  [npu] 0.1" in capsys.readouterr().out.splitlines()
+    assert capsys.readouterr().out.splitlines() == [
+        "flash-attn",
+        "    flag:",
+        "    --use-flash-attn;",
+        "    package: [npu] 0.1",
+        "x",
+        "    flag: --y",
+    ]
+
+
+def test_the_columns_that_head_a_paragraph_are_not_repeated_in_it(capsys, terminal):
+    terminal(20)
+
+    print_table(("#", "name", "why"), [(1, "flash-attn", "a-very-long-reason")], heading=(1,))
+
+    assert capsys.readouterr().out.splitlines() == [
+        "flash-attn",
+        "    #: 1; why:",
+        "    a-very-long-reas",
+        "    on",
+    ]
+
+
+@pytest.mark.parametrize("columns", [24, 40, 80, 120])
+def test_list_fits_the_terminal(features, install, monkeypatch, capsys, columns):
+    summary = (
+        "按专家编号计算每个词元的权重，并且在所有张量并行的进程之间求和，然后再除以词元的总数与并行规模的乘积"
+    )
+    source = feature_source("wide-thing", "platforms = ('cpu',)").replace("A feature for tests", summary)
+    install(
+        "wide-pack", source + 'DECLARATIONS += (ExtensionPoint("a.spot", "pack_a.spots", "Spots " * 30),)'
+    )
+    install("bad-pack", "raise RuntimeError('no such driver, ' + 'and no other one ' * 9)")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+
+    from mindspeed_core.cli.features import main
+
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.split("\nbroken:\n")
+    assert [line for line in lines[0].splitlines() if cell_len(line) > columns] == []
+    # A remedy is a command to copy: it stays in one piece.
+    said = [line for line in lines[1].splitlines() if not line.lstrip().startswith("->")]
+    assert [line for line in said if cell_len(line) > columns] == []
+
+
+def test_text_is_wrapped_between_words_and_between_wide_characters():
+    assert wrap("one two three", 7) == ["one two", "three"]
+    assert wrap("权重 weight权重", 6) == ["权重", "weight", "权重"]
+    assert wrap("权重权重权", 6) == ["权重权", "重权"]
+
+
+def test_a_paragraph_hangs_on_a_terminal_and_is_one_line_in_a_pipe(capsys, terminal):
+    say("one two three four", indent=2, hang=4)
+    terminal(16)
+    say("one two three four", indent=2, hang=4)
+
+    assert capsys.readouterr().out.splitlines() == [
+        "  one two three four",
+        "  one two three",
+        "      four",
+    ]

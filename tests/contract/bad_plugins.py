@@ -52,6 +52,12 @@ DECLARATIONS = (
     sound("bad-twice", verify=(Scenario("one", ("--bad-twice",)), Scenario("one", ("--bad-twice",)))),
     sound("bad-both-sides", verify=(Scenario("x", ("--bad-both-sides",), ("--bad-both-sides",)),)),
     sound("bad-flags", verify=(Scenario("x", ("--bad-flags", "--bad-flaggs")),)),
+    sound("bad-enabled", enabled=classmethod(lambda cls, args: args.num_layres > 1)),
+    sound("bad-presets", presets=classmethod(lambda cls, args: {"seed": args.no_such_seed})),
+    sound("bad-preset", presets=classmethod(lambda cls, args: {"seed": 5})),
+    sound("bad-notes", notes=classmethod(lambda cls, args: [args.no_such_heads])),
+    sound("bad-init", __init__=lambda self, size: None),
+    sound("bad-before", before=("bad-nothin",)),
 )
 
 def kept(function):
@@ -90,8 +96,31 @@ def prepare_process_with_attribute(self):
     torch.nn.functional.dropout = lambda *args, **kwargs: self._dropout(*args, **kwargs)
     return (yield)
 
+@hookimpl(wrapper=True)
+def train_step_in_two(self):
+    result = yield
+    yield
+    return result
+
+@hookimpl(wrapper=True)
+def build_layer_spec(self, session):
+    spec = yield
+    from mindspeed_core.layer_spec import SpecEditor
+    editor = SpecEditor(spec, owner=self.name, session=session)
+    editor.replace(("final_layernorm", "fc1"), lambda site: site.spec)
+    editor.replace("proj", lambda site: site.spec, wrap=True)
+    return editor.spec
+
 DECLARATIONS = (
     sound("bad-quiet"),
+    sound("bad-roles", build_layer_spec=build_layer_spec, replaces_roles=("mlp.fc1",)),
+    sound(
+        "bad-role-name",
+        build_layer_spec=build_layer_spec,
+        slots=("norm",),
+        replaces_roles=("fc_1", "fc1"),
+    ),
+    sound("bad-second-yield", train_step=train_step_in_two),
     sound("bad-leak", train_step=train_step),
     sound("bad-environment", prepare_process=prepare_process),
     sound("bad-attribute", prepare_process=prepare_process_with_attribute),
@@ -104,7 +133,7 @@ PAGE = (
     "--bad-nothing --bad-page --bad-lost-page --bad-help --bad-platform --bad-fallback --bad-requirement "
     "--bad-conflict --bad-name --bad-hidden --bad-level --bad-patch --bad-proofless --bad-idle-proof "
     "--bad-twice --bad-both-sides --bad-flags --bad-leak --bad-environment --bad-attribute --bad-model "
-    "--bad-proof --bad-quiet"
+    "--bad-proof --bad-quiet --bad-enabled --bad-presets --bad-preset --bad-notes --bad-init --bad-before"
 )
 
 PLATFORM = """
@@ -169,6 +198,23 @@ DECLARATIONS = ()
 """
 
 
+LOAD = """
+@hookimpl(wrapper=True)
+def train_step(self, run):
+    return None
+
+DECLARATIONS = (
+    sound("bad-load", sumary="x"),
+    sound("bad-flag", flag="--bad-flag"),
+    sound("bad-slot", slot="norm"),
+    sound("bad-yield", train_step=train_step),
+    sound("bad-same-flag", flags=(Flag("--bad-nothing", type=int, help="Another one."),)),
+    sound("bad-behind", before=("bad-ahead",)),
+    sound("bad-ahead", before=("bad-behind",)),
+)
+"""
+
+
 def install(site: Path) -> None:
     """Write every distribution into a folder that is put on the path."""
     _package(
@@ -191,7 +237,8 @@ def install(site: Path) -> None:
         {
             "platforms.py": PLATFORM,
             "commands.py": "import click\n\ndef plain():\n    pass\n\n"
-            "@click.command()\ndef mute():\n    pass\n",
+            "@click.command()\ndef mute():\n    pass\n\n"
+            "@click.command(help='Help.')\n@click.option('--traceback')\ndef shadowed(**_):\n    pass\n",
         },
         {
             "mindspeed.platforms": {
@@ -203,6 +250,11 @@ def install(site: Path) -> None:
             "mindspeed.commands": {
                 "plain": "bad_providers.commands:plain",
                 "mute": "bad_providers.commands:mute",
+            },
+            "mindspeed.train_commands": {
+                "sample": "bad_providers.commands:plain",
+                "--loud": "bad_providers.commands:mute",
+                "shadowed": "bad_providers.commands:shadowed",
             },
         },
         requires=("mindspeed-core",),
@@ -223,7 +275,7 @@ def install(site: Path) -> None:
     _package(
         site,
         "bad-load",
-        {"declared.py": HEAD + "DECLARATIONS = (sound('bad-load', sumary='x'),)\n"},
+        {"declared.py": HEAD + LOAD},
         {"mindspeed.features": {"load": "bad_load.declared:DECLARATIONS"}},
     )
     _package(

@@ -65,6 +65,10 @@ def checks(site):
         ("host-declared[absent]", "No module named 'bad_providers.nowhere'"),
         ("command-declared[plain]", "not a click command"),
         ("command-declared[mute]", "it has no help"),
+        ("command-declared[mindspeed-train sample]", "has a command 'sample' of its own"),
+        ("command-declared[mindspeed-train sample]", "not a click command"),
+        ("command-declared[mindspeed-train --loud]", "'--loud' is no word"),
+        ("command-declared[mindspeed-train shadowed]", "--traceback never reaches it"),
         ("requires-the-core[bad-heavy]", "does not require the core"),
         ("requires-the-core[bad-providers]", "of any version"),
         ("declarations-are-light[bad-heavy]", "imports numpy"),
@@ -77,6 +81,18 @@ def checks(site):
         ("extensible-as-declared[bad-extensible]", "extension point bad.point has no summary"),
         ("extensible-as-declared[bad-extensible]", "its check bad_extensible.declared:absent"),
         ("loads[bad-load]", "unknown attribute 'sumary'"),
+        ("loads[bad-load]", "did you mean 'flags'?"),
+        ("loads[bad-load]", "did you mean 'slots'?"),
+        ("loads[bad-load]", "feature bad-yield is broken: stage 'train_step': its wrapper has no yield"),
+        ("loads[bad-load]", "feature bad-same-flag is broken: flag --bad-nothing means different things"),
+        ("loads[bad-load]", "bad-ahead comes before bad-behind (says bad-ahead)"),
+        ("names-known[bad-before]", "did you mean 'bad-nothing'?"),
+        ("answers[bad-enabled]", "its enabled() fails in bad-features 1.0: AttributeError"),
+        ("answers[bad-enabled]", "getattr(args, name, default)"),
+        ("answers[bad-presets]", "its presets() fails in bad-features 1.0: AttributeError"),
+        ("answers[bad-preset]", "it presets seed although nobody asks for it"),
+        ("answers[bad-notes]", "its notes() fails in bad-features 1.0: AttributeError"),
+        ("answers[bad-init]", "its __init__() fails in bad-features 1.0: TypeError"),
     ],
 )
 def test_a_rule_about_declarations_bites_and_names_the_remedy(checks, check, words):
@@ -93,6 +109,12 @@ def test_a_rule_about_declarations_bites_and_names_the_remedy(checks, check, wor
         ("closes-clean[bad-environment]", "environment variable BAD_VARIABLE changed"),
         ("closes-clean[bad-attribute]", "torch.nn.functional.dropout is another object"),
         ("closes-clean[bad-model]", "RuntimeError: no model today"),
+        (
+            "closes-clean[bad-second-yield]",
+            "feature 'bad-second-yield' of bad-sessions 1.0: its wrapper of stage 'train_step' yields a",
+        ),
+        ("roles-stated[bad-roles]", 'write slots = ("norm",) or replaces_roles = ("final_layernorm",)'),
+        ("roles-stated[bad-role-name]", "did you mean 'fc1'?"),
         ("platform-trains[spilling]", "torch.spilled is new"),
         ("proof[bad-proof, same]", "FAILED"),
     ],
@@ -104,10 +126,18 @@ def test_a_rule_about_sessions_bites_and_shows_what_it_saw(checks, check, words)
     assert words in str(caught.value)
 
 
+def test_a_role_that_is_stated_or_contained_is_no_violation(checks):
+    with pytest.raises(Violation) as caught:
+        checks["roles-stated[bad-roles]"]()
+
+    assert "fc1" not in str(caught.value)
+    assert "proj" not in str(caught.value)
+
+
 def test_what_is_sound_beside_bad_features_passes(checks):
     passed = [check for name, check in checks.items() if name.endswith("[bad-quiet]")]
 
-    assert len(passed) == 8
+    assert len(passed) == 9
     for check in passed:
         check()
 

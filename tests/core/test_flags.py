@@ -200,6 +200,20 @@ def test_a_feature_extends_the_choices_of_a_host_flag():
     assert "lion: lion" in flags.format_help()
 
 
+def test_the_help_of_an_adopted_flag_has_what_its_owner_and_the_features_say():
+    def adopting(name, text, **options):
+        return feature(name, flags=(Flag(f"--{name}"), Flag("--window", type=int, help=text, **options)))
+
+    shown = " ".join(
+        flags_with(adopting("wide", "Wider.", default=8), adopting("a", "Any."), adopting("b", "Any."))
+        .format_help()
+        .split()
+    )
+    assert "(a, b: Any.)" in shown
+    assert "(wide: Wider.; default 8)" in shown
+    assert "(default: 0)" in shown
+
+
 def test_a_features_other_default_holds_only_while_it_is_asked_for():
     window = feature("wide", flags=(Flag("--wide"), Flag("--window", type=int, default=8)))
     assert parse("", window).args.window == 0
@@ -239,13 +253,14 @@ def test_two_presets_that_disagree_are_a_problem():
     problem = only(parse("", preset("a", 1), preset("b", 2)))
     assert problem.code == "E-PRESET"
     assert "a presets hidden_size to 1" in problem.reason
+    assert problem.remedy == "give --hidden-size yourself, for instance 1 or 2"
 
 
 def test_a_preset_that_fails_is_a_problem_of_its_feature():
     def presets(cls, args):
         raise KeyError("oops")
 
-    problem = only(parse("", feature("a", presets=classmethod(presets))))
+    problem = only(parse("--a", feature("a", presets=classmethod(presets))))
     assert (problem.code, problem.feature) == ("E-PRESET", "a")
 
 
@@ -253,7 +268,7 @@ def test_a_preset_of_a_destination_nobody_defines_is_a_problem():
     def presets(cls, args):
         return {"hiden_size": 1}
 
-    assert "hiden_size" in only(parse("", feature("a", presets=classmethod(presets)))).reason
+    assert "hiden_size" in only(parse("--a", feature("a", presets=classmethod(presets)))).reason
 
 
 def test_a_preset_above_the_optimization_level_does_not_apply():

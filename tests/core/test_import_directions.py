@@ -65,6 +65,12 @@ def test_nothing_imports_the_programs_but_their_entry():
     assert edges("mindspeed_core", "mindspeed_core.cli", but=("mindspeed_core.train",)) == []
 
 
+def test_instruments_measure_without_the_tools_of_proofs():
+    above = ("activation", "cli", "hosts", "launch", "session", "terminal", "testing")
+
+    assert [e for name in above for e in edges("mindspeed_core.instruments", f"mindspeed_core.{name}")] == []
+
+
 @pytest.mark.parametrize("plugin", PLUGINS)
 def test_a_plugin_imports_neither_programs_nor_hosts(plugin):
     # Proofs on the fake NPU train with the standalone host.

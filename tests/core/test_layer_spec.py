@@ -22,6 +22,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from mindspeed_core.layer_spec import NORM_ROLES, LayerSpecError, SpecEditor
+from mindspeed_core.runtime.placements import Roles
 
 
 class Norm:
@@ -41,9 +42,11 @@ class Placements:
 
     def __init__(self):
         self.counts = {}
+        self.roles = Roles()
 
-    def place(self, owner, count):
+    def place(self, owner, count, **roles):
         self.counts[owner] = self.counts.get(owner, 0) + count
+        self.roles.add(**roles)
 
 
 def config(**changes):
@@ -227,6 +230,22 @@ def test_the_session_counts_what_was_placed():
     session = Placements()
     SpecEditor(block(), owner="a", session=session).replace("core_attention", Attention)
     assert session.counts == {"a": 4}
+
+
+def test_the_session_knows_the_roles_that_were_sought_and_replaced():
+    session = Placements()
+    editor = SpecEditor(moe_block()[1], owner="a", session=session)
+    editor.replace(("experts.fc1", "enorm"), Attention)
+    assert session.roles.sought == {"experts.fc1", "enorm"}
+    assert session.roles.replaced == {"layer.mlp.experts.fc1"}
+    assert {"core_attention", "fc2", "router"} <= session.roles.there
+
+
+def test_what_contains_the_module_that_was_there_replaces_no_role():
+    session = Placements()
+    editor = SpecEditor(block(), owner="a", session=session)
+    editor.replace("core_attention", lambda site: ModuleSpec(Attention, params={"inner": 1}), wrap=True)
+    assert session.roles.replaced == set()
 
 
 def test_params_that_cannot_be_copied_are_refused_with_the_way_out():

@@ -66,24 +66,67 @@ def test_a_generator_that_fails_is_broken_and_keeps_nothing_back_from_others():
     assert only_broken(registry).error == "ImportError: no such library"
 
 
-def test_two_features_with_one_name_are_both_broken_and_name_both_distributions():
+def test_a_name_of_two_packages_breaks_the_later_one_and_names_both():
     registry = Registry.of_distributions(
-        {"one": ("1.0", (feature("same", flags=()),)), "two": ("2.1", (feature("same", flags=()),))}
+        {"two": ("2.1", (feature("same", flags=()),)), "one": ("1.0", (feature("same", flags=()),))}
     )
+    assert registry.features["same"].dist == "one"
+    error = only_broken(registry).error
+    assert "one 1.0" in error
+    assert "two 2.1" in error
+
+
+def test_a_name_that_one_package_declares_twice_is_used_by_nobody():
+    registry = Registry.of((feature("same", flags=()), feature("same", flags=())))
     assert not registry.features
     assert len(registry.broken) == 2
-    assert all("one 1.0" in b.error and "two 2.1" in b.error for b in registry.broken)
 
 
-def test_one_flag_with_two_meanings_breaks_both_features_and_names_both():
+def test_a_flag_of_two_packages_breaks_the_later_one_and_names_both():
     registry = Registry.of_distributions(
         {
-            "one": ("1", (feature("a", flags=(Flag("--depth", type=int),)),)),
             "two": ("1", (feature("b", flags=(Flag("--depth", type=str),)), feature("c"))),
+            "one": ("1", (feature("a", flags=(Flag("--depth", type=int),)),)),
+        }
+    )
+    assert set(registry.features) == {"a", "c"}
+    broken = only_broken(registry)
+    assert (broken.dist, broken.feature) == ("two", "b")
+    assert "a (one 1)" in broken.error
+    assert "b (two 1)" in broken.error
+
+
+def test_a_published_flag_stays_with_the_package_it_belongs_to():
+    registry = Registry.of_distributions(
+        {
+            "acme": ("1", (feature("a", flags=(Flag("--use-flash-attn", type=int),)),)),
+            "mindspeed_kernels": ("1", (feature("flash-attn", flags=(Flag("--use-flash-attn"),)),)),
+        }
+    )
+    assert list(registry.features) == ["flash-attn"]
+
+
+def test_a_flag_with_two_meanings_in_one_package_is_used_by_nobody_of_it():
+    registry = Registry.of_distributions(
+        {
+            "one": (
+                "1",
+                [feature(n, flags=(Flag("--depth", type=k),)) for n, k in (("a", int), ("b", str))],
+            ),
+            "two": ("1", (feature("c", flags=(Flag("--depth", type=float),)),)),
         }
     )
     assert list(registry.features) == ["c"]
-    assert all("a (one 1)" in b.error and "b (two 1)" in b.error for b in registry.broken)
+
+
+def test_a_broken_feature_takes_no_flag_from_a_sound_one():
+    registry = Registry.of_distributions(
+        {
+            "one": ("1", (feature("a", slots=("nrm",), flags=(Flag("--depth", type=int),)),)),
+            "two": ("1", (feature("b", flags=(Flag("--depth", type=str),)),)),
+        }
+    )
+    assert list(registry.features) == ["b"]
 
 
 def test_one_flag_with_one_meaning_may_be_declared_twice():
@@ -123,6 +166,24 @@ def test_a_stage_that_does_not_exist_is_refused_with_a_suggestion():
     )
 
 
+def test_a_wrapper_without_a_yield_is_broken():
+    @hookimpl(wrapper=True)
+    def build_model(self, session):
+        return None
+
+    error = only_broken(Registry.of((feature("x", build_model=build_model),))).error
+    assert error.startswith("stage 'build_model': its wrapper has no yield")
+
+
+def test_an_implementation_that_yields_without_being_a_wrapper_is_broken():
+    @hookimpl
+    def build_model(self, session):
+        return (yield)
+
+    error = only_broken(Registry.of((feature("x", build_model=build_model),))).error
+    assert "mark it @hookimpl(wrapper=True)" in error
+
+
 def test_an_argument_the_stage_does_not_offer_is_refused_and_the_offer_listed():
     @hookimpl(wrapper=True)
     def build_model(self, session, modl_config):
@@ -152,6 +213,29 @@ def test_a_cycle_over_requires_and_after_breaks_the_features_on_it_and_prints_it
     assert list(registry.features) == ["d"]
     assert {b.feature for b in registry.broken} == {"a", "b", "c"}
     assert all("a -> b -> c -> a" in b.error or "a -> c -> b -> a" in b.error for b in registry.broken)
+
+
+def test_statements_of_order_that_contradict_each_other_name_both_and_break_the_later_package():
+    registry = Registry.of_distributions(
+        {
+            "one": ("1", (feature("a", before=("b",)), feature("c", requires=(Requirement(feature="a"),)))),
+            "two": ("1", (feature("b", before=("a",)),)),
+        }
+    )
+    assert set(registry.features) == {"a", "c"}
+    error = only_broken(registry).error
+    assert "a comes before b (says a)" in error
+    assert "b comes before a (says b)" in error
+
+
+def test_a_statement_against_a_requirement_is_no_contradiction():
+    a = feature("a", requires=(Requirement(feature="b"),), before=("b",))
+    assert set(Registry.of((a, feature("b"))).features) == {"a", "b"}
+
+
+@pytest.mark.parametrize(("wrong", "meant"), [("flag", "flags"), ("slot", "slots"), ("requre", "requires")])
+def test_a_misspelled_fact_gets_a_suggestion(wrong, meant):
+    assert f"did you mean '{meant}'?" in only_broken(Registry.of((feature("x", **{wrong: ()}),))).error
 
 
 def test_cycles_finds_a_feature_that_comes_before_itself():

@@ -17,6 +17,7 @@ from mindspeed_core.feature import (
     Flag,
     Patch,
     Requirement,
+    Scenario,
     Slot,
     StageSpecs,
     TakeOver,
@@ -38,7 +39,8 @@ def feature(name, **attributes):
 def plan(line, *declared, platform="cpu", **options):
     registry = Registry.of(declared)
     parsed = flag_set(registry, "").parse(line.split())
-    assert parsed.problems == ()
+    if parsed.problems:
+        raise PlanError(parsed.problems)
     return resolve(
         registry,
         parsed.args,
@@ -46,6 +48,7 @@ def plan(line, *declared, platform="cpu", **options):
         platform=platform,
         host="",
         versions=VERSIONS,
+        left_out=parsed.left_out,
         **options,
     )
 
@@ -89,6 +92,25 @@ def test_after_orders_only_features_that_are_active():
     assert plan("--a", a, b).names == ("a",)
 
 
+def test_before_orders_only_features_that_are_active():
+    b = feature("b", before=("a", "gone"))
+    assert plan("--a --b", feature("a"), b).names == ("b", "a")
+    assert plan("--b", feature("a"), b).names == ("b",)
+
+
+@pytest.mark.parametrize("grid", [{"before": ("flash",)}, {"before": ("other",)}])
+def test_a_feature_comes_before_what_it_requires_where_somebody_says_so(grid):
+    grid = feature("grid", requires=(Requirement(feature="flash", implies=True),), **grid)
+    flash, other = feature("flash"), feature("other", before=("flash",))
+    assert plan("--grid --other", grid, flash, other).names == ("grid", "other", "flash")
+
+
+def test_a_statement_over_a_feature_that_is_not_active_overrules_nothing():
+    grid = feature("grid", requires=(Requirement(feature="flash"),), before=("other",))
+    made = plan("--grid --flash", grid, feature("flash"), feature("other", before=("flash",)))
+    assert made.names == ("flash", "grid")
+
+
 def test_a_requirement_that_implies_switches_the_feature_on():
     a = feature("a", requires=(Requirement(feature="b", implies=True),))
     b = feature("b", requires=(Requirement(feature="c", implies=True),))
@@ -128,6 +150,60 @@ def test_a_requirement_on_a_flag_looks_at_its_value(requirement, good, bad):
     problem = only(f"--a {bad}", a, sizes)
     assert problem.code == "E-REQUIRES"
     assert requirement.flag in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("requirement", "remedy"),
+    [
+        (Requirement(flag="--size"), "set --size N"),
+        (Requirement(flag="--size", equals=4), "set --size 4"),
+        (Requirement(flag="--kind", one_of=("b", "c")), "set --kind b or --kind c"),
+        (Requirement(flag="--kind"), "set --kind a or b or c"),
+        (Requirement(flag="--on"), "add --on"),
+        (Requirement(flag="--no-off", equals=False), "add --no-off"),
+        (Requirement(flag="--elsewhere"), "set --elsewhere VALUE"),
+        (Requirement(feature="measured"), "add --share 0.5"),
+        (Requirement(feature="chosen"), "add --style own"),
+        (Requirement(any_of=("measured", "plain")), "add --share 0.5, or add --plain"),
+    ],
+)
+def test_the_remedy_of_a_requirement_is_what_to_type(requirement, remedy):
+    flags = (
+        Flag("--values"),
+        Flag("--size", type=int),
+        Flag("--kind", type=str, choices=("a", "b", "c")),
+        Flag("--on"),
+        Flag("--no-off", inverts="off"),
+    )
+    proof = Scenario("x", flags=("--plain", "--share", "0.5"))
+    declared = (
+        feature("values", flags=flags),
+        feature("measured", flags=(Flag("--share", type=float),), verify=(proof,)),
+        feature("chosen", flags=(Flag("--style", type=str, choices=("own",)),)),
+        feature("plain"),
+    )
+    assert only("--a", feature("a", requires=(requirement,)), *declared).remedy == remedy
+
+
+@pytest.mark.parametrize(
+    ("conflict", "line", "remedy"),
+    [
+        (Conflict(flag="--on"), "--on", "drop --on"),
+        (Conflict(flag="--kind", equals="a"), "--kind a", "set --kind b or c"),
+        (Conflict(flag="--size", one_of=(3, 4)), "--size 3", "set --size 1"),
+        (Conflict(flag="--name", equals="x"), "--name x", "drop --name"),
+    ],
+)
+def test_the_remedy_of_a_conflict_is_what_to_type(conflict, line, remedy):
+    flags = (
+        Flag("--values"),
+        Flag("--size", type=int, default=1),
+        Flag("--kind", type=str, choices=("a", "b", "c")),
+        Flag("--on"),
+        Flag("--name", type=str),
+    )
+    declared = (feature("a", conflicts=(conflict,)), feature("values", flags=flags))
+    assert only(f"--a {line}", *declared).remedy == f"drop --a, or {remedy}"
 
 
 def test_a_missing_plugin_is_named_with_its_pip_line():
@@ -261,6 +337,32 @@ def test_a_slot_that_only_groups_takes_several():
     assert made.names == ("a", "b")
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "role"),
+    [
+        ({"replaces_roles": ("fc1",)}, {"replaces_roles": ("mlp.fc1",)}, "fc1"),
+        ({"replaces_roles": ("final_layernorm",)}, {"slots": ("norm",)}, "final_layernorm"),
+        ({"slots": ("norm",)}, {"replaces_roles": ("q_layernorm", "k_layernorm")}, "k_layernorm"),
+    ],
+)
+def test_two_features_that_replace_the_same_modules_are_one_problem_naming_both(one, other, role):
+    problem = only("--a --b", feature("a", **one), feature("b", **other))
+    assert problem.code == "E-ROLE"
+    assert problem.reason.startswith("a and b each replace the modules with the role ")
+    assert role in problem.reason
+    assert problem.remedy == "keep one of --a, --b"
+
+
+def test_features_that_replace_other_modules_go_together():
+    a, b = feature("a", replaces_roles=("mlp.fc1",)), feature("b", replaces_roles=("experts.fc1", "fc2"))
+    assert plan("--a --b", a, b, feature("c", slots=("norm",))).names == ("a", "b")
+
+
+def test_features_that_share_a_slot_are_not_reported_by_their_roles_too():
+    both = (feature("a", slots=("norm",)), feature("b", slots=("norm",), replaces_roles=("q_layernorm",)))
+    assert only("--a --b", *both).code == "E-SLOT"
+
+
 @pytest.mark.parametrize("owner", ["a", "b"])
 def test_a_conflict_is_symmetric_and_reported_once(owner):
     other = {"a": "b", "b": "a"}[owner]
@@ -364,9 +466,91 @@ def test_a_check_that_fails_is_a_problem_and_no_traceback():
     assert "ZeroDivisionError" in only("--a", a).reason
 
 
-def test_a_feature_that_cannot_say_whether_it_is_on_is_a_problem():
-    a = feature("a", enabled=classmethod(lambda cls, args: args.nothing))
-    assert only("", a).code == "E-ENABLED"
+def failing(cls, args):
+    raise KeyError("nothing")
+
+
+@pytest.mark.parametrize("method", ["enabled", "presets"])
+def test_a_feature_that_fails_unasked_is_left_out_and_named_with_its_package(method):
+    a = feature("a", **{method: classmethod(failing)})
+    made = plan("--b", a, feature("b"))
+    assert made.names == ("b",)
+    (held,) = made.held_back
+    assert held.name == "a"
+    assert f"its {method}() fails in test 0: KeyError: 'nothing'" in held.reason
+    assert "pip install --upgrade test" in held.remedy
+
+
+@pytest.mark.parametrize(("method", "code"), [("enabled", "E-ENABLED"), ("presets", "E-PRESET")])
+def test_a_feature_that_fails_when_asked_for_is_a_problem_that_names_its_package(method, code):
+    problem = only("--a", feature("a", **{method: classmethod(failing)}))
+    assert (problem.code, problem.feature, problem.flag) == (code, "a", "--a")
+    assert f"its {method}() fails in test 0" in problem.reason
+    assert "drop --a" in problem.remedy
+
+
+def test_a_feature_that_fails_is_asked_for_by_its_own_choice_of_a_flag_alone():
+    kind = feature("kind", flags=(Flag("--kind", type=str, default="plain", choices=("plain", "fancy")),))
+    a = feature(
+        "a", flags=(Flag("--kind", type=str, choices=("own",)),), enabled=classmethod(failing), family="z"
+    )
+    assert plan("--kind fancy", kind, a).names == ("kind",)
+    assert only("--kind own", kind, a).code == "E-ENABLED"
+
+
+def test_a_preset_that_no_flag_defines_leaves_out_a_feature_that_nobody_asked_for():
+    a = feature("a", presets=classmethod(lambda cls, args: {"nowhere": 1}))
+    (held,) = plan("", a).held_back
+    assert "it presets 'nowhere', which no flag defines" in held.reason
+
+
+def test_a_feature_that_is_on_by_itself_and_cannot_check_is_left_out_with_who_needs_it():
+    a = feature("a", flags=(), enabled=classmethod(lambda cls, args: True), validate=classmethod(failing))
+    made = plan("--b", a, feature("b"))
+    assert made.names == ("b",)
+    assert [held.name for held in made.held_back] == ["a"]
+    needs = feature(
+        "c",
+        flags=(),
+        enabled=classmethod(lambda cls, args: True),
+        requires=(Requirement(feature="d", implies=True),),
+    )
+    d = feature("d", validate=classmethod(failing))
+    made = plan("--b", needs, d, feature("b"))
+    assert made.names == ("b",)
+    assert {held.name for held in made.held_back} == {"c", "d"}
+    assert "its validate() fails in test 0" in only("--d", needs, d).reason
+
+
+def noting(*sentences):
+    return classmethod(lambda cls, args: [f"{sentence} {args.a}" for sentence in sentences])
+
+
+def test_what_an_active_feature_notes_is_in_the_plan_and_not_in_its_digest():
+    a = feature("a", flags=(Flag("--a", type=int),), notes=noting("heads", "idle"))
+    made = plan("--a 3", a)
+    assert [str(note) for note in made.notes] == ["a: heads 3", "a: idle 3"]
+    assert made.digest == plan("--a 3", feature("a", flags=(Flag("--a", type=int),))).digest
+    assert plan("", a).notes == ()
+
+
+def test_a_note_that_cannot_be_computed_is_a_note_with_its_package():
+    (note,) = plan("--a", feature("a", notes=classmethod(failing))).notes
+    assert "its notes() fails in test 0: KeyError: 'nothing'" in str(note)
+
+
+def test_a_given_flag_that_a_broken_feature_shares_is_noted():
+    broken = feature("lost", flags=(Flag("--a"),), slots=("nowhere",))
+    (note,) = plan("--a", feature("a"), broken).notes
+    assert note.feature == "lost"
+    assert "slot 'nowhere'" in str(note)
+    assert plan("--b", feature("a"), feature("b"), broken).notes == ()
+
+
+def test_the_plan_says_which_statement_orders_two_features():
+    a, b = feature("a", after=("c",)), feature("b", before=("a",))
+    made = plan("--a --b --c", a, b, feature("c"))
+    assert made.stated_order == ("b comes before a (says b)", "c comes before a (says a)")
 
 
 def test_all_problems_are_reported_at_once():
@@ -391,9 +575,10 @@ def test_a_feature_that_cannot_be_active_causes_no_further_problems():
 
 def test_a_cycle_through_alternatives_is_printed():
     a = feature("a", requires=(Requirement(any_of=("b", "x")),))
-    problem = only("--a --b", a, feature("b", after=("a",)))
+    problem = only("--a --b", a, feature("b", requires=(Requirement(any_of=("a", "y")),)))
     assert problem.code == "E-CYCLE"
     assert "a -> b -> a" in problem.reason
+    assert problem.remedy.startswith("drop --a or --b")
 
 
 def test_a_plan_holds_the_arguments_of_active_features_only():
@@ -488,6 +673,53 @@ def test_every_plan_keeps_its_promises(graph):
         assert all(position[r.feature] < position[name] for r in cls.requires)
         assert all(position[other] < position[name] for other in cls.after if other in position)
         assert not any(conflict.feature in position for conflict in cls.conflicts)
+
+
+@st.composite
+def orders(draw):
+    """Features, all of them asked for, whose requirements and statements follow two orders."""
+    names = [f"f{i}" for i in range(draw(st.integers(2, 7)))]
+
+    def pairs(order):
+        every = [(first, second) for i, first in enumerate(order) for second in order[i + 1 :]]
+        return draw(st.lists(st.sampled_from(every), unique=True, max_size=8))
+
+    needed = pairs(draw(st.permutations(names)))
+    stated = [(*pair, draw(st.booleans())) for pair in pairs(draw(st.permutations(names)))]
+    declared = [
+        feature(
+            name,
+            requires=tuple(Requirement(feature=first) for first, second in needed if second == name),
+            before=tuple(second for first, second, by_first in stated if by_first and first == name),
+            after=tuple(first for first, second, by_first in stated if not by_first and second == name),
+        )
+        for name in names
+    ]
+    return declared, needed, [(first, second) for first, second, _ in stated]
+
+
+def closure(pairs):
+    """Every pair that follows from others."""
+    found = set(pairs)
+    while more := {(a, d) for a, b in found for c, d in found if b == c} - found:
+        found |= more
+    return found
+
+
+@settings(max_examples=200, deadline=None)
+@given(orders())
+def test_what_is_stated_holds_and_overrules_what_requirements_say(features):
+    declared, needed, stated = features
+    registry = Registry.of(declared)
+    said = closure(stated)
+    wanted = closure([*stated, *((a, b) for a, b in needed if (b, a) not in said)])
+    if any(a == b for a, b in wanted):
+        assert registry.broken
+        return
+    args = Namespace(**{cls.name: True for cls in declared})
+    names = resolve(registry, args, platform="cpu", host="", versions={}).names
+    assert len(names) == len(declared)
+    assert all(names.index(a) < names.index(b) for a, b in wanted)
 
 
 def crowd(count, rng):

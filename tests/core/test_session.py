@@ -116,11 +116,41 @@ class Lost(Named):
         return (yield)
 
 
+class Twice(Named):
+    name = "twice"
+    flags = (Flag("--twice", help="Yield twice."),)
+
+    @hookimpl(wrapper=True)
+    def should_stop(self):
+        result = yield
+        yield
+        return result
+
+
+class Never(Named):
+    name = "never"
+    flags = (Flag("--never", help="Return before the yield."),)
+
+    @hookimpl(wrapper=True)
+    def should_stop(self, run):
+        if run is None:
+            return "too early"
+        return (yield)
+
+
+class Unmade(Named):
+    name = "unmade"
+    flags = (Flag("--unmade", help="Fail while it is made."),)
+
+    def __init__(self):
+        raise ValueError("no such number")
+
+
 def shouting(dumps):
     return lambda value: dumps(value).upper()
 
 
-ALL = (Outer, Inner, Replaces, Fails, Forgets, Environment, Patches, Lost)
+ALL = (Outer, Inner, Replaces, Fails, Forgets, Environment, Patches, Lost, Twice, Never, Unmade)
 
 
 @pytest.fixture
@@ -164,6 +194,26 @@ def test_an_exception_keeps_its_type_and_names_feature_and_stage(opened):
 def test_a_wrapper_that_returns_nothing_is_named(opened):
     with pytest.raises(SessionError, match=r"should_stop.*forgets"):
         opened("--forgets").call("should_stop", run=None)
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"), [("twice", "yields a second time"), ("never", "ends without a yield")]
+)
+def test_a_wrapper_that_does_not_yield_once_is_named_with_its_package(opened, flag, words):
+    session = opened("--outer", f"--{flag}")
+    with pytest.raises(
+        SessionError, match=f"feature '{flag}' of test 0: its wrapper of stage 'should_stop' {words}"
+    ) as caught:
+        session.call("should_stop", run=None)
+    assert not getattr(caught.value, "__notes__", [])
+
+
+def test_a_feature_that_cannot_be_made_is_named_with_its_package(registry):
+    session = prepare(["--unmade"], host="tiny", platform="cpu", registry=registry)
+    with pytest.raises(
+        SessionError, match=r"feature 'unmade': its __init__\(\) fails in test 0: ValueError: no such number"
+    ):
+        session.open()
 
 
 def test_a_stage_that_does_not_exist_is_an_error(opened):
@@ -219,6 +269,13 @@ def test_a_feature_that_places_nothing_is_an_error(opened):
     session = opened("--lost")
     session.call("start_run", run=None)
     with pytest.raises(SessionError, match="lost: active, but matched no module"):
+        session.check_placements()
+
+
+def test_a_feature_that_matches_nothing_says_what_it_sought_and_what_there_is(opened):
+    session = opened("--lost")
+    session.place("lost", 0, sought=("fc3",), there=("fc1", "fc2"))
+    with pytest.raises(SessionError, match=r"lost looked for fc3; there are fc1 fc2\. Drop --lost"):
         session.check_placements()
 
 

@@ -55,7 +55,7 @@ def options_of_our_tools():
     tools = [path.partition(":") for path, _ in Registry.discover().host(DEFAULT_HOST).commands.values()]
     commands = [getattr(import_module(module), name) for module, _, name in tools]
     context = click.Context(program)
-    commands += [program.get_command(context, name) for name in program.list_commands(context)]
+    commands += [program, *(program.get_command(context, name) for name in program.list_commands(context))]
     return {option for command in commands for parameter in command.params for option in parameter.opts}
 
 
@@ -163,3 +163,34 @@ def test_every_flag_in_the_documentation_exists():
     unknown = {option for option in shown - known if not option.endswith("-")}
 
     assert {option for option in unknown if not registry.why_absent("standalone", option)} == set()
+
+
+def test_the_table_of_roles_has_every_role_that_the_editor_and_its_norms_name():
+    page = read("docs/reference/layer-specs.md")
+    told, _, table = page.partition("\n## Roles\n")
+    shown = {role.rpartition(".")[2] for role in re.findall(r"^\| `([\w.]+)` \|", table, re.MULTILINE)}
+    named = set(re.findall(r"`(\w+)`", told.partition("A role is")[2].partition("A dotted")[0]))
+    norms = ast.literal_eval(
+        next(
+            ast.unparse(node.value)
+            for node in ast.parse(read("mindspeed_core/layer_spec.py")).body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "NORM_ROLES"
+        )
+    )
+
+    assert named - shown - {"linear_"} == set()
+    assert set(norms) - shown == set()
+
+
+def test_the_pages_of_classes_give_every_attribute_its_type():
+    pages = ("records", "session", "declarations", "platform", "scenarios", "layer-specs")
+    rows = [
+        row
+        for name in pages
+        for row in re.findall(r"^\| `(\w+)` \| (\S*)", read(f"docs/reference/{name}.md"), re.M)
+    ]
+
+    assert {("loss_mask", "`torch.Tensor"), ("consumed_train_samples", "`int`")} <= set(rows)
+    assert "## Loss" in read("docs/reference/records.md")
+    assert "### Metrics.add" in read("docs/reference/records.md")
+    assert "| `--num-layers` | `4` | Transformer layers. |" in read("docs/reference/scenarios.md")

@@ -36,7 +36,13 @@ def test_the_test_that_the_manual_shows_is_the_one_that_new_writes():
 
 def test_every_rule_of_the_contract_has_its_row():
     rules = {*entry_points.RULES, *features.RULES}
-    for dist in ("mindspeed-core", "acme-platform", "acme-noise-scale", "mindspeed-toy-needs"):
+    for dist in (
+        "mindspeed-core",
+        "acme-platform",
+        "acme-noise-scale",
+        "acme-soft-cap",
+        "mindspeed-toy-needs",
+    ):
         rules |= {check.rule for check in all_checks(Contract.of(dist, platform="cpu"))}
     section = read(MANUAL).partition("## The contract")[2].partition("\n## ")[0]
 

@@ -34,6 +34,14 @@ def test_the_guides_sub_command_reads_training_flags(program, guide_plugin):
     assert result.stdout == f"{12 * 2 * 8 * 8} parameters\n", result.stderr
 
 
+def test_the_guides_parallel_command_runs_in_one_process_and_in_several(program, guide_plugin):
+    path = guide_plugin / "src"
+    alone = program("mindspeed_core.train", "acme-ranks", path=path)
+    shared = program("mindspeed_core.train", "--nproc", "2", "acme-ranks", path=path)
+
+    assert (alone.stdout, shared.stdout) == ("processes: 1\n", "processes: 2\n"), alone.stderr + shared.stderr
+
+
 def test_the_guides_fallback_is_printed_with_its_reason(program, guide_plugin):
     flags = ("--platform", "cpu", "--acme-device-timer")
     result = program("mindspeed_core.cli.features", "plan", "--", *flags, path=guide_plugin / "src")

@@ -58,3 +58,14 @@ def test_the_checkpoint_is_intact_and_the_model_continues_the_prompt(followed):
 
     assert "all files unchanged" in answers["inspect"].stdout
     assert "A feature is" in answers["sample"].stdout
+
+
+def test_two_processes_that_share_the_model_continue_the_prompt_alike(followed):
+    folder, answers = followed
+    (command,) = [c for c in commands(read(PAGE)) if c.startswith("mindspeed-train sample ")]
+
+    shared = smaller(command).replace("mindspeed-train sample", "mindspeed-train --nproc 2 sample")
+    answer = typed(f"{shared} --tensor-model-parallel-size 2", folder)
+
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout == answers["sample"].stdout

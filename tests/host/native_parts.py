@@ -27,18 +27,25 @@ class NativeExperts:
     def build_layer_spec(self):
         return replaced((yield), "experts", lambda site: site.carry(SequentialMLP))
 
+    @hookimpl(wrapper=True)
+    def wrap_ddp(self, config, model):
+        for chunk in model:
+            for name, parameter in chunk.named_parameters():
+                if ".local_experts." in name:
+                    parameter.allreduce = config.expert_model_parallel_size == 1
+        return (yield)
+
 
 class NativeBias:
     """Experts that are megatron-core's but for the sum of their gradients."""
 
     @hookimpl(wrapper=True)
-    def build_model(self):
-        chunks = yield
-        for chunk in chunks:
+    def wrap_ddp(self, model):
+        for chunk in model:
             for module in chunk.modules():
                 if isinstance(module, RowParallelLinear) and module.is_expert and module.bias is not None:
                     module.bias.tensor_model_parallel = False
-        return chunks
+        return (yield)
 
 
 class NativeLatentAttention:

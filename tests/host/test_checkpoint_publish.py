@@ -149,9 +149,26 @@ def test_a_manifest_cannot_name_files_outside(tmp_path):
     path = write(tmp_path, 1) / publish.MANIFEST
     data = json.loads(path.read_text())
     data["files"]["../secret"] = data["files"].pop("shard")
+    data.pop("digest")
     path.write_text(json.dumps(data))
     with pytest.raises(CheckpointError, match="secret"):
         publish.find(tmp_path)
+
+
+def test_a_manifest_whose_own_text_changed_is_refused(tmp_path):
+    path = write(tmp_path, 1) / publish.MANIFEST
+    digest = json.loads(path.read_text())["files"]["shard"][1]
+    path.write_text(path.read_text().replace(digest, digest[::-1]))
+    with pytest.raises(CheckpointError, match=r"manifest\.json: its own text changed"):
+        publish.read_manifest(path.parent)
+
+
+def test_a_manifest_without_a_digest_is_read(tmp_path):
+    path = write(tmp_path, 1) / publish.MANIFEST
+    data = json.loads(path.read_text())
+    data.pop("digest")
+    path.write_text(json.dumps(data))
+    assert publish.read_manifest(path.parent).iteration == 1
 
 
 def test_a_full_disk_is_said_with_a_way_out():

@@ -13,6 +13,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from mindspeed_core.errors import DataError
 from mindspeed_core.hosts.standalone.data import stages as data
+from mindspeed_core.hosts.standalone.text import stages as text_stages
 from mindspeed_core.hosts.standalone.text.prepare import prepare_text
 from mindspeed_core.megatron.batch_fields import batch_fields
 from mindspeed_core.run import Datasets
@@ -51,12 +52,17 @@ def arguments(**changes):
         "test_data_path": None,
         "data_args_path": None,
         "per_split_data_args_path": None,
+        "context_parallel_size": 1,
+        "pipeline_model_parallel_size": 1,
+        "variable_seq_lengths": False,
     }
     return Namespace(**{**values, **changes})
 
 
 class FakeSession:
     """Runs ``batch_fields`` as a session would; ``added`` is what a feature adds on every stage."""
+
+    plan = SimpleNamespace(slots={}, names=())
 
     def __init__(self, added=()):
         self.added = frozenset(added)
@@ -65,7 +71,12 @@ class FakeSession:
     def state(self, record):
         return self.records.setdefault(record, record())
 
+    def implementations(self, stage):
+        return []
+
     def call(self, stage, **given):
+        if stage == "build_tokenizer":
+            return text_stages.build_tokenizer(**given)
         assert stage == "batch_fields"
         return batch_fields(**given) | self.added
 
@@ -87,9 +98,10 @@ def chunk(pre=True, post=True):
 
 def run_with(datasets=None, args=None, *, rank=0, size=1, chunks=None, consumed=(0, 0)):
     return SimpleNamespace(
+        session=FakeSession(),
         args=args or arguments(),
         datasets=datasets,
-        pg=SimpleNamespace(dp=FakeGroup(rank, size)),
+        pg=SimpleNamespace(dp=FakeGroup(rank, size), pp=FakeGroup(0, 1)),
         dist=SimpleNamespace(device=torch.device("cpu")),
         model=chunks or [chunk()],
         consumed_train_samples=consumed[0],
@@ -99,6 +111,21 @@ def run_with(datasets=None, args=None, *, rank=0, size=1, chunks=None, consumed=
 
 def build(args, sizes=(20, 4, 4)):
     return data.build_datasets(FakeSession(), args, sizes)
+
+
+class Words:
+    """Samples by position, without a length."""
+
+    def __getitem__(self, index):
+        return torch.full((1 + index % 3,), index)
+
+
+def words():
+    return Datasets(
+        Words(),
+        collate=lambda found: {"tokens": torch.nn.utils.rnn.pad_sequence(found, batch_first=True)},
+        batch_sampler=lambda sampling: sampling.share([index, index + 1] for index in range(100)),
+    )
 
 
 def write(prefix, documents):
@@ -145,7 +172,7 @@ def test_text_comes_back_out_of_the_dataset(tmp_path):
         (tmp_path / f"{index}.txt").write_text(f"document number {index} speaks. " * 8)
     made = prepare_text([tmp_path], tmp_path / "text", vocab_size=300)
     args = arguments(data_path=[made.prefix], tokenizer_model=str(made.tokenizer), padded_vocab_size=384)
-    tokenizer = data.build_tokenizer(args)
+    tokenizer = text_stages.build_tokenizer(args)
     assert "speaks" in tokenizer.detokenize(build(args).train[0]["tokens"])
 
 
@@ -200,8 +227,10 @@ def test_another_tokenizer_is_noticed(numbers):
 def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("some text")
     made = prepare_text([tmp_path], tmp_path / "text", vocab_size=300)
+    args = arguments(tokenizer_model=str(made.tokenizer), vocab_size=None)
+    tokenizer = text_stages.build_tokenizer(args)
     with pytest.raises(DataError, match="the model has 64"):
-        build(arguments(data_path=[made.prefix], tokenizer_model=str(made.tokenizer)))
+        text_stages.check_vocabulary(FakeSession(), tokenizer, args)
 
 
 def test_missing_data_is_named(tmp_path):
@@ -413,6 +442,21 @@ def test_a_cut_off_index_is_built_again(numbers, tmp_path):
     assert torch.equal(build(args).train[3]["tokens"], before["tokens"])
 
 
+@pytest.mark.parametrize("array", ["document_index", "sample_index", "shuffle_index"])
+def test_an_index_of_another_dataset_is_refused_by_name(numbers, tmp_path, array):
+    other = write(tmp_path / "other", [[1, 2, 3, 4, 5, 6, 7]] * 61)
+    cache = tmp_path / "cache"
+    build(arguments(data_path=[str(other)], data_cache_path=str(cache)))
+    (foreign,) = cache.glob(f"*train-{array}.npy")
+    content = foreign.read_bytes()
+    args = arguments(data_path=[numbers], data_cache_path=str(cache))
+    build(args)
+    (own,) = {*cache.glob(f"*train-{array}.npy")} - {foreign}
+    own.write_bytes(content)
+    with pytest.raises(DataError, match=f"{own.name}: is the index of another dataset.*delete it"):
+        build(args)
+
+
 def test_cache_files_are_named_as_by_megatron_core(numbers, tmp_path):
     from megatron.core.datasets import gpt_dataset
 
@@ -509,3 +553,59 @@ def test_each_way_to_treat_the_end_of_a_document_does_its_own_thing_only(tmp_pat
     assert found.position_ids[0, after] == (0 if restarts else after)
     assert torch.equal(found.loss_mask[0] == 0, ends & (flag == "eod_mask_loss"))
     assert found.attention_mask is None
+
+
+def first_tokens(iterator, count=2):
+    return [batch["tokens"][:, 0].tolist() for batch in islice(iterator, count)]
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "expected"),
+    [(0, 1, [[3, 4], [4, 5]]), (0, 2, [[3, 4], [5, 6]]), (1, 2, [[4, 5], [6, 7]])],
+)
+def test_ranks_take_turns_behind_the_micro_batches_that_were_used(rank, size, expected):
+    run = run_with(words(), rank=rank, size=size, consumed=(6, 0))
+    assert first_tokens(data.build_data_iterators(FakeSession(), run).train[0]) == expected
+
+
+def test_data_that_can_only_be_iterated_is_refused():
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    run = run_with(Datasets(Stream()))
+    with pytest.raises(DataError, match=r"\(Stream\) can only be iterated.*give it __getitem__"):
+        next(data.build_data_iterators(FakeSession(), run).train[0])
+
+
+def test_data_without_a_length_needs_a_batch_sampler():
+    with pytest.raises(DataError, match=r"\(Words\) has no length"):
+        next(data.build_data_iterators(FakeSession(), run_with(Datasets(Words()))).train[0])
+
+
+def test_a_batch_sampler_that_ends_before_the_run_is_named():
+    run = run_with(words(), consumed=(198, 0))
+    iterator = data.build_data_iterators(FakeSession(), run).train[0]
+    next(iterator)
+    with pytest.raises(DataError, match="its batch sampler ended before the run"):
+        next(iterator)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "remedy"),
+    [
+        ({"pipeline_model_parallel_size": 2}, "--variable-seq-lengths"),
+        ({"context_parallel_size": 2}, "--context-parallel-size 1"),
+        ({"context_parallel_size": 2, "variable_seq_lengths": True}, "--context-parallel-size 1"),
+    ],
+)
+def test_a_micro_batch_of_another_shape_is_refused_where_ranks_expect_the_usual_one(sizes, remedy):
+    run = run_with(words(), arguments(**sizes), chunks=[chunk(post=False)])
+    sample = {name: torch.zeros(2, 3, dtype=torch.int64) for name in ("tokens", "position_ids")}
+    with pytest.raises(DataError, match=rf"\[2, 3\].*\[2, 16\]; .*{remedy}"):
+        data.get_batch(FakeSession(), run, iter([sample]), None)
+
+
+def test_a_micro_batch_that_is_no_dictionary_is_refused():
+    with pytest.raises(DataError, match="let collate return a dictionary"):
+        data.get_batch(FakeSession(), run_with(words()), iter([(1, 2)]), None)

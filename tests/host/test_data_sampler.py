@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 
 from mindspeed_core.errors import DataError
-from mindspeed_core.hosts.standalone.data.sampler import MicroBatchSampler
+from mindspeed_core.megatron.micro_batches import MicroBatchSampler
 
 
 def sampler(total, *, consumed=0, micro=2, rank=0, size=3, endless=False):

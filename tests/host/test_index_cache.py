@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as StillWaiting
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from mindspeed_core.errors import DataError
 from mindspeed_core.hosts.standalone.data import index_cache
 from mindspeed_core.hosts.standalone.data.index_cache import is_complete, through_cache
 
@@ -113,3 +115,49 @@ def test_a_rank_that_does_not_build_reports_a_missing_index(tmp_path, monkeypatc
     build = Index()
     index(tmp_path, build)
     assert build.folders == [tmp_path]
+
+
+class Attack:
+    def __reduce__(self):
+        return ran.append, ("attack",)
+
+
+ran: list[str] = []
+
+
+def put_pickle(path):
+    path.write_bytes(pickle.dumps(Attack()))
+
+
+def put_objects(path):
+    np.save(path, np.array([Attack()], dtype=object), allow_pickle=True)
+
+
+def put_archive(path):
+    with path.open("wb") as file:
+        np.savez(file, a=np.arange(3))
+
+
+def put_floats(path):
+    np.save(path, np.ones(3))
+
+
+@pytest.mark.parametrize("put", [put_pickle, put_objects, put_archive, put_floats])
+def test_what_is_no_array_of_integers_is_refused_by_name_and_not_unpickled(tmp_path, put):
+    index(tmp_path, Index())
+    put(tmp_path / f"{STEM}two.npy")
+    with pytest.raises(DataError, match=r"hash-two\.npy: .*delete it"):
+        index(tmp_path, Index())
+    assert ran == []
+
+
+def test_megatron_core_maps_arrays_through_the_same_function(tmp_path):
+    put_pickle(tmp_path / "forged.npy")
+
+    def build():
+        return np.load(tmp_path / "forged.npy", allow_pickle=True)
+
+    with pytest.raises(DataError, match=r"forged\.npy"):
+        index_cache._with_cache(SimpleNamespace(path_to_cache=None), tmp_path, build)
+    assert ran == []
+    assert np.load.__module__ == "numpy"

@@ -253,6 +253,6 @@ def test_the_missing_package_is_named_with_the_way_to_install_it(monkeypatch):
 def test_one_hardware_queue_is_refused_on_cuda_alone(monkeypatch):
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     args = arguments(FULL)
-    fully_sharded.check_connections("cpu", args)
+    fully_sharded.check_connections({"cpu"}, args)
     with pytest.raises(ArgumentError, match="CUDA_DEVICE_MAX_CONNECTIONS"):
-        fully_sharded.check_connections("cuda", args)
+        fully_sharded.check_connections({"cuda"}, args)

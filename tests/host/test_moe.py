@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mindspeed_core.feature import hookimpl
 from mindspeed_core.testing.training import train_side
 
 THOROUGH = pytest.mark.thorough
@@ -119,6 +120,45 @@ def test_balance_losses_are_reported_alike_on_every_layout():
     four = train_side((*flags, *TP2, *PP2), 4, 2, initial=one.initial, gradients=False)
     for name in ("load_balancing_loss", "z_loss"):
         assert four.losses[name] == pytest.approx(one.losses[name], rel=1e-5)
+
+
+PER_TOKEN = (
+    *MOE,
+    *("--calculate-per-token-loss", "--moe-z-loss-coeff", "0.1"),
+    *("--moe-router-load-balancing-type", "aux_loss", "seq_aux_loss", "global_aux_loss"),
+    *("--moe-aux-loss-coeff", "0.1", "0.2", "0.3", "--micro-batch-size", "2"),
+)
+PREDICTIONS = ("--mtp-num-layers", "1", "--untie-embeddings-and-output-weights")
+
+
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(PREDICTIONS, marks=THOROUGH)], ids=["decoder", "predictions"]
+)
+def test_losses_of_experts_weigh_alike_where_gradients_are_averaged_over_tokens(equivalence, options):
+    model = (*PER_TOKEN, *options)
+    equivalence((*model, *TP2), model, world_size=2, baseline_world_size=1)
+
+
+class NativeWeights:
+    """Losses of experts that weigh what megatron-core gives them."""
+
+    @hookimpl(wrapper=True)
+    def build_transformer_config(self, args):
+        config = yield
+        config.moe_aux_loss_coeff, config.moe_z_loss_coeff = args.moe_aux_loss_coeff, args.moe_z_loss_coeff
+        return config
+
+
+@THOROUGH
+def test_without_us_they_weigh_less_by_the_number_of_ranks_that_share_a_sequence(equivalence):
+    with pytest.raises(AssertionError, match="router"):
+        equivalence(
+            (*PER_TOKEN, *TP2),
+            PER_TOKEN,
+            world_size=2,
+            baseline_world_size=1,
+            probes=(f"{__name__}:NativeWeights",),
+        )
 
 
 GLOBAL = (*MOE, "--moe-router-load-balancing-type", "global_aux_loss", "--moe-aux-loss-coeff")

@@ -2,9 +2,12 @@
 
 import io
 import json
+from argparse import Namespace
+from types import SimpleNamespace
 
 from mindspeed_core.hosts.standalone.monitoring.curves import draw_loss_curve
-from mindspeed_core.hosts.standalone.monitoring.run_log import RunLog, format_step, read_metrics
+from mindspeed_core.hosts.standalone.monitoring.run_log import RunLog, announce, format_step, read_metrics
+from mindspeed_core.resolver.plan import HeldBack, Note, Plan
 
 STEP = {
     "step": 3,
@@ -35,6 +38,32 @@ def test_a_step_is_one_line_with_the_source_of_the_memory_figure():
     assert "\n" not in line
     for text in ("step  3/10", "loss 2.123457", "12,345 tokens/s", "1 MiB (process RSS)"):
         assert text in line
+
+
+def test_the_start_of_a_run_says_what_is_held_back_and_what_features_note(tmp_path):
+    plan = Plan(held_back=(HeldBack("fast", "it is broken"),), notes=(Note("uneven", "12 % idle"),))
+    sizes = dict.fromkeys(("tensor", "pipeline", "context"), 1)
+    args = Namespace(
+        **{f"{name}_model_parallel_size": 1 for name in sizes},
+        context_parallel_size=1,
+        data_parallel_size=1,
+        skip_train=False,
+        train_iters=3,
+    )
+    session = SimpleNamespace(plan=plan, platform=SimpleNamespace(name="cpu"), provenance={})
+    run = SimpleNamespace(
+        args=args,
+        session=session,
+        model=[],
+        dist=SimpleNamespace(world_size=1),
+        iteration=0,
+        run_dir=tmp_path,
+    )
+    seen = watch(tmp_path)
+    announce(run, seen, 1.0)
+    said = seen._output.getvalue()
+    assert "held back: fast: it is broken" in said
+    assert "note: uneven: 12 % idle" in said
 
 
 def test_a_metric_of_a_feature_is_shown_by_its_name():

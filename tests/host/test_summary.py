@@ -11,6 +11,7 @@ from mindspeed_core.hosts.standalone.checkpoint.publish import MANIFEST
 from mindspeed_core.hosts.standalone.monitoring.curves import svg_curve, thinned
 from mindspeed_core.hosts.standalone.monitoring.measures import Measures
 from mindspeed_core.hosts.standalone.monitoring.summary import as_html, as_markdown, summarize, write_summary
+from mindspeed_core.platforms.cpu import CpuPlatform
 from mindspeed_core.resolver.plan import HeldBack, Plan
 
 
@@ -62,14 +63,14 @@ def run(tmp_path):
     session = SimpleNamespace(
         plan=Plan(held_back=(HeldBack("fast-path", "needs <another> device"),), digest="abc"),
         registry=SimpleNamespace(distributions=lambda: {"some-plugin": "1.2"}),
-        platform=SimpleNamespace(name="cpu"),
+        platform=CpuPlatform(),
         state={Measures: measures}.__getitem__,
     )
     return SimpleNamespace(
         args=args,
         config=config,
         session=session,
-        dist=SimpleNamespace(world_size=2, rank=0),
+        dist=SimpleNamespace(world_size=2, rank=0, local_rank=0),
         model=[torch.nn.Linear(3, 4)],
         iteration=3,
         run_dir=tmp_path,

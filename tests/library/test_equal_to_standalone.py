@@ -10,6 +10,8 @@ KERNELS = ("--use-fused-rmsnorm", "--use-fused-swiglu", "--use-flash-attn")
 TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 SPLIT = ("--context-parallel-size", "2", "--position-embedding-type", "rope")
 DOCUMENTS = ("--reset-attention-mask", "--reset-position-ids", "--eod-mask-loss")
+EXPERTS = ("--num-experts", "4", "--moe-ffn-hidden-size", "32", "--moe-router-topk", "2", "--num-layers", "2")
+WHOLE = (*EXPERTS, *TP2, "--expert-tensor-parallel-size", "1", "--disable-bias-linear", "--swiglu")
 PP2 = ("--pipeline-model-parallel-size", "2")
 
 ALONE = {
@@ -34,6 +36,8 @@ TOGETHER = {
     "another boundary": (PP2, ("--toy-double-boundary",)),
     "another schedule": (PP2, ("--toy-sequential-schedule",)),
     "data parallel": ((), ("--toy-groups", "--toy-snapshot")),
+    "experts": (WHOLE, ()),
+    "grouped experts": ((*WHOLE, "--moe-grouped-gemm"), ()),
     "a ring, dropout": ((*SPLIT, "--attention-dropout", "0.1"), ()),
     "heads, documents": (SPLIT, ("--context-parallel-algo", "ulysses_cp_algo", *DOCUMENTS)),
 }

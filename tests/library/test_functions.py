@@ -14,6 +14,7 @@ from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
 from megatron.core.optimizer import OptimizerConfig
+from megatron.core.pipeline_parallel import schedules
 from megatron.core.transformer import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
 
@@ -135,6 +136,21 @@ def test_a_configuration_of_another_session_is_refused(opened):
     first.close()
     with pytest.raises(SessionError, match="was made by a session with another plan"):
         opened({}, configs=[config]).layer_spec(made)
+
+
+def test_losses_of_experts_weigh_what_one_process_gives_them(opened):
+    shared = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "context_parallel_size": 2}
+    experts = {"num_moe_experts": 4, "moe_aux_loss_coeff": 0.5, "moe_z_loss_coeff": 0.25}
+    given = small(**shared, **experts, calculate_per_token_loss=True)
+    session = opened({})
+    made = session.config(given)
+    assert (made.moe_aux_loss_coeff, made.moe_z_loss_coeff) == (2.0, 1.0)
+    assert session.config(made) is made
+    assert (given.moe_aux_loss_coeff, given.moe_z_loss_coeff) == (0.5, 0.25)
+    averaged = session.config(small(**shared, **experts))
+    assert (averaged.moe_aux_loss_coeff, averaged.moe_z_loss_coeff) == (0.5, 0.25)
+    with pytest.raises(SessionError, match="4 times too little where 4 ranks share a sequence"):
+        session.layer_spec(given)
 
 
 @pytest.mark.parametrize("kind", ["layer", "chunk", "block", "none"])
@@ -346,6 +362,17 @@ def test_a_schedule_gets_the_groups_and_the_shapes_that_features_change(opened):
     got, names = schedule(seq_length=8, micro_batch_size=1)
     assert got is pg
     assert names == ["adjust_tensor_shapes_fn", "micro_batch_size", "seq_length"]
+
+
+def test_a_single_chunk_per_rank_is_not_interleaved(opened, monkeypatch):
+    monkeypatch.setattr(parallel_state, "get_pipeline_model_parallel_world_size", lambda: 2)
+    session = opened({})
+    for chunks, interleaved in ((1, False), (2, True)):
+        monkeypatch.setattr(
+            parallel_state, "get_virtual_pipeline_model_parallel_world_size", lambda size=chunks: size
+        )
+        chosen = session.call("get_forward_backward", args=None, config=None, pg=None)
+        assert (chosen is schedules.forward_backward_pipelining_with_interleaving) == interleaved
 
 
 def test_changed_tensors_are_refused_under_interleaving(opened):

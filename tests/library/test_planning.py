@@ -10,6 +10,9 @@ import torch
 from library_features import OwnConfig, registry, small
 
 from mindspeed_core import prepare
+from mindspeed_core.feature import Feature, Flag
+from mindspeed_core.hosts.library import HOST
+from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
 
 HERE = {"registry": registry(), "platform": "cpu"}
@@ -132,3 +135,53 @@ def test_a_library_session_can_be_planned_from_the_command_line_without_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [["fused-rmsnorm"], "library", False, False]
+
+
+class Says(Feature):
+    name, family, summary = "says", "tests", "notes something"
+    flags = (Flag("--says"),)
+
+    @classmethod
+    def notes(cls, args):
+        return ["a quarter of the heads idles"]
+
+
+class Unsure(Feature):
+    name, family, summary = "unsure", "tests", "reads what a library session lacks"
+    flags = (Flag("--unsure"),)
+
+    @classmethod
+    def enabled(cls, args):
+        return args.of_another_host > 0
+
+
+def test_notes_and_features_that_fail_unasked_are_logged_once(caplog, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    session = prepare({"says": True}, registry=Registry.of([HOST, Says, Unsure]), platform="cpu")
+    for _ in range(2):
+        with session:
+            pass
+    said = [record.getMessage() for record in caplog.records if record.name == "mindspeed_core"]
+    assert len(said) == 2
+    assert "unsure is left out: its enabled() fails in test 0: AttributeError" in said[0]
+    assert said[1] == "mindspeed: says: a quarter of the heads idles"
+    assert session.report()["notes"] == ["says: a quarter of the heads idles"]
+
+
+class Always(Feature):
+    name, family, summary = "always", "tests", "is on by itself, and reads what a library session lacks"
+
+    @classmethod
+    def enabled(cls, args):
+        return True
+
+    @classmethod
+    def presets(cls, args):
+        return {"num_layers": args.of_another_host}
+
+
+def test_a_feature_that_fails_unasked_does_not_hinder_a_configuration():
+    session = prepare({}, registry=Registry.of([HOST, Always, Unsure]), platform="cpu", configs=[small()])
+    session._check(small())
+    assert session.plan.names == ()
+    assert {held.name for held in session.plan.held_back} == {"always", "unsure"}

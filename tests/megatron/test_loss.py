@@ -148,7 +148,6 @@ def test_a_step_knows_how_many_tokens_counted():
 
 def different_names():
     import torch.distributed as dist
-
     from mindspeed_core.testing.communication import count_communication
 
     dist.init_process_group("gloo")

@@ -25,7 +25,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 STEPS = 20
 TOLERANCE = 1e-5
-MOST_PATCHES = 10
+MOST_PATCHES = 11
+"""Ten, and the one by which the steps are watched."""
 MOST_SECONDS = 0.5
 LONGEST_SECONDS = 900
 SAVED_AT = 10

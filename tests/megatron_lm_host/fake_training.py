@@ -77,6 +77,10 @@ class Scaled(ForTests):
         Flag("--scaled-dropout", type=float, default=0.0, help="Dropout of the configuration."),
     )
 
+    @classmethod
+    def notes(cls, args):
+        return [f"every token is {args.scaled_tokens} larger"]
+
     @hookimpl(wrapper=True)
     def build_transformer_config(self, args):
         config = yield
@@ -92,6 +96,17 @@ class Scaled(ForTests):
     def log_step(self, run):
         numbers = yield
         return {**numbers, "added to tokens": run.args.scaled_tokens}
+
+
+class Unsure(ForTests):
+    """Reads what Megatron-LM's arguments lack, whoever trains."""
+
+    name = "unsure"
+    flags = (Flag("--unsure", help="Ask for it."),)
+
+    @classmethod
+    def enabled(cls, args):
+        return args.of_another_host > 0
 
 
 class Twice(ForTests):
@@ -187,6 +202,21 @@ class OwnProfile(ForTests):
     def log_step(self, run):
         numbers = yield
         return {**numbers, "profiled": float(run.args.profile)}
+
+
+class OwnDropout(ForTests):
+    """Seeds dropout anew when everything is built."""
+
+    name = "own-dropout"
+    flags = (Flag("--own-dropout", type=int, default=0, help="The seed."),)
+
+    @hookimpl(wrapper=True)
+    def start_run(self, run):
+        import torch
+
+        result = yield
+        torch.manual_seed(run.args.own_dropout)
+        return result
 
 
 class Failing(ForTests):

@@ -78,9 +78,11 @@ def train_plainly():
     torch._dynamo.mutation_guard.install_generation_tagging_init()
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
     before = ProcessState.now()
-    adaptor = fake.adapt(fake.Scaled, fake.Failing, fake.Stopping)
+    adaptor = fake.adapt(fake.Scaled, fake.Failing, fake.Stopping, fake.Unsure)
     entered = ProcessState.now()
     found = {"none": fake.run_script(*LOCAL), "left": ProcessState.now().left_since(entered)}
+    fake.forget_run()
+    found["acme"] = fake.run_script("--platform", "acme")
     fake.forget_run()
     found["again"] = fake.run_script(*LOCAL, "--train-iters", "2")
     fake.forget_run()
@@ -129,6 +131,18 @@ def test_pretrain_can_be_called_again_with_other_flags(plain):
     assert again[0] == first[0]
 
 
+def test_a_platform_like_the_cpu_changes_and_trains_the_same(plain):
+    def changed(name):
+        text = plain[name]["out"].replace("for acme", "for cpu")
+        return [
+            line for line in text.splitlines() if "intercepted" in line or line.startswith("mindspeed:   ")
+        ]
+
+    assert len(changed("none")) > 9
+    assert changed("acme") == changed("none")
+    assert plain["acme"]["log"] == plain["none"]["log"]
+
+
 def test_a_feature_changes_what_the_model_sees(plain):
     scaled = next(line for line in plain["scaled"]["log"] if "lm loss" in line)
     losses = [line["lm loss"] for line in plain["none"]["log"] if "lm loss" in line]
@@ -145,13 +159,23 @@ def test_only_what_a_feature_implements_is_intercepted_besides(plain):
     assert "training:train_step" not in plain["scaled"]["out"]
 
 
-def test_dropout_is_the_same_whatever_else_draws_random_numbers():
-    quiet, drawing, dropout = world("train_while_others_draw")[0]
-    assert drawing == quiet != dropout
+@pytest.fixture(scope="module")
+def drawn():
+    return world("train_while_others_draw")[0]
+
+
+def test_dropout_is_the_same_whatever_else_draws_random_numbers(drawn):
+    quiet, drawing, without, _, _ = drawn
+    assert drawing == quiet != without
+
+
+def test_a_feature_seeds_dropout_when_the_run_starts(drawn):
+    quiet, _, _, first, second = drawn
+    assert len({tuple(quiet), tuple(first), tuple(second)}) == 3
 
 
 def train_while_others_draw():
-    fake.adapt()
+    fake.adapt(fake.OwnDropout)
     import torch
     from megatron.training import initialize, training
 
@@ -176,7 +200,8 @@ def train_while_others_draw():
 
     initialize._warmup_jit_function = lambda: torch.rand(99)
     training._batches, training.build_train_valid_test_data_iterators = drawing_batches, drawing_build
-    return [*found, losses(*dropout), losses()]
+    seeded = [losses(*dropout, "--own-dropout", seed) for seed in ("1", "2")]
+    return [*found, losses(*dropout), losses(), *seeded]
 
 
 def test_a_provider_without_a_configuration_builds_with_that_of_features(provided):
@@ -213,6 +238,15 @@ def train_with_providers(folder):
         found[name] = fake.run_script(*flags, script=script)
         fake.forget_run()
     return found
+
+
+def test_a_feature_that_fails_unasked_stops_nobody_and_is_named(plain):
+    assert "held back: unsure: its enabled() fails in test 0: AttributeError" in plain["none"]["out"]
+
+
+def test_what_an_active_feature_notes_is_printed_at_the_start(plain):
+    assert "mindspeed: note: scaled: every token is 3 larger" in plain["scaled"]["out"]
+    assert "note:" not in plain["none"]["out"]
 
 
 def test_a_feature_ends_the_run(plain):

@@ -23,6 +23,7 @@ from mindspeed_core.hosts.megatron_lm.patch_table import (
     patches_for,
 )
 from mindspeed_core.hosts.megatron_lm.without_te import apply_defaults
+from mindspeed_core.platforms.cpu import CpuPlatform
 from mindspeed_core.registry import Registry, core_stages
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -90,12 +91,12 @@ def test_patches_are_listed_for_the_flags_of_a_run():
 def test_at_most_ten_functions_of_megatron_lm_are_intercepted_for_every_plugin(platform):
     registry = Registry.discover()
     stages = {stage for name in FROM_PLUGINS for stage in registry.features[name].cls.hooks()}
-    targets = [patch.target for patch in patches_for(stages, platform)]
+    targets = [patch.target for patch in patches_for(stages, {platform})]
     assert len([target for target in targets if not target.startswith("torch.")]) <= 10
 
 
 def test_a_function_is_intercepted_once_however_many_rows_ask_for_it():
-    rows = needed(("build_scheduler", "optimizer_step"), "cuda", None, any_feature=True, without_te=True)
+    rows = needed(("build_scheduler", "optimizer_step"), {"cuda"}, None, any_feature=True, without_te=True)
     targets = [row.target for row in rows]
     assert len(targets) == len(set(targets))
 
@@ -104,13 +105,40 @@ def test_a_provider_without_a_configuration_has_the_function_that_makes_it_inter
     options = {"any_feature": True, "without_te": False}
     stages = ("build_transformer_config",)
     target = "megatron.training.arguments:core_transformer_config_from_args"
-    assert target in {row.target for row in needed(stages, "cuda", None, handed=(), **options)}
-    assert target not in {row.target for row in needed(stages, "cuda", None, handed=("config",), **options)}
+    assert target in {row.target for row in needed(stages, {"cuda"}, None, handed=(), **options)}
+    assert target not in {row.target for row in needed(stages, {"cuda"}, None, handed=("config",), **options)}
 
 
 def test_nothing_of_the_loop_is_intercepted_without_features():
-    rows = needed((), "cuda", None, any_feature=False, without_te=False)
+    rows = needed((), {"cuda"}, None, any_feature=False, without_te=False)
     assert [row.target for row in rows] == ["megatron.core.parallel_state:initialize_model_parallel"]
+
+
+def test_a_platform_like_another_needs_the_same_patches():
+    def targets(kinds):
+        rows = needed((), kinds, None, any_feature=False, without_te=False)
+        return [row.target for row in rows]
+
+    assert targets({"acme", "cpu"}) == targets({"cpu"})
+    assert len(targets({"cpu"})) > len(targets({"cuda"})) < len(targets({"npu"}))
+    assert targets({"acme"}) == targets({"npu"})
+    assert targets({"acme", "cuda"}) == targets({"cuda"})
+
+
+def test_models_with_experts_need_what_corrects_them():
+    def targets(handed=("config",), **values):
+        args, options = argparse.Namespace(**values), {"any_feature": False, "without_te": False}
+        rows = needed((), {"cuda"}, args, handed=handed, **options)
+        return {row.target for row in rows}
+
+    made = "megatron.training.arguments:core_transformer_config_from_args"
+    built = "megatron.core.models.gpt.gpt_model:GPTModel.__init__"
+    experts = targets(num_experts=4)
+    assert built in experts
+    assert made not in experts
+    # The script's provider is handed the configuration otherwise.
+    assert made not in targets(num_experts=4, calculate_per_token_loss=True)
+    assert made in targets((), num_experts=4, calculate_per_token_loss=True)
 
 
 def test_the_table_speaks_of_stages_that_exist():
@@ -121,7 +149,7 @@ def test_the_table_speaks_of_stages_that_exist():
 
 def test_a_default_that_was_given_is_left_alone():
     args = argparse.Namespace(distributed_backend="mpi", transformer_impl="local")
-    changed = apply_defaults(args, {"distributed_backend": "flag --distributed-backend"}, "cpu", "gloo")
+    changed = apply_defaults(args, {"distributed_backend": "flag --distributed-backend"}, CpuPlatform)
     assert args.distributed_backend == "mpi"
     assert changed == []
 

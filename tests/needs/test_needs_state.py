@@ -8,6 +8,9 @@ import torch
 import torch.distributed as dist
 from toy_training import PP2, TP2, distance, losses, parameters, training
 
+from mindspeed_core.errors import CheckpointError
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.megatron.model_state import count_as_loaded
 from mindspeed_core.testing import WorldError, run_world
 
 DP2: tuple[str, ...] = ()
@@ -136,3 +139,94 @@ def test_a_feature_writes_beside_the_checkpoint_and_leaves_state_out_of_it(tmp_p
         assert optimizer == []
         # What megatron-core's readers need to know about the layout of the file.
         assert described["singleton_local_shards"] is False
+
+
+def adapter(folder):
+    """A base and an adapter on top of it, both saved at tp2."""
+    with training(*TP2, "--save", f"{folder}/base") as run:
+        losses(run)
+        save(run)
+    base = ("--toy-adapter", "2", "--toy-adapter-base", f"{folder}/base")
+    with training(*TP2, *base, "--save", f"{folder}/adapter") as run:
+        first = losses(run)
+        save(run)
+        return first + losses(run), parameters(run).tensors
+
+
+def adapter_elsewhere(folder):
+    """The same adapter on one rank, and what is refused."""
+    base = ("--toy-adapter", "2", "--toy-adapter-base", f"{folder}/base")
+    with training(*base, "--use-distributed-optimizer") as run:
+        fresh = losses(run)
+    with training(*base, "--load", f"{folder}/adapter") as run:
+        found = losses(run), parameters(run).tensors
+    refused = []
+    for flags, probes in (
+        (("--toy-adapter", "2", "--load", f"{folder}/adapter"), ()),
+        (("--toy-adapter", "2", "--toy-adapter-base", f"{folder}/none"), ()),
+        ((*base, "--save", f"{folder}/less"), (WithoutUp(),)),
+    ):
+        try:
+            with training(*flags, probes=probes):
+                pass
+        except CheckpointError as error:
+            refused.append(str(error))
+    with training("--toy-adapter", "2", "--load", f"{folder}/adapter", probes=[Counted()]) as run:
+        declared = run.iteration
+    return fresh, found, refused, declared, kept(f"{folder}/adapter")
+
+
+def kept(folder):
+    from torch.distributed.checkpoint import FileSystemReader
+
+    index = FileSystemReader(f"{folder}/iter_0000002").read_metadata().state_dict_metadata
+    names = (key for key in map(str, index) if not key.startswith(("optimizer", "rng_state")))
+    return sorted({key.rpartition(".")[2] for key in names})
+
+
+class WithoutUp:
+    """Leaves trained weights out of a checkpoint."""
+
+    @hookimpl(wrapper=True)
+    def model_state(self, source):
+        state = yield
+        return {
+            key: {name: entry for name, entry in part.items() if "adapter_up" not in name}
+            for key, part in state.items()
+        }
+
+
+class Counted:
+    """Says that the base has its values."""
+
+    @hookimpl(wrapper=True)
+    def load_checkpoint(self, run):
+        count_as_loaded(run, lambda name: "adapter" not in name)
+        return (yield)
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("adapters"))
+    return run_world(adapter, 2, folder), run_world(adapter_elsewhere, 1, folder)[0]
+
+
+def test_an_adapter_is_saved_alone_and_loaded_with_its_base_in_another_layout(adapters):
+    trained, (fresh, found, _, _, names) = adapters
+    for steps, weights in trained:
+        assert fresh == pytest.approx(steps[:2], rel=1e-5)
+        assert found[0] == pytest.approx(steps[2:], rel=1e-5)
+        assert max(float((weights[key] - found[1][key]).abs().max()) for key in weights) < 1e-5
+    assert names == ["adapter_down", "adapter_up"]
+
+
+def test_weights_that_come_from_nowhere_are_named(adapters):
+    _, (_, _, refused, declared, _) = adapters
+    assert "toy-adapter leaves them out, and from nowhere else, first 'decoder.final" in refused[0]
+    assert "none: holds no checkpoint" in refused[1]
+    assert declared == 2
+
+
+def test_trained_weights_cannot_be_left_out_of_a_checkpoint(adapters):
+    _, (_, _, refused, _, _) = adapters
+    assert "leaves 4 weights out of the checkpoint that are trained, first 'decoder.layers.0" in refused[2]

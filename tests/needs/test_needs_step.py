@@ -117,7 +117,7 @@ def boundary():
         plain = losses(run)
         expected = parameters(run)
     with training(*PP2, "--toy-double-boundary", initial=initial) as run:
-        from mindspeed_core.testing.communication import count_communication
+        from mindspeed_core.instruments.communication import count_communication
 
         shape = run.boundary.tensors[0].shape
         with count_communication() as log:
@@ -269,8 +269,9 @@ def test_the_platform_object_serves_streams_buffers_generators_and_memory():
 
 
 def bytes_by_kind():
-    from mindspeed_core.testing.communication import count_communication
-    from mindspeed_core.testing.memory import TensorBytes, state_bytes
+    from mindspeed_core.instruments.communication import count_communication
+    from mindspeed_core.instruments.kept_state import state_bytes
+    from mindspeed_core.instruments.memory import TensorBytes
 
     with training("--toy-norm-gradients") as run:
         with count_communication() as log, TensorBytes() as tracker:

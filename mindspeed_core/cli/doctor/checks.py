@@ -23,6 +23,7 @@ from mindspeed_core.cli.doctor.supported_versions import PYTHON, TABLE, matches,
 from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST, ERROR, NOTE, OK, WARNING, Finding
 from mindspeed_core.errors import UserError
+from mindspeed_core.megatron.dataset_helpers import build_command, installed_folder
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import Registry
@@ -51,6 +52,7 @@ class Facts:
         platforms: installed platforms that load: whether each can be used here, and why (not).
         broken: broken plugins: (distribution and version, error, remedy).
         of_host: what the host itself looked at.
+        helpers_build: command that compiles megatron-core's index builder; empty where its source is not.
     """
 
     python: str = machine.python_version()
@@ -66,6 +68,7 @@ class Facts:
     platforms: Mapping[str, tuple[bool, str]] = field(default_factory=dict)
     broken: tuple[tuple[str, str, str], ...] = ()
     of_host: tuple[Finding, ...] = ()
+    helpers_build: str = ""
 
 
 def collect(registry: Registry, host: str = DEFAULT_HOST) -> Facts:
@@ -86,6 +89,7 @@ def collect(registry: Registry, host: str = DEFAULT_HOST) -> Facts:
         platforms=_platforms(registry),
         broken=tuple((f"{b.dist} {b.version}".strip(), b.error, b.remedy) for b in registry.broken),
         of_host=_of_host(registry, host),
+        helpers_build=build_command(folder) if (folder := installed_folder()) else "",
     )
 
 
@@ -213,10 +217,8 @@ def check_megatron(facts: Facts) -> Iterator[Finding]:
         return
     helpers = facts.torch.get("helpers_cpp", "")
     if helpers != "ok":
-        remedy = (
-            "install a megatron-core wheel for this Python and system, or build it: "
-            "pip install pybind11 && make -C <megatron/core/datasets>"
-        )
+        remedy = "install a megatron-core wheel for this Python and system"
+        remedy += f", or build it: {facts.helpers_build}" if facts.helpers_build else ""
         found = f"megatron-core's compiled index builder does not load ({helpers}); datasets need it"
         yield Finding(ERROR, "helpers_cpp", found, remedy)
     else:

@@ -6,6 +6,7 @@ import click
 
 from mindspeed_core.terminal.errors import EXIT_PROBLEMS
 from mindspeed_core.terminal.training_flags import host_option
+from mindspeed_core.terminal.wrapped import say
 
 
 @click.command("doctor", short_help="Check versions, devices and common mistakes.")
@@ -30,7 +31,7 @@ def command(context: click.Context, host: str, as_json: bool) -> None:
     else:
         width = max(len(finding.subject) for finding in findings)
         for finding in findings:
-            click.echo(f"{finding.severity:<8} {finding.subject:<{width}}  {finding.found}")
+            say(f"{finding.severity:<8} {finding.subject:<{width}}  {finding.found}", hang=width + 11)
             if finding.remedy:
                 click.echo(f"{'':<8} {'':<{width}}  -> {finding.remedy}")
         click.echo("something prevents training, see above" if failed else "ready to train")

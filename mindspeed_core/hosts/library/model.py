@@ -17,6 +17,7 @@ from mindspeed_core.errors import SessionError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.megatron import layers
 from mindspeed_core.megatron.config_arguments import with_arguments
+from mindspeed_core.megatron.expert_losses import weigh_expert_losses
 
 if TYPE_CHECKING:
     from megatron.core.distributed import DistributedDataParallelConfig
@@ -31,7 +32,7 @@ def build_transformer_config(session: LibrarySession, args: Namespace) -> Transf
     given, known, changed = session.given("build_transformer_config")
     # A feature that asks for the default again may have changed further arguments.
     later = {name for name, value in vars(args).items() if value is not known.get(name)}
-    return with_arguments(given, args, changed | later)
+    return weigh_expert_losses(with_arguments(given, args, changed | later))
 
 
 @hookimpl(trylast=True)

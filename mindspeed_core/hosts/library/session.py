@@ -82,9 +82,13 @@ class LibrarySession(EmbeddedSession):
         Raises:
             SessionError: the configuration lacks what features change.
         """
+        from mindspeed_core.megatron.expert_check import remember_placed
+
         self._check_config(config, "layer_spec")
         args = self._arguments(config)
-        return self._through("build_layer_spec", base, args=args, config=config, vp_stage=vp_stage)
+        made = self._through("build_layer_spec", base, args=args, config=config, vp_stage=vp_stage)
+        remember_placed(self, made)
+        return made
 
     def model(self, model: Chunks) -> Chunks:
         """Let features change a built model in place, and check that each of them is in it.
@@ -96,10 +100,12 @@ class LibrarySession(EmbeddedSession):
             The model in the form in which it came.
 
         Raises:
-            SessionError: a feature that works on modules has found none of them on any rank.
+            SessionError: a feature that works on modules has found none of them on any rank, or experts lack
+                the marks with which gradients of their copies are summed.
         """
         from megatron.core.utils import get_model_config
 
+        from mindspeed_core.megatron.expert_check import settle_experts
         from mindspeed_core.megatron.token_losses import pass_token_losses
 
         chunks = _chunks(model)
@@ -109,6 +115,7 @@ class LibrarySession(EmbeddedSession):
         built = self._through("build_model", chunks, args=args, config=config, pg=self.run.pg)
         group = getattr(self.run.pg, "mp", None)
         self.check_placements(group)
+        settle_experts(self, built, config)
         pass_token_losses(self.run, built, group)
         self.remember_models(built)
         if self.run.config is None:
@@ -130,10 +137,13 @@ class LibrarySession(EmbeddedSession):
         from megatron.core.distributed import DistributedDataParallelConfig
         from megatron.core.utils import get_model_config
 
+        from mindspeed_core.megatron.expert_check import settle_experts
+
         chunks = _chunks(model)
         config = get_model_config(chunks[0])
         options = self.ddp_config(ddp_config or DistributedDataParallelConfig())
         args = self._arguments(config, options)
+        settle_experts(self, chunks, config)
         wrapped = self.call(
             "wrap_ddp", args=args, config=config, ddp_config=options, model=chunks, pg=self.run.pg
         )
@@ -416,6 +426,7 @@ class LibrarySession(EmbeddedSession):
         """Return what is active and what it did so far: plan, patches, modules, groups, stages."""
         return {
             **self.plan.as_dict(),
+            "notes": [str(note) for note in self.plan.notes],
             "applied_patches": [f"{patch.target} ({patch.owner})" for patch in self.ledger.listing()],
             "modules": {
                 name: self.placements[name] + self.instances.placed(name)

@@ -8,6 +8,8 @@ function of the session needs them.
 
 from __future__ import annotations
 
+import logging
+import os
 import weakref
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from mindspeed_core.activation import Flags
 
+logger = logging.getLogger("mindspeed_core")
 Own = TypeVar("Own", bound="EmbeddedSession")
 
 ORIGIN = "_mindspeed_origin"
@@ -69,6 +72,7 @@ class EmbeddedSession(Session):
         self._in_world = False
         self._started = False
         self._entered_open = False
+        self._announced = False
         self._parsed = self.args
         self._validated: dict[str, tuple[Namespace, frozenset[str]]] = {}
         self._given: dict[str, list[Any]] = {}
@@ -77,6 +81,7 @@ class EmbeddedSession(Session):
     def open(self: Own) -> Own:
         """Open the session, or open it again as it was: groups, features' state and changed instances."""
         super().open()
+        self._announce()
         try:
             self.instances.resume()
             if not self.groups.reclaim():
@@ -85,6 +90,17 @@ class EmbeddedSession(Session):
             self._end()
             raise
         return self
+
+    def _announce(self) -> None:
+        """Log on the first rank, once, what features say about this run and which are broken."""
+        if self._announced or os.environ.get("RANK", "0") != "0":
+            return
+        self._announced = True
+        for held in self.plan.held_back:
+            if held.broken:
+                logger.warning("mindspeed: %s is left out: %s", held.name, held.reason)
+        for note in self.plan.notes:
+            logger.warning("mindspeed: %s", note)
 
     def __enter__(self: Own) -> Own:
         """Open the session unless it is open."""
@@ -294,6 +310,7 @@ class EmbeddedSession(Session):
             platform=self.plan.platform,
             host=self.host.name,
             mode=self.mode,
+            left_out=[held for held in self.plan.held_back if held.broken],
         )
         if plan.names != self.plan.names:
             raise SessionError(
@@ -321,7 +338,24 @@ class EmbeddedSession(Session):
                 f"session.{function} got a configuration that lacks what {', '.join(changing)} changes; "
                 "build the model with config = session.config(config)"
             )
+        self._check_expert_losses(config, function)
         self._check(config)
+
+    def _check_expert_losses(self, config: Any, function: str) -> None:
+        """Refuse a configuration with which losses of experts would weigh too little."""
+        from mindspeed_core.megatron.expert_losses import ranks_sharing_expert_losses
+
+        size = ranks_sharing_expert_losses(config)
+        if size > 1 and (config.moe_z_loss_coeff or _any(config.moe_aux_loss_coeff)):
+            raise SessionError(
+                f"session.{function}: with calculate_per_token_loss megatron-core weighs losses of experts "
+                f"{size} times too little where {size} ranks share a sequence; build the model with config = "
+                "session.config(config), which corrects it"
+            )
+
+
+def _any(coefficients: Any) -> bool:
+    return any(coefficients) if isinstance(coefficients, (list, tuple)) else bool(coefficients)
 
 
 def _same(one: Any, other: Any) -> bool:

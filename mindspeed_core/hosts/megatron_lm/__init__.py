@@ -18,10 +18,14 @@ HOST = HostDeclaration(
     summary="lives inside the training scripts of a Megatron-LM checkout",
     flags=_HERE + "flags:host_flags",
     stages=(
-        *(_HERE + name for name in "parallel model optimizer checkpoint data step monitoring".split()),
+        *(
+            _HERE + name
+            for name in "parallel tokenizer model optimizer checkpoint data step monitoring".split()
+        ),
         "mindspeed_core.megatron.boundary",
         "mindspeed_core.megatron.batch_fields",
         "mindspeed_core.megatron.token_losses",
+        "mindspeed_core.megatron.model_state",
         "mindspeed_core.hooks.defaults",
     ),
     on_demand=_HERE + "patch_table:patches_for",

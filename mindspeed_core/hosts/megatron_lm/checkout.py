@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from mindspeed_core.discovery.installed import installed_version
+from mindspeed_core.megatron.dataset_helpers import (
+    SOURCE,
+    build_command,
+    compiled_names,
+    is_compiled,
+    name_of_make,
+    wanted_name,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mindspeed_core.discovery.host import Finding
 
 PACKAGES = {
@@ -98,4 +108,30 @@ def findings() -> list[Finding]:
         found.append(Finding(ERROR, "Megatron-LM's imports", f"not installed: {', '.join(missing)}", remedy))
     else:
         found.append(Finding(OK, "Megatron-LM's imports", "all are installed"))
+    if checkout is not None:
+        found += _helpers(checkout / "megatron" / "core" / "datasets")
     return found
+
+
+def _helpers(folder: Path) -> Iterator[Finding]:
+    """Look for the compiled index builder: scripts run ``make``, which may build it for another Python."""
+    from mindspeed_core.discovery.host import ERROR, NOTE, OK, Finding
+
+    if not (folder / SOURCE).is_file():
+        return
+    subject = "Megatron-LM's helpers"
+    if is_compiled(folder):
+        yield Finding(OK, subject, "the compiled index builder is one of this Python")
+        return
+    there = compiled_names(folder)
+    lies = f"{', '.join(there)} belongs to another Python" if there else "the index builder is not compiled"
+    made = name_of_make()
+    if made == wanted_name():
+        found = f"{lies}; a script compiles {made} when it starts"
+        yield Finding(NOTE, subject, found, build_command(folder))
+        return
+    found = (
+        f"{lies}: this one loads {wanted_name()}, and the make that scripts start writes {made}, after the "
+        f"first python3-config on the PATH; datasets need it"
+    )
+    yield Finding(ERROR, subject, found, build_command(folder))

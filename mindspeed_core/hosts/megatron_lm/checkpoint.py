@@ -4,52 +4,127 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.errors import CheckpointError
+from mindspeed_core.errors import CheckpointError, UserError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.megatron_lm import pretrain_call
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
 from mindspeed_core.megatron.feature_state import feature_parts
+from mindspeed_core.megatron.model_state import LoadedWeights, check_loaded, check_saved, select
 from mindspeed_core.megatron.plan_resume import check_plan
 from mindspeed_core.run import LoadInfo, Run, SaveInfo
+from mindspeed_core.runtime.gather import all_gather_values
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
 
 FACTS, STATES = "mindspeed", "features"
 """Keys in Megatron-LM's state: what was active, as JSON, and the state of each feature."""
+_TRACKER = "latest_checkpointed_iteration.txt"
 
 
 @intercepts(run=True)
 def around_load_checkpoint(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """Intercept ``load_checkpoint``."""
-    given, run = arguments_of(original, args, named).arguments, now.run
+    bound, run = arguments_of(original, args, named), now.run
+    if now.wants("model_state"):
+        # Weights that a feature leaves out are not in what is loaded; `check_loaded` looks for them.
+        bound.arguments["strict"] = False
+    if now.source is not None:
+        return original(*bound.args, **bound.kwargs)
+    given = bound.arguments
     run.optimizer, run.scheduler = given["optimizer"], given["opt_param_scheduler"]
     now.saved, now.restored = {}, {}
-    with now.calling("load_checkpoint", lambda: original(*args, **named)) as call:
-        info: LoadInfo = now.session.call("load_checkpoint", run=run)
-    if info.path is not None:
-        now.session.call("after_load_checkpoint", run=run)
+    with now.calling("load_checkpoint", lambda: original(*bound.args, **bound.kwargs)) as call:
+        info = _load(now, run)
     return call.result if call.made else (info.iteration, 0)
 
 
+def load_for_features(now: PretrainCall, run: Run) -> None:
+    """Call the stage where Megatron-LM loads nothing, since no flag names a checkpoint of the run.
+
+    Raises:
+        UserError: a feature wants to go on in the middle of a training, for which it is too late.
+    """
+    if now.load_called or not now.wants("load_checkpoint"):
+        return
+    info = _load(now, run)
+    if info.iteration:
+        raise UserError(
+            f"a feature loaded step {info.iteration} of {info.path}, and Megatron-LM goes on with step 0; "
+            "name a folder with --load, which may be empty"
+        )
+
+
+def _load(now: PretrainCall, run: Run) -> LoadInfo:
+    session, loaded = now.session, now.session.state(LoadedWeights)
+    now.load_called = True
+    loaded.names.clear()
+    info: LoadInfo = session.call("load_checkpoint", run=run, source=None)
+    if info.path is not None or loaded.names:
+        session.call("after_load_checkpoint", run=run)
+    return info
+
+
 @hookimpl(trylast=True)
-def load_checkpoint(session: Session, run: Run) -> LoadInfo:
+def load_checkpoint(session: Session, run: Run, source: str | None) -> LoadInfo:
     """Let Megatron-LM load; features get their state back when theirs was in the file."""
     now = pretrain_call.current()
-    iteration, _ = now.pending("load_checkpoint")()
+    if source is not None:
+        return _load_source(now, run, source)
+    call = now.call("load_checkpoint")
+    if call is None:
+        return LoadInfo(None)
+    now.weights = None
+    iteration, _ = call()
+    if now.weights is not None:
+        _count_loaded(now, run)
+        check_loaded(run, now.weights, f"--load {run.args.load}")
     if now.restored:
         session.collect("restore_checkpoint_state", run=run, state=now.restored)
     args = run.args
     loaded = bool(iteration) or bool(now.saved) or bool(now.restored)
     return LoadInfo(
-        Path(args.load) if loaded and args.load else None,
+        _folder(args) or (Path(args.load) if loaded and args.load else None),
         iteration,
         args.consumed_train_samples,
         args.consumed_valid_samples,
     )
+
+
+def _folder(args: Any) -> Path | None:
+    """Return the folder that was loaded; step 0 of a finetuning says nothing of that."""
+    named = (args.load, getattr(args, "pretrained_checkpoint", None))
+    return next((Path(folder) for folder in named if folder and (Path(folder) / _TRACKER).is_file()), None)
+
+
+def _load_source(now: PretrainCall, run: Run, source: str) -> LoadInfo:
+    """Let Megatron-LM load the weights alone of another checkpoint, with arguments that say so meanwhile."""
+    if not (Path(source) / _TRACKER).is_file():
+        raise CheckpointError(f"{source}: has no {_TRACKER}; name the folder that a training saved into")
+    arguments = vars(run.args)
+    before = dict(arguments)
+    arguments.update(load=source, finetune=True, no_load_optim=True, no_load_rng=True)
+    arguments.update(pretrained_checkpoint=None, ckpt_step=None)
+    now.source, now.weights = source, None
+    try:
+        load = import_module("megatron.training.checkpointing").load_checkpoint
+        load(run.model, run.optimizer, run.scheduler)
+        _count_loaded(now, run)
+    finally:
+        now.source = None
+        arguments.clear()
+        arguments.update(before)
+    return LoadInfo(Path(source))
+
+
+def _count_loaded(now: PretrainCall, run: Run) -> None:
+    loaded = run.session.state(LoadedWeights)
+    for key, part in (now.weights.chosen if now.weights is not None else {}).items():
+        loaded.add(key, set(part))
 
 
 @intercepts(run=True)
@@ -88,8 +163,13 @@ def around_generate_state_dict(
 ) -> Any:
     """Intercept ``generate_state_dict``: the state of features beside Megatron-LM's, to save or to fill."""
     state = original(args, *rest, **named)
-    session = now.session
-    parts = feature_parts(now.sync_run())
+    session, run = now.session, now.sync_run()
+    is_loading = bool((named.get("optim_sd_kwargs") or {}).get("is_loading"))
+    if now.wants("model_state"):
+        _choose_weights(now, args, state, named, is_loading)
+    if now.source is not None:
+        return state
+    parts = feature_parts(run)
     if not parts:
         return state
     if args.ckpt_format != "torch_dist":
@@ -97,7 +177,7 @@ def around_generate_state_dict(
             f"--ckpt-format {args.ckpt_format}: the state of {', '.join(parts)} goes into torch_dist "
             "checkpoints only; use --ckpt-format torch_dist"
         )
-    if (named.get("optim_sd_kwargs") or {}).get("is_loading"):
+    if is_loading:
         check_plan(session, now.saved.get("plan", {}))
         parts = {name: part for name, part in parts.items() if name in now.saved.get("features", ())}
     else:
@@ -109,6 +189,31 @@ def around_generate_state_dict(
     return state
 
 
+def _choose_weights(
+    now: PretrainCall, args: Any, state: dict[str, Any], named: dict[str, Any], is_loading: bool
+) -> None:
+    """Put the weights that features choose into Megatron-LM's state, in place of all of them."""
+    run = now.run
+    features = [name for name in now.session.implementations("model_state") if not name.startswith("host ")]
+    if args.ckpt_format != "torch_dist":
+        raise CheckpointError(
+            f"--ckpt-format {args.ckpt_format}: {', '.join(features)} chooses the weights of torch_dist "
+            "checkpoints only; use --ckpt-format torch_dist"
+        )
+    metadata = (named.get("model_sd_kwargs") or {}).get("metadata") or {}
+    now.weights = select(run, metadata, now.source)
+    if not is_loading:
+        message = ""
+        try:
+            check_saved(run, now.weights)
+        except CheckpointError as error:
+            message = str(error)
+        found = next(filter(None, all_gather_values(message)), "")
+        if found:
+            raise CheckpointError(found)
+    state.update(now.weights.chosen)
+
+
 @intercepts()
 def around_load_base_checkpoint(
     now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any
@@ -117,8 +222,8 @@ def around_load_base_checkpoint(
     result = original(*args, **named)
     state = result[0]
     if isinstance(state, dict):
-        if FACTS in state:
+        if FACTS in state and now.source is None:
             now.saved = json.loads(state[FACTS])
-        if not named.get("rank0"):
+        if not named.get("rank0") and now.source is None:
             now.restored = state.get(STATES) or {}
     return result

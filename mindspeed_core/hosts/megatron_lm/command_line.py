@@ -16,6 +16,7 @@ from typing import Any
 from mindspeed_core.flags.core import CORE_FLAGS, CORE_OWNER
 from mindspeed_core.flags.entries import FlagEntry, ParsedArguments
 from mindspeed_core.flags.flag_set import FlagSet
+from mindspeed_core.flags.help import adopted_help
 from mindspeed_core.hosts.megatron_lm import NAME
 from mindspeed_core.hosts.megatron_lm.flags import flags_of, options_of
 from mindspeed_core.registry import Registry
@@ -126,14 +127,13 @@ def _add(group: Any, entry: FlagEntry) -> None:
 
 
 def _adopt(parser: ArgumentParser, entry: FlagEntry) -> None:
-    """Let Megatron-LM's action accept what features add to its flag."""
+    """Let Megatron-LM's action accept what features add to its flag, and its help say so."""
     action = parser._option_string_actions[next(o for o in entry.flag.options if o in options_of(parser))]
     if action.choices is not None and entry.flag.choices:
         known = list(action.choices)
-        added = [choice for choice in entry.flag.choices if choice not in known]
-        action.choices = [*known, *added]
-        if added:
-            action.help = f"{action.help or ''} {_escape('; '.join(entry.notes))}"
+        action.choices = [*known, *(choice for choice in entry.flag.choices if choice not in known)]
+    said = " ".join((*entry.notes, *adopted_help(entry)))
+    action.help = f"{action.help or ''} {_escape(said)}"
 
 
 def _escape(text: str) -> str:

@@ -13,8 +13,10 @@ from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.megatron_lm import pretrain_call
 from mindspeed_core.hosts.megatron_lm.batches import FIELDS, SLOT, SPLIT, splits_sequences
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, intercepts
+from mindspeed_core.megatron.data_source import data_source
+from mindspeed_core.megatron.micro_batches import check_shape, micro_batches
 from mindspeed_core.megatron.unwrap import unwrap
-from mindspeed_core.run import Batch, DataIterators, Datasets
+from mindspeed_core.run import Batch, DataIterators, Datasets, Sampling
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
@@ -25,6 +27,84 @@ def build_datasets(num_samples: tuple[int, int | None, int]) -> Datasets:
     """Build the script's datasets."""
     train, valid, test = pretrain_call.current().pending("build_datasets")(list(num_samples))
     return Datasets(train, valid, test)
+
+
+def for_script(now: PretrainCall, datasets: Datasets) -> tuple[Any, Any, Any]:
+    """Return what Megatron-LM's provider returns: datasets, or iterators where features make the batches.
+
+    Iterators are what it calls an external data loader, which it passes on as they are.
+
+    Raises:
+        UserError: Megatron-LM has no place for what the features want.
+    """
+    if datasets.valid_sets:
+        raise UserError(
+            "a feature brings several validation datasets, and Megatron-LM takes one from a script; let its "
+            "Datasets have valid, or train with mindspeed-train"
+        )
+    parts = (datasets.train, datasets.valid, datasets.test)
+    if datasets.collate is None and datasets.batch_sampler is None:
+        return parts
+    args = now.session.args
+    for flag in ("full_validation", "hybrid_context_parallel"):
+        if getattr(args, flag, False):
+            raise UserError(
+                f"--{flag.replace('_', '-')}: a feature makes the batches itself (collate or batch_sampler); "
+                "drop the flag, or the feature's"
+            )
+    args.dataloader_type = "external"
+    valid = 0 if args.skip_train else args.consumed_valid_samples
+    consumed = (args.consumed_train_samples, valid, 0)
+    train, validation, test = (
+        None if dataset is None else _micro_batches(now, datasets, dataset, start, split)
+        for dataset, start, split in zip(parts, consumed, ("train", "validation", "test"))
+    )
+    return None if args.skip_train else train, validation, test
+
+
+def _micro_batches(
+    now: PretrainCall, datasets: Datasets, dataset: Any, consumed: int, split: str
+) -> Iterator[Any]:
+    from megatron.core import parallel_state
+
+    session = now.session
+    args = session.args
+    sampling = Sampling(
+        dataset=dataset,
+        split=split,
+        consumed_samples=consumed,
+        micro_batch_size=args.micro_batch_size,
+        dp_rank=parallel_state.get_data_parallel_rank(),
+        dp_size=parallel_state.get_data_parallel_world_size(),
+        endless=split != "train",
+        seed=args.seed,
+    )
+    owner = data_source(session)
+    found = micro_batches(
+        datasets,
+        sampling,
+        num_workers=getattr(args, "num_workers", 0),
+        pin_memory=session.platform.device_type != "cpu",
+        owner=owner,
+    )
+    variable = getattr(args, "variable_seq_lengths", False)
+    if args.tensor_model_parallel_size > 1:
+        remedy = (
+            "Megatron-LM's tensor-parallel ranks get them in this shape; use --tensor-model-parallel-size 1"
+        )
+    elif args.pipeline_model_parallel_size > 1 and not variable:
+        remedy = (
+            "pipeline stages expect them in this shape; train with mindspeed-train --variable-seq-lengths"
+        )
+    else:
+        return found
+    return _checked(found, (args.micro_batch_size, args.seq_length), remedy)
+
+
+def _checked(found: Iterator[Any], shape: tuple[int, int], remedy: str) -> Iterator[Any]:
+    for sample in found:
+        check_shape(sample, shape, remedy)
+        yield sample
 
 
 @intercepts(run=True)

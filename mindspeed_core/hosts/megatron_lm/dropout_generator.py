@@ -29,15 +29,19 @@ class DropoutGenerator:
 
             self._before_loaders = torch.get_rng_state()
 
-    def undisturbed_by(self, samples: Any) -> Any:
-        """Return an iterator over the same samples, from which reading leaves the generator as it was."""
-        if not self.shared:
-            return samples
+    def put_back(self) -> None:
+        """Go on from the state before loaders were made; once, before anything of the training draws."""
         if self._before_loaders is not None:
             import torch
 
             torch.set_rng_state(self._before_loaders)
             self._before_loaders = None
+
+    def undisturbed_by(self, samples: Any) -> Any:
+        """Return an iterator over the same samples, from which reading leaves the generator as it was."""
+        if not self.shared:
+            return samples
+        self.put_back()
         return samples if samples is None else _Undisturbed(samples)
 
 

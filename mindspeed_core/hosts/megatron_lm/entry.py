@@ -92,7 +92,7 @@ def around_parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
         if now is not None:
             now.command_line = line
             with _reported():
-                session.refuse_at_once(args, now.platform)
+                session.refuse_at_once(args, now.platform_kinds)
         return args
 
     return parse_args
@@ -128,7 +128,7 @@ def around_pretrain(original: Callable[..., Any]) -> Callable[..., Any]:
         early = PatchLedger()
         failed = True
         try:
-            now.platform = _make_available(early)
+            now.platform_kinds = _make_available(early)
             if asked_for("--yaml-cfg", sys.argv[1:]):
                 early.apply([row.patch() for row in STARTUPS], owner=OWNER)
             now.before_opening = early.revert
@@ -150,15 +150,17 @@ def around_pretrain(original: Callable[..., Any]) -> Callable[..., Any]:
     return pretrain
 
 
-def _make_available(ledger: PatchLedger) -> str:
+def _make_available(ledger: PatchLedger) -> frozenset[str]:
     """Let a device that is not CUDA's count as available until the session opens and says so itself.
 
     Returns:
-        The name of the platform that will be used.
+        The kinds of the platform that will be used.
     """
     with _reported():
-        name, _ = choose_platform(asked_for("--platform", sys.argv[1:]) or "auto", _installed_registry())
-    if name != "cuda":
+        registry = _installed_registry()
+        name, _ = choose_platform(asked_for("--platform", sys.argv[1:]) or "auto", registry)
+        kinds = registry.platform(name).kinds()
+    if "cuda" not in kinds:
         available = Patch(
             "torch.cuda:is_available",
             "mindspeed_core.hosts.megatron_lm.emulation:says_available",
@@ -166,7 +168,7 @@ def _make_available(ledger: PatchLedger) -> str:
             kind="wrap",
         )
         ledger.apply([available], owner=OWNER)
-    return name
+    return kinds
 
 
 @contextmanager

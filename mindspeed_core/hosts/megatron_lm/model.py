@@ -23,8 +23,11 @@ from mindspeed_core.hosts.megatron_lm.flag_ownership import leave_to_features
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
 from mindspeed_core.hosts.megatron_lm.without_te import installed
 from mindspeed_core.megatron.data_parallel import ddp_config_of
+from mindspeed_core.megatron.expert_check import remember_placed, settle_experts
+from mindspeed_core.megatron.expert_losses import weigh_expert_losses
 from mindspeed_core.megatron.layers import build_mtp_spec, plain_parts
 from mindspeed_core.megatron.token_losses import pass_token_losses
+from mindspeed_core.megatron.uneven_partition import build_for_any_partition, leaves_partition
 from mindspeed_core.run import DistInfo, Run
 
 if TYPE_CHECKING:
@@ -38,6 +41,8 @@ def around_config_from_args(
     now: PretrainCall, original: Callable[..., Any], args: Any, config_class: type | None = None
 ) -> Any:
     """Pass what ``core_transformer_config_from_args`` makes through its stage; scripts call it often."""
+    if leaves_partition(now.session):
+        original = _for_any_partition(original)
     base = original(args, config_class)
     for known_class, known_base, known in now.configs:
         if known_class is config_class and known_base == base:
@@ -50,6 +55,13 @@ def around_config_from_args(
     return config
 
 
+def _for_any_partition(original: Callable[..., Any]) -> Callable[..., Any]:
+    def build(args: Any, config_class: type | None) -> Any:
+        return build_for_any_partition(lambda values: original(Namespace(**values), config_class), vars(args))
+
+    return build
+
+
 def _fresh(original: Callable[..., Any], given: Any, args: Any, base: Any) -> Any:
     """Fill a configuration from the arguments Megatron-LM passed, or from a feature's own."""
     return copy.copy(base) if given is args else original(given, type(base))
@@ -60,7 +72,7 @@ def build_transformer_config(session: Session, args: Namespace) -> TransformerCo
     """Let Megatron-LM translate its arguments."""
     call = pretrain_call.current().call("build_transformer_config")
     if call is not None:
-        return call(args)
+        return weigh_expert_losses(call(args))
     return import_module("megatron.training.arguments").core_transformer_config_from_args(args)
 
 
@@ -83,6 +95,7 @@ def _around_init(*names: str) -> Callable[..., Any]:
                 vp_stage=given.get("vp_stage"),
             )
         original(*bound.args, **bound.kwargs)
+        settle_experts(now.session, [given["self"]], given["config"])
 
     return around
 
@@ -100,7 +113,7 @@ def _keep_outputs(session: Session, config: TransformerConfig) -> None:
     A device sends in the order of its stream, so that megatron-core may free what it has just handed over;
     gloo reads the memory of a send in flight.
     """
-    if session.platform.device_type == "cpu" and config.overlap_p2p_comm:
+    if "cpu" in session.platform.kinds() and config.overlap_p2p_comm:
         config.deallocate_pipeline_outputs = False
 
 
@@ -110,7 +123,9 @@ def _layer_spec(now: PretrainCall, given: dict[str, Any], name: str) -> Any:
     config = config or given["config"]
     vp_stage = given.get("vp_stage")
     with now.calling("build_layer_spec", lambda: _whole(given[name], config, vp_stage, given)):
-        return session.call("build_layer_spec", args=session.args, config=config, vp_stage=vp_stage)
+        spec = session.call("build_layer_spec", args=session.args, config=config, vp_stage=vp_stage)
+    remember_placed(session, spec)
+    return spec
 
 
 def _whole(spec: Any, config: Any, vp_stage: int | None, given: dict[str, Any]) -> Any:
@@ -153,9 +168,9 @@ def provide(
     if get_model_config(chunk) is not config:
         names = [name for name in now.session.plan.names if "build_transformer_config" in _hooks(now, name)]
         raise UserError(
-            f"{', '.join(names) or 'a feature'}: changes the model's configuration, and the script's "
-            "model_provider builds with another than the one in its argument config; drop its flag for this "
-            "script"
+            f"{', '.join(names) or 'losses of experts'}: changes the model's configuration, and the "
+            "script's model_provider builds with another than the one in its argument config; drop its flag "
+            "for this script"
         )
     return chunk
 
@@ -171,8 +186,11 @@ def _hooks(now: PretrainCall, feature: str) -> Any:
 
 
 def changes_config(now: PretrainCall) -> bool:
-    """Return whether features change the configuration, and the script's provider takes it as an argument."""
-    return now.wants("build_transformer_config") and "config" in now.handed
+    """Return whether the stage changes the configuration that the script's provider is handed."""
+    args = now.session.args
+    weighed = getattr(args, "num_experts", None) and getattr(args, "calculate_per_token_loss", False)
+    asked_for = now.wants("build_transformer_config") or weighed or leaves_partition(now.session)
+    return "config" in now.handed and bool(asked_for)
 
 
 def build_chunk(

@@ -13,6 +13,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.megatron_lm import pretrain_call
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, intercepts
+from mindspeed_core.megatron.data_source import check_only_source
 from mindspeed_core.megatron.seeds import seed_generators, seed_of_rank
 from mindspeed_core.run import DistInfo, RngInfo
 from mindspeed_core.runtime.rank_check import check_ranks
@@ -22,9 +23,16 @@ if TYPE_CHECKING:
 
 
 @hookimpl(trylast=True)
-def validate_arguments(args: Namespace) -> Namespace:
-    """Let Megatron-LM validate."""
-    return pretrain_call.current().pending("validate_arguments")(args)
+def validate_arguments(session: Session, args: Namespace) -> Namespace:
+    """Let Megatron-LM validate; it switches micro-batches of different lengths off whatever was given."""
+    check_only_source(session, args)
+    variable = bool(getattr(args, "variable_seq_lengths", False))
+    validated: Namespace = pretrain_call.current().pending("validate_arguments")(args)
+    validated.variable_seq_lengths = variable
+    if variable and not getattr(validated, "num_experts", None):
+        # megatron-core refuses the default dispatcher, also where there is nothing to dispatch.
+        validated.moe_token_dispatcher_type = "alltoall"
+    return validated
 
 
 @intercepts()

@@ -21,7 +21,7 @@ ENTRY, STARTUP = "entry", "startup"
 ALWAYS = ("cpu", "cuda", "npu")
 """Platforms of rows that every session needs."""
 _EMULATED = ("cpu",)
-_NOT_CUDA = ("cpu", "npu")
+_CUDA = ("cuda",)
 _TRAINING = "megatron.training.training:"
 _CHECKPOINTING = "megatron.training.checkpointing:"
 _HERE = "mindspeed_core.hosts.megatron_lm."
@@ -40,7 +40,8 @@ class Interception:
             the script), `PATCH`, `ENTRY` (a patch that is there from the import of the adaptor on) or
             `STARTUP` (one that is there from the call of ``pretrain`` until the session opens).
         kind: of the patch, see `Patch`.
-        platforms: where the host itself needs it, whatever is active.
+        platforms: kinds of platforms on which the host itself needs it, whatever is active.
+        elsewhere: the host itself needs it on platforms of none of these kinds.
         features: needed as soon as any feature is active.
         without_te: needed where neither TransformerEngine nor Apex is installed.
         versions: what differs in older versions of Megatron-LM.
@@ -49,6 +50,7 @@ class Interception:
         argument: name of an argument and a text that its value must contain, for rows of one option.
         unless: a stage whose own interception hands out the same; then this one is not needed.
         handed: an argument of the script's ``model_provider`` that makes this one unnecessary.
+        models: the host itself needs it for models with all of these arguments set.
     """
 
     stages: tuple[str, ...]
@@ -58,6 +60,7 @@ class Interception:
     mechanism: str = PATCH
     kind: str = "wrap"
     platforms: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
     features: bool = False
     without_te: bool = False
     versions: str = ""
@@ -66,6 +69,7 @@ class Interception:
     argument: tuple[str, str] = ("", "")
     unless: str = ""
     handed: str = ""
+    models: tuple[str, ...] = ()
 
     def patch(self) -> Patch:
         """Return the patch of the row."""
@@ -200,19 +204,29 @@ PATCHES = (
         platforms=ALWAYS,
     ),
     _row(
+        "megatron.training.global_vars:build_tokenizer",
+        "tokenizer:around_build_tokenizer",
+        "build_tokenizer",
+        "the global tokenizer comes from there, and the model's vocabulary from it",
+    ),
+    _row(
         "megatron.training.arguments:core_transformer_config_from_args",
         "model:around_config_from_args",
         "build_transformer_config",
-        "the script's model_provider takes no configuration",
+        "the script's model_provider takes no configuration; losses of experts weigh too little with "
+        "--calculate-per-token-loss",
         handed="config",
+        models=("num_experts", "calculate_per_token_loss"),
     ),
     _row(
         "megatron.core.models.gpt.gpt_model:GPTModel.__init__",
         "model:around_gpt_model",
         "build_layer_spec build_mtp_spec",
-        "the specification is an argument of the model, whoever builds it",
+        "the specification is an argument of the model, whoever builds it; copies of experts drift apart "
+        "without a mark that it must have before it is wrapped",
         platforms=_EMULATED,
         without_te=True,
+        models=("num_experts",),
     ),
     *(
         _row(
@@ -222,6 +236,7 @@ PATCHES = (
             f"the {arguments} of the model",
             required=False,
             loaded=True,
+            models=("num_experts",),
         )
         for model, wrapper, arguments in (
             ("mamba.mamba_model:MambaModel", "around_mamba_model", "specification is an argument"),
@@ -292,7 +307,7 @@ PATCHES = (
     _row(
         _CHECKPOINTING + "load_checkpoint",
         "checkpoint:around_load_checkpoint",
-        "load_checkpoint after_load_checkpoint checkpoint_state restore_checkpoint_state",
+        "load_checkpoint after_load_checkpoint checkpoint_state restore_checkpoint_state model_state",
         "a run is loaded there",
     ),
     _row(
@@ -304,7 +319,7 @@ PATCHES = (
     _row(
         _CHECKPOINTING + "generate_state_dict",
         "checkpoint:around_generate_state_dict",
-        "checkpoint_state restore_checkpoint_state",
+        "checkpoint_state restore_checkpoint_state model_state",
         "what is saved and the template of what is loaded both come from it",
     ),
     _row(
@@ -329,7 +344,7 @@ PATCHES = (
     _row(
         "megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
         "step:around_get_schedule",
-        "start_run",
+        "start_run load_checkpoint",
         "before the first schedule everything is built and loaded",
         unless="train_step",
     ),
@@ -364,7 +379,7 @@ PATCHES = (
         "emulation:no_kernels",
         "",
         "it compiles CUDA kernels",
-        platforms=_NOT_CUDA,
+        elsewhere=_CUDA,
         required=False,
     ),
     _row(
@@ -372,7 +387,7 @@ PATCHES = (
         "emulation:old_enough",
         "",
         "it asks for a CUDA version that other devices do not have",
-        platforms=("npu",),
+        elsewhere=(*_CUDA, *_EMULATED),
     ),
     _row(
         "torch.cuda:is_available",
@@ -395,7 +410,7 @@ PATCHES = (
 
 def needed(
     stages: Collection[str],
-    platform: str,
+    kinds: Collection[str],
     args: Any,
     *,
     any_feature: bool,
@@ -406,7 +421,7 @@ def needed(
 
     Args:
         stages: what active features implement.
-        platform: the one in use.
+        kinds: of the platform in use, see ``Platform.kinds``.
         args: the arguments of the run, None for a listing.
         any_feature: some feature is active.
         without_te: neither TransformerEngine nor Apex is installed.
@@ -416,10 +431,12 @@ def needed(
     for row in PATCHES:
         asked_for = (
             not set(stages).isdisjoint(row.stages)
-            or platform in row.platforms
+            or not set(kinds).isdisjoint(row.platforms)
             or row.platforms == ALWAYS
+            or (row.elsewhere and set(kinds).isdisjoint(row.elsewhere))
             or (row.features and any_feature)
             or (row.without_te and without_te)
+            or (row.models and all(getattr(args, name, None) for name in row.models))
         )
         if asked_for and row.unless not in stages and row.handed not in handed and _applies(row, args):
             found.setdefault(row.target, row)
@@ -433,7 +450,7 @@ def _applies(row: Interception, args: Any) -> bool:
     return not name or text in str(getattr(args, name, ""))
 
 
-def patches_for(stages: Collection[str], platform: str) -> tuple[Patch, ...]:
+def patches_for(stages: Collection[str], kinds: Collection[str]) -> tuple[Patch, ...]:
     """Return the patches of a training with features that implement these stages, for listings."""
-    rows = needed(stages, platform, None, any_feature=bool(stages), without_te=not installed(TE_AND_APEX))
+    rows = needed(stages, kinds, None, any_feature=bool(stages), without_te=not installed(TE_AND_APEX))
     return tuple(row.patch() for row in (*ENTRIES, *rows))

@@ -19,6 +19,7 @@ from mindspeed_core.run import Batch, DistInfo, Run
 
 if TYPE_CHECKING:
     from mindspeed_core.hosts.megatron_lm.command_line import CommandLine
+    from mindspeed_core.megatron.model_state import Selection
     from mindspeed_core.session import Session
 
 _current: PretrainCall | None = None
@@ -49,7 +50,7 @@ class PretrainCall:
     """State of one call of ``pretrain``.
 
     Attributes:
-        platform: name of the platform in use.
+        platform_kinds: kinds of the platform in use, known before the session opens.
         command_line: the flags, read.
         dist: this process in the world, once torch.distributed runs.
         batch: the micro-batch that the script fetched last.
@@ -57,6 +58,9 @@ class PretrainCall:
         configs: configurations that features have seen: as Megatron-LM made them, and as they became.
         saved: what features left in the checkpoint that is being loaded: facts, and state by feature.
         restored: the state of features that was loaded.
+        source: folder whose weights are being loaded for a feature, None otherwise.
+        weights: the weights that features chose for the load in progress.
+        load_called: whether Megatron-LM came to its loading.
         test_iterators: iterators of the test split, to tell the splits apart.
         stages: what active features implement.
         before_opening: takes back what stood in for the session until it opens.
@@ -71,7 +75,7 @@ class PretrainCall:
     """
 
     def __init__(self) -> None:
-        self.platform = ""
+        self.platform_kinds: frozenset[str] = frozenset()
         self.command_line: CommandLine | None = None
         self.dist: DistInfo | None = None
         self.batch = Batch()
@@ -79,6 +83,9 @@ class PretrainCall:
         self.configs: list[tuple[type | None, Any, Any]] = []
         self.saved: dict[str, Any] = {}
         self.restored: dict[str, Any] = {}
+        self.source: str | None = None
+        self.weights: Selection | None = None
+        self.load_called = False
         self.test_iterators: list[Any] = []
         self.stages: frozenset[str] = frozenset()
         self.before_opening: Callable[[], object] = lambda: None

@@ -40,7 +40,9 @@ def _datasets_provider(now: PretrainCall, original: Callable[..., Any]) -> Calla
             datasets: Datasets = session.call(
                 "build_datasets", args=session.args, num_samples=tuple(num_samples)
             )
-        return datasets.train, datasets.valid, datasets.test
+        from mindspeed_core.hosts.megatron_lm.data import for_script
+
+        return for_script(now, datasets)
 
     # Megatron-LM looks the attribute up, and the name vp_stage in the signature, which `wraps` keeps.
     provider.is_distributed = getattr(original, "is_distributed", False)  # type: ignore[attr-defined]

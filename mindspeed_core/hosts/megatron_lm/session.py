@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -69,16 +69,20 @@ def _prepare(
     """Return the session for these arguments, not opened, and the flags set for what is not installed."""
     line = now.command_line
     assert line is not None
+    assert line.parsed is not None
     name, why = choose_platform(args.platform, registry)
     args.platform = name
-    changed = apply_defaults(args, line.provenance, name, registry.platform(name)().backend)
+    platform = registry.platform(name)
+    changed = apply_defaults(args, line.provenance, platform)
     provenance = {**line.provenance, "platform": why}
-    plan = resolve(registry, args, provenance=provenance, platform=name, host=NAME)
+    plan = resolve(
+        registry, args, provenance=provenance, platform=name, host=NAME, left_out=line.parsed.left_out
+    )
     features = [registry.features[feature].cls for feature in plan.names]
     now.stages = _stages_of((*features, *extra_plugins))
     rows = needed(
         now.stages,
-        name,
+        platform.kinds(),
         args,
         any_feature=bool(features or extra_plugins),
         without_te=not installed(TE_AND_APEX),
@@ -132,13 +136,13 @@ def _stages_of(plugins: Iterable[object]) -> frozenset[str]:
     )
 
 
-def refuse_at_once(args: Any, platform: str) -> None:
+def refuse_at_once(args: Any, kinds: Collection[str]) -> None:
     """Refuse what Megatron-LM starts before it validates its arguments.
 
     Raises:
         ArgumentError: a flag cannot work on this platform.
     """
-    if platform == "cpu" and getattr(args, "use_persistent_ckpt_worker", False):
+    if "cpu" in kinds and getattr(args, "use_persistent_ckpt_worker", False):
         raise ArgumentError(
             "--use-persistent-ckpt-worker",
             None,
@@ -156,6 +160,8 @@ def _print_summary(session: Session, changed: Sequence[str], entries: Sequence[A
     _print(f"features: {', '.join(plan.names) or 'none'}")
     for held in plan.held_back:
         _print(f"held back: {held.name}: {held.reason}")
+    for note in plan.notes:
+        _print(f"note: {note}")
     if changed:
         _print(f"not given and not installed, so set: {' '.join(changed)}")
     applied = [patch for patch in session.ledger.listing() if patch.kind != "setting"]

@@ -14,6 +14,7 @@ from megatron.core.transformer.module import MegatronModule
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hooks import DONE, Done
 from mindspeed_core.hosts.megatron_lm import NAME, pretrain_call
+from mindspeed_core.hosts.megatron_lm.checkpoint import load_for_features
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
 from mindspeed_core.megatron.loss import is_mean, loss_of, on_every_stage, schedule_loss
 from mindspeed_core.megatron.loss_reduction import with_same_names
@@ -39,9 +40,14 @@ class LossNumbers(Losses):
 
 
 def _begin(now: PretrainCall) -> None:
-    """Call ``start_run`` before the first step."""
-    if now.wants("start_run") and not now.began:
-        now.began = True
+    """Load for features where no flag names a checkpoint, and call ``start_run``, before the first step."""
+    # A feature may set the generator of dropout in the stage.
+    now.generator.put_back()
+    if now.began:
+        return
+    now.began = True
+    load_for_features(now, now.run)
+    if now.wants("start_run"):
         now.session.call("start_run", run=now.sync_run())
 
 

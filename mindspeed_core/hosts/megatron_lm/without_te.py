@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mindspeed_core.platforms.platform import Platform
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,12 @@ def installed(names: Iterable[str]) -> bool:
     return any(find_spec(name) is not None for name in names)
 
 
-def apply_defaults(args: Any, provenance: Mapping[str, str], platform: str, backend: str) -> list[str]:
+def apply_defaults(args: Any, provenance: Mapping[str, str], platform: type[Platform]) -> list[str]:
     """Change the arguments that were not given, and return the flags that stand for what was changed."""
     changed: list[str] = []
     rules = [rule for rule in DEFAULTS if not installed(rule.missing)]
-    if platform != "cuda":
+    if "cuda" not in platform.kinds():
+        backend = platform.backend
         rules.append(Default("distributed_backend", backend, f"--distributed-backend {backend}", ()))
     for rule in rules:
         given = provenance.get(rule.dest, "default") != "default"

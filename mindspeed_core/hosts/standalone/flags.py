@@ -14,9 +14,27 @@ from mindspeed_core.megatron.flags import BATCH_FLAGS, MODEL_FLAGS, TRAINING_FLA
 
 def host_flags() -> tuple[Flag, ...]:
     """Return every flag of the host, in the order in which ``--help`` shows them."""
-    written = (*TRAINING_FLAGS, *_DATA, *_CHECKPOINT, *_MONITORING, *_FAULT_TOLERANCE, *MODEL_FLAGS)
+    written = (
+        *TRAINING_FLAGS,
+        *_PROCESS_GROUPS,
+        *_DATA,
+        *_CHECKPOINT,
+        *_MONITORING,
+        *_FAULT_TOLERANCE,
+        *MODEL_FLAGS,
+    )
     return (*written, *generated_flags(written))
 
+
+_PROCESS_GROUPS = grouped(
+    "parallelism",
+    Flag(
+        "--disable-gloo-process-groups",
+        aliases=("--disable-gloo-group",),
+        inverts="enable_gloo_process_groups",
+        help="Create no gloo groups beside those of the platform's backend.",
+    ),
+)
 
 _DATA = grouped(
     "data",
@@ -78,6 +96,12 @@ _CHECKPOINT = grouped(
     Flag("--no-save-rng", help="Save no random states."),
     Flag("--no-load-optim", help="Load no optimizer state."),
     Flag("--no-load-rng", help="Load no random states."),
+    Flag(
+        "--pretrained-checkpoint",
+        type=str,
+        per_rank=True,
+        help="Folder of a checkpoint whose weights a run starts from, as long as --load holds none.",
+    ),
     Flag("--finetune", help="Load weights only and start at step 0."),
     Flag("--ckpt-step", type=int, help="Load this step instead of the latest."),
     Flag(

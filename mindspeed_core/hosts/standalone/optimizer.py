@@ -48,7 +48,12 @@ def build_optimizer(
     overrides = getattr(mcore_optimizer, "get_standard_config_overrides", None)
     if overrides is not None and "config_overrides" in parameters:
         options["config_overrides"] = overrides(config=optimizer_config)
-    optimizer = get_megatron_optimizer(config=optimizer_config, model_chunks=model, **options)
+    optimizer = get_megatron_optimizer(
+        config=optimizer_config,
+        model_chunks=model,
+        use_gloo_process_groups=args.enable_gloo_process_groups,
+        **options,
+    )
     if args.use_megatron_fsdp and args.data_parallel_sharding_strategy == "no_shard":
         # Every rank holds all gradients; megatron-core would sum their norm over the data-parallel ranks.
         optimizer.grad_stats_parallel_group = pg.mp

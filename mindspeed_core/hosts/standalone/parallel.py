@@ -80,7 +80,7 @@ def build_process_groups(args: Namespace) -> ProcessGroupCollection:
             expert_model_parallel_size=args.expert_model_parallel_size,
             expert_tensor_parallel_size=args.expert_tensor_parallel_size,
             distributed_timeout_minutes=args.distributed_timeout_minutes,
-            create_gloo_process_groups=True,
+            create_gloo_process_groups=args.enable_gloo_process_groups,
         )
     return ProcessGroupCollection.use_mpu_process_groups()
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import click
 
 from mindspeed_core.errors import ArgumentError
+from mindspeed_core.launch.commands import parallel_command
 from mindspeed_core.run import Run
 
 
@@ -54,6 +55,7 @@ def generate(run: Run, prompt: Sequence[int], length: int, *, top_k: int = 0, se
     return tokens
 
 
+@parallel_command
 @click.command(
     "sample",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "max_content_width": 100},
@@ -69,13 +71,17 @@ def command(prompt: str, length: int, top_k: int, sample_seed: int, flags: tuple
     """Continue a prompt. FLAGS are the training run's own flags, with --load and --tokenizer-model."""
     from mindspeed_core.activation import prepare
     from mindspeed_core.hosts.standalone.loop import setup, teardown
-    from mindspeed_core.hosts.standalone.text.tokenizer import load_tokenizer
+    from mindspeed_core.hosts.standalone.text.tokenizer import NullTokenizer
 
     with prepare(list(flags), host="standalone", mode="inference") as session:
-        if not session.args.load or not session.args.tokenizer_model:
-            raise ArgumentError("--load", session.args.load, "sample needs --load and --tokenizer-model")
-        tokenizer = load_tokenizer(session.args.tokenizer_model, session.args.tokenizer_type)
+        if not session.args.load:
+            raise ArgumentError("--load", None, "sample continues with a trained model", "name its folder")
         run = setup(session)
+        tokenizer = run.tokenizer
+        if isinstance(tokenizer, NullTokenizer):
+            raise ArgumentError(
+                "--tokenizer-model", None, "ids alone cannot be shown as text", "name the tokenizer"
+            )
         if run.pg.pp.size() > 1:
             raise ArgumentError(
                 "--pipeline-model-parallel-size",

@@ -13,8 +13,14 @@ import torch.distributed as dist
 from mindspeed_core.errors import DataError, UserError
 from mindspeed_core.hosts.standalone.arguments.run_length import samples_wanted
 from mindspeed_core.hosts.standalone.checkpoint import rng_state
+from mindspeed_core.hosts.standalone.checkpoint.content import LoadedBatch, layout_metadata
+from mindspeed_core.hosts.standalone.checkpoint.save import select_saved
 from mindspeed_core.hosts.standalone.step import configure_for_training
+from mindspeed_core.hosts.standalone.text.stages import BuiltTokenizer
+from mindspeed_core.megatron.data_source import data_source
+from mindspeed_core.megatron.expert_check import settle_experts
 from mindspeed_core.megatron.global_state import destroy_megatron_state
+from mindspeed_core.megatron.model_state import LoadedWeights, is_chosen
 from mindspeed_core.megatron.token_losses import pass_token_losses
 from mindspeed_core.run import Run
 from mindspeed_core.runtime.rank_check import check_ranks
@@ -39,6 +45,9 @@ def setup(session: Session) -> Run:
         _build_optimizer(run)
     run.schedule = session.call("get_forward_backward", args=args, config=run.config, pg=run.pg)
     _load(run)
+    if args.save and run.optimizer is not None and is_chosen(run):
+        # What cannot be saved is said before the first step.
+        select_saved(run, layout_metadata(run))
     _build_data(run)
     return run
 
@@ -55,8 +64,10 @@ def _build_model(session: Session) -> Run:
     config = session.call("build_transformer_config", args=args)
     model = session.call("build_model", args=args, config=config, pg=pg)
     session.check_placements()
+    settle_experts(session, model, config)
     run = Run(session=session, args=args, config=config, pg=pg, dist=info, model=model)
     pass_token_losses(run, model)
+    run.tokenizer = session.state(BuiltTokenizer).tokenizer
     run.boundary = session.call("boundary_schema", args=args, config=config)
     return run
 
@@ -77,11 +88,15 @@ def _build_optimizer(run: Run) -> None:
 
 def _load(run: Run) -> None:
     """Load what ``--load`` names and continue where it stopped."""
-    info = run.session.call("load_checkpoint", run=run)
+    loaded = run.session.state(LoadedWeights)
+    loaded.names.clear()
+    run.session.state(LoadedBatch).micro_batch_size = None
+    info = run.session.call("load_checkpoint", run=run, source=None)
     run.iteration = info.iteration
     run.consumed_train_samples = info.consumed_train_samples
     run.consumed_valid_samples = info.consumed_valid_samples
-    if info.path is not None:
+    # A feature may have loaded a base where the run has no checkpoint of its own.
+    if info.path is not None or loaded.names:
         run.session.call("after_load_checkpoint", run=run)
 
 
@@ -90,6 +105,9 @@ def _build_data(run: Run) -> None:
     session, args = run.session, run.args
     run.datasets = session.call("build_datasets", args=args, num_samples=samples_wanted(args))
     if run.datasets.train is None and not args.skip_train:
+        source = data_source(session)
+        if source:
+            raise DataError(f"{source}: gives no training data; return Datasets(train=...)")
         raise DataError(f"--split {args.split}: no sample is left for training")
     run.data = session.call("build_data_iterators", run=run)
     # Building iterators may draw from the generator whose state was just loaded.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,16 +25,20 @@ from mindspeed_core.discovery.entry_points import (
     FEATURES,
     HOSTS,
     PLATFORMS,
+    TRAIN_COMMANDS,
+    Source,
     describe,
     iterate,
     load_object,
 )
+from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.discovery.stages import wanted_arguments
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import PROJECT, ExtensionPoint, StageSpecs
 from mindspeed_core.hooks.versions import parsed
 from mindspeed_core.platforms.platform import Availability, Platform
 from mindspeed_core.registry import RegistryError
+from mindspeed_core.terminal.errors import TRACEBACK
 from mindspeed_core.testing.contract.rules import Check, Contract, hold
 
 HEAVY = ("torch", "torch_npu", "megatron.core", "numpy", "pluggy", "triton")
@@ -46,10 +51,14 @@ def checks(contract: Contract) -> list[Check]:
     for group, name, rule in (
         (PLATFORMS, "platform-declared", _platform),
         (HOSTS, "host-declared", _host),
-        (COMMANDS, "command-declared", _command),
     ):
         found += [
             Check(name, source.name, partial(hold, rule, contract, source.name))
+            for source in contract.sources(group)
+        ]
+    for group, program in ((COMMANDS, ""), (TRAIN_COMMANDS, "mindspeed-train ")):
+        found += [
+            Check("command-declared", program + source.name, partial(hold, _command, contract, source, group))
             for source in contract.sources(group)
         ]
     return found
@@ -233,11 +242,14 @@ def _host(contract: Contract, name: str) -> Iterator[str]:
         yield "its declaration has no summary"
 
 
-def _command(contract: Contract, name: str) -> Iterator[str]:
-    """Check that a sub-command is a click command with help."""
+def _command(contract: Contract, source: Source, group: str) -> Iterator[str]:
+    """Check that a sub-command of either program is a click command with help, and can be reached."""
     import click
 
-    (source,) = (found for found in contract.sources(COMMANDS) if found.name == name)
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", source.name):
+        yield f"its name {source.name!r} is no word of lower-case letters, digits and dashes"
+    if group == TRAIN_COMMANDS and source.name in (*contract.registry.host(DEFAULT_HOST).commands, "help"):
+        yield f"mindspeed-train has a command {source.name!r} of its own, which runs instead; rename it"
     try:
         command = source.load()
     except Exception as error:
@@ -247,3 +259,5 @@ def _command(contract: Contract, name: str) -> Iterator[str]:
         yield f"{source.value} is {type(command).__name__}, not a click command"
     elif not (command.help or "").strip():
         yield "it has no help: give its function a docstring"
+    elif any(TRACEBACK in parameter.opts for parameter in command.params):
+        yield f"its option {TRACEBACK} never reaches it: the programs take that off every command line"

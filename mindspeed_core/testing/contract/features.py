@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import partial
 
-from mindspeed_core.discovery.declaration_checks import guess
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.discovery.installed import package_file
+from mindspeed_core.discovery.spelling import guess
 from mindspeed_core.feature import Conflict, Requirement, Scenario
 from mindspeed_core.flags.announced import flag_owners
 from mindspeed_core.flags.flag_set import FlagSet, flag_set
-from mindspeed_core.registry import FeatureRecord
+from mindspeed_core.registry import FeatureRecord, RegistryError
+from mindspeed_core.resolver.asking import failure
 from mindspeed_core.resolver.plan import Plan, PlanError, Problem
 from mindspeed_core.resolver.resolve import resolve
 from mindspeed_core.testing.contract.rules import Check, Contract, hold
@@ -89,7 +90,12 @@ def _names_known(contract: Contract, record: FeatureRecord) -> Iterator[str]:
     for taken in feature.takes_over:
         if not taken.reason.strip():
             yield f"it takes over from {taken.feature} without a reason; the plan prints it"
-    named = [*feature.after, *(c.feature for c in feature.conflicts), *(r.feature for r in feature.requires)]
+    named = [
+        *feature.after,
+        *feature.before,
+        *(c.feature for c in feature.conflicts),
+        *(r.feature for r in feature.requires),
+    ]
     named += [taken.feature for taken in feature.takes_over]
     for name in filter(None, named):
         close = get_close_matches(name, features, n=1, cutoff=0.85)
@@ -138,6 +144,49 @@ def _proofs(contract: Contract, record: FeatureRecord) -> Iterator[str]:
                 yield f"{where}: the feature is {'not ' if wanted else ''}active with {' '.join(flags)!r}"
 
 
+def _answers(contract: Contract, record: FeatureRecord) -> Iterator[str]:
+    """Check that its methods answer in every host, also where nobody asks for it, and that it can be made."""
+    feature = record.cls
+    said: dict[str, list[str]] = {}
+    for host in feature.hosts or contract.registry.host_names():
+        try:
+            args = flag_set(contract.registry, host).parse([]).args
+        except RegistryError:
+            continue  # a host that is not there, or broken, is no fault of the feature
+        for wrong in _unasked(record, args):
+            said.setdefault(wrong, []).append(host)
+    for wrong, hosts in said.items():
+        yield f"{wrong} (without a flag, in host {', '.join(hosts)})"
+    try:
+        feature()
+    except Exception as error:
+        yield f"{failure(record, '__init__()', error)}; a session makes the feature without arguments"
+    for scenario in contract.runs_here(feature):
+        plan, _ = _planned(contract, scenario.flags, scenario)
+        yield from (
+            f"proof {scenario.name!r}: {note.text}"
+            for note in (plan.notes if plan is not None else ())
+            if note.feature == feature.name and note.text.startswith("its notes() fails")
+        )
+
+
+def _unasked(record: FeatureRecord, args: Namespace) -> Iterator[str]:
+    """Ask a feature that no flag asks for, as every training does."""
+    read = "others' flags may be absent: getattr(args, name, default)"
+    asked = False
+    try:
+        asked = bool(record.cls.enabled(args))
+    except Exception as error:
+        yield f"{failure(record, 'enabled()', error)}; {read}"
+    try:
+        preset = dict(record.cls.presets(args))
+    except Exception as error:
+        yield f"{failure(record, 'presets()', error)}; {read}"
+    else:
+        if preset and not asked:
+            yield f"it presets {', '.join(sorted(preset))} although nobody asks for it"
+
+
 def _conflicts(contract: Contract, record: FeatureRecord) -> Iterator[str]:
     """Check that a conflict shows when it should, and ends when the user drops the other side."""
     feature = record.cls
@@ -150,7 +199,7 @@ def _conflicts(contract: Contract, record: FeatureRecord) -> Iterator[str]:
         if not other:
             continue
         plan, problems = _planned(contract, (*scenario.flags, *other), scenario)
-        reported = [p for p in problems if p.code in ("E-CONFLICT", "E-SLOT")]
+        reported = [p for p in problems if p.code in ("E-CONFLICT", "E-SLOT", "E-ROLE")]
         if plan is not None and feature.name in plan:
             yield f"its conflict with {' '.join(other)} never shows: both are active together"
         elif plan is None and not reported:
@@ -177,7 +226,8 @@ def _planned(
     contract: Contract, flags: Sequence[str], scenario: Scenario
 ) -> tuple[Plan | None, tuple[Problem, ...]]:
     """Return the plan of a proof's command line, or what prevents it."""
-    parsed_flags = flag_set(contract.registry, DEFAULT_HOST).parse(training_flags(flags, scenario.steps))
+    command = training_flags(flags, scenario.steps, contract.registry)
+    parsed_flags = flag_set(contract.registry, DEFAULT_HOST).parse(command)
     if parsed_flags.problems:
         return None, parsed_flags.problems
     args: Namespace = parsed_flags.args
@@ -189,6 +239,7 @@ def _planned(
             provenance=parsed_flags.provenance,
             platform=contract.platform,
             host=DEFAULT_HOST,
+            left_out=parsed_flags.left_out,
         )
     except PlanError as error:
         return None, error.problems
@@ -202,5 +253,6 @@ RULES: dict[str, Callable[[Contract, FeatureRecord], Iterator[str]]] = {
     "names-known": _names_known,
     "patches-stated": _patches,
     "proofs-stated": _proofs,
+    "answers": _answers,
     "conflicts-resolvable": _conflicts,
 }

@@ -8,7 +8,15 @@ from importlib.metadata import PackageNotFoundError, distribution
 
 from packaging.utils import canonicalize_name
 
-from mindspeed_core.discovery.entry_points import COMMANDS, FEATURES, HOSTS, PLATFORMS, Source, sources
+from mindspeed_core.discovery.entry_points import (
+    COMMANDS,
+    FEATURES,
+    HOSTS,
+    PLATFORMS,
+    TRAIN_COMMANDS,
+    Source,
+    sources,
+)
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Feature, Scenario
 from mindspeed_core.platforms.selection import choose_platform
@@ -82,7 +90,7 @@ class Contract:
         registry = Registry.discover()
         name = next((d for d in registry.distributions() if _same(d, found.name)), "")
         if not name and not any(_same(record.dist, found.name) for record in registry.broken):
-            groups = ", ".join((FEATURES, PLATFORMS, HOSTS, COMMANDS))
+            groups = ", ".join((FEATURES, PLATFORMS, HOSTS, COMMANDS, TRAIN_COMMANDS))
             raise UserError(
                 f"{dist!r} has no entry point of mindspeed-core; its pyproject.toml needs a table "
                 f'[project.entry-points."{FEATURES}"] (groups: {groups})'

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 from mindspeed_core.discovery.entry_points import PLATFORMS
 from mindspeed_core.discovery.host import DEFAULT_HOST
+from mindspeed_core.discovery.slots import claimed_roles, roles_meet
+from mindspeed_core.discovery.spelling import guess
 from mindspeed_core.feature import Feature, Scenario
-from mindspeed_core.platforms.platform import Availability
+from mindspeed_core.platforms.platform import Availability, Place, Platform
+from mindspeed_core.runtime.placements import Roles
 from mindspeed_core.testing.contract.rules import Check, Contract, Violation
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.worlds import WorldError, run_world
@@ -49,12 +53,16 @@ class Trained:
         loss: the reported losses of its step.
         left: what differs from before, one phrase each.
         memory: source of the memory figures, and the bytes that were in use.
+        wrong: what a platform answers wrongly, one phrase each.
+        roles: roles of modules that the subject replaced, or saw.
         error: why it could not run.
     """
 
     loss: dict[str, float]
     left: tuple[str, ...] = ()
     memory: tuple[str, int] = ("", 0)
+    wrong: tuple[str, ...] = ()
+    roles: Roles = field(default_factory=Roles)
     error: str = ""
 
 
@@ -77,6 +85,12 @@ def checks(contract: Contract) -> list[Check]:
         found += [
             Check("closes-clean", side.subject, partial(_closes_clean, sessions, side.subject))
             for side in group
+        ]
+        found += [
+            Check("roles-stated", record.cls.name, partial(_roles_stated, contract, record.cls, sessions))
+            for side in group
+            if (record := contract.registry.features[side.subject]).cls.places_modules
+            or "build_layer_spec" in record.cls.hooks()
         ]
     found += _platform_checks(contract)
     here = contract.platform
@@ -114,7 +128,11 @@ def _in_world(group: list[Side], size: int) -> dict[str, Trained]:
             ranks = [[Trained({}, error=str(error))]]
         for side, reports in zip(together, zip(*ranks)):
             # The first rank with an error reports it for all.
-            results[side.subject] = next((r for r in reports if r.error or r.left), reports[0])
+            chosen = next((r for r in reports if r.error or r.left), reports[0])
+            roles = Roles()
+            for report in reports:
+                roles.add(report.roles.sought, report.roles.there, report.roles.replaced)
+            results[side.subject] = replace(chosen, roles=roles)
     return results
 
 
@@ -131,7 +149,7 @@ def train_all(group: list[Side]) -> list[Trained]:
     reports: list[Trained] = []
     for side in group:
         before = ProcessState.now()
-        report = _train(side.flags, side.platform)
+        report = _train(side.flags, side.platform, side.subject)
         left = ProcessState.now().left_since(before)
         reports.append(replace(report, left=tuple(left)))
         if report.error or left:
@@ -139,8 +157,14 @@ def train_all(group: list[Side]) -> list[Trained]:
     return reports
 
 
-def _train(flags: tuple[str, ...], platform: str) -> Trained:
-    """Train one step, close the session, and open and close it once more."""
+def _train(flags: tuple[str, ...], platform: str, subject: str = "") -> Trained:
+    """Train one step, close the session, and open and close it once more.
+
+    Args:
+        flags: of the training.
+        platform: its name.
+        subject: the feature, or the platform itself, which then answers for its reports.
+    """
     import traceback
 
     from mindspeed_core.activation import prepare
@@ -152,12 +176,34 @@ def _train(flags: tuple[str, ...], platform: str) -> Trained:
             run = loop.setup(session)
             result = session.call("train_step", run=run)
             figure = session.platform.memory_allocated()
+            asked = subject == platform
+            wrong = tuple(_reports(session.platform, run.dist.local_rank)) if asked else ()
+            roles = session.roles.get(subject, Roles())
             loop.teardown(session)
         with prepare(command, host=DEFAULT_HOST, platform=platform):
             pass
     except Exception:
         return Trained({}, error=traceback.format_exc())
-    return Trained(dict(result.losses), memory=(figure.source, figure.bytes))
+    return Trained(dict(result.losses), memory=(figure.source, figure.bytes), wrong=wrong, roles=roles)
+
+
+def _reports(platform: Platform, local_rank: int) -> Iterator[str]:
+    """Ask a platform where it computes and what is allocated, and say which answers are of no use."""
+    import tempfile
+
+    import torch
+
+    place: object = platform.place(local_rank)
+    if not isinstance(place, Place) or not (place.node and place.device and place.model):
+        yield f"place() says {place!r}; a Place names the node, the device and its model"
+    platform.record_memory()
+    kept = torch.ones(256, device=platform.device(local_rank))
+    with tempfile.TemporaryDirectory() as folder:
+        written = platform.memory_snapshot(Path(folder) / "snapshot.pickle")
+        if not written.is_file() or not written.stat().st_size:
+            yield f"memory_snapshot() wrote nothing to {written}"
+    # The recording is left to the end of the session.
+    del kept
 
 
 def _closes_clean(sessions: _Sessions, subject: str) -> None:
@@ -172,6 +218,31 @@ def _closes_clean(sessions: _Sessions, subject: str) -> None:
             "with Patch, objects with session.instances.set, variables with session.setenv: closing takes "
             "them back"
         )
+
+
+def _roles_stated(contract: Contract, feature: type[Feature], sessions: _Sessions) -> None:
+    """Check that the plan knows the modules a feature replaces: by a slot, or by their roles."""
+    roles, slots = sessions[feature.name].roles, contract.registry.slots
+    claimed = claimed_roles(feature, slots)
+    wrong = []
+    for path in sorted(roles.replaced):
+        if any(roles_meet(path, role) for role in claimed):
+            continue
+        role = path.rpartition(".")[2]
+        slot = next((slot.name for slot in slots.values() if role in slot.roles), "")
+        ways = [f'slots = ("{slot}",)'] if slot else []
+        ways.append(f'replaces_roles = ("{role}",)')
+        wrong.append(
+            f"it replaces the module with the role {role} ({path}), which its declaration does not say: "
+            f"write {' or '.join(ways)}, so that the plan refuses another feature at the same place; or "
+            "replace(..., wrap=True) where the new module contains the old one"
+        )
+    for role in feature.replaces_roles if roles.there else ():
+        meant = guess(role.rpartition(".")[2], roles.there)
+        if role.rpartition(".")[2] not in roles.there and meant:
+            wrong.append(f"it says that it replaces the role {role!r}, which the model lacks{meant}")
+    if wrong:
+        raise Violation("\n".join(dict.fromkeys(wrong)))
 
 
 def _platform_checks(contract: Contract) -> Iterator[Check]:
@@ -205,6 +276,8 @@ def _platform_trains(sessions: _Sessions, name: str) -> None:
         raise Violation(
             f"memory_allocated() of {name} says {size} bytes from {source!r} while a model exists"
         )
+    if report.wrong:
+        raise Violation("\n".join(report.wrong))
 
 
 def _proof(feature: type[Feature], scenario: Scenario, platform: str) -> None:

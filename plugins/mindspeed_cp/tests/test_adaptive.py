@@ -5,8 +5,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from mindspeed_core.instruments.communication import count_communication
 from mindspeed_core.testing import run_world
-from mindspeed_core.testing.communication import count_communication
 from mindspeed_cp.engine import masks, planners, tiles
 from mindspeed_cp.engine.attention import CallOptions, Members, split_attention
 from mindspeed_cp.engine.masks import MaskRule

@@ -22,7 +22,7 @@ def gpt_builder(args, pre_process, post_process, vp_stage=None, config=None, pg_
     return GPTModel(
         config=config,
         transformer_layer_spec=get_gpt_layer_local_spec(
-            normalization=args.normalization, qk_layernorm=args.qk_layernorm
+            num_experts=args.num_experts, normalization=args.normalization, qk_layernorm=args.qk_layernorm
         ),
         vocab_size=args.padded_vocab_size,
         max_sequence_length=args.max_position_embeddings,

@@ -58,6 +58,10 @@ def derive_experts(args: Namespace) -> None:
         reason = "shared experts have no biases in megatron-core"
         remedy = "add --disable-bias-linear"
         raise argument_error(args, "--moe-shared-expert-intermediate-size", reason, remedy)
+    if args.variable_seq_lengths and args.moe_token_dispatcher_type == "allgather":
+        reason = "the ranks of experts would gather different numbers of tokens"
+        remedy = "add --moe-token-dispatcher-type alltoall"
+        raise argument_error(args, "--variable-seq-lengths", reason, remedy)
     _check_routing(args, experts)
 
 

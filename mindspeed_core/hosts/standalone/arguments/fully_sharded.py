@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
+from collections.abc import Collection
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -135,13 +136,13 @@ def _impossible_with_megatron(args: Namespace) -> tuple[tuple[str, Any, str, str
     )
 
 
-def check_connections(device_type: str, args: Namespace) -> None:
+def check_connections(kinds: Collection[str], args: Namespace) -> None:
     """Refuse an environment in which gathering and computing wait for each other.
 
     Raises:
         ArgumentError: the device has one hardware queue.
     """
-    one_queue = device_type == "cuda" and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
+    one_queue = "cuda" in kinds and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
     if args.use_megatron_fsdp and one_queue:
         reason = "CUDA_DEVICE_MAX_CONNECTIONS=1 puts gathering and computing into one queue"
         raise argument_error(args, _MEGATRON, reason, "unset the variable")

@@ -16,6 +16,9 @@ from mindspeed_core.hosts.standalone.arguments.model import check_model
 from mindspeed_core.hosts.standalone.arguments.run_length import derive_batch, derive_schedule
 from mindspeed_core.hosts.standalone.data.sources import data_sources
 from mindspeed_core.hosts.standalone.monitoring.writers import check_writers
+from mindspeed_core.hosts.standalone.text.stages import build_for_session, check_vocabulary
+from mindspeed_core.megatron.data_source import check_only_source, data_source
+from mindspeed_core.megatron.uneven_partition import leaves_partition
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -46,10 +49,10 @@ def validate_arguments(session: Session, args: Namespace) -> Namespace:
     _check_needs_feature(session, args)
     check_writers(args)
     _check_fault_tolerance(args)
-    _derive_world(args)
+    _derive_world(session, args)
     _derive_model(session, args)
     check_fully_sharded(args)
-    check_connections(session.platform.device_type, args)
+    check_connections(session.platform.kinds(), args)
     derive_batch(args)
     if session.mode == "train":
         _check_data(session, args)
@@ -108,7 +111,7 @@ def _check_fault_tolerance(args: Namespace) -> None:
         raise argument_error(args, "--hang-timeout-minutes", "must not be negative", "0 switches it off")
 
 
-def _derive_world(args: Namespace) -> None:
+def _derive_world(session: Session, args: Namespace) -> None:
     args.rank = int(os.environ.get("RANK", "0"))
     args.world_size = int(os.environ.get("WORLD_SIZE", "1"))
     args.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -128,7 +131,7 @@ def _derive_world(args: Namespace) -> None:
     if args.sequence_parallel and tp == 1:
         # Megatron-LM does the same: with one tensor-parallel rank there is nothing to shard.
         args.sequence_parallel = False
-    if args.sequence_parallel and args.seq_length % (tp * cp):
+    if args.sequence_parallel and args.seq_length % (tp * cp) and not leaves_partition(session):
         reason = f"--sequence-parallel shards it over {tp * cp} ranks, which does not divide it"
         raise argument_error(args, "--seq-length", reason, f"use a multiple of {tp * cp}")
     if args.use_distributed_optimizer and args.optimizer == "sgd":
@@ -155,7 +158,8 @@ def _derive_model(session: Session, args: Namespace) -> None:
             reason = f"is not divisible by --num-attention-heads {heads}"
             raise argument_error(args, "--hidden-size", reason, "use a multiple, or give --kv-channels")
         args.kv_channels = args.hidden_size // heads
-    if heads % tp:
+    even = not leaves_partition(session)
+    if heads % tp and even:
         reason = f"is not divisible by --tensor-model-parallel-size {tp}"
         remedy = f"use a multiple of {tp}, or a tensor-parallel size that divides {heads}"
         raise argument_error(args, "--num-attention-heads", reason, remedy)
@@ -163,7 +167,7 @@ def _derive_model(session: Session, args: Namespace) -> None:
         groups = args.num_query_groups
         if heads % groups:
             raise argument_error(args, "--num-query-groups", f"does not divide --num-attention-heads {heads}")
-        if groups % tp and tp % groups:
+        if groups % tp and tp % groups and even:
             reason = f"is neither a multiple nor a divisor of --tensor-model-parallel-size {tp}"
             raise argument_error(args, "--num-query-groups", reason)
     if args.ffn_hidden_size is None:
@@ -171,7 +175,7 @@ def _derive_model(session: Session, args: Namespace) -> None:
         args.ffn_hidden_size = (
             int((4 * args.hidden_size * 2 / 3) / 64) * 64 if args.swiglu else 4 * args.hidden_size
         ) or 64
-    if args.ffn_hidden_size % tp:
+    if args.ffn_hidden_size % tp and even:
         reason = f"is not divisible by --tensor-model-parallel-size {tp}"
         raise argument_error(args, "--ffn-hidden-size", reason, f"use a multiple of {tp}")
     check_model(session, args)
@@ -181,24 +185,26 @@ def _derive_model(session: Session, args: Namespace) -> None:
         raise argument_error(
             args, "--seq-length", f"exceeds --max-position-embeddings {args.max_position_embeddings}"
         )
-    _derive_vocabulary(args)
+    _derive_vocabulary(session, args)
 
 
-def _derive_vocabulary(args: Namespace) -> None:
-    from mindspeed_core.hosts.standalone.text.tokenizer import tokenizer_of
-
+def _derive_vocabulary(session: Session, args: Namespace) -> None:
+    tokenizer = build_for_session(session, args)
     ids = args.vocab_size
     if ids is None or args.tokenizer_type == "NullTokenizer":
-        tokenizer = tokenizer_of(args)
-        if tokenizer is None:
-            raise argument_error(args, "--vocab-size", "is unknown", "give it, or name a --tokenizer-model")
         ids = tokenizer.vocab_size
         args.vocab_size = args.vocab_size or ids
-    multiple = args.make_vocab_size_divisible_by * args.tensor_model_parallel_size
+    multiple = args.make_vocab_size_divisible_by
+    if not leaves_partition(session):
+        multiple *= args.tensor_model_parallel_size
     args.padded_vocab_size = -(-ids // multiple) * multiple
+    check_vocabulary(session, tokenizer, args)
 
 
 def _check_data(session: Session, args: Namespace) -> None:
+    if data_source(session):
+        check_only_source(session, args)
+        return
     sources = data_sources(args)
     if sources.per_split is not None and session.provenance.get("split", "default") != "default":
         raise argument_error(args, "--split", "each split has its own data already", "drop it")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib import metadata as distributions
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import megatron_lm, rng_state
 from mindspeed_core.hosts.standalone.fault_tolerance.bad_steps import BadSteps
 from mindspeed_core.megatron import optimizer_state
-from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_core.megatron.model_state import Selection
 from mindspeed_core.runtime.gather import all_gather_values
 
 if TYPE_CHECKING:
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
 CHECKPOINT_VERSION = 3.0
 _LIBRARIES = ("torch", "megatron-core", "mindspeed-core")
 _PLAIN = (type(None), bool, int, float, str, torch.Tensor, torch.dtype, torch.Size, Namespace)
+
+
+@dataclass
+class LoadedBatch:
+    """The ``--micro-batch-size`` in which a loaded checkpoint counts; None where nothing was resumed."""
+
+    micro_batch_size: int | None = None
 
 
 def layout_metadata(run: Run, *, sharding: str = "fully_reshardable") -> dict[str, Any]:
@@ -69,16 +77,10 @@ def versions(run: Run) -> dict[str, str]:
     return found
 
 
-def model_keys(run: Run) -> list[str]:
-    """Return the key of each chunk: ``model``, or ``model0``, ``model1``, … with virtual stages."""
-    if len(run.model) == 1:
-        return ["model"]
-    return [f"model{index}" for index in range(len(run.model))]
-
-
 def sharded_state(
     run: Run,
     described: Mapping[str, Any],
+    weights: Selection,
     *,
     is_loading: bool,
     with_optimizer: bool,
@@ -87,15 +89,13 @@ def sharded_state(
 ) -> dict[str, Any]:
     """Return everything sharded, to save or as the template of a load. Collective.
 
-    ``described`` comes from `layout_metadata`, ``features`` from `feature_parts`.
+    ``described`` comes from `layout_metadata`, ``weights`` from `model_state.select`, ``features`` from
+    `feature_parts`.
     """
-    state: dict[str, Any] = {}
-    for key, chunk in zip(model_keys(run), run.model):
-        # From the unwrapped chunk: the wrapper's keys would not be found again.
-        state[key] = unwrap(chunk).sharded_state_dict(metadata=dict(described))
+    state: dict[str, Any] = dict(weights.chosen)
     if with_optimizer and run.optimizer is not None:
         state["optimizer"] = optimizer_state.sharded_state(
-            run.optimizer, {key: state[key] for key in model_keys(run)}, described, is_loading=is_loading
+            run.optimizer, weights.described(), described, is_loading=is_loading
         )
     if with_rng:
         state["rng_state"] = _rng_object(run)
@@ -111,6 +111,7 @@ def common_state(run: Run) -> dict[str, Any]:
         "checkpoint_version": CHECKPOINT_VERSION,
         "consumed_train_samples": run.consumed_train_samples,
         "consumed_valid_samples": run.consumed_valid_samples,
+        "micro_batch_size": run.args.micro_batch_size,
         "layout": layout(run),
         "args": megatron_lm.arguments(run, layout(run)),
         "bad_steps": run.session.state(BadSteps).state(),

@@ -1,6 +1,6 @@
 """``mindspeed-train inspect CHECKPOINT``: show the content, origin and health of a checkpoint.
 
-Needs no process group, no model and no device. Nothing is unpickled before its globals were checked, and
+Needs no process group, no model and no device. Nothing is unpickled but listed globals, and
 tensors are only read with ``--values``.
 """
 
@@ -19,7 +19,6 @@ import click
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import publish
-from mindspeed_core.hosts.standalone.checkpoint import security as checkpoint_security
 from mindspeed_core.terminal.tables import print_table
 
 if TYPE_CHECKING:
@@ -103,15 +102,10 @@ def _verify(directory: Path, manifest: publish.Manifest | None, how: str) -> lis
 
 
 def _read_index(directory: Path) -> Metadata:
-    from torch.distributed.checkpoint import FileSystemReader
+    from mindspeed_core.hosts.standalone.checkpoint import security
 
-    checkpoint_security.check_metadata(directory)
-    try:
-        return FileSystemReader(str(directory)).read_metadata()
-    except Exception as error:
-        raise CheckpointError(
-            f"{directory / '.metadata'}: cannot be read ({type(error).__name__}: {error})"
-        ) from error
+    index: Metadata = security.read_index(directory)
+    return index
 
 
 def _tensors(index: Metadata) -> Iterator[dict[str, Any]]:
@@ -144,19 +138,12 @@ def _objects(index: Metadata) -> Iterator[tuple[str, Any]]:
 
 
 def _read_common(directory: Path, problems: list[str]) -> dict[str, Any]:
-    import torch
+    from mindspeed_core.hosts.standalone.checkpoint import security
 
-    path = directory / "common.pt"
     try:
-        checkpoint_security.check_common(directory)
-        with torch.serialization.safe_globals([Namespace, SimpleNamespace]):
-            state = torch.load(path, map_location="cpu", weights_only=True)
+        state = security.read_common(directory, (Namespace, SimpleNamespace))
     except CheckpointError as error:
         problems.append(str(error))
-        return {}
-    except Exception as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        problems.append(f"{path}: cannot be read ({first})")
         return {}
     keys = ("iteration", "checkpoint_version", "consumed_train_samples", "consumed_valid_samples", "layout")
     found = {key: state[key] for key in keys if isinstance(state.get(key), (int, float, dict))}
@@ -192,6 +179,8 @@ def _bad_values(directory: Path, index: Metadata) -> list[str]:
     import torch
     from torch.distributed import checkpoint as dcp
 
+    from mindspeed_core.hosts.standalone.checkpoint.security import only_allowed
+
     problems: list[str] = []
     group: dict[str, Any] = {}
     held = 0
@@ -203,7 +192,7 @@ def _bad_values(directory: Path, index: Metadata) -> list[str]:
         if held < _BATCH_BYTES and number + 1 < len(entries):
             continue
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), only_allowed(directory):
                 # That there is no process group is the intention.
                 warnings.simplefilter("ignore")
                 dcp.load(group, storage_reader=dcp.FileSystemReader(str(directory)), no_dist=True)

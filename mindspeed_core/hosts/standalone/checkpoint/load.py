@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.dict_utils import nested_values
@@ -19,7 +19,6 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTenso
 from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
 from megatron.core.dist_checkpointing.strategies.common import TorchCommonLoadStrategy
 from megatron.core.dist_checkpointing.utils import extract_sharded_base
-from torch.distributed.checkpoint import FileSystemReader
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import content as checkpoint_content
@@ -39,10 +38,9 @@ from mindspeed_core.hosts.standalone.checkpoint.model_arguments import (
 )
 from mindspeed_core.hosts.standalone.fault_tolerance import restart
 from mindspeed_core.hosts.standalone.fault_tolerance.bad_steps import BadSteps
-from mindspeed_core.megatron import optimizer_state
+from mindspeed_core.megatron import model_state, optimizer_state
 from mindspeed_core.megatron.feature_state import feature_parts
 from mindspeed_core.megatron.plan_resume import check_plan, plan_change
-from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.run import LoadInfo
 from mindspeed_core.runtime.gather import all_gather_values
 
@@ -62,13 +60,15 @@ class _AlreadyLoaded(TorchCommonLoadStrategy):
         return dict(self._common)
 
 
-def load(run: Run) -> LoadInfo:
-    """Load what ``--load`` names, or start from nothing. Collective.
+def load(run: Run, source: str | None = None) -> LoadInfo:
+    """Load what ``--load`` names, or start from nothing; with a source, its weights alone. Collective.
 
     Raises:
         CheckpointError: the checkpoint is damaged, unsafe, or does not fit this run.
     """
     args = run.args
+    if source is not None:
+        return _load_found(run, _find_source(run, source), source)
     if args.save:
         on_first_rank(f"--save {args.save}", lambda: len(publish.clean_stale(Path(args.save))))
     found: publish.Found | None = on_first_rank(f"--save {args.save}", lambda: restart.own_checkpoint(args))
@@ -76,18 +76,25 @@ def load(run: Run) -> LoadInfo:
         restart.continue_from(args, found)
     elif args.load:
         found = _find(run)
+    pretrained = found is None and args.pretrained_checkpoint
+    if pretrained:
+        found = _find_pretrained(run)
     if found is None:
         return LoadInfo(path=None)
+    return _load_found(run, found, weights_alone=bool(pretrained))
+
+
+def _load_found(
+    run: Run, found: publish.Found, source: str | None = None, *, weights_alone: bool = False
+) -> LoadInfo:
     if found.warning:
         _warn(found.warning)
     if found.manifest is not None:
-        check_plan(
-            run.session,
-            found.manifest.plan,
-            compare_versions(found.manifest.versions, checkpoint_content.versions(run)),
-        )
-        _verify(found.path, found.manifest, args.verify_checkpoint)
-    return _Load(run, found).run_all()
+        if source is None:
+            versions = compare_versions(found.manifest.versions, checkpoint_content.versions(run))
+            check_plan(run.session, found.manifest.plan, versions)
+        _verify(found.path, found.manifest, run.args.verify_checkpoint)
+    return _Load(run, found, source, weights_alone).run_all()
 
 
 def _find(run: Run) -> publish.Found | None:
@@ -97,22 +104,54 @@ def _find(run: Run) -> publish.Found | None:
         f"--load {args.load}",
         lambda: publish.find(Path(args.load), args.ckpt_step, accept_unpublished=unpublished),
     )
-    if found is None:
+    if found is None and not args.pretrained_checkpoint:
         if args.exit_on_missing_checkpoint or args.ckpt_step is not None:
             raise CheckpointError(f"--load {args.load}: holds no checkpoint; check the path")
         _warn(f"--load {args.load}: holds no checkpoint; starting from scratch")
     return found
 
 
+def _find_pretrained(run: Run) -> publish.Found:
+    """Find the checkpoint that a run starts from while ``--load`` holds none, by Megatron-LM's rule."""
+    args = run.args
+    where = f"--pretrained-checkpoint {args.pretrained_checkpoint}"
+    found = _find_in(run, args.pretrained_checkpoint, where, args.ckpt_step)
+    if args.load:
+        _warn(f"--load {args.load}: holds no checkpoint; starting from the weights of {where}")
+    return found
+
+
+def _find_source(run: Run, source: str) -> publish.Found:
+    if (Path(source) / publish.MANIFEST).is_file():
+        # One checkpoint, and not a folder of them.
+        manifest = on_first_rank(source, lambda: publish.read_manifest(Path(source)))
+        return publish.Found(Path(source), manifest)
+    return _find_in(run, source, source, None)
+
+
+def _find_in(run: Run, folder: str, where: str, step: int | None) -> publish.Found:
+    unpublished = run.args.verify_checkpoint == "off"
+    found: publish.Found | None = on_first_rank(
+        where, lambda: publish.find(Path(folder), step, accept_unpublished=unpublished)
+    )
+    if found is None:
+        raise CheckpointError(f"{where}: holds no checkpoint; check the path")
+    return found
+
+
 class _Load:
     """One checkpoint being loaded into one run."""
 
-    def __init__(self, run: Run, found: publish.Found) -> None:
+    def __init__(
+        self, run: Run, found: publish.Found, source: str | None = None, weights_alone: bool = False
+    ) -> None:
         self.run = run
         self.path = found.path
         self.manifest = found.manifest
+        self.source = source
         args = run.args
-        training = run.optimizer is not None and not args.finetune
+        self.weights_alone = bool(weights_alone or source is not None or args.finetune)
+        training = run.optimizer is not None and not self.weights_alone
         self.with_optimizer = training and not args.no_load_optim
         self.with_rng = training and not args.no_load_rng
         self.what = f"loading {found.path}"
@@ -122,16 +161,20 @@ class _Load:
         self.common = self._read_common()
         self.index = self._read_index()
         self._check_optimizer_kind()
-        features = feature_parts(run)
+        # A source gives weights alone; no feature loses what it has by that.
+        features = feature_parts(run) if self.source is None else {}
         saved = self._saved_features()
         known = {name: part for name, part in features.items() if name in saved}
         for name in features.keys() - known.keys():
             _warn(f"feature {name}: {self.path} holds no state of it; it starts anew")
         self.with_rng = self._decide_rng()
         try:
+            described = self._described()
+            self.weights = model_state.select(run, described, self.source)
             template = checkpoint_content.sharded_state(
                 run,
-                self._described(),
+                described,
+                self.weights,
                 is_loading=True,
                 with_optimizer=self.with_optimizer,
                 with_rng=self.with_rng,
@@ -145,49 +188,23 @@ class _Load:
             if run.optimizer is not None:
                 optimizer_state.forget_overrides(run.optimizer)
         parts = {name: (state.get("features") or {}).get(name, {}) for name in known}
-        run.session.collect("restore_checkpoint_state", run=run, state=parts)
+        if self.source is None:
+            run.session.collect("restore_checkpoint_state", run=run, state=parts)
         return self._info(state)
 
     def _read_common(self) -> dict[str, Any]:
         trusted = self.run.args.trust_checkpoint
-        path = self.path / "common.pt"
 
         def read() -> dict[str, Any]:
-            if not trusted:
-                checkpoint_security.check_common(self.path)
-            try:
-                # Never torch's advice to switch weights_only off: only the user's own word does that.
-                with torch.serialization.safe_globals(checkpoint_megatron_lm.record_classes()):
-                    state = torch.load(path, map_location="cpu", weights_only=not trusted)
-                return checkpoint_megatron_lm.with_arguments(state)
-            except OSError as error:
-                raise CheckpointError(f"{path}: {publish.explain(error)}") from error
-            except Exception as error:
-                first = (str(error).splitlines() or [type(error).__name__])[0]
-                if "eights only" in first:
-                    first = "it holds something else than plain values and tensors"
-                raise CheckpointError(
-                    f"{path}: cannot be read ({first}); choose another with --ckpt-step"
-                ) from error
+            classes = checkpoint_megatron_lm.record_classes()
+            state = checkpoint_security.read_common(self.path, classes, trusted=trusted)
+            return checkpoint_megatron_lm.with_arguments(state)
 
         return on_all_ranks(self.what, read)
 
     def _read_index(self) -> Any:
-        path = self.path / ".metadata"
         trusted = self.run.args.trust_checkpoint
-
-        def read() -> Any:
-            if not trusted:
-                checkpoint_security.check_metadata(self.path)
-            try:
-                return FileSystemReader(str(self.path)).read_metadata()
-            except Exception as error:
-                raise CheckpointError(
-                    f"{path}: cannot be read ({type(error).__name__}: {error}); choose another with "
-                    "--ckpt-step"
-                ) from error
-
-        index = on_all_ranks(self.what, read)
+        index = on_all_ranks(self.what, lambda: checkpoint_security.read_index(self.path, trusted=trusted))
         if not trusted:
             # What Megatron-LM keeps to repeat a step is never loaded, and so never unpickled.
             found = checkpoint_security.object_shards(index)
@@ -294,10 +311,12 @@ class _Load:
             )
 
     def _fill(self, template: dict[str, Any]) -> dict[str, Any]:
+        trusted = self.run.args.trust_checkpoint
         try:
-            loaded = dist_checkpointing.load(
-                template, str(self.path), common_strategy=_AlreadyLoaded(self.common)
-            )
+            with nullcontext() if trusted else checkpoint_security.only_allowed(self.path):
+                loaded = dist_checkpointing.load(
+                    template, str(self.path), common_strategy=_AlreadyLoaded(self.common)
+                )
         except FAILURES as error:
             verified = self.run.args.verify_checkpoint == "hash"
             hint = "" if verified else "; --verify-checkpoint hash names the file"
@@ -308,8 +327,9 @@ class _Load:
 
     def _apply(self, state: dict[str, Any]) -> None:
         run = self.run
-        for key, chunk in zip(checkpoint_content.model_keys(run), run.model):
-            unwrap(chunk).load_state_dict(state[key], strict=True)
+        model_state.load_weights(run, self.weights, state)
+        if self.source is None:
+            model_state.check_loaded(run, self.weights, str(self.path))
         if run.optimizer is not None:
             if self.with_optimizer:
                 optimizer_state.load_state(run.optimizer, state["optimizer"])
@@ -326,7 +346,7 @@ class _Load:
 
     def _apply_schedule(self, state: dict[str, Any]) -> None:
         run = self.run
-        if run.scheduler is None or run.args.finetune or run.args.no_load_optim:
+        if run.scheduler is None or self.weights_alone or run.args.no_load_optim:
             return
         saved = state.get("opt_param_scheduler")
         if saved is None:
@@ -340,8 +360,10 @@ class _Load:
             ) from error
 
     def _info(self, state: Mapping[str, Any]) -> LoadInfo:
-        if self.run.args.finetune:
+        if self.weights_alone:
             return LoadInfo(path=self.path)
+        batch = self.run.session.state(checkpoint_content.LoadedBatch)
+        batch.micro_batch_size = state.get("micro_batch_size")
         return LoadInfo(
             path=self.path,
             iteration=int(state["iteration"]),

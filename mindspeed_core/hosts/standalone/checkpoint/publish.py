@@ -31,6 +31,7 @@ _PUBLISHED = re.compile(r"iter_(\d{7,})\Z")
 _TEMPORARY = re.compile(r"\.(?:tmp|del)-iter_\d{7,}-(?P<host>.+)-(?P<pid>\d+)-(?P<start>\d+)\Z")
 _CHUNK = 1 << 22
 _FOREIGN_AGE_SECONDS = 24 * 3600
+_DIGEST = "digest"
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -127,8 +128,7 @@ def publish(temporary: Path, manifest: Manifest) -> Path:
     """
     save_dir = temporary.parent
     final = save_dir / directory_name(manifest.iteration)
-    description = json.dumps(asdict(manifest), indent=1, sort_keys=True, default=str)
-    write_synced(temporary / MANIFEST, description + "\n")
+    write_synced(temporary / MANIFEST, _described(manifest))
     sync_directory(temporary)
     replaced = None
     if final.exists() or final.is_symlink():
@@ -140,6 +140,18 @@ def publish(temporary: Path, manifest: Manifest) -> Path:
     if replaced is not None:
         _remove(replaced)
     return final
+
+
+def _described(manifest: Manifest) -> str:
+    """Return the text of a manifest, with the digest of everything else in it."""
+    description = json.loads(json.dumps(asdict(manifest), default=str))
+    description[_DIGEST] = _digest_of(description)
+    return json.dumps(description, indent=1, sort_keys=True) + "\n"
+
+
+def _digest_of(description: Mapping[str, Any]) -> str:
+    rest = {name: value for name, value in description.items() if name != _DIGEST}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _write_tracker(save_dir: Path, iteration: int) -> None:
@@ -337,6 +349,12 @@ def read_manifest(directory: Path) -> Manifest:
             raise CheckpointError(
                 f"{path}: format {data['format']!r}, this version reads {FORMAT!r}; use the version that "
                 "wrote it"
+            )
+        # Versions before the digest wrote none.
+        if data.pop(_DIGEST, None) not in (None, _digest_of(data)):
+            raise CheckpointError(
+                f"{path}: its own text changed since it was written (its digest differs), so what it says of "
+                "the files cannot be trusted; choose another checkpoint with --ckpt-step"
             )
         files = {str(name): (int(size), str(digest)) for name, (size, digest) in data["files"].items()}
         for name, (_, digest) in files.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +31,7 @@ from mindspeed_core.hosts.standalone.checkpoint.collective import on_all_ranks, 
 from mindspeed_core.hosts.standalone.checkpoint.model_arguments import model_arguments
 from mindspeed_core.hosts.standalone.checkpoint.results import use_file_results
 from mindspeed_core.launch.environment import current_job
-from mindspeed_core.megatron import optimizer_state
+from mindspeed_core.megatron import model_state, optimizer_state
 from mindspeed_core.megatron.feature_state import feature_parts
 from mindspeed_core.run import SaveInfo
 from mindspeed_core.runtime.gather import all_gather_values
@@ -110,10 +110,12 @@ class Saver:
         described = checkpoint_content.layout_metadata(run)
         features = feature_parts(run)
         target = _Target(temporary, self._manifest(run, tuple(features)), run.args.keep_last_n)
+        weights = select_saved(run, described)
         try:
             state = checkpoint_content.sharded_state(
                 run,
                 described,
+                weights,
                 is_loading=False,
                 with_optimizer=not run.args.no_save_optim,
                 with_rng=not run.args.no_save_rng,
@@ -158,6 +160,18 @@ class Saver:
             self._failure = error
             if dist.get_rank() == 0:
                 publish.abandon(target.temporary)
+
+
+def select_saved(run: Run, described: Mapping[str, Any]) -> model_state.Selection:
+    """Return the weights that a save holds; collective where a feature chooses them.
+
+    Raises:
+        CheckpointError: a feature leaves weights out that are trained.
+    """
+    weights = model_state.select(run, described)
+    if weights.chosen is not weights.all:
+        on_all_ranks(f"--save {run.args.save}", lambda: model_state.check_saved(run, weights))
+    return weights
 
 
 def _strategy(run: Run) -> Any:

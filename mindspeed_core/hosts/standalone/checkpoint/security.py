@@ -1,20 +1,28 @@
-"""Check of the globals that a checkpoint's pickles name, before anything is unpickled.
+"""Reading of a checkpoint's pickles by a reader that knows a list of harmless globals, and no others.
 
-``common.pt``, ``.metadata`` and the object shards inside ``.distcp`` files are pickles: loading one can run
-any code. Every global that they refer to is read from the pickle's opcodes, without executing them, and
-compared with a list of harmless ones.
+``.metadata`` and the object shards inside ``.distcp`` files are pickles: loading one can run any code. The
+unpickler that loads the bytes itself asks the list for every global; nothing is looked at by one reader and
+loaded by another.
 """
 
 from __future__ import annotations
 
+import _compat_pickle
 import io
-import pickletools
-import zipfile
-from collections.abc import Iterable, Iterator
+import pickle
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import filesystem
 
 from mindspeed_core.errors import CheckpointError
+from mindspeed_core.hosts.standalone.checkpoint.archive_layout import check_layout
+from mindspeed_core.hosts.standalone.checkpoint.publish import explain
 
 _DTYPES = (
     "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 uint16 uint32 uint64 bool complex64 "
@@ -72,101 +80,146 @@ ALLOWED: frozenset[str] = frozenset(
 """Globals that a checkpoint may name, by full name. Whole modules are never allowed: a module's namespace
 holds everything it imports."""
 
-_STRING = frozenset({"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE"})
-_STORE = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
-_FETCH = frozenset({"GET", "BINGET", "LONG_BINGET"})
-_EXTENSION = frozenset({"EXT1", "EXT2", "EXT4"})
+
+class _AllowedUnpickler(pickle.Unpickler):
+    """Unpickles listed globals alone; ``where`` names the file."""
+
+    where = ""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a listed global.
+
+        Raises:
+            CheckpointError: it is not listed.
+        """
+        # Old protocols spell the names of Python 2.
+        module, name = _compat_pickle.NAME_MAPPING.get((module, name), (module, name))
+        module = _compat_pickle.IMPORT_MAPPING.get(module, module)
+        if f"{module}.{name}" not in ALLOWED or "." in name:
+            raise CheckpointError(
+                f"{self.where}: refers to {module}.{name}, which no checkpoint needs; loading it could run "
+                "foreign code. If you trust where it comes from, --trust-checkpoint loads it"
+            )
+        return super().find_class(module, name)
 
 
-def pickle_globals(stream: bytes | IO[bytes]) -> Iterator[str]:
-    """Yield the full name of every global that a pickle refers to, without executing it.
+def load_pickle(content: bytes, where: str) -> Any:
+    """Unpickle bytes that may name only globals of `ALLOWED`.
 
-    Raises:
-        ValueError: the stream is no pickle, or hides a name (computes it instead of spelling it).
-    """
-    memo: dict[int, str | None] = {}
-    # Strings pushed last, with nothing but memo bookkeeping in between: what STACK_GLOBAL would take.
-    recent: list[str | None] = []
-    for opcode, argument, _ in pickletools.genops(stream):
-        name = opcode.name
-        if name in _STRING:
-            recent.append(argument)
-        elif name in _FETCH:
-            recent.append(memo.get(int(argument or 0)))
-        elif name == "MEMOIZE":
-            memo[len(memo)] = recent[-1] if recent else None
-        elif name in _STORE:
-            memo[int(argument or 0)] = recent[-1] if recent else None
-        elif name in ("GLOBAL", "INST"):
-            module, _, attribute = str(argument).partition(" ")
-            yield f"{module}.{attribute}"
-            recent = []
-        elif name == "STACK_GLOBAL":
-            if len(recent) < 2 or recent[-1] is None or recent[-2] is None:
-                raise ValueError("a global's name is computed instead of spelled")
-            yield f"{recent[-2]}.{recent[-1]}"
-            recent = []
-        elif name in _EXTENSION:
-            yield f"copyreg extension {argument}"
-            recent = []
-        elif name not in ("PROTO", "FRAME"):
-            recent = []
-
-
-def check_pickle(stream: bytes | IO[bytes], where: str) -> None:
-    """Refuse a pickle that names a global outside `ALLOWED`.
+    Args:
+        content: the pickle, and nothing after it.
+        where: the file and what is inside it, for the message.
 
     Raises:
-        CheckpointError: names the symbol and ``where``, the file and what is inside it.
+        CheckpointError: it names another one, or is no pickle.
     """
+    stream = io.BytesIO(content)
+    with _explained(where):
+        value = _unpickler(where)(stream).load()
+        if stream.read(1):
+            raise ValueError("something follows the pickle")
+    return value
+
+
+def load_archive(content: bytes, where: str, *, map_location: Any = "cpu") -> Any:
+    """Load a ``torch.save`` archive that may name only globals of `ALLOWED`.
+
+    Args:
+        content: the archive.
+        where: the file and what is inside it, for the message.
+        map_location: as in ``torch.load``.
+
+    Raises:
+        CheckpointError: it names another one, or could be read in two ways.
+    """
+    return _load_archive(torch.load, content, where, map_location)
+
+
+def _load_archive(load: Callable[..., Any], content: bytes, where: str, map_location: Any) -> Any:
+    with _explained(where):
+        check_layout(content)
+        reader = SimpleNamespace(__name__="allowed", Unpickler=_unpickler(where))
+        return load(io.BytesIO(content), map_location=map_location, weights_only=False, pickle_module=reader)
+
+
+def _unpickler(where: str) -> type[_AllowedUnpickler]:
+    return type("AllowedUnpickler", (_AllowedUnpickler,), {"where": where})
+
+
+@contextmanager
+def _explained(where: str) -> Iterator[None]:
     try:
-        unknown = next((name for name in pickle_globals(stream) if name not in ALLOWED), None)
-    except Exception as error:
-        raise CheckpointError(
-            f"{where}: not a readable pickle ({type(error).__name__}: {error}); the file is damaged or forged"
-        ) from error
-    if unknown is not None:
-        raise CheckpointError(
-            f"{where}: refers to {unknown}, which no checkpoint needs; loading it could run foreign code. If "
-            "you trust where it comes from, --trust-checkpoint loads it"
-        )
-
-
-def check_archive(stream: IO[bytes], where: str) -> None:
-    """Refuse a ``torch.save`` archive whose pickle names a global outside `ALLOWED`.
-
-    Raises:
-        CheckpointError: names the file and the symbol; also for archives that can be read in two ways.
-    """
-    try:
-        archive = zipfile.ZipFile(stream)
-        names = archive.namelist()
-        pickles = [name for name in names if name.rpartition("/")[2] == "data.pkl"]
-        if len(set(names)) != len(names) or len(pickles) != 1:
-            raise CheckpointError(f"{where}: {len(pickles)} pickles in one archive; the file is forged")
-        content = archive.read(pickles[0])
+        yield
     except CheckpointError:
         raise
     except Exception as error:
+        first = (str(error).splitlines() or [""])[0]
         raise CheckpointError(
-            f"{where}: not an archive written by torch.save ({type(error).__name__}: {error}); the file is "
-            "damaged"
+            f"{where}: cannot be unpickled ({type(error).__name__}: {first}); the file is damaged or forged"
         ) from error
-    check_pickle(content, where)
 
 
-def check_common(directory: Path) -> None:
-    """Check ``common.pt``."""
+@contextmanager
+def only_allowed(directory: Path) -> Iterator[None]:
+    """Let torch and megatron-core unpickle nothing but listed globals in this block.
+
+    They load objects and the index with functions of their own, which are replaced until the block ends.
+    """
+    original, pickles = torch.load, filesystem.pickle
+
+    def load(file: Any, map_location: Any = None, *rest: Any, **named: Any) -> Any:
+        if named.get("weights_only") is not False:
+            return original(file, map_location, *rest, **(named | {"weights_only": True}))
+        content = file.read() if hasattr(file, "read") else Path(file).read_bytes()
+        return _load_archive(original, content, f"{directory}: an object", map_location)
+
+    index = str(directory / ".metadata")
+    readers = SimpleNamespace(dump=pickle.dump, load=lambda stream: load_pickle(stream.read(), index))
+    try:
+        vars(torch)["load"], vars(filesystem)["pickle"] = load, readers
+        yield
+    finally:
+        vars(torch)["load"], vars(filesystem)["pickle"] = original, pickles
+
+
+def read_common(directory: Path, classes: Sequence[Any], *, trusted: bool = False) -> dict[str, Any]:
+    """Read ``common.pt``: plain values, tensors and records of ``classes``; anything where it is trusted.
+
+    Raises:
+        CheckpointError: it holds something else, or cannot be read.
+    """
     path = directory / "common.pt"
-    with _open(path) as file:
-        check_archive(file, str(path))
+    content = _read(path)
+    try:
+        if not trusted:
+            check_layout(content)
+        with torch.serialization.safe_globals(list(classes)):
+            state: dict[str, Any] = torch.load(
+                io.BytesIO(content), map_location="cpu", weights_only=not trusted
+            )
+        return state
+    except Exception as error:
+        # Never torch's advice to switch weights_only off: only the user's own word does that.
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        if "eights only" in first:
+            named = re.search(r"GLOBAL (\S+)", str(error))
+            first = f"it refers to {named.group(1)}" if named else "it holds more than values and tensors"
+            first += "; --trust-checkpoint loads it, if you trust where it comes from"
+        raise CheckpointError(f"{path}: cannot be read ({first}); choose another with --ckpt-step") from error
 
 
-def check_metadata(directory: Path) -> None:
-    """Check ``.metadata``, the index of the shards."""
+def read_index(directory: Path, *, trusted: bool = False) -> Any:
+    """Read ``.metadata``, the index of the shards.
+
+    Raises:
+        CheckpointError: it names a global that is not listed, or cannot be read.
+    """
     path = directory / ".metadata"
-    with _open(path) as file:
-        check_pickle(file, str(path))
+    content = _read(path)
+    if trusted:
+        with _explained(str(path)):
+            return pickle.loads(content)  # noqa: S301 - the user's own word
+    return load_pickle(content, str(path))
 
 
 def object_shards(metadata: Any) -> list[tuple[str, str, int, int]]:
@@ -183,18 +236,22 @@ def object_shards(metadata: Any) -> list[tuple[str, str, int, int]]:
 
 
 def check_objects(directory: Path, shards: Iterable[tuple[str, str, int, int]]) -> None:
-    """Check object shards inside ``.distcp`` files."""
+    """Load object shards inside ``.distcp`` files, before any tensor is overwritten, and forget them.
+
+    Raises:
+        CheckpointError: one names a global that is not listed, or lies outside the checkpoint.
+    """
     for key, name, offset, length in shards:
         path = directory / name
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise CheckpointError(f"{directory / '.metadata'}: names a file outside the checkpoint: {name!r}")
-        with _open(path) as file:
-            file.seek(offset)
-            check_archive(io.BytesIO(file.read(length)), f"{path}, object {key!r}")
+        load_archive(_read(path, offset, length), f"{path}, object {key!r}")
 
 
-def _open(path: Path) -> IO[bytes]:
+def _read(path: Path, offset: int = 0, length: int = -1) -> bytes:
     try:
-        return path.open("rb")
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(length)
     except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror or error}") from error
+        raise CheckpointError(f"{path}: {explain(error)}") from error

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 @hookimpl(trylast=True)
-def load_checkpoint(run: Run) -> LoadInfo:
-    """Load what ``--load`` names, or start from nothing."""
-    return checkpoint_load.load(run)
+def load_checkpoint(run: Run, source: str | None) -> LoadInfo:
+    """Load what ``--load`` names, or start from nothing; the weights alone of another source."""
+    return checkpoint_load.load(run, source)
 
 
 @hookimpl(trylast=True)

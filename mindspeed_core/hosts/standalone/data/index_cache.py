@@ -20,6 +20,9 @@ import numpy as np
 import torch.distributed as dist
 from megatron.core.datasets import blended_dataset, gpt_dataset
 
+from mindspeed_core.errors import DataError
+
+_MAGIC = np.lib.format.MAGIC_PREFIX
 _LOCK = ".lock"
 _BUILDING = ".building-"
 
@@ -31,13 +34,34 @@ class GPTDataset(gpt_dataset.GPTDataset):
         folder = self.config.path_to_cache
         if folder is None:
             folder = os.path.join(self.dataset.path_prefix, "cache", f"{type(self).__name__}_indices")
-        return through_cache(
+        stem = f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}-"
+        built = through_cache(
             self.config,
             Path(folder),
-            f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}-",
+            stem,
             ("document_index.npy", "sample_index.npy", "shuffle_index.npy"),
             super()._build_document_sample_shuffle_indices,
         )
+        self._check_belongs(*built, where=os.path.join(folder, stem))
+        return built
+
+    def _check_belongs(self, documents: Any, samples: Any, shuffled: Any, *, where: str) -> None:
+        """Refuse arrays of another dataset: every count follows from the documents and their lengths."""
+        epochs, rest = divmod(len(documents), len(self.indices))
+        if rest or not epochs:
+            _refuse(
+                f"{where}document_index.npy", f"{len(documents)} entries for {len(self.indices)} documents"
+            )
+        tokens = epochs * int(self.dataset.sequence_lengths[self.indices].sum(dtype="int64"))
+        extra = bool(self.config.add_extra_token_to_sequence)
+        # The last sample of validation may be a partial one.
+        expected = (tokens - extra) // self.config.sequence_length
+        if samples.ndim != 2 or samples.shape[1] != 2 or not 0 <= len(samples) - 1 - expected <= 1:
+            _refuse(f"{where}sample_index.npy", f"shape {samples.shape} for {expected} samples")
+        if int(samples[-1][0]) > len(documents):
+            _refuse(f"{where}sample_index.npy", f"its last sample ends in document {int(samples[-1][0])}")
+        if shuffled.shape != (len(samples) - 1,):
+            _refuse(f"{where}shuffle_index.npy", f"shape {shuffled.shape} for {len(samples) - 1} samples")
 
 
 class BlendedDataset(blended_dataset.BlendedDataset):
@@ -56,6 +80,13 @@ class BlendedDataset(blended_dataset.BlendedDataset):
             ("dataset_index.npy", "dataset_sample_index.npy"),
             build,
         )
+
+
+def _refuse(path: str, found: str) -> None:
+    raise DataError(
+        f"{path}: is the index of another dataset ({found}); delete it, or name another folder in "
+        "--data-cache-path"
+    )
 
 
 def through_cache(
@@ -99,19 +130,46 @@ def is_complete(folder: Path, stem: str, arrays: Sequence[str]) -> bool:
         return False
     for name in arrays:
         try:
-            np.load(folder / f"{stem}{name}", mmap_mode="r")
-        except (OSError, ValueError, EOFError):
+            load_array(folder / f"{stem}{name}")
+        except (OSError, ValueError):
             return False
     return True
 
 
+def load_array(path: str | Path) -> Any:
+    """Map an array of integers; never a pickle, nor an archive of arrays.
+
+    Raises:
+        DataError: the file is something else.
+        OSError: it cannot be read.
+        ValueError: it is damaged.
+    """
+    with open(path, "rb") as file:
+        magic = file.read(len(_MAGIC))
+    if magic and not _MAGIC.startswith(magic):
+        raise DataError(f"{path}: is no array of integers, so it is not read; delete it to have it built")
+    try:
+        array = np.lib.format.open_memmap(path, mode="r")
+    except ValueError as error:
+        if "object" not in str(error):
+            raise
+        raise DataError(
+            f"{path}: holds objects, and is not read; delete it, and it is built again"
+        ) from error
+    if array.dtype.kind not in "iu":
+        raise DataError(f"{path}: holds {array.dtype}, no integers; delete it to have it built")
+    return array
+
+
 def _with_cache(config: Any, folder: Path | None, build: Callable[[], Any]) -> Any:
-    given = config.path_to_cache
+    given, load = config.path_to_cache, np.load
     config.path_to_cache = None if folder is None else str(folder)
     try:
+        # megatron-core would unpickle whatever lies in the place of an array.
+        vars(np)["load"] = lambda path, **options: load_array(path)
         return build()
     finally:
-        config.path_to_cache = given
+        config.path_to_cache, vars(np)["load"] = given, load
 
 
 @contextmanager

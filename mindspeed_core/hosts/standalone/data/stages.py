@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +17,24 @@ import torch.distributed as dist
 from megatron.core.datasets import blended_dataset
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDatasetConfig, MockGPTDataset, MockGPTLowLevelDataset
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from mindspeed_core.errors import DataError, UserError
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.standalone.checkpoint.content import LoadedBatch
 from mindspeed_core.hosts.standalone.data.files import DatasetFiles, check_dataset_files, largest_token
 from mindspeed_core.hosts.standalone.data.index_cache import BlendedDataset, GPTDataset
 from mindspeed_core.hosts.standalone.data.python_helpers import index_builders
-from mindspeed_core.hosts.standalone.data.sampler import MicroBatchSampler
 from mindspeed_core.hosts.standalone.data.sources import SPLITS, Blend, Sources, data_sources, parse_split
-from mindspeed_core.hosts.standalone.text.tokenizer import NullTokenizer, Tokenizer, tokenizer_of
-from mindspeed_core.run import Batch, DataIterators, Datasets, Run
+from mindspeed_core.hosts.standalone.text.stages import (
+    BuiltTokenizer,
+    build_for_session,
+    check_for_datasets,
+)
+from mindspeed_core.hosts.standalone.text.tokenizer import NullTokenizer, Tokenizer
+from mindspeed_core.megatron.data_source import data_source
+from mindspeed_core.megatron.micro_batches import check_shape, micro_batches
+from mindspeed_core.run import Batch, DataIterators, Datasets, Run, Sampling
 from mindspeed_core.runtime.gather import all_gather_values
 
 if TYPE_CHECKING:
@@ -48,7 +55,7 @@ class _StageFields:
 @hookimpl(trylast=True)
 def build_datasets(session: Session, args: Namespace, num_samples: _Sizes) -> Datasets:
     """Build megatron-core's GPT datasets: rank 0 first, then the others from its index cache."""
-    return _rank_by_rank(lambda: _build(args, num_samples), args)
+    return _rank_by_rank(lambda: _build(session, args, num_samples), args)
 
 
 @hookimpl(trylast=True)
@@ -58,24 +65,45 @@ def build_data_iterators(session: Session, run: Run) -> DataIterators:
     session.state(_StageFields).by_vp_stage.clear()
     if datasets is None or (datasets.train is None and not args.skip_train):
         raise DataError("there is no training dataset; build_datasets has to come first")
-    train = None
-    if not args.skip_train:
-        train = _iterators(run, datasets.train, run.consumed_train_samples, SPLITS[0])
+    if args.full_validation and datasets.batch_sampler is not None:
+        raise DataError(
+            f"--full-validation: the batch sampler of {data_source(session) or 'the data'} decides how many "
+            "micro-batches there are; use --eval-iters"
+        )
 
-    def validation(dataset: Any, name: str) -> list[Iterator[Any]] | None:
+    _check_counted(session, datasets, args)
+
+    def iterators(
+        dataset: Any, consumed: int, split: str, endless: bool = False
+    ) -> list[Iterator[Any]] | None:
+        return None if dataset is None else _iterators(run, datasets, dataset, consumed, split, endless)
+
+    def validation(dataset: Any, split: str) -> list[Iterator[Any]] | None:
         if dataset is not None and args.full_validation:
             dataset = WholeBatches(dataset, args.global_batch_size)
         # A pass over the whole set ends where it began; a validation alone begins at the start as well.
         begin = 0 if args.full_validation or args.skip_train else run.consumed_valid_samples
-        return _iterators(run, dataset, begin, name, endless=True)
+        return iterators(dataset, begin, split, endless=True)
 
+    train = None if args.skip_train else iterators(datasets.train, run.consumed_train_samples, SPLITS[0])
     sets = {name: validation(dataset, f"{SPLITS[1]} {name}") for name, dataset in datasets.valid_sets.items()}
     return DataIterators(
         train,
         validation(datasets.valid, SPLITS[1]),
-        _iterators(run, datasets.test, 0, SPLITS[2], endless=True),
-        {name: iterators for name, iterators in sets.items() if iterators is not None},
+        iterators(datasets.test, 0, SPLITS[2], endless=True),
+        {name: found for name, found in sets.items() if found is not None},
     )
+
+
+def _check_counted(session: Session, datasets: Datasets, args: Namespace) -> None:
+    """Refuse to go on in micro-batches that were counted in another unit."""
+    saved = session.state(LoadedBatch).micro_batch_size
+    if datasets.batch_sampler is not None and saved not in (None, args.micro_batch_size):
+        raise DataError(
+            f"--micro-batch-size {args.micro_batch_size}: the batch sampler of "
+            f"{data_source(session) or 'the data'} goes on behind the micro-batches that were used, and the "
+            f"checkpoint counts {saved} samples for each; use --micro-batch-size {saved}"
+        )
 
 
 @hookimpl(trylast=True)
@@ -88,18 +116,42 @@ def get_batch(session: Session, run: Run, data_iterator: Iterator[Any], vp_stage
     if not fields:
         return Batch()
     sample = next(data_iterator)
-    missing = sorted(fields.difference(sample))
-    if missing:
-        raise DataError(
-            f"the dataset gives no {', '.join(missing)}, which this pipeline stage needs; it gives "
-            f"{', '.join(sorted(sample))}. --create-attention-mask-in-dataloader adds attention_mask"
-        )
+    _check_fields(session, sample, fields)
+    _check_shape(run, sample)
     device = run.dist.device
     moved = {name: sample[name] for name in fields}
     if device.type != "cpu":
-        moved = {name: tensor.to(device, non_blocking=True) for name, tensor in moved.items()}
+        moved = {
+            name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+            for name, value in moved.items()
+        }
     extra = {name: moved.pop(name) for name in sorted(fields - _BATCH_FIELDS)}
     return Batch(**moved, extra=extra)
+
+
+def _check_fields(session: Session, sample: Any, fields: frozenset[str]) -> None:
+    source = data_source(session) or "the dataset"
+    if not isinstance(sample, Mapping):
+        raise DataError(
+            f"{source}: a micro-batch is a {type(sample).__name__}; let collate return a dictionary"
+        )
+    missing = sorted(fields.difference(sample))
+    if missing:
+        hint = ". --create-attention-mask-in-dataloader adds attention_mask" * ("attention_mask" in missing)
+        raise DataError(
+            f"{source} gives no {', '.join(missing)}, which this pipeline stage needs; it gives "
+            f"{', '.join(sorted(sample))}{hint}"
+        )
+
+
+def _check_shape(run: Run, sample: Mapping[str, Any]) -> None:
+    """Refuse a micro-batch of another shape where other ranks expect the usual one."""
+    args = run.args
+    shape = (args.micro_batch_size, args.seq_length)
+    if args.context_parallel_size > 1:
+        check_shape(sample, shape, "ranks of a sequence split this length; use --context-parallel-size 1")
+    elif args.pipeline_model_parallel_size > 1 and not args.variable_seq_lengths:
+        check_shape(sample, shape, "add --variable-seq-lengths")
 
 
 def _fields(session: Session, run: Run, vp_stage: int | None) -> frozenset[str]:
@@ -152,9 +204,13 @@ class WholeBatches(Dataset[Any]):
         """Return the sample, or the first one without loss."""
         if index < self.samples:
             return self.dataset[index]
-        sample = dict(self.dataset[0])
-        sample["loss_mask"] = torch.zeros_like(sample["loss_mask"])
-        return sample
+        sample = self.dataset[0]
+        if not isinstance(sample, Mapping) or "loss_mask" not in sample:
+            raise DataError(
+                "--full-validation: the last batch is filled up with samples without loss, and a sample of "
+                "this dataset has no loss_mask to switch off; use --eval-iters"
+            )
+        return {**sample, "loss_mask": torch.zeros_like(sample["loss_mask"])}
 
 
 class _RankLocalBuilder(BlendedMegatronDatasetBuilder):
@@ -180,9 +236,12 @@ class _RankLocalBuilder(BlendedMegatronDatasetBuilder):
         return (BlendedDataset if cls is blended_dataset.BlendedDataset else cls)(*args)
 
 
-def _build(args: Namespace, num_samples: _Sizes) -> Datasets:
+def _build(session: Session, args: Namespace, num_samples: _Sizes) -> Datasets:
     sources = data_sources(args)
-    tokenizer = build_tokenizer(args)
+    tokenizer = session.state(BuiltTokenizer).tokenizer
+    if tokenizer is None:
+        tokenizer = build_for_session(session, args)
+    check_for_datasets(session, tokenizer, args)
     values: dict[str, Any] = {
         "random_seed": args.seed,
         "sequence_length": args.seq_length,
@@ -246,23 +305,6 @@ def _set_names(blend: Blend | None) -> list[str]:
     prefixes = blend.prefixes if blend else ("made-up",)
     names = [Path(prefix).name for prefix in prefixes]
     return [name if names.count(name) == 1 else f"{name}-{index}" for index, name in enumerate(names)]
-
-
-def build_tokenizer(args: Namespace) -> Tokenizer:
-    """Build the tokenizer that the flags name, or plain ids up to ``--vocab-size``.
-
-    Raises:
-        DataError: the file cannot be used, or has more ids than the model's vocabulary.
-    """
-    tokenizer = tokenizer_of(args)
-    assert tokenizer is not None
-    if tokenizer.vocab_size > args.padded_vocab_size:
-        raise DataError(
-            f"the tokenizer of {args.tokenizer_model or args.vocab_file or args.tokenizer_type} has "
-            f"{tokenizer.vocab_size} ids, the model has {args.padded_vocab_size}; leave "
-            f"--vocab-size out, or give {tokenizer.vocab_size}"
-        )
-    return tokenizer
 
 
 def _check_sources(
@@ -347,35 +389,25 @@ def _explain(error: Exception, args: Namespace) -> str:
 
 
 def _iterators(
-    run: Run, dataset: Any, consumed: int, name: str, endless: bool = False
-) -> list[Iterator[Any]] | None:
-    if dataset is None:
-        return None
-    return [_micro_batches(run, dataset, consumed, name, endless) for _ in run.model]
-
-
-def _micro_batches(run: Run, dataset: Any, consumed: int, name: str, endless: bool) -> Iterator[Any]:
-    sampler = MicroBatchSampler(
-        len(dataset),
+    run: Run, datasets: Datasets, dataset: Any, consumed: int, split: str, endless: bool
+) -> list[Iterator[Any]]:
+    sampling = Sampling(
+        dataset=dataset,
+        split=split,
         consumed_samples=consumed,
         micro_batch_size=run.args.micro_batch_size,
         dp_rank=run.pg.dp.rank(),
         dp_size=run.pg.dp.size(),
         endless=endless,
-        name=name,
+        seed=run.args.seed,
     )
-    loader: DataLoader[Any] = DataLoader(
-        dataset,
-        batch_sampler=sampler,
-        num_workers=run.args.num_workers,
-        pin_memory=run.dist.device.type not in ("cpu", "meta"),
-        # A loader draws a seed when it starts; from the default generator it would change the model.
-        generator=torch.Generator().manual_seed(run.args.seed),
-    )
-    return _until_used_up(loader, sampler)
-
-
-def _until_used_up(loader: DataLoader[Any], sampler: MicroBatchSampler) -> Iterator[Any]:
-    yield from loader
-    # Raised here and not by the sampler, which workers run ahead of the training.
-    raise sampler.used_up()
+    return [
+        micro_batches(
+            datasets,
+            sampling,
+            num_workers=run.args.num_workers,
+            pin_memory=run.dist.device.type not in ("cpu", "meta"),
+            owner=data_source(run.session),
+        )
+        for _ in run.model
+    ]

@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.megatron.data_parallel import ddp_config_of
 from mindspeed_core.megatron.environment import restore_attention_choice
+from mindspeed_core.megatron.expert_check import remember_placed
 from mindspeed_core.megatron.fully_sharded.torch_fsdp2 import sharding_config
 
 if TYPE_CHECKING:
@@ -76,11 +77,13 @@ def build_model(
     for index in range(virtual or 1):
         vp_stage = index if virtual else None
         global_stage = index * pp_size + pp_rank
+        layer_spec = session.call("build_layer_spec", args=args, config=config, vp_stage=vp_stage)
+        remember_placed(session, layer_spec)
         chunk = session.call(
             "build_model_chunk",
             args=args,
             config=config,
-            layer_spec=session.call("build_layer_spec", args=args, config=config, vp_stage=vp_stage),
+            layer_spec=layer_spec,
             pre_process=global_stage == 0,
             post_process=global_stage == total - 1,
             vp_stage=vp_stage,

@@ -13,6 +13,8 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.megatron.config_values import config_values
+from mindspeed_core.megatron.expert_losses import weigh_expert_losses
+from mindspeed_core.megatron.uneven_partition import build_for_any_partition, leaves_partition
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -26,7 +28,7 @@ def build_transformer_config(session: Session, args: Namespace) -> TransformerCo
     values.update(
         persist_layer_norm=False,
         # gloo reads the memory of a send in flight; only a device runtime orders its release after the send.
-        deallocate_pipeline_outputs=session.platform.device_type != "cpu" or not args.overlap_p2p_comm,
+        deallocate_pipeline_outputs="cpu" not in session.platform.kinds() or not args.overlap_p2p_comm,
         pipeline_dtype=args.pipeline_dtype,
         batch_p2p_comm=not args.overlap_p2p_comm,
         num_query_groups=args.num_query_groups if args.group_query_attention else None,
@@ -35,14 +37,21 @@ def build_transformer_config(session: Session, args: Namespace) -> TransformerCo
         apply_rope_fusion=False,
     )
     values.update(_activation(args))
+    if args.variable_seq_lengths and args.num_experts is None:
+        # megatron-core refuses the default dispatcher, also where there is nothing to dispatch.
+        values["moe_token_dispatcher_type"] = "alltoall"
     if args.init_method_xavier_uniform:
         values["init_method"] = torch.nn.init.xavier_uniform_
     try:
-        config = kind(**values)
+        config = (
+            build_for_any_partition(lambda given: kind(**given), values)
+            if leaves_partition(session)
+            else kind(**values)
+        )
     except (AssertionError, ValueError, ImportError) as error:
         raise ArgumentError("model flags", None, f"megatron-core refuses them: {error}") from error
     check_recomputed_layers(config)
-    return config
+    return weigh_expert_losses(config)
 
 
 def check_recomputed_layers(config: TransformerConfig) -> None:

@@ -239,6 +239,8 @@ def announce(run: Run, log: RunLog, seconds: float) -> None:
     log.say(run.session.provenance.get("platform", ""))
     for held in plan.held_back:
         log.say(f"held back: {held.name}: {held.reason}")
+    for note in plan.notes:
+        log.say(f"note: {note}")
     start = f"from step {run.iteration}" if run.iteration else "from scratch"
     what = f"validating {start}" if args.skip_train else f"training {start} to step {args.train_iters}"
     log.say(f"{what}, set up in {seconds:.1f} s, files in {run.run_dir}")

@@ -170,6 +170,7 @@ def _layout(run: Run) -> Rows:
     }
     return [
         ("platform", run.session.platform.name),
+        ("rank 0", str(run.session.platform.place(run.dist.local_rank))),
         ("processes", str(run.dist.world_size)),
         ("parallel sizes", ", ".join(f"{name} {size}" for name, size in sizes.items())),
         ("batch", f"{args.global_batch_size} sequences of {args.seq_length} tokens"),

@@ -96,12 +96,10 @@ def peak_tflops(run: Run) -> tuple[float | None, str]:
     """Return TFLOP/s of this rank's device in the training dtype, and where the figure comes from."""
     if run.args.peak_tflops is not None:
         return run.args.peak_tflops, "--peak-tflops"
-    import torch
-
     dtype, device = run.args.params_dtype, run.dist.device
     if device.type == "cpu":
         return measured_cpu_peak(dtype), f"measured, {_CPU_SIZE} x {_CPU_SIZE} matrix products"
-    return named_peak(getattr(torch, device.type).get_device_name(device), dtype)
+    return named_peak(run.session.platform.device_model(device), dtype)
 
 
 def named_peak(name: str, dtype: torch.dtype) -> tuple[float | None, str]:

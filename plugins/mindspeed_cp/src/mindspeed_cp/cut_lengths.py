@@ -13,7 +13,7 @@ from mindspeed_cp.options import cp_options
 def length_problems(args: Namespace, lengths: Sequence[int]) -> list[str]:
     """Return why ranks cannot hold so many tokens: sequence parallelism and pipelines want equal numbers."""
     tp = args.tensor_model_parallel_size if getattr(args, "sequence_parallel", False) else 1
-    piped = args.pipeline_model_parallel_size > 1 and not args.cp_variable_lengths
+    piped = args.pipeline_model_parallel_size > 1 and not args.variable_seq_lengths
     low, high = min(lengths), max(lengths)
     held = str(low) if low == high else f"{low} to {high}"
     shown = f"--seq-length {args.seq_length} gives the ranks of context parallelism {held} tokens"

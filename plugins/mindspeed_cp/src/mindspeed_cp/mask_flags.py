@@ -36,7 +36,7 @@ DOCUMENT_FLAGS = (
 
 def _variable_lengths(args: Namespace) -> Iterator[str]:
     dispatcher = getattr(args, "moe_token_dispatcher_type", None)
-    if args.cp_variable_lengths and getattr(args, "num_experts", None) and dispatcher == "allgather":
+    if args.variable_seq_lengths and getattr(args, "num_experts", None) and dispatcher == "allgather":
         yield (
             "--variable-seq-lengths needs ranks of experts with different numbers of tokens; use "
             "--moe-token-dispatcher-type alltoall"
@@ -66,7 +66,6 @@ MASK_FLAGS = (
     ),
     CheckedFlag(
         "--variable-seq-lengths",
-        dest="cp_variable_lengths",
         help="Ranks of a sequence may hold different numbers of tokens across pipeline stages.",
         check=_variable_lengths,
     ),

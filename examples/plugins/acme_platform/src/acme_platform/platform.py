@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspeed_core.feature import Patch
 from mindspeed_core.platforms.accelerator import AcceleratorPlatform
-from mindspeed_core.platforms.platform import Availability, MemoryFigure, OpeningSession
+from mindspeed_core.platforms.platform import Availability, MemoryFigure, OpeningSession, Platform
 
 if TYPE_CHECKING:
     import torch
@@ -67,6 +67,10 @@ class AcmePlatform(AcceleratorPlatform):
         import torch
 
         return torch.device(self.device_type)
+
+    # Of a real device inherited: its allocator records its blocks. The stand-in follows tensors instead.
+    record_memory = Platform.record_memory
+    _snapshot = Platform._snapshot
 
     def memory_allocated(self) -> MemoryFigure:
         """Bytes in use, with the source that is printed beside them."""

@@ -41,6 +41,11 @@ def current_device() -> int:
     return _current
 
 
+def get_device_name(device: Any = None) -> str:
+    """The name that reports show."""
+    return "CPU in place of an Acme device"
+
+
 def is_bf16_supported() -> bool:
     """The CPU computes in bfloat16."""
     return True

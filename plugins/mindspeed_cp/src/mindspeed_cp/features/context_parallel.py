@@ -121,13 +121,11 @@ class ContextParallel(Feature):
 
     @hookimpl(wrapper=True)
     def build_transformer_config(self, args: Any) -> Generator[None, Any, Any]:
-        """Balance experts over the whole sequence; exchange shapes where ranks may differ in length."""
+        """Exchange shapes where ranks may differ in length."""
         config = yield
-        from mindspeed_cp.modules.loss import balance_over_the_sequence
-
-        if args.cp_variable_lengths and args.pipeline_model_parallel_size > 1:
+        if args.variable_seq_lengths and args.pipeline_model_parallel_size > 1:
             config.variable_seq_lengths = True
-        return balance_over_the_sequence(config, args.context_parallel_size)
+        return config
 
     @hookimpl(wrapper=True)
     def build_layer_spec(self, session: Any, args: Any) -> Generator[None, Any, Any]:

@@ -9,7 +9,7 @@ megatron-core multiplies it by the number of ranks itself.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -52,21 +52,3 @@ def _share(run: Run, batch: Batch) -> torch.Tensor:
     everywhere = here.clone()
     dist.all_reduce(everywhere, group=run.pg.cp)
     return here / everywhere.clamp(min=1.0)
-
-
-def balance_over_the_sequence(config: Any, size: int) -> Any:
-    """Scale the losses that experts add, for gradients divided by all tokens of a step, over ``size`` ranks.
-
-    megatron-core multiplies such a loss, of which every rank has its share, by the rank's own tokens: too few
-    by the number of ranks of the sequence.
-    """
-    if config.num_moe_experts is None or not config.calculate_per_token_loss:
-        return config
-    balance = config.moe_aux_loss_coeff
-    if isinstance(balance, (list, tuple)):
-        config.moe_aux_loss_coeff = [size * coefficient for coefficient in balance]
-    elif balance is not None:
-        config.moe_aux_loss_coeff = size * balance
-    if config.moe_z_loss_coeff is not None:
-        config.moe_z_loss_coeff = size * config.moe_z_loss_coeff
-    return config

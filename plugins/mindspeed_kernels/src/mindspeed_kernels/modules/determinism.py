@@ -20,14 +20,15 @@ ENVIRONMENT = {
     "cuda": {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"},
     "npu": {"HCCL_DETERMINISTIC": "True", "LCCL_DETERMINISTIC": "1", "CLOSE_MATMUL_K_SHIFT": "1"},
 }
-"""Variables per platform; libraries read them when the first communicator or handle is made."""
+"""Variables per kind of platform; libraries read them when the first communicator or handle is made."""
 
 
 def set_environment(session: Session) -> None:
     """Set what libraries read at their start; what the user has set stays."""
-    for name, value in ENVIRONMENT.get(session.platform.name, {}).items():
-        if name not in os.environ:
-            session.setenv(name, value)
+    for kind in session.platform.kinds() & ENVIRONMENT.keys():
+        for name, value in ENVIRONMENT[kind].items():
+            if name not in os.environ:
+                session.setenv(name, value)
     if "PYTHONHASHSEED" not in os.environ:
         logger.info(
             "PYTHONHASHSEED is not set; a data pipeline that hashes texts differs between runs unless the "

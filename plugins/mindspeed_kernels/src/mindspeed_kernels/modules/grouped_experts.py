@@ -1,23 +1,29 @@
 """The experts of a layer in one grouped product, as a megatron-core module, and its placement.
 
 The module is megatron-core's ``GroupedMLP`` with another forward: every dtype, our grouped product, and,
-where it was asked for, weight gradients that are added to the main gradients in place.
+where it was asked for, weight gradients that are added to the main gradients in place. Its weights begin as
+those of sequential experts, on every layout.
 """
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
-from megatron.core.tensor_parallel import CheckpointWithoutOutput
+from megatron.core.tensor_parallel import CheckpointWithoutOutput, set_tensor_model_parallel_attributes
 from megatron.core.transformer.moe.experts import GroupedMLP
 from torch import Tensor
 
 from mindspeed_core.layer_spec import SpecEditor
+from mindspeed_core.megatron.experts import draw_experts, mark_expert_parameters
 from mindspeed_kernels.ops.gmm import grouped_matmul
 from mindspeed_kernels.ops.row_groups import ends_of_groups
 
 if TYPE_CHECKING:
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer import TransformerConfig
+
     from mindspeed_core.session import Session
 
 
@@ -29,6 +35,46 @@ class GroupedExperts(GroupedMLP):
     """
 
     accumulates = False
+
+    def __init__(
+        self,
+        num_local_experts: int,
+        config: TransformerConfig,
+        pg_collection: ProcessGroupCollection | None = None,
+    ) -> None:
+        """Build this rank's experts, with the groups ``ep``, ``expt_tp`` and ``expt_dp``."""
+        assert pg_collection is not None
+        drawn_on_cpu = config.use_cpu_initialization and config.perform_initialization
+        blank = copy(config)
+        blank.perform_initialization = config.perform_initialization and not drawn_on_cpu
+        super().__init__(num_local_experts, blank, pg_collection=pg_collection)
+        self.config = config
+        if drawn_on_cpu:
+            self._draw(config, pg_collection)
+        for parameter, cut in ((self.weight1, 1), (self.weight2, 0)):
+            if not hasattr(parameter, "tensor_model_parallel"):
+                set_tensor_model_parallel_attributes(parameter, True, cut, 1)
+        mark_expert_parameters(self, config)
+
+    @torch.no_grad()
+    def _draw(self, config: TransformerConfig, pg: ProcessGroupCollection) -> None:
+        """Draw each expert as megatron-core draws its two linear layers, and keep this rank's part."""
+        width, halves = config.moe_ffn_hidden_size, 2 if config.gated_linear_unit else 1
+
+        def draw() -> tuple[Tensor, Tensor]:
+            first = torch.empty(halves * width, config.hidden_size)
+            config.init_method(first)
+            second = torch.empty(config.hidden_size, width)
+            config.output_layer_init_method(second)
+            return first, second
+
+        rank, size = pg.expt_tp.rank(), pg.expt_tp.size()
+        firsts = self.weight1.view(self.num_local_experts, config.hidden_size, -1)
+        seconds = self.weight2.view(self.num_local_experts, -1, config.hidden_size)
+        for index, (first, second) in enumerate(draw_experts(self.num_local_experts, config, pg, draw)):
+            parts = [half.chunk(size)[rank] for half in first.chunk(halves)]
+            firsts[index].copy_(torch.cat(parts).t())
+            seconds[index].copy_(second.chunk(size, dim=1)[rank].t())
 
     def forward(
         self, permuted_local_hidden_states: Tensor, tokens_per_expert: Tensor, permuted_probs: Tensor

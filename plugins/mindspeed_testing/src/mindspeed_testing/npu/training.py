@@ -19,12 +19,12 @@ import torch
 
 from mindspeed_core.activation import activate
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.instruments.communication import Total, count_communication
+from mindspeed_core.instruments.memory import TensorBytes
 from mindspeed_core.megatron.global_state import destroy_megatron_state
 from mindspeed_core.platforms.npu import NpuPlatform
 from mindspeed_core.platforms.platform import Availability
 from mindspeed_core.run import Batch, DataIterators, Datasets
-from mindspeed_core.testing.communication import Total, count_communication
-from mindspeed_core.testing.memory import TensorBytes
 from mindspeed_testing.npu.fake import FakeNpu, count_runs, fake_npu
 from mindspeed_testing.npu.world import fake_world
 

@@ -28,6 +28,7 @@ def add_megatron_arguments(parser):
         ("pipeline-model-parallel-size", 1),
         ("context-parallel-size", 1),
         ("vocab-size", 64),
+        ("make-vocab-size-divisible-by", 1),
         ("profile-step-start", 10),
         ("profile-step-end", 12),
         ("exit-interval", None),
@@ -40,7 +41,7 @@ def add_megatron_arguments(parser):
         "finetune profile skip-train overlap-grad-reduce untie-embeddings-and-output-weights "
         "accumulate-allreduce-grads-in-fp32 data-parallel-random-init te-rng-tracker inference-rng-tracker "
         "use-persistent-ckpt-worker ddp-average-in-collective no-persist-layer-norm no-load-optim "
-        "qk-layernorm reset-position-ids reset-attention-mask eod-mask-loss"
+        "no-load-rng qk-layernorm mock-data reset-position-ids reset-attention-mask eod-mask-loss"
     ).split():
         add(f"--{name}", action="store_true")
     add("--disable-bias-linear", action="store_false", dest="add_bias_linear")
@@ -65,9 +66,17 @@ def add_megatron_arguments(parser):
     add("--optimizer", default="adam", choices=["adam", "sgd"])
     add("--distributed-backend", default="nccl", choices=["nccl", "gloo"])
     add("--ckpt-format", default="torch_dist", choices=["torch_dist", "torch"])
-    add("--num-experts", type=int)
+    for name in ("num-experts", "moe-ffn-hidden-size", "expert-tensor-parallel-size"):
+        add(f"--{name}", type=int)
+    add("--moe-router-topk", type=int, default=2)
+    add("--expert-model-parallel-size", type=int, default=1)
+    add("--moe-aux-loss-coeff", type=float, default=0.0)
+    add("--moe-z-loss-coeff", type=float)
+    add("--calculate-per-token-loss", action="store_true")
+    add("--use-cpu-initialization", action="store_true")
     add("--save")
     add("--load")
+    add("--pretrained-checkpoint")
     add("--yaml-cfg")
     return parser
 
@@ -98,7 +107,9 @@ def validate_args(args, defaults=()):
     )
     args.data_parallel_size = args.world_size // model_parallel
     args.params_dtype = torch.bfloat16 if args.bf16 else torch.float32
-    args.padded_vocab_size = args.vocab_size
+    args.padded_vocab_size = None
+    args.variable_seq_lengths = False
+    args.dataloader_type = "single"
     args.consumed_train_samples = 0
     args.consumed_valid_samples = 0
     args.iteration = 0
@@ -131,4 +142,13 @@ def core_transformer_config_from_args(args, config_class=None):
         attention_dropout=args.attention_dropout,
         qk_layernorm=args.qk_layernorm,
         bf16=args.bf16,
+        num_moe_experts=args.num_experts,
+        moe_ffn_hidden_size=args.moe_ffn_hidden_size,
+        moe_router_topk=args.moe_router_topk,
+        moe_aux_loss_coeff=args.moe_aux_loss_coeff,
+        moe_z_loss_coeff=args.moe_z_loss_coeff,
+        expert_tensor_parallel_size=args.expert_tensor_parallel_size,
+        expert_model_parallel_size=args.expert_model_parallel_size,
+        calculate_per_token_loss=args.calculate_per_token_loss,
+        use_cpu_initialization=args.use_cpu_initialization,
     )

@@ -107,26 +107,31 @@ def load_checkpoint(
 ):
     args = get_args()
     load_dir = getattr(args, load_arg)
+    if args.pretrained_checkpoint is not None and not (Path(load_dir or "") / TRACKER).is_file():
+        load_dir = args.pretrained_checkpoint
+        args.finetune = True
     model = unwrap_model(ddp_model)
     common = _load_base_checkpoint(load_dir, args, rank0=True)[0]
     if common is None:
         return 0, 0
     metadata = _metadata()
+    with_optimizer = optimizer is not None and not args.finetune and not args.no_load_optim
     template = generate_state_dict(
         args,
         model,
-        optimizer,
-        opt_param_scheduler,
+        optimizer if with_optimizer else None,
+        opt_param_scheduler if with_optimizer else None,
         None,
         optim_sd_kwargs={"metadata": metadata, "is_loading": True},
         model_sd_kwargs={"metadata": metadata},
     )
     state = _load_base_checkpoint(load_dir, args, rank0=False, sharded_state_dict=template)[0]
-    args.consumed_train_samples = state["consumed_train_samples"]
+    if not args.finetune:
+        args.consumed_train_samples = state["consumed_train_samples"]
     update_num_microbatches(args.consumed_train_samples)
     for index, chunk in enumerate(model):
         chunk.load_state_dict(state["model" if len(model) == 1 else f"model{index}"], strict=strict)
-    if optimizer is not None:
+    if with_optimizer:
         optimizer.load_state_dict(state["optimizer"])
         opt_param_scheduler.load_state_dict(state["opt_param_scheduler"])
-    return state["iteration"], 0
+    return 0 if args.finetune else state["iteration"], 0

@@ -52,6 +52,8 @@ def _initialize_distributed(get_embedding_ranks, get_position_embedding_ranks, s
             args.pipeline_model_parallel_size,
             args.virtual_pipeline_model_parallel_size,
             context_parallel_size=args.context_parallel_size,
+            expert_model_parallel_size=args.expert_model_parallel_size,
+            expert_tensor_parallel_size=args.expert_tensor_parallel_size,
             get_embedding_ranks=get_embedding_ranks,
             get_position_embedding_ranks=get_position_embedding_ranks,
         )

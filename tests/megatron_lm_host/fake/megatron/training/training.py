@@ -151,7 +151,7 @@ def setup_model_and_optimizer(model_provider_func, model_type, checkpointing_con
     config, overrides = get_megatron_optimizer_config(args)
     optimizer = get_megatron_optimizer(config, model, config_overrides=overrides)
     scheduler = get_optimizer_param_scheduler(optimizer)
-    if args.load is not None:
+    if args.load is not None or args.pretrained_checkpoint is not None:
         args.iteration, _ = load_checkpoint(model, optimizer, scheduler)
     return model, optimizer, scheduler
 
@@ -160,6 +160,8 @@ def build_train_valid_test_data_iterators(build_train_valid_test_datasets_provid
     args = get_args()
     samples = [args.train_iters * args.global_batch_size, args.global_batch_size, args.global_batch_size]
     datasets = build_train_valid_test_datasets_provider(samples)
+    if args.dataloader_type == "external":
+        return list(datasets)
     torch.rand(1)  # a loader draws the seed of its workers
     start = args.consumed_train_samples
     return [

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mindspeed_core.run import (
         Batch,
         BoundarySchema,
+        Datasets,
         DistInfo,
         LoadInfo,
         Loss,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         StepResult,
     )
     from mindspeed_core.session import Session
+    from mindspeed_toy_needs.letters import LetterTokenizer
     from mindspeed_toy_needs.lion import Lion
     from mindspeed_toy_needs.snapshot import Snapshot
 
@@ -119,6 +121,7 @@ class AttentionScale(Feature):
     summary = "scales the attention output of the last half of the layers, and of the final norm"
     flags = (Flag("--toy-attention-scale", type=float, help="The factor."),)
     slots = ("core-attention",)
+    replaces_roles = ("final_layernorm",)
     places_modules = True
     fake_tensors = True
     deterministic = True
@@ -658,6 +661,110 @@ class Calm(Feature):
         return {"clip_grad": 0.1 if strict else 0.5, "lr": 1e-5 if strict else 1e-4}
 
 
+class Sentences(Feature):
+    """Data of its own: a dataset, how samples become a micro-batch, and which of them."""
+
+    name = "toy-sentences"
+    family = FAMILY
+    summary = "trains on sentences of different lengths, in micro-batches of as many tokens each"
+    flags = (
+        Flag("--toy-sentences", type=int, help="Number of sentences; the data has no other source then."),
+        Flag("--toy-tokens", type=int, default=0, help="Tokens of a micro-batch; 0 fills up every sentence."),
+    )
+    slots = ("data-source",)
+
+    @hookimpl
+    def build_datasets(self, args: Namespace) -> Datasets:
+        from mindspeed_toy_needs.sentences import datasets
+
+        return datasets(args)
+
+    @hookimpl(wrapper=True)
+    def batch_fields(self, post_process: bool) -> Generator[None, frozenset[str], frozenset[str]]:
+        fields = yield
+        return fields | {"sentence_lengths"} if post_process else fields
+
+
+class Letters(Feature):
+    """A tokenizer of its own."""
+
+    name = "toy-letters"
+    family = FAMILY
+    summary = "makes a token of every letter"
+    flags = (Flag("--toy-letters", type=int, help="Number of letters."),)
+
+    @hookimpl
+    def build_tokenizer(self, args: Namespace) -> LetterTokenizer:
+        from mindspeed_toy_needs.letters import LetterTokenizer
+
+        return LetterTokenizer(args.toy_letters)
+
+
+class Adapter(Feature):
+    """Weights that a checkpoint leaves out, and that come from another one."""
+
+    name = "toy-adapter"
+    family = FAMILY
+    summary = "trains low-rank updates of every fc1 and saves nothing else"
+    flags = (
+        Flag("--toy-adapter", type=int, help="Rank of the updates."),
+        Flag("--toy-adapter-base", type=str, per_rank=True, help="Checkpoint that holds the other weights."),
+    )
+    places_modules = True
+    affects_checkpoint = True
+
+    @hookimpl(wrapper=True)
+    def build_layer_spec(
+        self, session: Session, args: Namespace
+    ) -> Generator[None, TransformerBlockSubmodules, TransformerBlockSubmodules]:
+        spec = yield
+        from mindspeed_toy_needs.adapter import replace_fc1
+
+        return replace_fc1(spec, session, args.toy_adapter, owner=self.name)
+
+    @hookimpl(wrapper=True)
+    def build_model(self) -> Generator[None, list[MegatronModule], list[MegatronModule]]:
+        model = yield
+        from mindspeed_toy_needs.adapter import freeze_base
+
+        freeze_base(model)
+        return model
+
+    @hookimpl(wrapper=True)
+    def load_checkpoint(
+        self, session: Session, run: Run, source: str | None
+    ) -> Generator[None, LoadInfo, LoadInfo]:
+        if source is None and run.args.toy_adapter_base:
+            session.call("load_checkpoint", run=run, source=run.args.toy_adapter_base)
+        return (yield)
+
+    @hookimpl(wrapper=True)
+    def model_state(
+        self, source: str | None
+    ) -> Generator[None, dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+        state = yield
+        from mindspeed_toy_needs.adapter import is_adapter
+
+        return {
+            key: {name: entry for name, entry in part.items() if is_adapter(name) == (source is None)}
+            for key, part in state.items()
+        }
+
+
+class Uneven(Feature):
+    """Dimensions that tensor parallelism does not divide."""
+
+    name = "toy-uneven"
+    family = FAMILY
+    summary = "takes over how dimensions are distributed (and distributes none)"
+    flags = (Flag("--toy-uneven", help="Let nobody check that dimensions divide."),)
+    slots = ("tp-partition",)
+
+    @hookimpl(wrapper=True)
+    def build_transformer_config(self) -> Generator[None, TransformerConfig, TransformerConfig]:
+        return (yield)
+
+
 DECLARATIONS = (
     StageSpecs(
         module="mindspeed_toy_needs.stages",
@@ -693,4 +800,8 @@ DECLARATIONS = (
     WeightsFile,
     ExportWeights,
     Calm,
+    Sentences,
+    Letters,
+    Adapter,
+    Uneven,
 )

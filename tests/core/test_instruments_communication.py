@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from mindspeed_core.instruments.communication import count_communication
 from mindspeed_core.testing import run_world
-from mindspeed_core.testing.communication import count_communication
 
 
 def communicate():
@@ -84,3 +84,54 @@ def test_calls_inside_other_calls_are_not_counted_twice():
     # torch sends sizes, then contents.
     assert {call.operation for call in log.calls} == {"all_gather"}
     assert log.count() == 2
+
+
+def overlapping():
+    dist.init_process_group("gloo")
+    x, weight = torch.ones(4, 4), torch.ones(4, 4)
+    wait = dist.Work.wait
+    with count_communication(computation=True) as log:
+        early = dist.all_reduce(x, async_op=True)
+        early.wait()
+        weight @ weight
+        late = dist.all_reduce(x, async_op=True)
+        weight @ weight.view(4, 4)
+        weight + 1
+        late.wait()
+        late.wait()
+        dist.all_reduce(x)
+        forgotten = dist.all_reduce(x, async_op=True)
+        with dist._coalescing_manager(async_ops=True) as manager:
+            dist.all_reduce(x)
+            dist.all_reduce(weight)
+        weight @ weight
+        manager.wait()
+        with dist._coalescing_manager():
+            dist.all_reduce(x)
+    assert dist.Work.wait is wait
+    forgotten.wait()
+    return log.calls
+
+
+@pytest.fixture(scope="module")
+def overlapped():
+    return run_world(overlapping, 2)[0]
+
+
+def test_what_was_computed_between_launch_and_wait_is_recorded(overlapped):
+    early, late = overlapped[0].meanwhile, overlapped[1].meanwhile
+    assert (early.operators, early.flops) == (0, 0)
+    # A view computes nothing; the first wait counts; 2 * 4 * 4 * 4 operations of one product.
+    assert (late.operators, late.flops) == (2, 128)
+    assert late.seconds > 0
+
+
+def test_a_synchronous_call_and_one_without_wait_overlap_nothing(overlapped):
+    assert (overlapped[2].asynchronous, overlapped[2].meanwhile.flops) == (False, 0)
+    assert (overlapped[3].asynchronous, overlapped[3].waited) == (True, None)
+
+
+def test_calls_of_a_coalesced_batch_are_waited_for_together(overlapped):
+    batch, alone = overlapped[4:6], overlapped[6]
+    assert [(call.asynchronous, call.meanwhile.flops) for call in batch] == [(True, 128)] * 2
+    assert (alone.asynchronous, alone.meanwhile.flops) == (False, 0)

@@ -15,12 +15,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from mindspeed_core.testing.canonical import bare_module
-
 if TYPE_CHECKING:
     from types import TracebackType
-
-    from mindspeed_core.run import Run
 
 
 class TensorBytes(TorchDispatchMode):
@@ -42,7 +38,7 @@ class TensorBytes(TorchDispatchMode):
         self.peak = 0
         self._sizes: dict[int, int] = {}
         self._foreign: dict[int, weakref.finalize[Any, Any]] = {}
-        self._finalizers: list[weakref.finalize[Any, Any]] = []
+        self._finalizers: dict[int, weakref.finalize[Any, Any]] = {}
         self._paused = 0
         self._closed = False
         self._resize: Any = None
@@ -85,7 +81,7 @@ class TensorBytes(TorchDispatchMode):
         else:
             torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         self._closed = True
-        for finalizer in (*self._finalizers, *self._foreign.values()):
+        for finalizer in (*self._finalizers.values(), *self._foreign.values()):
             finalizer.detach()
         super().__exit__(kind, error, trace)
 
@@ -103,9 +99,8 @@ class TensorBytes(TorchDispatchMode):
         for storage in _storages(result):
             key = storage._cdata
             if key not in self._sizes and key not in self._foreign:
-                self._sizes[key] = storage.nbytes()
-                self._change(storage.nbytes())
-                self._finalizers.append(weakref.finalize(storage, self._freed, key))
+                self._allocated(key, storage.nbytes())
+                self._finalizers[key] = weakref.finalize(storage, self._freed, key)
         return result
 
     def _ignore(self, storage: torch.UntypedStorage) -> None:
@@ -113,12 +108,17 @@ class TensorBytes(TorchDispatchMode):
         if key not in self._foreign:
             self._foreign[key] = weakref.finalize(storage, self._foreign.pop, key, None)
 
+    def _allocated(self, key: int, size: int) -> None:
+        self._sizes[key] = size
+        self._change(size)
+
     def _change(self, amount: int) -> None:
         self.alive += amount
         self.peak = max(self.peak, self.alive)
 
     def _freed(self, key: int) -> None:
         if not self._closed:
+            del self._finalizers[key]
             self._change(-self._sizes.pop(key))
 
     def _resized(self, storage: torch.UntypedStorage, amount: int) -> None:
@@ -133,49 +133,11 @@ class TensorBytes(TorchDispatchMode):
 
 def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Sum the bytes of the distinct storages behind tensors; views and shared buffers count once."""
-    return sum(_distinct(tensors).values())
+    return sum(storage_bytes(tensors).values())
 
 
-def state_bytes(run: Run) -> dict[str, int]:
-    """Measure what this rank keeps between steps, in bytes of distinct storages.
-
-    Returns:
-        ``parameter_bytes`` (parameters and buffers of the model), ``gradient_bytes`` (gradients and gradient
-        buffers) and ``optimizer_bytes`` (state and main parameters that are not the model's own).
-    """
-    # megatron-core's data-parallel wrapper hides Module.buffers behind an attribute of that name.
-    chunks = [bare_module(chunk) for chunk in run.model]
-    parameters = [p for chunk in chunks for p in (*chunk.parameters(), *chunk.buffers())]
-    gradients = [
-        gradient
-        for parameter in parameters
-        for gradient in (getattr(parameter, "main_grad", None), parameter.grad)
-        if isinstance(gradient, torch.Tensor)
-    ]
-    own = _distinct(parameters)
-    kept = _distinct(gradients)
-    optimizer: dict[int, int] = {}
-    for inner in _inner_optimizers(run.optimizer):
-        held = [p for group in inner.param_groups for p in group["params"]]
-        state = [v for entry in inner.state.values() for v in tree_iter(entry)]
-        optimizer.update(_distinct(t for t in (*held, *state) if isinstance(t, torch.Tensor)))
-    return {
-        "parameter_bytes": sum(own.values()),
-        "gradient_bytes": sum(size for key, size in kept.items() if key not in own),
-        "optimizer_bytes": sum(s for key, s in optimizer.items() if key not in own and key not in kept),
-    }
-
-
-def _inner_optimizers(optimizer: Any) -> Iterator[Any]:
-    if optimizer is None:
-        return
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        inner = getattr(part, "optimizer", None)
-        if inner is not None and hasattr(inner, "param_groups"):
-            yield inner
-
-
-def _distinct(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Return the bytes of each distinct storage behind tensors, by the storage's identity."""
     return {storage._cdata: storage.nbytes() for storage in _storages(list(tensors))}
 
 

@@ -1,6 +1,6 @@
 import torch
 
-from mindspeed_core.testing.memory import TensorBytes, tensor_bytes
+from mindspeed_core.instruments.memory import TensorBytes, tensor_bytes
 
 
 def test_peak_of_a_chain_is_two_neighbours():

@@ -1,0 +1,84 @@
+"""Sub-commands that packages add to the programs, and how both programs run a click command.
+
+Names come from metadata alone; a command is imported when it runs. A broken one fails alone, with its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import click
+
+from mindspeed_core.discovery.entry_points import Source, broken, sources
+from mindspeed_core.errors import UserError
+
+
+def added_commands(group: str, own: Collection[str] = ()) -> dict[str, list[Source]]:
+    """Return the sub-commands of an entry-point group with everybody who claims each.
+
+    Args:
+        group: the entry-point group of a program.
+        own: names of the program itself, which nobody else gets.
+    """
+    found: dict[str, list[Source]] = {}
+    for source in sources(group):
+        if source.name not in own:
+            found.setdefault(source.name, []).append(source)
+    return found
+
+
+def origin(claims: Sequence[Source]) -> str:
+    """Return distribution and version of whoever brings a sub-command."""
+    return " and ".join(f"{source.dist} {source.version}" for source in claims)
+
+
+def load_added(name: str, claims: Sequence[Source]) -> click.Command:
+    """Import a sub-command that a package adds.
+
+    Raises:
+        UserError: several packages claim the name, or it cannot be loaded.
+    """
+    if len(claims) > 1:
+        raise UserError(f"sub-command {name!r} is claimed by {origin(claims)}; uninstall one of them")
+    source = claims[0]
+    try:
+        found = source.load()
+        if not isinstance(found, click.Command):
+            raise TypeError(f"{source.value} is no click command")
+    except (Exception, SystemExit) as error:
+        record = broken(source, error)
+        raise UserError(
+            f"sub-command {name!r} of {origin(claims)} cannot be loaded: {record.error}\n"
+            f"    -> {record.remedy}"
+        ) from error
+    return found
+
+
+def suggestion(name: str, known: Sequence[str]) -> str:
+    """Return what may have been meant by an unknown sub-command: similar names, or all."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, n=3)
+    return f"Did you mean {' or '.join(close)}?" if close else f"There are: {', '.join(known)}."
+
+
+def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
+    """Run a click command and return its exit status: that of ``context.exit``, or an int that it returns.
+
+    Args:
+        command: the command or group.
+        arguments: its command line.
+        name: how usage messages call it.
+
+    Raises:
+        click.ClickException: wrong usage.
+        KeyboardInterrupt: after Ctrl-C.
+    """
+    try:
+        result = command.main(list(arguments), name, standalone_mode=False)
+    except click.Abort as abort:
+        if isinstance(abort.__cause__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        click.echo("Aborted!", err=True)
+        return 1
+    return result if type(result) is int else 0

@@ -1,0 +1,153 @@
+"""The bytes of a ``torch.save`` archive, compared with the one layout that torch writes.
+
+Programs read a zip file from different ends: ``zipfile`` from the last directory, the reader of torch from
+the offset that it names, and in whatever case a name is spelled. An archive that could be read in two ways is
+refused before anything reads it.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+
+_LOCAL = struct.Struct("<4s5H3I2H")
+_CENTRAL = struct.Struct("<4s6H3I5H2I")
+_END = struct.Struct("<4s4H2IH")
+_END64 = struct.Struct("<4sQ2H2I4Q")
+_LOCATOR64 = struct.Struct("<4sIQI")
+_SIZES64 = struct.Struct("<2H2Q")
+_HAS_DESCRIPTOR = 1 << 3
+_IN_ZIP64 = 0xFFFFFFFF
+_MEMBER = re.compile(
+    r"data\.pkl|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id|data/\d+"
+)
+
+
+class LayoutError(ValueError):
+    """The bytes are not laid out as ``torch.save`` does it; the message says in what."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    name: str
+    offset: int
+    size: int
+
+
+def check_layout(content: bytes) -> None:
+    """Accept one archive of stored members without prefix, gap, comment, second directory or odd name.
+
+    Raises:
+        LayoutError: anything else.
+    """
+    begin, count = _directory(content)
+    entries = _entries(content, begin, count)
+    _check_names([entry.name for entry in entries])
+    position = 0
+    for entry in sorted(entries, key=lambda entry: entry.offset):
+        if entry.offset != position:
+            raise LayoutError(f"{entry.name} does not follow on what is before it")
+        position = _end_of_member(content, entry)
+    if position != begin:
+        raise LayoutError("there is something between the members and their directory")
+
+
+def _directory(content: bytes) -> tuple[int, int]:
+    """Return where the directory begins and how many entries it has."""
+    at = len(content) - _END.size
+    if at < 0 or not content.startswith(b"PK\x03\x04"):
+        raise LayoutError("it is no zip archive from its first byte on")
+    signature, disk, first_disk, here, count, size, begin, comment = _END.unpack_from(content, at)
+    if signature != b"PK\x05\x06" or comment or disk or first_disk or here != count:
+        raise LayoutError("it does not end with its directory")
+    locator = at - _LOCATOR64.size
+    if locator >= _END64.size and content[locator : locator + 4] == b"PK\x06\x07":
+        at = locator - _END64.size
+        _, disk, where, _ = _LOCATOR64.unpack_from(content, locator)
+        kind, length, _, _, disk64, _, here64, count64, size64, begin64 = _END64.unpack_from(content, at)
+        if kind != b"PK\x06\x06" or where != at or length != _END64.size - 12 or disk or disk64:
+            raise LayoutError("its directory has two ends that differ")
+        if here64 != count64 or count not in (count64, 0xFFFF):
+            raise LayoutError("its directory has two ends that differ")
+        if size not in (size64, _IN_ZIP64) or begin not in (begin64, _IN_ZIP64):
+            raise LayoutError("its directory has two ends that differ")
+        count, size, begin = count64, size64, begin64
+    if begin + size != at:
+        raise LayoutError("its directory is not where it says")
+    return begin, count
+
+
+def _entries(content: bytes, begin: int, count: int) -> list[_Entry]:
+    """Read the directory."""
+    entries: list[_Entry] = []
+    at = begin
+    try:
+        for _ in range(count):
+            (signature, _, _, flags, method, *_, packed, size, name, extra, comment, disk, _, _, offset) = (
+                _CENTRAL.unpack_from(content, at)
+            )
+            if signature != b"PK\x01\x02" or method or comment or disk or flags & 1:
+                raise LayoutError("its directory has an entry that torch does not write")
+            at += _CENTRAL.size
+            text = content[at : at + name].decode("ascii")
+            packed, size, offset = _wide(content[at + name : at + name + extra], packed, size, offset)
+            if packed != size:
+                raise LayoutError(f"{text} has two sizes")
+            entries.append(_Entry(text, offset, size))
+            at += name + extra
+    except (struct.error, UnicodeDecodeError) as error:
+        raise LayoutError(f"its directory cannot be read ({error})") from error
+    tail = len(content) - at
+    if tail not in (_END.size, _END.size + _LOCATOR64.size + _END64.size):
+        raise LayoutError("its directory is longer than its entries")
+    return entries
+
+
+def _wide(extra: bytes, packed: int, size: int, offset: int) -> tuple[int, int, int]:
+    """Return sizes and offset, from the zip64 field where the entry refers to it."""
+    if _IN_ZIP64 not in (packed, size, offset):
+        return packed, size, offset
+    at = 0
+    while at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<2H", extra, at)
+        if kind == 1:
+            values = list(struct.unpack_from(f"<{length // 8}Q", extra, at + 4))
+            wanted = [values.pop(0) if value == _IN_ZIP64 else value for value in (size, packed, offset)]
+            return wanted[1], wanted[0], wanted[2]
+        at += 4 + length
+    raise LayoutError("an entry refers to a size that is not there")
+
+
+def _check_names(names: list[str]) -> None:
+    root = names[0].partition("/")[0] if names else ""
+    members = [name.removeprefix(f"{root}/") for name in names]
+    odd = next((name for name, member in zip(names, members) if not _MEMBER.fullmatch(member)), None)
+    if odd is not None:
+        raise LayoutError(f"it holds {odd!r}, which torch.save does not write")
+    if len({name.casefold() for name in names}) != len(names) or not {"data.pkl", "version"} <= set(members):
+        raise LayoutError("it does not hold data.pkl and its version exactly once")
+
+
+def _end_of_member(content: bytes, entry: _Entry) -> int:
+    """Return where a member ends, its header read from where the directory says."""
+    try:
+        header = _LOCAL.unpack_from(content, entry.offset)
+    except struct.error as error:
+        raise LayoutError(f"{entry.name} lies outside of it") from error
+    signature, _, flags, method, _, _, _, packed, _, name, extra = header
+    at = entry.offset + _LOCAL.size
+    if signature != b"PK\x03\x04" or method or content[at : at + name] != entry.name.encode():
+        raise LayoutError(f"{entry.name} has another header than its directory says")
+    end = at + name + extra + entry.size
+    if not flags & _HAS_DESCRIPTOR:
+        if packed not in (entry.size, _IN_ZIP64):
+            raise LayoutError(f"{entry.name} has two sizes")
+        return end
+    # crc, then both sizes, of eight bytes each where the header has a zip64 field
+    wide = content[at + name : at + name + extra][:2] == b"\x01\x00"
+    length = 24 if wide else 16
+    sizes = struct.unpack_from("<4xI2Q" if wide else "<4x3I", content.ljust(end + length, b"\0"), end)[1:]
+    if content[end : end + 4] != b"PK\x07\x08" or sizes != (entry.size, entry.size):
+        raise LayoutError(f"{entry.name} does not end where its directory says")
+    return end + length

@@ -1,0 +1,330 @@
+"""Communication of a rank: calls and bytes per operation and process group.
+
+The functions of ``torch.distributed`` are wrapped where they are defined and wherever megatron-core and
+plugins hold them by name; a dispatcher-level mode would miss calls from autograd's threads and coalesced
+ones. A wait is seen on the handle that the call returned, or on the one that a coalesced batch shares.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from mindspeed_core.feature import Patch
+from mindspeed_core.runtime.patches import PatchLedger
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A point in this rank's execution, or the work between two of them.
+
+    Attributes:
+        seconds: host time; on a device, of launching rather than of execution.
+        operators: operators that computed a tensor: no views, allocations or communication; 0 unless
+            computation is counted.
+        flops: floating-point operations of the matrix products, convolutions and attentions among them, as
+            ``torch.utils.flop_counter`` counts.
+    """
+
+    seconds: float
+    operators: int = 0
+    flops: int = 0
+
+
+@dataclass
+class Call:
+    """One communication call of this rank.
+
+    Attributes:
+        operation: the function's name, ``all_reduce``.
+        group: the process group's description (``TENSOR_MODEL_PARALLEL_GROUP``, ``cp.ring``), or its ranks.
+        ranks: global ranks of the group.
+        input_bytes: bytes of this rank's input; 0 for a receive.
+        sent_bytes: bytes this rank puts on the wire with a ring or pairwise algorithm.
+        asynchronous: called with ``async_op=True`` or immediate by nature.
+        launched: where this rank was when it made the call.
+        waited: where it first waited for the result; of a synchronous call where it returned, None while
+            nobody has waited.
+    """
+
+    operation: str
+    group: str
+    ranks: tuple[int, ...]
+    input_bytes: int
+    sent_bytes: float
+    asynchronous: bool
+    launched: Progress
+    waited: Progress | None = None
+
+    @property
+    def meanwhile(self) -> Progress | None:
+        """Return the work of this rank between launch and wait; None while nobody has waited."""
+        if self.waited is None:
+            return None
+        a, b = self.launched, self.waited
+        return Progress(b.seconds - a.seconds, b.operators - a.operators, b.flops - a.flops)
+
+
+@dataclass(frozen=True)
+class Total:
+    """The calls of one operation in one group, added up."""
+
+    calls: int
+    input_bytes: int
+    sent_bytes: float
+
+
+@dataclass
+class CommunicationLog:
+    """The communication calls of a rank, in order."""
+
+    calls: list[Call] = field(default_factory=list)
+    _paused: int = 0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not record inside the context: what the measurement itself communicates."""
+        self._paused += 1
+        try:
+            yield
+        finally:
+            self._paused -= 1
+
+    def select(self, operation: str = "", group: str = "") -> list[Call]:
+        """Return the calls of one operation and group; empty means any."""
+        return [
+            call
+            for call in self.calls
+            if (not operation or call.operation == operation) and (not group or call.group == group)
+        ]
+
+    def count(self, operation: str = "", group: str = "") -> int:
+        """Count the calls."""
+        return len(self.select(operation, group))
+
+    def input_bytes(self, operation: str = "", group: str = "") -> int:
+        """Return the bytes of this rank's inputs."""
+        return sum(call.input_bytes for call in self.select(operation, group))
+
+    def sent_bytes(self, operation: str = "", group: str = "") -> float:
+        """Return the bytes this rank sends."""
+        return sum(call.sent_bytes for call in self.select(operation, group))
+
+    def table(self) -> dict[tuple[str, str], Total]:
+        """Return totals by operation and group."""
+        keys = sorted({(call.operation, call.group) for call in self.calls})
+        return {key: Total(self.count(*key), self.input_bytes(*key), self.sent_bytes(*key)) for key in keys}
+
+
+@contextmanager
+def count_communication(computation: bool = False) -> Iterator[CommunicationLog]:
+    """Record every communication of this process inside the context.
+
+    A call inside another recorded call is not counted again. Collectives of compiled graphs
+    (``torch.distributed._functional_collectives``) do not pass through these functions and are not seen.
+
+    Args:
+        computation: also count operators and floating-point operations, which tells what lay between a launch
+            and its wait; costs some microseconds per operator.
+    """
+    recorder = _Recorder(CommunicationLog(), _Computation() if computation else None)
+    wrappers: dict[str, Callable[..., Any]] = {
+        name: functools.partial(recorder.counting, _SAME_OPERATION.get(name, name))
+        for name in (*_MEASURES, *_SAME_OPERATION)
+    }
+    wrappers |= {"Work.wait": recorder.waiting, "_coalescing_manager": recorder.coalescing}
+    ledger = PatchLedger()
+    ledger.apply(
+        [
+            Patch(
+                target=f"torch.distributed.distributed_c10d:{name}",
+                new=wrapper,
+                reason="counts calls and bytes",
+                kind="wrap",
+                owner="communication log",
+                required=False,
+            )
+            for name, wrapper in wrappers.items()
+        ]
+    )
+    with ExitStack() as stack:
+        stack.callback(ledger.revert)
+        if recorder.computation is not None:
+            stack.enter_context(recorder.computation)
+        yield recorder.log
+
+
+class _Computation(TorchDispatchMode):
+    """Counts operators that compute, and their floating-point operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators = 0
+        self.flops = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func.namespace != "c10d" and not func.is_view and "empty" not in func.name():
+            self.operators += 1
+            formula = flop_registry.get(func._overloadpacket)
+            if formula is not None:
+                self.flops += formula(*args, **kwargs, out_val=result)
+        return result
+
+
+class _Recorder:
+    """The wrappers of one log."""
+
+    def __init__(self, log: CommunicationLog, computation: _Computation | None) -> None:
+        self.log = log
+        self.computation = computation
+        self._depth = threading.local()
+        self._unfinished: weakref.WeakKeyDictionary[Any, list[Call]] = weakref.WeakKeyDictionary()
+
+    def now(self) -> Progress:
+        counted = self.computation
+        if counted is None:
+            return Progress(time.perf_counter())
+        return Progress(time.perf_counter(), counted.operators, counted.flops)
+
+    def counting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+        argument, sent = _MEASURES[name]
+
+        @functools.wraps(original)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            if self.log._paused or getattr(self._depth, "inside", False):
+                return original(*args, **kwargs)
+            given = signature.bind(*args, **kwargs).arguments
+            group = given.get("group")
+            ranks = tuple(dist.get_process_group_ranks(group if group is not None else dist.group.WORLD))
+            me = ranks.index(dist.get_rank()) if dist.get_rank() in ranks else -1
+            n = sum(_sizes(given.get(argument)))
+            asynchronous = bool(given.get("async_op", False)) or name in ("isend", "irecv")
+            bytes_sent = sent(n, len(ranks), me, given)
+            call = Call(name, _label(group, ranks), ranks, n, bytes_sent, asynchronous, self.now())
+            self.log.calls.append(call)
+            self._depth.inside = True
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                self._depth.inside = False
+            if not asynchronous:
+                call.waited = self.now()
+            elif isinstance(result, dist.Work):
+                self._unfinished[result] = [call]
+            return result
+
+        return counted
+
+    def coalescing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        @contextmanager
+        def coalesced(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            first = len(self.log.calls)
+            with original(*args, **kwargs) as manager:
+                yield manager
+            # The works exist only now, and each of them finishes all calls of the batch.
+            batch = self.log.calls[first:]
+            for call in batch:
+                call.asynchronous = bool(manager.works)
+                call.waited = None if manager.works else self.now()
+            for work in manager.works:
+                self._unfinished[work] = batch
+
+        return coalesced
+
+    def waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            here = self.now()
+            for call in self._unfinished.pop(work, ()):
+                call.waited = here
+            return original(work, *args, **kwargs)
+
+        return wait
+
+
+def _label(group: Any, ranks: Sequence[int]) -> str:
+    described = getattr(group, "group_desc", "") if group is not None else "default_pg"
+    if described in ("", "undefined"):
+        return "ranks " + ",".join(str(rank) for rank in ranks)
+    return str(described)
+
+
+def _sizes(tensors: Any) -> list[int]:
+    """Return the bytes of each tensor of an input: one, several, or None."""
+    listed = [tensors] if isinstance(tensors, torch.Tensor) else tensors or []
+    return [tensor.numel() * tensor.element_size() for tensor in listed]
+
+
+def _sent_all_to_all(n: int, p: int, me: int, given: Mapping[str, Any]) -> float:
+    return n - _sizes(given["input_tensor_list"])[me]
+
+
+def _sent_all_to_all_single(n: int, p: int, me: int, given: Mapping[str, Any]) -> float:
+    splits = given.get("input_split_sizes")
+    if splits is None or len(splits) == 0:
+        return _others_share(n, p, me, given)
+    length = given["input"].shape[0]
+    row = n // length if length else 0
+    return row * (sum(map(int, splits)) - int(splits[me]))
+
+
+def _others_share(n: int, p: int, me: int, given: Mapping[str, Any]) -> float:
+    return (p - 1) / p * n
+
+
+def _whole(n: int, p: int, me: int, given: Mapping[str, Any]) -> float:
+    return n
+
+
+def _to_every_other(n: int, p: int, me: int, given: Mapping[str, Any]) -> float:
+    return (p - 1) * n
+
+
+_MEASURES: dict[str, tuple[str, Callable[[int, int, int, Mapping[str, Any]], float]]] = {
+    "all_reduce": ("tensor", lambda n, p, *_: 2 * (p - 1) / p * n),
+    "all_gather": ("tensor", _to_every_other),
+    "all_gather_into_tensor": ("input_tensor", _to_every_other),
+    "reduce_scatter": ("input_list", _others_share),
+    "reduce_scatter_tensor": ("input", _others_share),
+    "all_to_all": ("input_tensor_list", _sent_all_to_all),
+    "all_to_all_single": ("input", _sent_all_to_all_single),
+    # A pipelined ring: every rank but the last one forwards the tensor once.
+    "broadcast": ("tensor", _others_share),
+    "reduce": ("tensor", _others_share),
+    "gather": ("tensor", lambda n, p, me, given: 0 if given.get("gather_list") else n),
+    "scatter": ("scatter_list", _others_share),
+    "send": ("tensor", _whole),
+    "isend": ("tensor", _whole),
+    "recv": ("", _whole),
+    "irecv": ("", _whole),
+    "barrier": ("", _whole),
+}
+"""Each counted function: its input argument, and the bytes sent by input bytes, group size, own position and
+arguments."""
+
+_SAME_OPERATION = {
+    "all_gather_single": "all_gather_into_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+}
+"""Later names of counted functions, recorded under the name that every supported torch has."""
+
+COLLECTIVES = frozenset(_MEASURES) - {"send", "isend", "recv", "irecv", "barrier"}
+"""Operations in which a whole group takes part and data moves."""
