@@ -417,13 +417,13 @@ class ZLoss(Feature):
 
     @hookimpl(wrapper=True)
     def compute_token_losses(
-        self, session: Session, logits: torch.Tensor, model_chunk: MegatronModule, head: int
+        self, session: Session, run: Run, logits: torch.Tensor, head: int
     ) -> Generator[None, torch.Tensor, torch.Tensor]:
         losses = yield
         from mindspeed_toy_needs.z_loss import Squares, squared_log_sums
 
         if head == 0:
-            session.state(Squares).of_tokens = squared_log_sums(logits, model_chunk.tp_group)
+            session.state(Squares).of_tokens = squared_log_sums(logits, run.pg.tp)
         return losses
 
     @hookimpl(wrapper=True)
