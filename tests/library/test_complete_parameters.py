@@ -1,5 +1,7 @@
 """A session completes the parameters of a model that the caller wrapped, wherever it knows the wrapper."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from library_features import parallel, registry, small
@@ -14,7 +16,9 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
 from mindspeed_core.activation import activate
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.megatron.feature_state import like_parameters
 from mindspeed_core.megatron.global_state import destroy_megatron_state
+from mindspeed_core.megatron.gradient_norm import gradient_norm
 from mindspeed_core.testing import run_world
 
 
@@ -22,7 +26,7 @@ class Weighed:
     """Sums up the updated parameters of the caller's model, in two stages."""
 
     def __init__(self, *, complete):
-        self.complete, self.sums, self.model = complete, [], None
+        self.complete, self.sums, self.model, self.norms = complete, [], None, []
 
     def weigh(self, run):
         if self.complete:
@@ -32,14 +36,30 @@ class Weighed:
 
     @hookimpl(wrapper=True)
     def optimizer_step(self, run):
+        norm = float(gradient_norm(run)) if run.model else None
         result = yield
+        self.norms.append((norm, result.grad_norm))
         self.weigh(run)
         return result
+
+    @hookimpl
+    def checkpoint_state(self, run):
+        kept = {parameter: parameter.detach().clone() for parameter in self.model.parameters()}
+        return {"weighed": like_parameters(run, kept)}
 
     @hookimpl(wrapper=True)
     def before_save_checkpoint(self, run):
         self.weigh(run)
         return (yield)
+
+
+class Trained(NamedTuple):
+    """What a loop of one's own left behind."""
+
+    sums: list
+    norms: list
+    described: int
+    parameters: int
 
 
 def trained(passed, *, overlap, complete=True):
@@ -81,10 +101,10 @@ def trained(passed, *, overlap, complete=True):
             optimizer.step()
         probe.complete = False
         with session.saving():
-            pass
-        sums = probe.sums
+            described = len(session.state_dict()["weighed"]) if chunks else 0
+        found = Trained(probe.sums, probe.norms, described, len(list(model.parameters())))
     destroy_megatron_state()
-    return sums
+    return found
 
 
 def all_trained():
@@ -104,10 +124,22 @@ def ranks():
 @pytest.mark.parametrize("known", ["wrapped", "by the optimizer"])
 def test_parameters_are_complete_after_every_update(ranks, known):
     for found in ranks:
-        assert found[known] == found["plain"]
-        assert found["stale"][:3] != found["plain"][:3]
+        assert found[known].sums == found["plain"].sums
+        assert found["stale"].sums[:3] != found["plain"].sums[:3]
 
 
 def test_parameters_are_complete_while_saving(ranks):
     for found in ranks:
-        assert found["stale"][3] == found["plain"][3] == found["plain"][2]
+        assert found["stale"].sums[3] == found["plain"].sums[3] == found["plain"].sums[2]
+
+
+@pytest.mark.parametrize("name", ["plain", "wrapped"])
+def test_the_norm_of_gradients_is_that_of_megatron_core(ranks, name):
+    for found in ranks:
+        for ours, theirs in found[name].norms:
+            assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+def test_state_like_parameters_is_described_for_the_callers_checkpoint(ranks):
+    for found in ranks:
+        assert found["wrapped"].described == found["wrapped"].parameters > 10

@@ -429,6 +429,7 @@ class LibrarySession(EmbeddedSession):
         """
         from mindspeed_core.megatron.feature_state import feature_parts
 
+        self.build_groups()
         return feature_parts(self.run)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -477,6 +478,7 @@ class LibrarySession(EmbeddedSession):
         plain = optimizer.step
 
         def step(_: Any, *positional: Any, **named: Any) -> Any:
+            self.build_groups()
             adapter = UpdateAdapter(partial(plain, *positional, **named))
             return adapter.returned(self._through("optimizer_step", adapter.record, run=self.run))
 
