@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         HookApi,
         Patch,
         Requirement,
+        Resume,
         Scenario,
         Slot,
         StageSpecs,
@@ -57,7 +58,7 @@ _MODULES = {
     "errors": "ArgumentError CheckpointError DataError PatchError SessionError UserError",
     "feature": (
         "Conflict DeclarationError ExtensionPoint Fallback Feature Flag Gain HookApi Patch Requirement "
-        "Scenario Slot StageSpecs TakeOver hookimpl"
+        "Resume Scenario Slot StageSpecs TakeOver hookimpl"
     ),
     "hooks": "DONE",
     "layer_spec": "SpecEditor",
@@ -98,6 +99,7 @@ __all__ = [
     "Platform",
     "Registry",
     "Requirement",
+    "Resume",
     "Run",
     "Scenario",
     "SchedulePoint",

@@ -42,7 +42,8 @@ def get_forward_backward(
 def train_step(session: Session, run: Run) -> StepResult | Any:
     """Do one training step: zero the gradients, run the schedule, update, reduce the losses.
 
-    There are no begin-step and end-step stages: wrap this one.
+    There are no begin-step and end-step stages: wrap this one. A wrapper that reads parameters after its
+    ``yield`` calls ``run.complete_parameters()`` first.
     ``session.default("train_step", run=run)`` calls the host's own again.
     """
 
@@ -90,7 +91,8 @@ def compute_token_losses(
             whole sequence under sequence parallelism, the rank's part under context parallelism. In the
             dtype of the output layer, and unchanged after the ``yield``.
         labels: ``[b, s]`` int64; those of the further token for its prediction.
-        model_chunk: the language model itself, without wrappers; its ``tp_group`` holds the whole vocabulary.
+        model_chunk: the language model itself, without wrappers. The ranks of ``run.pg.tp`` hold the whole
+            vocabulary together.
         head: 0, or which prediction of a further token this is, from 1 on. Those come before 0 within a
             micro-batch, and what they make reaches no other stage.
 

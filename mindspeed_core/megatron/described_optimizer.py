@@ -49,7 +49,7 @@ class DescribedOptimizer(torch.optim.Optimizer, ABC):
         clashing = sorted(_TAKEN.intersection(self.further))
         if clashing:
             raise TypeError(
-                f"{type(self).__name__}.further: {', '.join(clashing)} cannot be names of tensors"
+                f"{type(self).__name__}.further: {', '.join(clashing)} have another meaning in checkpoints"
             )
         self.state_apart = False
         super().__init__(param_groups, dict(defaults or {}))

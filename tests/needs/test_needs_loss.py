@@ -11,7 +11,7 @@ Z = ("--toy-z-loss", "0.1")
 VIRTUAL = ("--num-layers-per-virtual-pipeline-stage", "1")
 PER_TOKEN = "--calculate-per-token-loss"
 ROPE = ("--position-embedding-type", "rope")
-MTP = ("--mtp-num-layers", "2", *ROPE)
+MTP = ("--mtp-num-layers", "2", "--mtp-loss-scaling-factor", "0.1", *ROPE)
 
 
 class UnequalTokens:

@@ -429,6 +429,7 @@ class LibrarySession(EmbeddedSession):
         """
         from mindspeed_core.megatron.feature_state import feature_parts
 
+        self.build_groups()
         return feature_parts(self.run)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -438,7 +439,12 @@ class LibrarySession(EmbeddedSession):
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Hold parameters and optimizer state in the form that belongs into checkpoints, in this block."""
+        """Hold parameters and optimizer state in the form that belongs into checkpoints, in this block.
+
+        Collective: parameters that ``overlap_param_gather`` has not gathered yet are gathered first.
+        """
+        if self.run.model or self.run.optimizer is not None:
+            self.run.complete_parameters()
         self.call("before_save_checkpoint", run=self.run)
         try:
             yield
@@ -472,6 +478,7 @@ class LibrarySession(EmbeddedSession):
         plain = optimizer.step
 
         def step(_: Any, *positional: Any, **named: Any) -> Any:
+            self.build_groups()
             adapter = UpdateAdapter(partial(plain, *positional, **named))
             return adapter.returned(self._through("optimizer_step", adapter.record, run=self.run))
 

@@ -94,7 +94,7 @@ def _load(run: Run) -> None:
     loaded = run.session.state(LoadedWeights)
     loaded.names.clear()
     run.session.state(LoadedBatch).micro_batch_size = None
-    info = run.session.call("load_checkpoint", run=run, source=None)
+    info = run.loaded = run.session.call("load_checkpoint", run=run, source=None)
     run.iteration = info.iteration
     run.consumed_train_samples = info.consumed_train_samples
     run.consumed_valid_samples = info.consumed_valid_samples

@@ -162,12 +162,7 @@ class _Load:
         self.common = self._read_common()
         self.index = self._read_index()
         self._check_optimizer_kind()
-        # A source gives weights alone; no feature loses what it has by that.
-        features = feature_parts(run) if self.source is None else {}
-        saved = self._saved_features()
-        known = {name: part for name, part in features.items() if name in saved}
-        for name in features.keys() - known.keys():
-            _warn(f"feature {name}: {self.path} holds no state of it; it starts anew")
+        known = self._known_features()
         self.with_rng = self._decide_rng()
         try:
             described = self._described()
@@ -193,8 +188,8 @@ class _Load:
         finally:
             if run.optimizer is not None:
                 optimizer_state.forget_overrides(run.optimizer)
-        parts = {name: (state.get("features") or {}).get(name, {}) for name in known}
-        if self.source is None:
+        if self.source is None and not run.args.finetune:
+            parts = {name: (state.get("features") or {}).get(name, {}) for name in known}
             run.session.collect("restore_checkpoint_state", run=run, state=parts)
         return self._info(state)
 
@@ -240,6 +235,21 @@ class _Load:
                 f"this run is {'with' if now else 'without'}; use the same, or leave its state with "
                 "--no-load-optim"
             )
+
+    def _known_features(self) -> dict[str, Any]:
+        """Return the state of active features that the checkpoint holds too, as a template."""
+        if self.source is not None:
+            # A source gives weights alone; no feature loses what it has by that.
+            return {}
+        saved = self._saved_features()
+        if self.run.args.finetune:
+            if saved:
+                _warn(f"--finetune: the state of {', '.join(sorted(saved))} in {self.path} is not loaded")
+            return {}
+        features = feature_parts(self.run)
+        for name in features.keys() - saved:
+            _warn(f"feature {name}: {self.path} holds no state of it; it starts anew")
+        return {name: part for name, part in features.items() if name in saved}
 
     def _saved_features(self) -> set[str]:
         names = set(self.common.get("features") or {})

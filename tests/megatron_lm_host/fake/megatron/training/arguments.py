@@ -40,6 +40,7 @@ def add_megatron_arguments(parser):
     for name in (
         "sequence-parallel swiglu bf16 fp16 use-distributed-optimizer use-torch-fsdp2 use-megatron-fsdp "
         "finetune profile skip-train overlap-grad-reduce untie-embeddings-and-output-weights "
+        "overlap-param-gather "
         "accumulate-allreduce-grads-in-fp32 data-parallel-random-init te-rng-tracker inference-rng-tracker "
         "use-persistent-ckpt-worker ddp-average-in-collective no-persist-layer-norm no-load-optim "
         "no-load-rng qk-layernorm mock-data reset-position-ids reset-attention-mask eod-mask-loss"

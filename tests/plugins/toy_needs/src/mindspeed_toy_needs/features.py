@@ -417,13 +417,13 @@ class ZLoss(Feature):
 
     @hookimpl(wrapper=True)
     def compute_token_losses(
-        self, session: Session, logits: torch.Tensor, model_chunk: MegatronModule, head: int
+        self, session: Session, run: Run, logits: torch.Tensor, head: int
     ) -> Generator[None, torch.Tensor, torch.Tensor]:
         losses = yield
         from mindspeed_toy_needs.z_loss import Squares, squared_log_sums
 
         if head == 0:
-            session.state(Squares).of_tokens = squared_log_sums(logits, model_chunk.tp_group)
+            session.state(Squares).of_tokens = squared_log_sums(logits, run.pg.tp)
         return losses
 
     @hookimpl(wrapper=True)
@@ -562,37 +562,36 @@ class ParameterAverage(Feature):
     flags = (Flag("--toy-average", type=float, help="Decay of the average."),)
 
     def __init__(self) -> None:
-        self._average: list[dict[str, torch.Tensor]] = []
+        self._average: dict[torch.nn.Parameter, torch.Tensor] = {}
 
-    @hookimpl(wrapper=True)
-    def build_optimizer(
-        self, model: list[MegatronModule]
-    ) -> Generator[None, MegatronOptimizer, MegatronOptimizer]:
-        optimizer = yield
+    def _of(self, run: Run) -> dict[torch.nn.Parameter, torch.Tensor]:
+        """The average; it begins with the weights that training begins with, loaded ones included."""
         from mindspeed_toy_needs.parameter_average import copies
 
-        self._average = copies(model)
-        return optimizer
+        self._average = self._average or copies(run.model)
+        return self._average
 
     @hookimpl(wrapper=True)
     def optimizer_step(self, run: Run) -> Generator[None, OptimizerStep, OptimizerStep]:
+        average = self._of(run)
         result = yield
         from mindspeed_toy_needs.parameter_average import update
 
-        update(self._average, run.model, run.args.toy_average)
+        update(average, run, run.args.toy_average)
         return result
 
     @hookimpl
     def checkpoint_state(self, run: Run) -> Mapping[str, Any]:
-        from mindspeed_toy_needs.parameter_average import sharded
+        from mindspeed_core.megatron.feature_state import like_parameters
 
-        return {self.name: sharded(self._average, run.model)}
+        return {self.name: like_parameters(run, self._of(run))}
 
     @hookimpl
-    def restore_checkpoint_state(self, state: Mapping[str, Any]) -> None:
-        from mindspeed_toy_needs.parameter_average import restore
+    def restore_checkpoint_state(self, run: Run, state: Mapping[str, Any]) -> None:
+        if self.name in state:
+            from mindspeed_core.megatron.feature_state import restore_like_parameters
 
-        restore(self._average, state.get(self.name, {}))
+            restore_like_parameters(run, self._average, state[self.name])
 
 
 class GradientSnapshot(Feature):
