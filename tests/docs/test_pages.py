@@ -47,7 +47,7 @@ OF_OTHER_PROGRAMS = {
 }
 """Options of torchrun, pip, docs/generate.py, pytest, benchmarks/gpu and mindspeed_core.testing."""
 
-OF_EXAMPLES = {"--log-gradient-noise", "--some-size", "--my-flag"}
+OF_EXAMPLES = {"--log-gradient-noise", "--sentences", "--some-size", "--my-flag"}
 """Flags that a page declares or makes up itself."""
 
 
