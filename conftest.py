@@ -54,7 +54,9 @@ class TestTimes:
         self.packages: dict[str, Spent] = defaultdict(Spent)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count one phase of one test."""
+        """Count one phase of one test; a worker that crashed reports no phase."""
+        if report.when not in ("setup", "call", "teardown"):
+            return
         spent = self.packages[package_of(report.nodeid)]
         spent.tests += report.when == "call"
         setattr(spent, report.when, getattr(spent, report.when) + report.duration)

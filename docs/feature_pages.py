@@ -95,20 +95,24 @@ def proof_lines(feature: type[Feature]) -> list[str]:
     """The proofs of a feature, and where their results come from."""
     where, results = recorded(feature)
     lines = [
-        f"`mindspeed-features verify {feature.name}` trains each of these with and without the feature and",
-        "compares losses, gradients and weights.",
+        f"`mindspeed-features verify {feature.name}` trains a small model for each of these and compares",
+        "losses, gradients and weights: with and without the feature, or, where a row says *resumed*, a",
+        "training with its continuation from a checkpoint, in the same layout and in another one.",
         "",
         *table(
             ("proof", "processes", "steps", "allowed", "largest error", "measured"),
             (
                 (
                     code(scenario.name),
-                    scenario.world_size,
-                    scenario.steps,
+                    scenario.world_size
+                    if then is None
+                    else f"{scenario.world_size}, resumed on {then.world_size}",
+                    scenario.steps if then is None else f"{scenario.steps} + {then.steps}",
                     f"{scenario.tolerance:g}" if scenario.tolerance else "bit for bit",
                     *result_cells(results.get(scenario.name)),
                 )
                 for scenario in feature.verify
+                for then in [scenario.resume]
             ),
         ),
     ]
@@ -135,11 +139,14 @@ def result_cells(result: Mapping[str, Any] | None) -> tuple[str, str]:
 
 def command_lines(scenario: Scenario) -> Iterable[str]:
     """The two command lines of a proof, what both have in common said once."""
-    ours, theirs = _options(scenario.flags), _options(scenario.baseline)
+    ours, theirs = (_options(flags) for _, flags, _ in scenario.sides())
     common = [option for option in theirs if option in ours]
     with_it = [option for option in ours if option not in common]
     without = [option for option in theirs if option not in common]
-    rows = (("both", common), ("with the feature", with_it), ("without", without))
+    names = ("with the feature", "with the feature, too" if scenario.same_feature else "without")
+    if scenario.resume is not None:
+        names = ("saved", "resumed in the other layout")
+    rows = (("both", common), (names[0], with_it), (names[1], without))
     return table(("side", "flags"), ((side, code(" ".join(flags)) or "none") for side, flags in rows))
 
 

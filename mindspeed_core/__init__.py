@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         HookApi,
         Patch,
         Requirement,
+        Resume,
         Scenario,
         Slot,
         StageSpecs,
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     )
     from mindspeed_core.hooks import DONE
     from mindspeed_core.layer_spec import SpecEditor
+    from mindspeed_core.megatron.described_optimizer import DescribedOptimizer
+    from mindspeed_core.megatron.inner_optimizer import put_inside
+    from mindspeed_core.megatron.lr_schedule import SchedulePoint, follow_schedule
     from mindspeed_core.platforms.platform import Platform
     from mindspeed_core.registry import Registry
     from mindspeed_core.resolver.plan import Plan, PlanError
@@ -54,10 +58,13 @@ _MODULES = {
     "errors": "ArgumentError CheckpointError DataError PatchError SessionError UserError",
     "feature": (
         "Conflict DeclarationError ExtensionPoint Fallback Feature Flag Gain HookApi Patch Requirement "
-        "Scenario Slot StageSpecs TakeOver hookimpl"
+        "Resume Scenario Slot StageSpecs TakeOver hookimpl"
     ),
     "hooks": "DONE",
     "layer_spec": "SpecEditor",
+    "megatron.described_optimizer": "DescribedOptimizer",
+    "megatron.inner_optimizer": "put_inside",
+    "megatron.lr_schedule": "SchedulePoint follow_schedule",
     "platforms.platform": "Platform",
     "registry": "Registry",
     "resolver.plan": "Plan PlanError",
@@ -76,6 +83,7 @@ __all__ = [
     "DataError",
     "Datasets",
     "DeclarationError",
+    "DescribedOptimizer",
     "ExtensionPoint",
     "Fallback",
     "Feature",
@@ -91,8 +99,10 @@ __all__ = [
     "Platform",
     "Registry",
     "Requirement",
+    "Resume",
     "Run",
     "Scenario",
+    "SchedulePoint",
     "Session",
     "SessionError",
     "Slot",
@@ -104,8 +114,10 @@ __all__ = [
     "UserError",
     "activate",
     "check_feature",
+    "follow_schedule",
     "hookimpl",
     "prepare",
+    "put_inside",
 ]
 
 

@@ -9,7 +9,7 @@ declaration must load neither torch nor megatron (nor numpy, nor pluggy).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, overload
 
@@ -297,12 +297,48 @@ class Gain:
     at_most: float | None = None
 
 
+QUANTITIES = ("losses", "gradients", "parameters", "learning rates", "feature state", "optimizer state")
+"""What a proof can compare, each in a form that does not depend on the layout."""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Second half of a proof: stop at a checkpoint and continue, as before and in another layout.
+
+    Attributes:
+        flags: the whole command line of the other layout, the feature's flags included.
+        world_size: processes of the other layout.
+        steps: training steps after the checkpoint.
+        tolerance: allowed distance of the continuation in the layout that wrote the checkpoint; 0.0 demands
+            bit equality.
+        with_feature: the feature is active in the other layout too; False shows that its checkpoints are read
+            without it, for instance those of a split sequence by a rank that has it whole.
+    """
+
+    flags: tuple[str, ...]
+    world_size: int = 1
+    steps: int = 2
+    tolerance: float = 0.0
+    with_feature: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "flags", tuple(self.flags))
+        if self.world_size < 1 or self.steps < 1:
+            raise DeclarationError("Resume: world_size and steps are at least 1")
+
+
 @dataclass(frozen=True)
 class Scenario:
-    """Proof of a feature: two short trainings that must agree, and the gains over the baseline.
+    """Proof of a feature: short trainings that must agree, and the gains over the baseline.
 
-    Both sides train the same small GPT from the same weights on the same batches; losses, gradients after
-    reduction and parameters after the last step are compared in one canonical (unsharded) state.
+    Both sides train the same small GPT from the same weights on the same batches; what ``compare`` names is
+    compared in one canonical (unsharded) state. There are three kinds:
+
+    - The plain kind trains with the feature and without it.
+    - With ``same_feature`` both sides have the feature, in different layouts: a feature that changes the
+      training is shown to change it alike wherever it runs.
+    - With ``resume`` one training saves a checkpoint after ``steps`` steps and goes on; it is continued from
+      that checkpoint in the same layout and in another one, and both must reach what it reached.
 
     Attributes:
         name: unique within the feature.
@@ -313,8 +349,18 @@ class Scenario:
         steps: training steps.
         tolerance: largest ``max|a-b| / (max|b| + 1e-12)`` per tensor; 0.0 demands bit equality.
         gains: what must be better.
-        compare_gradients: compare every gradient of every step, not only losses and parameters.
+        compare_gradients: superseded by ``compare``; False leaves ``"gradients"`` out of it.
         platforms: where the scenario applies; empty means wherever the feature does.
+        same_feature: the feature is active in the baseline too, and the layouts differ.
+        compare: names out of `QUANTITIES`. Empty takes losses, gradients and parameters; with
+            ``same_feature`` the state of features too, with ``resume`` everything.
+        extra_losses: reported losses that the baseline lacks. Any other one that it lacks is a difference.
+        extra_parameters: patterns (``"*.norm.gate"``) of parameters that the baseline lacks. They start as
+            the feature sets them, and only those that both sides have are compared.
+        files: small files that both sides get in a folder of their own, which the flags call ``{files}``:
+            ``"package:relative/path"`` of a file, or ``"module:function"`` of a torch-free function that
+            takes the folder (a ``pathlib.Path``) and writes into it.
+        resume: how the training is continued from its checkpoint.
     """
 
     name: str
@@ -327,12 +373,61 @@ class Scenario:
     gains: tuple[Gain, ...] = ()
     compare_gradients: bool = True
     platforms: tuple[str, ...] = ()
+    same_feature: bool = False
+    compare: tuple[str, ...] = ()
+    extra_losses: tuple[str, ...] = ()
+    extra_parameters: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    resume: Resume | None = None
 
     def __post_init__(self) -> None:
-        for name in ("flags", "baseline", "gains", "platforms"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        lists = ("flags", "baseline", "gains", "platforms", "compare", "extra_losses", "extra_parameters")
+        for name in (*lists, "files"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise DeclarationError(f"scenario {self.name}: {name} = {value!r} is a tuple: ({value!r},)")
+            object.__setattr__(self, name, tuple(value))
         if self.world_size < 1 or self.steps < 1:
             raise DeclarationError(f"scenario {self.name}: world_size and steps are at least 1")
+        for wrong in self._contradictions():
+            raise DeclarationError(f"scenario {self.name}: {wrong}")
+
+    @property
+    def quantities(self) -> tuple[str, ...]:
+        """Return the names out of `QUANTITIES` that this proof compares."""
+        names = self.compare
+        if not names and self.resume is not None:
+            names = QUANTITIES
+        if not names:
+            names = (*QUANTITIES[:3], *(("feature state",) if self.same_feature else ()))
+        return tuple(name for name in names if name != "gradients" or self.compare_gradients)
+
+    def sides(self) -> tuple[tuple[str, tuple[str, ...], bool], ...]:
+        """Return what each side is called, its command line, and whether the feature is active on it."""
+        if self.resume is not None:
+            return ("flags", self.flags, True), ("resume", self.resume.flags, self.resume.with_feature)
+        return ("flags", self.flags, True), ("baseline", self.baseline, self.same_feature)
+
+    def _contradictions(self) -> Iterator[str]:
+        for name in self.compare:
+            if name not in QUANTITIES:
+                yield f"compare names {name!r}; it can name {', '.join(QUANTITIES)}"
+        lines = [flags for _, flags, _ in self.sides()]
+        if bool(self.files) != any("{files}" in flag for flags in lines for flag in flags):
+            yield "files are listed exactly where flags refer to their folder as {files}"
+        if self.resume is not None:
+            if self.baseline or self.baseline_world_size or self.gains or self.same_feature:
+                yield (
+                    "a proof that resumes compares with its own uninterrupted run: no baseline, "
+                    "same_feature or gains"
+                )
+            if self.extra_losses or self.extra_parameters:
+                yield "a proof that resumes has the same losses and parameters everywhere"
+            if (self.flags, self.world_size) == (self.resume.flags, self.resume.world_size):
+                yield "resume continues in the same layout anyway; give the flags of another one"
+        alike = self.flags == self.baseline and self.baseline_world_size in (0, self.world_size)
+        if self.same_feature and alike:
+            yield "with same_feature the layouts of both sides differ"
 
 
 @dataclass(frozen=True)

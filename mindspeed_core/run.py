@@ -369,6 +369,7 @@ class Run:
         history: the logged numbers of every step, those of the run that is resumed included; empty on ranks
             that log nothing.
         run_dir: the folder that receives the run's numbers; None where the host writes none.
+        loaded: what `load_checkpoint` loaded; nothing in a library session, whose caller loads.
     """
 
     session: Session
@@ -391,3 +392,27 @@ class Run:
     context: RunContext = field(default_factory=RunContext)
     history: list[dict[str, Any]] = field(default_factory=list)
     run_dir: Path | None = None
+    loaded: LoadInfo = LoadInfo(path=None)
+
+    def complete_parameters(self) -> None:
+        """Let every parameter of `model` hold its updated value, also those that are gathered late.
+
+        With ``--overlap-param-gather`` an update reaches the parameters of other data-parallel ranks only
+        during the next forward pass. Whoever reads parameters between the update and that pass (after the
+        ``yield`` in ``optimizer_step`` or ``train_step``, in ``log_step``) calls this first: it gathers what
+        is missing, and the next forward pass does not gather it again. Without the overlap it does nothing.
+
+        Collective over the data-parallel ranks, so every rank calls it, or none.
+
+        Complete means for parameters that data parallelism shards: with torch's FSDP2, and with Megatron-FSDP
+        and ``optim_grads_params``, each is a ``DTensor`` that holds this rank's updated part (of the float32
+        copy that Megatron-FSDP updates); with Megatron-FSDP's other strategies each is whole.
+
+        Raises:
+            SessionError: the session knows no model or not its wrapper of data parallelism (a library
+                session), or parameters are never complete between steps
+                (``--reuse-grad-buf-for-mxfp8-param-ag``).
+        """
+        from mindspeed_core.megatron.parameter_gather import complete_parameters
+
+        complete_parameters(self.model, self.optimizer)

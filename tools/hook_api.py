@@ -27,6 +27,7 @@ DECLARATIONS = (
     feature.TakeOver,
     feature.Patch,
     feature.Gain,
+    feature.Resume,
     feature.Scenario,
     feature.ExtensionPoint,
     feature.StageSpecs,

@@ -51,7 +51,8 @@ def scenarios(platform: str, gpus: int) -> tuple[list[tuple[type[Feature], Scena
         for place, scenario in enumerate(record.cls.verify):
             if platform not in (scenario.platforms or record.cls.platforms):
                 continue
-            if max(scenario.world_size, scenario.baseline_world_size) > gpus:
+            resumed = scenario.resume.world_size if scenario.resume is not None else 0
+            if max(scenario.world_size, scenario.baseline_world_size, resumed) > gpus:
                 too_large.append(f"{record.cls.name} / {scenario.name}")
             else:
                 fitting.append((place, record.cls, scenario))

@@ -170,16 +170,30 @@ def _scenario(scenario: Scenario) -> list[str]:
     ranks = f"{scenario.world_size} rank{'s' if scenario.world_size > 1 else ''}"
     if scenario.baseline_world_size not in (0, scenario.world_size):
         ranks += f" against {scenario.baseline_world_size}"
-    exact = "bit for bit" if scenario.tolerance == 0.0 else f"within {scenario.tolerance:g}"
+    exact = _tolerance(scenario.tolerance)
     gains = "".join(
         f"; {gain.measure} " + ("reported" if gain.at_most is None else f"at most {gain.at_most:g} x")
         for gain in scenario.gains
     )
+    compared = "" if not scenario.compare else f" in {', '.join(scenario.quantities)}"
+    if scenario.resume is not None:
+        then = scenario.resume
+        return [
+            f"{scenario.name}: {ranks}, {scenario.steps} steps, a checkpoint, {then.steps} steps{compared}; "
+            f"resumed equal {_tolerance(then.tolerance)}, on {then.world_size} in the other layout {exact}",
+            f"    saved    {' '.join(scenario.flags)}",
+            f"    resumed  {' '.join(then.flags)}",
+        ]
+    other = "and" if scenario.same_feature else "without"
     return [
-        f"{scenario.name}: {ranks}, {scenario.steps} steps, equal {exact}{gains}",
+        f"{scenario.name}: {ranks}, {scenario.steps} steps, equal {exact}{compared}{gains}",
         f"    with     {' '.join(scenario.flags)}",
-        f"    without  {' '.join(scenario.baseline) or '(the plain model)'}",
+        f"    {other:<7}  {' '.join(scenario.baseline) or '(the plain model)'}",
     ]
+
+
+def _tolerance(tolerance: float) -> str:
+    return "bit for bit" if tolerance == 0.0 else f"within {tolerance:g}"
 
 
 def _facts(feature: type[Feature]) -> list[str]:

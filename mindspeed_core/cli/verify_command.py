@@ -1,6 +1,7 @@
 """``mindspeed-features verify``: runs the proofs that features carry, on this machine.
 
-Each scenario trains a small model twice, with and without the feature, and compares numbers and costs.
+Each scenario trains a small model several times, with and without the feature, in different layouts or across
+a checkpoint, and compares numbers and costs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
 def command(
     context: click.Context, names: tuple[str, ...], everything: bool, platform: str | None, as_json: bool
 ) -> None:
-    """Run the proofs of the features NAMES: a short training with and without each, compared.
+    """Run the proofs of the features NAMES: short trainings, compared.
+
+    A proof compares trainings with and without the feature, with the feature in two layouts, or a training
+    with its continuation from a checkpoint. Each line says what was compared, and in which layouts.
 
     Proofs that do not apply to the platform are left out and named. Exit status 1 when a proof fails, when a
     feature carries none, and when nothing was proved.
@@ -51,6 +55,8 @@ def command(
         verdicts.append(verdict)
         if not as_json:
             click.echo(f"{'passed' if verdict.passed else 'FAILED'}  {verdict.feature} / {verdict.scenario}")
+            for sides in verdict.sides:
+                click.echo(f"        {sides}")
     ok = bool(verdicts) and all(verdict.passed for verdict in verdicts)
     if as_json:
         report = {

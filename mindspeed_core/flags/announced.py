@@ -6,7 +6,6 @@ published flags; it is read only when a flag or feature is unknown.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +13,8 @@ from pathlib import Path
 
 @lru_cache(maxsize=1)
 def _table() -> Mapping[str, Mapping[str, str]]:
+    import json  # not worth loading where nothing is unknown
+
     table = json.loads(Path(__file__).with_name("announced.json").read_text(encoding="utf-8"))
     return {
         kind: {name: dist for dist, names in table[kind].items() for name in names}

@@ -65,7 +65,7 @@ def model_state(
 
 @hookspec
 def save_checkpoint(session: Session, run: Run, reason: str) -> SaveInfo | Any:
-    """Save the run.
+    """Save the run; parameters are complete.
 
     Args:
         reason: ``"interval"``, ``"signal"``, ``"exit"`` or ``"end"``.
@@ -74,7 +74,10 @@ def save_checkpoint(session: Session, run: Run, reason: str) -> SaveInfo | Any:
 
 @hookspec
 def before_save_checkpoint(session: Session, run: Run) -> Done | Any:
-    """Bring parameters and optimizer state into their canonical form before they are collected."""
+    """Bring parameters and optimizer state into their canonical form before they are collected.
+
+    Parameters are complete.
+    """
 
 
 @hookspec
@@ -89,10 +92,12 @@ def after_load_checkpoint(session: Session, run: Run) -> Done | Any:
 def checkpoint_state(session: Session, run: Run) -> Mapping[str, Any] | Any:
     """Contribute a feature's own state.
 
-    Called when saving and when loading (to build the template). Keys are logical names under the feature's
-    own name: ``{"my-feature": {"ema": ShardedTensor(...), "updates": 7}}``. Tensors that exist once per
-    logical object are ``ShardedTensor`` with global shape and offset, so that any other layout can load them;
-    plain values must be the same on every rank.
+    Called when saving, with complete parameters, and when loading (to build the template), but not with
+    ``--finetune``. Keys are logical names under the feature's own name:
+    ``{"my-feature": {"ema": ShardedTensor(...), "updates": 7}}``. Tensors that exist once per logical object
+    are ``ShardedTensor`` with global shape and offset, so that any other layout can load them; plain values
+    must be the same on every rank. Tensors that are shaped like parameters are described by
+    `mindspeed_core.megatron.feature_state.like_parameters`.
 
     In the checkpoint a shard's key is ``features.NAME.KEY``. Every host adds this prefix when it saves and
     looks for it when it loads; a feature's own keys are without it.
@@ -101,7 +106,7 @@ def checkpoint_state(session: Session, run: Run) -> Mapping[str, Any] | Any:
 
 @hookspec(firstresult=False)
 def restore_checkpoint_state(session: Session, run: Run, state: Mapping[str, Any]) -> None:
-    """Take back what `checkpoint_state` contributed.
+    """Take back what `checkpoint_state` contributed. With ``--finetune`` nothing is given back.
 
     Args:
         state: what every feature stored, by feature name.

@@ -29,7 +29,10 @@ __all__ = [
 
 @hookspec
 def build_optimizer_config(session: Session, args: Namespace) -> OptimizerConfig | Any:
-    """Build megatron-core's optimizer configuration; a feature may return a subclass instance."""
+    """Build megatron-core's optimizer configuration; a feature may return a subclass instance.
+
+    For a value of ``--optimizer`` that a feature brings, it is of megatron-core's general class.
+    """
 
 
 @hookspec
@@ -42,8 +45,9 @@ def build_optimizer(
 ) -> MegatronOptimizer | Any:
     """Build the optimizer over the wrapped chunks.
 
-    A feature with another inner optimizer wraps the stage and changes the result's ``chained_optimizers``, or
-    returns another ``MegatronOptimizer``.
+    A feature with another inner optimizer wraps the stage and calls `mindspeed_core.put_inside`, or returns
+    another ``MegatronOptimizer``. A value of ``--optimizer`` that a feature brings is built as Adam, which
+    the feature must replace.
     """
 
 
@@ -51,7 +55,11 @@ def build_optimizer(
 def build_scheduler(
     session: Session, args: Namespace, optimizer: MegatronOptimizer
 ) -> OptimizerParamScheduler | Any:
-    """Build the learning-rate and weight-decay schedule; steps are counted in samples."""
+    """Build the learning-rate and weight-decay schedule; steps are counted in samples.
+
+    A value of ``--lr-decay-style`` that a feature brings is built as a constant rate, which the feature must
+    change: it wraps the stage and calls `mindspeed_core.follow_schedule`.
+    """
 
 
 @hookspec
@@ -78,5 +86,8 @@ def finalize_gradients(
 def optimizer_step(session: Session, run: Run) -> OptimizerStep | Any:
     """Clip the gradients and update the parameters once.
 
-    A wrapper may move parameters or optimizer shards between ranks after the update.
+    A wrapper may move parameters or optimizer shards between ranks after the update. Before its ``yield`` the
+    gradients are finished and the parameters are those of the step; a wrapper that reads parameters after it
+    calls ``run.complete_parameters()`` first, since ``--overlap-param-gather`` has not gathered them yet.
+    `mindspeed_core.megatron.gradient_norm.gradient_norm` gives the norm of all gradients before the update.
     """

@@ -42,7 +42,8 @@ def get_forward_backward(
 def train_step(session: Session, run: Run) -> StepResult | Any:
     """Do one training step: zero the gradients, run the schedule, update, reduce the losses.
 
-    There are no begin-step and end-step stages: wrap this one.
+    There are no begin-step and end-step stages: wrap this one. A wrapper that reads parameters after its
+    ``yield`` calls ``run.complete_parameters()`` first.
     ``session.default("train_step", run=run)`` calls the host's own again.
     """
 

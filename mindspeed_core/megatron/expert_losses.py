@@ -3,8 +3,9 @@
 With ``--calculate-per-token-loss`` gradients are summed over ranks and divided by the tokens of the step, so
 megatron-core multiplies a router's losses by a number of tokens: those of the rank. The rank's loss is its
 share of the sequence's too, so that each loss counts less by the number of ranks that share the sequence. A
-coefficient multiplied by that number gives the gradient of one process; what is reported is divided by the
-coefficient and stays as it is.
+coefficient multiplied by that number gives the gradient of one process, where the ranks have equally many
+tokens that count; what is reported is divided by the coefficient and stays as it is. A router of your own
+multiplies its losses by the tokens of its rank too.
 """
 
 from __future__ import annotations

@@ -2,25 +2,31 @@
 
 Without Transformer Engine or Apex the inner optimizer is torch's Adam, whose per-parameter ``step`` tensors
 megatron-core's distributed optimizer loads wrongly in several ways, some silently. Each is put right here, on
-the instance that is loaded; nothing of megatron-core is patched.
+the instance that is loaded, for every optimizer that keeps such tensors; nothing of megatron-core is patched.
+An optimizer that describes its state itself needs none of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.distrib_optimizer import HAVE_APEX_OR_TE, DistributedOptimizer
 
+from mindspeed_core.errors import CheckpointError
 from mindspeed_core.megatron import optimizer_chain
+from mindspeed_core.megatron.described_optimizer import MOMENTS, DescribedOptimizer, local_part
 from mindspeed_core.megatron.fully_sharded import optimizer_state
 from mindspeed_core.megatron.fully_sharded.torch_fsdp2 import as_part_of
 
 if TYPE_CHECKING:
     from megatron.core.optimizer import MegatronOptimizer
+
+logger = logging.getLogger("mindspeed_core")
 
 
 def sharded_state(
@@ -39,13 +45,23 @@ def sharded_state(
         model_state: sharded state of the unwrapped chunks, built from the parameters themselves.
         metadata: how the state is laid out (``distrib_optim_sharding_type``, ``dp_cp_group``, …).
         is_loading: build a template.
+
+    Raises:
+        CheckpointError: an inner optimizer is of a kind that megatron-core cannot save.
     """
     for inner in _inner(optimizer):
         _allocate(inner)
         if optimizer_state.is_megatron_sharded(inner):
             return optimizer_state.sharded_state(inner, metadata, is_loading=is_loading)
-        if isinstance(inner, DistributedOptimizer) and _is_torch_adam(inner):
-            _serve_ranks_without_parameters(inner)
+        if isinstance(inner, DistributedOptimizer):
+            if _counts_steps(inner):
+                _serve_ranks_without_parameters(inner)
+            elif not HAVE_APEX_OR_TE and not isinstance(inner.optimizer, DescribedOptimizer):
+                raise CheckpointError(
+                    f"--use-distributed-optimizer does not save the state of "
+                    f"{type(inner.optimizer).__name__}; derive it from mindspeed_core.DescribedOptimizer and "
+                    "let mindspeed_core.put_inside put it in place"
+                )
     return optimizer.sharded_state_dict(dict(model_state), is_loading=is_loading, metadata=dict(metadata))
 
 
@@ -54,27 +70,61 @@ def load_state(optimizer: MegatronOptimizer, state: Any) -> None:
     found = _inner(optimizer)
     if found and optimizer_state.is_megatron_sharded(found[0]):
         optimizer_state.load_state(found[0], state)
+        _warn_of_moments_that_were_not_saved(found[0])
         return
     if found:
         state = optimizer_chain.fitted(state, found)
-    adams = [inner for inner in found if _is_torch_adam(inner)]
-    if adams:
+    counting = [inner for inner in found if _counts_steps(inner)]
+    if counting:
         _name_the_step_of_an_unused_optimizer(state)
     for inner, part in _parts(optimizer, state):
         _keep_main_parameters_sharded(inner, part)
-    for inner in adams:
+    for inner in counting:
         if isinstance(inner, DistributedOptimizer):
             inner._set_main_param_and_optimizer_states = MethodType(_set_states_except_step, inner)
     try:
         optimizer.load_state_dict(state)
     finally:
-        for inner in adams:
+        for inner in counting:
             vars(inner).pop("_set_main_param_and_optimizer_states", None)
             vars(inner).pop("state_dict", None)
-    for inner in adams:
+    for inner in counting:
         _give_each_parameter_its_step(inner)
-    for inner in _inner(optimizer):
-        _keep_moments_sharded(inner)
+    for inner in found:
+        if not isinstance(inner.optimizer, DescribedOptimizer):
+            _keep_moments_sharded(inner)
+        _warn_of_moments_that_were_not_saved(inner)
+
+
+def without_absent(optimizer: MegatronOptimizer, state: Any, held: Collection[str]) -> Any:
+    """Return a template of `sharded_state` without what an optimizer keeps beyond moments and a file lacks.
+
+    Args:
+        optimizer: the optimizer.
+        state: the template.
+        held: the keys of tensors in the checkpoint.
+    """
+    further = {
+        name
+        for inner in _inner(optimizer)
+        if isinstance(inner.optimizer, DescribedOptimizer)
+        for name in inner.optimizer.further
+        if not any(key.startswith(f"optimizer.state.{name}.") for key in held)
+    }
+    return _without(state, further) if further else state
+
+
+def _without(state: Any, names: Collection[str]) -> Any:
+    if not isinstance(state, dict):
+        return state
+    return {key: _without(value, names) for key, value in state.items() if key not in names}
+
+
+def needs_care(optimizer: MegatronOptimizer) -> bool:
+    """Return whether megatron-core alone does not save and load an optimizer exactly."""
+    return any(
+        _counts_steps(inner) or isinstance(inner.optimizer, DescribedOptimizer) for inner in _inner(optimizer)
+    )
 
 
 def forget_overrides(optimizer: MegatronOptimizer) -> None:
@@ -88,8 +138,14 @@ def _inner(optimizer: MegatronOptimizer) -> list[Any]:
     return [inner for inner in chained if not getattr(inner, "is_stub_optimizer", False)]
 
 
-def _is_torch_adam(inner: Any) -> bool:
-    return isinstance(inner.optimizer, (torch.optim.Adam, torch.optim.AdamW))
+def _counts_steps(inner: Any) -> bool:
+    """Return whether an optimizer keeps a ``step`` per parameter, as torch's Adam does."""
+    if isinstance(inner.optimizer, DescribedOptimizer):
+        return False
+    if isinstance(inner.optimizer, (torch.optim.Adam, torch.optim.AdamW)):
+        # Also before its first step, and where this rank's part of the parameters is empty.
+        return True
+    return any("step" in state for state in inner.optimizer.state.values())
 
 
 def _parameters(inner: Any) -> list[torch.Tensor]:
@@ -101,7 +157,7 @@ def _allocate(inner: Any) -> None:
     if inner.init_state_fn is None:
         return
     inner.init_state_fn(inner.optimizer, inner.config)
-    if _is_torch_adam(inner):
+    if _counts_steps(inner):
         for parameter in _parameters(inner):
             state = inner.optimizer.state[parameter]
             if "step" not in state:
@@ -180,6 +236,33 @@ def _keep_moments_sharded(inner: Any) -> None:
             state[name] = as_part_of(parameter, value)
 
 
+def _warn_of_moments_that_were_not_saved(inner: Any) -> None:
+    """Say on rank 0 that a moment starts from zeros in the midst of a training."""
+    holders = [*inner.optimizer.state.values(), *inner.optimizer.param_groups]
+    count = max((int(holder["step"]) for holder in holders if "step" in holder), default=0)
+    if count == 0 or dist.get_rank() != 0:
+        return
+    for name in MOMENTS:
+        held = [tensor for parameter in _parameters(inner) for tensor in _moment(inner, parameter, name)]
+        if held and not any(tensor.any() for tensor in held):
+            logger.warning(
+                "the optimizer that wrote the checkpoint kept no %s: after %d updates %s starts it from "
+                "zeros, and its next updates are of another size; --no-load-optim starts all of its state "
+                "anew",
+                name,
+                count,
+                type(inner.optimizer).__name__,
+            )
+
+
+def _moment(inner: Any, parameter: torch.Tensor, name: str) -> list[torch.Tensor]:
+    if isinstance(inner.optimizer, DescribedOptimizer):
+        state = inner.optimizer.kept(parameter)
+    else:
+        state = inner.optimizer.state.get(parameter, {})
+    return [local_part(state[name])] if name in state and parameter.numel() else []
+
+
 def _name_the_step_of_an_unused_optimizer(state: Any) -> None:
     """Say step 0 where megatron-core leaves it out, which Adam does not accept."""
     parts = [state[key] for key in state] if isinstance(state, dict) and 0 in state else [state]
@@ -195,7 +278,8 @@ def _give_each_parameter_its_step(inner: Any) -> None:
     After a load all parameters share one tensor, and Adam counts it up once per parameter.
     """
     for group in inner.optimizer.param_groups:
-        saved = group.pop("step", None) if isinstance(inner, DistributedOptimizer) else None
+        saved = group.pop("step", None)
+        saved = saved if isinstance(inner, DistributedOptimizer) else None
         for parameter in group["params"]:
             state = inner.optimizer.state[parameter]
             step = state.get("step", 0.0) if saved is None else saved

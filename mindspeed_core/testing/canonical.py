@@ -7,9 +7,10 @@ layouts comparable tensor by tensor, and scattering by it lets every layout star
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,9 +49,10 @@ def canonical_parameters(run: Run) -> CanonicalState | None:
     Features with a layout of their own take part through the stages ``before_save_checkpoint`` and
     ``after_load_checkpoint``, which bring parameters into their canonical form and back.
     """
+    run.complete_parameters()
     run.session.call("before_save_checkpoint", run=run)
     try:
-        return _gather(_entries(run), _vocabulary(run))
+        return gather_entries(run, _entries(run))
     finally:
         run.session.call("after_load_checkpoint", run=run)
 
@@ -65,13 +67,16 @@ def canonical_gradients(run: Run) -> CanonicalState | None:
     """
     gradients = _complete_gradients(run)
     with _standing_in(run, gradients):
-        return _gather(_entries(run), _vocabulary(run))
+        return gather_entries(run, _entries(run))
 
 
-def load_canonical(run: Run, state: CanonicalState) -> None:
+def load_canonical(run: Run, state: CanonicalState, *, may_lack: Sequence[str] = ()) -> None:
     """Give every rank its part of ``state`` and refresh the optimizer's own copies of the parameters.
 
-    The state is what `canonical_parameters` returned, present on every rank; the run may lack an optimizer.
+    Args:
+        run: the run; it may lack an optimizer.
+        state: what `canonical_parameters` returned, present on every rank.
+        may_lack: patterns of parameters that keep their value where the state lacks them.
 
     Raises:
         CanonicalError: names of tensors the state lacks, or whose shape does not fit.
@@ -80,6 +85,9 @@ def load_canonical(run: Run, state: CanonicalState) -> None:
 
     def part(entry: Any) -> torch.Tensor:
         full = state.tensors.get(entry.key)
+        if full is None and matches(entry.key, may_lack):
+            own: torch.Tensor = entry.data.detach().clone()
+            return own
         if full is None:
             missing.append(entry.key)
             return torch.zeros(entry.local_shape)
@@ -90,7 +98,8 @@ def load_canonical(run: Run, state: CanonicalState) -> None:
         if missing:
             raise CanonicalError(
                 f"the state to load lacks {', '.join(sorted(set(missing))[:5])}; it has {len(state.tensors)} "
-                f"tensors, for instance {', '.join(sorted(state.tensors)[:3])}"
+                f"tensors, for instance {', '.join(sorted(state.tensors)[:3])}. Parameters that a proof's "
+                "baseline lacks are named in its extra_parameters"
             )
         absent, _ = chunk.load_state_dict(loaded, strict=False)
         unset = [name for name in absent if not name.endswith("_extra_state") and name in dict(_named(chunk))]
@@ -99,6 +108,11 @@ def load_canonical(run: Run, state: CanonicalState) -> None:
     run.session.call("after_load_checkpoint", run=run)
     if run.optimizer is not None:
         run.optimizer.reload_model_params()
+
+
+def matches(key: str, patterns: Sequence[str]) -> bool:
+    """Return whether a key fits one of the patterns, with the wildcards of file names."""
+    return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
 def bare_module(module: torch.nn.Module) -> torch.nn.Module:
@@ -130,16 +144,18 @@ def _describe(run: Run, chunk: Any) -> dict[str, Any]:
 
 def _entries(run: Run) -> list[Any]:
     """Return every ``ShardedTensor`` of this rank."""
+    return [entry for chunk in _bare_chunks(run) for entry in sharded_tensors(_describe(run, chunk))]
+
+
+def sharded_tensors(described: Any) -> Iterator[Any]:
+    """Yield every ``ShardedTensor`` of a sharded state dict, factories built."""
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
-    def tensors(described: Any) -> Iterator[Any]:
-        for leaf in tree_iter(described):
-            if isinstance(leaf, ShardedTensor):
-                yield leaf
-            elif isinstance(leaf, ShardedTensorFactory):
-                yield from tensors(leaf.build())
-
-    return [entry for chunk in _bare_chunks(run) for entry in tensors(_describe(run, chunk))]
+    for leaf in tree_iter(described):
+        if isinstance(leaf, ShardedTensor):
+            yield leaf
+        elif isinstance(leaf, ShardedTensorFactory):
+            yield from sharded_tensors(leaf.build())
 
 
 def _loaded(value: Any, part: Callable[[Any], torch.Tensor]) -> Any:
@@ -180,7 +196,8 @@ def _slice(full: torch.Tensor, entry: Any) -> torch.Tensor:
     return region.reshape(tuple(entry.local_shape)).clone()
 
 
-def _gather(entries: list[Any], vocabulary: int) -> CanonicalState | None:
+def gather_entries(run: Run, entries: Iterable[Any]) -> CanonicalState | None:
+    """Put the ``ShardedTensor`` of all ranks together; collective, None on ranks other than 0."""
     from megatron.core.dist_checkpointing.mapping import is_main_replica
 
     mine = []
@@ -205,7 +222,7 @@ def _gather(entries: list[Any], vocabulary: int) -> CanonicalState | None:
         if gathered is None:
             return None
         parts = gathered
-    return _paste(parts, vocabulary)
+    return _paste(parts, _vocabulary(run))
 
 
 def _paste(parts: list[Any], vocabulary: int) -> CanonicalState:

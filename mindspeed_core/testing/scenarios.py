@@ -21,8 +21,9 @@ def scenario_parameters(
     Args:
         declarations: what the plugin's entry point names.
         platform: leave out scenarios and features that do not apply to this platform; empty takes all.
-        always: names of scenarios; all but these and each feature's first one get the mark ``thorough``, so
-            that a suite can leave them to a longer run (``-m "not thorough"``). None marks none.
+        always: names of scenarios, or of one feature's (``"FEATURE-SCENARIO"``); all but these and each
+            feature's first one get the mark ``thorough``, so that a suite can leave them to a longer run
+            (``-m "not thorough"``). None marks none.
 
     Raises:
         ValueError: a feature carries no scenario at all.
@@ -38,7 +39,8 @@ def scenario_parameters(
         for scenario in feature.verify:
             if platform and platform not in (scenario.platforms or feature.platforms):
                 continue
-            short = always is None or scenario.name in always or scenario is feature.verify[0]
-            marks = () if short else (pytest.mark.thorough,)
-            found.append(pytest.param(feature, scenario, id=f"{feature.name}-{scenario.name}", marks=marks))
+            name = f"{feature.name}-{scenario.name}"
+            chosen = always is None or bool({scenario.name, name} & {*always})
+            marks = () if chosen or scenario is feature.verify[0] else (pytest.mark.thorough,)
+            found.append(pytest.param(feature, scenario, id=name, marks=marks))
     return found

@@ -11,13 +11,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
 from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_core.testing.proof_files import flags_with_files
 from mindspeed_core.testing.worlds import run_world
 
 if TYPE_CHECKING:
@@ -26,6 +27,29 @@ if TYPE_CHECKING:
     from mindspeed_core.registry import Registry
     from mindspeed_core.run import OptimizerStep, Run
     from mindspeed_core.testing.canonical import CanonicalState
+    from mindspeed_core.testing.saved_state import SavedState
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The checkpoint in the middle of a training: the side saves it, or begins with it.
+
+    Attributes:
+        folder: where it lies.
+        step: the step after which it is saved.
+        load: begin with it instead of saving it.
+    """
+
+    folder: str
+    step: int
+    load: bool = False
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Return the flags of the side."""
+        if self.load:
+            return ("--load", self.folder, "--exit-on-missing-checkpoint")
+        return ("--save", self.folder)
 
 
 @dataclass(frozen=True)
@@ -41,6 +65,10 @@ class SideRequest:
     declarations: Sequence[str] = ()
     probes: Sequence[str] = ()
     platform: str | None = None
+    extra_parameters: Sequence[str] = ()
+    feature_state: bool = False
+    optimizer_state: bool = False
+    checkpoint: Checkpoint | None = None
 
 
 @dataclass(frozen=True)
@@ -55,11 +83,14 @@ class RankRecord:
     """The result of one rank; states exist on rank 0 only."""
 
     features: tuple[str, ...]
+    layout: str
     losses: tuple[Mapping[str, float], ...]
     grad_norms: tuple[float | None, ...]
     initial: CanonicalState | None
     parameters: CanonicalState | None
     gradients: tuple[CanonicalState, ...]
+    learning_rates: tuple[tuple[float, ...], ...]
+    saved: SavedState | None
     measured: _Measured
     step_seconds: tuple[float, ...]
 
@@ -70,11 +101,14 @@ class SideResult:
 
     Attributes:
         features: the active features.
+        layout: ranks and sizes of the parallel dimensions, for reports.
         losses: series of each reported loss, one number per compared step.
         grad_norms: norm of each compared step's gradient.
         initial: the parameters it started from.
         parameters: the parameters after the last compared step.
         gradients: the gradients of each compared step, after reduction and before clipping.
+        learning_rates: the different learning rates of all parameter groups, at each compared step.
+        saved: state of features (and of the optimizer) after the last compared step, where it was asked for.
         measures: ``peak_bytes`` (forward and backward), ``step_peak_bytes`` (with the update),
             ``parameter_bytes``, ``gradient_bytes``, ``optimizer_bytes`` and ``collective_calls`` (largest of
             all ranks), ``sent_bytes`` (sum over ranks), ``step_seconds`` (median).
@@ -83,11 +117,14 @@ class SideResult:
     """
 
     features: tuple[str, ...]
+    layout: str
     losses: Mapping[str, tuple[float, ...]]
     grad_norms: tuple[float | None, ...]
     initial: CanonicalState
     parameters: CanonicalState
     gradients: tuple[CanonicalState, ...]
+    learning_rates: tuple[tuple[float, ...], ...]
+    saved: SavedState | None
     measures: Mapping[str, float]
     communication: tuple[Mapping[tuple[str, str], Total], ...]
     metrics: Mapping[str, float]
@@ -105,6 +142,11 @@ def train_side(
     declarations: Sequence[str] = (),
     probes: Sequence[str] = (),
     platform: str | None = None,
+    files: Sequence[str] = (),
+    extra_parameters: Sequence[str] = (),
+    feature_state: bool = False,
+    optimizer_state: bool = False,
+    checkpoint: Checkpoint | None = None,
     timeout: float = 300.0,
 ) -> SideResult:
     """Train the small GPT with ``flags`` added, in a world of its own.
@@ -121,19 +163,37 @@ def train_side(
         declarations: ``"module:Name"`` of features that are not installed; replaces the installed ones.
         probes: ``"module:Class"`` of objects with hook implementations, registered outermost.
         platform: the platform, None to let the flags decide.
+        files: small files behind ``{files}`` in the flags, see `mindspeed_core.feature.Scenario`.
+        extra_parameters: patterns of parameters that ``initial`` may lack.
+        feature_state: record the state of features after the last compared step.
+        optimizer_state: record the state of features and optimizer after the last compared step.
+        checkpoint: where the compared steps begin; the steps up to there are trained, or loaded.
         timeout: seconds for the whole side.
 
     Raises:
         WorldError: a rank failed; the message shows its error.
     """
-    # The same on every side, whatever it measures: schedules depend on the length of a run.
-    command = training_flags(flags, steps + 1 + _TIMED_STEPS_AT_MOST, _registry(declarations))
     if timed_steps > _TIMED_STEPS_AT_MOST:
         raise ValueError(f"timed_steps {timed_steps}: at most {_TIMED_STEPS_AT_MOST}")
-    request = SideRequest(
-        command, steps, initial, gradients, measure, timed_steps, declarations, probes, platform
-    )
-    ranks: list[RankRecord] = run_world(f"{__name__}:train_rank", world_size, request, timeout=timeout)
+    # The same on every side, whatever it measures: schedules depend on the length of a run.
+    length = steps + 1 + _TIMED_STEPS_AT_MOST + (checkpoint.step if checkpoint else 0)
+    with flags_with_files((*flags, *(checkpoint.flags if checkpoint else ())), files) as filled:
+        request = SideRequest(
+            training_flags(filled, length, _registry(declarations)),
+            steps,
+            initial,
+            gradients,
+            measure,
+            timed_steps,
+            declarations,
+            probes,
+            platform,
+            extra_parameters,
+            feature_state,
+            optimizer_state,
+            checkpoint,
+        )
+        ranks: list[RankRecord] = run_world(f"{__name__}:train_rank", world_size, request, timeout=timeout)
     return _together(ranks)
 
 
@@ -145,8 +205,9 @@ def train_rank(request: SideRequest) -> RankRecord:
     from mindspeed_core.activation import activate
     from mindspeed_core.hosts.standalone import loop
     from mindspeed_core.testing.canonical import canonical_parameters, load_canonical
+    from mindspeed_core.testing.saved_state import saved_state
 
-    probe = GradientProbe()
+    probe = StepProbe()
     session = activate(
         request.flags,
         platform=request.platform,
@@ -157,23 +218,30 @@ def train_rank(request: SideRequest) -> RankRecord:
     try:
         run = loop.setup(session)
         if request.initial is not None:
-            load_canonical(run, request.initial)
+            load_canonical(run, request.initial, may_lack=request.extra_parameters)
+        session.call("start_run", run=run)
         steps = _Steps(run)
         initial = request.initial or canonical_parameters(run)
-        probe.record = request.gradients
+        _reach(steps, request.checkpoint)
+        probe.begin(request.gradients)
         results = [steps.once() for _ in range(request.steps)]
-        probe.record = False
-        with steps.complete_parameters():
-            parameters = canonical_parameters(run)
+        probe.end()
+        saved = None
+        parameters = canonical_parameters(run)
+        if request.feature_state or request.optimizer_state:
+            saved = saved_state(run, with_optimizer=request.optimizer_state)
         measured = _measure(run, steps, probe) if request.measure else _Measured()
         seconds = tuple(steps.once().seconds for _ in range(request.timed_steps))
         record = RankRecord(
             features=session.plan.names,
+            layout=describe_layout(run),
             losses=tuple(result.losses for result in results),
             grad_norms=tuple(result.grad_norm for result in results),
             initial=initial if run.dist.rank == 0 else None,
             parameters=parameters,
             gradients=tuple(probe.gradients),
+            learning_rates=tuple(probe.learning_rates),
+            saved=saved,
             measured=measured,
             step_seconds=seconds,
         )
@@ -183,22 +251,67 @@ def train_rank(request: SideRequest) -> RankRecord:
         session.close()
 
 
-class GradientProbe:
-    """Takes the finished gradients of a step right before the update, and the memory peak up to there."""
+def _reach(steps: _Steps, checkpoint: Checkpoint | None) -> None:
+    """Train up to the checkpoint and save it, or see that it was loaded."""
+    if checkpoint is None:
+        return
+    if not checkpoint.load:
+        for _ in range(checkpoint.step):
+            steps.once()
+        steps.save()
+    elif steps.run.iteration != checkpoint.step:
+        raise RuntimeError(
+            f"the run stands at step {steps.run.iteration} after loading a checkpoint of step "
+            f"{checkpoint.step}; a proof that resumes loads model, optimizer and counters"
+        )
+
+
+def describe_layout(run: Run) -> str:
+    """Return ranks and layout of a run in words: ``"4 ranks: tp 2, pp 2, sequence parallel"``."""
+    from mindspeed_core.hosts.standalone.checkpoint.content import layout
+
+    args = run.args
+    parts = [f"{name} {size}" for name, size in layout(run).items() if size > 1]
+    kinds = (
+        ("sequence_parallel", "sequence parallel"),
+        ("use_distributed_optimizer", "distributed optimizer"),
+        ("overlap_param_gather", "overlapped parameter gather"),
+        ("use_torch_fsdp2", "FSDP2"),
+        ("use_megatron_fsdp", "Megatron-FSDP"),
+    )
+    parts += [words for name, words in kinds if getattr(args, name, False)]
+    count = f"{run.dist.world_size} rank{'s' if run.dist.world_size > 1 else ''}"
+    return f"{count}: {', '.join(parts)}" if parts else count
+
+
+class StepProbe:
+    """Takes what a step holds right before its update: gradients, learning rates, the memory peak so far."""
 
     def __init__(self) -> None:
-        """Record nothing until `record` is set."""
-        self.record = False
+        """Record nothing until `begin`."""
         self.gradients: list[CanonicalState] = []
+        self.learning_rates: list[tuple[float, ...]] = []
         self.tracker: TensorBytes | None = None
         self.peak = 0
+        self._records = self._with_gradients = False
+
+    def begin(self, gradients: bool) -> None:
+        """Record the steps from now on."""
+        self._records, self._with_gradients = True, gradients
+
+    def end(self) -> None:
+        """Record no further step."""
+        self._records = False
 
     @hookimpl(wrapper=True)
     def optimizer_step(self, run: Run) -> Iterator[None]:
         """Read before the update."""
         if self.tracker is not None:
             self.peak = self.tracker.peak
-        if self.record:
+        if self._records:
+            groups = getattr(run.optimizer, "param_groups", ())
+            self.learning_rates.append(tuple(sorted({float(group["lr"]) for group in groups})))
+        if self._records and self._with_gradients:
             from mindspeed_core.testing.canonical import canonical_gradients
 
             state = canonical_gradients(run)
@@ -212,27 +325,21 @@ class _Steps:
     """Steps a run as the host's own loop does."""
 
     def __init__(self, run: Run) -> None:
-        from mindspeed_core.hosts.standalone.step import without_param_gather
-
         self.run = run
-        self._without_param_gather = without_param_gather
-        self.first_step = ExitStack()
-        self.first_step.enter_context(without_param_gather(run, param_sync=False))
 
     def once(self) -> _Timed:
         run = self.run
         started = time.perf_counter()
         result = run.session.call("train_step", run=run)
         seconds = time.perf_counter() - started
-        if not result.skipped:
-            self.first_step.close()
         run.iteration += 1
         run.consumed_train_samples += batch_at(run.args, run.consumed_train_samples).samples
         return _Timed(dict(result.losses), result.grad_norm, seconds)
 
-    def complete_parameters(self) -> Any:
-        """Return a context in which every rank holds all updated parameters, also those gathered late."""
-        return self._without_param_gather(self.run, param_sync=True)
+    def save(self) -> None:
+        """Save a checkpoint as the end of a run does: complete, before anything else happens."""
+        self.run.complete_parameters()
+        self.run.session.call("save_checkpoint", run=self.run, reason="end")
 
 
 @dataclass(frozen=True)
@@ -242,7 +349,7 @@ class _Timed:
     seconds: float
 
 
-def _measure(run: Run, steps: _Steps, probe: GradientProbe) -> _Measured:
+def _measure(run: Run, steps: _Steps, probe: StepProbe) -> _Measured:
     from mindspeed_core.instruments.communication import COLLECTIVES, count_communication
     from mindspeed_core.instruments.kept_state import state_bytes
     from mindspeed_core.instruments.memory import TensorBytes
@@ -277,11 +384,17 @@ def _together(ranks: Sequence[RankRecord]) -> SideResult:
     names = sorted({name for step in first.losses for name in step})
     return SideResult(
         features=first.features,
+        layout=first.layout,
         losses={name: tuple(step[name] for step in first.losses if name in step) for name in names},
         grad_norms=first.grad_norms,
         initial=first.initial,
         parameters=first.parameters,
         gradients=first.gradients,
+        learning_rates=tuple(
+            tuple(sorted({rate for rates in step for rate in rates}))
+            for step in zip(*(rank.learning_rates for rank in ranks))
+        ),
+        saved=first.saved,
         measures=measures,
         communication=tuple(rank.measured.communication for rank in ranks),
         metrics=first.measured.metrics,

@@ -10,16 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.feature import Scenario
+from mindspeed_core.feature import DeclarationError, Resume, Scenario
 from mindspeed_core.testing.training import SideResult, train_side
 from mindspeed_core.testing.worlds import WorldError
 
 if TYPE_CHECKING:
     from mindspeed_core.feature import Feature, Gain
     from mindspeed_core.testing.compare import Comparison
-
-REPLICA_TOLERANCE = 1e-6
-"""Allowed distance of copies of one tensor on several ranks, where the scenario's tolerance is smaller."""
+    from mindspeed_core.testing.compare_sides import Compared
 
 _TIMED_STEPS = 5
 
@@ -59,11 +57,12 @@ class Verdict:
     """The outcome of one scenario; plain data, so that it can be printed as JSON.
 
     Attributes:
-        passed: equal within the tolerance, every bound met, the feature active on its side only.
+        passed: equal within the tolerance, every bound met, the feature active where it should be.
         tolerance: what was demanded.
         largest_error: the largest relative error of anything compared; None when a side failed, or when
             something cannot be compared at all (a shape, a missing tensor, a value that is not finite).
         compared: how many quantities were compared.
+        sides: which sides were compared with which, in which layouts, and what of them.
         differences: everything outside the tolerance, worst first, one line each.
         error: why a side could not run, or why the comparison means nothing; empty otherwise.
     """
@@ -77,6 +76,7 @@ class Verdict:
     differences: tuple[str, ...] = ()
     gains: tuple[GainResult, ...] = ()
     error: str = ""
+    sides: tuple[Compared, ...] = ()
 
     def __str__(self) -> str:
         """Return a report for terminals and assertion messages."""
@@ -84,12 +84,13 @@ class Verdict:
         if self.error:
             lines.append(self.error)
         elif self.differences:
-            lines.append(
-                f"{len(self.differences)} of {self.compared} quantities differ beyond {self.tolerance:g}:"
-            )
+            # Several pairs of sides may have a tolerance each.
+            allowed = f"{self.tolerance:g}" if len(self.sides) < 2 else "what is allowed"
+            lines.append(f"{len(self.differences)} of {self.compared} quantities differ beyond {allowed}:")
             lines += [f"  {line}" for line in self.differences[:8]]
         else:
             lines.append(f"{self.compared} quantities agree, largest relative error {self.largest_error:.3g}")
+        lines += [f"  {sides}" for sides in self.sides]
         lines += [f"  {'  ' if gain.met else 'x '}{gain}" for gain in self.gains]
         return "\n".join(lines)
 
@@ -119,16 +120,19 @@ def verify(
     """
     name = feature.name
     try:
-        comparison, gains, side, baseline = _compare(scenario, declarations, (), platform, timeout)
-    except WorldError as error:
+        outcome = _run(scenario, declarations, (), platform, timeout)
+    except (WorldError, DeclarationError) as error:
         return Verdict(name, scenario.name, passed=False, tolerance=scenario.tolerance, error=str(error))
-    problem = ""
-    if name not in side.features:
-        active = ", ".join(side.features) or "none"
-        problem = f"the feature is not active with {' '.join(scenario.flags)!r}; active: {active}"
-    elif name in baseline.features:
-        problem = f"the feature is active in the baseline too ({' '.join(scenario.baseline)!r})"
-    return _verdict(name, scenario.name, comparison, gains, problem)
+    problems = []
+    for side, flags, wanted in outcome.sides:
+        command = f"with {' '.join(flags)!r}"
+        if wanted and name not in side.features:
+            active = ", ".join(side.features) or "none"
+            problems.append(f"the feature is not active {command}; active: {active}")
+        elif not wanted and name in side.features:
+            where = "the other layout" if scenario.resume is not None else "the baseline"
+            problems.append(f"the feature is active in {where} too, {command}")
+    return _verdict(name, scenario, outcome, next(iter(problems), ""))
 
 
 def assert_equivalent(
@@ -139,22 +143,31 @@ def assert_equivalent(
     baseline_world_size: int = 0,
     steps: int = 3,
     tolerance: float = 1e-5,
-    gradients: bool = True,
+    compare: Sequence[str] = (),
+    extra_losses: Sequence[str] = (),
+    extra_parameters: Sequence[str] = (),
+    files: Sequence[str] = (),
+    resume: Resume | None = None,
     declarations: Sequence[str] = (),
     probes: Sequence[str] = (),
     platform: str | None = None,
     timeout: float = 300.0,
 ) -> Verdict:
-    """Assert that a training with ``flags`` equals one with ``baseline``: losses, gradients, parameters.
+    """Assert that a training with ``flags`` equals one with ``baseline``, or its own continuation.
 
     Args:
         flags: the side under test, appended to the small GPT's flags.
         baseline: the reference.
         world_size: ranks of the side under test.
         baseline_world_size: ranks of the reference; 0 means as many.
-        steps: compared steps.
+        steps: compared steps; with ``resume`` those before the checkpoint.
         tolerance: per tensor, see `mindspeed_core.testing.compare.compare_tensors`; 0.0 demands equal bits.
-        gradients: compare the gradients of every step.
+        compare: what is compared; by default losses, gradients and parameters, with ``resume`` everything.
+            See `mindspeed_core.feature.Scenario` for this and the next four.
+        extra_losses: reported losses that the reference lacks.
+        extra_parameters: patterns of parameters that the reference lacks.
+        files: small files behind ``{files}`` in the flags.
+        resume: stop at a checkpoint and continue; there is no ``baseline`` then.
         declarations: ``"module:Name"`` of features that are not installed.
         probes: ``"module:Class"`` of hook implementations on the side under test.
         platform: the platform, None to let the flags decide.
@@ -164,6 +177,7 @@ def assert_equivalent(
         AssertionError: with a report of the worst tensors.
         WorldError: a side cannot run.
     """
+    __tracebackhide__ = True
     scenario = Scenario(
         name=f"world {world_size}",
         flags=tuple(flags),
@@ -172,32 +186,76 @@ def assert_equivalent(
         baseline_world_size=baseline_world_size,
         steps=steps,
         tolerance=tolerance,
-        compare_gradients=gradients,
+        compare=tuple(compare),
+        extra_losses=tuple(extra_losses),
+        extra_parameters=tuple(extra_parameters),
+        files=tuple(files),
+        resume=resume,
     )
-    comparison, gains, _, _ = _compare(scenario, declarations, probes, platform, timeout)
-    verdict = _verdict(" ".join(flags) or "no flags", scenario.name, comparison, gains, "")
+    try:
+        outcome = _run(scenario, declarations, probes, platform, timeout)
+    except WorldError as error:
+        # The frames in between belong to the harness; the message holds those of the rank that failed.
+        raise error.with_traceback(None) from None
+    verdict = _verdict(" ".join(flags) or "no flags", scenario, outcome, "")
     if not verdict.passed:
         raise AssertionError(str(verdict))
     return verdict
 
 
+@dataclass(frozen=True)
+class _Outcome:
+    """The outcome of a scenario's trainings.
+
+    Attributes:
+        sides: each training, its command line, and whether the feature has to be active in it.
+    """
+
+    comparison: Comparison
+    compared: tuple[Compared, ...]
+    sides: tuple[tuple[SideResult, tuple[str, ...], bool], ...]
+    gains: tuple[GainResult, ...] = ()
+
+
 _baselines: dict[tuple[Any, ...], SideResult] = {}
 
 
-def _compare(
+def _run(
     scenario: Scenario,
     declarations: Sequence[str],
     probes: Sequence[str],
     platform: str | None,
     timeout: float,
-) -> tuple[Comparison, tuple[GainResult, ...], SideResult, SideResult]:
-    timed = any(gain.measure == "step_seconds" for gain in scenario.gains)
+) -> _Outcome:
     options: dict[str, Any] = {
-        "gradients": scenario.compare_gradients,
-        "measure": any(gain.measure != "step_seconds" for gain in scenario.gains),
-        "timed_steps": _TIMED_STEPS if timed else 0,
+        "gradients": "gradients" in scenario.quantities,
+        "feature_state": "feature state" in scenario.quantities,
+        "optimizer_state": "optimizer state" in scenario.quantities,
+        "files": scenario.files,
         "declarations": tuple(declarations),
         "platform": platform,
+    }
+    if scenario.resume is None:
+        return _beside_baseline(scenario, options, probes, timeout)
+    from mindspeed_core.testing.resume_proof import train_and_resume
+
+    comparison, compared, sides = train_and_resume(
+        scenario, scenario.resume, probes=probes, timeout=timeout, **options
+    )
+    (_, ours, _), (_, other, active) = scenario.sides()
+    commands = ((ours, True), (ours, True), (other, active))
+    return _Outcome(comparison, compared, tuple((side, *command) for side, command in zip(sides, commands)))
+
+
+def _beside_baseline(
+    scenario: Scenario, options: dict[str, Any], probes: Sequence[str], timeout: float
+) -> _Outcome:
+    from mindspeed_core.testing.compare_sides import Compared, compare_sides
+
+    timed = any(gain.measure == "step_seconds" for gain in scenario.gains)
+    options = options | {
+        "measure": any(gain.measure != "step_seconds" for gain in scenario.gains),
+        "timed_steps": _TIMED_STEPS if timed else 0,
     }
     size, steps = scenario.baseline_world_size or scenario.world_size, scenario.steps
     key = (scenario.baseline, size, steps, *options.values())
@@ -211,50 +269,26 @@ def _compare(
         scenario.world_size,
         steps,
         initial=baseline.initial,
+        extra_parameters=scenario.extra_parameters,
         probes=probes,
         timeout=timeout,
         **options,
     )
-    comparison = compare_sides(side, baseline, tolerance=scenario.tolerance)
-    return comparison, tuple(_gain(gain, side, baseline) for gain in scenario.gains), side, baseline
-
-
-def compare_sides(side: SideResult, baseline: SideResult, *, tolerance: float) -> Comparison:
-    """Compare two sides: losses, gradients of every step, final parameters, and copies within ``side``.
-
-    Args:
-        side: the side under test.
-        baseline: the reference.
-        tolerance: per tensor; copies of one tensor on several ranks may differ by at least
-            `REPLICA_TOLERANCE`, since reductions over different groups sum in different orders.
-    """
-    from mindspeed_core.testing.compare import Comparison, Difference, compare_numbers, compare_tensors
-
-    parts = []
-    for name in sorted({*side.losses, *baseline.losses}):
-        ours, theirs = side.losses.get(name, ()), baseline.losses.get(name, ())
-        parts.append(compare_numbers(ours, theirs, tolerance=tolerance, what=name))
-    for index, (mine, other) in enumerate(zip(side.gradients, baseline.gradients), start=1):
-        what = f"gradients of step {index}"
-        parts.append(compare_tensors(mine.tensors, other.tensors, tolerance=tolerance, what=what))
-    parts.append(
-        compare_tensors(
-            side.parameters.tensors, baseline.parameters.tensors, tolerance=tolerance, what="parameters"
-        )
+    comparison, counts = compare_sides(
+        side,
+        baseline,
+        tolerance=scenario.tolerance,
+        quantities=scenario.quantities,
+        demanded=scenario.compare,
+        extra_losses=scenario.extra_losses,
+        extra_parameters=scenario.extra_parameters,
     )
-    allowed = max(tolerance, REPLICA_TOLERANCE)
-    copies = [
-        *((f"gradients of step {index}", state) for index, state in enumerate(side.gradients, start=1)),
-        ("parameters", side.parameters),
-    ]
-    for what, state in copies:
-        drifted = state.drifted(allowed)
-        found = (
-            Difference(f"{what}, copies on several ranks", key, error, within=False)
-            for key, error in drifted.items()
-        )
-        parts.append(Comparison(allowed, tuple(found)))
-    return Comparison.of(parts, tolerance)
+    return _Outcome(
+        comparison,
+        (Compared(side.layout, baseline.layout, scenario.tolerance, counts),),
+        ((side, scenario.flags, True), (baseline, scenario.baseline, scenario.same_feature)),
+        tuple(_gain(gain, side, baseline) for gain in scenario.gains),
+    )
 
 
 def _gain(gain: Gain, side: SideResult, baseline: SideResult) -> GainResult:
@@ -270,19 +304,19 @@ def _gain(gain: Gain, side: SideResult, baseline: SideResult) -> GainResult:
     return GainResult(gain.measure, ours, theirs, ratio, gain.at_most, met)
 
 
-def _verdict(
-    feature: str, scenario: str, comparison: Comparison, gains: tuple[GainResult, ...], problem: str
-) -> Verdict:
+def _verdict(feature: str, scenario: Scenario, outcome: _Outcome, problem: str) -> Verdict:
+    comparison = outcome.comparison
     return Verdict(
         feature=feature,
-        scenario=scenario,
-        passed=comparison.equal and all(gain.met for gain in gains) and not problem,
-        tolerance=comparison.tolerance,
+        scenario=scenario.name,
+        passed=comparison.equal and all(gain.met for gain in outcome.gains) and not problem,
+        tolerance=scenario.tolerance,
         largest_error=comparison.largest if math.isfinite(comparison.largest) else None,
         compared=len(comparison.differences),
         differences=tuple(str(difference) for difference in comparison.failures()),
-        gains=gains,
+        gains=outcome.gains,
         error=problem,
+        sides=outcome.compared,
     )
 
 

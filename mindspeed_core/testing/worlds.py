@@ -398,10 +398,17 @@ def _child(setup: dict[str, Any], pipe: connection.Connection) -> None:
     try:
         pipe.send_bytes(message)
     except OSError:
-        os._exit(1)
+        _leave(1)
     # Peers may still communicate with this rank: its connections stay open until all are done.
     dismissed.wait()
-    os._exit(0)
+    _leave(0)
+
+
+def _leave(status: int) -> None:
+    """End this process, and those that it has started: nobody else would end them."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(status)
 
 
 def _watch_parent(pipe: connection.Connection, dismissed: threading.Event) -> None:
@@ -409,5 +416,5 @@ def _watch_parent(pipe: connection.Connection, dismissed: threading.Event) -> No
     try:
         pipe.recv_bytes()
     except (EOFError, OSError):
-        os._exit(1)
+        _leave(1)
     dismissed.set()

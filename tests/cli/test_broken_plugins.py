@@ -8,7 +8,7 @@ from made_packages import feature_source, write_metadata
 from mindspeed_core.activation import activate
 from mindspeed_core.cli.scaffold import create_plugin
 from mindspeed_core.errors import PatchError
-from mindspeed_core.hooks.versions import API_VERSION
+from mindspeed_core.hooks import API_VERSION
 
 HEALTHY = "thing-well"
 FLAG_END = '"0 logs none.",\n        ),\n    )'

@@ -19,6 +19,8 @@ fallback = Fallback("has no kernel there", feature="thing-b")
 patches = (Patch("torch:nowhere", "pack_a.x:y", "has no other way", versions="torch>=2.6"),)
 verify = (
     Scenario("halves", flags=("--thing-a",), world_size=2, tolerance=0.0, gains=(Gain("peak_bytes", 0.5),)),
+    Scenario("alike", ("--thing-a", "--x"), ("--thing-a",), same_feature=True, compare=("losses",)),
+    Scenario("resume", ("--thing-a",), resume=Resume(("--thing-a", "--bf16"), world_size=2)),
 )
 docs = "pack_a:page.md"
 deterministic = True
@@ -58,6 +60,12 @@ def test_everything_that_is_declared_is_shown(features, install):
         "halves: 2 ranks, 3 steps, equal bit for bit; peak_bytes at most 0.5 x",
         "with     --thing-a",
         "without  (the plain model)",
+        "alike: 1 rank, 3 steps, equal within 1e-05 in losses",
+        "and      --thing-a",
+        "resume: 1 rank, 3 steps, a checkpoint, 2 steps; resumed equal bit for bit, on 2 in the other layout "
+        "within 1e-05",
+        "saved    --thing-a",
+        "resumed  --thing-a --bf16",
         "deterministic: yes",
         "bytes_sent = 4 * s * h",
         "--thing-a: 0, 1",

@@ -8,6 +8,7 @@ import pytest
 from made_packages import feature_source
 
 from mindspeed_core.testing import verify as harness
+from mindspeed_core.testing.compare_sides import Compared
 from mindspeed_core.testing.verify import Verdict
 
 PROOF = """verify = (
@@ -31,8 +32,10 @@ def proofs(monkeypatch):
         recorded.run.append((feature.name, scenario.name, platform))
         good = feature.name not in recorded.failing
         differences = () if good else ("parameters: embedding differs by 0.3",)
+        sides = (Compared("2 ranks: tp 2", "1 rank", 1e-5, {"losses": 3, "feature state": 0}),)
+        error = 1e-7 if good else 0.3
         return Verdict(
-            feature.name, scenario.name, good, 1e-5, 1e-7 if good else 0.3, 4, differences=differences
+            feature.name, scenario.name, good, 1e-5, error, 4, differences=differences, sides=sides
         )
 
     monkeypatch.setattr(harness, "verify", verify)
@@ -52,6 +55,21 @@ def test_named_features_are_proved_on_the_chosen_platform(features, proofs):
     assert result.exit_code == 0, result.output
     assert proofs.run == [("thing-a", "same", "cpu")]
     assert "not for platform cpu: thing-a / npu-only" in result.output
+
+
+@pytest.mark.usefixtures("things", "proofs")
+def test_it_says_what_was_compared_in_which_layouts(features):
+    command = ("verify", "thing-a", "--platform", "cpu")
+    printed, found = features(*command).output, json.loads(features(*command, "--json").output)
+
+    assert "\n        2 ranks: tp 2, against 1 rank: losses\n" in printed
+    (sides,) = found["verdicts"][0]["sides"]
+    assert sides == {
+        "side": "2 ranks: tp 2",
+        "reference": "1 rank",
+        "tolerance": 1e-5,
+        "quantities": {"losses": 3, "feature state": 0},
+    }
 
 
 @pytest.mark.usefixtures("things")

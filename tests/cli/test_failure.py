@@ -1,5 +1,6 @@
 """One message for one failure: which rank speaks."""
 
+import pytest
 import torch.distributed as dist
 
 from mindspeed_core.errors import UserError
@@ -40,3 +41,11 @@ def test_the_message_names_the_rank(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     failure.report(UserError("wrong"))
     assert "rank 1 of 2" in capsys.readouterr().err
+
+
+def test_a_variable_asks_for_tracebacks_where_no_command_line_can(monkeypatch, capsys):
+    monkeypatch.setenv("MINDSPEED_TRACEBACK", "1")
+    with pytest.raises(UserError) as raised:
+        raise UserError("the disk is full")
+    assert failure.report(raised.value) == 1
+    assert capsys.readouterr().err.startswith("Traceback")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 HEAD = """
+from pathlib import Path
 from mindspeed_core.feature import (
-    Conflict, Fallback, Feature, Flag, HookApi, Patch, Requirement, Scenario, hookimpl
+    Conflict, Fallback, Feature, Flag, HookApi, Patch, Requirement, Resume, Scenario, hookimpl
 )
 
 class Sound(Feature):
@@ -51,6 +52,17 @@ DECLARATIONS = (
     sound("bad-idle-proof", verify=(Scenario("idle", flags=()),)),
     sound("bad-twice", verify=(Scenario("one", ("--bad-twice",)), Scenario("one", ("--bad-twice",)))),
     sound("bad-both-sides", verify=(Scenario("x", ("--bad-both-sides",), ("--bad-both-sides",)),)),
+    sound(
+        "bad-same-feature",
+        verify=(Scenario("x", ("--bad-same-feature",), ("--bf16",), same_feature=True),),
+    ),
+    sound("bad-resume", verify=(Scenario("x", ("--bad-resume",), resume=Resume(("--bf16",))),)),
+    sound(
+        "bad-filed",
+        flags=(Flag("--bad-filed", type=str, help="A file."),),
+        verify=(Scenario("x", ("--bad-filed", "{files}/page.md"), files=("bad_features:page.md",)),),
+        validate=classmethod(lambda cls, args: () if Path(args.bad_filed).is_file() else ["no file"]),
+    ),
     sound("bad-flags", verify=(Scenario("x", ("--bad-flags", "--bad-flaggs")),)),
     sound("bad-enabled", enabled=classmethod(lambda cls, args: args.num_layres > 1)),
     sound("bad-presets", presets=classmethod(lambda cls, args: {"seed": args.no_such_seed})),
@@ -132,8 +144,9 @@ DECLARATIONS = (
 PAGE = (
     "--bad-nothing --bad-page --bad-lost-page --bad-help --bad-platform --bad-fallback --bad-requirement "
     "--bad-conflict --bad-name --bad-hidden --bad-level --bad-patch --bad-proofless --bad-idle-proof "
-    "--bad-twice --bad-both-sides --bad-flags --bad-leak --bad-environment --bad-attribute --bad-model "
-    "--bad-proof --bad-quiet --bad-enabled --bad-presets --bad-preset --bad-notes --bad-init --bad-before"
+    "--bad-twice --bad-both-sides --bad-same-feature --bad-resume --bad-filed --bad-flags --bad-leak "
+    "--bad-environment --bad-attribute --bad-model --bad-proof --bad-quiet --bad-enabled --bad-presets "
+    "--bad-preset --bad-notes --bad-init --bad-before"
 )
 
 PLATFORM = """
@@ -166,6 +179,17 @@ class Spilling(CpuPlatform):
     def memory_allocated(self):
         from mindspeed_core.platforms.platform import MemoryFigure
         return MemoryFigure(0, "")
+
+class Lost(CpuPlatform):
+    name = "lost"
+    like = "cpu"
+    preference = -5
+
+    def device_model(self, device):
+        return ""
+
+    def memory_snapshot(self, path):
+        return path
 """
 
 EXTENSIBLE = """
@@ -245,6 +269,7 @@ def install(site: Path) -> None:
                 "nameless": "bad_providers.platforms:Nameless",
                 "boastful": "bad_providers.platforms:Boastful",
                 "spilling": "bad_providers.platforms:Spilling",
+                "lost": "bad_providers.platforms:Lost",
             },
             "mindspeed.hosts": {"absent": "bad_providers.nowhere:HOST"},
             "mindspeed.commands": {
@@ -277,6 +302,16 @@ def install(site: Path) -> None:
         "bad-load",
         {"declared.py": HEAD + LOAD},
         {"mindspeed.features": {"load": "bad_load.declared:DECLARATIONS"}},
+    )
+    _package(
+        site,
+        "bad-resuming",
+        {
+            "declared.py": HEAD
+            + "DECLARATIONS = (HookApi('1.1'), sound('bad-never-resumed'),\n"
+            + "    sound('bad-server', modes=('inference',)))\n"
+        },
+        {"mindspeed.features": {"resuming": "bad_resuming.declared:DECLARATIONS"}},
     )
     _package(
         site,

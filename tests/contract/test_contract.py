@@ -6,12 +6,13 @@ import importlib
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import bad_plugins
 import pytest
 
 from mindspeed_core.discovery.stages import core_stages
-from mindspeed_core.testing.contract import Contract, Violation, all_checks, contract_checks
+from mindspeed_core.testing.contract import Contract, Violation, all_checks, contract_checks, sessions
 from mindspeed_core.testing.leak_check import ProcessState
 
 
@@ -31,7 +32,7 @@ def site(tmp_path_factory):
 def checks(site):
     """Every check of the bad distributions, by its name."""
     found = {}
-    kinds = "features sessions providers extensible heavy load version"
+    kinds = "features sessions providers extensible heavy load version resuming"
     for dist in (f"bad-{kind}" for kind in kinds.split()):
         found |= {str(check): check for check in all_checks(Contract.of(dist, platform="cpu"))}
     return found
@@ -56,7 +57,10 @@ def checks(site):
         ("proofs-stated[bad-idle-proof]", "the feature is not active"),
         ("proofs-stated[bad-twice]", "2 of its proofs are called 'one'"),
         ("proofs-stated[bad-both-sides]", "baseline: the feature is active"),
+        ("proofs-stated[bad-same-feature]", "baseline: the feature is not active with '--bf16'"),
+        ("proofs-stated[bad-resume]", "resume: the feature is not active with '--bf16'"),
         ("proofs-stated[bad-flags]", "--bad-flaggs"),
+        ("resume-proved[bad-never-resumed]", "no proof saves, resumes and continues in another layout"),
         ("conflicts-resolvable[bad-hidden]", "its conflict with --bad-level never shows"),
         ("platform-declared[nameless]", "its class has the name 'other', its entry point 'nameless'"),
         ("platform-declared[nameless]", "it is like 'cqu', which is no installed platform"),
@@ -116,6 +120,8 @@ def test_a_rule_about_declarations_bites_and_names_the_remedy(checks, check, wor
         ("roles-stated[bad-roles]", 'write slots = ("norm",) or replaces_roles = ("final_layernorm",)'),
         ("roles-stated[bad-role-name]", "did you mean 'fc1'?"),
         ("platform-trains[spilling]", "torch.spilled is new"),
+        ("platform-trains[lost]", "a Place names the node, the device and its model"),
+        ("platform-trains[lost]", "memory_snapshot() wrote nothing"),
         ("proof[bad-proof, same]", "FAILED"),
     ],
 )
@@ -140,6 +146,22 @@ def test_what_is_sound_beside_bad_features_passes(checks):
     assert len(passed) == 9
     for check in passed:
         check()
+
+
+def test_a_proof_is_planned_with_its_files(checks):
+    checks["proofs-stated[bad-filed]"]()
+
+
+def test_only_features_that_train_and_could_know_of_it_have_to_prove_that_they_resume(checks):
+    checks["resume-proved[bad-server]"]()
+    checks["resume-proved[bad-quiet]"]()
+
+
+@pytest.mark.usefixtures("site")
+def test_what_older_packages_do_not_prove_is_listed():
+    contract = Contract.of("bad-sessions", platform="cpu", proofs=False)
+    all_checks(contract)
+    assert any(line.startswith("feature bad-quiet: resuming") for line in contract.left_out)
 
 
 def test_a_version_that_is_too_low_for_what_is_used_is_found(site, monkeypatch):
@@ -211,3 +233,18 @@ def test_an_unknown_distribution_is_one_message(tmp_path):
 
     assert answer.returncode == 4
     assert "'no-such-dist' is not installed" in answer.stderr
+
+
+def test_a_session_of_a_proof_with_files_finds_them_on_every_rank(site, monkeypatch):
+    seen = []
+
+    def run_world(function, size, sides, **options):
+        seen.extend(Path(side.flags[1]).read_text() == bad_plugins.PAGE for side in sides)
+        return [[sessions.Trained({})] for _ in range(size)]
+
+    monkeypatch.setattr(sessions, "run_world", run_world)
+    side = sessions.Side(
+        "x", ("--bad-filed", "{files}/page.md"), (), "cpu", "cpu", files=("bad_features:page.md",)
+    )
+    sessions._closes_clean(sessions._Sessions({2: [side]}), "x")
+    assert seen == [True]

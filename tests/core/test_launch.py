@@ -8,7 +8,7 @@ import pytest
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.launch import start, worker
-from mindspeed_core.launch.environment import Job, current_job, first_host, translate_slurm
+from mindspeed_core.launch.environment import Job, current_job, first_host, of_one_process, translate_slurm
 from mindspeed_core.launch.supervisor import Supervisor
 
 
@@ -86,6 +86,28 @@ def test_what_the_user_has_to_put_right_is_said_once_and_not_tried_again(capfd):
 def test_an_exit_without_a_word_counts_more_than_a_consequence(capfd):
     assert run(noticed_only) == 1
     assert "rank 0 of 2 ended with status 3 without a message" in capfd.readouterr().err
+
+
+def test_a_status_of_its_own_is_the_jobs_and_is_neither_explained_nor_tried_again(capfd):
+    def chosen(rank, restart):
+        worker.send_message("exit", "", status=5)
+        return 5 if rank == 0 else 0
+
+    assert run(chosen, restarts=2) == 5
+    assert capfd.readouterr().err == ""
+
+
+def test_the_only_process_of_a_command_has_a_workers_variables_while_it_runs():
+    env = {"MASTER_PORT": "29500"}
+    with of_one_process(env):
+        assert (env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"]) == ("0", "1", "0")
+    assert env == {"MASTER_PORT": "29500"}
+
+
+def test_a_launchers_variables_are_left_alone():
+    env = {"RANK": "3"}
+    with of_one_process(env):
+        assert env == {"RANK": "3"}
 
 
 def test_a_supervisor_leaves_the_signal_handlers_as_they_were():

@@ -6,7 +6,7 @@ from types import FunctionType, SimpleNamespace
 
 import pytest
 
-from mindspeed_core import Feature, Flag, Patch, hookimpl
+from mindspeed_core import Feature, Flag, Patch, Requirement, hookimpl
 from mindspeed_core.activation import activate, prepare
 from mindspeed_core.discovery.host import HostDeclaration
 from mindspeed_core.errors import SessionError, UserError
@@ -59,6 +59,19 @@ class Inner(Named):
     @hookimpl(wrapper=True)
     def should_stop(self):
         return f"inner({(yield)})"
+
+
+class Around(Named):
+    """Needs a feature, and wraps around it all the same."""
+
+    name = "around"
+    flags = (Flag("--around", help="Wrap."),)
+    requires = (Requirement(feature="outer", implies=True),)
+    before = ("outer",)
+
+    @hookimpl(wrapper=True)
+    def should_stop(self):
+        return f"around({(yield)})"
 
 
 class Replaces(Named):
@@ -150,7 +163,7 @@ def shouting(dumps):
     return lambda value: dumps(value).upper()
 
 
-ALL = (Outer, Inner, Replaces, Fails, Forgets, Environment, Patches, Lost, Twice, Never, Unmade)
+ALL = (Outer, Inner, Around, Replaces, Fails, Forgets, Environment, Patches, Lost, Twice, Never, Unmade)
 
 
 @pytest.fixture
@@ -174,6 +187,12 @@ def opened(registry):
 
 def test_the_first_in_the_plan_is_the_outermost_wrapper(opened):
     assert opened("--inner", "--outer").call("should_stop", run=None) == "outer(inner(host))"
+
+
+def test_a_feature_wraps_around_what_it_requires_where_it_says_so(opened):
+    session = opened("--around", "--inner")
+    assert session.plan.names == ("around", "outer", "inner")
+    assert session.call("should_stop", run=None) == "around(outer(inner(host)))"
 
 
 def test_an_inactive_feature_is_not_registered(opened):

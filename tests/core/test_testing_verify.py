@@ -1,15 +1,18 @@
 import json
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from mindspeed_core.feature import Feature, Flag, Gain, Scenario, hookimpl
+from mindspeed_core.feature import DeclarationError, Feature, Flag, Gain, Resume, Scenario, hookimpl
+from mindspeed_core.testing.proof_files import flags_with_files
 from mindspeed_core.testing.scenarios import scenario_parameters
 from mindspeed_core.testing.training import train_side
 from mindspeed_core.testing.verify import verify
+from mindspeed_core.testing.worlds import WorldError
 
 HERE = "test_testing_verify"
 
@@ -178,6 +181,145 @@ def test_a_feature_that_is_active_in_its_baseline_proves_nothing():
     assert "baseline" in verdict.error
 
 
+def test_what_was_compared_and_in_which_layouts_stands_in_the_verdict():
+    (sides,) = proof(Harmless).sides
+    assert (sides.side, sides.reference) == ("1 rank", "1 rank")
+    assert sides.quantities == {"losses": 2, "gradients": 2 * 28, "parameters": 28}
+
+
+def test_quantities_that_are_not_named_are_not_compared():
+    chosen = replace(Harmless.verify[0], compare=("losses", "learning rates"))
+    (sides,) = verify(Harmless, chosen, declarations=[f"{HERE}:Harmless"]).sides
+    assert sides.quantities == {"losses": 2, "learning rates": 2}
+    without_gradients = scenario("x", compare_gradients=False)
+    assert without_gradients.quantities == ("losses", "parameters")
+
+
+def test_the_same_feature_on_both_sides_has_to_be_active_on_both():
+    flags = ("--tensor-model-parallel-size", "2", "--harmless")
+    both = Scenario(
+        "both",
+        flags=flags,
+        world_size=2,
+        baseline_world_size=1,
+        steps=1,
+        compare=("losses",),
+        same_feature=True,
+    )
+    verdict = verify(Harmless, both, declarations=[f"{HERE}:Harmless"])
+    assert verdict.error.startswith("the feature is not active with ''")
+    verdict = verify(Harmless, replace(both, baseline=("--harmless",)), declarations=[f"{HERE}:Harmless"])
+    assert verdict.passed, str(verdict)
+
+
+OVERLAPPED = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
+"""Parameters are complete one forward pass late: what is saved without waiting for them is stale."""
+
+
+def test_a_training_continues_from_its_checkpoint_in_the_same_and_in_another_layout(equivalence):
+    other = ("--use-distributed-optimizer", "--tensor-model-parallel-size", "2", "--sequence-parallel")
+    verdict = equivalence(OVERLAPPED, world_size=2, steps=2, resume=Resume(other, world_size=2))
+
+    same, there = verdict.sides
+    dp2 = "(2 ranks: dp 2, distributed optimizer, overlapped parameter gather)"
+    assert same.side == f"resumed in the same layout {dp2}"
+    assert there.side.startswith("resumed in the other layout (2 ranks: tp 2, sequence parallel, distributed")
+    assert same.reference == there.reference == f"the run that went on {dp2}"
+    # Main parameters and two moments beside the parameters.
+    assert same.quantities == there.quantities | {"feature state": 0}
+    assert same.quantities["parameters"] == 52
+    assert same.quantities["optimizer state"] >= 3 * 16
+    assert (same.tolerance, there.tolerance) == (0.0, 1e-5)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("saved", "size", "other", "other_size"),
+    [
+        pytest.param("--use-torch-fsdp2", 2, "", 1, id="fsdp2-to-one"),
+        pytest.param("", 1, "--use-torch-fsdp2", 2, id="one-to-fsdp2"),
+        pytest.param(
+            "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params "
+            "--use-distributed-optimizer",
+            2,
+            "--use-distributed-optimizer",
+            1,
+            id="megatron-fsdp-to-one",
+        ),
+        pytest.param(
+            "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
+            2,
+            "--tensor-model-parallel-size 2 --sequence-parallel",
+            2,
+            id="interleaved-to-tp2",
+        ),
+        pytest.param(
+            "--num-experts 4 --moe-router-topk 2 --moe-aux-loss-coeff 1e-2 --use-distributed-optimizer "
+            "--expert-model-parallel-size 2",
+            2,
+            "--num-experts 4 --moe-router-topk 2 --moe-aux-loss-coeff 1e-2 --use-distributed-optimizer",
+            1,
+            id="ep2-to-one",
+        ),
+    ],
+)
+def test_other_layouts_continue_too(equivalence, saved, size, other, other_size):
+    llama = (
+        *"--untie-embeddings-and-output-weights --position-embedding-type rope".split(),
+        *"--normalization RMSNorm --swiglu --disable-bias-linear --adam-eps 1e-3".split(),
+    )
+    resume = Resume((*llama, *other.split()), other_size)
+    equivalence((*llama, *saved.split()), world_size=size, steps=2, resume=resume)
+
+
+def test_a_feature_that_the_other_layout_should_lack_is_found_there():
+    resume = Resume(("--harmless", "--num-layers", "2"), world_size=2, steps=1, with_feature=False)
+    wrong = Scenario("resume", ("--harmless", "--num-layers", "2"), steps=1, resume=resume)
+    verdict = verify(Harmless, wrong, declarations=[f"{HERE}:Harmless"])
+    assert verdict.error.startswith("the feature is active in the other layout too")
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"compare": ("loss",)}, "compare names 'loss'; it can name losses"),
+        ({"files": ("acme:corpus.jsonl",)}, "{files}"),
+        ({"flags": ("--data-path", "{files}/corpus")}, "{files}"),
+        ({"flags": "--some"}, r"flags = '--some' is a tuple"),
+        ({"same_feature": True, "baseline": ("--some",)}, "layouts of both sides differ"),
+        ({"resume": Resume(("--some",))}, "continues in the same layout anyway"),
+        ({"resume": Resume(()), "baseline": ("--x",)}, "no baseline"),
+        ({"resume": Resume(()), "gains": (Gain("peak_bytes"),)}, "gains"),
+        ({"resume": Resume(()), "extra_losses": ("z loss",)}, "the same losses and parameters everywhere"),
+    ],
+)
+def test_a_proof_that_contradicts_itself_is_refused(facts, words):
+    with pytest.raises(DeclarationError, match=words):
+        Scenario(**{"name": "x", "flags": ("--some",), **facts})
+
+
+def write_corpus(folder):
+    (folder / "corpus.txt").write_text("to be or not to be")
+
+
+def test_files_of_a_proof_are_there_for_a_side_and_gone_afterwards():
+    files = (f"{HERE}:write_corpus", "mindspeed_core:py.typed")
+    with flags_with_files(("--data", "{files}/corpus.txt"), files) as (_, path):
+        assert Path(path).read_text() == "to be or not to be"
+        assert (Path(path).parent / "py.typed").is_file()
+    assert not Path(path).parent.exists()
+    with flags_with_files(("--data", "x"), ()) as flags:
+        assert flags == ("--data", "x")
+
+
+def test_a_file_that_nobody_has_is_named():
+    with pytest.raises(
+        DeclarationError, match=r"'mindspeed_core:nowhere\.txt' is neither a file of a package"
+    ):
+        with flags_with_files(("{files}",), ("mindspeed_core:nowhere.txt",)):
+            pass
+
+
 def test_a_side_that_cannot_run_is_a_failed_verdict_with_the_reason():
     wrong = Scenario("wrong", flags=("--harmless", "--num-attention-heads", "7"), steps=1)
     verdict = verify(Harmless, wrong, declarations=[f"{HERE}:Harmless"])
@@ -212,10 +354,30 @@ def test_equivalence_reports_the_worst_tensors(equivalence):
         equivalence(["--scaled-gradient"], steps=1, declarations=[f"{HERE}:ScaledGradient"])
 
 
+@pytest.mark.parametrize(
+    ("flags", "error"), [("--scaled-gradient", AssertionError), ("--scaled-gradiant", WorldError)]
+)
+def test_equivalence_shows_the_line_of_the_test_and_none_of_its_own(equivalence, flags, error):
+    with pytest.raises(error) as caught:
+        equivalence([flags], steps=1, declarations=[f"{HERE}:ScaledGradient"])
+    shown = caught.traceback.filter(caught)
+    assert [entry.path.name for entry in shown] == [f"{HERE}.py"]
+
+
 def test_scenarios_become_parameters_with_readable_names():
     found = scenario_parameters([Harmless, "something else", WrongUpdate])
     assert [parameter.id for parameter in found] == ["harmless-small", "wrong-update-small"]
     assert scenario_parameters([Harmless], platform="elsewhere") == []
+
+
+@pytest.mark.parametrize(
+    ("always", "marked"),
+    [(None, 0), ((), 1), (("second",), 0), (("harmless-second",), 0), (("x-second",), 1)],
+)
+def test_further_scenarios_can_be_left_to_a_longer_run(monkeypatch, always, marked):
+    monkeypatch.setattr(Harmless, "verify", (*Harmless.verify, replace(Harmless.verify[0], name="second")))
+    found = scenario_parameters([Harmless], always=always)
+    assert sum(len(parameter.marks) for parameter in found) == marked
 
 
 def test_a_feature_without_proof_is_an_error():

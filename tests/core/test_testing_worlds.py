@@ -1,4 +1,5 @@
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -194,3 +195,24 @@ def _alive(pid):
         return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+kept = []
+
+
+def start_a_manager():
+    import multiprocessing
+
+    kept.append(multiprocessing.get_context("spawn").Manager())
+    return kept[0]._process.pid
+
+
+def test_processes_that_a_rank_started_end_with_it():
+    (pid,) = run_world(f"{__name__}:start_a_manager", 1)
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended, _, _ = select.select([process], [], [], 20.0)
+    os.close(process)
+    assert ended

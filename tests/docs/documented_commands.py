@@ -26,6 +26,7 @@ DOCUMENTS = (
     "docs/library-sessions.md",
     "docs/library-sessions.md",
     "docs/plugin-recipes.md",
+    "docs/optimizers.md",
     "docs/hook-versions.md",
     "docs/migration.md",
     "docs/migration.zh-CN.md",

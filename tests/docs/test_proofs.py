@@ -10,7 +10,7 @@ import pytest
 from feature_pages import feature_page
 from generate import tree_registry
 
-from mindspeed_core.feature import Feature, Flag, Scenario
+from mindspeed_core.feature import Feature, Flag, Resume, Scenario
 
 RUN = Scenario("plain", ("--swift",), steps=2, tolerance=1e-5)
 
@@ -43,12 +43,31 @@ def test_a_recorded_result_stands_on_the_page_of_the_feature():
 
 @pytest.mark.usefixtures("record")
 @pytest.mark.parametrize(
-    "change", [{"tolerance": 1e-7}, {"flags": ("--swift", "--bf16")}, {"steps": 3}, {"world_size": 2}]
+    "change",
+    [
+        {"tolerance": 1e-7},
+        {"flags": ("--swift", "--bf16")},
+        {"steps": 3},
+        {"world_size": 2},
+        {"compare": ("losses",)},
+        {"extra_losses": ("z loss",)},
+        {"resume": Resume(("--swift",), world_size=2)},
+    ],
 )
 def test_a_result_of_another_proof_is_not_shown(monkeypatch, change):
     monkeypatch.setattr(Swift, "verify", (replace(RUN, **change),))
 
     assert "not recorded" in feature_page("acme", Swift)
+
+
+@pytest.mark.usefixtures("record")
+def test_a_proof_across_a_checkpoint_shows_both_layouts(monkeypatch):
+    resume = Resume(("--swift", "--bf16"), world_size=2)
+    monkeypatch.setattr(Swift, "verify", (replace(RUN, name="resume", resume=resume),))
+    page = feature_page("acme", Swift)
+
+    assert "| `resume` | 1, resumed on 2 | 2 + 2 | 1e-05 | not recorded |" in page
+    assert "| resumed in the other layout | `--bf16` |" in page
 
 
 def test_a_failed_proof_is_told_and_not_recorded(tmp_path, monkeypatch):

@@ -59,6 +59,7 @@ def validate(registry, monkeypatch):
         (["--use-distributed-optimizer", "--optimizer", "sgd"], ["--use-distributed-optimizer", "adam"]),
         (["--ddp-num-buckets", "2", "--ddp-bucket-size", "9"], ["--ddp-num-buckets 2", "--ddp-bucket-size"]),
         (["--reset-attention-mask"], ["--create-attention-mask-in-dataloader"]),
+        (["--num-experts", "4", "--variable-seq-lengths"], ["--moe-token-dispatcher-type alltoall"]),
     ],
 )
 def test_a_value_that_cannot_work_is_refused_by_name(validate, flags, named):

@@ -99,10 +99,10 @@ class Messages(logging.Handler):
         return self.said
 
 
-def uninterrupted_and_resumed(directory, flags, resume_plugins=()):
+def uninterrupted_and_resumed(directory, flags, resume_plugins=(), registry=None):
     """Train 2, save, train 4 more; then resume from the checkpoint and train 4: both courses."""
     save_flags = ["--save", directory, *flags]
-    run = open_run(save_flags)
+    run = open_run(save_flags, registry=registry)
     train(run, 2)
     save(run)
     expected = train(run, 4)
@@ -111,7 +111,7 @@ def uninterrupted_and_resumed(directory, flags, resume_plugins=()):
     run.session.state(Saver).poll(blocking=True)
     close_run(run)
     messages = Messages()
-    run = open_run(["--load", directory, *flags], resume_plugins)
+    run = open_run(["--load", directory, *flags], resume_plugins, registry)
     start = (run.iteration, run.consumed_train_samples)
     resumed = train(run, 4)
     close_run(run)

@@ -48,7 +48,6 @@ def begin(session, **flags):
             "save": "folder",
             "save_interval": None,
             "on_save_failure": "stop",
-            "overlap_param_gather": False,
             "rampup_batch_size": None,
             "global_batch_size": 4,
             "micro_batch_size": 1,
@@ -58,6 +57,7 @@ def begin(session, **flags):
         }
     )
     run = SimpleNamespace(session=session, args=args, iteration=0, consumed_train_samples=0)
+    run.complete_parameters = lambda: None
     lines = []
     return run, SavePolicy(run, lines.append), lines
 

@@ -19,7 +19,7 @@ ALONE = {
     "kernels": (LLAMA, KERNELS),
     "modules by role, with a group": ((), ("--toy-groups", "--toy-attention-scale", "0.5")),
     "a built instance": ((), ("--toy-embedding-scale", "2.0")),
-    "an inner optimizer": ((), ("--toy-lion",)),
+    "an inner optimizer": (("--optimizer", "toy-lion"), ()),
     "a batch": (("--vocab-size", "16"), ("--toy-documents", "7")),
     "a loss": ((), ("--toy-token-weights", "uniform")),
     "an added loss": ((), ("--toy-z-loss", "0.1")),

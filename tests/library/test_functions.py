@@ -290,7 +290,7 @@ def test_a_training_step_may_say_what_it_did(opened):
 
 
 def saved_with_a_block():
-    session = activate({"toy_lion": True, "optimizer": "adam"}, platform="cpu")
+    session = activate({"toy_exchange_mlp": True}, platform="cpu")
     with session.saving():
         inside = session.is_open
     session.close()

@@ -148,7 +148,8 @@ def test_a_step_knows_how_many_tokens_counted():
 
 def different_names():
     import torch.distributed as dist
-    from mindspeed_core.testing.communication import count_communication
+
+    from mindspeed_core.instruments.communication import count_communication
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()

@@ -22,6 +22,7 @@ class Rows(fake.ForTests):
     flags = (
         Flag("--rows", type=int, help="Number of rows."),
         Flag("--rows-length", type=int, default=16, help="Tokens of each."),
+        Flag("--variable-seq-lengths", help="Tell pipeline stages every shape."),
     )
     slots = ("data-source",)
 
@@ -81,6 +82,7 @@ def scripts(folder):
         found[name] = fake.run_script(*LOCAL, *STEPS, *flags)
         found[name]["loads"] = Loaded.calls
         if global_vars._ARGS is not None:
+            found[name]["variable"] = global_vars.get_args().variable_seq_lengths
             found[name]["vocabulary"] = global_vars.get_args().padded_vocab_size
             found[name]["tokenizer"] = type(global_vars.get_tokenizer()).__name__
         fake.forget_run()
@@ -89,6 +91,7 @@ def scripts(folder):
     script("rows", *rows)
     script("rows half", *rows, *HALF, "--save", f"{folder}/rows")
     script("rows rest", *rows, "--load", f"{folder}/rows")
+    script("shorter rows", *rows, "--rows-length", "9", "--variable-seq-lengths")
     script("rows and mock", *rows, "--mock-data")
     script("letters", "--toy-letters", "69")
     script("base", *HALF, "--save", f"{folder}/base")
@@ -116,6 +119,11 @@ def test_a_feature_makes_the_micro_batches_of_a_script(found):
     assert len(set(whole)) == 4
     assert losses(found["rows half"]) == whole[:2]
     assert losses(found["rows rest"]) == whole[2:]
+
+
+def test_micro_batches_may_differ_in_length_although_megatron_lm_says_no(found):
+    assert len(losses(found["shorter rows"])) == 4
+    assert (found["rows"]["variable"], found["shorter rows"]["variable"]) == (False, True)
 
 
 def test_other_data_beside_it_is_refused(found):

@@ -128,8 +128,9 @@ def without_match():
 
 
 def test_a_feature_that_matches_no_module_is_an_error():
-    with pytest.raises(WorldError, match="toy-watch-experts: active, but matched no module"):
+    with pytest.raises(WorldError, match="toy-watch-experts: active, but matched no module") as caught:
         run_world(without_match, 2)
+    assert "looked for experts; there are core_attention fc1" in str(caught.value)
 
 
 def experts():

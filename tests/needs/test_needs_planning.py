@@ -81,7 +81,7 @@ from mindspeed_core.registry import Registry
 from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.resolver.resolve import resolve
 registry = Registry.discover()
-parsed = flag_set(registry).parse(["--toy-groups", "--toy-lion", "--toy-numbers", "--toy-average", "0.9"])
+parsed = flag_set(registry).parse(["--toy-groups", "--optimizer", "toy-lion", "--toy-numbers"])
 digests = {
     resolve(registry, parsed.args, provenance=parsed.provenance, platform="cpu").digest for _ in range(1000)
 }

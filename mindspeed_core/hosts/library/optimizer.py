@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hooks import DONE, Done
 from mindspeed_core.megatron import gradients
+from mindspeed_core.megatron.brought_choices import STAND_INS, bringing, stands_in
 from mindspeed_core.run import OptimizerStep
 
 if TYPE_CHECKING:
     import torch
     from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer.module import MegatronModule
 
@@ -20,14 +22,26 @@ if TYPE_CHECKING:
 
 @hookimpl(trylast=True)
 def build_optimizer_config(session: LibrarySession) -> OptimizerConfig:
-    """Return the caller's options."""
-    return session.given("build_optimizer_config")
+    """Return the caller's options; Adam stands in for an optimizer that a feature brings."""
+    options: Any = session.given("build_optimizer_config")
+    if bringing(session, "--optimizer"):
+        options.optimizer = STAND_INS["--optimizer"][1]
+    return options
 
 
 @hookimpl(trylast=True)
 def build_optimizer(session: LibrarySession) -> MegatronOptimizer:
     """Return the caller's optimizer."""
-    return session.given("build_optimizer")
+    optimizer: MegatronOptimizer = session.given("build_optimizer")
+    if bringing(session, "--optimizer"):
+        stands_in(session, optimizer)
+    return optimizer
+
+
+@hookimpl(trylast=True)
+def build_scheduler(session: LibrarySession) -> OptimizerParamScheduler:
+    """Return the caller's schedule."""
+    return session.given("build_scheduler")
 
 
 @hookimpl(trylast=True)

@@ -24,6 +24,7 @@ from mindspeed_core.hosts.library.adapters import (
     sizes_of,
 )
 from mindspeed_core.hosts.library.world import ORIGIN, ConfigOrigin, EmbeddedSession
+from mindspeed_core.megatron.brought_choices import check_optimizer, check_schedule
 from mindspeed_core.run import Batch, StepResult
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config")
 Optimizer = TypeVar("Optimizer")
+Scheduler = TypeVar("Scheduler")
 Chunks = TypeVar("Chunks")
 
 
@@ -162,6 +164,9 @@ class LibrarySession(EmbeddedSession):
             optimizer: a ``MegatronOptimizer``; another object with ``step`` is fine where no feature looks
                 inside.
             model: the chunks it updates; by default those that `wrap_ddp` saw.
+
+        Raises:
+            SessionError: a feature that brings the value of ``--optimizer`` did not put it inside.
         """
         options = getattr(optimizer, "config", None)
         args = self._arguments(self.run.config, options)
@@ -171,9 +176,27 @@ class LibrarySession(EmbeddedSession):
         made: Any = self._through(
             "build_optimizer", optimizer, args=args, optimizer_config=options, model=chunks, pg=self.run.pg
         )
+        check_optimizer(self, made)
         self.run.optimizer = made
         if self.features_in("optimizer_step"):
             self.instances.set("optimizer_step", made, "step", self._step_with_features(made))
+        return made
+
+    def wrap_scheduler(self, scheduler: Scheduler) -> Scheduler:
+        """Let features change or replace a schedule of the learning rate.
+
+        Args:
+            scheduler: megatron-core's ``OptimizerParamScheduler``; ``lr_decay_style="constant"`` where the
+                flag ``--lr-decay-style`` names one that a feature brings.
+
+        Raises:
+            SessionError: that feature did not change it.
+        """
+        args = self._arguments(self.run.config, getattr(self.run.optimizer, "config", None))
+        optimizer = getattr(scheduler, "optimizer", self.run.optimizer)
+        made: Any = self._through("build_scheduler", scheduler, args=args, optimizer=optimizer)
+        check_schedule(self, made)
+        self.run.scheduler = made
         return made
 
     def forward_backward(self, config: TransformerConfig | None = None) -> Callable[..., Any]:
@@ -406,6 +429,7 @@ class LibrarySession(EmbeddedSession):
         """
         from mindspeed_core.megatron.feature_state import feature_parts
 
+        self.build_groups()
         return feature_parts(self.run)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -415,7 +439,12 @@ class LibrarySession(EmbeddedSession):
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Hold parameters and optimizer state in the form that belongs into checkpoints, in this block."""
+        """Hold parameters and optimizer state in the form that belongs into checkpoints, in this block.
+
+        Collective: parameters that ``overlap_param_gather`` has not gathered yet are gathered first.
+        """
+        if self.run.model or self.run.optimizer is not None:
+            self.run.complete_parameters()
         self.call("before_save_checkpoint", run=self.run)
         try:
             yield
@@ -449,6 +478,7 @@ class LibrarySession(EmbeddedSession):
         plain = optimizer.step
 
         def step(_: Any, *positional: Any, **named: Any) -> Any:
+            self.build_groups()
             adapter = UpdateAdapter(partial(plain, *positional, **named))
             return adapter.returned(self._through("optimizer_step", adapter.record, run=self.run))
 

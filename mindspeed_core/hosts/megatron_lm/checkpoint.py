@@ -39,7 +39,7 @@ def around_load_checkpoint(now: PretrainCall, original: Callable[..., Any], *arg
     run.optimizer, run.scheduler = given["optimizer"], given["opt_param_scheduler"]
     now.saved, now.restored = {}, {}
     with now.calling("load_checkpoint", lambda: original(*bound.args, **bound.kwargs)) as call:
-        info = _load(now, run)
+        info = run.loaded = _load(now, run)
     return call.result if call.made else (info.iteration, 0)
 
 
@@ -83,10 +83,14 @@ def load_checkpoint(session: Session, run: Run, source: str | None) -> LoadInfo:
     if now.weights is not None:
         _count_loaded(now, run)
         check_loaded(run, now.weights, f"--load {run.args.load}")
-    if now.restored:
-        session.collect("restore_checkpoint_state", run=run, state=now.restored)
     args = run.args
+    if now.restored and not args.finetune:
+        session.collect("restore_checkpoint_state", run=run, state=now.restored)
     loaded = bool(iteration) or bool(now.saved) or bool(now.restored)
+    kept = now.saved.get("features", ()) if args.finetune else ()
+    if kept and run.dist.rank == 0:
+        text = f"--finetune: the state of {', '.join(kept)} in {args.load} is not loaded"
+        print(f"mindspeed: {text}", flush=True)
     return LoadInfo(
         _folder(args) or (Path(args.load) if loaded and args.load else None),
         iteration,
@@ -134,6 +138,7 @@ def around_save_checkpoint(now: PretrainCall, original: Callable[..., Any], *arg
     session, run = now.session, now.sync_run()
     run.iteration = given["iteration"]
     run.optimizer, run.scheduler = given["optimizer"], given["opt_param_scheduler"]
+    run.complete_parameters()
     session.call("before_save_checkpoint", run=run)
     try:
         with now.calling("save_checkpoint", lambda: original(*args, **named)) as call:
@@ -167,7 +172,8 @@ def around_generate_state_dict(
     is_loading = bool((named.get("optim_sd_kwargs") or {}).get("is_loading"))
     if now.wants("model_state"):
         _choose_weights(now, args, state, named, is_loading)
-    if now.source is not None:
+    if now.source is not None or (is_loading and args.finetune):
+        # Weights alone, as Megatron-LM loads with --finetune.
         return state
     parts = feature_parts(run)
     if not parts:

@@ -6,6 +6,8 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_core.megatron.brought_choices import STAND_INS, bringing
+
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
     from mindspeed_core.session import Session
@@ -34,14 +36,26 @@ class SeenByFeatures(Namespace):
             setattr(vars(self)["_args"], name, value)
 
 
+def _keeps(args: Namespace, dest: str) -> bool:
+    return isinstance(args, SeenByFeatures) and dest in vars(args)
+
+
+def stand_in(session: Session) -> None:
+    """Show Megatron-LM a value that it knows where a feature brings the one that was given."""
+    args, kept = session.args, {}
+    for option, (dest, value) in STAND_INS.items():
+        if not _keeps(args, dest) and bringing(session, option):
+            kept[dest] = getattr(args, dest)
+            setattr(args, dest, value)
+    if kept:
+        session.args = SeenByFeatures(args, kept)
+
+
 def leave_to_features(session: Session, run: Run) -> None:
     """Switch off what Megatron-LM's loop would do for a flag that an active feature declares."""
-    args = session.args
-    if isinstance(args, SeenByFeatures):
-        return
-    kept = {}
+    args, kept = session.args, {}
     for option, (dest, still) in CLAIMABLE.items():
-        if session.claims(option) and getattr(args, dest, still) != still:
+        if not _keeps(args, dest) and session.claims(option) and getattr(args, dest, still) != still:
             kept[dest] = getattr(args, dest)
             setattr(args, dest, still)
     if kept:

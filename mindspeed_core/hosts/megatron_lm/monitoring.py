@@ -78,6 +78,7 @@ def around_evaluate(now: PretrainCall, original: Callable[..., Any], *args: Any,
     """Intercept ``evaluate``, called once per set of a split."""
     iterator = arguments_of(original, args, named).arguments["data_iterator"]
     tested = any(iterator is known for known in now.test_iterators if known is not None)
+    now.run.complete_parameters()
     with now.calling("evaluate", lambda: original(*args, **named)) as call:
         losses = now.session.call("evaluate", run=now.sync_run(), split=_TEST if tested else _VALID)
     values = call.result if call.made else ({}, None, False)

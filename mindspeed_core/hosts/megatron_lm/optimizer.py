@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig
 
 from mindspeed_core.feature import hookimpl
@@ -14,6 +13,7 @@ from mindspeed_core.hosts.megatron_lm import NAME, pretrain_call
 from mindspeed_core.hosts.megatron_lm.model import begin_run
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, intercepts
 from mindspeed_core.megatron import optimizer_state
+from mindspeed_core.megatron.brought_choices import bringing, check_optimizer, check_schedule, stands_in
 from mindspeed_core.run import OptimizerStep
 
 
@@ -52,6 +52,7 @@ def around_get_optimizer(
         optimizer = session.call(
             "build_optimizer", args=session.args, optimizer_config=config, model=model_chunks, pg=now.run.pg
         )
+    check_optimizer(session, optimizer)
     if now.run.optimizer is None:
         now.run.optimizer = optimizer
     _save_exactly(now, optimizer)
@@ -63,7 +64,11 @@ def around_get_optimizer(
 @hookimpl(trylast=True)
 def build_optimizer(optimizer_config: OptimizerConfig, model: list[Any]) -> MegatronOptimizer:
     """Build megatron-core's optimizer, as Megatron-LM asks for it."""
-    return pretrain_call.current().pending("build_optimizer")(optimizer_config, model)
+    now = pretrain_call.current()
+    optimizer: MegatronOptimizer = now.pending("build_optimizer")(optimizer_config, model)
+    if bringing(now.session, "--optimizer"):
+        stands_in(now.session, optimizer)
+    return optimizer
 
 
 def _step_through_stage(now: PretrainCall, optimizer: Any) -> None:
@@ -95,10 +100,9 @@ class _Original:
 
 
 def _save_exactly(now: PretrainCall, optimizer: Any) -> None:
-    """Let a checkpoint hold the state of torch's Adam exactly, as megatron-core alone does not."""
-    original = _Original(optimizer)
-    inner = [getattr(chained, "optimizer", None) for chained in original.chained_optimizers]
-    if not any(isinstance(one, (torch.optim.Adam, torch.optim.AdamW)) for one in inner):
+    """Let a checkpoint hold the optimizer's state exactly, as megatron-core alone does not."""
+    original: Any = _Original(optimizer)
+    if not optimizer_state.needs_care(original):
         return
     parameters = inspect.signature(original.sharded_state_dict).parameters
 
@@ -126,6 +130,7 @@ def around_get_scheduler(now: PretrainCall, original: Callable[..., Any], optimi
     """Intercept ``get_optimizer_param_scheduler``."""
     with now.calling("build_scheduler", original):
         scheduler = now.session.call("build_scheduler", args=now.session.args, optimizer=optimizer)
+    check_schedule(now.session, scheduler)
     now.run.scheduler = scheduler
     return scheduler
 

@@ -12,6 +12,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.megatron_lm import pretrain_call
+from mindspeed_core.hosts.megatron_lm.flag_ownership import stand_in
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, intercepts
 from mindspeed_core.megatron.data_source import check_only_source
 from mindspeed_core.megatron.seeds import seed_generators, seed_of_rank
@@ -64,6 +65,7 @@ def around_initialize_model_parallel(
     session = now.session
     now.dist = _dist_info(session)
     check_ranks(session, now.dist)
+    stand_in(session)
     with now.calling("build_process_groups", lambda: original(*args, **named)) as call:
         session.call("build_process_groups", args=session.args, dist_info=now.dist)
     return call.result

@@ -109,6 +109,8 @@ def close_session(now: PretrainCall, failed: bool) -> None:
     session = now.session
     try:
         if now.has_run:
+            if not failed and now.wants("finish_run"):
+                now.run.complete_parameters()
             session.call("finish_run", run=now.run)
     except Exception:
         # What went wrong in the run matters more than what goes wrong while tidying up after it.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.hosts.standalone.step import run_schedule, without_param_gather
+from mindspeed_core.hosts.standalone.step import run_schedule
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
@@ -54,7 +54,7 @@ def _losses(run: Run, iterators: list[Iterator[Any]], steps: int) -> dict[str, f
         chunk.eval()
     reports: list[dict[str, torch.Tensor]] = []
     try:
-        with without_param_gather(run, param_sync=True), torch.no_grad():
+        with torch.no_grad():
             for _ in range(steps):
                 reports += run_schedule(run, iterators, run.args.num_microbatches, forward_only=True)
     finally:

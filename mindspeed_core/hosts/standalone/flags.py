@@ -102,7 +102,7 @@ _CHECKPOINT = grouped(
         per_rank=True,
         help="Folder of a checkpoint whose weights a run starts from, as long as --load holds none.",
     ),
-    Flag("--finetune", help="Load weights only and start at step 0."),
+    Flag("--finetune", help="Load weights alone, also no state of features, and start at step 0."),
     Flag("--ckpt-step", type=int, help="Load this step instead of the latest."),
     Flag(
         "--exit-on-missing-checkpoint", help="Stop when --load names no checkpoint, instead of starting new."

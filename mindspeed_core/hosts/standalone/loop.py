@@ -6,7 +6,7 @@ import gc
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
@@ -15,7 +15,6 @@ from mindspeed_core.hosts.standalone.fault_tolerance import hang_watch, stopping
 from mindspeed_core.hosts.standalone.monitoring.measures import Measures
 from mindspeed_core.hosts.standalone.monitoring.run_log import RunLog, announce, open_run_log
 from mindspeed_core.hosts.standalone.setup import setup, teardown
-from mindspeed_core.hosts.standalone.step import without_param_gather
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run, StepResult
@@ -44,6 +43,7 @@ def train(session: Session) -> Run:
                 _evaluate(run, log, "test")
             else:
                 _loop(run, log)
+        run.complete_parameters()
         failed = False
     finally:
         _end(session, run, log, failed)
@@ -52,9 +52,6 @@ def train(session: Session) -> Run:
 
 def _loop(run: Run, log: RunLog) -> None:
     session, args = run.session, run.args
-    # Parameters are complete before the first step, and no gather has been launched yet.
-    first_step = ExitStack()
-    first_step.enter_context(without_param_gather(run, param_sync=False))
     saves = SavePolicy(run, log.say)
     validates = args.eval_iters > 0 or args.full_validation
     evaluated = -1
@@ -62,8 +59,6 @@ def _loop(run: Run, log: RunLog) -> None:
     while run.iteration < args.train_iters and not stop:
         saves.before_step()
         result = _step(run)
-        if not result.skipped:
-            first_step.close()
         if run.iteration % args.log_interval == 0 or run.iteration == args.train_iters:
             log.step(session.call("log_step", run=run, result=result))
         if validates and run.iteration % args.eval_interval == 0:
@@ -89,6 +84,7 @@ def _step(run: Run) -> StepResult:
 
 
 def _evaluate(run: Run, log: RunLog, split: str) -> None:
+    run.complete_parameters()
     log.validation(run.iteration, run.session.call("evaluate", run=run, split=split), split)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from argparse import Namespace
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -16,19 +17,27 @@ from megatron.core.transformer.module import MegatronModule
 
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.megatron.brought_choices import STAND_INS, bringing, stands_in, unknown
 from mindspeed_core.megatron.config_values import config_values
 from mindspeed_core.run import OptimizerStep
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
+    from mindspeed_core.session import Session
+
+# megatron-core 0.16 splits the class by optimizer; 0.15 has one.
+_CONFIGS = {"adam": "AdamOptimizerConfig", "sgd": "SGDOptimizerConfig"}
 
 
 @hookimpl(trylast=True)
-def build_optimizer_config(args: Namespace) -> OptimizerConfig:
-    """Fill the configuration class that the installed megatron-core has for the chosen optimizer."""
-    # megatron-core 0.16 splits the class by optimizer; 0.15 has one.
-    name = {"adam": "AdamOptimizerConfig", "sgd": "SGDOptimizerConfig"}[args.optimizer]
-    kind = getattr(mcore_optimizer, name, OptimizerConfig)
+def build_optimizer_config(session: Session, args: Namespace) -> OptimizerConfig:
+    """Fill the configuration class that the installed megatron-core has for the chosen optimizer.
+
+    For one that a feature brings it is the general class.
+    """
+    if not bringing(session, "--optimizer") and args.optimizer not in _CONFIGS:
+        raise unknown(session, "--optimizer")
+    kind = getattr(mcore_optimizer, _CONFIGS.get(args.optimizer, "OptimizerConfig"), OptimizerConfig)
     try:
         return kind(**config_values(kind, args))
     except (AssertionError, ValueError) as error:
@@ -37,13 +46,21 @@ def build_optimizer_config(args: Namespace) -> OptimizerConfig:
 
 @hookimpl(trylast=True)
 def build_optimizer(
+    session: Session,
     args: Namespace,
     optimizer_config: OptimizerConfig,
     model: list[MegatronModule],
     pg: ProcessGroupCollection,
 ) -> MegatronOptimizer:
-    """Build megatron-core's optimizer; norms and biases carry no weight decay (its standard rule)."""
+    """Build megatron-core's optimizer; norms and biases carry no weight decay (its standard rule).
+
+    In place of one that a feature brings, its Adam.
+    """
     options: dict[str, Any] = {}
+    brought = bringing(session, "--optimizer")
+    if brought:
+        optimizer_config = copy.copy(optimizer_config)
+        optimizer_config.optimizer = STAND_INS["--optimizer"][1]
     parameters = signature(get_megatron_optimizer).parameters
     overrides = getattr(mcore_optimizer, "get_standard_config_overrides", None)
     if overrides is not None and "config_overrides" in parameters:
@@ -57,12 +74,20 @@ def build_optimizer(
     if args.use_megatron_fsdp and args.data_parallel_sharding_strategy == "no_shard":
         # Every rank holds all gradients; megatron-core would sum their norm over the data-parallel ranks.
         optimizer.grad_stats_parallel_group = pg.mp
+    if brought:
+        stands_in(session, optimizer)
     return optimizer
 
 
 @hookimpl(trylast=True)
-def build_scheduler(args: Namespace, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
-    """Build megatron-core's schedule of the learning rate, counted in samples as in Megatron-LM."""
+def build_scheduler(
+    session: Session, args: Namespace, optimizer: MegatronOptimizer
+) -> OptimizerParamScheduler:
+    """Build megatron-core's schedule of the learning rate, counted in samples as in Megatron-LM.
+
+    In place of one that a feature brings, its constant one.
+    """
+    brought = bringing(session, "--lr-decay-style")
     return OptimizerParamScheduler(
         optimizer,
         init_lr=args.lr_warmup_init,
@@ -70,7 +95,7 @@ def build_scheduler(args: Namespace, optimizer: MegatronOptimizer) -> OptimizerP
         min_lr=args.min_lr,
         lr_warmup_steps=args.lr_warmup_steps,
         lr_decay_steps=args.lr_decay_steps,
-        lr_decay_style=args.lr_decay_style,
+        lr_decay_style=STAND_INS["--lr-decay-style"][1] if brought else args.lr_decay_style,
         start_wd=args.start_weight_decay,
         end_wd=args.end_weight_decay,
         wd_incr_steps=args.wd_incr_steps,

@@ -17,6 +17,7 @@ from mindspeed_core.hosts.standalone.checkpoint.content import LoadedBatch, layo
 from mindspeed_core.hosts.standalone.checkpoint.save import select_saved
 from mindspeed_core.hosts.standalone.step import configure_for_training
 from mindspeed_core.hosts.standalone.text.stages import BuiltTokenizer
+from mindspeed_core.megatron.brought_choices import check_optimizer, check_schedule
 from mindspeed_core.megatron.data_source import data_source
 from mindspeed_core.megatron.expert_check import settle_experts
 from mindspeed_core.megatron.global_state import destroy_megatron_state
@@ -82,7 +83,9 @@ def _build_optimizer(run: Run) -> None:
     run.optimizer = session.call(
         "build_optimizer", args=args, optimizer_config=optimizer_config, model=run.model, pg=pg
     )
+    check_optimizer(session, run.optimizer)
     run.scheduler = session.call("build_scheduler", args=args, optimizer=run.optimizer)
+    check_schedule(session, run.scheduler)
     configure_for_training(run)
 
 
@@ -91,7 +94,7 @@ def _load(run: Run) -> None:
     loaded = run.session.state(LoadedWeights)
     loaded.names.clear()
     run.session.state(LoadedBatch).micro_batch_size = None
-    info = run.session.call("load_checkpoint", run=run, source=None)
+    info = run.loaded = run.session.call("load_checkpoint", run=run, source=None)
     run.iteration = info.iteration
     run.consumed_train_samples = info.consumed_train_samples
     run.consumed_valid_samples = info.consumed_valid_samples

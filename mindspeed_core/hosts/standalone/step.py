@@ -18,6 +18,7 @@ from mindspeed_core.hosts.standalone.model.auxiliary_losses import auxiliary_los
 from mindspeed_core.hosts.standalone.monitoring.measures import Measures
 from mindspeed_core.hosts.standalone.monitoring.timing import install_timers, timed, untimed
 from mindspeed_core.megatron.loss import schedule_loss
+from mindspeed_core.megatron.parameter_gather import start_complete, start_gather
 from mindspeed_core.megatron.schedule import begin_microbatch, boundary_options, scheduled
 from mindspeed_core.megatron.token_losses import check_passed
 from mindspeed_core.megatron.unwrap import unwrap
@@ -172,7 +173,7 @@ def configure_for_training(run: Run) -> None:
             starts = [chunk.start_grad_sync for chunk in model]
             config.grad_sync_func = starts[0] if single else starts
     if args.overlap_param_gather and args.align_param_gather and not single:
-        config.param_sync_func = [chunk.start_param_sync for chunk in model]
+        config.param_sync_func = [partial(start_gather, chunk) for chunk in model]
 
     def finalize(
         chunks: list[MegatronModule],
@@ -190,35 +191,4 @@ def configure_for_training(run: Run) -> None:
         )
 
     config.finalize_model_grads_func = finalize
-
-
-def without_param_gather(run: Run, *, param_sync: bool) -> Any:
-    """Return a context in which forward passes gather no parameters: evaluation, saving, the first step.
-
-    One may be inside another: a first step that was skipped, and a checkpoint saved after it. With
-    ``param_sync`` what is not complete is gathered now.
-    """
-    if not run.args.overlap_param_gather:
-        return nullcontext()
-    return _ParamGatherPaused(run, param_sync)
-
-
-class _ParamGatherPaused:
-    """Remove what starts the overlapped gather, the hooks and the schedule's own start, and put it back."""
-
-    def __init__(self, run: Run, param_sync: bool) -> None:
-        self.run, self.param_sync = run, param_sync
-        self.chunks: list[Any] = []
-        self.start: Any = None
-
-    def __enter__(self) -> None:
-        # An empty dictionary of hooks: somebody else paused the gather already.
-        self.chunks = [c for c in self.run.model if getattr(c, "remove_forward_pre_hook_handles", True)]
-        self.start, self.run.config.param_sync_func = self.run.config.param_sync_func, None
-        for chunk in self.chunks:
-            chunk.disable_forward_pre_hook(param_sync=self.param_sync)
-
-    def __exit__(self, *error: object) -> None:
-        self.run.config.param_sync_func = self.start
-        for chunk in self.chunks:
-            chunk.enable_forward_pre_hook()
+    start_complete(model)

@@ -16,14 +16,13 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from mindspeed_core.errors import CheckpointError
+from mindspeed_core.megatron.described_optimizer import MOMENTS, DescribedOptimizer, local_part
 from mindspeed_core.megatron.fully_sharded.parts import described, take
 from mindspeed_core.megatron.optimizer_chain import matching, saved_groups
 from mindspeed_core.megatron.unwrap import unwrap
 
 _FORMAT = "fully_reshardable"
 _MAIN = "param"
-_STATE = (_MAIN, "exp_avg", "exp_avg_sq")
-"""The float32 parameters and Adam's moments."""
 _OURS = ("params", "step", "is_expert_parallel")
 """Keys of a parameter group that do not come from a checkpoint."""
 
@@ -58,7 +57,7 @@ def sharded_state(inner: Any, metadata: Mapping[str, Any], *, is_loading: bool) 
     return {
         "optimizer": {"param_groups": groups},
         "param_state": {
-            index: {name: _chunk_state(inner, chunk, name, metadata, is_loading) for name in _STATE}
+            index: {name: _chunk_state(inner, chunk, name, metadata, is_loading) for name in _names(inner)}
             for index, chunk in enumerate(inner.model_chunks)
         },
         "param_state_sharding_type": _FORMAT,
@@ -75,21 +74,36 @@ def load_state(inner: Any, state: Mapping[str, Any]) -> None:
     for index, chunk in enumerate(inner.model_chunks):
         chunk.hold_parts()
         parts = dict(unwrap(chunk).named_parameters())
+        described: dict[str, dict[str, torch.Tensor]] = {}
         for name, loaded in state["param_state"][index].items():
             for key, tensor in loaded.items():
                 part = parts.get(key)
+                if name != _MAIN and isinstance(inner.optimizer, DescribedOptimizer):
+                    if isinstance(tensor, torch.Tensor):
+                        described.setdefault(key, {})[name] = tensor
+                    continue
                 target = None if part is None else _tensor(inner, name)(part)
                 if target is not None:
                     take(target, tensor)
+        for key, tensors in described.items():
+            inner.optimizer.take(parts[key], tensors)
         for part in parts.values():
             if "step" in inner.optimizer.state[part]:
                 inner.optimizer.state[part]["step"] = torch.tensor(float(step), dtype=torch.float32)
         chunk.take_over_parts()
 
 
+def _names(inner: Any) -> tuple[str, ...]:
+    """Return the names of the float32 parameters and of their state."""
+    own = inner.optimizer
+    return (_MAIN, *(own.names if isinstance(own, DescribedOptimizer) else MOMENTS))
+
+
 def _tensor(inner: Any, name: str) -> Callable[[Any], Any]:
     if name == _MAIN:
         return lambda part: part
+    if isinstance(inner.optimizer, DescribedOptimizer):
+        return lambda part: inner.optimizer.described(part)[name] if part in inner.optimizer.state else None
     return lambda part: inner.optimizer.state[part].get(name) if part in inner.optimizer.state else None
 
 
@@ -103,8 +117,9 @@ def _chunk_state(
         found = tensor(part)
         if found is None:
             return None
+        held = local_part(found)
         # What is loaded must not lie in the parameters, which the model's own state is copied into first.
-        return torch.empty_like(found._local_tensor) if is_loading else found._local_tensor.detach()
+        return torch.empty_like(held) if is_loading else held
 
     held = dict(model.named_parameters())
     state = described(model, value, metadata=dict(metadata))
@@ -133,6 +148,9 @@ def _load_groups(inner: Any, saved: list[dict[str, Any]]) -> float:
     for group in inner.optimizer.param_groups:
         found = matching(saved, group)
         step = max(step, float(found.get("step") or 0.0))
+        if isinstance(inner.optimizer, DescribedOptimizer):
+            inner.optimizer.take_group(group, found)
+            continue
         group.update({key: value for key, value in found.items() if key not in _OURS})
         if fused:
             group["step"] = int(step)

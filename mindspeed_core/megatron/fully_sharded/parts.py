@@ -62,8 +62,8 @@ def described(
 
     Args:
         model: the model, its parameters being parts.
-        value: gives what is described in a part's place, in the shape of the part; None where this rank has
-            nothing of it.
+        value: gives what is described in a part's place, in the shape of the part or, replicated, of the
+            whole parameter; None where this rank has nothing of it.
         prefix: of the keys.
         offsets: of the axes that are put in front.
         metadata: how state is laid out, see ``layout_metadata``.
@@ -77,6 +77,13 @@ def described(
         else entry
         for name, entry in state.items()
     }
+
+
+def with_data(entry: ShardedTensor | ShardedTensorFactory, data: torch.Tensor) -> Any:
+    """Return the description of another tensor of the same shape, in any dtype."""
+    if isinstance(entry, ShardedTensor):
+        return replace(entry, data=data, dtype=data.dtype)
+    return replace(entry, data=data)
 
 
 def rows_held(part: Any) -> tuple[int, int]:
@@ -122,6 +129,8 @@ def _cut(whole: Any, part: Any, value: Callable[[Any], torch.Tensor | None]) -> 
     data = value(part)
     if data is None:
         return LocalNonpersistentObject(None)
+    if data.shape == part.orig_param.shape != part._local_tensor.shape:
+        return with_data(whole, data)
     own = rows_held(part)
     if isinstance(whole, ShardedTensor):
         pieces = [whole]

@@ -18,16 +18,27 @@ from mindspeed_core.discovery.spelling import guess
 from mindspeed_core.feature import Conflict, Requirement, Scenario
 from mindspeed_core.flags.announced import flag_owners
 from mindspeed_core.flags.flag_set import FlagSet, flag_set
+from mindspeed_core.hooks.versions import parsed
 from mindspeed_core.registry import FeatureRecord, RegistryError
 from mindspeed_core.resolver.asking import failure
 from mindspeed_core.resolver.plan import Plan, PlanError, Problem
 from mindspeed_core.resolver.resolve import resolve
 from mindspeed_core.testing.contract.rules import Check, Contract, hold
 from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_core.testing.proof_files import flags_with_files
+
+_RESUME_PROOFS_SINCE = (1, 1)
+"""Version of the hook interface whose features prove that they resume; older ones cannot know of it."""
 
 
 def checks(contract: Contract) -> list[Check]:
     """Return the checks of this module."""
+    contract.left_out += [
+        f"feature {record.cls.name}: resuming; no proof has resume=, which hook interface "
+        f"{'.'.join(map(str, _RESUME_PROOFS_SINCE))} demands"
+        for record in contract.features()
+        if _lacks_resume_proof(record) and parsed(record.hook_api) < _RESUME_PROOFS_SINCE
+    ]
     return [
         Check(name, record.cls.name, partial(hold, rule, contract, record))
         for record in contract.features()
@@ -127,7 +138,7 @@ def _patches(contract: Contract, record: FeatureRecord) -> Iterator[str]:
 
 
 def _proofs(contract: Contract, record: FeatureRecord) -> Iterator[str]:
-    """Check that it has proofs, and that each switches the feature on, on one side only."""
+    """Check that it has proofs, and that each has the feature on the sides that it says."""
     feature = record.cls
     if not feature.verify:
         yield "it carries no proof: verify = (Scenario(…),); users run it with mindspeed-features verify"
@@ -135,7 +146,7 @@ def _proofs(contract: Contract, record: FeatureRecord) -> Iterator[str]:
         if count > 1:
             yield f"{count} of its proofs are called {name!r}"
     for scenario in contract.runs_here(feature):
-        for side, flags, wanted in (("flags", scenario.flags, True), ("baseline", scenario.baseline, False)):
+        for side, flags, wanted in scenario.sides():
             plan, problems = _planned(contract, flags, scenario)
             where = f"proof {scenario.name!r}, {side}"
             if plan is None:
@@ -187,6 +198,20 @@ def _unasked(record: FeatureRecord, args: Namespace) -> Iterator[str]:
             yield f"it presets {', '.join(sorted(preset))} although nobody asks for it"
 
 
+def _resumed(contract: Contract, record: FeatureRecord) -> Iterator[str]:
+    """Check that a proof continues from a checkpoint, in packages for hook interface 1.1 or later."""
+    if _lacks_resume_proof(record) and parsed(record.hook_api) >= _RESUME_PROOFS_SINCE:
+        yield (
+            "no proof saves, resumes and continues in another layout: Scenario('resume', flags=…, "
+            "resume=Resume(flags=…, world_size=…)) among verify"
+        )
+
+
+def _lacks_resume_proof(record: FeatureRecord) -> bool:
+    trains = "train" in record.cls.modes and bool(record.cls.verify)
+    return trains and not any(scenario.resume is not None for scenario in record.cls.verify)
+
+
 def _conflicts(contract: Contract, record: FeatureRecord) -> Iterator[str]:
     """Check that a conflict shows when it should, and ends when the user drops the other side."""
     feature = record.cls
@@ -226,7 +251,11 @@ def _planned(
     contract: Contract, flags: Sequence[str], scenario: Scenario
 ) -> tuple[Plan | None, tuple[Problem, ...]]:
     """Return the plan of a proof's command line, or what prevents it."""
-    command = training_flags(flags, scenario.steps, contract.registry)
+    with flags_with_files(flags, scenario.files) as filled:
+        return _plan(contract, training_flags(filled, scenario.steps, contract.registry))
+
+
+def _plan(contract: Contract, command: Sequence[str]) -> tuple[Plan | None, tuple[Problem, ...]]:
     parsed_flags = flag_set(contract.registry, DEFAULT_HOST).parse(command)
     if parsed_flags.problems:
         return None, parsed_flags.problems
@@ -254,5 +283,6 @@ RULES: dict[str, Callable[[Contract, FeatureRecord], Iterator[str]]] = {
     "patches-stated": _patches,
     "proofs-stated": _proofs,
     "answers": _answers,
+    "resume-proved": _resumed,
     "conflicts-resolvable": _conflicts,
 }

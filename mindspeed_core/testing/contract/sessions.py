@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from mindspeed_core.platforms.platform import Availability, Place, Platform
 from mindspeed_core.runtime.placements import Roles
 from mindspeed_core.testing.contract.rules import Check, Contract, Violation
 from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_core.testing.proof_files import flags_with_files
 from mindspeed_core.testing.worlds import WorldError, run_world
 
 _SHOWN = 8
@@ -36,6 +38,7 @@ class Side:
         baseline: what is trained first, to load everything that is not the subject's own.
         platform: the platform.
         baseline_platform: the platform of the baseline.
+        files: small files behind ``{files}`` in the flags, see `mindspeed_core.feature.Scenario`.
     """
 
     subject: str
@@ -43,6 +46,7 @@ class Side:
     baseline: tuple[str, ...]
     platform: str
     baseline_platform: str
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,13 +76,15 @@ def checks(contract: Contract) -> list[Check]:
     sides: dict[int, list[Side]] = {}
     for record in contract.features():
         feature = record.cls
-        scenarios = sorted(contract.runs_here(feature), key=lambda scenario: scenario.world_size)
+        # A baseline with the feature would hide what the feature leaves behind.
+        scenarios = sorted(contract.runs_here(feature), key=lambda s: (_has_it_everywhere(s), s.world_size))
         if not scenarios:
             contract.left_out.append(f"feature {feature.name}: no proof for platform {contract.platform}")
             continue
         first, here = scenarios[0], contract.platform
+        without = () if first.same_feature else first.baseline
         sides.setdefault(first.world_size, []).append(
-            Side(feature.name, first.flags, first.baseline, here, here)
+            Side(feature.name, first.flags, without, here, here, first.files)
         )
     sessions = _Sessions(sides)
     for group in sides.values():
@@ -102,6 +108,10 @@ def checks(contract: Contract) -> list[Check]:
     return found
 
 
+def _has_it_everywhere(scenario: Scenario) -> bool:
+    return all(active for _, _, active in scenario.sides())
+
+
 class _Sessions:
     """The short trainings of a distribution, run when the first of them is asked for."""
 
@@ -123,7 +133,9 @@ def _in_world(group: list[Side], size: int) -> dict[str, Trained]:
         # A rank that fails leaves the others waiting: where there are others, every side has its own world.
         together = waiting if size == 1 else waiting[:1]
         try:
-            ranks = run_world(f"{__name__}:train_all", size, together, timeout=120.0 + 30.0 * len(together))
+            with ExitStack() as stack:
+                filled = [_with_files(side, stack) for side in together]
+                ranks = run_world(f"{__name__}:train_all", size, filled, timeout=120.0 + 30.0 * len(filled))
         except WorldError as error:
             ranks = [[Trained({}, error=str(error))]]
         for side, reports in zip(together, zip(*ranks)):
@@ -134,6 +146,14 @@ def _in_world(group: list[Side], size: int) -> dict[str, Trained]:
                 roles.add(report.roles.sought, report.roles.there, report.roles.replaced)
             results[side.subject] = replace(chosen, roles=roles)
     return results
+
+
+def _with_files(side: Side, stack: ExitStack) -> Side:
+    # Here and not on the ranks, which have to agree on their arguments.
+    flags, baseline = (
+        stack.enter_context(flags_with_files(line, side.files)) for line in (side.flags, side.baseline)
+    )
+    return replace(side, flags=flags, baseline=baseline)
 
 
 def train_all(group: list[Side]) -> list[Trained]:

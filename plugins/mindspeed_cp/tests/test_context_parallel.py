@@ -194,7 +194,7 @@ def test_the_loss_is_the_mean_over_the_sequence_however_tokens_are_spread():
     assert sum(total for *_, total, _ in found) / sum(tokens for *_, tokens in found) == (6.0 + 10.0) / 4
 
 
-ALWAYS = ("fetched", "tp2-sp", "documents-fetched", "fused")
+ALWAYS = ("fetched", "tp2-sp", "documents-fetched", "fused", "context-parallel-resume")
 
 
 @pytest.mark.parametrize(("feature", "scenario"), scenario_parameters(DECLARATIONS, always=ALWAYS))

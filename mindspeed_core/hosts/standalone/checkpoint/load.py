@@ -39,6 +39,7 @@ from mindspeed_core.hosts.standalone.checkpoint.model_arguments import (
 from mindspeed_core.hosts.standalone.fault_tolerance import restart
 from mindspeed_core.hosts.standalone.fault_tolerance.bad_steps import BadSteps
 from mindspeed_core.megatron import model_state, optimizer_state
+from mindspeed_core.megatron.brought_choices import check_saved_style
 from mindspeed_core.megatron.feature_state import feature_parts
 from mindspeed_core.megatron.plan_resume import check_plan, plan_change
 from mindspeed_core.run import LoadInfo
@@ -161,12 +162,7 @@ class _Load:
         self.common = self._read_common()
         self.index = self._read_index()
         self._check_optimizer_kind()
-        # A source gives weights alone; no feature loses what it has by that.
-        features = feature_parts(run) if self.source is None else {}
-        saved = self._saved_features()
-        known = {name: part for name, part in features.items() if name in saved}
-        for name in features.keys() - known.keys():
-            _warn(f"feature {name}: {self.path} holds no state of it; it starts anew")
+        known = self._known_features()
         self.with_rng = self._decide_rng()
         try:
             described = self._described()
@@ -180,6 +176,11 @@ class _Load:
                 with_rng=self.with_rng,
                 features=known,
             )
+            if self.with_optimizer:
+                held = [str(key) for key in self.index.state_dict_metadata]
+                template["optimizer"] = optimizer_state.without_absent(
+                    run.optimizer, template["optimizer"], held
+                )
             on_all_ranks(self.what, lambda: self._check_shapes(template))
             self._warn_of_unused(template)
             state = on_all_ranks(self.what, lambda: self._fill(template))
@@ -187,8 +188,8 @@ class _Load:
         finally:
             if run.optimizer is not None:
                 optimizer_state.forget_overrides(run.optimizer)
-        parts = {name: (state.get("features") or {}).get(name, {}) for name in known}
-        if self.source is None:
+        if self.source is None and not run.args.finetune:
+            parts = {name: (state.get("features") or {}).get(name, {}) for name in known}
             run.session.collect("restore_checkpoint_state", run=run, state=parts)
         return self._info(state)
 
@@ -234,6 +235,21 @@ class _Load:
                 f"this run is {'with' if now else 'without'}; use the same, or leave its state with "
                 "--no-load-optim"
             )
+
+    def _known_features(self) -> dict[str, Any]:
+        """Return the state of active features that the checkpoint holds too, as a template."""
+        if self.source is not None:
+            # A source gives weights alone; no feature loses what it has by that.
+            return {}
+        saved = self._saved_features()
+        if self.run.args.finetune:
+            if saved:
+                _warn(f"--finetune: the state of {', '.join(sorted(saved))} in {self.path} is not loaded")
+            return {}
+        features = feature_parts(self.run)
+        for name in features.keys() - saved:
+            _warn(f"feature {name}: {self.path} holds no state of it; it starts anew")
+        return {name: part for name, part in features.items() if name in saved}
 
     def _saved_features(self) -> set[str]:
         names = set(self.common.get("features") or {})
@@ -351,6 +367,7 @@ class _Load:
         saved = state.get("opt_param_scheduler")
         if saved is None:
             return
+        check_saved_style(run.args, run.scheduler, saved)
         try:
             run.scheduler.load_state_dict(saved)
         except AssertionError as error:

@@ -82,6 +82,8 @@ class Saver:
         temporary = Path(
             on_first_rank(f"--save {save_dir}", lambda: str(publish.begin(save_dir, run.iteration)))
         )
+        # A feature may save at any moment.
+        run.complete_parameters()
         try:
             session.call("before_save_checkpoint", run=run)
             try:

@@ -16,7 +16,6 @@ from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
 from mindspeed_core.hosts.standalone.checkpoint.save import Saver
 from mindspeed_core.hosts.standalone.fault_tolerance import stopping
-from mindspeed_core.hosts.standalone.step import without_param_gather
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
@@ -79,8 +78,8 @@ class SavePolicy:
 
     def _save(self, reason: str) -> None:
         run = self._run
-        with without_param_gather(run, param_sync=True):
-            info = run.session.call("save_checkpoint", run=run, reason=reason)
+        run.complete_parameters()
+        info = run.session.call("save_checkpoint", run=run, reason=reason)
         self._say(f"saved {info.path}")
         self._saved = run.iteration
 

@@ -146,22 +146,26 @@ def verdict(run: Run, losses: Mapping[str, float]) -> str:
 
 
 def _agreed_gradient(run: Run) -> str:
-    mine = not _gradients_finite(run)
-    flag = torch.tensor([run.dist.rank if mine else run.dist.world_size], device=run.dist.device)
+    # One answer from the device in a good step: the first rank with a bad gradient.
+    good = torch.full((), run.dist.world_size, device=run.dist.device)
+    finite = _gradients_finite(run)
+    first = torch.where(finite, good, run.dist.rank)
     if run.dist.world_size > 1:
-        dist.all_reduce(flag, op=dist.ReduceOp.MIN)
-    rank = int(flag)
+        dist.all_reduce(first, op=dist.ReduceOp.MIN)
+    rank = int(first)
     if rank == run.dist.world_size:
         return ""
+    mine = not bool(finite)
     if mine and rank == run.dist.rank and rank != 0:
         logger.warning("step %d: %s", run.iteration + 1, bad_gradient(run))
     return bad_gradient(run) if mine else f"a gradient on rank {rank} is not finite"
 
 
-def _gradients_finite(run: Run) -> bool:
+def _gradients_finite(run: Run) -> torch.Tensor:
+    """Return whether all gradients of this rank are finite, a boolean scalar on the device."""
     if _fully_sharded(run):
         shards = [local_part(p.grad) for _, p in _parameters(run) if p.grad is not None]
-        return all(bool(torch.isfinite(shard.sum(dtype=torch.float32))) for shard in shards)
+        return _all_finite(run, shards)
     buffers = [
         buffer.grad_data
         for chunk in run.model
@@ -169,7 +173,13 @@ def _gradients_finite(run: Run) -> bool:
         if hasattr(buffer, "grad_data")
     ]
     # A sum over everything is one pass without a mask in memory; one bad element makes it bad.
-    return all(bool(torch.isfinite(buffer.sum(dtype=torch.float32))) for buffer in buffers)
+    return _all_finite(run, buffers)
+
+
+def _all_finite(run: Run, tensors: list[torch.Tensor]) -> torch.Tensor:
+    sums = [tensor.sum(dtype=torch.float32) for tensor in tensors]
+    sums.append(torch.zeros((), dtype=torch.float32, device=run.dist.device))
+    return torch.isfinite(torch.stack(sums)).all()
 
 
 def bad_gradient(run: Run) -> str:

@@ -241,6 +241,15 @@ def announce(run: Run, log: RunLog, seconds: float) -> None:
         log.say(f"held back: {held.name}: {held.reason}")
     for note in plan.notes:
         log.say(f"note: {note}")
-    start = f"from step {run.iteration}" if run.iteration else "from scratch"
+    start = _start(run)
     what = f"validating {start}" if args.skip_train else f"training {start} to step {args.train_iters}"
     log.say(f"{what}, set up in {seconds:.1f} s, files in {run.run_dir}")
+
+
+def _start(run: Run) -> str:
+    path = run.loaded.path
+    if path is None:
+        return "from scratch"
+    if not run.iteration:
+        return f"from step 0 with the weights of {path}"
+    return f"from step {run.iteration} of {path}"

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.feature import Feature, Flag, Scenario, Slot, hookimpl
+from mindspeed_core.feature import Feature, Flag, HookApi, Resume, Scenario, Slot, hookimpl
 from mindspeed_profile.options import LEVELS, ProfileOptions, problems
 from mindspeed_profile.recorder import StepRecorder
 
@@ -72,6 +72,13 @@ class Profile(Feature):
         Scenario("single", flags=_PROOF, tolerance=0.0),
         Scenario("tp2-sp", flags=(*_TP2, *_PROOF), baseline=_TP2, world_size=2, tolerance=0.0),
         Scenario("pp2", flags=(*_PP2, *_PROOF), baseline=_PP2, world_size=2, tolerance=0.0),
+        # Recorded steps on both sides of the checkpoint.
+        Scenario(
+            "resume",
+            flags=(*_TP2, *_PROOF, "--profile-step-end", "5"),
+            world_size=2,
+            resume=Resume(flags=(*_PP2, *_PROOF, "--profile-step-end", "5"), world_size=2),
+        ),
     )
 
     _recorder: StepRecorder | None = None
@@ -187,4 +194,4 @@ class Profile(Feature):
         return record_function(name)
 
 
-DECLARATIONS = (Slot("profiler", "who records a trace of the run"), Profile)
+DECLARATIONS = (HookApi("1.1"), Slot("profiler", "who records a trace of the run"), Profile)

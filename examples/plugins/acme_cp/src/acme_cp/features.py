@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from mindspeed_core.feature import Feature, Flag, HookApi, Requirement, Scenario, hookimpl
+from mindspeed_core.feature import Feature, Flag, HookApi, Requirement, Resume, Scenario, hookimpl
 
 _MODEL = ("--position-embedding-type", "rope", "--adam-eps", "1e-3", "--context-parallel-size", "2")
+_RING = ("--context-parallel-algo", "megatron_cp_algo")
 _FETCHED = ("--context-parallel-algo", "kvallgather_cp_algo")
 
 
@@ -33,6 +34,13 @@ class SplitPrefix(Feature):
             baseline=(*_MODEL, *_FETCHED),
             world_size=2,
         ),
+        # A longer prefix changes the training, and does so alike wherever it continues.
+        Scenario(
+            "resume",
+            flags=(*_MODEL, *_FETCHED, "--acme-prefix", "8"),
+            world_size=2,
+            resume=Resume(flags=(*_MODEL, *_RING, "--acme-prefix", "8"), world_size=2),
+        ),
     )
 
     @classmethod
@@ -50,4 +58,4 @@ class SplitPrefix(Feature):
         return (MaskRule(run.args.seq_length, prefix=run.args.acme_prefix),)
 
 
-DECLARATIONS = (HookApi("1.0"), SplitPrefix)
+DECLARATIONS = (HookApi("1.1"), SplitPrefix)

@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.feature import Conflict, Feature, Flag, HookApi, Scenario, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, HookApi, Resume, Scenario, hookimpl
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run, StepResult
@@ -56,6 +56,8 @@ class NoiseScaleFeature(Feature):
             world_size=2,
             tolerance=0.0,
         ),
+        # Its estimates travel with the checkpoint, also into another layout.
+        Scenario("resume", flags=_FLAGS, resume=Resume(flags=(*_TP2, *_FLAGS), world_size=2)),
     )
 
     def __init__(self) -> None:
@@ -92,9 +94,9 @@ class NoiseScaleFeature(Feature):
     def forward_step(self, run: Run) -> Generator[None, Any, Any]:
         """When the second micro-batch begins, the gradients are those of the first."""
         if run.context.training and run.context.microbatch == 1:
-            from acme_noise_scale.micro_batch import local_squared_norm
+            from mindspeed_core.megatron.gradient_norm import squared_norm_share
 
-            self._small = local_squared_norm(run)
+            self._small = squared_norm_share(run, finished=False)
         return (yield)
 
     @hookimpl(wrapper=True)
@@ -135,4 +137,4 @@ class NoiseScaleFeature(Feature):
             self._scale = NoiseScale(run.args.acme_noise_scale, stored["signal"], stored["noise"])
 
 
-DECLARATIONS = (HookApi("1.0"), NoiseScaleFeature)
+DECLARATIONS = (HookApi("1.1"), NoiseScaleFeature)

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mindspeed_core.feature import Conflict, Fallback, Feature, Flag, HookApi, Requirement, Scenario, hookimpl
+from mindspeed_core.feature import (
+    Conflict,
+    Fallback,
+    Feature,
+    Flag,
+    HookApi,
+    Requirement,
+    Resume,
+    Scenario,
+    hookimpl,
+)
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -33,6 +43,7 @@ _CONFLICTS = (
 _DOCS = "acme_soft_cap:docs/soft-cap.md"
 # A cap far above every score changes nothing but rounding.
 _FAR = ("--acme-soft-cap", "10000")
+_NEAR = ("--acme-soft-cap", "0.05")
 _TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 _PP2 = ("--pipeline-model-parallel-size", "2")
 
@@ -59,6 +70,16 @@ class SoftCap(Feature):
             baseline=_PP2,
             world_size=2,
         ),
+        # A cap that does bite: the same training in every layout, and across a checkpoint.
+        Scenario(
+            "cap-tp2-sp",
+            flags=(*_TP2, *_NEAR),
+            baseline=_NEAR,
+            world_size=2,
+            baseline_world_size=1,
+            same_feature=True,
+        ),
+        Scenario("resume", flags=_NEAR, resume=Resume(flags=(*_TP2, *_NEAR), world_size=2)),
     )
 
     @classmethod
@@ -110,7 +131,14 @@ class SoftCapCompiled(SoftCap):
         feature="acme-soft-cap",
         reason="compiled code is held in eager mode on CPU, and was not tried on an NPU",
     )
-    verify = (Scenario("far-cap", flags=(*_FAR, "--acme-soft-cap-compiled")),)
+    verify = (
+        Scenario("far-cap", flags=(*_FAR, "--acme-soft-cap-compiled")),
+        Scenario(
+            "resume",
+            flags=(*_NEAR, "--acme-soft-cap-compiled"),
+            resume=Resume(flags=(*_TP2, *_NEAR, "--acme-soft-cap-compiled"), world_size=2),
+        ),
+    )
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
@@ -118,4 +146,4 @@ class SoftCapCompiled(SoftCap):
         return bool(args.acme_soft_cap_compiled)
 
 
-DECLARATIONS = (HookApi("1.0"), SoftCap, SoftCapCompiled)
+DECLARATIONS = (HookApi("1.1"), SoftCap, SoftCapCompiled)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from mindspeed_core.feature import StageSpecs
+from mindspeed_core.feature import HookApi, StageSpecs
 from mindspeed_cp.extension_points import BLOCK_KERNELS, PLANNERS
 from mindspeed_cp.features.context_parallel import ContextParallel
 from mindspeed_cp.features.documents import PackedDocuments
 from mindspeed_cp.features.predictions import SplitPredictions
 
 DECLARATIONS = (
+    HookApi("1.1"),
     BLOCK_KERNELS,
     PLANNERS,
     StageSpecs(

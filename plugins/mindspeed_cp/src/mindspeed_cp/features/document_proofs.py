@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed_core.feature import Gain, Scenario
+from mindspeed_core.feature import Gain, Resume, Scenario
 from mindspeed_cp.algorithms import ADAPTIVE_ALGO, GATHER_ALGO, HYBRID_ALGO, RING_ALGO, ULYSSES_ALGO
 from mindspeed_cp.features.proofs import MODEL, same_model, split_flags
 
@@ -70,4 +70,11 @@ WHOLE_PROOFS = (
     _whole("by-position", _BY_POSITION),
     _whole("tp2-sp", _BY_TOKEN, *_TP2, ranks=2),
     _whole("pp4", _BY_TOKEN, *_PP4, ranks=4),
+    Scenario(
+        "resume",
+        flags=(*MODEL, *_BY_TOKEN, *_PP2),
+        world_size=2,
+        tolerance=2e-5,
+        resume=Resume(flags=(*MODEL, *_BY_TOKEN, *_TP2), world_size=2),
+    ),
 )

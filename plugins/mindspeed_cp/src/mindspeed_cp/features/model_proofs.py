@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mindspeed_core.feature import Scenario
 from mindspeed_cp.algorithms import ADAPTIVE_ALGO, GATHER_ALGO, HYBRID_ALGO, RING_ALGO, ULYSSES_ALGO
-from mindspeed_cp.features.proofs import MODEL, same_model, split_flags
+from mindspeed_cp.features.proofs import MODEL, same_model, split_flags, taken_over
 
 _RING, _HEADS, _FETCHED = (split_flags(2, name) for name in (RING_ALGO, ULYSSES_ALGO, GATHER_ALGO))
 _HYBRID = split_flags(4, HYBRID_ALGO, "--ulysses-degree-in-cp", "2")
@@ -72,4 +72,5 @@ PREDICTION_PROOFS = (
         baseline=(*MODEL, *_PREDICTIONS, *_DOCUMENTS, *_DENSE),
         tolerance=2e-5,
     ),
+    taken_over("resume", _RING, (*MODEL, *_PREDICTIONS), (), ranks=1, with_feature=False),
 )

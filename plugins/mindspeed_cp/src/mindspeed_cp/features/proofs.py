@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed_core.feature import Scenario
+from mindspeed_core.feature import Resume, Scenario
 from mindspeed_cp.algorithms import (
     ADAPTIVE_ALGO,
     GATHER_ALGO,
@@ -48,9 +48,38 @@ def same_model(
     )
 
 
+def taken_over(
+    name: str,
+    split: tuple[str, ...],
+    model: tuple[str, ...],
+    other: tuple[str, ...],
+    *,
+    ranks: int,
+    with_feature: bool = True,
+) -> Scenario:
+    """Continue the checkpoint of a split sequence as it was, and in another layout.
+
+    Args:
+        name: of the scenario.
+        split: the result of `split_flags`.
+        model: flags of both layouts.
+        other: flags of the other layout.
+        ranks: processes of the other layout.
+        with_feature: the feature is active there too.
+    """
+    return Scenario(
+        name,
+        flags=(*model, *split),
+        world_size=int(split[1]),
+        tolerance=2e-5,
+        resume=Resume(flags=(*model, *other), world_size=ranks, with_feature=with_feature),
+    )
+
+
 _RING = split_flags(2, RING_ALGO)
 _HEADS = split_flags(2, ULYSSES_ALGO)
 _DEGREE = ("--ulysses-degree-in-cp", "2")
+_TP2_SP = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 _POLICY = ("--context-parallel-kv-cache-policy", "full")
 _ONE_KEY_HEAD = (*MODEL, "--num-query-groups", "1")
 _FULL = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
@@ -69,9 +98,7 @@ PROOFS = (
     same_model("double-ring", split_flags(4, RING_ALGO, "--cp-window-size", "2"), MODEL),
     same_model("hybrid", split_flags(4, HYBRID_ALGO, *_DEGREE), MODEL),
     same_model("hybrid-balanced", split_flags(4, HYBRID_ADAPTIVE_ALGO, *_DEGREE), MODEL),
-    same_model(
-        "tp2-sp", _RING, (*MODEL, "--tensor-model-parallel-size", "2", "--sequence-parallel"), ranks=2
-    ),
+    same_model("tp2-sp", _RING, (*MODEL, *_TP2_SP), ranks=2),
     same_model("pp2", _HEADS, (*MODEL, "--pipeline-model-parallel-size", "2"), ranks=2),
     same_model(
         "dp2-distributed-optimizer",
@@ -80,4 +107,6 @@ PROOFS = (
         ranks=2,
     ),
     same_model("recompute", _RING, (*MODEL, *_FULL)),
+    taken_over("resume", _RING, MODEL, (), ranks=1, with_feature=False),
+    taken_over("resume-tp2", _RING, (*MODEL, "--use-distributed-optimizer"), (*_HEADS, *_TP2_SP), ranks=4),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mindspeed_core.feature import HookApi
 from mindspeed_kernels.extension_points import BACKENDS
 from mindspeed_kernels.features.activation import FusedSwiGLUFeature
 from mindspeed_kernels.features.attention import Alibi, AlibiTensor, FlashAttention, FusionAttentionV2
@@ -17,6 +18,7 @@ from mindspeed_kernels.features.weight_gradients import (
 )
 
 DECLARATIONS = (
+    HookApi("1.1"),
     BACKENDS,
     OpsBackend,
     FusedRMSNormFeature,

@@ -7,7 +7,16 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from mindspeed_core.feature import Conflict, Flag, Gain, Requirement, Scenario, hookimpl
-from mindspeed_kernels.features.proofs import GQA, LAYOUTS, LONG, RECOMPUTE, KernelFeature, across, scenarios
+from mindspeed_kernels.features.proofs import (
+    GQA,
+    LAYOUTS,
+    LONG,
+    RECOMPUTE,
+    KernelFeature,
+    across,
+    resumed,
+    scenarios,
+)
 
 _UNLIMITED = 2147483647
 _ALIBI = ("--position-embedding-type", "alibi")
@@ -165,7 +174,10 @@ class FusionAttentionV2(KernelFeature):
         Requirement(feature="flash-attn", implies=True, reason="it is another kernel of flash attention"),
     )
     docs = "mindspeed_kernels:docs/fusion-attn-v2.md"
-    verify = across(("--use-fusion-attn-v2",), ("--use-flash-attn",), model=LONG)
+    verify = (
+        *across(("--use-fusion-attn-v2",), ("--use-flash-attn",), model=LONG),
+        resumed(("--use-fusion-attn-v2",), LONG),
+    )
 
 
 class Alibi(KernelFeature):
@@ -208,7 +220,10 @@ class Alibi(KernelFeature):
     slots = ("position-embedding",)
     docs = "mindspeed_kernels:docs/alibi.md"
     affects_checkpoint = True
-    verify = across(_ALIBI, (*_ALIBI_TENSOR, *_BY_DEFINITION), model=(*LONG, *GQA), tolerance=2e-5)
+    verify = (
+        *across(_ALIBI, (*_ALIBI_TENSOR, *_BY_DEFINITION), model=(*LONG, *GQA), tolerance=2e-5),
+        resumed(_ALIBI, (*LONG, *GQA), tolerance=2e-5),
+    )
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
@@ -230,8 +245,9 @@ class AlibiTensor(Alibi):
 
     name = "alibi-tensor"
     summary = "Attention with linear biases that the kernel gets as a tensor: --alibi-fusion-attn-type 0"
-    verify = across(
-        _ALIBI_TENSOR, (*_ALIBI, *_BY_DEFINITION), LAYOUTS[:2], model=(*LONG, *GQA), tolerance=2e-5
+    verify = (
+        *across(_ALIBI_TENSOR, (*_ALIBI, *_BY_DEFINITION), LAYOUTS[:2], model=(*LONG, *GQA), tolerance=2e-5),
+        resumed(_ALIBI_TENSOR, (*LONG, *GQA), tolerance=2e-5),
     )
 
     @classmethod

@@ -6,7 +6,10 @@ from collections.abc import Generator
 from typing import Any
 
 from mindspeed_core.feature import Flag, Scenario, hookimpl
-from mindspeed_kernels.features.proofs import LLAMA, KernelFeature
+from mindspeed_kernels.features.proofs import LLAMA, KernelFeature, resumed
+
+_FUSED = ("--use-fused-rmsnorm", "--use-fused-swiglu")
+_REFERENCES = (*_FUSED, "--ops-backend", "*=reference")
 
 
 class OpsBackend(KernelFeature):
@@ -25,11 +28,8 @@ class OpsBackend(KernelFeature):
     )
     docs = "mindspeed_kernels:docs/ops-backend.md"
     verify = (
-        Scenario(
-            "references",
-            flags=(*LLAMA, "--use-fused-rmsnorm", "--use-fused-swiglu", "--ops-backend", "*=reference"),
-            baseline=(*LLAMA, "--use-fused-rmsnorm", "--use-fused-swiglu"),
-        ),
+        Scenario("references", flags=(*LLAMA, *_REFERENCES), baseline=(*LLAMA, *_FUSED)),
+        resumed(_REFERENCES, LLAMA),
     )
 
     @hookimpl(wrapper=True)

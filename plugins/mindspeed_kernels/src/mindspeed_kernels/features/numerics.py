@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import Any
 
 from mindspeed_core.feature import Flag, Patch, hookimpl
-from mindspeed_kernels.features.proofs import LAYOUTS, LLAMA, PP2, STEADY, TP2, KernelFeature, across
+from mindspeed_kernels.features.proofs import LAYOUTS, LLAMA, PP2, STEADY, TP2, KernelFeature, across, resumed
 
 _FUSED = (
     *("--use-fused-rmsnorm", "--use-fused-swiglu", "--use-flash-attn"),
@@ -29,13 +29,16 @@ class Deterministic(KernelFeature):
         ),
     )
     docs = "mindspeed_kernels:docs/deterministic.md"
-    verify = across(
-        (*_FUSED, "--npu-deterministic"),
-        _FUSED,
-        (*LAYOUTS, ("tp2-pp2", (*TP2, *PP2), 4)),
-        model=LLAMA,
-        steps=10,
-        tolerance=0.0,
+    verify = (
+        *across(
+            (*_FUSED, "--npu-deterministic"),
+            _FUSED,
+            (*LAYOUTS, ("tp2-pp2", (*TP2, *PP2), 4)),
+            model=LLAMA,
+            steps=10,
+            tolerance=0.0,
+        ),
+        resumed((*_FUSED, "--npu-deterministic"), LLAMA, tolerance=2e-5),
     )
 
     @hookimpl(wrapper=True)
@@ -73,4 +76,7 @@ class AffinityCrossEntropy(KernelFeature):
         ),
     )
     docs = "mindspeed_kernels:docs/affinity-cross-entropy.md"
-    verify = across(("--affinity-cross-entropy",), (), model=STEADY, tolerance=1e-6)
+    verify = (
+        *across(("--affinity-cross-entropy",), (), model=STEADY, tolerance=1e-6),
+        resumed(("--affinity-cross-entropy",), STEADY, saved=PP2, other=TP2),
+    )

@@ -6,7 +6,9 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from mindspeed_core.feature import Conflict, Flag, Gain, Scenario, hookimpl
-from mindspeed_kernels.features.proofs import GQA, LONG, KernelFeature, across, scenarios
+from mindspeed_kernels.features.proofs import GQA, LONG, KernelFeature, across, resumed, scenarios
+
+_HOST_MASK = ("--use-flash-attn", "--attention-mask-on-cpu")
 
 
 class TriangleAttention(KernelFeature):
@@ -118,8 +120,9 @@ class GenerateMask(KernelFeature):
     )
     slots = ("attention-mask",)
     docs = "mindspeed_kernels:docs/generate-mask.md"
-    verify = across(
-        ("--use-flash-attn", "--attention-mask-on-cpu"), ("--use-flash-attn",), model=LONG, tolerance=0.0
+    verify = (
+        *across(_HOST_MASK, ("--use-flash-attn",), model=LONG, tolerance=0.0),
+        resumed(_HOST_MASK, LONG),
     )
 
     @hookimpl(wrapper=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from mindspeed_core.feature import Feature, Gain, Scenario
+from mindspeed_core.feature import Feature, Gain, Resume, Scenario
 
 # Adam divides by the root of the second moment: with its usual epsilon the sign of a gradient that is zero
 # but for rounding decides about a whole step.
@@ -14,6 +14,8 @@ LLAMA = (*STEADY, "--swiglu", "--normalization", "RMSNorm", "--disable-bias-line
 GQA = ("--group-query-attention", "--num-query-groups", "2")
 TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 PP2 = ("--pipeline-model-parallel-size", "2")
+SHARDED = ("--use-distributed-optimizer",)
+OVERLAPPED = (*SHARDED, "--overlap-grad-reduce", "--overlap-param-gather")
 LONG = (*STEADY, "--seq-length", "256", "--max-position-embeddings", "256")
 RECOMPUTE = (
     *("--recompute-granularity", "full"),
@@ -67,6 +69,31 @@ def across(
     )
 
 
+def resumed(
+    flags: tuple[str, ...],
+    model: tuple[str, ...],
+    saved: tuple[str, ...] = OVERLAPPED,
+    other: tuple[str, ...] = (*SHARDED, *TP2),
+    tolerance: float = 1e-5,
+) -> Scenario:
+    """Return the scenario of a checkpoint that two ranks write, continued by two ranks in another layout.
+
+    Args:
+        flags: of the feature.
+        model: flags of both layouts.
+        saved: flags of the layout that writes the checkpoint.
+        other: flags of the other layout.
+        tolerance: in the other layout; in the first one every bit is the same.
+    """
+    return Scenario(
+        "resume",
+        flags=(*model, *saved, *flags),
+        world_size=2,
+        tolerance=tolerance,
+        resume=Resume(flags=(*model, *other, *flags), world_size=2),
+    )
+
+
 def scenarios(
     flag: str,
     model: tuple[str, ...],
@@ -74,8 +101,8 @@ def scenarios(
     gain: tuple[Gain, ...] = (),
     tolerance: float = 1e-5,
 ) -> tuple[Scenario, ...]:
-    """Return scenarios on one process, with each kind of parallelism, and in bfloat16."""
-    sharded = (*LAYOUTS[1:], ("dp2-distributed-optimizer", ("--use-distributed-optimizer",), 2))
+    """Return scenarios on one process, with each kind of parallelism, in bfloat16, across a checkpoint."""
+    sharded = (*LAYOUTS[1:], ("dp2-distributed-optimizer", SHARDED, 2))
     exact = (
         *across((flag,), baseline, LAYOUTS[:1], model=model, tolerance=tolerance, gains=gain),
         *across((flag,), baseline, sharded, model=model, tolerance=tolerance),
@@ -89,4 +116,4 @@ def scenarios(
         # On CPU it is computed in blocks of float32, whose few KiB show in so small a model.
         gains=tuple(Gain(item.measure, 1.01) for item in gain),
     )
-    return (*exact, rounded)
+    return (*exact, rounded, resumed((flag,), model, tolerance=tolerance))

@@ -9,10 +9,13 @@ from mindspeed_core.feature import Conflict, Flag, Gain, Patch, Requirement, Sce
 from mindspeed_kernels.features.proofs import (
     LAYOUTS,
     LLAMA,
+    PP2,
     RECOMPUTE,
+    SHARDED,
     STEADY,
     KernelFeature,
     across,
+    resumed,
     scenarios,
 )
 
@@ -114,7 +117,10 @@ class GroupedExperts(KernelFeature):
     docs = "mindspeed_kernels:docs/grouped-experts.md"
     fake_tensors = None
     places_modules = True
-    verify = across(_GROUPED, (), (LAYOUTS[0], ("ep2", _EP2, 2), LAYOUTS[1]), model=_MOE)
+    verify = (
+        *across(_GROUPED, (), (LAYOUTS[0], ("ep2", _EP2, 2), LAYOUTS[1]), model=_MOE),
+        resumed(_GROUPED, _MOE, saved=(*SHARDED, *_EP2), other=SHARDED),
+    )
 
     @hookimpl(wrapper=True)
     def build_layer_spec(self, session: Any) -> Generator[None, Any, Any]:
@@ -152,6 +158,7 @@ class GroupedGradientAccumulation(KernelFeature):
             baseline=(*_MOE, "--use-distributed-optimizer", "--moe-grouped-gemm"),
             world_size=2,
         ),
+        resumed(_FUSED, _MOE, saved=_EP2, other=PP2),
     )
 
     @classmethod

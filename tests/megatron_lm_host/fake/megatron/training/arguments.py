@@ -34,11 +34,13 @@ def add_megatron_arguments(parser):
         ("exit-interval", None),
         ("save-interval", None),
         ("ddp-bucket-size", None),
+        ("lr-warmup-iters", 0),
     ):
         add(f"--{name}", type=int, default=default)
     for name in (
         "sequence-parallel swiglu bf16 fp16 use-distributed-optimizer use-torch-fsdp2 use-megatron-fsdp "
         "finetune profile skip-train overlap-grad-reduce untie-embeddings-and-output-weights "
+        "overlap-param-gather "
         "accumulate-allreduce-grads-in-fp32 data-parallel-random-init te-rng-tracker inference-rng-tracker "
         "use-persistent-ckpt-worker ddp-average-in-collective no-persist-layer-norm no-load-optim "
         "no-load-rng qk-layernorm mock-data reset-position-ids reset-attention-mask eod-mask-loss"
@@ -64,6 +66,7 @@ def add_megatron_arguments(parser):
     add("--position-embedding-type", default="learned_absolute", choices=("learned_absolute", "rope"))
     add("--transformer-impl", default="transformer_engine", choices=["local", "transformer_engine"])
     add("--optimizer", default="adam", choices=["adam", "sgd"])
+    add("--lr-decay-style", default="linear", choices=["constant", "linear", "cosine"])
     add("--distributed-backend", default="nccl", choices=["nccl", "gloo"])
     add("--ckpt-format", default="torch_dist", choices=["torch_dist", "torch"])
     for name in ("num-experts", "moe-ffn-hidden-size", "expert-tensor-parallel-size"):

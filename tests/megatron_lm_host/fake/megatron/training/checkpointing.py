@@ -106,7 +106,7 @@ def load_checkpoint(
     skip_load_to_model_and_opt=False,
 ):
     args = get_args()
-    load_dir = getattr(args, load_arg)
+    load_dir, ddp_optimizer = getattr(args, load_arg), optimizer
     if args.pretrained_checkpoint is not None and not (Path(load_dir or "") / TRACKER).is_file():
         load_dir = args.pretrained_checkpoint
         args.finetune = True
@@ -114,6 +114,8 @@ def load_checkpoint(
     common = _load_base_checkpoint(load_dir, args, rank0=True)[0]
     if common is None:
         return 0, 0
+    if args.finetune:
+        optimizer = None
     metadata = _metadata()
     with_optimizer = optimizer is not None and not args.finetune and not args.no_load_optim
     template = generate_state_dict(
@@ -134,4 +136,6 @@ def load_checkpoint(
     if with_optimizer:
         optimizer.load_state_dict(state["optimizer"])
         opt_param_scheduler.load_state_dict(state["opt_param_scheduler"])
+    elif ddp_optimizer is not None:
+        ddp_optimizer.reload_model_params()
     return 0 if args.finetune else state["iteration"], 0

@@ -118,6 +118,8 @@ def get_model(
 
 
 def get_megatron_optimizer_config(args):
+    if args.optimizer != "adam":
+        raise ValueError("Invalid optimizer type!")
     values = {
         field.name: getattr(args, field.name)
         for field in dataclasses.fields(AdamOptimizerConfig)
@@ -134,10 +136,10 @@ def get_optimizer_param_scheduler(optimizer):
         optimizer,
         init_lr=0.0,
         max_lr=args.lr,
-        min_lr=0.0,
-        lr_warmup_steps=0,
+        min_lr=args.min_lr,
+        lr_warmup_steps=args.lr_warmup_iters * args.global_batch_size,
         lr_decay_steps=steps,
-        lr_decay_style="linear",
+        lr_decay_style=args.lr_decay_style,
         start_wd=0.01,
         end_wd=0.01,
         wd_incr_steps=steps,

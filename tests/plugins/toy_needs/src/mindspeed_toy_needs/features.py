@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import MegatronOptimizer
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.module import MegatronModule
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     )
     from mindspeed_core.session import Session
     from mindspeed_toy_needs.letters import LetterTokenizer
-    from mindspeed_toy_needs.lion import Lion
     from mindspeed_toy_needs.snapshot import Snapshot
 
 FAMILY = "toys"
@@ -288,39 +288,65 @@ class BucketSize(Feature):
         return replace(config, bucket_size=args.toy_bucket_size)
 
 
-class LionOptimizer(Feature):
-    """Another update rule inside megatron-core's optimizer, with a state layout of its own."""
+class UpdateRules(Feature):
+    """Other update rules inside megatron-core's optimizer, whose checkpoints Adam reads too."""
 
-    name = "toy-lion"
+    name = "toy-update-rules"
     family = FAMILY
-    summary = "updates parameters by the sign of their momentum (Lion)"
-    flags = (Flag("--toy-lion", help="Use Lion instead of Adam."),)
+    summary = "updates parameters by other rules than Adam's (Lion and others)"
+    flags = (
+        Flag(
+            "--optimizer",
+            type=str,
+            default="adam",
+            choices=("toy-lion", "toy-sign", "toy-int8", "toy-averaged"),
+            help="One of the toy rules.",
+        ),
+    )
     slots = ("optimizer",)
-    requires = (Requirement(flag="--optimizer", equals="adam", reason="Lion takes Adam's place"),)
-    affects_checkpoint = True
-
-    def __init__(self) -> None:
-        self._inner: list[Lion] = []
+    affects_checkpoint = False
 
     @hookimpl(wrapper=True)
-    def build_optimizer(self) -> Generator[None, MegatronOptimizer, MegatronOptimizer]:
+    def build_optimizer(
+        self, session: Session, args: Namespace
+    ) -> Generator[None, MegatronOptimizer, MegatronOptimizer]:
         optimizer = yield
-        from mindspeed_toy_needs.lion import put_into
+        from mindspeed_core import put_inside
+        from mindspeed_toy_needs.update_rules import RULES
 
-        self._inner = put_into(optimizer)
+        put_inside(session, optimizer, RULES[args.optimizer], owner=self.name)
         return optimizer
 
-    @hookimpl(wrapper=True)
-    def before_save_checkpoint(self) -> Generator[None, Done, Done]:
-        for lion in self._inner:
-            lion.to_canonical()
-        return (yield)
+
+class Polynomial(Feature):
+    """A schedule of the learning rate under a name of its own."""
+
+    name = "toy-polynomial"
+    family = FAMILY
+    summary = "lets the learning rate fall along a power"
+    flags = (
+        Flag(
+            "--lr-decay-style",
+            type=str,
+            default="linear",
+            choices=("toy-polynomial",),
+            help="Along --toy-power.",
+        ),
+        Flag("--toy-power", type=float, default=2.0, help="The power of --lr-decay-style toy-polynomial."),
+    )
 
     @hookimpl(wrapper=True)
-    def after_load_checkpoint(self) -> Generator[None, Done, Done]:
-        for lion in self._inner:
-            lion.to_training()
-        return (yield)
+    def build_scheduler(
+        self, session: Session, args: Namespace
+    ) -> Generator[None, OptimizerParamScheduler, OptimizerParamScheduler]:
+        scheduler = yield
+        from functools import partial
+
+        from mindspeed_core import follow_schedule
+        from mindspeed_toy_needs.polynomial import polynomial
+
+        schedules = {"toy-polynomial": partial(polynomial, power=args.toy_power)}
+        return follow_schedule(session, scheduler, schedules, owner=self.name)
 
 
 class Documents(Feature):
@@ -536,37 +562,36 @@ class ParameterAverage(Feature):
     flags = (Flag("--toy-average", type=float, help="Decay of the average."),)
 
     def __init__(self) -> None:
-        self._average: list[dict[str, torch.Tensor]] = []
+        self._average: dict[torch.nn.Parameter, torch.Tensor] = {}
 
-    @hookimpl(wrapper=True)
-    def build_optimizer(
-        self, model: list[MegatronModule]
-    ) -> Generator[None, MegatronOptimizer, MegatronOptimizer]:
-        optimizer = yield
+    def _of(self, run: Run) -> dict[torch.nn.Parameter, torch.Tensor]:
+        """The average; it begins with the weights that training begins with, loaded ones included."""
         from mindspeed_toy_needs.parameter_average import copies
 
-        self._average = copies(model)
-        return optimizer
+        self._average = self._average or copies(run.model)
+        return self._average
 
     @hookimpl(wrapper=True)
     def optimizer_step(self, run: Run) -> Generator[None, OptimizerStep, OptimizerStep]:
+        average = self._of(run)
         result = yield
         from mindspeed_toy_needs.parameter_average import update
 
-        update(self._average, run.model, run.args.toy_average)
+        update(average, run, run.args.toy_average)
         return result
 
     @hookimpl
     def checkpoint_state(self, run: Run) -> Mapping[str, Any]:
-        from mindspeed_toy_needs.parameter_average import sharded
+        from mindspeed_core.megatron.feature_state import like_parameters
 
-        return {self.name: sharded(self._average, run.model)}
+        return {self.name: like_parameters(run, self._of(run))}
 
     @hookimpl
-    def restore_checkpoint_state(self, state: Mapping[str, Any]) -> None:
-        from mindspeed_toy_needs.parameter_average import restore
+    def restore_checkpoint_state(self, run: Run, state: Mapping[str, Any]) -> None:
+        if self.name in state:
+            from mindspeed_core.megatron.feature_state import restore_like_parameters
 
-        restore(self._average, state.get(self.name, {}))
+            restore_like_parameters(run, self._average, state[self.name])
 
 
 class GradientSnapshot(Feature):
@@ -787,7 +812,8 @@ DECLARATIONS = (
     Experts,
     WatchExperts,
     BucketSize,
-    LionOptimizer,
+    UpdateRules,
+    Polynomial,
     Documents,
     TokenWeights,
     ZLoss,

@@ -1,60 +1,33 @@
-"""Lion inside megatron-core's optimizer, with a momentum that is flat while training.
+"""Lion inside megatron-core's optimizer: one moment in place of Adam's two.
 
 Source: "Symbolic Discovery of Optimization Algorithms" (arXiv 2302.06675).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from megatron.core.optimizer import MegatronOptimizer
+from mindspeed_core import DescribedOptimizer
 
 
-class Lion(torch.optim.Optimizer):
+class Lion(DescribedOptimizer):
     """The update is the sign of an interpolation of momentum and gradient."""
 
-    def __init__(self, param_groups: Any, beta1: float = 0.9, beta2: float = 0.99) -> None:
+    def __init__(self, param_groups: list[dict[str, Any]], beta1: float = 0.9, beta2: float = 0.99) -> None:
         super().__init__(param_groups, {"lion_betas": (beta1, beta2)})
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
-        for group in self.param_groups:
-            beta1, beta2 = group["lion_betas"]
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state, gradient = self.state[parameter], parameter.grad.flatten()
-                momentum = state.setdefault("momentum", torch.zeros_like(gradient))
-                direction = momentum.lerp(gradient, 1 - beta1).sign_().view_as(parameter)
-                parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(direction, alpha=group["lr"])
-                momentum.lerp_(gradient, 1 - beta2)
+    def new_state(self, parameter: torch.Tensor) -> dict[str, Any]:
+        """Momentum under the name that Adam's first moment has."""
+        return {"exp_avg": torch.zeros_like(parameter)}
 
-    def allocate(self) -> None:
-        """Give every parameter its momentum, in the canonical form."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[parameter].setdefault("momentum", torch.zeros_like(parameter.data))
-
-    def to_canonical(self) -> None:
-        """Momentum in the shape of its parameter, as checkpoints hold it."""
-        for parameter, state in self.state.items():
-            state["momentum"] = state["momentum"].view_as(parameter)
-
-    def to_training(self) -> None:
-        """Momentum flat, as `step` expects it."""
-        for state in self.state.values():
-            state["momentum"] = state["momentum"].flatten()
-
-
-def put_into(optimizer: MegatronOptimizer) -> list[Lion]:
-    """Replace the inner optimizers; parameter groups and their learning rates stay."""
-    replaced = []
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        part.optimizer = Lion(part.optimizer.param_groups)
-        part.init_state_fn = lambda lion, config=None: lion.allocate()
-        replaced.append(part.optimizer)
-    return replaced
+    def update(
+        self, parameter: torch.Tensor, gradient: torch.Tensor, state: dict[str, Any], group: Mapping[str, Any]
+    ) -> None:
+        """Decay the parameter and move it by the learning rate in each direction."""
+        momentum, (beta1, beta2) = state["exp_avg"], group["lion_betas"]
+        direction = momentum.lerp(gradient, 1 - beta1).sign_()
+        parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(direction, alpha=group["lr"])
+        momentum.lerp_(gradient, 1 - beta2)
