@@ -23,7 +23,6 @@ HOST = HostDeclaration(
         "seed_everything",
         "build_model_chunk",
         "build_mtp_spec",
-        "build_scheduler",
         "build_datasets",
         "build_data_iterators",
         "batch_fields",
