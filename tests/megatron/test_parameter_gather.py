@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from megatron.core.distributed import DistributedDataParallel
-from mindspeed_core.testing.communication import count_communication
+from mindspeed_core.instruments.communication import count_communication
 from short_runs import (
     BUCKETS,
     EP2,
