@@ -14,7 +14,7 @@ from collections import deque
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode, _push_mode
 
 from mindspeed_core.instruments import memory
 from mindspeed_core.instruments.memory import TensorBytes
@@ -45,11 +45,14 @@ class AllocationHistory(TensorBytes):
 
     def stop(self) -> None:
         """Record no more; events stay."""
+        # Modes that were entered since and have not been left stay as they are.
+        above = []
+        while _get_current_dispatch_mode() not in (self, None):
+            above.append(_pop_mode())
         if _get_current_dispatch_mode() is self:
             self.__exit__(None, None, None)
-        else:
-            # Another mode was entered since and has not been left: this one lets everything pass.
-            self._paused += 1
+        for mode in reversed(above):
+            _push_mode(mode)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the history as ``torch.cuda.memory._snapshot`` does, without segments of an allocator."""

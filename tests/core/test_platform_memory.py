@@ -102,6 +102,7 @@ def test_a_recording_that_ends_inside_another_mode_lets_it_work(tmp_path):
         kept = torch.zeros(10)
         assert outer.alive == 40
     del kept
+    assert torch._C._len_torch_dispatch_stack() == 0
 
 
 class Runtime:
