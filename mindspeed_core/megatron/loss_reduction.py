@@ -41,8 +41,21 @@ def reduce_losses(
     session: Session, run: Run, reports: Sequence[Mapping[str, torch.Tensor]], training: bool
 ) -> Losses:
     """Sum ``[sum, count]`` over micro-batches and ranks, by Megatron-LM's rule, and divide when read."""
+    if _groups(run) == (None, None):
+        return _of_this_process(session, reports)
     names, table = reduced_table(run, reports, training=training)
     return losses_of(names, copied_later(table, session.platform))
+
+
+def _of_this_process(session: Session, reports: Sequence[Mapping[str, torch.Tensor]]) -> Losses:
+    """Return the losses where no other rank has any: no names to agree on, no table to reduce."""
+    names = _reported(reports)
+    if not names:
+        return Losses(dict)
+    pairs = [[_pair(name, report[name]) for report in reports if name in report] for name in names]
+    sums = torch.stack([torch.stack(found).sum(dim=0) for found in pairs])
+    read = copied_later(sums, session.platform)
+    return losses_of(names, lambda: [[*pair, 1.0] for pair in read()])
 
 
 def losses_of(names: Sequence[str], values: Callable[[], list[list[float]]]) -> Losses:

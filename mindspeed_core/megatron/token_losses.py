@@ -41,11 +41,13 @@ class _Passing:
         models: how many models of this rank hand it their logits.
         calls: how often it was called.
         plain: the computation that the stage stands in for at the moment.
+        features: who takes part in the stage; None until somebody asks.
     """
 
     models: int = 0
     calls: int = 0
     plain: Plain | None = None
+    features: list[str] | None = None
 
 
 @hookimpl(trylast=True)
@@ -125,11 +127,12 @@ def check_passed(run: Run, *, at_loss: bool = False) -> None:
     passing = run.session.state(_Passing)
     if passing.calls or not run.context.training or not (at_loss or passing.models):
         return
-    names = _features(run.session)
-    if names:
+    if passing.features is None:
+        passing.features = _features(run.session)
+    if passing.features:
         raise SessionError(
-            f"{', '.join(names)}: needs the logits on their way to the loss, but no model handed them over: "
-            "it was called without labels, or a loop of your own did not pass it through session.model. Call "
+            f"{', '.join(passing.features)}: needs the logits on their way to the loss, but no model handed "
+            "them over: it was called without labels, or a loop of your own did not pass it through session.model. Call "
             "it with labels=, pass logits through session.token_losses, or drop the flag"
         )
 
