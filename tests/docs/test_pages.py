@@ -173,7 +173,7 @@ def test_the_table_of_roles_has_every_role_that_the_editor_and_its_norms_name():
     norms = ast.literal_eval(
         next(
             ast.unparse(node.value)
-            for node in ast.parse(read("mindspeed_core/layer_spec.py")).body
+            for node in ast.parse(read("mindspeed_core/discovery/slots.py")).body
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "NORM_ROLES"
         )
     )

@@ -89,7 +89,7 @@ class Average(Feature):
         if self.name in state:
             from mindspeed_core.megatron.feature_state import restore_like_parameters
 
-            restore_like_parameters(run, self._average, state[self.name])
+            restore_like_parameters(run, self._kept(run), state[self.name])
             self._restored = True
 
     def _kept(self, run: Run) -> dict[torch.nn.Parameter, torch.Tensor]:
