@@ -10,8 +10,8 @@ SECTIONS = ("Args", "Attributes", "Returns", "Raises")
 
 
 def markdown(text: str) -> str:
-    """A docstring's double backticks as Markdown's single ones."""
-    return text.replace("``", "`")
+    """A docstring as Markdown: single backticks, and a single colon before a block that is indented."""
+    return re.sub(r"::$", ":", text, flags=re.MULTILINE).replace("``", "`")
 
 
 def docstring_parts(text: str) -> tuple[str, dict[str, str]]:

@@ -34,7 +34,7 @@ class Compared:
     def __str__(self) -> str:
         """Return one line."""
         names = ", ".join(name for name, count in self.quantities.items() if count)
-        return f"{self.side}, against {self.reference}: {names}"
+        return f"{names or 'nothing'}: {self.side} against {self.reference}"
 
 
 def compare_sides(

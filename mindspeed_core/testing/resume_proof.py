@@ -49,6 +49,6 @@ def train_and_resume(
         )
         parts.append(found)
         compared.append(
-            Compared(f"{name} ({side.layout})", f"the run that went on ({whole.layout})", tolerance, counts)
+            Compared(f"resumed on {side.layout}", f"uninterrupted on {whole.layout}", tolerance, counts)
         )
     return Comparison.of(parts, scenario.tolerance), tuple(compared), (whole, same, other)

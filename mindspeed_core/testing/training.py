@@ -267,7 +267,7 @@ def _reach(steps: _Steps, checkpoint: Checkpoint | None) -> None:
 
 
 def describe_layout(run: Run) -> str:
-    """Return ranks and layout of a run in words: ``"4 ranks: tp 2, pp 2, sequence parallel"``."""
+    """Return ranks and layout of a run in words: ``"4 ranks (tp 2, pp 2, sequence parallel)"``."""
     from mindspeed_core.hosts.standalone.checkpoint.content import layout
 
     args = run.args
@@ -281,7 +281,7 @@ def describe_layout(run: Run) -> str:
     )
     parts += [words for name, words in kinds if getattr(args, name, False)]
     count = f"{run.dist.world_size} rank{'s' if run.dist.world_size > 1 else ''}"
-    return f"{count}: {', '.join(parts)}" if parts else count
+    return f"{count} ({', '.join(parts)})" if parts else count
 
 
 class StepProbe:

@@ -32,7 +32,7 @@ def proofs(monkeypatch):
         recorded.run.append((feature.name, scenario.name, platform))
         good = feature.name not in recorded.failing
         differences = () if good else ("parameters: embedding differs by 0.3",)
-        sides = (Compared("2 ranks: tp 2", "1 rank", 1e-5, {"losses": 3, "feature state": 0}),)
+        sides = (Compared("2 ranks (tp 2)", "1 rank", 1e-5, {"losses": 3, "feature state": 0}),)
         error = 1e-7 if good else 0.3
         return Verdict(
             feature.name, scenario.name, good, 1e-5, error, 4, differences=differences, sides=sides
@@ -62,10 +62,10 @@ def test_it_says_what_was_compared_in_which_layouts(features):
     command = ("verify", "thing-a", "--platform", "cpu")
     printed, found = features(*command).output, json.loads(features(*command, "--json").output)
 
-    assert "\n        2 ranks: tp 2, against 1 rank: losses\n" in printed
+    assert "\n        losses: 2 ranks (tp 2) against 1 rank\n" in printed
     (sides,) = found["verdicts"][0]["sides"]
     assert sides == {
-        "side": "2 ranks: tp 2",
+        "side": "2 ranks (tp 2)",
         "reference": "1 rank",
         "tolerance": 1e-5,
         "quantities": {"losses": 3, "feature state": 0},

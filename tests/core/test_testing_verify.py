@@ -221,10 +221,10 @@ def test_a_training_continues_from_its_checkpoint_in_the_same_and_in_another_lay
     verdict = equivalence(OVERLAPPED, world_size=2, steps=2, resume=Resume(other, world_size=2))
 
     same, there = verdict.sides
-    dp2 = "(2 ranks: dp 2, distributed optimizer, overlapped parameter gather)"
-    assert same.side == f"resumed in the same layout {dp2}"
-    assert there.side.startswith("resumed in the other layout (2 ranks: tp 2, sequence parallel, distributed")
-    assert same.reference == there.reference == f"the run that went on {dp2}"
+    dp2 = "2 ranks (dp 2, distributed optimizer, overlapped parameter gather)"
+    assert same.side == f"resumed on {dp2}"
+    assert there.side == "resumed on 2 ranks (tp 2, sequence parallel, distributed optimizer)"
+    assert same.reference == there.reference == f"uninterrupted on {dp2}"
     # Main parameters and two moments beside the parameters.
     assert same.quantities == there.quantities | {"feature state": 0}
     assert same.quantities["parameters"] == 52

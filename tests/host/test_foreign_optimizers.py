@@ -33,7 +33,7 @@ COURSES = {
     "int8, sharded": ("toy-int8", BF16, ((*BF16, *TP2), (*BF16, *PP2), (*BF16, *ADAM))),
     "averaging, whole": ("toy-averaged", LLAMA, ((*LLAMA, *TP2),)),
     "averaging, sharded": ("toy-averaged", BF16, ((*BF16, *TP2), (*BF16, *PP2))),
-    "int8, torch's sharding": ("toy-int8", FSDP2, (LLAMA, (*FSDP2, *ADAM))),
+    "sign, torch's sharding, 16 bits": ("toy-sign", (*FSDP2, "--bf16"), ((*LLAMA, "--bf16"),)),
     "averaging, Megatron-FSDP": ("toy-averaged", FSDP, ((*SHARDED, *LLAMA), (*FSDP, *TP2))),
     EMPTY: (
         "toy-averaged",
@@ -46,7 +46,7 @@ COURSES = {
     "int8, experts": ("toy-int8", (*SHARDED, *EXPERTS, *EP2), ((*SHARDED, *EXPERTS),)),
     "lion, beside training": ("toy-lion", (*SHARDED, "--async-save"), ()),
     "int8, float16": ("toy-int8", (*SHARDED, "--fp16", "--loss-scale", "64"), ()),
-    "sign, torch's sharding, 16 bits": ("toy-sign", (*FSDP2, "--bf16"), ((*LLAMA, "--bf16"),)),
+    "int8, torch's sharding": ("toy-int8", FSDP2, (LLAMA, (*FSDP2, *ADAM))),
 }
 THOROUGH = tuple(COURSES)[9:]
 
@@ -104,18 +104,19 @@ def rewrite(kind, flags, source, target):
     return messages.end()
 
 
+def kind_of(key):
+    return key.split(".")[2] if key.startswith("optimizer.state.") else "weights"
+
+
 def compared(one, other, tolerance=0.0):
     """Which kinds of tensors differ, and which only one side has; the model's own are of kind "weights"."""
-
-    def kind(key):
-        return key.split(".")[2] if key.startswith("optimizer.state.") else "weights"
 
     def apart(key):
         largest = one[key].float().abs().max()
         return float((one[key].float() - other[key].float()).abs().max()) > tolerance * float(largest)
 
-    differing = {kind(key) for key in one.keys() & other.keys() if apart(key)}
-    return sorted(differing), sorted({kind(key) for key in one.keys() ^ other.keys()})
+    differing = {kind_of(key) for key in one.keys() & other.keys() if apart(key)}
+    return sorted(differing), sorted({kind_of(key) for key in one.keys() ^ other.keys()})
 
 
 def courses(folder, names):
@@ -140,7 +141,8 @@ def courses(folder, names):
         for index, other in enumerate(others):
             rewrite(kind, other, f"{root}/first", f"{root}/{index}")
             compare.append(compared(first, tensors(f"{root}/{index}"), tolerance))
-        found[name] = went_on, resumed, compare, len(held)
+        kinds = {kind_of(key) for key, tensor in first.items() if tensor.any()}
+        found[name] = went_on, resumed, compare, len(held), kinds
     return found
 
 
@@ -159,6 +161,17 @@ def test_a_rule_of_ones_own_resumes_bit_for_bit(trained, course):
     for went_on, resumed, *_ in (rank[course] for rank in trained):
         assert resumed == went_on
         assert went_on[0] != went_on[1]
+
+
+@pytest.mark.parametrize("course", marked(COURSES))
+def test_a_checkpoint_holds_all_that_a_rule_keeps(trained, course):
+    kept = {
+        "toy-lion": {"exp_avg"},
+        "toy-sign": {"exp_avg"},
+        "toy-int8": {"exp_avg", "exp_avg_sq"},
+        "toy-averaged": {"exp_avg", "average", "sum", "last", "largest"},
+    }[COURSES[course][0]]
+    assert trained[0][course][4] - {"param", "fp32_param", "weights"} == kept
 
 
 def test_a_rank_may_hold_no_parameter(trained):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from mindspeed_core.hosts.standalone.monitoring.curves import draw_loss_curve
 from mindspeed_core.hosts.standalone.monitoring.run_log import RunLog, announce, format_step, read_metrics
 from mindspeed_core.resolver.plan import HeldBack, Note, Plan
+from mindspeed_core.run import LoadInfo
 
 STEP = {
     "step": 3,
@@ -58,6 +59,7 @@ def test_the_start_of_a_run_says_what_is_held_back_and_what_features_note(tmp_pa
         dist=SimpleNamespace(world_size=1),
         iteration=0,
         run_dir=tmp_path,
+        loaded=LoadInfo(None),
     )
     seen = watch(tmp_path)
     announce(run, seen, 1.0)

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from megatron.core.distributed import DistributedDataParallel
-from mindspeed_core.testing.communication import count_communication
 from short_runs import (
     BUCKETS,
     EP2,
@@ -25,6 +24,7 @@ from mindspeed_core.activation import activate
 from mindspeed_core.errors import SessionError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone import loop
+from mindspeed_core.instruments.communication import count_communication
 from mindspeed_core.megatron.fully_sharded.parts import rows_held
 from mindspeed_core.megatron.parameter_gather import complete_parameters, wait_for_parameters
 from mindspeed_core.megatron.unwrap import unwrap

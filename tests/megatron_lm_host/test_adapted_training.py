@@ -138,7 +138,7 @@ def test_a_platform_like_the_cpu_changes_and_trains_the_same(plain):
             line for line in text.splitlines() if "intercepted" in line or line.startswith("mindspeed:   ")
         ]
 
-    assert len(changed("none")) > 9
+    assert len(changed("none")) > 7
     assert changed("acme") == changed("none")
     assert plain["acme"]["log"] == plain["none"]["log"]
 

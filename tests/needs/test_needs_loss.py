@@ -171,6 +171,7 @@ def several():
         "predictions": predictions(),
         "without labels": without_labels(),
         "plan": [planned(), planned(Heads())],
+        "unread": unread(),
     }
 
 
@@ -210,6 +211,18 @@ def test_a_schedule_plan_passes_the_stage(alone):
     (plain, _), (passed, seen) = alone["plan"]
     assert torch.equal(plain, passed)
     assert seen == [[(-1, True, 0, (32, 1, 128))]]
+
+
+def unread():
+    with training(*Z, *MTP, "--num-experts", "2") as run:
+        results = [step(run), step(run)]
+        return [result.losses._numbers for result in results], sorted(results[1].losses)
+
+
+def test_losses_stay_on_the_device_until_somebody_looks(alone):
+    numbers, names = alone["unread"]
+    assert numbers == [None, None]
+    assert names == ["lm loss", "load_balancing_loss", "mtp_1 loss", "mtp_2 loss", "toy z loss"]
 
 
 class OwnLoss:

@@ -26,7 +26,6 @@ HOST = HostDeclaration(
         "seed_everything",
         "build_model_chunk",
         "build_mtp_spec",
-        "build_scheduler",
         "build_tokenizer",
         "build_datasets",
         "build_data_iterators",

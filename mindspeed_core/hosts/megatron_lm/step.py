@@ -66,7 +66,8 @@ def around_train_step(now: PretrainCall, original: Callable[..., Any], *args: An
     losses = result.losses
     if isinstance(losses, LossNumbers):
         values[0] = losses.tensors
-    else:
+    elif values[0] or not call.made:
+        # Pipeline stages without loss log none.
         values[0] = {name: _on_device(value, now.run) for name, value in losses.items()}
     values[1], values[5], values[6] = int(result.skipped), result.grad_norm, result.num_zeros
     return tuple(values)

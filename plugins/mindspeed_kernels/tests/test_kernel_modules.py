@@ -23,7 +23,7 @@ class Placements:
     def __init__(self):
         self.counts = {}
 
-    def place(self, owner, count):
+    def place(self, owner, count, **roles):
         self.counts[owner] = self.counts.get(owner, 0) + count
 
 
