@@ -9,8 +9,14 @@ from acme_five.features import DECLARATIONS, GatedNorms, ZLoss
 from mindspeed_core.testing.verify import verify
 
 SOUND = {feature.name: feature for feature in DECLARATIONS[1:]}
-THOROUGH = {("acme-gated-norm", "resume"), ("acme-z-loss", "resume"), ("acme-lines", "dp2")}
-"""Proofs whose kind and layout another one has too."""
+THOROUGH = {
+    ("acme-gated-norm", "resume"),
+    ("acme-z-loss", "nothing-weighs"),
+    ("acme-z-loss", "resume"),
+    ("acme-lion", "dp2-sharded"),
+    ("acme-lines", "dp2"),
+}
+"""Proofs whose kind and layout others have too."""
 
 
 def proof(feature, name):
