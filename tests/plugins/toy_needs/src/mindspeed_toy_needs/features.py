@@ -407,33 +407,6 @@ class TokenWeights(Feature):
         return rule(session, run.args.toy_token_weights)(batch.labels)
 
 
-class ZLoss(Feature):
-    """A loss on logits, beside that on tokens."""
-
-    name = "toy-z-loss"
-    family = FAMILY
-    summary = "adds a loss on the size of logits"
-    flags = (Flag("--toy-z-loss", type=float, help="Coefficient of the added loss."),)
-
-    @hookimpl(wrapper=True)
-    def compute_token_losses(
-        self, session: Session, run: Run, logits: torch.Tensor, head: int
-    ) -> Generator[None, torch.Tensor, torch.Tensor]:
-        losses = yield
-        from mindspeed_toy_needs.z_loss import Squares, squared_log_sums
-
-        if head == 0:
-            session.state(Squares).of_tokens = squared_log_sums(logits, run.pg.tp)
-        return losses
-
-    @hookimpl(wrapper=True)
-    def compute_loss(self, session: Session, run: Run, batch: Batch) -> Generator[None, Loss, Loss]:
-        loss = yield
-        from mindspeed_toy_needs.z_loss import Squares, with_z_loss
-
-        return with_z_loss(loss, batch, session.state(Squares), run.args.toy_z_loss)
-
-
 class DoubleBoundary(Feature):
     """Another shape between pipeline stages."""
 
@@ -816,7 +789,6 @@ DECLARATIONS = (
     Polynomial,
     Documents,
     TokenWeights,
-    ZLoss,
     DoubleBoundary,
     NormGradients,
     ExchangeMlp,
