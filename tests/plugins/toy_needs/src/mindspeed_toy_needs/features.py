@@ -526,47 +526,6 @@ class Numbers(Feature):
         return {**numbers, "toy perplexity": 2.0 ** numbers["loss"]}
 
 
-class ParameterAverage(Feature):
-    """State of its own in the checkpoint, which any layout can load."""
-
-    name = "toy-average"
-    family = FAMILY
-    summary = "keeps a moving average of the parameters"
-    flags = (Flag("--toy-average", type=float, help="Decay of the average."),)
-
-    def __init__(self) -> None:
-        self._average: dict[torch.nn.Parameter, torch.Tensor] = {}
-
-    def _of(self, run: Run) -> dict[torch.nn.Parameter, torch.Tensor]:
-        """The average; it begins with the weights that training begins with, loaded ones included."""
-        from mindspeed_toy_needs.parameter_average import copies
-
-        self._average = self._average or copies(run.model)
-        return self._average
-
-    @hookimpl(wrapper=True)
-    def optimizer_step(self, run: Run) -> Generator[None, OptimizerStep, OptimizerStep]:
-        average = self._of(run)
-        result = yield
-        from mindspeed_toy_needs.parameter_average import update
-
-        update(average, run, run.args.toy_average)
-        return result
-
-    @hookimpl
-    def checkpoint_state(self, run: Run) -> Mapping[str, Any]:
-        from mindspeed_core.megatron.feature_state import like_parameters
-
-        return {self.name: like_parameters(run, self._of(run))}
-
-    @hookimpl
-    def restore_checkpoint_state(self, run: Run, state: Mapping[str, Any]) -> None:
-        if self.name in state:
-            from mindspeed_core.megatron.feature_state import restore_like_parameters
-
-            restore_like_parameters(run, self._average, state[self.name])
-
-
 class GradientSnapshot(Feature):
     """The platform's streams, events, pinned buffers and generators."""
 
@@ -793,7 +752,6 @@ DECLARATIONS = (
     NormGradients,
     ExchangeMlp,
     Numbers,
-    ParameterAverage,
     GradientSnapshot,
     WeightsFile,
     ExportWeights,
