@@ -12,7 +12,10 @@ from mindspeed_core.testing.contract import Contract, all_checks, entry_points, 
 
 MANUAL = "docs/writing-a-plugin.md"
 SHOWN = [block.text.partition("\n") for block in blocks(read(MANUAL), "python")]
-EXAMPLES = [(first.removeprefix("# "), body) for first, _, body in SHOWN if first.startswith("# examples/")]
+FIVE = "tests/plugins/acme_five"
+FOLDERS = ("examples/", f"{FIVE}/")
+NAMED = [(first.removeprefix("# "), body) for first, _, body in SHOWN]
+EXAMPLES = [(path, body) for path, body in NAMED if path.startswith(FOLDERS)]
 NAMES = [f"{number} {path}" for number, (path, _) in enumerate(EXAMPLES)]
 
 
@@ -24,7 +27,32 @@ def test_a_block_of_the_manual_is_a_piece_of_the_file_it_names(path, body):
 def test_every_example_package_is_shown():
     packages = {path.name for path in (ROOT / "examples" / "plugins").iterdir() if path.is_dir()}
 
-    assert {path.split("/")[2] for path, _ in EXAMPLES} == packages
+    assert {path.split("/")[2] for path, _ in EXAMPLES if not path.startswith(FIVE)} == packages
+
+
+def test_every_feature_that_changes_the_training_is_shown():
+    modules = {path.name for path in (ROOT / FIVE / "src/acme_five").glob("*.py")}
+
+    assert {path.split("/")[-1] for path, _ in EXAMPLES if path.startswith(FIVE)} == modules - {
+        "__init__.py",
+        "proof_files.py",
+    }
+
+
+def trains(check):
+    return check.rule in ("closes-clean", "roles-stated", "proof")
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        pytest.param(check, marks=[pytest.mark.thorough] * trains(check))
+        for check in all_checks(Contract.of("acme-five", platform="cpu", proofs=False))
+    ],
+    ids=str,
+)
+def test_features_written_from_the_manual_keep_the_contract(check):
+    check()
 
 
 def test_the_test_that_the_manual_shows_is_the_one_that_new_writes():

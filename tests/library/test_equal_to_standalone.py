@@ -22,14 +22,14 @@ ALONE = {
     "an inner optimizer": (("--optimizer", "toy-lion"), ()),
     "a batch": (("--vocab-size", "16"), ("--toy-documents", "7")),
     "a loss": ((), ("--toy-token-weights", "uniform")),
-    "an added loss": ((), ("--toy-z-loss", "0.1")),
+    "an added loss": ((), ("--acme-z-loss", "0.1")),
     "a snapshot beside the update": ((), ("--toy-snapshot",)),
     "numbers": ((), ("--toy-numbers",)),
     "a profiler": ((), ("--profile", "--profile-step-start", "1", "--profile-step-end", "2")),
 }
 TOGETHER = {
     "kernels, tensor and sequence parallel": ((*TP2, *LLAMA), KERNELS),
-    "an added loss, tensor parallel": (TP2[:2], ("--toy-z-loss", "0.1")),
+    "an added loss, tensor parallel": (TP2[:2], ("--acme-z-loss", "0.1")),
     "gradients over another group": (TP2[:2], ("--toy-norm-gradients",)),
     "shards exchanged after the update": (TP2[:2], ("--toy-exchange-mlp",)),
     "kernels, pipeline": ((*PP2, *LLAMA), KERNELS),
@@ -69,7 +69,7 @@ def test_the_losses_are_those_of_the_standalone_host(trained, name):
 
 
 def train_means(flags):
-    plain = ("--toy-z-loss", "0.1")
+    plain = ("--acme-z-loss", "0.1")
     return both(flags, plain, mean=True)[:2], both(flags, (), mean=True)[1]
 
 

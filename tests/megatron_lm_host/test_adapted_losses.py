@@ -11,7 +11,7 @@ from mindspeed_core.hosts.standalone import loop as _standalone  # noqa: F401 - 
 from mindspeed_core.testing.worlds import run_world
 
 LOCAL = ("--platform", "cpu", "--hidden-dropout", "0", "--eod-mask-loss")
-Z = ("--toy-z-loss", "0.1")
+Z = ("--acme-z-loss", "0.1")
 # The loss function of older scripts: a mean, and no number of tokens.
 MEAN = (('return total, num_tokens, {"lm loss": report}', 'return total / num_tokens, {"lm loss": report}'),)
 # Labels stay outside of the model.
@@ -52,7 +52,7 @@ class Perplexity(fake.ForTests):
 
 
 def trainings(folder, size):
-    from mindspeed_toy_needs.features import ZLoss
+    from acme_five.features import ZLoss
 
     def script(name, changes):
         return fake.changed_script(Path(folder) / f"{name}-{os.getpid()}.py", changes)
@@ -101,13 +101,13 @@ def test_an_addition_is_the_same_whether_the_script_returns_a_sum_or_a_mean(rank
             continue
         one, other = rank[layout or "sum"], rank["tp, mean" if layout else "mean"]
         assert steps(other) == pytest.approx(steps(one), rel=1e-5)
-        assert steps(other, "toy z loss") == pytest.approx(steps(one, "toy z loss"), rel=1e-5)
+        assert steps(other, "z loss") == pytest.approx(steps(one, "z loss"), rel=1e-5)
         assert steps(one)[1:] != pytest.approx(steps(rank["sum, without"])[1:], rel=1e-4)
 
 
 def test_logits_shrink_by_it(ranks):
     for rank in ranks:
-        values = steps(rank["sum"], "toy z loss")
+        values = steps(rank["sum"], "z loss")
         assert values[0] > values[2] > 0.0
 
 
@@ -130,10 +130,10 @@ def test_it_reads_them_on_every_pipeline_stage(ranks):
         last = ranks[-1]["pp"]
         assert "failure" not in ranks[0]["pp"]
         assert steps(last, "twice") == pytest.approx([2 * loss for loss in steps(last)])
-        assert steps(last, "toy z loss")[0] > 0.0
+        assert steps(last, "z loss")[0] > 0.0
 
 
 def test_a_script_that_computes_its_loss_from_logits_is_refused(ranks):
     for rank in ranks:
         if "outside" in rank:
-            assert "toy-z-loss: needs the logits" in str(rank["outside"])
+            assert "acme-z-loss: needs the logits" in str(rank["outside"])

@@ -7,7 +7,7 @@ from toy_training import PP2, TP2, distance, gradients, parameters, step, traini
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.testing import run_world
 
-Z = ("--toy-z-loss", "0.1")
+Z = ("--acme-z-loss", "0.1")
 VIRTUAL = ("--num-layers-per-virtual-pipeline-stage", "1")
 PER_TOKEN = "--calculate-per-token-loss"
 ROPE = ("--position-embedding-type", "rope")
@@ -121,7 +121,7 @@ def test_a_loss_on_logits_trains_as_in_one_process(layouts, name):
         for one, other in zip(expected, losses):
             assert one.keys() == other.keys()
             assert other == pytest.approx(one, rel=2e-5)
-        assert losses[0]["toy z loss"] > 10.0
+        assert losses[0]["z loss"] > 10.0
         assert 4 * 4 <= losses[0]["counted"] < 4 * 32
 
 
@@ -222,7 +222,7 @@ def unread():
 def test_losses_stay_on_the_device_until_somebody_looks(alone):
     numbers, names = alone["unread"]
     assert numbers == [None, None]
-    assert names == ["lm loss", "load_balancing_loss", "mtp_1 loss", "mtp_2 loss", "toy z loss"]
+    assert names == ["lm loss", "load_balancing_loss", "mtp_1 loss", "mtp_2 loss", "z loss"]
 
 
 class OwnLoss:
@@ -250,5 +250,5 @@ def without_labels():
 
 
 def test_logits_that_never_pass_are_refused(alone):
-    assert alone["without labels"].startswith("SessionError: toy-z-loss: needs the logits")
+    assert alone["without labels"].startswith("SessionError: acme-z-loss: needs the logits")
     assert "was called without labels" in alone["without labels"]

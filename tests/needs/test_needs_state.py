@@ -50,7 +50,7 @@ def test_another_inner_optimizer_trains_and_resumes_under_another_layout(tmp_pat
 def averages(run):
     """The unsharded average by key, put together from what the feature contributes to a checkpoint."""
     (state,) = run.session.collect("checkpoint_state", run=run)
-    entries = state["toy-average"].values()
+    entries = state["acme-average"].values()
     mine = [(entry.key, entry.global_shape, entry.global_slice(), entry.data) for entry in entries]
     parts = [None] * dist.get_world_size()
     dist.all_gather_object(parts, mine)
@@ -61,11 +61,11 @@ def averages(run):
 
 
 def average(folder, before, after):
-    with training(*before, "--toy-average", "0.5", "--save", folder) as run:
+    with training(*before, "--acme-average", "0.5", "--save", folder) as run:
         losses(run, 3)
         save(run)
         expected, weights = averages(run), parameters(run)
-    with training(*after, "--toy-average", "0.5", "--load", folder) as run:
+    with training(*after, "--acme-average", "0.5", "--load", folder) as run:
         found = averages(run)
         same = found.keys() == expected.keys() and all(
             torch.equal(found[key], expected[key]) for key in found

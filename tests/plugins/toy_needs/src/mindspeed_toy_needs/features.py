@@ -407,33 +407,6 @@ class TokenWeights(Feature):
         return rule(session, run.args.toy_token_weights)(batch.labels)
 
 
-class ZLoss(Feature):
-    """A loss on logits, beside that on tokens."""
-
-    name = "toy-z-loss"
-    family = FAMILY
-    summary = "adds a loss on the size of logits"
-    flags = (Flag("--toy-z-loss", type=float, help="Coefficient of the added loss."),)
-
-    @hookimpl(wrapper=True)
-    def compute_token_losses(
-        self, session: Session, run: Run, logits: torch.Tensor, head: int
-    ) -> Generator[None, torch.Tensor, torch.Tensor]:
-        losses = yield
-        from mindspeed_toy_needs.z_loss import Squares, squared_log_sums
-
-        if head == 0:
-            session.state(Squares).of_tokens = squared_log_sums(logits, run.pg.tp)
-        return losses
-
-    @hookimpl(wrapper=True)
-    def compute_loss(self, session: Session, run: Run, batch: Batch) -> Generator[None, Loss, Loss]:
-        loss = yield
-        from mindspeed_toy_needs.z_loss import Squares, with_z_loss
-
-        return with_z_loss(loss, batch, session.state(Squares), run.args.toy_z_loss)
-
-
 class DoubleBoundary(Feature):
     """Another shape between pipeline stages."""
 
@@ -551,47 +524,6 @@ class Numbers(Feature):
     def log_step(self) -> Generator[None, dict[str, Any], dict[str, Any]]:
         numbers = yield
         return {**numbers, "toy perplexity": 2.0 ** numbers["loss"]}
-
-
-class ParameterAverage(Feature):
-    """State of its own in the checkpoint, which any layout can load."""
-
-    name = "toy-average"
-    family = FAMILY
-    summary = "keeps a moving average of the parameters"
-    flags = (Flag("--toy-average", type=float, help="Decay of the average."),)
-
-    def __init__(self) -> None:
-        self._average: dict[torch.nn.Parameter, torch.Tensor] = {}
-
-    def _of(self, run: Run) -> dict[torch.nn.Parameter, torch.Tensor]:
-        """The average; it begins with the weights that training begins with, loaded ones included."""
-        from mindspeed_toy_needs.parameter_average import copies
-
-        self._average = self._average or copies(run.model)
-        return self._average
-
-    @hookimpl(wrapper=True)
-    def optimizer_step(self, run: Run) -> Generator[None, OptimizerStep, OptimizerStep]:
-        average = self._of(run)
-        result = yield
-        from mindspeed_toy_needs.parameter_average import update
-
-        update(average, run, run.args.toy_average)
-        return result
-
-    @hookimpl
-    def checkpoint_state(self, run: Run) -> Mapping[str, Any]:
-        from mindspeed_core.megatron.feature_state import like_parameters
-
-        return {self.name: like_parameters(run, self._of(run))}
-
-    @hookimpl
-    def restore_checkpoint_state(self, run: Run, state: Mapping[str, Any]) -> None:
-        if self.name in state:
-            from mindspeed_core.megatron.feature_state import restore_like_parameters
-
-            restore_like_parameters(run, self._average, state[self.name])
 
 
 class GradientSnapshot(Feature):
@@ -816,12 +748,10 @@ DECLARATIONS = (
     Polynomial,
     Documents,
     TokenWeights,
-    ZLoss,
     DoubleBoundary,
     NormGradients,
     ExchangeMlp,
     Numbers,
-    ParameterAverage,
     GradientSnapshot,
     WeightsFile,
     ExportWeights,

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from acme_five.lion import Lion
 from mindspeed_core import DescribedOptimizer
-from mindspeed_toy_needs.lion import Lion
 
 Blocks = tuple[torch.Tensor, torch.Tensor]
 

@@ -1,7 +1,4 @@
-"""Lion inside megatron-core's optimizer: one moment in place of Adam's two.
-
-Source: "Symbolic Discovery of Optimization Algorithms" (arXiv 2302.06675).
-"""
+"""Lion ("Symbolic Discovery of Optimization Algorithms", arXiv 2302.06675): one moment in place of two."""
 
 from __future__ import annotations
 
@@ -16,11 +13,12 @@ from mindspeed_core import DescribedOptimizer
 class Lion(DescribedOptimizer):
     """The update is the sign of an interpolation of momentum and gradient."""
 
-    def __init__(self, param_groups: list[dict[str, Any]], beta1: float = 0.9, beta2: float = 0.99) -> None:
-        super().__init__(param_groups, {"lion_betas": (beta1, beta2)})
+    def __init__(self, param_groups: list[dict[str, Any]]) -> None:
+        """Take megatron-core's groups of parameters."""
+        super().__init__(param_groups, {"lion_betas": (0.9, 0.99)})
 
     def new_state(self, parameter: torch.Tensor) -> dict[str, Any]:
-        """Momentum under the name that Adam's first moment has."""
+        """Return momentum of zeros, under the name of Adam's first moment."""
         return {"exp_avg": torch.zeros_like(parameter)}
 
     def update(

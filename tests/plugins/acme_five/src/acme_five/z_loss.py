@@ -1,4 +1,4 @@
-"""A loss on the size of logits (z-loss, PaLM, arXiv 2204.02311): the square of their log-sum-exp."""
+"""The z-loss of PaLM (arXiv 2204.02311): the square of the logarithm of softmax's normalizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Squares:
-    """What the logits of the micro-batch in forward gave, ``[b, s]`` float32."""
+    """The squares of the micro-batch in forward, ``[b, s]`` float32."""
 
     of_tokens: torch.Tensor | None = None
 
@@ -41,4 +41,4 @@ def with_z_loss(loss: Loss, batch: Batch, squares: Squares, weight: float) -> Lo
     assert squares.of_tokens is not None
     total = (squares.of_tokens * batch.loss_mask).sum()
     squares.of_tokens = None
-    return loss.plus("toy z loss", total, batch.loss_mask.sum(), weight=weight)
+    return loss.plus("z loss", total, batch.loss_mask.sum(), weight=weight)
