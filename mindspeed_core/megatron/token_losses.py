@@ -132,8 +132,8 @@ def check_passed(run: Run, *, at_loss: bool = False) -> None:
     if passing.features:
         raise SessionError(
             f"{', '.join(passing.features)}: needs the logits on their way to the loss, but no model handed "
-            "them over: it was called without labels, or a loop of your own did not pass it through session.model. Call "
-            "it with labels=, pass logits through session.token_losses, or drop the flag"
+            "them over: it was called without labels, or a loop of your own did not pass it through "
+            "session.model. Call it with labels=, pass logits through session.token_losses, or drop the flag"
         )
 
 
