@@ -49,6 +49,8 @@ COURSES = {
     "int8, torch's sharding": ("toy-int8", FSDP2, (LLAMA, (*FSDP2, *ADAM))),
 }
 THOROUGH = tuple(COURSES)[9:]
+ALONE = ("lion, whole", "sign, sharded", "int8, sharded")
+"""Courses whose checkpoints one process loads too."""
 
 
 class OnlyTrain(Feature):
@@ -147,9 +149,14 @@ def courses(folder, names):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, asked_for):
-    names = [name for name in COURSES if name in asked_for("course")]
-    return run_world(courses, 2, str(tmp_path_factory.mktemp("courses")), names, timeout=400)
+def folder(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("courses"))
+
+
+@pytest.fixture(scope="module")
+def trained(folder, asked_for):
+    names = [name for name in COURSES if name in {*ALONE, *asked_for("course")}]
+    return run_world(courses, 2, folder, names, timeout=400)
 
 
 def marked(names):
@@ -183,6 +190,22 @@ def test_other_layouts_and_adam_take_its_state_over(trained, course):
     found = trained[0][course][2]
     assert len(found) == len(COURSES[course][2])
     assert found == [([], [])] * len(found)
+
+
+def rewrite_alone(folder):
+    """The state of two ranks, as one process loads it and saves it again."""
+    found = {}
+    for name in ALONE:
+        kind, flags, _ = COURSES[name]
+        root, tolerance = f"{folder}/{name}", 0.05 if kind == "toy-int8" else 0.0
+        rewrite(kind, flags, f"{root}/first", f"{root}/alone")
+        found[name] = compared(tensors(f"{root}/first"), tensors(f"{root}/alone"), tolerance)
+    return found
+
+
+@pytest.mark.usefixtures("trained")
+def test_one_process_takes_the_state_of_two_over(folder):
+    assert run_world(rewrite_alone, 1, folder, timeout=200)[0] == dict.fromkeys(ALONE, ([], []))
 
 
 def exchange_with_adam(folder):
