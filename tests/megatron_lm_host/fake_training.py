@@ -85,6 +85,7 @@ class Scaled(ForTests):
     def build_transformer_config(self, args):
         config = yield
         config.hidden_dropout = args.scaled_dropout
+        configurations.append(config)
         return config
 
     @hookimpl(wrapper=True)
@@ -320,6 +321,9 @@ class Described(ForTests):
         batch = yield
         return batch.with_(packed_seq_params=object())
 
+
+configurations = []
+"""What `Scaled` made of configurations, in this run."""
 
 batches_seen = []
 """What `WholeBatch` saw in each run, one entry per micro-batch."""

@@ -210,6 +210,10 @@ def test_a_provider_without_a_configuration_builds_with_that_of_features(provide
     assert "core_transformer_config_from_args" not in provided["argument"]["out"]
 
 
+def test_the_configuration_of_features_is_made_once_and_not_for_every_micro_batch(provided):
+    assert provided["configurations"] == 1
+
+
 def test_a_provider_that_leaves_the_given_configuration_aside_is_refused(provided):
     assert provided["aside"]["status"] == 1
     assert "scaled: changes the model's configuration" in provided["aside"]["err"]
@@ -235,7 +239,9 @@ def train_with_providers(folder):
     found = {}
     for name, change in changes.items():
         script = fake.changed_script(Path(folder) / f"{name}.py", change)
+        fake.configurations.clear()
         found[name] = fake.run_script(*flags, script=script)
+        found.setdefault("configurations", len(fake.configurations))
         fake.forget_run()
     return found
 

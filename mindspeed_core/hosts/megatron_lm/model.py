@@ -6,6 +6,7 @@ import copy
 import inspect
 from argparse import Namespace
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,7 @@ def around_config_from_args(
         original = _for_any_partition(original)
     base = original(args, config_class)
     for known_class, known_base, known in now.configs:
-        if known_class is config_class and known_base == base:
+        if known_class is config_class and _same(known_base, base):
             # Training hangs its functions on the configuration of a model: each caller gets its own.
             return copy.copy(known)
     session = now.session
@@ -53,6 +54,17 @@ def around_config_from_args(
         config = session.call("build_transformer_config", args=session.args)
     now.configs.append((config_class, copy.copy(base), copy.copy(config)))
     return config
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two configurations say the same; each makes its own functions for initial weights."""
+    return type(one) is type(other) and {name: _comparable(value) for name, value in vars(one).items()} == {
+        name: _comparable(value) for name, value in vars(other).items()
+    }
+
+
+def _comparable(value: Any) -> Any:
+    return (value.func, value.args, value.keywords) if isinstance(value, partial) else value
 
 
 def _for_any_partition(original: Callable[..., Any]) -> Callable[..., Any]:
