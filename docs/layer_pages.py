@@ -43,7 +43,7 @@ def layers_page() -> str:
 
 
 def inside_prediction(site: tuple[str, str], decoder: Sites) -> bool:
-    """Whether a site lies inside the layer of a prediction, which is like one of the decoder."""
+    """Return whether a site lies inside the layer of a prediction, which is like one of the decoder."""
     role, module = site
     return role.startswith("layer.layer.") and (role.removeprefix("layer."), module) in decoder
 

@@ -298,7 +298,7 @@ class Gain:
 
 
 QUANTITIES = ("losses", "gradients", "parameters", "learning rates", "feature state", "optimizer state")
-"""What a proof can compare, each in a form that does not depend on the layout."""
+"""Quantities that a proof can compare, each in a form that does not depend on the layout."""
 
 
 @dataclass(frozen=True)

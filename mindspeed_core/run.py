@@ -112,7 +112,7 @@ class Loss:
 
     @property
     def averaged(self) -> bool:
-        """Whether ``total`` is a mean. Nothing needs to ask: `plus` and `scaled` know."""
+        """Return True where ``total`` is a mean. Nothing needs to ask: `plus` and `scaled` know."""
         return self._averaged
 
     def plus(self, name: str, sum: torch.Tensor, tokens: torch.Tensor | int, *, weight: float = 1.0) -> Loss:

@@ -27,7 +27,7 @@ _KNOWN = {
 
 @dataclass
 class StandIns:
-    """What was built in place of something that a feature brings.
+    """Objects built in place of something that a feature brings.
 
     Attributes:
         optimizers: the inner optimizers.

@@ -73,7 +73,7 @@ def losses_of(names: Sequence[str], values: Callable[[], list[list[float]]]) -> 
 def reduced_table(
     run: Run, reports: Sequence[Mapping[str, torch.Tensor]], *, training: bool
 ) -> tuple[tuple[str, ...], torch.Tensor]:
-    """Return what was reported under each name in a step, the same on every rank. Collective.
+    """Return what several ranks reported under each name in a step, the same on each. Collective.
 
     Args:
         run: the run.
@@ -105,7 +105,7 @@ def reduced_table(
         dist.all_reduce(table, group=data)
     if pipeline is not None:
         dist.all_reduce(table, group=pipeline)
-    if training and groups != (None, None):
+    if training:
         run.session.state(_Agreed).others = copied_later(table[-1], run.session.platform)
     return names, table
 

@@ -22,7 +22,7 @@ Scheduler = TypeVar("Scheduler")
 
 @dataclass(frozen=True)
 class SchedulePoint:
-    """Where a schedule stands, for one group of parameters.
+    """Position of a schedule, for one group of parameters.
 
     Attributes:
         step: samples trained so far; megatron-core counts schedules in samples.

@@ -35,7 +35,7 @@ Plain = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass
 class _Passing:
-    """What passes the stage in one session.
+    """Count the models and calls that pass the stage in one session.
 
     Attributes:
         models: how many models of this rank hand it their logits.

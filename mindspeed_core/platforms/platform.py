@@ -60,7 +60,7 @@ class MemoryFigure:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process computes, for reports.
+    """Place in which a process computes, for reports.
 
     Attributes:
         node: name of the node.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SavedState:
-    """What a checkpoint holds beside the parameters.
+    """Contents of a checkpoint beside the parameters.
 
     Attributes:
         features: tensors and numbers of features, sharded or not; keys begin with ``features.NAME.``.

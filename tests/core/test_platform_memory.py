@@ -106,7 +106,7 @@ def test_a_recording_that_ends_inside_another_mode_lets_it_work(tmp_path):
 
 
 class Runtime:
-    """What a device's runtime is asked."""
+    """Record what a device's runtime is asked."""
 
     def __init__(self):
         self.memory = self

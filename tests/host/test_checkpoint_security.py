@@ -33,7 +33,7 @@ ran = []
 
 
 def run_foreign_code(what):
-    """What an attack calls."""
+    """Record that an attack was executed."""
     ran.append(what)
     return what
 

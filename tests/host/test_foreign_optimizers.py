@@ -111,7 +111,7 @@ def kind_of(key):
 
 
 def compared(one, other, tolerance=0.0):
-    """Which kinds of tensors differ, and which only one side has; the model's own are of kind "weights"."""
+    """Return the kinds of tensors that differ, and those of one side alone; the model's are "weights"."""
 
     def apart(key):
         largest = one[key].float().abs().max()

@@ -54,7 +54,7 @@ class Weighed:
 
 
 class Trained(NamedTuple):
-    """What a loop of one's own left behind."""
+    """Results of a loop of one's own."""
 
     sums: list
     norms: list

@@ -50,7 +50,7 @@ def step(run):
 
 
 def everywhere(state):
-    """What rank 0 has, on every rank."""
+    """Return the value of rank 0 on every rank."""
     box = [state]
     if dist.get_world_size() > 1:
         dist.broadcast_object_list(box, src=0)

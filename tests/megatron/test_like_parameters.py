@@ -19,7 +19,7 @@ def local(tensor):
 
 
 def expected(parameter):
-    """What belongs to a parameter: a float32 tensor that its values determine."""
+    """Return the state of a parameter: a float32 tensor that its values determine."""
     return local(parameter.detach()).float() * 2 + 1
 
 
@@ -57,7 +57,7 @@ def save(folder, *flags):
 
 
 def load(folder, *flags):
-    """How many elements were loaded, and how many of them are wrong."""
+    """Count the loaded elements, and the wrong ones among them."""
     probe = Belonging()
     with training(*flags, "--seed", "99", "--no-load-optim", "--load", folder, probes=(probe,)) as run:
         assert run.model

@@ -323,7 +323,7 @@ class Described(ForTests):
 
 
 configurations = []
-"""What `Scaled` made of configurations, in this run."""
+"""Configurations that `Scaled` returned in this run."""
 
 batches_seen = []
 """What `WholeBatch` saw in each run, one entry per micro-batch."""

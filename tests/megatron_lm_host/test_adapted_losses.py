@@ -1,4 +1,4 @@
-"""What features add to the loss of a script, and reports whose names differ."""
+"""Additions of features to the loss of a script, and reports whose names differ."""
 
 import os
 from pathlib import Path

@@ -96,15 +96,10 @@ def _refuse(now: PretrainCall, names: Collection[str], more: Collection[str]) ->
     problems = [
         Problem("E-HOST", reason, "drop its flag for this script", feature=name)
         for stage, reason in reasons.items()
-        for name in _features_in(now, stage)
+        for name in now.features_in(stage)
     ]
     if problems:
         raise PlanError(problems)
-
-
-def _features_in(now: PretrainCall, stage: str) -> list[str]:
-    session = now.session
-    return [name for name in session.plan.names if stage in session.registry.features[name].cls.hooks()]
 
 
 def _get_batch(now: PretrainCall, original: Callable[..., Any]) -> Callable[..., Any]:

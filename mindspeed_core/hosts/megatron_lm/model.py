@@ -178,7 +178,7 @@ def provide(
     config = named["config"] = _config(now.session)
     chunk = build(now, provider, args, named)
     if get_model_config(chunk) is not config:
-        names = [name for name in now.session.plan.names if "build_transformer_config" in _hooks(now, name)]
+        names = now.features_in("build_transformer_config")
         raise UserError(
             f"{', '.join(names) or 'losses of experts'}: changes the model's configuration, and the "
             "script's model_provider builds with another than the one in its argument config; drop its flag "
@@ -191,10 +191,6 @@ def _as_given(
     now: PretrainCall, provider: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
 ) -> Any:
     return provider(*args, **named)
-
-
-def _hooks(now: PretrainCall, feature: str) -> Any:
-    return now.session.registry.features[feature].cls.hooks()
 
 
 def changes_config(now: PretrainCall) -> bool:

@@ -156,6 +156,11 @@ class PretrainCall:
         """Return whether an active feature implements one of the stages."""
         return not self.stages.isdisjoint(stages)
 
+    def features_in(self, stage: str) -> list[str]:
+        """Return the active features that implement a stage, in the order of the plan."""
+        features = self.session.registry.features
+        return [name for name in self.session.plan.names if stage in features[name].cls.hooks()]
+
     @contextmanager
     def calling(self, stage: str, original: Callable[..., Any]) -> Iterator[Call]:
         """Offer a call of Megatron-LM to the default of a stage."""

@@ -121,18 +121,17 @@ def load_pickle(content: bytes, where: str) -> Any:
     return value
 
 
-def load_archive(content: bytes, where: str, *, map_location: Any = "cpu") -> Any:
+def load_archive(content: bytes, where: str) -> Any:
     """Load a ``torch.save`` archive that may name only globals of `ALLOWED`.
 
     Args:
         content: the archive.
         where: the file and what is inside it, for the message.
-        map_location: as in ``torch.load``.
 
     Raises:
         CheckpointError: it names another one, or could be read in two ways.
     """
-    return _load_archive(torch.load, content, where, map_location)
+    return _load_archive(torch.load, content, where, "cpu")
 
 
 def _load_archive(load: Callable[..., Any], content: bytes, where: str, map_location: Any) -> Any:

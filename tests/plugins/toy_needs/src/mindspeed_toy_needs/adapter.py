@@ -51,7 +51,7 @@ def replace_fc1(
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a weight belongs to an adapter."""
+    """Return whether a weight belongs to an adapter."""
     return name.endswith(_NAMES)
 
 
