@@ -78,7 +78,10 @@ def test_a_requeued_slurm_job_goes_on_from_its_own_checkpoint(tmp_path):
             task.close()
     again = tasks("again", SLURM_RESTART_COUNT="1")
     try:
-        again[0].wait_for(lambda: bool(again[0].starts()), seconds=120.0)
+        # A step that is printed was computed by both tasks: the other one handles the signal by now.
+        again[0].wait_for(
+            lambda: bool(again[0].starts()) and trained(again[0], again[0].starts()[0] + 1), seconds=120.0
+        )
         again[1].process.send_signal(signal.SIGTERM)
         assert [task.end() for task in again] == [0, 0]
     finally:
