@@ -259,17 +259,17 @@ def sequence_ends(options: Options, queries: int, keys: int) -> tuple[list[int],
         if values is None:
             raise refuse(name, "must be given in layout TND", None, [total])
         ends.append(numbers(values))
-    if len(ends[0]) != len(ends[1]):
-        rule = "has as many sequences as actual_seq_qlen"
-        raise refuse("actual_seq_kvlen", rule, len(ends[1]), len(ends[0]))
     trailing = trailing_zeros(*ends) if max(totals) else 0
     for (name, values), total in zip(zip(named, ends), totals):
         found = values[: len(values) - trailing]
         fits = (trailing and (not found or found[-1] <= total)) or (found and found[-1] == total)
         if not fits or any(late < early for early, late in pairwise([0, *found])):
             shown = values if len(values) < 9 else [*values[:4], "...", *values[-4:]]
-            rule = f"must not decrease, and end with {total} or trail with zeros"
-            raise refuse(name, rule, shown, [total])
+            rule = f"must not decrease and end with {total}"
+            raise refuse(name, rule, shown, f"[{total}], or zeros behind the last end")
+    if len(ends[0]) != len(ends[1]):
+        rule = "has as many sequences as actual_seq_qlen"
+        raise refuse("actual_seq_kvlen", rule, len(ends[1]), len(ends[0]))
     if options.sparse_mode in MASKED_MODES and options.atten_mask is not None:
         raise refuse(
             "atten_mask", f"must be None in layout TND and sparse_mode {options.sparse_mode}", "a mask", 3

@@ -24,7 +24,7 @@ from mindspeed_kernels.attention.blockwise import BlockwiseAttention
 from mindspeed_kernels.attention.cuda import flash_attention, flash_limits, flex_limits
 from mindspeed_kernels.attention.layouts import LAYOUTS, from_bnsd
 from mindspeed_kernels.attention.npu_limits import kernel_refusal, npu_limits, warn_of
-from mindspeed_kernels.attention.packed_ends import cut_at_ends, padded
+from mindspeed_kernels.attention.packed_ends import at_ends, used_ends
 from mindspeed_kernels.attention.reference import dense_attention
 from mindspeed_kernels.attention.service import npu_attention
 from mindspeed_kernels.attention.visibility import UNLIMITED
@@ -217,6 +217,7 @@ npu_fusion_attention = Operator(
 
 
 @npu_fusion_attention.backend("blocks", ("cpu", "cuda", "npu"))
+@at_ends
 def _blocks(
     query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str, **given: Any
 ) -> Result:
@@ -243,7 +244,7 @@ def _flash(
     options = options_of(head_num, input_layout, **given)
     found = flash_attention(query, key, value, options)
     if found is None:
-        return _blocks(query, key, value, head_num, input_layout, **given)
+        return cast(Result, _blocks(query, key, value, head_num, input_layout, **given))
     return _result(found[0], *stats_of(found[1]), options.layout, 0)
 
 
@@ -255,8 +256,8 @@ def _flex(
     from mindspeed_kernels.attention.flex import flex
 
     options = options_of(head_num, input_layout, **given)
-    if cut_at_ends(options, query, key):
-        return _blocks(query, key, value, head_num, input_layout, **given)
+    if used_ends(options, query, key):
+        return cast(Result, _blocks(query, key, value, head_num, input_layout, **given))
     context, logsum = flex(prepare(query, key, value, options), options.sink)
     return _result(context, *stats_of(logsum.detach()), options.layout, 0)
 
@@ -269,18 +270,13 @@ def _flex(
     contract=(Dtype("query", NPU_FLOATING),),
     supports=npu_limits,
 )
+@at_ends
 def _npu(query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str, **given: Any) -> Result:
     options = options_of(head_num, input_layout, **given)
-    cut = cut_at_ends(options, query, key)
-    if cut:
-        # The kernel leaves what lies behind the last sequence unwritten, gradients too.
-        used = query[: cut.queries], key[: cut.keys], value[: cut.keys]
-        found = _npu(*used, head_num, input_layout, **{**given, **cut.ends})
-        return cast(Result, (*padded(found[:3], query.shape[0]), *found[3:]))
     inputs = prepare(query, key, value, options)
     reason = kernel_refusal(inputs, options)
     if reason:
         warn_of(reason)
-        return _blocks(query, key, value, head_num, input_layout, **given)
+        return cast(Result, _blocks(query, key, value, head_num, input_layout, **given))
     result = npu_attention(query, key, value, options, inputs, kernel_switches(given))
     return cast(Result, result)

@@ -17,7 +17,7 @@ from mindspeed_kernels.attention.blockwise import attend_backward
 from mindspeed_kernels.attention.cuda import flash_gradients, flash_limits
 from mindspeed_kernels.attention.layouts import from_bnsd, to_bnsd
 from mindspeed_kernels.attention.npu_limits import kernel_refusal, warn_of
-from mindspeed_kernels.attention.packed_ends import cut_at_ends
+from mindspeed_kernels.attention.packed_ends import gradients_at_ends
 from mindspeed_kernels.attention.reference import dense_gradients
 from mindspeed_kernels.attention.service import npu_attention_grad
 from mindspeed_kernels.attention.visibility import UNLIMITED
@@ -191,6 +191,7 @@ npu_fusion_attention_grad = Operator(
 
 
 @npu_fusion_attention_grad.backend("blocks", ("cpu", "cuda", "npu"), differentiable=False)
+@gradients_at_ends
 def _blocks(
     query: Tensor, key: Tensor, value: Tensor, dy: Tensor, head_num: int, input_layout: str, **given: Any
 ) -> Gradients:
@@ -225,7 +226,7 @@ def _flash(
     facts = given["attention_in"], given["softmax_max"], given["softmax_sum"]
     found = flash_gradients(inputs, *_outcome(dy, *facts, options, inputs))
     if found is None or inputs.attention.drops:
-        return _blocks(query, key, value, dy, head_num, input_layout, **given)
+        return cast(Gradients, _blocks(query, key, value, dy, head_num, input_layout, **given))
     return _in_layout((*found, None, None), options.layout)
 
 
@@ -237,36 +238,24 @@ def _flash(
     contract=(Dtype("query", NPU_FLOATING),),
     differentiable=False,
 )
+@gradients_at_ends
 def _npu(
     query: Tensor, key: Tensor, value: Tensor, dy: Tensor, head_num: int, input_layout: str, **given: Any
 ) -> Gradients:
     options, state = _split(head_num, input_layout, given)
     facts = given["softmax_max"], given["softmax_sum"], given["attention_in"]
-    cut = cut_at_ends(options, query, key)
-    if cut:
-        rows = [item[: cut.queries] for item in (dy, *facts)]
-        used = query[: cut.queries], key[: cut.keys], value[: cut.keys], rows[0]
-        names = ("softmax_max", "softmax_sum", "attention_in")
-        part = _npu(*used, head_num, input_layout, **{**given, **cut.ends, **dict(zip(names, rows[1:]))})
-        return (*map(_lengthened, part[:3], (query, key, value)), *part[3:])  # type: ignore[return-value]
     inputs = prepare(query, key, value, options)
     reason = kernel_refusal(inputs, options)
     # Products draw dropped weights from a seed alone, and leave the kernel's other two numbers zero.
     if reason or (options.keep_prob < 1.0 and not state["numels"]):
         if reason:
             warn_of(reason)
-        return _blocks(query, key, value, dy, head_num, input_layout, **given)
+        return cast(Gradients, _blocks(query, key, value, dy, head_num, input_layout, **given))
     _outcome(dy, facts[2], *facts[:2], options, inputs)
     found = npu_attention_grad(
         (query, key, value, dy), options, inputs, *facts, {**state, **kernel_switches(given)}
     )
     return cast(Gradients, found)
-
-
-def _lengthened(gradient: Tensor, like: Tensor) -> Tensor:
-    """Add zeros for the tokens that took no part."""
-    rest = like.shape[0] - gradient.shape[0]
-    return torch.cat((gradient, gradient.new_zeros(rest, *gradient.shape[1:])))
 
 
 def _split(head_num: int, input_layout: str, given: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
