@@ -80,7 +80,9 @@ def dense_gradients(
         rows, columns = slice(*piece.rows), slice(*piece.columns)
         query, key, value = _of_piece(inputs, piece)
         weights = (_scores(query, key, attention, piece) - logsum[:, :, rows].unsqueeze(-1)).exp()
-        kept = 1.0 if attention.kept is None else attention.kept[:, :, rows, columns] / attention.keep
+        kept: Tensor | float = 1.0
+        if attention.kept is not None:
+            kept = attention.kept[:, :, rows, columns].to(wide) / attention.keep
         outer = gradient[:, :, rows].to(wide)
         to_value[:, :, columns] += _summed((weights * kept).transpose(-1, -2) @ outer, groups)
         to_scores = weights * ((outer @ value.transpose(-1, -2)) * kept - delta[:, :, rows])
