@@ -87,13 +87,17 @@ def _aligned(matrix: Tensor) -> bool:
 def _npu_rows(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     if weight.shape[0] == 1:  # The kernel takes no single group.
         return x @ weight[0]
-    return npu_grouped_product(x, weight, ends)
+    # Nor rows of a transposed matrix.
+    return npu_grouped_product(x.contiguous(), weight, ends)
 
 
 def _npu_weights(x: Tensor, dy: Tensor, ends: Tensor) -> Tensor:
     if ends.numel() == 1:
         return (x.t() @ dy).unsqueeze(0)
-    return npu_grouped_product(x.t(), dy, ends, group_type=2)
+    if not x.shape[0]:
+        # No expert of this rank has a token: the kernel would not be launched, its result never written.
+        return x.new_zeros(ends.numel(), x.shape[1], dy.shape[1])
+    return npu_grouped_product(x.contiguous().t(), dy.contiguous(), ends, group_type=2)
 
 
 _PRODUCTS: dict[str, tuple[Any, Any]] = {
