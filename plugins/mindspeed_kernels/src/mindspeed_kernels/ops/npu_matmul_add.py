@@ -32,6 +32,20 @@ def npu_matmul_add_fp32_reference(total_input: Tensor, grad_output: Tensor, grad
     grad.copy_((grad.to(wide) + product).to(grad.dtype))
 
 
+def npu_matmul_add_fp16(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:
+    """Add ``grad_outputᵀ · total_input`` to ``grad`` in place, of operands and gradients of one dtype.
+
+    The product is rounded to that dtype before it is added.
+
+    Args:
+        total_input: ``[m, k]``.
+        grad_output: ``[m, n]``.
+        grad: ``[n, k]``.
+    """
+    if total_input.numel() and grad_output.numel():
+        grad.add_(grad_output.t().matmul(total_input))
+
+
 def _samples(make: Make) -> list[Sample]:
     x, dy = make(6, 8, dtype=torch.bfloat16), make(6, 16, dtype=torch.bfloat16)
     return [
