@@ -268,7 +268,6 @@ MATMUL_ADD = Kernel(
              lambda a: a["x"].dim() == a["weight"].dim() == 2 and a["x"].shape[0] == a["weight"].shape[0]
              and a["C"].shape == (a["x"].shape[1], a["weight"].shape[1])),
         Rule("there are rows", lambda a: a["x"].numel() > 0 and a["weight"].numel() > 0),
-        Rule("operands are contiguous", lambda a: a["x"].is_contiguous() and a["weight"].is_contiguous()),
     ),
     compute=matmul_add,
     sources=(

@@ -12,7 +12,6 @@ from mindspeed_testing.npu.kernels.grouped_matmul import HALF, is_transposed
 from mindspeed_testing.npu.kernels.repositories import op_plugin, ops_transformer
 
 _RANKS = {"910B": (2, 4, 8), "910_93": (2, 4, 8, 16, 32), "950": (2, 4, 8, 16, 32)}
-_SUMMED_RANKS = {"310P": (1, 2, 4), "910B": (1, 2, 4, 8), "910_93": (1, 2, 4, 8), "950": (1, 2, 4, 8)}
 _LEAST_K, _MOST_K = 256, 65535
 
 
@@ -68,20 +67,68 @@ def matmul_reduce_scatter(a: Arguments) -> Tensor:
     return _summed(x, weight, group).view(group.size(), rows, -1)[group.rank()].to(x.dtype)
 
 
+def _all_int8(a: Arguments) -> bool:
+    return bool(a["x1"].dtype == torch.int8)
+
+
+def _sum_dtypes_match(a: Arguments) -> bool:
+    if _all_int8(a):
+        return a["x2"].dtype == torch.int8
+    return a["x1"].dtype in HALF and a["x2"].dtype in (a["x1"].dtype, torch.int8)
+
+
+def _sum_options_match(a: Arguments) -> bool:
+    widened = [a["antiquant_scale"], a["antiquant_offset"]]
+    if _all_int8(a):
+        return a["dequant_scale"] is not None and widened == [None, None]
+    if a["dequant_scale"] is not None or a["pertoken_scale"] is not None:
+        return False
+    if a["x2"].dtype != torch.int8:
+        return widened == [None, None]
+    tables = [table for table in widened if table is not None]
+    return a["antiquant_scale"] is not None and all(
+        table.dtype == a["x1"].dtype and table.shape == a["antiquant_scale"].shape for table in tables
+    )
+
+
+def _group_size_matches(a: Arguments) -> bool:
+    size = a["antiquant_group_size"]
+    return size == 0 or (size % 32 == 0 and 32 <= size < a["x2"].shape[0])
+
+
+def _bias_matches(a: Arguments) -> bool:
+    if a["bias"] is None:
+        return True
+    wanted = torch.int32 if _all_int8(a) else a["x1"].dtype
+    return a["bias"].shape == a["x2"].shape[1:] and a["bias"].dtype == wanted
+
+
 def matmul_all_reduce(a: Arguments) -> Tensor:
     """Return ``[..., n]``, the sum over ranks of the product with its bias."""
-    x, weight = a["x1"], a["x2"]
-    total = x.double() @ weight.double()
+    x, weight, dtype = a["x1"].double(), a["x2"].double(), a["x1"].dtype
+    if a["antiquant_scale"] is not None:
+        rows = weight.shape[0]
+        offset = 0.0 if a["antiquant_offset"] is None else _by_row(a, a["antiquant_offset"], rows)
+        weight = (weight + offset) * _by_row(a, a["antiquant_scale"], rows)
+    total = x @ weight
     if a["bias"] is not None:
         total = total + a["bias"].double()
+    if _all_int8(a):
+        scale = a["dequant_scale"]
+        packed = scale.dtype == torch.int64
+        dtype = torch.bfloat16 if scale.dtype == torch.bfloat16 else torch.float16
+        total = total * (scale.contiguous().view(torch.float32)[..., ::2] if packed else scale).double()
+        if a["pertoken_scale"] is not None:
+            total = total * a["pertoken_scale"].double().view(*x.shape[:-1], 1)
+    total = total.contiguous()
     dist.all_reduce(total, group=group_of(a["hcom"]))
-    return (total if a["x3"] is None else total + a["x3"].double()).to(x.dtype)
+    return (total if a["x3"] is None else total + a["x3"].double()).to(dtype)
 
 
-_QUANTIZED = (
-    *("antiquant_scale", "antiquant_offset", "dequant_scale", "pertoken_scale"),
-    *("comm_quant_scale_1", "comm_quant_scale_2"),
-)
+def _by_row(a: Arguments, table: Tensor, rows: int) -> Tensor:
+    size = a["antiquant_group_size"]
+    return table.double().repeat_interleave(size, 0)[:rows] if size else table.double()
+
 
 ALL_GATHER_MATMUL = Kernel(
     "npu::npu_all_gather_base_mm",
@@ -112,25 +159,27 @@ MATMUL_REDUCE_SCATTER = Kernel(
 MATMUL_ALL_REDUCE = Kernel(
     "npu::npu_mm_all_reduce_base",
     rules=(
-        Rule("x1 and x2 both float16 or both bfloat16; float16 on 310P", lambda a: _half(a, "x1")),
-        Rule("x1 [m, k] or [b, s, k] and x2 [k, n]",
-             lambda a: a["x1"].dim() in (2, 3) and _product_fits(a, "x1")),
-        Rule("operands have elements: without any nothing is promised",
-             lambda a: a["x1"].numel() > 0 and a["x2"].numel() > 0),
-        Rule("1, 2, 4 or 8 ranks", lambda a: group_of(a["hcom"]).size() in _SUMMED_RANKS[a.soc]),
-        Rule("bias is [n] in x1's dtype", lambda a: a["bias"] is None or (
-            a["bias"].shape == a["x2"].shape[1:] and a["bias"].dtype == a["x1"].dtype)),
+        Rule("float16 or bfloat16, with x2 of x1's dtype or int8; or both int8", _sum_dtypes_match),
+        Rule("x1 [m, k] or [b, s, k], not transposed, and x2 [k, n]",
+             lambda a: a["x1"].dim() in (2, 3) and _product_fits(a, "x1") and not is_transposed(a["x1"])),
+        Rule("operands have elements", lambda a: a["x1"].numel() > 0 and a["x2"].numel() > 0),
+        Rule("1, 2, 4 or 8 ranks", lambda a: group_of(a["hcom"]).size() in (1, 2, 4, 8)),
+        Rule("bias is [n] in x1's dtype, int32 for int8", _bias_matches),
+        Rule("quantized operands come with their own scales", _sum_options_match),
+        Rule("antiquant_group_size is 0 or a multiple of 32 below k", _group_size_matches),
         Rule("reduce_op is sum and comm_turn 0", lambda a: a["reduce_op"] == "sum" and not a["comm_turn"]),
-        Rule("quantized products are not written here yet",
-             lambda a: all(a[name] is None for name in _QUANTIZED)),
+        Rule("communication is not quantized",
+             lambda a: a["comm_quant_scale_1"] is None and a["comm_quant_scale_2"] is None),
     ),
     compute=matmul_all_reduce,
     sources=(
+        ops_transformer("mc2/matmul_all_reduce/op_host/matmul_all_reduce_def.cpp"),
         ops_transformer("mc2/matmul_all_reduce/op_host/op_api/matmul_all_reduce_util.cpp"),
-        ops_transformer("mc2/matmul_all_reduce/docs/aclnnMatmulAllReduce.md"),
+        ops_transformer("mc2/matmul_all_reduce/docs/aclnnQuantMatmulAllReduce.md"),
         op_plugin("docs/zh/custom_APIs/torch_npu/torch_npu-npu_mm_all_reduce_base.md"),
     ),
     differs=("every rank adds the bias, so that it counts once per rank",),
+    socs=("910B",),
 )  # fmt: skip
 
 KERNELS = (ALL_GATHER_MATMUL, MATMUL_REDUCE_SCATTER, MATMUL_ALL_REDUCE)
