@@ -6,6 +6,7 @@ import pytest
 import torch
 from attention_kernels import attention_kernels
 
+from mindspeed_kernels.op_builder import FusionAttentionV2OpBuilder
 from mindspeed_kernels.ops import ContractError
 from mindspeed_kernels.ops.fusion_attention_v2 import npu_fusion_attention, npu_fusion_attention_grad
 
@@ -65,3 +66,15 @@ def test_a_causal_mask_with_limits_runs_as_upstream_s_example_calls_it():
         torch.testing.assert_close(
             npu_fusion_attention(q, k, v, heads, "SBH", **options)[0], expected, rtol=1e-4, atol=1e-5
         )
+
+
+def test_the_loader_brings_both_functions_with_arguments_by_position():
+    q, k, v, outer = tensors()
+    loaded = FusionAttentionV2OpBuilder().load()
+    result = loaded.npu_fusion_attention_v2(q, k, v, 2, "BNSD", None, None, None, 0.3, 1.0)
+    torch.testing.assert_close(result[0], npu_fusion_attention(q, k, v, 2, "BNSD", scale=0.3)[0])
+    statistics = result[1], result[2], None, result[0]
+    found = loaded.npu_fusion_attention_grad_v2(
+        *(q, k, v, outer, 2, "BNSD", None, None, None, *statistics, 0.3, 1.0)
+    )
+    torch.testing.assert_close(list(found[:3]), by_autograd(q, k, v, outer, scale=0.3))

@@ -76,7 +76,8 @@ def fusion_attention_grad_reference(
     ``scale``; ``seed``, ``offset`` and ``numels`` are from forward; ``softmax_in`` has no meaning.
 
     Returns:
-        ``(dq, dk, dv, dpse, dsink)``; the last two are None where there is nothing to differentiate.
+        ``(dq, dk, dv, dpse, dsink)``; the last two are None where there is nothing to differentiate. On NPUs
+        ``dpse`` is None unless ``pse`` requires grad: the fused kernel does not compute it, products do.
 
     Raises:
         ContractError: arguments are not supported; dropped weights are known from ``dropout_mask`` only.
