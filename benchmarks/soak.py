@@ -56,7 +56,8 @@ def main() -> int:
             found[f"{mode}, rank {rank}"] = part = as_json(processes)
             print(
                 f"{mode}, rank {rank}: {part['slope']:+.0f} ± {part['error']:.0f} bytes per step at "
-                f"{part['level'] / 2**20:.0f} MiB, descriptors {part['descriptors']}, threads {part['threads']}",
+                f"{part['level'] / 2**20:.0f} MiB, descriptors {part['descriptors']}, "
+                f"threads {part['threads']}",
                 flush=True,
             )
     write(

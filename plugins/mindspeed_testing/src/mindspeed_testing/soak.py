@@ -1,7 +1,7 @@
 """A long training in several processes after each other, and the trend of what its processes hold.
 
-Memory is anonymous memory, which files and shared libraries do not count to. It is sampled in the middle between
-two checkpoints, so that no writer is at work, and not in the first part of a process, when caches fill.
+Memory is anonymous memory, which files and shared libraries do not count to. It is sampled late between two
+checkpoints, so that no writer is at work, and not in the first part of a process, when caches fill.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def soak(
         processes: ranks.
         steps: of the whole training, divisible by ``restarts + 1`` and that again by ``every``.
         restarts: how often all processes are replaced.
-        every: steps between two checkpoints; samples are taken in the middle of them.
+        every: steps between two checkpoints; samples are taken late between them.
         modes: further flags of each attempt, which take turns.
         timeout: seconds for one attempt.
 
@@ -118,11 +118,11 @@ def soak(
 def train_attempt(flags: Sequence[str], every: int) -> list[Sample]:
     """Train in this rank until the flags end it; return its samples."""
     from mindspeed_core.activation import activate
-    from mindspeed_core.hosts.standalone.loop import train
+    from mindspeed_core.discovery.entry_points import load_object
 
     sampler = Sampler(every, every - every // 4)
     with activate(flags, extra_plugins=[sampler], host="standalone") as session:
-        train(session)
+        load_object(session.host.train)(session)
     return sampler.samples
 
 
