@@ -24,7 +24,10 @@ def attempts(tmp_path_factory):
 
 
 def test_each_attempt_continues_the_one_before(attempts):
-    assert [sample.step for (samples,) in attempts for sample in samples] == list(range(8, STEPS, 10))
+    (first,), (second,) = attempts
+    assert 0 < first[-1].step < STEPS // 2 < second[0].step
+    # A slow machine may still write in the background when a sample is due.
+    assert {sample.step for sample in (*first, *second)} <= set(range(8, STEPS, 10))
 
 
 def test_descriptors_and_threads_stay_the_same(attempts):

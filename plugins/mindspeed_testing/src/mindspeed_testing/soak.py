@@ -1,7 +1,7 @@
 """A long training in several processes after each other, and the trend of what its processes hold.
 
 Memory is anonymous memory, which files and shared libraries do not count to. It is sampled late between two
-checkpoints, so that no writer is at work, and not in the first part of a process, when caches fill.
+checkpoints, while no writer is at work, and not in the first part of a process, when caches fill.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from mindspeed_core.feature import Feature, hookimpl
 from mindspeed_core.testing.worlds import run_world
@@ -67,7 +69,8 @@ class Sampler(Feature):
     @hookimpl(wrapper=True)
     def train_step(self, run: Run) -> Iterator[None]:
         """Sample, then train."""
-        if run.iteration % self._every == self._at:
+        # A writer of a checkpoint that is still at work has descriptors of its own.
+        if run.iteration % self._every == self._at and not psutil.Process().children():
             self.samples.append(_sample(run.iteration))
         return (yield)
 
