@@ -95,13 +95,13 @@ def packed_calls(draw):
     return tensors(shape, dtype, seed), n, "TND", options
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(calls())
 def test_every_call_is_that_of_cpu(drawn):
     compare(*drawn)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(packed_calls())
 def test_every_packed_call_is_that_of_cpu(drawn):
     compare(*drawn)
