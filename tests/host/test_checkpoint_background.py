@@ -28,7 +28,7 @@ FORMS = {
     "whole": [],
     "gated": [*SHARDED, "--swiglu", "--disable-bias-linear"],
     "experts": [*SHARDED, "--num-experts", "4", "--moe-router-topk", "2", "--disable-bias-linear"],
-    "fsdp": ["--use-torch-fsdp2"],
+    "fsdp": ["--use-torch-fsdp2", "--untie-embeddings-and-output-weights"],
 }
 
 
