@@ -120,8 +120,9 @@ def compare_background_saves(rounds: int) -> dict[str, dict[str, float]]:
         rows[name] = row = background_saves.measure(flags, rounds, ranks)
         print(
             f"{name:<42}{row['state_mb']:7.0f} MB   copy {row['copy_seconds'] * 1e3:6.0f} ms"
-            f"   call {row['call_over_copy']:5.2f} copies, steps x {row['following_steps_over_plain']:.3f}   torch "
-            f"{row['torch_call_over_copy']:5.2f} copies, x {row['torch_following_steps_over_plain']:.3f}"
+            f"   call {row['call_over_copy']:5.2f} copies, steps x {row['following_steps_over_plain']:.3f}"
+            f"   torch {row['torch_call_over_copy']:5.2f} copies,"
+            f" x {row['torch_following_steps_over_plain']:.3f}"
         )
     return rows
 
