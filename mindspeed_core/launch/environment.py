@@ -59,8 +59,8 @@ def current_job(environment: Mapping[str, str] | None = None) -> Job:
 def own_job(environment: Mapping[str, str] | None = None) -> Job:
     """Return the job of workers started by this process: the one named from outside, or else a new one.
 
-    A scheduler that starts the program again names the job with ``MINDSPEED_JOB_ID`` and counts its restarts in
-    ``MINDSPEED_RESTART``.
+    A scheduler that starts the program again names the job with ``MINDSPEED_JOB_ID`` and counts its restarts
+    in ``MINDSPEED_RESTART``.
     """
     env = os.environ if environment is None else environment
     if env.get(JOB):
