@@ -1,8 +1,8 @@
 """A stand-in for Slurm with one node: ``sbatch``, ``srun`` and ``scontrol`` as a batch script sees them.
 
-``sbatch`` stays in the foreground and runs the script, again after every requeue. Sent to it, SIGUSR1 means that
-the time limit is near, SIGUSR2 that a grace period before preemption begins. What each program does with signals
-was observed with Slurm 22.05.
+``sbatch`` stays in the foreground and runs the script, again after every requeue. Sent to it, SIGUSR1 means
+that the time limit is near, SIGUSR2 that a grace period before preemption begins. What each program does with
+signals was observed with Slurm 22.05.
 """
 
 from __future__ import annotations
