@@ -118,6 +118,7 @@ def srun(arguments: list[str]) -> int:
             subprocess.Popen(
                 arguments[end:],
                 env={**os.environ, **task},
+                start_new_session=True,
                 preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, handled),
             )
         )
@@ -153,9 +154,10 @@ def scontrol(arguments: list[str]) -> int:
 
 
 def signal_tasks(folder: Path, number: int) -> None:
+    """Signal every process of every task, as Slurm does."""
     for pid in (folder / "tasks").read_text().split():
         with suppress(ProcessLookupError):
-            os.kill(int(pid), number)
+            os.killpg(int(pid), number)
 
 
 def install(folder: Path) -> dict[str, str]:

@@ -18,10 +18,10 @@ from mindspeed_testing.faults import KillReport, read_steps
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "clusters" / "slurm" / "train.sbatch"
 TWO_TASKS = ("--nodes=1", "--gres=none", "--ntasks-per-node=2", "--cpus-per-task=1")
-STEPS = 300
+STEPS = 400
 FLAGS = (
     "--num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --vocab-size 64 "
-    "--micro-batch-size 1 --global-batch-size 2 --mock-data --num-workers 0 --lr 1e-3 "
+    "--micro-batch-size 1 --global-batch-size 2 --mock-data --num-workers 1 --lr 1e-3 "
     f"--train-iters {STEPS} --eval-iters 0 --attention-dropout 0.1 --hidden-dropout 0.1 --no-progress"
 ).split()
 TRAINING = f'exec {sys.executable} -m mindspeed_core.train "$@"'
@@ -73,10 +73,14 @@ class Submitted:
         return self._process.wait(120)
 
 
-def steps(text: str) -> KillReport:
+def report_of(text: str) -> KillReport:
     report = KillReport()
     read_steps(text, report)
     return report
+
+
+def last_step(text: str) -> int:
+    return max(report_of(text).printed, default=0)
 
 
 def starts(text: str) -> int:
@@ -89,17 +93,22 @@ def test_shellcheck_finds_nothing():
     assert (found.returncode, found.stdout) == (0, "")
 
 
-def test_training_is_saved_before_the_time_limit_requeued_and_finished(tmp_path):
+def test_training_is_saved_before_it_has_to_go_requeued_and_finished(tmp_path):
     with Submitted(tmp_path, TRAINING, *FLAGS) as job:
-        job.wait_for(lambda text: max(steps(text).printed, default=0) >= 5)
+        job.wait_for(lambda text: last_step(text) >= 5)
         job.time_limit_is_near()
+        job.wait_for(lambda text: "training from step " in text)
+        resumed = last_step(job.text())
+        job.wait_for(lambda text: last_step(text) >= resumed + 5)
+        job.grace_period_begins()
         assert job.end() == 0
         text = job.text()
-    (stopped,) = re.findall(r"stopping after step (\d+): received SIGUSR1", text)
-    assert "requeueing job 4711" in text
-    assert f"training from step {stopped}" in text
-    report = steps(text)
-    assert sorted(report.printed) == list(range(1, STEPS + 1))
+    stops = re.findall(r"stopping after step (\d+): received (\w+)", text)
+    assert [name for _, name in stops] == ["SIGUSR1", "SIGTERM"]
+    assert re.findall(r"training from step (\d+)", text) == [step for step, _ in stops]
+    assert text.count("requeueing job 4711") == 2
+    assert sorted(report_of(text).printed) == list(range(1, STEPS + 1))
+    assert report_of(text).contradictions == []
     manifest = tmp_path / f"pretrain/checkpoints/iter_{STEPS:07}/manifest.json"
     assert json.loads(manifest.read_text())["job"] == "slurm:4711"
 

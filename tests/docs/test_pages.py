@@ -55,7 +55,7 @@ OF_OTHER_PROGRAMS = {
     "--image",
     "--dryrun",
 }
-"""Options of torchrun, Slurm, torchx, pip, docs/generate.py, pytest, benchmarks/gpu, mindspeed_core.testing."""
+"""Options of torchrun, Slurm, torchx, pip, docs/generate.py, pytest, benchmarks/gpu, our testing package."""
 
 OF_EXAMPLES = {"--log-gradient-noise", "--sentences", "--some-size", "--my-flag"}
 """Flags that a page declares or makes up itself."""
