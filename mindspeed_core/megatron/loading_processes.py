@@ -1,44 +1,28 @@
 """Loading processes that outlive the SIGTERM with which a run is asked to save and end.
 
-Slurm and torchrun send it to every process of a rank. torch lets its loading processes die of it, and the
-training then dies of their loss before it can save.
+Slurm and torchrun send it to every process of a rank. torch lets its loading processes die of it unless it
+comes from their parent, and the training then dies of their loss before it can save.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import os
 import signal
-from collections.abc import Mapping
-from multiprocessing.context import ForkContext, ForkProcess
-from multiprocessing.popen_fork import Popen
-from typing import Any
+import threading
 
 
-class _Popen(Popen):
-    def terminate(self) -> None:
-        # With SIGTERM an end of the training would wait for the process for ever.
-        self.kill()
+def end_by_parent_alone(worker: int) -> None:
+    """Let this loading process end by SIGTERM from its parent, and ignore that of anybody else.
 
-
-class _Process(ForkProcess):
-    @staticmethod
-    def _Popen(process_obj: Any) -> Popen:
-        return _Popen(process_obj)
-
-
-class _Context(ForkContext):
-    Process = _Process
-
-
-def _ignore_sigterm(worker: int) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def loading_processes(num_workers: int) -> Mapping[str, Any]:
-    """Return the arguments of a ``DataLoader`` whose processes ignore SIGTERM and are ended by their parent.
-
-    Empty without processes, and where somebody chose not to fork them.
+    A ``worker_init_fn`` of a ``DataLoader``; without effect where the system hides who sent a signal.
     """
-    if not num_workers or multiprocessing.get_start_method() != "fork":
-        return {}
-    return {"multiprocessing_context": _Context(), "worker_init_fn": _ignore_sigterm}
+    if hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_wait_for_parent, name="mindspeed loading end", daemon=True).start()
+
+
+def _wait_for_parent() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    # As torch's own handler: another status would be reported as the loss of a worker.
+    os._exit(0)
