@@ -54,7 +54,7 @@ def test_a_signal_to_the_loading_processes_too_saves_and_ends_the_run(tmp_path):
     flags = [*FLAGS, "--num-workers", "1", "--save", str(save), "--run-dir", str(tmp_path / "run")]
     job = start_job(flags, tmp_path / "output.txt")
     try:
-        job.wait_for(lambda: "step    3/5000" in job.text())
+        job.wait_for(lambda: "step    3/5000" in job.text(), seconds=180.0)
         # As torchrun and Slurm do.
         os.killpg(job.workers()[1].pid, signal.SIGTERM)
         assert job.end() == 0
