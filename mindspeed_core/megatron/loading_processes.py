@@ -6,6 +6,7 @@ comes from their parent, and the training then dies of their loss before it can 
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -22,7 +23,9 @@ def end_by_parent_alone(worker: int) -> None:
 
 
 def _wait_for_parent() -> None:
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+    # Not the parent in the sense of the system, which is the server where processes come from a fork server.
+    parent = multiprocessing.parent_process()
+    while parent is not None and signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
         pass
     # As torch's own handler: another status would be reported as the loss of a worker.
     os._exit(0)
