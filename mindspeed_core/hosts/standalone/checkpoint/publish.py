@@ -28,7 +28,7 @@ MANIFEST = "manifest.json"
 FORMAT = "mindspeed-checkpoint-1"
 
 _PUBLISHED = re.compile(r"iter_(\d{7,})\Z")
-_TEMPORARY = re.compile(r"\.(?:tmp|del)-iter_\d{7,}-(?P<host>.+)-(?P<pid>\d+)-(?P<start>\d+)\Z")
+_TEMPORARY = re.compile(r"\.(?:tmp|del)-iter_\d{7,}-(?P<owner>.+-\d+-\d+)\Z")
 _CHUNK = 1 << 22
 _FOREIGN_AGE_SECONDS = 24 * 3600
 _DIGEST = "digest"
@@ -70,16 +70,24 @@ class Found:
         path: its directory.
         manifest: its manifest; None only where a directory without one was asked for.
         warning: why it is not the one the tracker names, or empty.
+        url: where it lies in an object store, or empty; ``path`` is then where its files are staged.
     """
 
     path: Path
     manifest: Manifest | None
     warning: str = ""
+    url: str = ""
 
 
 def directory_name(iteration: int) -> str:
     """Return the name of a published checkpoint, as Megatron-LM spells it."""
     return f"iter_{iteration:07d}"
+
+
+def iteration_of(name: str) -> int | None:
+    """Return the step in the name of a published checkpoint; None for any other name."""
+    match = _PUBLISHED.match(name)
+    return int(match[1]) if match else None
 
 
 def digest_file(path: Path) -> tuple[int, str]:
@@ -99,7 +107,7 @@ def begin(save_dir: Path, iteration: int) -> Path:
     Raises:
         CheckpointError: the directory cannot be made.
     """
-    temporary = save_dir / f".tmp-{directory_name(iteration)}-{_run_id()}"
+    temporary = save_dir / f".tmp-{directory_name(iteration)}-{run_id()}"
     try:
         save_dir.mkdir(parents=True, exist_ok=True)
         clean_stale(save_dir)
@@ -128,11 +136,11 @@ def publish(temporary: Path, manifest: Manifest) -> Path:
     """
     save_dir = temporary.parent
     final = save_dir / directory_name(manifest.iteration)
-    write_synced(temporary / MANIFEST, _described(manifest))
+    write_synced(temporary / MANIFEST, describe(manifest))
     sync_directory(temporary)
     replaced = None
     if final.exists() or final.is_symlink():
-        replaced = save_dir / f".del-{final.name}-{_run_id()}"
+        replaced = save_dir / f".del-{final.name}-{run_id()}"
         os.rename(final, replaced)
     os.rename(temporary, final)
     sync_directory(save_dir)
@@ -142,7 +150,7 @@ def publish(temporary: Path, manifest: Manifest) -> Path:
     return final
 
 
-def _described(manifest: Manifest) -> str:
+def describe(manifest: Manifest) -> str:
     """Return the text of a manifest, with the digest of everything else in it."""
     description = json.loads(json.dumps(asdict(manifest), default=str))
     description[_DIGEST] = _digest_of(description)
@@ -173,7 +181,7 @@ def keep_last(save_dir: Path, count: int, latest: Path) -> list[Path]:
     removed = []
     for path in others[count - 1 :]:
         # A half-deleted directory must not look like a checkpoint.
-        doomed = save_dir / f".del-{path.name}-{_run_id()}"
+        doomed = save_dir / f".del-{path.name}-{run_id()}"
         os.rename(path, doomed)
         _remove(doomed)
         removed.append(path)
@@ -203,24 +211,31 @@ def clean_stale(save_dir: Path) -> list[Path]:
         match = _TEMPORARY.match(path.name)
         if match is None or path.is_symlink():
             continue
-        if _owner_lives(path, match["host"], int(match["pid"]), int(match["start"])):
+        lives = owner_lives(match["owner"])
+        if lives or (lives is None and is_recent(path.stat().st_mtime)):
             continue
         shutil.rmtree(path, ignore_errors=True)
         removed.append(path)
     return removed
 
 
-def _owner_lives(path: Path, host: str, pid: int, start: int) -> bool:
-    if host != _host():
-        return time.time() - path.stat().st_mtime < _FOREIGN_AGE_SECONDS
-    return _start_of(pid) == start
+def owner_lives(owner: str) -> bool | None:
+    """Return whether the process of a `run_id` lives; None where it belongs to another host."""
+    host, pid, start = owner.rsplit("-", 2)
+    return _start_of(int(pid)) == int(start) if host == _host() else None
+
+
+def is_recent(touched: float) -> bool:
+    """Return whether a run on another host may still write what it touched then (seconds since the epoch)."""
+    return time.time() - touched < _FOREIGN_AGE_SECONDS
 
 
 def _host() -> str:
     return re.sub(r"[^A-Za-z0-9_.]", "_", socket.gethostname()) or "localhost"
 
 
-def _run_id() -> str:
+def run_id() -> str:
+    """Return a name of this process that no other one has had: host, process id and start."""
     return f"{_host()}-{os.getpid()}-{max(_start_of(os.getpid()), 0)}"
 
 
@@ -344,7 +359,20 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(_damaged(path, error)) from error
+    return parse_manifest(content, path)
+
+
+def parse_manifest(content: bytes, path: Path | str) -> Manifest:
+    """Return what the text of a manifest says; ``path`` names it in messages.
+
+    Raises:
+        CheckpointError: it is damaged, or of an unknown format.
+    """
+    try:
+        data = json.loads(content.decode())
         if data["format"] != FORMAT:
             raise CheckpointError(
                 f"{path}: format {data['format']!r}, this version reads {FORMAT!r}; use the version that "
@@ -363,10 +391,12 @@ def read_manifest(directory: Path) -> Manifest:
         return Manifest(**{**data, "files": files, "features": tuple(data.get("features", ()))})
     except CheckpointError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{path}: damaged ({type(error).__name__}: {error}); choose another checkpoint with --ckpt-step"
-        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(_damaged(path, error)) from error
+
+
+def _damaged(path: Path | str, error: Exception) -> str:
+    return f"{path}: damaged ({type(error).__name__}: {error}); choose another checkpoint with --ckpt-step"
 
 
 def check_file(directory: Path, name: str, expected: tuple[int, str], *, contents: bool) -> str:
