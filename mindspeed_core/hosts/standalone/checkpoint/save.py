@@ -28,6 +28,7 @@ from mindspeed_core.errors import ArgumentError, CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import content as checkpoint_content
 from mindspeed_core.hosts.standalone.checkpoint import publish
 from mindspeed_core.hosts.standalone.checkpoint.collective import on_all_ranks, on_first_rank
+from mindspeed_core.hosts.standalone.checkpoint.destination import Destination, destination
 from mindspeed_core.hosts.standalone.checkpoint.model_arguments import model_arguments
 from mindspeed_core.hosts.standalone.checkpoint.results import use_file_results
 from mindspeed_core.launch.environment import current_job
@@ -47,16 +48,16 @@ _COMMON = "common.pt"
 
 @dataclass(frozen=True)
 class _Target:
-    """A checkpoint that is being written: its directory, manifest and how many earlier ones to keep."""
+    """A checkpoint that is being written: directory, manifest, earlier ones to keep, place."""
 
     temporary: Path
     manifest: publish.Manifest
     keep: int | None
+    destination: Destination
 
     @property
     def what(self) -> str:
-        final = self.temporary.parent / publish.directory_name(self.manifest.iteration)
-        return f"saving {final}"
+        return self.destination.what
 
 
 class Saver:
@@ -78,23 +79,20 @@ class Saver:
                 "--save", None, "a checkpoint was asked for, but no folder is given", "add --save FOLDER"
             )
         self.poll(blocking=True)
-        save_dir = Path(args.save)
-        temporary = Path(
-            on_first_rank(f"--save {save_dir}", lambda: str(publish.begin(save_dir, run.iteration)))
-        )
+        where = destination(args, run.iteration)
+        temporary = where.begin()
         # A feature may save at any moment.
         run.complete_parameters()
         try:
             session.call("before_save_checkpoint", run=run)
             try:
-                self._write(run, temporary, in_background=bool(args.async_save) and reason == "interval")
+                self._write(run, temporary, where, bool(args.async_save) and reason == "interval")
             finally:
                 session.call("after_load_checkpoint", run=run)
         except BaseException:
-            if dist.get_rank() == 0:
-                publish.abandon(temporary)
+            where.abandon()
             raise
-        return SaveInfo(path=save_dir / publish.directory_name(run.iteration), iteration=run.iteration)
+        return SaveInfo(path=where.path, iteration=run.iteration)
 
     def poll(self, *, blocking: bool) -> None:
         """Publish a checkpoint whose writers have finished. Collective while one is under way.
@@ -108,10 +106,10 @@ class Saver:
             failure, self._failure = self._failure, None
             raise failure
 
-    def _write(self, run: Run, temporary: Path, *, in_background: bool) -> None:
+    def _write(self, run: Run, temporary: Path, where: Destination, in_background: bool) -> None:
         described = checkpoint_content.layout_metadata(run)
         features = feature_parts(run)
-        target = _Target(temporary, self._manifest(run, tuple(features)), run.args.keep_last_n)
+        target = _Target(temporary, self._manifest(run, tuple(features)), run.args.keep_last_n, where)
         weights = select_saved(run, described)
         try:
             state = checkpoint_content.sharded_state(
@@ -133,7 +131,8 @@ class Saver:
         request = _strategy(run).async_save(sharded, temporary)
         write = request.async_fn
         if write is not None:
-            request = request._replace(async_fn=partial(_write_and_digest, write, temporary, dist.get_rank()))
+            written = partial(_write_and_digest, write, where, temporary, dist.get_rank())
+            request = request._replace(async_fn=written)
         finish = request.finalize_fns
         if in_background:
             request = request._replace(finalize_fns=[partial(self._finish_quietly, target, finish)])
@@ -160,8 +159,7 @@ class Saver:
             _finish(target, finish)
         except CheckpointError as error:
             self._failure = error
-            if dist.get_rank() == 0:
-                publish.abandon(target.temporary)
+            target.destination.abandon()
 
 
 def select_saved(run: Run, described: Mapping[str, Any]) -> model_state.Selection:
@@ -203,15 +201,21 @@ def _run_writers(request: AsyncRequest) -> None:
         request.async_fn(*arguments, **request.async_fn_kwargs)
 
 
-def _write_and_digest(write: Callable[..., None], temporary: Path, rank: int, *arguments: Any) -> None:
-    """Write this rank's shards and take their digests while the pages are still in memory.
+def _write_and_digest(
+    write: Callable[..., None], where: Destination, temporary: Path, rank: int, *arguments: Any
+) -> None:
+    """Write this rank's shards, take their digests while the pages are still in memory, and hand them over.
 
     Runs in a forked process when the save is in the background, hence the file.
     """
     write(*arguments)
     try:
-        digests = {path.name: publish.digest_file(path) for path in temporary.glob(f"__{rank}_*.distcp")}
+        shards = sorted(temporary.glob(f"__{rank}_*.distcp"))
+        digests = {path.name: publish.digest_file(path) for path in shards}
+        where.send(shards)
         publish.write_synced(temporary / _digest_name(rank), json.dumps(digests))
+    except CheckpointError as error:
+        publish.write_synced(temporary / _digest_name(rank), json.dumps(str(error)))
     except OSError as error:
         # The reason has to get through a full disk; the shards, of no use any more, make room for it.
         for path in temporary.glob(f"__{rank}_*.distcp"):
@@ -228,13 +232,14 @@ def _digest_name(rank: int) -> str:
 def _finish(target: _Target, finish: list[Callable[[], None]]) -> None:
     """Complete the index, describe every file and publish. Collective."""
     on_all_ranks(target.what, lambda: [function() for function in finish])
-    digests = on_all_ranks(target.what, lambda: _take_digests(target.temporary))
+    digests = on_all_ranks(target.what, lambda: _take_digests(target))
     gathered = all_gather_values(digests)
     on_first_rank(target.what, lambda: _publish(target, gathered))
+    target.destination.close()
 
 
-def _take_digests(temporary: Path) -> dict[str, tuple[int, str]]:
-    rank = dist.get_rank()
+def _take_digests(target: _Target) -> dict[str, tuple[int, str]]:
+    temporary, rank = target.temporary, dist.get_rank()
     path = temporary / _digest_name(rank)
     written = sorted(file.name for file in temporary.glob(f"__{rank}_*.distcp"))
     if not path.exists():
@@ -245,7 +250,7 @@ def _take_digests(temporary: Path) -> dict[str, tuple[int, str]]:
     # Empty where even the reason found no room.
     found = json.loads(text) if text else "no space left on the device; free some, or lower --keep-last-n"
     if isinstance(found, str):
-        raise CheckpointError(f"saving {temporary} (rank {rank}): {found}")
+        raise CheckpointError(f"{target.what} (rank {rank}): {found}")
     digests = {name: (size, digest) for name, (size, digest) in found.items()}
     path.unlink()
     if sorted(digests) != written:
@@ -260,10 +265,4 @@ def _publish(target: _Target, gathered: list[dict[str, tuple[int, str]]]) -> Non
     rest = [path for path in sorted(temporary.iterdir()) if path.name not in files]
     publish.sync_files(rest)
     files.update({path.name: publish.digest_file(path) for path in rest})
-    final = publish.publish(temporary, replace(manifest, files=dict(sorted(files.items()))))
-    if target.keep is not None:
-        try:
-            publish.keep_last(final.parent, target.keep, final)
-        except OSError as error:
-            # The new checkpoint is safe; an old one that cannot be deleted is no reason to stop training.
-            logger.warning("--keep-last-n: %s", publish.explain(error))
+    target.destination.finish(replace(manifest, files=dict(sorted(files.items()))), target.keep)

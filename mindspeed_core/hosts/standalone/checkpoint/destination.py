@@ -1,0 +1,133 @@
+"""The place that a save ends up in: a folder, or an object store that receives it from a staging folder.
+
+Both are used alike: `begin`, then every rank writes files and calls `send`, then rank 0 calls `finish`. A
+forked writer may call `send`; all else happens in the training process.
+"""
+
+from __future__ import annotations
+
+import logging
+from argparse import Namespace
+from pathlib import Path
+from typing import Protocol
+
+import torch.distributed as dist
+
+from mindspeed_core.hosts.standalone.checkpoint import publish, staging
+from mindspeed_core.hosts.standalone.checkpoint.collective import on_all_ranks, on_first_rank
+from mindspeed_core.hosts.standalone.checkpoint.object_store import ObjectStore
+from mindspeed_core.hosts.standalone.checkpoint.store_url import folder_of
+
+logger = logging.getLogger("mindspeed_core")
+
+
+class Destination(Protocol):
+    """One save on its way.
+
+    Attributes:
+        path: the checkpoint's folder, or its URL as text.
+        what: begins messages about the save.
+    """
+
+    path: Path | str
+    what: str
+
+    def begin(self) -> Path:
+        """Return the folder that this rank writes into. Collective."""
+
+    def send(self, files: list[Path]) -> None:
+        """Hand over files that this rank has written completely."""
+
+    def finish(self, manifest: publish.Manifest, keep: int | None) -> None:
+        """Make the checkpoint visible and the latest, and delete older ones; on rank 0."""
+
+    def abandon(self) -> None:
+        """Remove what a failed save has written; on every rank."""
+
+    def close(self) -> None:
+        """Remove what a published save needs no longer; on every rank."""
+
+
+def destination(args: Namespace, iteration: int) -> Destination:
+    """Return the destination of a save into ``--save``."""
+    folder = folder_of(args.save)
+    return _Folder(folder, iteration) if folder is not None else _Store(args, iteration)
+
+
+class _Folder:
+    """A checkpoint that is written where it stays."""
+
+    def __init__(self, save_dir: Path, iteration: int) -> None:
+        self.path: Path | str = save_dir / publish.directory_name(iteration)
+        self.what = f"saving {self.path}"
+        self._save_dir, self._iteration = save_dir, iteration
+        self._temporary = Path()
+
+    def begin(self) -> Path:
+        save_dir = self._save_dir
+        self._temporary = Path(
+            on_first_rank(f"--save {save_dir}", lambda: str(publish.begin(save_dir, self._iteration)))
+        )
+        return self._temporary
+
+    def send(self, files: list[Path]) -> None:
+        """Leave them where they are."""
+
+    def finish(self, manifest: publish.Manifest, keep: int | None) -> None:
+        final = publish.publish(self._temporary, manifest)
+        if keep is None:
+            return
+        try:
+            publish.keep_last(final.parent, keep, final)
+        except OSError as error:
+            # The new checkpoint is safe; an old one that cannot be deleted is no reason to stop training.
+            logger.warning("--keep-last-n: %s", publish.explain(error))
+
+    def abandon(self) -> None:
+        if dist.get_rank() == 0:
+            publish.abandon(self._temporary)
+
+    def close(self) -> None:
+        """Leave the published folder alone."""
+
+
+class _Store:
+    """A checkpoint that every rank stages on its own disk and uploads from there."""
+
+    def __init__(self, args: Namespace, iteration: int) -> None:
+        self._store = ObjectStore(args.save)
+        self._args, self._iteration = args, iteration
+        self.path: Path | str = f"{self._store.url}/{publish.directory_name(iteration)}"
+        self.what = f"saving {self.path}"
+        self._save, self._staged = "", Path()
+
+    def begin(self) -> Path:
+        self._save = on_first_rank(self.what, lambda: self._store.begin(self._iteration))
+
+        def stage() -> Path:
+            root = staging.staging_root(self._args)
+            return staging.private_folder(root, publish.directory_name(self._iteration))
+
+        self._staged = on_all_ranks(self.what, stage)
+        self.what = f"{self.what} (staged in {staging.FLAG} {self._staged.parent})"
+        return self._staged
+
+    def send(self, files: list[Path]) -> None:
+        self._store.upload(self._save, files)
+
+    def finish(self, manifest: publish.Manifest, keep: int | None) -> None:
+        there = self._store.sizes(self._save)
+        # What rank 0 wrote beside the shards: the index and the common state.
+        rest = [self._staged / name for name in manifest.files if name not in there]
+        self._store.upload(self._save, [path for path in rest if path.is_file()])
+        self._store.publish_save(self._save, manifest)
+        if keep is not None:
+            self._store.keep_last(keep, manifest.iteration)
+
+    def abandon(self) -> None:
+        self.close()
+        if dist.get_rank() == 0 and self._save:
+            self._store.abandon(self._save)
+
+    def close(self) -> None:
+        staging.remove(self._staged)
