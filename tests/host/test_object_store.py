@@ -9,7 +9,7 @@ import pytest
 from object_store_driver import Crash, Faults
 
 from mindspeed_core.errors import CheckpointError
-from mindspeed_core.hosts.standalone.checkpoint import publish, staging
+from mindspeed_core.hosts.standalone.checkpoint import publish, staged_files
 from mindspeed_core.hosts.standalone.checkpoint.object_store import ObjectStore
 
 URL = "objects://bucket/run"
@@ -54,8 +54,8 @@ def contents(folder, name, url=URL):
     store = ObjectStore(url)
     target = folder / "download"
     target.mkdir(exist_ok=True)
-    for file in staging.stored_files(store, name, store.manifest(name)):
-        staging.download(store, name, file, target, contents=True)
+    for file in staged_files.stored_files(store, name, store.manifest(name)):
+        staged_files.download(store, name, file, target, contents=True)
     return (target / "__0_0.distcp").read_text()
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch.distributed as dist
 
-from mindspeed_core.hosts.standalone.checkpoint import publish, staging
+from mindspeed_core.hosts.standalone.checkpoint import publish, staged_files
 from mindspeed_core.hosts.standalone.checkpoint.collective import on_all_ranks, on_first_rank
 from mindspeed_core.hosts.standalone.checkpoint.object_store import ObjectStore
 from mindspeed_core.hosts.standalone.checkpoint.store_url import folder_of
@@ -105,11 +105,11 @@ class _Store:
         self._save = on_first_rank(self.what, lambda: self._store.begin(self._iteration))
 
         def stage() -> Path:
-            root = staging.staging_root(self._args)
-            return staging.private_folder(root, publish.directory_name(self._iteration))
+            root = staged_files.staging_root(self._args)
+            return staged_files.private_folder(root, publish.directory_name(self._iteration))
 
         self._staged = on_all_ranks(self.what, stage)
-        self.what = f"{self.what} (staged in {staging.FLAG} {self._staged.parent})"
+        self.what = f"{self.what} (staged in {staged_files.FLAG} {self._staged.parent})"
         return self._staged
 
     def send(self, files: list[Path]) -> None:
@@ -130,4 +130,4 @@ class _Store:
             self._store.abandon(self._save)
 
     def close(self) -> None:
-        staging.remove(self._staged)
+        staged_files.remove(self._staged)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_core.errors import CheckpointError
-from mindspeed_core.hosts.standalone.checkpoint import publish, staging
+from mindspeed_core.hosts.standalone.checkpoint import publish, staged_files
 from mindspeed_core.hosts.standalone.checkpoint.collective import on_all_ranks, on_first_rank
 from mindspeed_core.hosts.standalone.checkpoint.object_store import ObjectStore
 from mindspeed_core.hosts.standalone.checkpoint.store_url import check_url, folder_of, is_url
@@ -97,19 +97,19 @@ def local_copy(args: Namespace, found: publish.Found) -> Iterator[publish.Found]
         return
     what = f"loading {found.url}"
     store, name = ObjectStore(folder_with(found)), found.url.rpartition("/")[2]
-    files = on_first_rank(what, lambda: staging.stored_files(store, name, found.manifest))
+    files = on_first_rank(what, lambda: staged_files.stored_files(store, name, found.manifest))
     iteration = publish.iteration_of(name) or 0
-    shared = staging.share_folder(what, args, publish.directory_name(iteration))
+    shared = staged_files.share_folder(what, args, publish.directory_name(iteration))
     try:
-        on_all_ranks(what, lambda: staging.check_room(shared.path, sum(file.size for file in files)))
+        on_all_ranks(what, lambda: staged_files.check_room(shared.path, sum(file.size for file in files)))
         contents = args.verify_checkpoint == "hash"
 
         def fetch() -> None:
             for file in files[shared.place :: shared.count]:
-                staging.download(store, name, file, shared.path, contents=contents)
+                staged_files.download(store, name, file, shared.path, contents=contents)
 
         on_all_ranks(what, fetch)
-        manifest = None if found.manifest is None else staging.flattened(found.manifest)
+        manifest = None if found.manifest is None else staged_files.flattened(found.manifest)
         try:
             yield replace(found, path=shared.path, manifest=manifest)
         except CheckpointError as error:
@@ -118,7 +118,7 @@ def local_copy(args: Namespace, found: publish.Found) -> Iterator[publish.Found]
         on_all_ranks(what, lambda: None)
     finally:
         if shared.place == 0:
-            staging.remove(shared.path)
+            staged_files.remove(shared.path)
 
 
 def _unnested(found: publish.Found | None) -> publish.Found | None:
@@ -128,4 +128,4 @@ def _unnested(found: publish.Found | None) -> publish.Found | None:
     folders = {name.rpartition("/")[0] for name in found.manifest.files}
     if len(folders) != 1 or folders == {""}:
         return found
-    return replace(found, path=found.path / folders.pop(), manifest=staging.flattened(found.manifest))
+    return replace(found, path=found.path / folders.pop(), manifest=staged_files.flattened(found.manifest))
