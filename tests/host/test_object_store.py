@@ -106,7 +106,7 @@ def test_no_failing_operation_shows_anything_but_complete_checkpoints(objects, m
     outcomes, said = set(), []
     for at in range(1, operations_of(objects, scenario) + 4):
         driver.make_folder(objects / f"objects-{at}")
-        monkeypatch.setattr(publish, "run_id", lambda: f"{publish._host()}-{10**8 + next(number)}-1")
+        monkeypatch.setattr(publish, "process_id", lambda: f"{publish._host()}-{10**8 + next(number)}-1")
         if before:
             save(objects, before, "old")
         Faults.set(at, how)

@@ -1,7 +1,7 @@
 """The place that a save ends up in: a folder, or an object store that receives it from a staging folder.
 
-Both are used alike: `begin`, then every rank writes files and calls `send`, then rank 0 calls `finish`. A
-forked writer may call `send`; all else happens in the training process.
+Both are used alike: `begin` and `settle`, then every rank writes files and calls `send`, then rank 0 calls
+`finish`. A forked writer may call `send`; all else happens in the training process.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Protocol
 
 import torch.distributed as dist
 
+from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import publish, staged_files
-from mindspeed_core.hosts.standalone.checkpoint.collective import on_all_ranks, on_first_rank
+from mindspeed_core.hosts.standalone.checkpoint.background import Beat
+from mindspeed_core.hosts.standalone.checkpoint.collective import on_first_rank
 from mindspeed_core.hosts.standalone.checkpoint.object_store import ObjectStore
 from mindspeed_core.hosts.standalone.checkpoint.store_url import folder_of
 
@@ -32,11 +34,14 @@ class Destination(Protocol):
     path: Path | str
     what: str
 
-    def begin(self) -> Path:
-        """Return the folder that this rank writes into. Collective."""
+    def begin(self) -> None:
+        """Make the folder that this rank writes into."""
 
-    def send(self, files: list[Path]) -> None:
-        """Hand over files that this rank has written completely."""
+    def settle(self, process: str) -> Path:
+        """Return that folder; ``process`` is the `publish.process_id` of rank 0. Collective for a store."""
+
+    def send(self, files: list[Path], beat: Beat) -> None:
+        """Hand over files that this rank has written completely, and call ``beat`` meanwhile."""
 
     def finish(self, manifest: publish.Manifest, keep: int | None) -> None:
         """Make the checkpoint visible and the latest, and delete older ones; on rank 0."""
@@ -61,19 +66,25 @@ class _Folder:
         self.path: Path | str = save_dir / publish.directory_name(iteration)
         self.what = f"saving {self.path}"
         self._save_dir, self._iteration = save_dir, iteration
-        self._temporary = Path()
+        self._temporary = save_dir / publish.temporary_name(iteration)
 
-    def begin(self) -> Path:
-        save_dir = self._save_dir
-        self._temporary = Path(
-            on_first_rank(f"--save {save_dir}", lambda: str(publish.begin(save_dir, self._iteration)))
-        )
+    def begin(self) -> None:
+        if dist.get_rank() == 0:
+            publish.begin(self._save_dir, self._iteration)
+
+    def settle(self, process: str) -> Path:
+        self._temporary = self._save_dir / publish.temporary_name(self._iteration, process)
         return self._temporary
 
-    def send(self, files: list[Path]) -> None:
+    def send(self, files: list[Path], beat: Beat) -> None:
         """Leave them where they are."""
 
     def finish(self, manifest: publish.Manifest, keep: int | None) -> None:
+        for name, (size, _) in manifest.files.items():
+            found = (self._temporary / name).stat().st_size
+            if found != size:
+                path = self._temporary / name
+                raise CheckpointError(f"{path}: has {found} bytes, of {size} that were written")
         final = publish.publish(self._temporary, manifest)
         if keep is None:
             return
@@ -99,25 +110,26 @@ class _Store:
         self._args, self._iteration = args, iteration
         self.path: Path | str = f"{self._store.url}/{publish.directory_name(iteration)}"
         self.what = f"saving {self.path}"
-        self._save, self._staged = "", Path()
+        self._save = ""
+        self._staged: Path | None = None
 
-    def begin(self) -> Path:
+    def begin(self) -> None:
+        root = staged_files.staging_root(self._args)
+        self.what = f"{self.what} (staged in {staged_files.FLAG} {root})"
+        self._staged = staged_files.private_folder(root, publish.directory_name(self._iteration))
+
+    def settle(self, process: str) -> Path:
         self._save = on_first_rank(self.what, lambda: self._store.begin(self._iteration))
-
-        def stage() -> Path:
-            root = staged_files.staging_root(self._args)
-            return staged_files.private_folder(root, publish.directory_name(self._iteration))
-
-        self._staged = on_all_ranks(self.what, stage)
-        self.what = f"{self.what} (staged in {staged_files.FLAG} {self._staged.parent})"
+        assert self._staged is not None
         return self._staged
 
-    def send(self, files: list[Path]) -> None:
-        self._store.upload(self._save, files)
+    def send(self, files: list[Path], beat: Beat) -> None:
+        self._store.upload(self._save, files, beat)
 
     def finish(self, manifest: publish.Manifest, keep: int | None) -> None:
         there = self._store.sizes(self._save)
         # What rank 0 wrote beside the shards: the index and the common state.
+        assert self._staged is not None
         rest = [self._staged / name for name in manifest.files if name not in there]
         self._store.upload(self._save, [path for path in rest if path.is_file()])
         self._store.publish_save(self._save, manifest)
@@ -130,4 +142,5 @@ class _Store:
             self._store.abandon(self._save)
 
     def close(self) -> None:
-        staged_files.remove(self._staged)
+        if self._staged is not None:
+            staged_files.remove(self._staged)

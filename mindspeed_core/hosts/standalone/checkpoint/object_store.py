@@ -11,10 +11,11 @@ from __future__ import annotations
 import logging
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +70,23 @@ class ObjectStore:
     def begin(self, iteration: int) -> str:
         """Return the prefix, below the store's own, that receives the files of a new save."""
         now = datetime.now(timezone.utc).strftime(_TIME)
-        return f"{publish.directory_name(iteration)}/{now}-{publish.run_id()}"
+        return f"{publish.directory_name(iteration)}/{now}-{publish.process_id()}"
 
-    def upload(self, save: str, files: Iterable[Path]) -> None:
-        """Write files under the prefix of a save; called by every rank for its own."""
+    def upload(self, save: str, files: Iterable[Path], beat: Callable[[], None] = lambda: None) -> None:
+        """Write files under the prefix of a save; ``beat`` is called whenever the driver got further."""
+        from fsspec.callbacks import Callback
+
+        class Beats(Callback):
+            def call(self, *names: Any, **values: Any) -> None:
+                beat()
+
+        def put(path: Path, fs: Any, remote: str) -> None:
+            fs.put_file(str(path), remote, callback=Beats())
+
         for path in files:
             with self._explained(f"{save}/{path.name}"):
-                self._put(f"{save}/{path.name}", lambda fs, remote, path=path: fs.put_file(str(path), remote))
+                self._put(f"{save}/{path.name}", partial(put, path))
+            beat()
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Return the objects directly under a prefix, with their sizes in bytes."""
@@ -101,7 +112,7 @@ class ObjectStore:
         self._write(publish.TRACKER, str(manifest.iteration).encode())
         with self._spared(f"{folder}: objects that were replaced stay"):
             for name in self._step(folder).saves:
-                if name != own and (_owner(name) == publish.run_id() or not _may_be_written(name)):
+                if name != own and (_owner(name) == publish.process_id() or not _may_be_written(name)):
                     self._remove(f"{folder}/{name}", whole=True)
 
     def abandon(self, save: str) -> None:
@@ -145,7 +156,7 @@ class ObjectStore:
 
     def check_writable(self) -> None:
         """Write a small object, read it back and remove it."""
-        name = f".write-check-{publish.run_id()}"
+        name = f".write-check-{publish.process_id()}"
         self._write(name, b"mindspeed-core: may be deleted\n")
         with self._spared("old checkpoints and those of failed saves stay"):
             self._remove(name)

@@ -90,6 +90,16 @@ def iteration_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def temporary_name(iteration: int, process: str = "") -> str:
+    """Return the name of a checkpoint that is being written.
+
+    Args:
+        iteration: training steps done.
+        process: `process_id` of who begins and publishes it; this process by default.
+    """
+    return f".tmp-{directory_name(iteration)}-{process or process_id()}"
+
+
 def digest_file(path: Path) -> tuple[int, str]:
     """Return the size in bytes and the SHA-256 of a file."""
     digest = hashlib.sha256()
@@ -107,7 +117,7 @@ def begin(save_dir: Path, iteration: int) -> Path:
     Raises:
         CheckpointError: the directory cannot be made.
     """
-    temporary = save_dir / f".tmp-{directory_name(iteration)}-{run_id()}"
+    temporary = save_dir / temporary_name(iteration)
     try:
         save_dir.mkdir(parents=True, exist_ok=True)
         clean_stale(save_dir)
@@ -140,7 +150,7 @@ def publish(temporary: Path, manifest: Manifest) -> Path:
     sync_directory(temporary)
     replaced = None
     if final.exists() or final.is_symlink():
-        replaced = save_dir / f".del-{final.name}-{run_id()}"
+        replaced = save_dir / f".del-{final.name}-{process_id()}"
         os.rename(final, replaced)
     os.rename(temporary, final)
     sync_directory(save_dir)
@@ -181,7 +191,7 @@ def keep_last(save_dir: Path, count: int, latest: Path) -> list[Path]:
     removed = []
     for path in others[count - 1 :]:
         # A half-deleted directory must not look like a checkpoint.
-        doomed = save_dir / f".del-{path.name}-{run_id()}"
+        doomed = save_dir / f".del-{path.name}-{process_id()}"
         os.rename(path, doomed)
         _remove(doomed)
         removed.append(path)
@@ -220,7 +230,7 @@ def clean_stale(save_dir: Path) -> list[Path]:
 
 
 def owner_lives(owner: str) -> bool | None:
-    """Return whether the process of a `run_id` lives; None where it belongs to another host."""
+    """Return whether the process of a `process_id` lives; None where it belongs to another host."""
     host, pid, start = owner.rsplit("-", 2)
     return _start_of(int(pid)) == int(start) if host == _host() else None
 
@@ -234,8 +244,8 @@ def _host() -> str:
     return re.sub(r"[^A-Za-z0-9_.]", "_", socket.gethostname()) or "localhost"
 
 
-def run_id() -> str:
-    """Return a name of this process that no other one has had: host, process id and start."""
+def process_id() -> str:
+    """Return host, process and its start: what no two processes share that live at the same time."""
     return f"{_host()}-{os.getpid()}-{max(_start_of(os.getpid()), 0)}"
 
 
@@ -422,6 +432,8 @@ def explain(error: BaseException) -> str:
     where = f" ({name})" if name else ""
     if number in (errno.ENOSPC, errno.EDQUOT):
         return f"no space left on the device{where}; free some, or lower --keep-last-n"
+    if number == errno.EFBIG:
+        return f"the file system refused a write: larger than a file may be (ulimit -f){where}"
     if number == errno.EROFS:
         return f"the file system is read-only{where}"
     if number in (errno.EACCES, errno.EPERM):

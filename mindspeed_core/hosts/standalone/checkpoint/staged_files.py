@@ -78,7 +78,7 @@ def private_folder(root: Path, name: str) -> Path:
     Raises:
         CheckpointError: it cannot be made.
     """
-    folder = root / f".tmp-{name}-{publish.run_id()}"
+    folder = root / f".tmp-{name}-{publish.process_id()}"
     try:
         # Ranks of one machine clear away together.
         with suppress(FileNotFoundError):
