@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import time
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -148,7 +147,7 @@ class FileServer(DirFileSystem):
     cachable = False
 
     def __init__(self, **named):
-        super().__init__(path=os.environ[FOLDER], fs=LocalFileSystem(), **named)
+        super().__init__(path=f"{os.environ[FOLDER]}-server", fs=LocalFileSystem(), **named)
 
     @classmethod
     def _strip_protocol(cls, path):
@@ -159,7 +158,7 @@ fsspec.register_implementation("objects", Objects, clobber=True)
 fsspec.register_implementation("fileserver", FileServer, clobber=True)
 
 
-def keys():
+def names():
     """Return the names of all objects."""
     return sorted(unquote(file.name) for file in Path(os.environ[FOLDER]).iterdir())
 
@@ -168,5 +167,5 @@ def make_folder(folder):
     """Keep the objects of this process and of those it starts in a folder."""
     os.environ[FOLDER] = str(folder)
     Path(folder).mkdir(parents=True, exist_ok=True)
+    Path(f"{folder}-server", "share").mkdir(parents=True, exist_ok=True)
     Faults.set()
-    return time.time()

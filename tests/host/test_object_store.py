@@ -63,7 +63,7 @@ def referred(url=URL):
     """The objects that a reader can see: tracker, manifests and what they list."""
     store, prefix = ObjectStore(url), url.partition("://")[2]
     tracker = f"{prefix}/{publish.TRACKER}"
-    seen = {tracker} & set(driver.keys())
+    seen = {tracker} & set(driver.names())
     for name in store.published():
         seen.add(f"{prefix}/{name}/{publish.MANIFEST}")
         seen.update(f"{prefix}/{name}/{file}" for file in store.manifest(name).files)
@@ -76,7 +76,7 @@ def test_what_was_saved_is_found_and_complete(objects):
     found = ObjectStore(URL).find()
     assert (found.manifest.iteration, found.warning, found.url) == (2, "", f"{URL}/iter_0000002")
     assert contents(objects, "iter_0000001") == "weights 1 __0_0.distcp"
-    assert driver.keys() == referred()
+    assert driver.names() == referred()
 
 
 SCENARIOS = {
@@ -133,7 +133,7 @@ def test_no_failing_operation_shows_anything_but_complete_checkpoints(objects, m
         # The next start clears away what is left, and the next save is found.
         store.clean_stale()
         if how not in ("outage", "error", "permission", "foreign error") or keep is None:
-            assert driver.keys() == referred(), where
+            assert driver.names() == referred(), where
         save(objects, 7, "later")
         assert store.find().manifest.iteration == 7, where
     assert "geheim" not in "".join(said)
