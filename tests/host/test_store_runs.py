@@ -22,6 +22,7 @@ from test_checkpoint_resume import (
     train,
     uninterrupted_and_resumed,
 )
+from test_megatron_fsdp import FULL, LLAMA
 
 from mindspeed_core.testing.worlds import run_world
 
@@ -154,9 +155,11 @@ def ways_of_loading(root, flags):
         close_run(run)
     found["missing"] = error_of(lambda: open_run(["--load", url, "--ckpt-step", "9", *flags]))
     found["restarted"] = restarted(url, flags)
-    for step in (2, 3):
-        driver.Objects._file(f"bucket/ways/iter_000000{step}/manifest.json").unlink()
-    found["unpublished"] = error_of(lambda: open_run(["--load", url, "--exit-on-missing-checkpoint", *flags]))
+    driver.Objects._file("bucket/ways/iter_0000005/manifest.json").unlink()
+    messages = Messages()
+    run = open_run(["--load", url, *flags])
+    found["unpublished"] = (run.iteration, messages.end())
+    close_run(run)
     return found
 
 
@@ -235,6 +238,8 @@ def pair_world(directory):
     results = {
         "sharded dp2": uninterrupted_and_resumed(f"{BUCKET}/sharded", [*SHARDED[:2], *flags]),
         "async dp2": uninterrupted_and_resumed(f"{BUCKET}/async", [*SHARDED[:1], "--async-save", *flags]),
+        "torch FSDP2": uninterrupted_and_resumed(f"{BUCKET}/fsdp2", ["--use-torch-fsdp2", *LLAMA, *flags]),
+        "Megatron-FSDP": uninterrupted_and_resumed(f"{BUCKET}/fsdp", [*FULL, *LLAMA, *flags]),
         "refused": refused_uploads([*flags, "--async-save"], rank),
     }
     source = f"{BUCKET}/reshard"
@@ -267,7 +272,7 @@ def test_a_run_resumes_from_a_store_bit_for_bit(single, case):
     assert resumed == expected
 
 
-@pytest.mark.parametrize("case", ["sharded dp2", "async dp2"])
+@pytest.mark.parametrize("case", ["sharded dp2", "async dp2", "torch FSDP2", "Megatron-FSDP"])
 def test_two_ranks_resume_from_a_store_bit_for_bit(pair, case):
     expected, resumed, start, _ = pair[0][case]
     assert start == (2, 8)
@@ -345,7 +350,9 @@ def test_a_restarted_job_continues_from_what_it_put_into_the_store(single):
 
 
 def test_objects_without_a_manifest_are_no_checkpoint(single):
-    assert single["ways"]["unpublished"] == ""
+    step, said = single["ways"]["unpublished"]
+    assert step == 3
+    assert f"{BUCKET}/ways/latest_checkpointed_iteration.txt names step 5, which has no directory" in said[0]
 
 
 def test_a_checkpoint_of_another_program_is_read_when_it_is_asked_for(single):

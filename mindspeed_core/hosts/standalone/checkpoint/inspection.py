@@ -236,7 +236,7 @@ def _bad(directory: Path, name: str, value: torch.Tensor) -> str:
 def command(
     checkpoint: str, step: int | None, verify: str, values: bool, tensors: bool, as_json: bool
 ) -> int:
-    """Show what CHECKPOINT (a --save folder, one iter_… directory, or a URL) holds and whether it is intact."""
+    """Show what CHECKPOINT (a --save folder, one iter_… directory, or a URL) holds, and its health."""
     found = inspect(checkpoint, step=step, verify=verify, values=values)
     if as_json:
         click.echo(json.dumps(found, indent=1, default=str))
