@@ -207,6 +207,7 @@ def inspected(root):
     restore()
     whole = inspect(f"{BUCKET}/plain/iter_0000002", values=True)
     status = main(["inspect", f"{BUCKET}/plain", "--json"])
+    status += main(["inspect", f"file://{root}/tree"])
     return broken, by_size, json.loads(json.dumps(whole, default=str)), status
 
 

@@ -20,6 +20,7 @@ import click
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import publish
 from mindspeed_core.hosts.standalone.checkpoint.inspected_store import local_copy_for_inspection
+from mindspeed_core.hosts.standalone.checkpoint.source import where_files_are
 from mindspeed_core.hosts.standalone.checkpoint.store_url import is_url
 from mindspeed_core.terminal.tables import print_table
 
@@ -52,7 +53,8 @@ def inspect(
         with local_copy_for_inspection(path, step, whole=values or verify == "hash") as (copy, named):
             found: dict[str, Any] = named(inspect(copy, verify=verify, values=values))
             return found
-    directory, manifest, warning = _choose(Path(path), step)
+    chosen, listed, warning = _choose(Path(path), step)
+    directory, manifest = where_files_are(chosen, listed)
     problems = [warning] if warning else []
     problems += _verify(directory, manifest, verify)
     index = _read_index(directory)

@@ -37,6 +37,7 @@ from mindspeed_core.hosts.standalone.checkpoint.model_arguments import (
     compare_versions,
     model_arguments,
 )
+from mindspeed_core.hosts.standalone.checkpoint.store_url import masked
 from mindspeed_core.hosts.standalone.fault_tolerance import restart
 from mindspeed_core.hosts.standalone.fault_tolerance.bad_steps import BadSteps
 from mindspeed_core.megatron import model_state, optimizer_state
@@ -129,7 +130,9 @@ def _find_pretrained(run: Run) -> publish.Found:
 
 def _find_source(run: Run, source: str) -> publish.Found:
     # One checkpoint, or a folder of them.
-    single: publish.Found | None = on_first_rank(source, lambda: checkpoint_source.find_single(source))
+    single: publish.Found | None = on_first_rank(
+        masked(source), lambda: checkpoint_source.find_single(source)
+    )
     return single or _find_in(run, source, source, None)
 
 

@@ -46,7 +46,9 @@ def find(location: str, step: int | None, *, accept_unpublished: bool) -> publis
 def find_of_job(location: str, job: str) -> publish.Found | None:
     """Find the checkpoint that a job published last, or None."""
     folder = folder_of(location)
-    return publish.find_of_job(folder, job) if folder is not None else ObjectStore(location).find_of_job(job)
+    if folder is None:
+        return ObjectStore(location).find_of_job(job)
+    return _unnested(publish.find_of_job(folder, job))
 
 
 def find_single(location: str) -> publish.Found | None:
@@ -70,7 +72,10 @@ def find_single(location: str) -> publish.Found | None:
 
 def folder_with(found: publish.Found) -> str:
     """Return the folder or URL that a checkpoint lies in."""
-    return found.url.rpartition("/")[0] if found.url else str(found.path.parent)
+    if found.url:
+        return found.url.rpartition("/")[0]
+    path = found.path
+    return str(path.parent if publish.iteration_of(path.name) is not None else path.parent.parent)
 
 
 def published_names(location: str) -> list[tuple[str, str]]:
@@ -121,11 +126,19 @@ def local_copy(args: Namespace, found: publish.Found) -> Iterator[publish.Found]
             staged_files.remove(shared.path)
 
 
+def where_files_are(path: Path, manifest: publish.Manifest | None) -> tuple[Path, publish.Manifest | None]:
+    """Return the folder and manifest of a checkpoint's files.
+
+    One that was copied from a store as it lies there has them in one subfolder.
+    """
+    folders = {name.rpartition("/")[0] for name in manifest.files} if manifest is not None else set()
+    if manifest is None or len(folders) != 1 or folders == {""}:
+        return path, manifest
+    return path / folders.pop(), staged_files.flattened(manifest)
+
+
 def _unnested(found: publish.Found | None) -> publish.Found | None:
-    """Return a checkpoint that was copied from a store as it lies there, with its files in one subfolder."""
-    if found is None or found.manifest is None:
-        return found
-    folders = {name.rpartition("/")[0] for name in found.manifest.files}
-    if len(folders) != 1 or folders == {""}:
-        return found
-    return replace(found, path=found.path / folders.pop(), manifest=staged_files.flattened(found.manifest))
+    if found is None:
+        return None
+    path, manifest = where_files_are(found.path, found.manifest)
+    return replace(found, path=path, manifest=manifest)
