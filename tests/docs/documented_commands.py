@@ -84,6 +84,10 @@ ELSEWHERE = {
     "mindspeed-train --nproc 8 --max-restarts 5 --save ckpt --save-interval 500 FLAGS": (
         "tests/faults starts such jobs and kills their workers"
     ),
+    "pip install 'mindspeed-core[fsspec]' s3fs": _INSTALLS,
+    "mindspeed-train --save s3://bucket/run --load s3://bucket/run --checkpoint-staging /local/disk FLAGS": (
+        "needs a bucket; tests/host/test_store_runs.py saves into a store of its own"
+    ),
     "pip uninstall mindspeed": "takes a package of somebody else away",
     "pip install mindspeed-core mindspeed-kernels mindspeed-profile": _INSTALLS,
     "mindspeed-features verify fused-swiglu": "plugins/mindspeed_kernels/tests runs the same proofs",
