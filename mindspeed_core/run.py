@@ -226,7 +226,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class LoadInfo:
-    """The checkpoint that was loaded: ``path`` is None when the run starts from nothing, and text for a URL."""
+    """The checkpoint that was loaded: ``path`` is its folder, its URL as text, or None where there was none."""
 
     path: Path | str | None
     iteration: int = 0
