@@ -226,7 +226,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class LoadInfo:
-    """The checkpoint that was loaded: ``path`` is its folder, its URL as text, or None where there was none."""
+    """The checkpoint that was loaded: ``path`` is its folder, its URL as text, or None for none."""
 
     path: Path | str | None
     iteration: int = 0

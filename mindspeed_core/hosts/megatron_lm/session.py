@@ -142,7 +142,7 @@ def refuse_at_once(args: Any, kinds: Collection[str]) -> None:
     """Refuse what Megatron-LM starts before it validates its arguments.
 
     Raises:
-        ArgumentError: a flag cannot work on this platform, or names a URL that Megatron-LM takes for a folder.
+        ArgumentError: a flag cannot work on this platform, or names a URL as a folder.
     """
     if "cpu" in kinds and getattr(args, "use_persistent_ckpt_worker", False):
         raise ArgumentError(
