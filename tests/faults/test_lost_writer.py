@@ -94,8 +94,8 @@ def world(directory, cases):
         for case in cases:
             run.iteration += 1
             result = lose_writer(run, *case)
-            result["names"] = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
             session.call("train_step", run=run)
+            result["names"] = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
             run.iteration += 1
             session.call("save_checkpoint", run=run, reason="interval")
             session.state(Saver).poll(blocking=True)
