@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -126,6 +127,19 @@ def small_disk(flags):
         staged_files.shutil = original
 
 
+def full_staging(flags):
+    """A save for which the disk that it is staged on has no room."""
+    run = open_run(["--save", f"{BUCKET}/full", *flags])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        said = saving_error(run)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    close_run(run)
+    return said
+
+
 def ways_of_loading(root, flags):
     """From which step runs start, with which weights, and what they say."""
     url = f"{BUCKET}/ways"
@@ -221,6 +235,7 @@ def single_world(directory):
         "file server": uninterrupted_and_resumed("fileserver://share/run", flags),
         "damaged": damaged(flags),
         "small disk": small_disk(flags),
+        "full staging": full_staging(flags),
         "ways": ways_of_loading(root, flags),
         "megatron-lm": megatron_lms(root, flags),
         "refused": refused_uploads(flags, 0),
@@ -327,6 +342,16 @@ def test_damage_is_named_by_its_url(single, damage, words):
 def test_a_disk_too_small_to_stage_names_the_flag(single):
     assert "--checkpoint-staging" in single["small disk"]
     assert "GiB" in single["small disk"]
+
+
+def test_a_save_that_finds_no_room_to_stage_names_the_flag(single):
+    for words in (
+        "CheckpointError",
+        "objects://bucket/full/iter_0000000",
+        "--checkpoint-staging",
+        "refused a write",
+    ):
+        assert words in single["full staging"]
 
 
 def test_checkpoints_are_chosen_as_in_a_folder(single):
