@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
 import sys
 from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
 
 import object_store_driver as driver
 import pytest
@@ -343,3 +346,29 @@ def test_a_manifest_cannot_place_files_outside_the_staging_folder(objects):
     twice = replace(manifest, files={"a/x": digest, "b/x": digest})
     with pytest.raises(CheckpointError, match="no name of their own"):
         staged_files.stored_files(ObjectStore(URL), "iter_0000001", twice)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+import object_store_driver
+from mindspeed_core.hosts.standalone.checkpoint.object_store import ObjectStore
+
+store = ObjectStore("objects://bucket/run")
+store.upload(store.begin(2), [Path(sys.argv[1])])
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_killed_process_uploaded_goes_at_the_next_start(objects):
+    save(objects, 1)
+    command = [sys.executable, "-c", KILLED, str(objects / "__0_0.distcp")]
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=path) as child:
+        assert child.stdout.readline() == b"ready\n"
+        assert ObjectStore(URL).clean_stale() == []
+        child.kill()
+    assert ObjectStore(URL).find().manifest.iteration == 1
+    assert len(ObjectStore(URL).clean_stale()) == 1
+    assert driver.names() == referred()
