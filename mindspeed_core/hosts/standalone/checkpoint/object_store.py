@@ -188,9 +188,11 @@ class ObjectStore:
                 raise CheckpointError(str(error).replace(directory, self.url)) from error
             if found is None:
                 return None
-            warning = found.warning.replace(directory, self.url)
-            return publish.Found(
-                Path(found.path.name), found.manifest, warning, f"{self.url}/{found.path.name}"
+            return replace(
+                found,
+                path=Path(found.path.name),
+                warning=found.warning.replace(directory, self.url),
+                url=f"{self.url}/{found.path.name}",
             )
 
     def find_of_job(self, job: str) -> publish.Found | None:
