@@ -9,6 +9,7 @@ one that repeats a published step. The counterpart of `publish` for drivers of f
 from __future__ import annotations
 
 import logging
+import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -180,6 +181,8 @@ class ObjectStore:
                     chosen = number == step or number == max(published) or tracker == str(number).encode()
                     content = self._text(f"{entry.name}/{publish.MANIFEST}") if chosen else b""
                     (index / entry.name / publish.MANIFEST).write_bytes(content)
+                    written = max(map(_started, entry.saves), default=0.0)
+                    os.utime(index / entry.name / publish.MANIFEST, (written, written))
             if tracker is not None:
                 (index / publish.TRACKER).write_bytes(tracker)
             try:
@@ -370,9 +373,13 @@ def _may_be_written(save: str) -> bool:
     """Return whether the run of a save may live."""
     match = _SAVE.match(save)
     assert match is not None
-    started = datetime.strptime(match["time"], _TIME).replace(tzinfo=timezone.utc)
     lives = publish.owner_lives(match["owner"])
-    return publish.is_recent(started.timestamp()) if lives is None else lives
+    return publish.is_recent(_started(save)) if lives is None else lives
+
+
+def _started(save: str) -> float:
+    """Return when a save began, in seconds since the epoch."""
+    return datetime.strptime(save.partition("-")[0], _TIME).replace(tzinfo=timezone.utc).timestamp()
 
 
 def _reason(error: Exception) -> str:
