@@ -18,6 +18,8 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
 
+from mindspeed_core.errors import CheckpointError
+
 FORMAT = "fully_reshardable"
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
@@ -131,6 +133,11 @@ def _pieces(
         if name == "step":
             continue
         flat = tensor.detach().float().reshape(-1)
+        if flat.numel() != held[1] - held[0]:
+            raise CheckpointError(
+                f"the optimizer keeps {name} of {flat.numel()} elements for a part of {held[1] - held[0]}: "
+                f"{wholes[0][1].key}"
+            )
         pieces[name] = [
             piece for begin, whole in wholes for piece in _cut(inner, name, whole, begin, flat, held)
         ]
@@ -172,7 +179,7 @@ def every_rank_holds_parameters(inner: Any) -> bool:
         for bucket in buffer.buckets:
             share = bucket.grad_data.numel() // ranks
             for start, stop, number in buffer.param_index_map.values():
-                if number == bucket.bucket_id and stop > start:
+                if number == bucket.bucket_id and stop > start and share:
                     first, last = start - bucket.offset, stop - 1 - bucket.offset
                     served.update(range(first // share, last // share + 1))
     return len(served) == ranks

@@ -148,7 +148,7 @@ def test_a_copy_is_that_moments_whatever_the_trainer_writes(started):
     gate = Gate()
     tensor = torch.arange(100_000, dtype=torch.float32)
     view = tensor.view(10, 10_000)[:, 1:3]
-    copies = Staging().copy([tensor, view, torch.empty(0, 3)])
+    copies = Staging().copy([tensor, view, torch.empty(0, 3)], torch.empty)
     with kept_out_of_forks([tensor]):
         process = started(lambda beat: (gate.hold(), [copy.tolist() for copy in copies])[1])
     gate.wait_until_held()
@@ -161,5 +161,5 @@ def test_a_copy_is_that_moments_whatever_the_trainer_writes(started):
 
 
 def test_copies_share_no_storage():
-    copies = Staging().copy([torch.ones(3), torch.ones(5, dtype=torch.bfloat16), torch.ones(())])
+    copies = Staging().copy([torch.ones(3), torch.ones(5, dtype=torch.bfloat16), torch.ones(())], torch.empty)
     assert [copy.untyped_storage().nbytes() for copy in copies] == [12, 10, 4]

@@ -216,12 +216,14 @@ class Saver:
         if not self._closes:
             run.session.at_close(self._close)
             self._closes = True
-        tensors = plan.tensors(content.shards)
+        platform, tensors = run.session.platform, plan.tensors(content.shards)
         try:
-            copies = self._staging.copy(tensors)
-            run.session.platform.synchronize()
+            copies = self._staging.copy(tensors, platform.pinned_empty)
+            platform.synchronize()
             files = plan.fill(content.shards, copies)
-            with kept_out_of_forks(_large_memory(run, content.shards)):
+            # Beside a device the memory of the host belongs to its driver too, and training writes little.
+            large = _large_memory(run, content.shards) if "cpu" in platform.kinds() else ()
+            with kept_out_of_forks(large):
                 return BackgroundWork(
                     partial(_write_rank, target, files, content.common_bytes),
                     limit=_SHARE_OF_HANG * seconds_to_hang(run.args),

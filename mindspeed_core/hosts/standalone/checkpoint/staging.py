@@ -7,9 +7,12 @@ the next save of the same layout, since getting memory from the system costs as 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+
+Pinned = Callable[[Sequence[int], torch.dtype], torch.Tensor]
+"""Allocates host memory to which a device copies fast."""
 
 _ALIGNMENT = 64
 
@@ -18,20 +21,25 @@ class Staging:
     """Host memory of the size of what is saved."""
 
     def __init__(self) -> None:
-        self._form: list[tuple[torch.Size, torch.dtype]] = []
+        self._form: list[tuple[torch.Size, torch.dtype, str]] = []
         self._copies: list[torch.Tensor] = []
 
     @torch.no_grad()
-    def copy(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def copy(self, tensors: Sequence[torch.Tensor], pinned: Pinned) -> list[torch.Tensor]:
         """Return copies of tensors, contiguous and each in a storage of its own; valid until the next call.
 
         Args:
-            tensors: in host memory, or on one device; whoever calls waits for the device.
+            tensors: in host memory, or on a device; whoever calls waits for the device.
+            pinned: allocates the copies of tensors on a device. No process copies those pages on a write
+                either: nobody writes them while they are read.
         """
-        form = [(tensor.shape, tensor.dtype) for tensor in tensors]
+        form = [(tensor.shape, tensor.dtype, tensor.device.type) for tensor in tensors]
         if form != self._form:
             self._copies = []
-            self._copies = _shared(form)
+            shared = iter(_shared([(shape, dtype) for shape, dtype, device in form if device == "cpu"]))
+            self._copies = [
+                next(shared) if device == "cpu" else pinned(shape, dtype) for shape, dtype, device in form
+            ]
             self._form = form
         for copy, tensor in zip(self._copies, tensors):
             copy.copy_(tensor, non_blocking=True)
