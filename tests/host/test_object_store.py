@@ -19,6 +19,7 @@ from mindspeed_core.errors import ArgumentError, CheckpointError
 from mindspeed_core.hosts.standalone.arguments.stores import check_stores
 from mindspeed_core.hosts.standalone.checkpoint import publish, staged_files
 from mindspeed_core.hosts.standalone.checkpoint.object_store import ObjectStore
+from mindspeed_core.hosts.standalone.checkpoint.processes import host_name
 from mindspeed_core.hosts.standalone.checkpoint.store_url import check_url
 
 URL = "objects://bucket/run"
@@ -132,7 +133,7 @@ def test_no_failing_operation_shows_anything_but_complete_checkpoints(objects, m
     outcomes, said = set(), []
     for at in range(1, operations_of(objects, scenario) + 4):
         driver.make_folder(objects / f"objects-{at}")
-        monkeypatch.setattr(publish, "process_id", lambda: f"{publish._host()}-{10**8 + next(number)}-1")
+        monkeypatch.setattr(publish, "process_id", lambda: f"{host_name()}-{10**8 + next(number)}-1")
         if before:
             save(objects, before, "old")
         Faults.set(at, how)
@@ -199,7 +200,7 @@ def test_two_runs_in_one_prefix_never_mix_their_files(objects, monkeypatch):
 def test_what_dead_runs_left_is_removed_and_what_living_ones_write_is_not(objects, monkeypatch):
     save(objects, 1)
     living = upload_alone(objects, 2)
-    as_other_process(monkeypatch, f"{publish._host()}-{10**8}-1")
+    as_other_process(monkeypatch, f"{host_name()}-{10**8}-1")
     dead = upload_alone(objects, 3)
     as_other_process(monkeypatch, "elsewhere-1-1")
     upload_alone(objects, 4)

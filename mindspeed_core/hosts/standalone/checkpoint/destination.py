@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from argparse import Namespace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch.distributed as dist
 
@@ -18,7 +18,11 @@ from mindspeed_core.hosts.standalone.checkpoint import publish, staged_files
 from mindspeed_core.hosts.standalone.checkpoint.background import Beat
 from mindspeed_core.hosts.standalone.checkpoint.collective import on_first_rank
 from mindspeed_core.hosts.standalone.checkpoint.object_store import ObjectStore
+from mindspeed_core.hosts.standalone.checkpoint.save_folder import SaveFolder, own
 from mindspeed_core.hosts.standalone.checkpoint.store_url import folder_of
+
+if TYPE_CHECKING:
+    from mindspeed_core.run import Run
 
 logger = logging.getLogger("mindspeed_core")
 
@@ -53,23 +57,25 @@ class Destination(Protocol):
         """Remove what a published save needs no longer; on every rank."""
 
 
-def destination(args: Namespace, iteration: int) -> Destination:
+def destination(run: Run) -> Destination:
     """Return the destination of a save into ``--save``."""
-    folder = folder_of(args.save)
-    return _Folder(folder, iteration) if folder is not None else _Store(args, iteration)
+    folder = folder_of(run.args.save)
+    return _Folder(run, folder) if folder is not None else _Store(run.args, run.iteration)
 
 
 class _Folder:
     """A checkpoint that is written where it stays."""
 
-    def __init__(self, save_dir: Path, iteration: int) -> None:
+    def __init__(self, run: Run, save_dir: Path) -> None:
+        iteration = run.iteration
         self.path: Path | str = save_dir / publish.directory_name(iteration)
         self.what = f"saving {self.path}"
-        self._save_dir, self._iteration = save_dir, iteration
+        self._session, self._save_dir, self._iteration = run.session, save_dir, iteration
         self._temporary = save_dir / publish.temporary_name(iteration)
 
     def begin(self) -> None:
         if dist.get_rank() == 0:
+            own(self._session, self._save_dir)
             publish.begin(self._save_dir, self._iteration)
 
     def settle(self, process: str) -> Path:
@@ -80,6 +86,7 @@ class _Folder:
         """Leave them where they are."""
 
     def finish(self, manifest: publish.Manifest, keep: int | None) -> None:
+        self._session.state(SaveFolder).check()
         for name, (size, _) in manifest.files.items():
             found = (self._temporary / name).stat().st_size
             if found != size:

@@ -195,6 +195,7 @@ class ObjectStore:
                 found,
                 path=Path(found.path.name),
                 warning=found.warning.replace(directory, self.url),
+                note=found.note.replace(directory, self.url),
                 url=f"{self.url}/{found.path.name}",
             )
 

@@ -132,7 +132,7 @@ class Saver:
         self.poll(blocking=True)
         # A feature may save at any moment.
         run.complete_parameters()
-        where = destination(args, run.iteration)
+        where = destination(run)
         try:
             session.call("before_save_checkpoint", run=run)
             try:

@@ -168,14 +168,11 @@ def download(store: ObjectStore, name: str, file: StoredFile, folder: Path, *, c
         CheckpointError: it is missing or another one than was written.
     """
     store.download(f"{name}/{file.object}".lstrip("/"), folder / file.name)
-    problem = publish.check_file(
-        folder, file.name, (file.size, file.digest), contents=contents and bool(file.digest)
-    )
-    if problem:
-        raise CheckpointError(
-            problem.replace(str(folder), f"{store.url}/{name}".rstrip("/"))
-            + "; load an earlier checkpoint with --ckpt-step"
-        )
+    contents = contents and bool(file.digest)
+    one = publish.Manifest(iteration=0, files={file.name: (file.size, file.digest)}, sealed=True)
+    for problem in publish.check_files(folder, one, [file.name], contents=contents):
+        named = problem.replace(str(folder), f"{store.url}/{name}".rstrip("/"))
+        raise CheckpointError(f"{named}; load an earlier checkpoint with --ckpt-step")
 
 
 def flattened(manifest: publish.Manifest) -> publish.Manifest:
