@@ -86,6 +86,10 @@ ELSEWHERE = {
     "mindspeed-train --nproc 8 --max-restarts 5 --save ckpt --save-interval 500 FLAGS": (
         "tests/faults starts such jobs and kills their workers"
     ),
+    "pip install 'mindspeed-core[fsspec]' s3fs": _INSTALLS,
+    "mindspeed-train --save s3://bucket/run --load s3://bucket/run --checkpoint-staging /local/disk FLAGS": (
+        "needs a bucket; tests/host/test_store_runs.py saves into a store of its own"
+    ),
     "PLATFORM=cuda sbatch --nodes=4 --gres=gpu:8 train.sbatch --data-path /data/text --save-interval 500 "
     "FLAGS": _CLUSTER,
     "PLATFORM=npu sbatch --nodes=4 --gres=npu:8 train.sbatch --data-path /data/text --save-interval 500 "
