@@ -21,6 +21,7 @@ from mindspeed_core.errors import UserError
 from mindspeed_testing.npu.symbols import found_by_loader, needed, run_tool, symbols, without_own
 
 DEVICES = "MINDSPEED_NPU_STUB_DEVICES"
+MEMORY = "MINDSPEED_NPU_STUB_MEMORY"
 SOC = "MINDSPEED_NPU_STUB_SOC"
 SOURCE = Path(__file__).with_name("refusing_runtime.c")
 
@@ -47,18 +48,25 @@ class Stubs:
     libraries: tuple[str, ...]
     symbols: tuple[str, ...]
 
-    def environment(self, *, device: bool = False, soc: str = "Ascend910B1") -> dict[str, str]:
+    def environment(
+        self, *, device: bool = False, memory: bool = False, soc: str = "Ascend910B1"
+    ) -> dict[str, str]:
         """Return the environment of a process that imports torch_npu with these libraries.
 
         Args:
             device: announce one device, for which shapes can be computed; memory is refused as ever.
+            memory: announce one device, and serve its memory from the host's.
             soc: the product name of that device.
         """
         inherited = os.environ.get("LD_LIBRARY_PATH")
         path = os.pathsep.join(filter(None, (str(self.directory), inherited)))
         values = {**os.environ, "LD_LIBRARY_PATH": path, SOC: soc}
-        values.pop(DEVICES, None)
-        return {**values, DEVICES: "1"} if device else values
+        for name in (DEVICES, MEMORY):
+            values.pop(name, None)
+        if memory:
+            # What is queued would run on another thread, after the call that asked for it.
+            values |= {MEMORY: "1", "TASK_QUEUE_ENABLE": "0"}
+        return {**values, DEVICES: "1"} if device or memory else values
 
 
 def build_stubs(directory: Path, package: Path | None = None) -> Stubs:
@@ -125,7 +133,7 @@ def compile_stubs(directory: Path, sonames: Iterable[str], names: Iterable[str])
 def written_functions(source: str) -> frozenset[str]:
     """Return the functions that the C source writes out itself."""
     defined = re.findall(r"^[a-z][\w \*]*?\b(\w+)\([^;{]*\)\s*\{", source, re.MULTILINE)
-    return frozenset(defined) | frozenset(re.findall(r"^WITH_DEVICE\((\w+)\)", source, re.MULTILINE))
+    return frozenset(defined) | frozenset(re.findall(r"^WITH_(?:DEVICE|MEMORY)\((\w+)\)", source, re.MULTILINE))
 
 
 def installed_version() -> str:
@@ -153,6 +161,20 @@ def check_stubbed(environment: Mapping[str, str] = os.environ) -> None:
         raise UserError(
             "this process has no stand-in NPU; start the tests with python -m mindspeed_testing.npu "
             f"PATHS, which sets LD_LIBRARY_PATH and {DEVICES}=1 before Python starts"
+        )
+
+
+def check_memory(environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse to go on in a process whose stand-in device has no memory.
+
+    Raises:
+        UserError: says how to start it.
+    """
+    check_stubbed(environment)
+    if environment.get(MEMORY) != "1":
+        raise UserError(
+            "the stand-in NPU of this process has no memory; start the tests with "
+            f"python -m mindspeed_testing.npu PATHS, which sets {MEMORY}=1 before Python starts"
         )
 
 

@@ -118,6 +118,6 @@ class Kernel:
 
 def unwritten(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
     """Return memory as a kernel leaves it that does not write: NaN, or an integer's largest value."""
-    if dtype.is_floating_point:
+    if dtype.is_floating_point or dtype.is_complex:
         return torch.full(shape, float("nan"), dtype=dtype)
     return torch.full(shape, True if dtype == torch.bool else torch.iinfo(dtype).max, dtype=dtype)

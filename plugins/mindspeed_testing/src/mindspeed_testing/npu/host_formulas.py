@@ -1,0 +1,57 @@
+"""Operations of PyTorch that torch_npu has kernels of and the host has not.
+
+torch_npu differentiates a few operations as a whole that the host differentiates in parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def differentiate(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor | None], gradient: Tensor, mask: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of a function of tensors, and None where ``mask`` is off."""
+    with recording_gradients(), torch.enable_grad():
+        leaves = [
+            None if tensor is None else tensor.detach().requires_grad_(wanted)
+            for tensor, wanted in zip(inputs, mask)
+        ]
+        result = function(*leaves)
+        asked = [leaf for leaf, wanted in zip(leaves, mask) if wanted and leaf is not None]
+        found = iter(torch.autograd.grad(result, asked, gradient))
+    return tuple(
+        next(found) if wanted and leaf is not None else None for leaf, wanted in zip(leaves, mask)
+    )
+
+
+def recording_gradients() -> Any:
+    """Return a context in which autograd records on the host, below the autograd of the device."""
+    return torch._C._ForceDispatchKeyGuard(
+        torch._C._dispatch_tls_local_include_set(),
+        torch._C._dispatch_tls_local_exclude_set() - torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU),
+    )
+
+
+def _matmul_backward(grad: Tensor, self: Tensor, other: Tensor, mask: Sequence[bool]) -> Any:
+    return differentiate(torch.matmul, (self, other), grad, mask)
+
+
+def _linear_backward(self: Tensor, grad_output: Tensor, weight: Tensor, mask: Sequence[bool]) -> Any:
+    def linear(x: Tensor, w: Tensor, *bias: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, w, *bias)
+
+    bias = (grad_output.new_zeros(weight.shape[0]),) if mask[2] else ()
+    found = differentiate(linear, (self, weight, *bias), grad_output, mask)
+    return (*found, None)[:3]
+
+
+FORMULAS: Mapping[str, Callable[..., Any]] = {
+    "aten::matmul_backward": _matmul_backward,
+    "aten::linear_backward": _linear_backward,
+}
+"""By operation."""

@@ -1,0 +1,196 @@
+"""Trainings on the value device, to be compared with those on the CPU.
+
+A side is what `mindspeed_core.testing.training.train_side` makes of a command line, with every rank a process
+of its own whose tensors live on a value device and whose groups communicate over gloo.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from mindspeed_core.feature import Patch, Scenario
+from mindspeed_core.testing.canonical import CanonicalState
+from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_core.testing.proof_files import flags_with_files
+from mindspeed_core.testing.training import (
+    RankRecord,
+    SideRequest,
+    SideResult,
+    joined_ranks,
+    train_rank,
+    train_side,
+)
+from mindspeed_core.testing.worlds import run_world
+from mindspeed_testing.npu.soc import PRODUCTS
+from mindspeed_testing.npu.stubs import SOC, check_memory
+
+
+@dataclass(frozen=True)
+class ValueTraining:
+    """A training on the value device.
+
+    Attributes:
+        side: losses, gradients and parameters, as `train_side` returns them.
+        operations: per rank, how often each operation of the device and of torch.distributed ran.
+    """
+
+    side: SideResult
+    operations: tuple[Mapping[str, int], ...]
+
+    def count(self, operation: str) -> int:
+        """Count the runs of an operation on all ranks: ``npu_swiglu``."""
+        from mindspeed_testing.npu.fake import count_runs
+
+        return sum(count_runs(rank, operation) for rank in self.operations)
+
+
+def value_training(
+    flags: Sequence[str] = (),
+    *,
+    world_size: int = 1,
+    steps: int = 2,
+    initial: CanonicalState | None = None,
+    soc: str = "910B",
+    files: Sequence[str] = (),
+    declarations: Sequence[str] = (),
+    extra_parameters: Sequence[str] = (),
+    timeout: float = 300.0,
+) -> ValueTraining:
+    """Train the small GPT with ``flags`` added on value devices, one process a rank.
+
+    Args:
+        flags: appended to `mindspeed_core.testing.model_flags.SMALL_GPT`.
+        world_size: ranks.
+        steps: steps with forward, backward and update.
+        initial: parameters to start from, as a side on the CPU has them.
+        soc: the generation of the device, one of `mindspeed_testing.npu.kernels.contract.SOCS`.
+        files: small files behind ``{files}`` in the flags.
+        declarations: ``"module:Name"`` of features that are not installed.
+        extra_parameters: patterns of parameters that ``initial`` may lack.
+        timeout: seconds for the whole world.
+
+    Raises:
+        WorldError: a rank failed; the message shows its error, of a kernel for instance.
+        UserError: the process was not started with the stand-in libraries.
+    """
+    check_memory()
+    with flags_with_files(flags, files) as filled:
+        request = SideRequest(
+            training_flags(filled, steps + 1),
+            steps,
+            initial,
+            declarations=declarations,
+            platform="npu",
+            extra_parameters=extra_parameters,
+        )
+        product = PRODUCTS[soc][0]
+        ranks = run_world(
+            f"{__name__}:value_rank", world_size, request, timeout=timeout, env={SOC: product}
+        )
+    return ValueTraining(joined_ranks([record for record, _ in ranks]), tuple(count for _, count in ranks))
+
+
+def assert_equals_cpu(
+    scenario: Scenario, *, soc: str = "910B", tolerance: float | None = None, timeout: float = 300.0
+) -> ValueTraining:
+    """Assert that a scenario's side on value devices equals its baseline on the CPU.
+
+    Args:
+        scenario: flags, baseline, world, steps, files and tolerance, as for ``mindspeed-features verify``.
+        soc: the generation of the device.
+        tolerance: in the place of the scenario's.
+        timeout: seconds for each side.
+
+    Raises:
+        AssertionError: with a report of the worst tensors.
+        WorldError: a side cannot run.
+    """
+    from mindspeed_core.testing.compare_sides import compare_sides
+
+    extra = scenario.extra_parameters
+    cpu = train_side(
+        scenario.baseline,
+        scenario.baseline_world_size or scenario.world_size,
+        scenario.steps,
+        platform="cpu",
+        files=scenario.files,
+        timeout=timeout,
+    )
+    npu = value_training(
+        scenario.flags,
+        world_size=scenario.world_size,
+        steps=scenario.steps,
+        initial=cpu.initial,
+        soc=soc,
+        files=scenario.files,
+        extra_parameters=extra,
+        timeout=timeout,
+    )
+    comparison, _ = compare_sides(
+        npu.side,
+        cpu,
+        tolerance=scenario.tolerance if tolerance is None else tolerance,
+        quantities=scenario.quantities,
+        extra_losses=scenario.extra_losses,
+        extra_parameters=extra,
+    )
+    if not comparison.equal:
+        raise AssertionError(f"{scenario.name} on Ascend {soc}: {comparison}")
+    return npu
+
+
+def value_rank(request: SideRequest) -> tuple[RankRecord, Counter[str]]:
+    """Train one rank of a side on a value device."""
+    # Every process has a device of its own, the first.
+    with mock.patch.dict(os.environ, LOCAL_RANK="0"), value_session() as device:
+        return train_rank(request), device.operations
+
+
+@contextmanager
+def value_session() -> Iterator[Any]:
+    """Let sessions on the platform ``npu`` run inside the context, their groups over gloo.
+
+    Yields:
+        The `mindspeed_testing.npu.device.ValueDevice`.
+    """
+    from mindspeed_core.platforms.npu import NpuPlatform
+    from mindspeed_core.platforms.platform import Availability
+    from mindspeed_core.runtime.patches import PatchLedger
+    from mindspeed_testing.npu.device import value_device
+
+    there = classmethod(lambda cls: Availability(True, "announced by the stand-in libraries"))
+    ledger = PatchLedger()
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(NpuPlatform, "probe", there))
+        ledger.apply(_OVER_GLOO, owner="value device")
+        stack.callback(ledger.revert)
+        yield stack.enter_context(value_device())
+
+
+def over_gloo(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Stand in for functions that make groups: whatever the backend, they communicate over gloo."""
+
+    def make(*args: Any, **options: Any) -> Any:
+        if original.__name__ == "init_process_group":
+            return original("gloo", *args[1:], **{k: v for k, v in options.items() if k != "backend"})
+        return original(*args, **{**options, "backend": "gloo", "pg_options": None})
+
+    make.__name__ = original.__name__
+    return make
+
+
+_OVER_GLOO = tuple(
+    Patch(
+        target=f"torch.distributed.distributed_c10d:{name}",
+        new=over_gloo,
+        kind="wrap",
+        reason="tensors of the value device lie in the host's memory",
+    )
+    for name in ("init_process_group", "new_group")
+)
