@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from mindspeed_core.feature import Patch, Scenario
+from mindspeed_core.feature import Scenario
 from mindspeed_core.testing.canonical import CanonicalState
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.proof_files import flags_with_files
@@ -90,9 +90,10 @@ def value_training(
             extra_parameters=extra_parameters,
         )
         product = PRODUCTS[soc][0]
-        ranks = run_world(
-            f"{__name__}:value_rank", world_size, request, timeout=timeout, env={SOC: product}
-        )
+        with _fork_server_of_plain_torch():
+            ranks = run_world(
+                f"{__name__}:value_rank", world_size, request, timeout=timeout, env={SOC: product}
+            )
     return ValueTraining(joined_ranks([record for record, _ in ranks]), tuple(count for _, count in ranks))
 
 
@@ -114,14 +115,15 @@ def assert_equals_cpu(
     from mindspeed_core.testing.compare_sides import compare_sides
 
     extra = scenario.extra_parameters
-    cpu = train_side(
-        scenario.baseline,
-        scenario.baseline_world_size or scenario.world_size,
-        scenario.steps,
-        platform="cpu",
-        files=scenario.files,
-        timeout=timeout,
-    )
+    with _fork_server_of_plain_torch():
+        cpu = train_side(
+            scenario.baseline,
+            scenario.baseline_world_size or scenario.world_size,
+            scenario.steps,
+            platform="cpu",
+            files=scenario.files,
+            timeout=timeout,
+        )
     npu = value_training(
         scenario.flags,
         world_size=scenario.world_size,
@@ -161,36 +163,35 @@ def value_session() -> Iterator[Any]:
     """
     from mindspeed_core.platforms.npu import NpuPlatform
     from mindspeed_core.platforms.platform import Availability
-    from mindspeed_core.runtime.patches import PatchLedger
     from mindspeed_testing.npu.device import value_device
 
+    check_memory()
+    # It changes the same functions when a session is opened, and cannot be taken back.
+    import torch_npu.contrib.transfer_to_npu  # noqa: F401
+    from torch.distributed import distributed_c10d
+
+
     there = classmethod(lambda cls: Availability(True, "announced by the stand-in libraries"))
-    ledger = PatchLedger()
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(NpuPlatform, "probe", there))
-        ledger.apply(_OVER_GLOO, owner="value device")
-        stack.callback(ledger.revert)
+        made = _over_gloo(distributed_c10d._new_process_group_helper)
+        stack.enter_context(mock.patch.object(distributed_c10d, "_new_process_group_helper", made))
         yield stack.enter_context(value_device())
 
 
-def over_gloo(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Stand in for functions that make groups: whatever the backend, they communicate over gloo."""
+def _fork_server_of_plain_torch() -> Any:
+    """Return a context in which worlds fork from a process without torch_npu: the CPU is emulated there."""
+    return mock.patch.dict(os.environ, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
 
-    def make(*args: Any, **options: Any) -> Any:
-        if original.__name__ == "init_process_group":
-            return original("gloo", *args[1:], **{k: v for k, v in options.items() if k != "backend"})
-        return original(*args, **{**options, "backend": "gloo", "pg_options": None})
 
-    make.__name__ = original.__name__
+def _over_gloo(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Stand in for what makes process groups: whatever the backend, they communicate over gloo."""
+    from torch.distributed import Backend
+
+    def make(
+        size: int, rank: int, ranks: Any, backend: Any, store: Any, name: Any, *args: Any, **options: Any
+    ) -> Any:
+        options["backend_options"] = None
+        return original(size, rank, ranks, Backend("gloo"), store, name, *args, **options)
+
     return make
-
-
-_OVER_GLOO = tuple(
-    Patch(
-        target=f"torch.distributed.distributed_c10d:{name}",
-        new=over_gloo,
-        kind="wrap",
-        reason="tensors of the value device lie in the host's memory",
-    )
-    for name in ("init_process_group", "new_group")
-)
