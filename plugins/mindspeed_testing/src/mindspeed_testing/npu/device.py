@@ -105,15 +105,18 @@ class ValueDevice(TorchDispatchMode):
         kernel = self._kernels.get(func.name())
         if kernel is None:
             raise RuntimeError(
-                f"{func.name()} has no kernel on the value device: add a contract to mindspeed_testing.npu.kernels, "
-                "or give value_device(kernels=...) one"
+                f"{func.name()} has no kernel on the value device: add a contract to "
+                "mindspeed_testing.npu.kernels, or give value_device(kernels=...) one"
             )
+
+        given = bound_arguments(func, args, kwargs).items()
+        requiring = [name for name, value in given if isinstance(value, Tensor) and value.requires_grad]
 
         def run(*host_args: Any, **host_kwargs: Any) -> Any:
             values = bound_arguments(func, host_args, host_kwargs)
             # Kernels may differentiate a formula of theirs; below autograd that is switched off.
             with recording_gradients(), torch.no_grad():
-                return kernel.run(Arguments(values, self.soc))
+                return kernel.run(Arguments(values, self.soc, requiring))
 
         return on_host(func, args, kwargs, run)
 
@@ -188,9 +191,7 @@ def bound_arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     return values
 
 
-def on_host(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]
-) -> Any:
+def on_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]) -> Any:
     """Run an operation on the memory of its tensors; what it returns is on the device.
 
     Args:

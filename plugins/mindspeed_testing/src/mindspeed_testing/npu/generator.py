@@ -38,7 +38,9 @@ class HostRandom:
             else:
                 host.manual_seed(place[0] + place[1])
             result = run()
-            drawn = max((value.numel() for value in tree_iter(result) if isinstance(value, Tensor)), default=0)
+            drawn = max(
+                (value.numel() for value in tree_iter(result) if isinstance(value, Tensor)), default=0
+            )
             generator.set_offset(place[1] + 4 * max(1, -(-drawn // 4)))
             self._states[place[0], generator.get_offset()] = host.get_state()
         finally:

@@ -24,16 +24,15 @@ def differentiate(
         result = function(*leaves)
         asked = [leaf for leaf, wanted in zip(leaves, mask) if wanted and leaf is not None]
         found = iter(torch.autograd.grad(result, asked, gradient))
-    return tuple(
-        next(found) if wanted and leaf is not None else None for leaf, wanted in zip(leaves, mask)
-    )
+    return tuple(next(found) if wanted and leaf is not None else None for leaf, wanted in zip(leaves, mask))
 
 
 def recording_gradients() -> Any:
     """Return a context in which autograd records on the host, below the autograd of the device."""
     return torch._C._ForceDispatchKeyGuard(
         torch._C._dispatch_tls_local_include_set(),
-        torch._C._dispatch_tls_local_exclude_set() - torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU),
+        torch._C._dispatch_tls_local_exclude_set()
+        - torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU),
     )
 
 

@@ -133,7 +133,9 @@ def compile_stubs(directory: Path, sonames: Iterable[str], names: Iterable[str])
 def written_functions(source: str) -> frozenset[str]:
     """Return the functions that the C source writes out itself."""
     defined = re.findall(r"^[a-z][\w \*]*?\b(\w+)\([^;{]*\)\s*\{", source, re.MULTILINE)
-    return frozenset(defined) | frozenset(re.findall(r"^WITH_(?:DEVICE|MEMORY)\((\w+)\)", source, re.MULTILINE))
+    return frozenset(defined) | frozenset(
+        re.findall(r"^WITH_(?:DEVICE|MEMORY)\((\w+)\)", source, re.MULTILINE)
+    )
 
 
 def installed_version() -> str:

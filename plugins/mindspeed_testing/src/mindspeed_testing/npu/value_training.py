@@ -27,6 +27,7 @@ from mindspeed_core.testing.training import (
     train_side,
 )
 from mindspeed_core.testing.worlds import run_world
+from mindspeed_testing.npu.kernels.communicators import communicator_name
 from mindspeed_testing.npu.soc import PRODUCTS
 from mindspeed_testing.npu.stubs import SOC, check_memory
 
@@ -170,12 +171,13 @@ def value_session() -> Iterator[Any]:
     import torch_npu.contrib.transfer_to_npu  # noqa: F401
     from torch.distributed import distributed_c10d
 
-
     there = classmethod(lambda cls: Availability(True, "announced by the stand-in libraries"))
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(NpuPlatform, "probe", there))
         made = _over_gloo(distributed_c10d._new_process_group_helper)
         stack.enter_context(mock.patch.object(distributed_c10d, "_new_process_group_helper", made))
+        found = _backend_of(distributed_c10d.ProcessGroup._get_backend)
+        stack.enter_context(mock.patch.object(distributed_c10d.ProcessGroup, "_get_backend", found))
         yield stack.enter_context(value_device())
 
 
@@ -195,3 +197,43 @@ def _over_gloo(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(size, rank, ranks, Backend("gloo"), store, name, *args, **options)
 
     return make
+
+
+class _DeviceBackend:
+    """The part of a group's backend for NPUs that is called directly."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def get_hccl_comm_name(self, rank: int, init_comm: bool = True) -> str:
+        """Return the communicator's name."""
+        return communicator_name(self._group)
+
+    def batch_isend_irecv(self, kinds: Sequence[str], tensors: Sequence[Any], peers: Sequence[int]) -> Any:
+        """Start sends and receives between ranks of the group."""
+        calls = {"isend": self._group.send, "irecv": self._group.recv}
+        return _Works([calls[kind]([tensor], peer, 0) for kind, tensor, peer in zip(kinds, tensors, peers)])
+
+
+class _Works:
+    """Several pieces of communication as one."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        self._works = works
+
+    def wait(self, *timeout: Any) -> bool:
+        """Wait for all of them."""
+        for work in self._works:
+            work.wait(*timeout)
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether all have ended."""
+        return all(work.is_completed() for work in self._works)
+
+
+def _backend_of(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_backend(group: Any, device: Any) -> Any:
+        return _DeviceBackend(group) if "npu" in str(device) else original(group, device)
+
+    return get_backend
