@@ -14,7 +14,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mindspeed_kernels.call import Call, TensorFacts
-from mindspeed_kernels.contract import NPU_FLOATING, Choice, ContractError, Divisible, Dtype, Holds, Rank
+from mindspeed_kernels.contract import (
+    NPU_FLOATING,
+    Choice,
+    ContractError,
+    Divisible,
+    Dtype,
+    Holds,
+    NotEmpty,
+    Rank,
+)
 from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.cached_rows import rows_at_a_time
 from mindspeed_kernels.ops.compiled import add_compiled
@@ -177,11 +186,26 @@ def _in_kernel_range(call: Call) -> tuple[Any, Any] | None:
     return x.shape[-1], 894
 
 
+def _kernel_layout(call: Call) -> tuple[Any, Any] | None:
+    x, table, mode = call["x"].shape, call["cos"].shape, call["mode"]
+    if x is None or table is None:
+        return None
+    (a, b, c), angles = x[:3], tuple(table[:3])
+    shared = ((1, 1, c), (1, b, 1), (a, 1, 1))
+    fits = shared if mode == 1 else (*shared, (a, 1, c), (a, b, 1), (a, b, c))
+    return None if angles in fits else (angles, shared[2])
+
+
 @npu_rotary_position_embedding.backend(
     "npu",
     ("npu",),
     available=torch_npu_missing,
-    contract=(Dtype("x", NPU_FLOATING), Holds("x", "last dimension must be below 896", _in_kernel_range)),
+    contract=(
+        Dtype("x", NPU_FLOATING),
+        NotEmpty("x"),
+        Holds("x", "last dimension must be below 896", _in_kernel_range),
+        Holds("cos", "must have positions of x; in mode 1 the same ones for every sample", _kernel_layout),
+    ),
 )
 def _npu(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:
     import torch_npu

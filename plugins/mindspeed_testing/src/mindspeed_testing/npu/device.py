@@ -13,6 +13,7 @@ import ctypes
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -61,6 +62,8 @@ class ValueDevice(TorchDispatchMode):
     Attributes:
         soc: the generation of the device, one of `mindspeed_testing.npu.kernels.contract.SOCS`.
         operations: how often each operation of the device and of torch.distributed ran.
+        without_kernel: how often each operation of PyTorch ran that torch_npu has no kernel of: a device
+            copies its tensors to the host and back for it.
     """
 
     def __init__(self, kernels: Mapping[str, Kernel], soc: str) -> None:
@@ -68,6 +71,7 @@ class ValueDevice(TorchDispatchMode):
         super().__init__()
         self.soc = soc
         self.operations: Counter[str] = Counter()
+        self.without_kernel: Counter[str] = Counter()
         self._kernels = kernels
         self._random = HostRandom()
 
@@ -94,6 +98,8 @@ class ValueDevice(TorchDispatchMode):
         if name in _OF_STORAGE or name in _FACTS or func.is_view:
             return func(*args, **kwargs)
         _check_one_device(func, args, kwargs)
+        if func.namespace == "aten" and not _has_kernel(name):
+            self.without_kernel[name] += 1
         if draws(func):
             generator = generator_of((args, kwargs))
             return on_host(
@@ -253,6 +259,13 @@ def _fill(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         count = made.untyped_storage().nbytes() // made.element_size() - first
         whole.as_strided((count,), (1,), first).copy_(unwritten((1,), made.dtype))
     return made
+
+
+@cache
+def _has_kernel(operation: str) -> bool:
+    found = torch._C._dispatch_has_kernel_for_dispatch_key
+    keys = ("PrivateUse1", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
+    return any(found(operation, key) for key in keys)
 
 
 def _check_one_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -49,8 +49,24 @@ def _linear_backward(self: Tensor, grad_output: Tensor, weight: Tensor, mask: Se
     return (*found, None)[:3]
 
 
+def _widened(function: Callable[..., Tensor], count: int) -> Callable[..., Tensor]:
+    """Return products of ``count`` half operands that are summed and kept in a wider dtype."""
+
+    def product(*args: Any, out: Tensor | None = None, **scales: Any) -> Tensor:
+        *tensors, dtype = args[: count + 1]
+        found = function(*(tensor.to(dtype) for tensor in tensors), *args[count + 1 :], **scales)
+        return found if out is None else out.copy_(found)
+
+    return product
+
+
 FORMULAS: Mapping[str, Callable[..., Any]] = {
     "aten::matmul_backward": _matmul_backward,
     "aten::linear_backward": _linear_backward,
+    **{
+        f"aten::{name}.{overload}": _widened(function, count)
+        for name, function, count in (("mm", torch.mm, 2), ("bmm", torch.bmm, 2), ("addmm", torch.addmm, 3))
+        for overload in ("dtype", "dtype_out")
+    },
 }
 """By operation."""
