@@ -10,6 +10,7 @@ is NaN, or the largest integer.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -56,6 +57,10 @@ _TAKES_HOST_TENSORS = ("copy", "to_copy", "index", "_index_put", "_unsafe_index"
 """Beginnings of the operations of PyTorch whose arguments may be on both sides."""
 
 
+COMPUTED: dict[str, str] = {}
+"""The first test of this process that each kernel computed a call for, by operation."""
+
+
 class ValueDevice(TorchDispatchMode):
     """The state inside `value_device`.
 
@@ -84,7 +89,7 @@ class ValueDevice(TorchDispatchMode):
     ) -> Any:
         """Run one operation; see the module."""
         kwargs = kwargs or {}
-        if func.namespace in DEVICE_NAMESPACES and func.name() not in _FACTS:
+        if func.namespace in DEVICE_NAMESPACES and func.name() not in (*_FACTS, *FORMULAS):
             self.operations[str(func)] += 1
             DISPATCHED[str(func)] += 1
             return self._run_kernel(func, args, kwargs)
@@ -122,7 +127,9 @@ class ValueDevice(TorchDispatchMode):
             values = bound_arguments(func, host_args, host_kwargs)
             # Kernels may differentiate a formula of theirs; below autograd that is switched off.
             with recording_gradients(), torch.no_grad():
-                return kernel.run(Arguments(values, self.soc, requiring))
+                result = kernel.run(Arguments(values, self.soc, requiring))
+            COMPUTED.setdefault(kernel.operation, running_test())
+            return result
 
         return on_host(func, args, kwargs, run)
 
@@ -150,10 +157,17 @@ def value_device(
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         if soc is not None:
             stack.enter_context(announcing(soc))
+        resize = _resized(torch.UntypedStorage.resize_)
+        stack.enter_context(mock.patch.object(torch.UntypedStorage, "resize_", resize))
         # Printing runs its operations outside of every mode.
         stack.enter_context(mock.patch.object(torch._tensor_str, "_str", _printed(torch._tensor_str._str)))
         stack.enter_context(device)
         yield device
+
+
+def running_test() -> str:
+    """Return the test that pytest runs, file and function; empty outside of tests."""
+    return os.environ.get("PYTEST_CURRENT_TEST", "").partition("[")[0].partition(" ")[0]
 
 
 def is_on_device(value: Any) -> bool:
@@ -239,6 +253,18 @@ def on_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Calla
         return to_device(tensor)
 
     return tree_map_only(Tensor, lift, result)
+
+
+def _resized(original: Callable[..., Any]) -> Callable[..., Any]:
+    def resize(storage: torch.UntypedStorage, size: int) -> Any:
+        before = storage.nbytes()
+        result = original(storage, size)
+        if storage.device.type == "npu" and size > before:
+            # Every floating dtype reads these bytes as NaN.
+            ctypes.memset(storage.data_ptr() + before, 0xFF, size - before)
+        return result
+
+    return resize
 
 
 def _printed(original: Callable[..., str]) -> Callable[..., str]:

@@ -1,6 +1,7 @@
 """Operations of PyTorch that torch_npu has kernels of and the host has not.
 
-torch_npu differentiates a few operations as a whole that the host differentiates in parts.
+torch_npu differentiates a few operations as a whole that the host differentiates in parts, some under a name
+of its own.
 """
 
 from __future__ import annotations
@@ -49,6 +50,14 @@ def _linear_backward(self: Tensor, grad_output: Tensor, weight: Tensor, mask: Se
     return (*found, None)[:3]
 
 
+def _repeat_backward(grad: Tensor, input: Tensor, repeats: Any, dim: int | None = None) -> Any:
+    return differentiate(lambda x: torch.repeat_interleave(x, repeats, dim), (input,), grad, (True,))[0]
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype, copy=True)
+
+
 def _widened(function: Callable[..., Tensor], count: int) -> Callable[..., Tensor]:
     """Return products of ``count`` half operands that are summed and kept in a wider dtype."""
 
@@ -63,6 +72,11 @@ def _widened(function: Callable[..., Tensor], count: int) -> Callable[..., Tenso
 FORMULAS: Mapping[str, Callable[..., Any]] = {
     "aten::matmul_backward": _matmul_backward,
     "aten::linear_backward": _linear_backward,
+    "npu::repeat_interleave_backward_int": _repeat_backward,
+    "npu::repeat_interleave_backward_tensor": _repeat_backward,
+    "npu::_npu_dtype_cast": _cast,
+    "npu::_npu_dtype_cast_backward": _cast,
+    "npu::_npu_format_cast": lambda x, acl_format: x.clone(),
     **{
         f"aten::{name}.{overload}": _widened(function, count)
         for name, function, count in (("mm", torch.mm, 2), ("bmm", torch.bmm, 2), ("addmm", torch.addmm, 3))

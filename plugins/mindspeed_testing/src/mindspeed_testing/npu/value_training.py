@@ -95,7 +95,13 @@ def value_training(
             ranks = run_world(
                 f"{__name__}:value_rank", world_size, request, timeout=timeout, env={SOC: product}
             )
-    return ValueTraining(joined_ranks([record for record, _ in ranks]), tuple(count for _, count in ranks))
+    from mindspeed_testing.npu.device import COMPUTED, running_test
+
+    for _, _, computed in ranks:
+        for operation in computed:
+            COMPUTED.setdefault(operation, running_test())
+    side = joined_ranks([record for record, _, _ in ranks])
+    return ValueTraining(side, tuple(count for _, count, _ in ranks))
 
 
 def assert_equals_cpu(
@@ -148,11 +154,13 @@ def assert_equals_cpu(
     return npu
 
 
-def value_rank(request: SideRequest) -> tuple[RankRecord, Counter[str]]:
-    """Train one rank of a side on a value device."""
+def value_rank(request: SideRequest) -> tuple[RankRecord, Counter[str], tuple[str, ...]]:
+    """Train one rank of a side on a value device; return what it computed with, too."""
+    from mindspeed_testing.npu.device import COMPUTED
+
     # Every process has a device of its own, the first.
     with mock.patch.dict(os.environ, LOCAL_RANK="0"), value_session() as device:
-        return train_rank(request), device.operations
+        return train_rank(request), device.operations, tuple(COMPUTED)
 
 
 @contextmanager
