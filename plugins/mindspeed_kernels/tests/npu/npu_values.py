@@ -20,7 +20,7 @@ BACKENDS = [
     (name, backend.name)
     for name, operator in sorted(OPERATORS.items())
     for backend in operator.backends.values()
-    if operator.samples is not None and "npu" in backend.devices
+    if operator.samples is not None and "npu" in backend.devices and "cpu" not in backend.devices
 ]
 
 

@@ -29,7 +29,7 @@ from mindspeed_testing.npu.host_formulas import FORMULAS, recording_gradients
 from mindspeed_testing.npu.kernels import all_kernels
 from mindspeed_testing.npu.kernels.contract import Arguments, Kernel, unwritten
 from mindspeed_testing.npu.soc import announced_soc, announcing
-from mindspeed_testing.npu.stubs import check_memory
+from mindspeed_testing.npu.stubs import MEMORY, check_stubbed
 
 _UNINITIALISED = frozenset(
     f"aten::{name}"
@@ -147,13 +147,17 @@ def value_device(
         kernels: further kernels, by operation, or others in the place of the package's own.
 
     Raises:
-        UserError: the process was not started with the stand-in libraries and their memory.
+        UserError: the process was not started with the stand-in libraries.
     """
-    check_memory()
+    check_stubbed()
     import torch_npu  # noqa: F401
 
     device = ValueDevice({**all_kernels(), **(kernels or {})}, soc or announced_soc())
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, {MEMORY: "1"}))
+        # Segments that grow are addresses without memory, which the stand-in libraries do not serve.
+        torch.npu.memory._set_allocator_settings("expandable_segments:False")  # type: ignore[attr-defined]
+        stack.callback(torch.npu.empty_cache)  # type: ignore[attr-defined]
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         if soc is not None:
             stack.enter_context(announcing(soc))

@@ -83,7 +83,7 @@ int aclGetCompileopt(int option, char *value, size_t length) {
   return with_device("aclGetCompileopt");
 }
 
-/* Memory of the value device (MINDSPEED_NPU_STUB_MEMORY=1): the host's. Operations never reach this runtime
+/* Memory of the value device (while MINDSPEED_NPU_STUB_MEMORY=1): the host's. Operations never reach this runtime
    then, only allocations and copies do, so that whatever is queued is done when the call returns. */
 
 static uint32_t memory(void) {
@@ -108,8 +108,8 @@ int aclrtMallocAlign32(void **pointer, size_t size, int policy) {
   return allocate(pointer, size, "aclrtMallocAlign32");
 }
 int aclrtMallocHost(void **pointer, size_t size) { return allocate(pointer, size, "aclrtMallocHost"); }
-int aclrtFree(void *pointer) { free(pointer); return with_memory("aclrtFree"); }
-int aclrtFreeHost(void *pointer) { free(pointer); return with_memory("aclrtFreeHost"); }
+int aclrtFree(void *pointer) { traced("aclrtFree"); free(pointer); return SUCCESS; }
+int aclrtFreeHost(void *pointer) { traced("aclrtFreeHost"); free(pointer); return SUCCESS; }
 
 int aclrtGetMemInfo(int kind, size_t *unused, size_t *total) {
   *unused = *total = (size_t)1 << 36;
@@ -132,9 +132,14 @@ int aclrtMemset(void *pointer, size_t room, int32_t value, size_t size) {
   return SUCCESS;
 }
 
-int aclrtCreateEventWithFlag(void **event, uint32_t flag) { return new_stream(event, "aclrtCreateEventWithFlag"); }
+static int new_event(void **event, const char *name) {
+  new_stream(event, name);
+  return with_memory(name);
+}
+
+int aclrtCreateEventWithFlag(void **event, uint32_t flag) { return new_event(event, "aclrtCreateEventWithFlag"); }
 int aclrtCreateEventExWithFlag(void **event, uint32_t flag) {
-  return new_stream(event, "aclrtCreateEventExWithFlag");
+  return new_event(event, "aclrtCreateEventExWithFlag");
 }
 
 int aclrtQueryEventStatus(void *event, int *status) { *status = 1; return with_memory("aclrtQueryEventStatus"); }

@@ -22,6 +22,7 @@ from mindspeed_testing.npu.symbols import found_by_loader, needed, run_tool, sym
 
 DEVICES = "MINDSPEED_NPU_STUB_DEVICES"
 MEMORY = "MINDSPEED_NPU_STUB_MEMORY"
+"""Serves the device's memory from the host's while it is 1: the libraries ask at every call."""
 SOC = "MINDSPEED_NPU_STUB_SOC"
 SOURCE = Path(__file__).with_name("refusing_runtime.c")
 
@@ -48,14 +49,12 @@ class Stubs:
     libraries: tuple[str, ...]
     symbols: tuple[str, ...]
 
-    def environment(
-        self, *, device: bool = False, memory: bool = False, soc: str = "Ascend910B1"
-    ) -> dict[str, str]:
+    def environment(self, *, device: bool = False, soc: str = "Ascend910B1") -> dict[str, str]:
         """Return the environment of a process that imports torch_npu with these libraries.
 
         Args:
-            device: announce one device, for which shapes can be computed; memory is refused as ever.
-            memory: announce one device, and serve its memory from the host's.
+            device: announce one device, for which shapes can be computed; memory is refused as ever, but
+                inside of a `mindspeed_testing.npu.device.value_device`.
             soc: the product name of that device.
         """
         inherited = os.environ.get("LD_LIBRARY_PATH")
@@ -63,10 +62,8 @@ class Stubs:
         values = {**os.environ, "LD_LIBRARY_PATH": path, SOC: soc}
         for name in (DEVICES, MEMORY):
             values.pop(name, None)
-        if memory:
-            # What is queued would run on another thread, after the call that asked for it.
-            values |= {MEMORY: "1", "TASK_QUEUE_ENABLE": "0"}
-        return {**values, DEVICES: "1"} if device or memory else values
+        # What is queued would run on another thread, after the call that asked for it.
+        return {**values, DEVICES: "1", "TASK_QUEUE_ENABLE": "0"} if device else values
 
 
 def build_stubs(directory: Path, package: Path | None = None) -> Stubs:
@@ -163,20 +160,6 @@ def check_stubbed(environment: Mapping[str, str] = os.environ) -> None:
         raise UserError(
             "this process has no stand-in NPU; start the tests with python -m mindspeed_testing.npu "
             f"PATHS, which sets LD_LIBRARY_PATH and {DEVICES}=1 before Python starts"
-        )
-
-
-def check_memory(environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse to go on in a process whose stand-in device has no memory.
-
-    Raises:
-        UserError: says how to start it.
-    """
-    check_stubbed(environment)
-    if environment.get(MEMORY) != "1":
-        raise UserError(
-            "the stand-in NPU of this process has no memory; start the tests with "
-            f"python -m mindspeed_testing.npu PATHS, which sets {MEMORY}=1 before Python starts"
         )
 
 

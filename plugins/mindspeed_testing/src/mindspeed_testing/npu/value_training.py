@@ -29,7 +29,7 @@ from mindspeed_core.testing.training import (
 from mindspeed_core.testing.worlds import run_world
 from mindspeed_testing.npu.kernels.communicators import communicator_name
 from mindspeed_testing.npu.soc import PRODUCTS
-from mindspeed_testing.npu.stubs import SOC, check_memory
+from mindspeed_testing.npu.stubs import SOC, check_stubbed
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def value_training(
         WorldError: a rank failed; the message shows its error, of a kernel for instance.
         UserError: the process was not started with the stand-in libraries.
     """
-    check_memory()
+    check_stubbed()
     with flags_with_files(flags, files) as filled:
         request = SideRequest(
             training_flags(filled, steps + 1),
@@ -174,7 +174,7 @@ def value_session() -> Iterator[Any]:
     from mindspeed_core.platforms.platform import Availability
     from mindspeed_testing.npu.device import value_device
 
-    check_memory()
+    check_stubbed()
     # It changes the same functions when a session is opened, and cannot be taken back.
     import torch_npu.contrib.transfer_to_npu  # noqa: F401
     from torch.distributed import distributed_c10d
