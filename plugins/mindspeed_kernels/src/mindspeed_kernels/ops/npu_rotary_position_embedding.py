@@ -14,16 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mindspeed_kernels.call import Call, TensorFacts
-from mindspeed_kernels.contract import (
-    NPU_FLOATING,
-    Choice,
-    ContractError,
-    Divisible,
-    Dtype,
-    Holds,
-    NotEmpty,
-    Rank,
-)
+from mindspeed_kernels.contract import NPU_FLOATING, Choice, ContractError, Divisible, Dtype, Holds, Rank
 from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.cached_rows import rows_at_a_time
 from mindspeed_kernels.ops.compiled import add_compiled
@@ -186,34 +177,40 @@ def _in_kernel_range(call: Call) -> tuple[Any, Any] | None:
     return x.shape[-1], 894
 
 
-def _kernel_layout(call: Call) -> tuple[Any, Any] | None:
-    x, table, mode = call["x"].shape, call["cos"].shape, call["mode"]
-    if x is None or table is None:
-        return None
-    (a, b, c), angles = x[:3], tuple(table[:3])
-    shared = ((1, 1, c), (1, b, 1), (a, 1, 1))
-    fits = shared if mode == 1 else (*shared, (a, 1, c), (a, b, 1), (a, b, c))
-    return None if angles in fits else (angles, shared[2])
-
-
 @npu_rotary_position_embedding.backend(
     "npu",
     ("npu",),
     available=torch_npu_missing,
-    contract=(
-        Dtype("x", NPU_FLOATING),
-        NotEmpty("x"),
-        Holds("x", "last dimension must be below 896", _in_kernel_range),
-        Holds("cos", "must have positions of x; in mode 1 the same ones for every sample", _kernel_layout),
-    ),
+    contract=(Dtype("x", NPU_FLOATING), Holds("x", "last dimension must be below 896", _in_kernel_range)),
 )
 def _npu(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:
     import torch_npu
 
-    result: Tensor = torch_npu.npu_rotary_mul(
-        x, cos.to(x.dtype), sin.to(x.dtype), rotary_mode="interleave" if mode else "half"
-    )
-    return result
+    rows, tables = _for_kernel(x, (cos.to(x.dtype), sin.to(x.dtype)), mode)
+    result: Tensor = torch_npu.npu_rotary_mul(rows, *tables, rotary_mode="interleave" if mode else "half")
+    return result.view(x.shape)
+
+
+def _for_kernel(x: Tensor, tables: tuple[Tensor, Tensor], mode: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Return a view of ``x``, and cosine and sine of shapes that the kernel takes for it.
+
+    Angles vary along one dimension, in mode 0 also along two of which one is the first, or along all.
+    """
+    a, b, c, width = x.shape
+    leading = torch.broadcast_shapes(*(table.shape[:3] for table in tables))
+    cos, sin = (table.expand(*leading, width) for table in tables)
+    shared = ((1, 1, c), (1, b, 1), (a, 1, 1))
+    if leading in shared or (mode == 0 and leading in ((a, 1, c), (a, b, 1), (a, b, c))):
+        return x, (cos, sin)
+    if leading == (1, 1, 1):
+        return x, (cos.expand(a, 1, 1, -1), sin.expand(a, 1, 1, -1))
+    if mode == 0:
+        return x, (cos.expand(a, b, c, -1), sin.expand(a, b, c, -1))
+    if leading == (a, b, 1):
+        # Samples with angles of their own are so many more positions.
+        return x.reshape(-1, 1, c, width), (cos.reshape(-1, 1, 1, width), sin.reshape(-1, 1, 1, width))
+    cos, sin = (table.expand(a, b, c, -1).reshape(-1, 1, 1, width) for table in (cos, sin))
+    return x.reshape(-1, 1, 1, width), (cos, sin)
 
 
 add_compiled(npu_rotary_position_embedding)
