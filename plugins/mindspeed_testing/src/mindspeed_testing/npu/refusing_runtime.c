@@ -108,8 +108,15 @@ int aclrtMallocAlign32(void **pointer, size_t size, int policy) {
   return allocate(pointer, size, "aclrtMallocAlign32");
 }
 int aclrtMallocHost(void **pointer, size_t size) { return allocate(pointer, size, "aclrtMallocHost"); }
-int aclrtFree(void *pointer) { traced("aclrtFree"); free(pointer); return SUCCESS; }
-int aclrtFreeHost(void *pointer) { traced("aclrtFreeHost"); free(pointer); return SUCCESS; }
+static int release(void *pointer, const char *name) {
+  if (!pointer) return with_memory(name);
+  traced(name);
+  free(pointer);
+  return SUCCESS;
+}
+
+int aclrtFree(void *pointer) { return release(pointer, "aclrtFree"); }
+int aclrtFreeHost(void *pointer) { return release(pointer, "aclrtFreeHost"); }
 
 int aclrtGetMemInfo(int kind, size_t *unused, size_t *total) {
   *unused = *total = (size_t)1 << 36;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ def sources(repository: tuple[str, str, str], *paths: str) -> tuple[Source, ...]
     return tuple(Source(name, path, commit, day) for path in paths)
 
 
-def dtypes(names: str, allowed: set[tuple[torch.dtype, ...]], socs: tuple[str, ...]) -> Rule:
+def dtypes(names: str, allowed: Collection[tuple[torch.dtype, ...]], socs: tuple[str, ...]) -> Rule:
     """Return the rule that tensors have one of some combinations of dtypes.
 
     Args:
