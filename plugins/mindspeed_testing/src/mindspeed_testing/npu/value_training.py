@@ -91,7 +91,7 @@ def value_training(
             extra_parameters=extra_parameters,
         )
         product = PRODUCTS[soc][0]
-        with _fork_server_of_plain_torch():
+        with plain_fork_server():
             ranks = run_world(
                 f"{__name__}:value_rank", world_size, request, timeout=timeout, env={SOC: product}
             )
@@ -122,7 +122,7 @@ def assert_equals_cpu(
     from mindspeed_core.testing.compare_sides import compare_sides
 
     extra = scenario.extra_parameters
-    with _fork_server_of_plain_torch():
+    with plain_fork_server():
         cpu = train_side(
             scenario.baseline,
             scenario.baseline_world_size or scenario.world_size,
@@ -189,7 +189,7 @@ def value_session() -> Iterator[Any]:
         yield stack.enter_context(value_device())
 
 
-def _fork_server_of_plain_torch() -> Any:
+def plain_fork_server() -> Any:
     """Return a context in which worlds fork from a process without torch_npu: the CPU is emulated there."""
     return mock.patch.dict(os.environ, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
 
