@@ -1,4 +1,4 @@
-"""Products with built-in communication on two value devices, against products and collectives of their own."""
+"""Products with built-in communication on two value devices, against their parts."""
 
 from __future__ import annotations
 
@@ -53,8 +53,7 @@ def products_of_a_rank():
 @pytest.fixture(scope="module")
 def world():
     with plain_fork_server():
-        ranks = run_world(products_of_a_rank, RANKS)
-    return ranks
+        return run_world(products_of_a_rank, RANKS)
 
 
 @pytest.mark.parametrize("name", ["reduce", "scatter", "gather"])
