@@ -16,8 +16,6 @@ from mindspeed_testing.npu.sources import api_uses
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFORMANCE = ROOT / "tests" / "npu_conformance"
-RUNTIME = ("torch.npu.", "torch_npu.profiler.")
-"""Beginnings of names that start no kernel."""
 
 INTRODUCTION = (
     "# Contracts of NPU calls",
@@ -34,7 +32,8 @@ INTRODUCTION = (
 def npu_contracts_page() -> str:
     """Every operation with its contract, then the names that start no kernel."""
     kernels, places = all_kernels(), _places()
-    called = {name: _operation(name) for name in places if not name.startswith(RUNTIME)}
+    operations = {name: _operation(name) for name in places}
+    called = {name: operation for name, operation in operations.items() if operation}
     written = [name for name, operation in called.items() if _written(kernels.get(operation))]
     lines = [*INTRODUCTION, "", f"**{len(written)} of {len(called)} calls have a written contract.**", ""]
     lines += ["## Calls", ""]
@@ -62,7 +61,7 @@ def npu_contracts_page() -> str:
         "[schemas.json](../../tests/npu_conformance/schemas.json), and a run compares them.",
         "",
     ]
-    others = {name: where for name, where in places.items() if name.startswith(RUNTIME)}
+    others = {name: where for name, where in places.items() if name not in called}
     lines += table(("name", "used in"), ((code(name), codes(others[name])) for name in sorted(others)))
     return "\n".join(lines)
 
@@ -84,11 +83,12 @@ def _short(path: Path) -> str:
 
 
 def _operation(name: str) -> str:
-    """The operation behind a name, by its recorded schema."""
+    """The operation behind a name by its recorded schema; empty where there is none."""
     recorded = json.loads((CONFORMANCE / "schemas.json").read_text(encoding="utf-8"))["names"]
     schemas = [line.partition("(")[0] for line in recorded.get(name, ()) if "::" in line.partition("(")[0]]
-    kept = [schema for schema in schemas if schema in all_kernels()] or schemas
-    return kept[0] if kept else name
+    # Some only arrange their arguments for an operation of the same name with an underscore.
+    inner = [schema.replace("::", "::_") for schema in schemas]
+    return next((s for s in (*schemas, *inner) if s in all_kernels()), schemas[0] if schemas else "")
 
 
 def _written(kernel: Kernel | None) -> bool:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-
-import pytest
 
 from mindspeed_testing.npu import contracts
 from mindspeed_testing.npu.kernels import all_kernels
@@ -30,14 +29,10 @@ def test_every_contract_has_a_test_that_exists():
         assert f"def {function}(" in (root / path).read_text(encoding="utf-8"), test
 
 
-@pytest.mark.parametrize("lacks", [True, False])
-def test_a_record_that_differs_from_the_contracts_is_named(tmp_path, lacks):
+def test_a_contract_that_the_record_lacks_is_named(tmp_path):
     recorded = dict(contracts.read_record(RECORD))
-    if lacks:
-        recorded.pop("npu::npu_swiglu")
-    else:
-        recorded["npu::npu_gone"] = ""
+    recorded.pop("npu::npu_swiglu")
     path = tmp_path / "contracts.json"
-    path.write_text(str(recorded).replace("'", '"'))
+    path.write_text(json.dumps(recorded))
     (line,) = contracts.compare_record(path)
-    assert ("npu::npu_swiglu is not in" if lacks else "npu::npu_gone is in") in line
+    assert "npu::npu_swiglu is not in" in line
