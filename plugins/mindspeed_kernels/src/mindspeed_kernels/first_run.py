@@ -153,8 +153,9 @@ def _attention(device: str, args: tuple[Any, ...], options: Mapping[str, Any]) -
         found[0].float().square().sum().backward()
         leaves = [value for value in (*given, *named.values()) if isinstance(value, Tensor)]
         gradients = [leaf.grad for leaf in leaves if leaf.requires_grad]
-        assert all(gradient is not None for gradient in gradients), "an input got no gradient"
-        results.append([tensor.detach().float().cpu() for tensor in (*found, *gradients)])
+        reached = [gradient for gradient in gradients if gradient is not None]
+        assert len(reached) == len(gradients), "an input got no gradient"
+        results.append([tensor.detach().float().cpu() for tensor in (*found, *reached)])
     largest = 0.0
     for mine, other in zip(*results):
         torch.testing.assert_close(mine, other, rtol=3e-2, atol=3e-2)
