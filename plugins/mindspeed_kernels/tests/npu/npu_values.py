@@ -29,3 +29,11 @@ def test_a_backend_of_the_device_computes_the_reference_and_every_gradient(name,
     with value_device():
         dtypes = (torch.bfloat16, torch.float32)
         assert sum(check_backend(name, backend, device="npu", dtype=dtype) for dtype in dtypes)
+
+
+def test_the_norm_s_epsilon_reaches_the_kernel():
+    from mindspeed_kernels.ops import rms_norm
+
+    with value_device():
+        x, gamma = torch.ones(2, 16, device="npu"), torch.ones(16, device="npu")
+        torch.testing.assert_close(rms_norm(x, gamma, 3.0), x / 2)
