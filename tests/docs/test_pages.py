@@ -32,6 +32,7 @@ OF_OTHER_PROGRAMS = {
     "--check",
     "--help",
     "--contract",
+    "--no-loops",
     "--contract-platform",
     "--contract-without-proofs",
     "--no-build-isolation",
