@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.megatron_lm import pretrain_call
 from mindspeed_core.hosts.megatron_lm.flag_ownership import stand_in
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, intercepts
+from mindspeed_core.launch.meeting import TIMEOUT, meet_ranks
 from mindspeed_core.megatron.data_source import check_only_source
 from mindspeed_core.megatron.seeds import seed_generators, seed_of_rank
 from mindspeed_core.run import DistInfo, RngInfo
@@ -40,11 +42,23 @@ def validate_arguments(session: Session, args: Namespace) -> Namespace:
 def around_initialize_distributed(
     now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any
 ) -> Any:
-    """Intercept ``_initialize_distributed``: starts torch.distributed, and the process groups within."""
+    """Intercept ``_initialize_distributed``: starts torch.distributed, and the process groups within.
+
+    The ranks meet first, so that who does not come is named; the script's own start finds the store served.
+    """
     session = now.session
+    _meet(session.args, (*args, *named.values()))
     with now.calling("init_distributed", lambda: original(*args, **named)) as call:
         session.call("init_distributed", args=session.args, platform=session.platform)
     return call.result
+
+
+def _meet(args: Namespace, given: Sequence[Any]) -> None:
+    alone = args.world_size < 2 or getattr(args, "fake_process_group", False)
+    if alone or dist.is_initialized() or any(isinstance(value, dist.Store) for value in given):
+        return
+    minutes = getattr(args, "distributed_timeout_minutes", None) or TIMEOUT.total_seconds() / 60
+    meet_ranks(timedelta(minutes=minutes), flag="--distributed-timeout-minutes")
 
 
 @hookimpl(trylast=True)
