@@ -19,6 +19,7 @@ STORE = "MINDSPEED_STORE_DESCRIPTOR"
 """The listening socket on which rank 0 serves the store."""
 JOB = "MINDSPEED_JOB_ID"
 RESTART = "MINDSPEED_RESTART"
+_TORCHRUN = "torchrun:"
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,15 @@ class Job:
     name: str = ""
     restart: int = 0
 
+    @property
+    def may_continue(self) -> bool:
+        """Return whether an earlier attempt of this job may have published checkpoints.
+
+        Under torchrun each agent counts for itself: one that replaces a lost node begins at zero, and nodes
+        that join are not counted at all. There the job's name (``--rdzv-id``) alone tells.
+        """
+        return bool(self.name) and (self.restart > 0 or self.name.startswith(_TORCHRUN))
+
 
 def current_job(environment: Mapping[str, str] | None = None) -> Job:
     """Return the job by the variables of this package, of torchrun or of Slurm, in this order."""
@@ -41,7 +51,7 @@ def current_job(environment: Mapping[str, str] | None = None) -> Job:
         return Job(f"mindspeed:{env[JOB]}", _count(env.get(RESTART)))
     run_id = env.get("TORCHELASTIC_RUN_ID", "none")
     if run_id != "none":
-        return Job(f"torchrun:{run_id}", _count(env.get("TORCHELASTIC_RESTART_COUNT")))
+        return Job(f"{_TORCHRUN}{run_id}", _count(env.get("TORCHELASTIC_RESTART_COUNT")))
     if env.get("SLURM_JOB_ID"):
         return Job(f"slurm:{env['SLURM_JOB_ID']}", _count(env.get("SLURM_RESTART_COUNT")))
     return Job()

@@ -128,6 +128,7 @@ class _Rank:
     own: Assignment
     limit: Limit
     seen: dict[str, _Arrival] = field(default_factory=dict)
+    answered: set[str] = field(default_factory=set)
     read: int = 0
     pause: float = _SHORTEST_PAUSE
 
@@ -137,7 +138,7 @@ class _Rank:
         self.arrival = _Arrival(
             uuid.uuid4().hex, process, own.rank, own.world_size, _host(), os.getpid(), current_job().name
         )
-        self.refuse_if_complete(late=False)
+        self._refuse_if_complete()
         number = self.hall.add("arrivals", 1)
         self.hall.set(f"arrival/{number}", json.dumps(asdict(self.arrival)))
         self.since = time.monotonic()
@@ -164,15 +165,21 @@ class _Rank:
         key = f"{kind}/{self.arrival.token}"
         return json.loads(self.hall.get(key)) if self.hall.check([key]) else None
 
+    def answer_call(self) -> bool:
+        """Answer whoever calls this rank; return whether somebody did for the first time."""
+        call = self.received("call")
+        if call is None or call in self.answered:
+            return False
+        self.answered.add(call)
+        self.send(f"answer/{call}", self.arrival.token, True)
+        return True
+
     def send(self, kind: str, token: str, value: Any) -> None:
         self.hall.set(f"{kind}/{token}", json.dumps(value))
 
-    def refuse_if_complete(self, *, late: bool) -> None:
-        """Raise when the world is complete without this process.
-
-        The store of a launcher that restarts workers remembers former worlds: there only the timeout tells.
-        """
-        if (is_agent_store() and not late) or not self.hall.check(["complete"]):
+    def _refuse_if_complete(self) -> None:
+        # The store of a launcher that restarts workers remembers former worlds, and gives each rank once.
+        if is_agent_store() or not self.hall.check(["complete"]):
             return
         if not self.hall.check([f"complete/{self.arrival.process}"]):
             own = self.own
@@ -188,20 +195,16 @@ class _Member(_Rank):
 
     def meet(self) -> str:
         self.arrive()
-        called = False
         while self.rest():
-            if not called and self.received("call") is not None:
-                called = True
-                self.send("answer", self.arrival.token, True)
+            if self.answer_call():
                 # Rank 0 may have come just now, and waits as long for the others.
                 self.deadline = time.monotonic() + self.limit.seconds + _LEAVE_SECONDS
-            verdict = self.received("verdict") if called else None
+            verdict = self.received("verdict") if self.answered else None
             if verdict is not None:
                 if "world" in verdict:
                     return str(verdict["world"])
                 self.hall.add("left", 1)
                 raise MeetingError(verdict["problem"], told_by_rank_zero=verdict["shared"])
-        self.refuse_if_complete(late=True)
         self.look()
         others = [arrival for arrival in self.seen.values() if arrival.rank]
         raise MeetingError(
@@ -242,7 +245,6 @@ class _Judge(_Rank):
                     "%s, after %.0f s of %s", self._missing("have not come yet"), waited, self.limit
                 )
             if not self.rest():
-                self.refuse_if_complete(late=True)
                 missing = self._missing(f"did not come within {self.limit}")
                 self._refuse(f"{missing}; {_WAY_OUT}")
 
@@ -253,11 +255,11 @@ class _Judge(_Rank):
                 self.present[arrival.token] = arrival
             else:
                 self.waits[arrival.token] = arrival
-                self.send("call", arrival.token, True)
+                self.send("call", arrival.token, self.arrival.token)
         # Another process with RANK 0 may call this one.
-        if self.received("call") is not None:
-            self.send("answer", self.arrival.token, True)
-        for token in [token for token in self.waits if self.hall.check([f"answer/{token}"])]:
+        self.answer_call()
+        calling = self.arrival.token
+        for token in [token for token in self.waits if self.hall.check([f"answer/{calling}/{token}"])]:
             self.present[token] = self.waits.pop(token)
         verdict = self.received("verdict")
         if verdict is not None:

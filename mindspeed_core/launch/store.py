@@ -140,7 +140,7 @@ def _wait_for_listener(own: Assignment, limit: Limit) -> None:
         try:
             left = max(0.1, deadline - time.monotonic())
             socket.create_connection((own.address, own.port), timeout=min(left, _CONNECT_SECONDS)).close()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             # A name may resolve, and rank 0 may listen, a little later.
             left = deadline - time.monotonic()
             if left > 0:
@@ -152,9 +152,9 @@ def _wait_for_listener(own: Assignment, limit: Limit) -> None:
             return
 
 
-def _nobody_there(own: Assignment, limit: Limit, error: OSError) -> str:
+def _nobody_there(own: Assignment, limit: Limit, error: OSError | UnicodeError) -> str:
     who = f"rank {own.rank} of {own.world_size} (host {socket.gethostname()})"
-    if isinstance(error, socket.gaierror):
+    if isinstance(error, (socket.gaierror, UnicodeError)):
         return (
             f"{who}: MASTER_ADDR {own.address!r} did not resolve within {limit}; set it to the name or "
             "number of rank 0's host, the same for every process"
