@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -42,20 +43,20 @@ def validate_arguments(session: Session, args: Namespace) -> Namespace:
 def around_initialize_distributed(
     now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any
 ) -> Any:
-    """Intercept ``_initialize_distributed``: starts torch.distributed, and the process groups within.
-
-    The ranks meet first, so that who does not come is named; the script's own start finds the store served.
-    """
+    """Intercept ``_initialize_distributed``: starts torch.distributed, and the process groups within."""
     session = now.session
-    _meet(session.args, (*args, *named.values()))
     with now.calling("init_distributed", lambda: original(*args, **named)) as call:
         session.call("init_distributed", args=session.args, platform=session.platform)
     return call.result
 
 
-def _meet(args: Namespace, given: Sequence[Any]) -> None:
-    alone = args.world_size < 2 or getattr(args, "fake_process_group", False)
-    if alone or dist.is_initialized() or any(isinstance(value, dist.Store) for value in given):
+def meet(args: Namespace) -> None:
+    """Let the ranks meet before Megatron-LM starts torch.distributed, so that who does not come is named.
+
+    Megatron-LM's own start finds the store served. Where the script brings a store, ranks meet there.
+    """
+    own_store = getattr(args, "fake_process_group", False) or getattr(args, "inprocess_restart", False)
+    if own_store or args.world_size < 2 or dist.is_initialized() or "MASTER_ADDR" not in os.environ:
         return
     minutes = getattr(args, "distributed_timeout_minutes", None) or TIMEOUT.total_seconds() / 60
     meet_ranks(timedelta(minutes=minutes), flag="--distributed-timeout-minutes")
