@@ -107,15 +107,16 @@ def around_validate_args(original: Callable[..., Any]) -> Callable[..., Any]:
         if now is None or now.has_session or now.command_line is None:
             return original(args, *rest, **named)
 
-        from mindspeed_core.hosts.megatron_lm.parallel import meet as meet_ranks
-
         def validate(given: Any) -> Any:
             result = original(given, *rest, **named)
             return given if result is None else result
 
         with _reported():
             opened = session.open_session(now, args, validate, _installed_registry(), _extra, entry_patches())
-            meet_ranks(opened)
+            # Stage modules are imported once the session is open, so that they see what it patched.
+            from mindspeed_core.hosts.megatron_lm.parallel import meet
+
+            meet(opened)
             return opened
 
     return validate_args
