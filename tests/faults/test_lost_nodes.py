@@ -14,7 +14,7 @@ from mindspeed_testing.faults import KillReport, read_steps, run_undisturbed, st
 FLAGS = (
     "--platform cpu --num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --vocab-size 64 "
     "--micro-batch-size 1 --global-batch-size 2 --mock-data --num-workers 0 --lr 1e-3 --train-iters 20000 "
-    "--eval-iters 0 --attention-dropout 0 --hidden-dropout 0 --no-progress --save-interval 20"
+    "--eval-iters 0 --attention-dropout 0 --hidden-dropout 0 --no-progress"
 ).split()
 # Heartbeats that a busy machine keeps; a node that is silent for longer is lost.
 SILENCE = "keep_alive_interval=2,keep_alive_max_attempt=5,last_call_timeout=1,join_timeout=120,timeout=120"
@@ -38,7 +38,8 @@ class Nodes:
             f"--rdzv-backend c10d --rdzv-endpoint 127.0.0.2:{self.port} --rdzv-id test-{os.getpid()} "
             f"--rdzv-conf {SILENCE} --local-addr 127.0.0.{number} -m mindspeed_core.train"
         ).split()
-        flags = [*own, *FLAGS, "--save", f"{self.folder}/save", "--run-dir", f"{self.folder}/run", *changed]
+        saves = ["--save-interval", "20", "--save", f"{self.folder}/save"]
+        flags = [*own, *FLAGS, *saves, "--run-dir", f"{self.folder}/run", *changed]
         agent = start_job(
             flags,
             self.folder / f"node-{number}.txt",
