@@ -107,8 +107,8 @@ def meet_ranks(timeout: timedelta = TIMEOUT, *, flag: str = "timeout") -> Meetin
     own = current_assignment()
     limit = Limit(timeout, flag)
     store: Any = open_store(own, limit)
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    hall: Any = dist.PrefixStore(f"mindspeed/meeting/{attempt}", store)
+    # One place for all attempts: agents of torchrun count restarts each for itself.
+    hall: Any = dist.PrefixStore("mindspeed/meeting", store)
     try:
         token = (_Judge if own.rank == 0 else _Member)(hall, own, limit).meet()
     except RuntimeError as error:

@@ -157,7 +157,9 @@ def run_all(folder):
     # An attempt of three ranks that never was complete leaves arrivals; then two worlds of other sizes.
     again.wait_for(again.start(2, 3, timeout=0.5, **served))
     for size in (2, 1):
-        for child in [again.start(rank, size, **served) for rank in range(size)]:
+        # The agent that replaces another has counted no restart.
+        counts = [{"TORCHELASTIC_RESTART_COUNT": 1 - rank} for rank in range(size)]
+        for child in [again.start(rank, size, **served, **counts[rank]) for rank in range(size)]:
             again.wait_for(child)
     # Two agents of one rank each that were both told to be the first.
     both = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -32,6 +32,9 @@ class Nodes:
             self.port = listener.getsockname()[1]
 
     def start(self, *changed):
+        if self.agents and self.count != "1":
+            # The first node serves the rendezvous: on one machine each could.
+            self.agents[0].wait_for(self.meets, seconds=SECONDS)
         number = len(self.agents) + 2
         own = (
             f"--nnodes {self.count} --nproc-per-node 1 --max-restarts 3 --monitor-interval 0.1 "
@@ -48,6 +51,10 @@ class Nodes:
         )
         self.agents.append(agent)
         return agent
+
+    def meets(self):
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.2", self.port)) == 0
 
     def starts(self):
         return [step for agent in self.agents for step in agent.starts()]
