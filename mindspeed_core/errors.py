@@ -21,6 +21,10 @@ class ArgumentError(UserError):
         self.remedy = remedy
 
 
+class LostPeerError(UserError):
+    """Rank that ended while this one waited for it; that rank's own message comes first."""
+
+
 class CheckpointError(UserError):
     """Checkpoint that cannot be written or read; the message names the file."""
 

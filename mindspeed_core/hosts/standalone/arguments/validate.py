@@ -5,7 +5,6 @@ Wrong sizes are reported before anything starts, each with its flag, value and t
 
 from __future__ import annotations
 
-import os
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from mindspeed_core.hosts.standalone.arguments.stores import check_stores
 from mindspeed_core.hosts.standalone.data.sources import data_sources
 from mindspeed_core.hosts.standalone.monitoring.writers import check_writers
 from mindspeed_core.hosts.standalone.text.stages import build_for_session, check_vocabulary
+from mindspeed_core.launch.environment import numbered_variable
 from mindspeed_core.megatron.data_source import check_only_source, data_source
 from mindspeed_core.megatron.uneven_partition import leaves_partition
 
@@ -34,13 +34,16 @@ _POSITIVE = (
         "log_interval peak_tflops straggler_minmax_count tensorboard_log_interval tensorboard_queue_size "
         "eval_interval save_interval keep_last_n exit_interval ddp_bucket_size ddp_num_buckets "
         "recompute_num_layers expert_model_parallel_size expert_tensor_parallel_size "
-        "num_virtual_stages_per_pipeline_rank moe_router_topk moe_ffn_hidden_size distributed_timeout_minutes"
+        "num_virtual_stages_per_pipeline_rank moe_router_topk moe_ffn_hidden_size"
     ).split(),
 )
 _NOT_NEGATIVE = (
     "eval_iters num_workers clip_grad weight_decay lr min_lr lr_warmup_iters lr_warmup_samples seed "
     "init_method_std"
 ).split()
+
+
+_YEAR_IN_MINUTES = 525_600
 
 
 @hookimpl(trylast=True)
@@ -109,14 +112,18 @@ def _check_fault_tolerance(args: Namespace) -> None:
         )
     if args.bad_step_limit < 1:
         raise argument_error(args, "--bad-step-limit", "must be at least 1", "or use --bad-step-action stop")
+    if not 0 < args.distributed_timeout_minutes <= _YEAR_IN_MINUTES:
+        raise argument_error(
+            args, "--distributed-timeout-minutes", f"is not above 0 and up to {_YEAR_IN_MINUTES} (a year)"
+        )
     if args.hang_timeout_minutes is not None and args.hang_timeout_minutes < 0:
         raise argument_error(args, "--hang-timeout-minutes", "must not be negative", "0 switches it off")
 
 
 def _derive_world(session: Session, args: Namespace) -> None:
-    args.rank = int(os.environ.get("RANK", "0"))
-    args.world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    args.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    args.rank = numbered_variable("RANK", 0)
+    args.world_size = numbered_variable("WORLD_SIZE", 1)
+    args.local_rank = numbered_variable("LOCAL_RANK", 0)
     tp, pp, cp = (
         args.tensor_model_parallel_size,
         args.pipeline_model_parallel_size,

@@ -13,9 +13,9 @@ from mindspeed_core.launch.environment import current_job
 
 
 def own_checkpoint(args: Namespace) -> publish.Found | None:
-    """Find the checkpoint to continue from, or None where the job was not restarted or has published none."""
+    """Find the checkpoint to continue from, or None where this job has published none."""
     job = current_job()
-    if not job.restart or not job.name or not args.save:
+    if not job.may_continue or not args.save:
         return None
     return source.find_of_job(args.save, job.name)
 
