@@ -5,7 +5,6 @@ Wrong sizes are reported before anything starts, each with its flag, value and t
 
 from __future__ import annotations
 
-import os
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
@@ -68,14 +67,14 @@ def _check_ranges(session: Session, args: Namespace) -> None:
     for name in _POSITIVE:
         value = getattr(args, name)
         if value is not None and value < 1:
-            raise argument_error(args, option(name), "must be at least 1")
+            raise argument_error(args, option(name), "must be at least 1", "raise it, or leave it out")
     for name in _NOT_NEGATIVE:
         value = getattr(args, name)
         if value is not None and value < 0:
-            raise argument_error(args, option(name), "must not be negative")
+            raise argument_error(args, option(name), "must not be negative", "use 0 or more")
     for name in ("attention_dropout", "hidden_dropout"):
         if not 0.0 <= getattr(args, name) < 1.0:
-            raise argument_error(args, option(name), "is not a probability below 1")
+            raise argument_error(args, option(name), "is not a probability below 1", "use 0 for none")
 
 
 def _check_needs_feature(session: Session, args: Namespace) -> None:
@@ -100,7 +99,7 @@ def _check_needs_feature(session: Session, args: Namespace) -> None:
 
 def _check_fault_tolerance(args: Namespace) -> None:
     if args.exit_duration_in_mins is not None and args.exit_duration_in_mins <= 0:
-        raise argument_error(args, "--exit-duration-in-mins", "must be positive")
+        raise argument_error(args, "--exit-duration-in-mins", "must be positive", "drop it for no limit")
     if args.loss_spike_factor <= 1:
         raise argument_error(
             args, "--loss-spike-factor", "an ordinary loss would be a spike", "use more than 1"
@@ -112,9 +111,7 @@ def _check_fault_tolerance(args: Namespace) -> None:
 
 
 def _derive_world(session: Session, args: Namespace) -> None:
-    args.rank = int(os.environ.get("RANK", "0"))
-    args.world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    args.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    args.rank, args.world_size, args.local_rank = session.place_in_world()
     tp, pp, cp = (
         args.tensor_model_parallel_size,
         args.pipeline_model_parallel_size,
@@ -166,10 +163,11 @@ def _derive_model(session: Session, args: Namespace) -> None:
     if args.group_query_attention:
         groups = args.num_query_groups
         if heads % groups:
-            raise argument_error(args, "--num-query-groups", f"does not divide --num-attention-heads {heads}")
+            reason = f"does not divide --num-attention-heads {heads}"
+            raise argument_error(args, "--num-query-groups", reason, "use a divisor")
         if groups % tp and tp % groups and even:
             reason = f"is neither a multiple nor a divisor of --tensor-model-parallel-size {tp}"
-            raise argument_error(args, "--num-query-groups", reason)
+            raise argument_error(args, "--num-query-groups", reason, f"use a multiple of {tp}")
     if args.ffn_hidden_size is None:
         # Megatron-LM's rule: SwiGLU has three matrices, so two thirds of the width keep the parameter count.
         args.ffn_hidden_size = (
@@ -182,9 +180,8 @@ def _derive_model(session: Session, args: Namespace) -> None:
     if args.max_position_embeddings is None:
         args.max_position_embeddings = args.seq_length
     if args.seq_length > args.max_position_embeddings:
-        raise argument_error(
-            args, "--seq-length", f"exceeds --max-position-embeddings {args.max_position_embeddings}"
-        )
+        reason = f"exceeds --max-position-embeddings {args.max_position_embeddings}"
+        raise argument_error(args, "--seq-length", reason, "lower it, or raise the other")
     _derive_vocabulary(session, args)
 
 
@@ -224,12 +221,13 @@ def _check_data(session: Session, args: Namespace) -> None:
 def _check_schedule(args: Namespace) -> None:
     """Check what megatron-core's schedule asserts of its numbers."""
     if args.lr_warmup_init > args.lr:
-        raise argument_error(args, "--lr-warmup-init", f"exceeds --lr {args.lr}")
+        raise argument_error(args, "--lr-warmup-init", f"exceeds --lr {args.lr}", "start at or below it")
     start, end = args.start_weight_decay, args.end_weight_decay
     if start < 0:
-        raise argument_error(args, "--start-weight-decay", "must not be negative")
+        raise argument_error(args, "--start-weight-decay", "must not be negative", "use 0 or more")
     if start > end:
-        raise argument_error(args, "--start-weight-decay", f"exceeds the {end} at the end: it only grows")
+        reason = f"exceeds the {end} at the end: it only grows"
+        raise argument_error(args, "--start-weight-decay", reason, "raise --end-weight-decay")
     if start != end and args.weight_decay_incr_style == "constant":
         reason = f"differs from the {end} at the end, and nothing leads there"
         raise argument_error(args, "--start-weight-decay", reason, "add --weight-decay-incr-style linear")
@@ -248,7 +246,7 @@ def _derive_training(args: Namespace) -> None:
     if args.lr is None:
         raise argument_error(args, "--lr", "is required", "give a learning rate")
     if args.min_lr > args.lr:
-        raise argument_error(args, "--min-lr", f"exceeds --lr {args.lr}")
+        raise argument_error(args, "--min-lr", f"exceeds --lr {args.lr}", "end at or below it")
     derive_schedule(args)
     if args.start_weight_decay is None:
         args.start_weight_decay = args.weight_decay

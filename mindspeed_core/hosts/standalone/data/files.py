@@ -7,6 +7,7 @@ this module loads neither torch nor megatron-core.
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,11 +156,11 @@ def largest_token(files: DatasetFiles, limit: int = 1 << 20) -> int:
 
 
 def _check_presence(prefix: str, index: Path, tokens_file: Path) -> None:
-    missing = [file for file in (index, tokens_file) if not file.is_file()]
+    missing = [file for file in (index, tokens_file) if not os.path.isfile(file)]
     if not missing:
         return
     stem = prefix[:-4] if prefix.endswith((".bin", ".idx")) else ""
-    if stem and idx_path(stem).is_file():
+    if stem and os.path.isfile(idx_path(stem)):
         raise DataError(f"--data-path {prefix!r}: give the prefix of the pair, {stem!r}, without its suffix")
     if len(missing) == 2:
         raise DataError(
