@@ -71,7 +71,7 @@ _ODD_TEXTS = (
     "null",
     "'; rm -rf /",
     "%s%n{0}",
-    "../../..",
+    "..",
     "\n\t\r",
     "\x1b[31m",
 )
@@ -156,7 +156,7 @@ class Places:
             os.mkfifo(named["fifo"])
         if not named["loop"].is_symlink():
             named["loop"].symlink_to(named["loop"])
-        self.paths = (*map(str, named.values()), "/dev/zero", "/dev/null", "/", str(folder / ("n" * 300)))
+        self.paths = (*map(str, named.values()), "/dev/zero", "/dev/null", str(folder / ("n" * 300)))
 
 
 class CommandLines:

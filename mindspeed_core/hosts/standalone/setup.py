@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from mindspeed_core.errors import DataError, UserError
 from mindspeed_core.hosts.standalone.arguments.run_length import samples_wanted
+from mindspeed_core.hosts.standalone.arguments.sizes import check_weights_fit
 from mindspeed_core.hosts.standalone.checkpoint import rng_state
 from mindspeed_core.hosts.standalone.checkpoint.content import LoadedBatch, layout_metadata
 from mindspeed_core.hosts.standalone.checkpoint.save import select_saved
@@ -56,6 +57,7 @@ def setup(session: Session) -> Run:
 def _build_model(session: Session) -> Run:
     args = session.call("validate_arguments_early", args=session.args, plan=session.plan)
     args = session.call("validate_arguments", args=args, plan=session.plan)
+    check_weights_fit(session, args)
     session.args = args
     info = session.call("init_distributed", args=args, platform=session.platform)
     check_ranks(session, info)

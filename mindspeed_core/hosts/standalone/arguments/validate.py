@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.arguments.errors import argument_error, option
+from mindspeed_core.hosts.standalone.arguments.folders import check_folders
 from mindspeed_core.hosts.standalone.arguments.fully_sharded import check_connections, check_fully_sharded
 from mindspeed_core.hosts.standalone.arguments.model import check_model
+from mindspeed_core.hosts.standalone.arguments.ranges import check_limits
 from mindspeed_core.hosts.standalone.arguments.run_length import derive_batch, derive_schedule
 from mindspeed_core.hosts.standalone.data.sources import data_sources
 from mindspeed_core.hosts.standalone.monitoring.writers import check_writers
@@ -45,6 +47,8 @@ _NOT_NEGATIVE = (
 def validate_arguments(session: Session, args: Namespace) -> Namespace:
     """Check sizes and derive what the other stages read."""
     _check_ranges(session, args)
+    check_limits(args)
+    check_folders(args)
     _check_needs_feature(session, args)
     check_writers(args)
     _check_fault_tolerance(args)

@@ -66,6 +66,11 @@ class Sources:
         """Return the blend that a split (0 train, 1 validation, 2 test) is cut from."""
         return self.shared if self.per_split is None else self.per_split[split]
 
+    def flag_of(self, prefix: str) -> str:
+        """Return where a dataset was given."""
+        blends = [self.shared] if self.per_split is None else list(self.per_split)
+        return next(blend.flag for blend in blends if blend and prefix in blend.prefixes)
+
     def prefixes(self) -> tuple[str, ...]:
         """Return every dataset once, in the order in which they are given."""
         blends = [self.shared] if self.per_split is None else list(self.per_split)

@@ -1,0 +1,118 @@
+"""Refusal of a start that cannot fit: weights and the index of samples against the memory of a rank.
+
+Both numbers are lower bounds that need no allocation. Validation alone does not ask: a plan for a cluster is
+checked on a small machine.
+"""
+
+from __future__ import annotations
+
+import resource
+from argparse import Namespace
+from math import inf
+from typing import TYPE_CHECKING
+
+from mindspeed_core.errors import ArgumentError
+from mindspeed_core.hosts.standalone.arguments.errors import argument_error, option
+from mindspeed_core.platforms.process_memory import physical_bytes
+
+if TYPE_CHECKING:
+    from mindspeed_core.session import Session
+
+_GIB = 2**30
+_LAYER_OBJECTS = 32 * 1024
+"""Bytes of the Python objects of a layer, at the very least."""
+_SAMPLE = 12
+"""Bytes of a sample in megatron-core's index: its place (two int32), and its turn (uint32)."""
+_STAGES = ("build_model", "build_model_chunk", "build_layer_spec")
+
+
+def check_weights_fit(session: Session, args: Namespace) -> None:
+    """Refuse a model whose weights alone exceed the memory of a rank's device.
+
+    A model that a feature builds, or whose layers it replaces, is not counted.
+
+    Raises:
+        ArgumentError: names the largest size, the bytes it needs at least and those there are.
+    """
+    if any(name in session.plan.names for stage in _STAGES for name in session.implementations(stage)):
+        return
+    parts = _weights(args)
+    device = min(float(session.platform.total_memory()), _limit())
+    needed = sum(parts.values()) * args.params_dtype.itemsize
+    if needed > device:
+        largest = _to_lower(session, args, max(parts, key=lambda name: parts[name]))
+        raise _too_large(args, largest, needed, device, "for its weights")
+    layers = args.num_layers / args.pipeline_model_parallel_size
+    needed, memory = layers * _LAYER_OBJECTS, min(float(physical_bytes()), _limit())
+    if needed > memory:
+        raise _too_large(args, "num_layers", needed, memory, "for its layers")
+
+
+def check_index_fits(args: Namespace, samples: tuple[int, int | None, int]) -> None:
+    """Refuse more samples than the memory of the machine has room to index.
+
+    Args:
+        args: the arguments.
+        samples: samples of train, validation and test; None for one pass over the split.
+
+    Raises:
+        ArgumentError: names the flag that asks for most of them.
+    """
+    train, valid, test = (count or 0 for count in samples)
+    memory = min(float(physical_bytes()), _limit())
+    for count, names in (
+        (train, ("train_samples",) if args.train_samples else ("train_iters", "global_batch_size")),
+        (max(valid, test), ("eval_iters", "train_iters", "global_batch_size")),
+    ):
+        if count * _SAMPLE > memory:
+            name = max(names, key=lambda name: getattr(args, name) or 0)
+            raise _too_large(args, name, count * _SAMPLE, memory, f"for the index of {count:,} samples")
+
+
+def _weights(args: Namespace) -> dict[str, float]:
+    """Return the parameters of a rank on average, by the flag that they follow from most."""
+    across = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
+    experts_across = (
+        args.expert_tensor_parallel_size * args.expert_model_parallel_size * args.pipeline_model_parallel_size
+    )
+    if args.use_megatron_fsdp or args.use_torch_fsdp2:
+        across = experts_across = args.world_size
+    hidden, gated = args.hidden_size, 1 + bool(args.swiglu or args.quick_geglu)
+    heads = args.kv_channels * args.num_attention_heads
+    attention = 0 if args.multi_latent_attention else 2 * hidden * heads
+    matrices = hidden * (1 + gated)
+    of_layers = float(args.num_layers) * attention / across
+    parts = {"hidden_size": of_layers, "vocab_size": float(args.padded_vocab_size) * hidden / across}
+    if args.position_embedding_type == "learned_absolute":
+        # Every rank of the first pipeline stage holds all positions.
+        parts["seq_length"] = float(args.max_position_embeddings) * hidden
+        if args.use_megatron_fsdp or args.use_torch_fsdp2 or args.pipeline_model_parallel_size > 1:
+            parts["seq_length"] /= args.world_size
+    if args.num_experts is None:
+        parts["ffn_hidden_size"] = float(args.num_layers) * matrices * args.ffn_hidden_size / across
+    elif args.moe_layer_freq == 1:
+        of_expert = matrices * args.moe_ffn_hidden_size
+        parts["num_experts"] = float(args.num_layers) * args.num_experts * of_expert / experts_across
+    return parts
+
+
+def _to_lower(session: Session, args: Namespace, name: str) -> str:
+    """Return the size that was given, where the one that weighs most follows from others."""
+    if name in ("hidden_size", "ffn_hidden_size") and args.num_layers > args.hidden_size:
+        return "num_layers"
+    if name == "seq_length" and session.provenance.get("max_position_embeddings", "default") != "default":
+        return "max_position_embeddings"
+    return name if session.provenance.get(name, "default") != "default" else "hidden_size"
+
+
+def _too_large(args: Namespace, name: str, needed: float, there: float, purpose: str) -> ArgumentError:
+    reason = (
+        f"a rank needs at least {needed / _GIB:,.1f} GiB {purpose}, of {there / _GIB:,.1f} GiB that there are"
+    )
+    return argument_error(args, option(name), reason, "lower it, or start on more or larger machines")
+
+
+def _limit() -> float:
+    """Return the bytes that the operating system lets this process have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return inf if soft == resource.RLIM_INFINITY else float(soft)
