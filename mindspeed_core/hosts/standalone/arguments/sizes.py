@@ -23,6 +23,8 @@ _LAYER_OBJECTS = 32 * 1024
 """Bytes of the Python objects of a layer, at the very least."""
 _SAMPLE = 12
 """Bytes of a sample in megatron-core's index: its place (two int32), and its turn (uint32)."""
+_MORE = "lower it, or start on more or larger machines"
+_NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory", "size calculation overflowed")
 _STAGES = ("build_model", "build_model_chunk", "build_layer_spec")
 
 
@@ -46,6 +48,17 @@ def check_weights_fit(session: Session, args: Namespace) -> None:
     needed, memory = layers * _LAYER_OBJECTS, min(float(physical_bytes()), _limit())
     if needed > memory:
         raise _too_large(args, "num_layers", needed, memory, "for its layers")
+
+
+def exhausted(session: Session, args: Namespace, error: Exception) -> ArgumentError | None:
+    """Return the error about the size that weighs most, where building the model ran out of memory."""
+    text = str(error).partition("\n")[0]
+    if not isinstance(error, MemoryError) and not any(sign in text.lower() for sign in _NO_MEMORY):
+        return None
+    parts = _weights(args)
+    name = _to_lower(session, args, max(parts, key=lambda name: parts[name]))
+    reason = f"there is no memory for a model of this size ({text or 'MemoryError'})"
+    return argument_error(args, option(name), reason, _MORE)
 
 
 def check_index_fits(args: Namespace, samples: tuple[int, int | None, int]) -> None:
@@ -109,7 +122,7 @@ def _too_large(args: Namespace, name: str, needed: float, there: float, purpose:
     reason = (
         f"a rank needs at least {needed / _GIB:,.1f} GiB {purpose}, of {there / _GIB:,.1f} GiB that there are"
     )
-    return argument_error(args, option(name), reason, "lower it, or start on more or larger machines")
+    return argument_error(args, option(name), reason, _MORE)
 
 
 def _limit() -> float:
