@@ -219,6 +219,12 @@ BATCH_FLAGS = grouped(
         "--create-attention-mask-in-dataloader",
         help="Let the dataset build a dense attention mask; otherwise attention is causal.",
     ),
+    Flag(
+        "--no-create-attention-mask-in-dataloader",
+        inverts="create_attention_mask_in_dataloader",
+        default=False,
+        help="Accepted; no dense mask is the default.",
+    ),
 )
 """Flags of batches: they decide whether attention gets a mask, and over what."""
 
@@ -230,6 +236,11 @@ MODEL_FLAGS = (
         Flag("--use-rope-scaling", help="Scale the rotary frequencies as Llama 3.1 does."),
         Flag("--rope-scaling-factor", type=float, default=8.0, help="Factor of --use-rope-scaling."),
         Flag("--use-rotary-position-embeddings", help="Older spelling of --position-embedding-type rope."),
+        Flag(
+            "--multi-latent-attention",
+            aliases=("--multi-head-latent-attention",),
+            help="Attention over keys and values of low rank (MLA).",
+        ),
         Flag("--quick-geglu", help="Gated quick GELU activation in the MLP."),
         Flag("--init-method-xavier-uniform", help="Xavier uniform initial weights."),
         Flag(

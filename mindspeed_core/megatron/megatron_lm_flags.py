@@ -78,7 +78,6 @@ _NOT_APPLICABLE = {
     ),
     "the platform names the backend; choose with --platform": "--distributed-backend",
     "the vocabulary is padded by --make-vocab-size-divisible-by": "--padded-vocab-size",
-    "attention masks are made by attention unless asked for": "--no-create-attention-mask-*",
     "every step runs with the current JIT settings of torch": "--disable-jit-fuser",
     "stragglers are compared at log steps, without a port to switch it": "--straggler-ctrlr-port",
     "leave out --log-straggler": "--disable-straggler-on-startup",

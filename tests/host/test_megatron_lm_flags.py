@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import mindspeed_core
+from mindspeed_core.activation import prepare
 from mindspeed_core.feature import Flag
 from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.hosts.standalone.arguments.megatron_lm_answers import SUPPORTED, answers
@@ -138,3 +139,15 @@ def test_the_command_line_says_why_a_flag_is_not_here():
 def test_the_table_needs_no_torch():
     code = "import sys, mindspeed_core.megatron.megatron_lm_flags as m; m.megatron_lm_flags()"
     subprocess.run([sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("flag", "argument", "value"),
+    [
+        ("--no-create-attention-mask-in-dataloader", "create_attention_mask_in_dataloader", False),
+        ("--create-attention-mask-in-dataloader", "create_attention_mask_in_dataloader", True),
+        ("--multi-head-latent-attention", "multi_latent_attention", True),
+    ],
+)
+def test_other_spellings_of_scripts_mean_the_same_argument(flag, argument, value):
+    assert getattr(prepare([flag], host="standalone", platform="cpu").args, argument) is value

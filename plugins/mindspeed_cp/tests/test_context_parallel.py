@@ -34,13 +34,17 @@ def test_declarations_import_neither_torch_nor_megatron():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
-def plan(*flags):
+def prepared(*flags):
     return prepare(
         training_flags(("--hidden-dropout", "0", *flags), 1),
         platform="cpu",
         registry=Registry.of(DECLARATIONS, "mindspeed-cp"),
         host="standalone",
-    ).plan
+    )
+
+
+def plan(*flags):
+    return prepared(*flags).plan
 
 
 @pytest.mark.parametrize(
@@ -56,7 +60,6 @@ def plan(*flags):
             ["--context-parallel-algo", "hybrid_cp_algo", "--ulysses-degree-in-cp", "3"],
             "--context-parallel-size (8) must be a multiple of --ulysses-degree-in-cp (3)",
         ),
-        (["--ulysses-degree-in-cp", "2"], "needs hybrid_cp_algo or hybrid_adaptive_cp_algo"),
         (["--cp-window-size", "3"], "the ranks of the ring (8) must be a multiple of --cp-window-size (3)"),
         (["--cp-window-size", "8"], "below the ranks of the ring (8), got 8"),
         (
@@ -64,10 +67,6 @@ def plan(*flags):
             "--cp-window-size 2 needs megatron_cp_algo or hybrid_cp_algo",
         ),
         (["--context-parallel-cache-interval", "1"], "needs --context-parallel-kv-cache-policy"),
-        (
-            ["--context-parallel-algo", "ulysses_cp_algo", "--use-fused-ring-attention-update"],
-            "joins the blocks of a ring, and ulysses_cp_algo has no ring",
-        ),
         (["--context-parallel-cache-interval", "-1"], "must not be negative, got -1"),
         (
             ["--context-parallel-kv-cache-policy", "full", "--context-parallel-cache-interval", "4"],
@@ -81,24 +80,39 @@ def plan(*flags):
             ["--context-parallel-kv-cache-policy", "full", "--recompute-granularity", "selective"],
             "keeps what --recompute-granularity selective of attention throws away",
         ),
-        (
-            ["--use-cp-send-recv-overlap", "--context-parallel-algo", "adaptive_cp_algo"],
-            "adaptive_cp_algo has no ring",
-        ),
         (["--use-ulysses-allgather-kv"], "--use-ulysses-allgather-kv needs ulysses_cp_algo"),
         (["--cp-fetch-head-groups", "2"], "megatron_cp_algo does not fetch"),
         (["--cp-fetch-head-groups", "0"], "--cp-fetch-head-groups must be at least 1, got 0"),
         (["--use-ulysses-allgather-kv"], "--use-ulysses-allgather-kv needs --group-query-attention"),
-        (
-            ["--use-ulysses-allgather-kv", "--group-query-attention", "--num-query-groups", "2"],
-            "num_query_groups / tensor_model_parallel_size is 2; it needs 1",
-        ),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_numbers(flags, message):
     with pytest.raises(PlanError) as error:
         plan("--context-parallel-size", "8", *flags)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "note"),
+    [
+        (("--ulysses-degree-in-cp", "2"), "--ulysses-degree-in-cp 2 changes nothing with megatron_cp_algo"),
+        (
+            ("--use-cp-send-recv-overlap", "--context-parallel-algo", "adaptive_cp_algo"),
+            "--use-cp-send-recv-overlap changes nothing with adaptive_cp_algo, which has no ring",
+        ),
+        (
+            ("--use-fused-ring-attention-update", "--context-parallel-algo", "kvallgather_cp_algo"),
+            "--use-fused-ring-attention-update changes nothing with kvallgather_cp_algo",
+        ),
+    ],
+)
+def test_what_an_algorithm_does_not_read_is_said_and_stays_off(flags, note):
+    found = prepared("--context-parallel-size", "8", *flags)
+    assert [note in str(said) for said in found.plan.notes] == [True]
+    options = cp_options(found.args)
+    assert options.grid.inner == 1
+    assert not options.send_receive_overlap
+    assert not options.fused_update
 
 
 @pytest.mark.parametrize(

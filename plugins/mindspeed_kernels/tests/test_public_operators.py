@@ -65,13 +65,15 @@ def test_padded_indices_name_the_tokens_of_each_expert():
     x, indices = torch.randn(5, 3), torch.tensor([[0, 2], [4, 4]])
     permuted, same = npu_moe_token_permute(x, indices, padded_mode=True)
     torch.testing.assert_close(permuted, x[[0, 2, 4, 4]])
-    probs = torch.rand(5, 2)
+    probs = torch.rand(2, 2)
     back = npu_moe_token_unpermute(permuted, same, probs, True, (5, 3))
     expected = torch.zeros(5, 3)
     for expert in range(2):
-        for token in indices[expert]:
-            expected[token] += x[token] * probs[token, expert]
+        for place, token in enumerate(indices[expert]):
+            expected[token] += x[token] * probs[expert, place]
     torch.testing.assert_close(back, expected)
+    with pytest.raises(ContractError, match=r"\[E, capacity\] = \[2, 2\]"):
+        npu_moe_token_unpermute(permuted, same, torch.rand(5, 2), True, (5, 3))
 
 
 def attention_of(q, k, v):

@@ -16,12 +16,20 @@ class CheckedFlag(Flag):
     Attributes:
         check: yields what is wrong with the value beside the other arguments, one sentence each with the
             numbers and the way out.
+        ignored: yields why the value changes nothing beside the other arguments.
     """
 
     check: Callable[[Namespace], Iterable[str]] = lambda args: ()
+    ignored: Callable[[Namespace], Iterable[str]] = lambda args: ()
 
 
 def problems(flags: Sequence[Flag], args: Namespace) -> list[str]:
     """Return everything that the checks of flags find, in their order."""
     checks = [flag.check for flag in flags if isinstance(flag, CheckedFlag)]
     return [problem for check in checks for problem in check(args)]
+
+
+def ignored(flags: Sequence[Flag], args: Namespace) -> list[str]:
+    """Return which flags change nothing, in their order."""
+    reasons = [flag.ignored for flag in flags if isinstance(flag, CheckedFlag)]
+    return [reason for find in reasons for reason in find(args)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
 from mindspeed_core.errors import ArgumentError
@@ -57,12 +57,8 @@ def _degree(args: Namespace) -> Iterator[str]:
     size, algorithm, heads = args.context_parallel_size, args.context_parallel_algo, _heads(args)
     degree = args.ulysses_degree_in_cp
     if algorithm not in WITH_HEADS:
-        if degree is not None:
-            yield (
-                f"--ulysses-degree-in-cp {degree} needs hybrid_cp_algo or hybrid_adaptive_cp_algo, got "
-                f"{algorithm}"
-            )
-    elif degree is None:
+        return
+    if degree is None:
         yield f"--ulysses-degree-in-cp must be specified in {algorithm}"
     elif degree < 1 or size % degree or size == degree:
         yield (
@@ -73,6 +69,15 @@ def _degree(args: Namespace) -> Iterator[str]:
         yield (
             f"--ulysses-degree-in-cp ({degree}) needs as many query heads per rank, num_attention_heads / "
             f"tensor_model_parallel_size is {heads}"
+        )
+
+
+def _unused_degree(args: Namespace) -> Iterator[str]:
+    algorithm, degree = args.context_parallel_algo, args.ulysses_degree_in_cp
+    if degree is not None and algorithm not in WITH_HEADS:
+        yield (
+            f"--ulysses-degree-in-cp {degree} changes nothing with {algorithm}: hybrid_cp_algo and "
+            "hybrid_adaptive_cp_algo read it"
         )
 
 
@@ -125,13 +130,18 @@ def _cache_interval(args: Namespace) -> Iterator[str]:
         )
 
 
-def _overlap(args: Namespace) -> Iterator[str]:
-    algorithm = args.context_parallel_algo
-    if args.use_cp_send_recv_overlap and algorithm not in WITH_RING:
-        yield (
-            f"--use-cp-send-recv-overlap gives a ring a second group, and {algorithm} has no ring; use "
-            "megatron_cp_algo or hybrid_cp_algo, or leave it out"
-        )
+def _without_ring(name: str) -> Callable[[Namespace], Iterator[str]]:
+    """Say that a switch of rings changes nothing where there is none."""
+
+    def ignored(args: Namespace) -> Iterator[str]:
+        algorithm = args.context_parallel_algo
+        if getattr(args, name[2:].replace("-", "_")) and algorithm not in WITH_RING:
+            yield (
+                f"{name} changes nothing with {algorithm}, which has no ring: megatron_cp_algo and "
+                "hybrid_cp_algo read it"
+            )
+
+    return ignored
 
 
 def _head_groups(args: Namespace) -> Iterator[str]:
@@ -152,25 +162,13 @@ def _gathered_keys(args: Namespace) -> Iterator[str]:
         yield "--use-ulysses-allgather-kv needs --context-parallel-size larger than 1, got 1"
     if args.context_parallel_algo != ULYSSES_ALGO:
         yield f"--use-ulysses-allgather-kv needs ulysses_cp_algo, got {args.context_parallel_algo}"
-    heads = (args.num_query_groups or 1) // args.tensor_model_parallel_size
     if not args.group_query_attention:
         yield "--use-ulysses-allgather-kv needs --group-query-attention"
-    elif heads > 1:
-        yield (
-            f"--use-ulysses-allgather-kv sends all key heads to every rank, num_query_groups / "
-            f"tensor_model_parallel_size is {heads}; it needs 1, leave it out for more"
-        )
 
 
 def _fused_update(args: Namespace) -> Iterator[str]:
-    algorithm = args.context_parallel_algo
-    if not args.use_fused_ring_attention_update:
+    if not args.use_fused_ring_attention_update or args.context_parallel_algo not in WITH_RING:
         return
-    if algorithm not in WITH_RING:
-        yield (
-            f"--use-fused-ring-attention-update joins the blocks of a ring, and {algorithm} has no ring; use "
-            "megatron_cp_algo or hybrid_cp_algo, or leave it out"
-        )
     if find_spec("mindspeed_kernels") is None:
         yield (
             "--use-fused-ring-attention-update is an operator of mindspeed-kernels, which is not installed: "
@@ -200,6 +198,7 @@ FLAGS = (
         type=int,
         help="Ranks that exchange heads in the hybrid algorithms.",
         check=_degree,
+        ignored=_unused_degree,
     ),
     CheckedFlag(
         "--cp-window-size",
@@ -229,7 +228,7 @@ FLAGS = (
         "--use-cp-send-recv-overlap",
         help="A second group for a ring: ranks send in one and receive in the other. Computing and "
         "transfers overlap without it too.",
-        check=_overlap,
+        ignored=_without_ring("--use-cp-send-recv-overlap"),
     ),
     CheckedFlag(
         "--cp-fetch-head-groups",
@@ -242,7 +241,7 @@ FLAGS = (
     Flag("--cp-log-counters", help="Log what attention sends in a step, and the scores it computes."),
     CheckedFlag(
         "--use-ulysses-allgather-kv",
-        help="Gather keys and values along the sequence where heads are exchanged: for one key head.",
+        help="Gather keys and values along the sequence where heads are exchanged: for few key heads.",
         check=_gathered_keys,
     ),
     *LAYOUT_FLAGS,
@@ -250,6 +249,7 @@ FLAGS = (
         "--use-fused-ring-attention-update",
         help="Join the blocks of a ring by one operator of mindspeed-kernels.",
         check=_fused_update,
+        ignored=_without_ring("--use-fused-ring-attention-update"),
     ),
     Flag("--megatron-cp-in-bnsd", help="Kernels of NPUs get tensors [b, n, s, d] instead of [s, b, n * d]."),
     Flag(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from dataclasses import dataclass
 
-from mindspeed_cp.algorithms import ADAPTIVE, ALGORITHMS, FETCHING, ULYSSES_ALGO, WITH_HEADS
+from mindspeed_cp.algorithms import ADAPTIVE, ALGORITHMS, FETCHING, ULYSSES_ALGO, WITH_HEADS, WITH_RING
 from mindspeed_cp.engine.planners import GATHER, RING, Grid
 from mindspeed_cp.engine.tiles import TILE
 from mindspeed_cp.planner_choice import planned
@@ -46,15 +46,16 @@ class CPOptions:
 
 def cp_options(args: Namespace) -> CPOptions:
     """Build the record from validated arguments; equal arguments give equal records."""
+    ring = args.context_parallel_algo in WITH_RING
     return CPOptions(
         grid=_grid(args),
         kv_cache=args.context_parallel_kv_cache_policy,
         cache_interval=args.context_parallel_cache_interval,
         wide_gradients=args.cp_grad_comm_dtype == "fp32",
-        send_receive_overlap=args.use_cp_send_recv_overlap,
+        send_receive_overlap=args.use_cp_send_recv_overlap and ring,
         gather_keys=args.use_ulysses_allgather_kv,
         head_groups=args.cp_fetch_head_groups,
-        fused_update=args.use_fused_ring_attention_update,
+        fused_update=args.use_fused_ring_attention_update and ring,
         kernel_layout="BNSD" if args.megatron_cp_in_bnsd else "SBH",
     )
 

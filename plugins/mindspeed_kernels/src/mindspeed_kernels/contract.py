@@ -20,7 +20,9 @@ from mindspeed_kernels.call import UNKNOWN, Call, TensorFacts
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """The floating dtypes that references compute."""
 NPU_FLOATING = (torch.float32, torch.bfloat16, torch.float16)
-"""The floating dtypes of the kernels for Ascend devices."""
+"""The floating dtypes of most kernels for Ascend devices."""
+HALF = (torch.bfloat16, torch.float16)
+"""The floating dtypes of those that multiply on the matrix units alone."""
 
 
 class ContractError(ValueError):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Scenario, TakeOver, hookimpl
 from mindspeed_cp import attention_flags
-from mindspeed_cp.checked_flag import problems
+from mindspeed_cp.checked_flag import ignored, problems
 from mindspeed_cp.features.document_proofs import DOCUMENT_PROOFS
 from mindspeed_cp.features.model_proofs import MODEL_PROOFS
 from mindspeed_cp.features.proofs import PROOFS
@@ -83,6 +83,11 @@ class ContextParallel(Feature):
 
             found += cut_problems(args)
         return found
+
+    @classmethod
+    def notes(cls, args: Any) -> Sequence[str]:
+        """Return which flags change nothing with the chosen algorithm."""
+        return ignored(FLAGS, args)
 
     @hookimpl(wrapper=True)
     def seed_everything(self, session: Any, args: Any) -> Generator[None, Any, Any]:

@@ -33,6 +33,19 @@ def _positions(kind: str) -> tuple[str, ...]:
     return ("--adam-eps", "1e-3", "--position-embedding-type", kind)
 
 
+def _experts_on_parts(name: str, split: tuple[str, ...], layout: tuple[str, ...]) -> Scenario:
+    """Spread experts over the ranks that hold parts of one sequence, beside another layout of two ranks."""
+    model = (*MODEL, *_EXPERTS, *_LOGITS, *layout)
+    return Scenario(
+        name,
+        flags=(*model, *split, "--expert-model-parallel-size", "2"),
+        baseline=model,
+        world_size=4,
+        baseline_world_size=2,
+        tolerance=2e-5,
+    )
+
+
 MODEL_PROOFS = (
     same_model("fused", _RING, (*MODEL, _FLASH, *_FUSED)),
     same_model("band", _FETCHED, (*MODEL, *_BAND)),
@@ -46,6 +59,8 @@ MODEL_PROOFS = (
     same_model("learnable-ulysses-tp2", _HEADS, (*MODEL, *_TP2, "--softmax-type", "learnable"), ranks=2),
     same_model("experts", _RING, (*MODEL, *_EXPERTS, *_LOGITS)),
     same_model("experts-ep2", _HEADS, (*MODEL, *_EXPERTS, "--expert-model-parallel-size", "2"), ranks=2),
+    _experts_on_parts("experts-ep2-tp2-sp", _RING, (*_TP2, "--sequence-parallel")),
+    _experts_on_parts("experts-ep2-interleaved", _HEADS, _VPP2),
     same_model("experts-per-token", _RING, (*MODEL, *_EXPERTS, *_LOGITS, "--calculate-per-token-loss")),
     same_model("interleaved", _RING, (*MODEL, *_VPP2), ranks=2),
     same_model("uneven-loss", _RING, (*MODEL, *_UNEVEN)),

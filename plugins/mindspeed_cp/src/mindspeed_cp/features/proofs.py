@@ -94,6 +94,7 @@ PROOFS = (
     same_model("kept-keys", (*_RING, *_POLICY), MODEL),
     same_model("two-groups", (*_RING, "--use-cp-send-recv-overlap"), MODEL),
     same_model("gathered-keys", (*_HEADS, "--use-ulysses-allgather-kv"), _ONE_KEY_HEAD),
+    same_model("gathered-key-heads", (*_HEADS, "--use-ulysses-allgather-kv"), MODEL),
     same_model("exchanged-again", (*_HEADS, *_POLICY), _ONE_KEY_HEAD),
     same_model("double-ring", split_flags(4, RING_ALGO, "--cp-window-size", "2"), MODEL),
     same_model("hybrid", split_flags(4, HYBRID_ALGO, *_DEGREE), MODEL),

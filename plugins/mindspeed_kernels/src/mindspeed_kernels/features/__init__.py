@@ -11,6 +11,7 @@ from mindspeed_kernels.features.norm import FusedRMSNormFeature
 from mindspeed_kernels.features.numerics import AffinityCrossEntropy, Deterministic
 from mindspeed_kernels.features.other_attention import GenerateMask, MaskedSoftmaxFeature, TriangleAttention
 from mindspeed_kernels.features.rope import FusedRotaryEmbedding
+from mindspeed_kernels.features.upstream import UpstreamFusions
 from mindspeed_kernels.features.weight_gradients import (
     GradientAccumulationFusion,
     GroupedExperts,
@@ -36,4 +37,5 @@ DECLARATIONS = (
     GenerateMask,
     Deterministic,
     AffinityCrossEntropy,
+    UpstreamFusions,
 )

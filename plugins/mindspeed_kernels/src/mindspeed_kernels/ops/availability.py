@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -28,6 +29,22 @@ def device_missing(device_type: str) -> str:
 def torch_npu_missing() -> str:
     """Return why ``torch_npu`` cannot be used; empty when it can."""
     return package_missing("torch_npu")
+
+
+_GENERATIONS = (
+    ("Ascend950", "950"),
+    ("Ascend910_95", "950"),
+    ("Ascend910_93", "910_93"),
+    ("Ascend910B", "910B"),
+    ("Ascend310P", "310P"),
+)
+
+
+@cache
+def ascend_generation() -> str:
+    """Return the generation of this process's devices as CANN names it, ``910B``; empty where unknown."""
+    name = torch.npu.get_device_name() if hasattr(torch, "npu") else ""
+    return next((generation for prefix, generation in _GENERATIONS if name.startswith(prefix)), "")
 
 
 def package_missing(name: str) -> str:

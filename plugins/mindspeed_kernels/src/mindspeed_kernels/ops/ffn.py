@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindspeed_kernels.contract import Choice, ContractError, Dtype, Rank, SameDtype, SameSize
+from mindspeed_kernels.contract import HALF, Choice, ContractError, Dtype, Rank, SameDtype, SameSize
 from mindspeed_kernels.ops.activations import GATED, PLAIN, activation_named
 from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.gmm import grouped_matmul
@@ -43,7 +43,7 @@ def npu_ffn_reference(
     antiquant_scale2: Tensor | None = None,
     antiquant_offset1: Tensor | None = None,
     antiquant_offset2: Tensor | None = None,
-    inner_precise: int = 0,
+    inner_precise: int | None = 0,
     output_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Compute ``activation(x · W1 + b1) · W2 + b2``.
@@ -58,15 +58,16 @@ def npu_ffn_reference(
         expert_tokens_index: ``[E]`` running ends instead.
         bias1: ``[n1]`` or ``[E, n1]``.
         bias2: ``[n2]`` or ``[E, n2]``.
-        scale: quantizes the activation's result to int8: ``value * scale + offset``, rounded.
-        offset: see ``scale``.
+        scale: quantizes the activation's result to int8: ``value * scale + offset``, rounded; ``[1]`` or
+            ``[n1]``, for experts ``[E]`` or ``[E, n1]``.
+        offset: ``[1]``, for experts ``[E]``; see ``scale``.
         deq_scale1: ``[n1]`` or ``[E, n1]``, scale of the first integer product.
         deq_scale2: ``[n2]`` or ``[E, n2]``, scale of the second.
         antiquant_scale1: ``[n1]`` or ``[E, n1]``, widens an int8 ``weight1``: ``(W + offset) * scale``.
         antiquant_scale2: the same for ``weight2``.
         antiquant_offset1: see ``antiquant_scale1``.
         antiquant_offset2: see ``antiquant_scale2``.
-        inner_precise: 0 computes in float32; 1 in float16, for float16 on Ascend devices.
+        inner_precise: 0 or None computes in float32; 1 in float16, for float16 on Ascend devices.
         output_dtype: of the result with int8 operands; float16 by default.
 
     Returns:
@@ -111,6 +112,13 @@ def _by_row(table: Tensor, ends: Tensor | None, rows: int) -> Tensor:
     return by_row(table, ends, rows)
 
 
+def _quantizer(table: Tensor, ends: Tensor | None, rows: int) -> Tensor:
+    """Return one number for all rows, one per column, or with experts a line of ``[E, 1 or n]`` per row."""
+    if ends is None:
+        return table.float()
+    return by_row(table.float().view(ends.numel(), -1), ends, rows)
+
+
 def _product(rows: Tensor, weight: Tensor, ends: Tensor | None, bias: Tensor | None) -> Tensor:
     result = rows @ weight if ends is None else grouped_matmul(rows, weight, ends)
     return result if bias is None else result + _by_row(bias, ends, rows.shape[0]).to(result.dtype)
@@ -148,9 +156,9 @@ def _quantized(
             exact = exact + _by_row(bias, ends, rows.shape[0]).double()
         return (exact * _by_row(decoded_scale(dequant), ends, rows.shape[0]).double()).float()
 
-    hidden = function(product(rows, weight1, bias1, deq_scale1)) * scale.float()
+    hidden = function(product(rows, weight1, bias1, deq_scale1)) * _quantizer(scale, ends, rows.shape[0])
     if offset is not None:
-        hidden = hidden + offset.float()
+        hidden = hidden + _quantizer(offset, ends, rows.shape[0])
     narrow = hidden.round().clamp(-128, 127).to(torch.int8)
     return product(narrow, weight2, bias2, deq_scale2)
 
@@ -174,14 +182,20 @@ npu_ffn = Operator(
         SameDtype(("weight1", "weight2")),
         SameSize("weight1", -2, "x", -1),
         Choice("activation", _NAMES),
-        Choice("inner_precise", (0, 1)),
+        Choice("inner_precise", (None, 0, 1)),
     ),
     saved="what autograd keeps of the two products and the activation",
     samples=_samples,
 )
 
 
-@npu_ffn.backend("npu", ("npu",), available=torch_npu_missing, differentiable=False)
+@npu_ffn.backend(
+    "npu",
+    ("npu",),
+    available=torch_npu_missing,
+    contract=(Dtype("x", (*HALF, torch.int8)),),
+    differentiable=False,
+)
 @with_signature_of(npu_ffn_reference)
 def _npu(
     *,
@@ -191,15 +205,48 @@ def _npu(
     activation: str,
     expert_tokens: Counts,
     expert_tokens_index: Counts,
+    inner_precise: int | None,
     **options: Any,
 ) -> Tensor:
     import torch_npu
+
+    if not _kernel_computes(x, weight1, activation, inner_precise):
+        return npu_ffn_reference(
+            x,
+            weight1,
+            weight2,
+            activation,
+            expert_tokens=expert_tokens,
+            expert_tokens_index=expert_tokens_index,
+            **options,
+        )
 
     def numbers(given: Counts) -> list[int] | None:
         return given.tolist() if isinstance(given, Tensor) else None if given is None else list(given)
 
     counts, index = numbers(expert_tokens), numbers(expert_tokens_index)
+    if x.dtype == torch.bfloat16:
+        # The kernel adds biases of bfloat16 operands in float32.
+        for name in ("bias1", "bias2"):
+            options[name] = None if options[name] is None else options[name].float()
+    if options["scale"] is not None and options["offset"] is None:
+        options["offset"] = torch.zeros(
+            1 if counts is None and index is None else weight1.shape[0], device=x.device
+        )
     result: Tensor = torch_npu.npu_ffn(
-        x, weight1, weight2, activation, expert_tokens=counts, expert_tokens_index=index, **options
+        x,
+        weight1,
+        weight2,
+        activation.lower(),
+        expert_tokens=counts,
+        expert_tokens_index=index,
+        inner_precise=0 if x.dtype == torch.bfloat16 else inner_precise or 0,
+        **options,
     )
     return result
+
+
+def _kernel_computes(x: Tensor, weight1: Tensor, activation: str, inner_precise: int | None) -> bool:
+    """Return whether there is a kernel: gated activations have one in fast float16 only."""
+    gated = activation.lower() in GATED
+    return x.numel() > 0 and (not gated or (x.dtype == weight1.dtype == torch.float16 and inner_precise == 1))

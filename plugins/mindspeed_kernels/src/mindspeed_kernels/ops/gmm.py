@@ -87,13 +87,17 @@ def _aligned(matrix: Tensor) -> bool:
 def _npu_rows(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     if weight.shape[0] == 1:  # The kernel takes no single group.
         return x @ weight[0]
-    return npu_grouped_product(x, weight, ends)
+    # Nor rows of a transposed matrix.
+    return npu_grouped_product(x.contiguous(), weight, ends)
 
 
 def _npu_weights(x: Tensor, dy: Tensor, ends: Tensor) -> Tensor:
     if ends.numel() == 1:
         return (x.t() @ dy).unsqueeze(0)
-    return npu_grouped_product(x.t(), dy, ends, group_type=2)
+    if not x.shape[0]:
+        # No expert of this rank has a token: the kernel would not be launched, its result never written.
+        return x.new_zeros(ends.numel(), x.shape[1], dy.shape[1])
+    return npu_grouped_product(x.contiguous().t(), dy.contiguous(), ends, group_type=2)
 
 
 _PRODUCTS: dict[str, tuple[Any, Any]] = {
@@ -241,6 +245,50 @@ def npu_gmm_v2(
     )
 
 
+def npu_gmm_param_verification(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    group_list: Sequence[int] | Tensor | None = None,
+    group_type: int | None = 0,
+    group_list_type: int = 0,
+) -> None:
+    """Refuse arguments that no grouped product takes, whatever the device.
+
+    Args:
+        x: see `npu_gmm`.
+        weight: see `npu_gmm`.
+        bias: see `npu_gmm`.
+        group_list: list of integers, or one-dimensional int64 tensor; counts are a tensor.
+        group_type: 0 or 2; None is 0.
+        group_list_type: 0 for running ends, 1 for counts.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: ``group_list`` has more than one dimension.
+        RuntimeError: tensors are on two devices.
+    """
+    tensors = {"x": x, "weight": weight, "bias": bias}
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor) and (name != "bias" or value is not None):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(value)}")
+    if isinstance(group_list, Tensor):
+        if group_list.dim() > 1:
+            raise ValueError(f"group_list must be one-dimensional, got {group_list.dim()} dimensions")
+        if group_list.dtype != torch.int64:
+            raise TypeError(f"group_list must be int64, got {group_list.dtype}")
+        tensors["group_list"] = group_list
+    elif group_list is not None and (group_list_type or not all(isinstance(end, int) for end in group_list)):
+        kind = "a torch.Tensor of counts" if group_list_type else "a list of int or a torch.Tensor"
+        raise TypeError(f"group_list must be {kind}, got {type(group_list)}")
+    if group_type is not None and not isinstance(group_type, int):
+        raise TypeError(f"group_type must be an int or None, got {type(group_type)}")
+    for name, value in tensors.items():
+        if value is not None and value.device != x.device:
+            raise RuntimeError(f"tensors are on two devices: x on {x.device}, {name} on {value.device}")
+
+
 def _gmm(
     name: str,
     x: Tensor,
@@ -253,8 +301,8 @@ def _gmm(
     *,
     counts: bool,
 ) -> Tensor:
-    if bias is not None and torch.is_grad_enabled() and (bias.requires_grad or x.requires_grad):
-        raise ContractError(f"{name}: bias must be None where gradients are computed; add it to the result")
+    if bias is not None and torch.is_grad_enabled() and bias.requires_grad:
+        raise ContractError(f"{name}: bias has no gradient; detach it and add it to the result instead")
     if group_type == 2:
         return _summed_groups(name, x, weight, bias, group_list, counts=counts)
     if group_type != 0:

@@ -46,12 +46,11 @@ class CoCOperations:
         comm_output: Tensor,
         bias: Tensor | None = None,
         group: Group = None,
-    ) -> Tensor:
-        """Compute `all_gather_matmul` and write the gathered rows to ``comm_output [m, k]``."""
+    ) -> tuple[Tensor, Tensor]:
+        """Compute `all_gather_matmul`, write the gathered rows to ``comm_output [m, k]``, return both."""
         with torch.no_grad():
             result, whole = all_gather_matmul(input1, input2, bias, _group(group))
-            comm_output.copy_(whole)
-            return output.copy_(result)
+            return output.copy_(result), comm_output.copy_(whole)
 
     def matmul_reduce_scatter(
         self, input1: Tensor, input2: Tensor, output: Tensor, bias: Tensor | None = None, group: Group = None

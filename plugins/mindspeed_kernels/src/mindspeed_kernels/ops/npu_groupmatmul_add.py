@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mindspeed_kernels.contract import NPU_FLOATING, Dtype, Rank, SameDtype, SameSize
+from mindspeed_kernels.contract import HALF, Dtype, Rank, SameDtype, SameSize
 from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.library import custom_op
 from mindspeed_kernels.ops.npu_matmul_add import npu_matmul_add_fp32
@@ -82,7 +82,7 @@ def _(x: Tensor, dy: Tensor, ends: Tensor, grad: Tensor) -> None:
     return None
 
 
-@npu_groupmatmul_add_fp32.backend("in-place", ("cpu", "cuda"), differentiable=False)
+@npu_groupmatmul_add_fp32.backend("in-place", ("cpu", "cuda", "npu"), differentiable=False)
 def _in_place(x: Tensor, dy: Tensor, grouplist: Sequence[int] | Tensor, grad: Tensor) -> None:
     """Add one product for each group that has rows; a compiled graph sees one node."""
     experts, ends = _by_expert(x, grouplist, grad)
@@ -92,8 +92,9 @@ def _in_place(x: Tensor, dy: Tensor, grouplist: Sequence[int] | Tensor, grad: Te
 @npu_groupmatmul_add_fp32.backend(
     "npu",
     ("npu",),
+    priority=10,
     available=torch_npu_missing,
-    contract=(Dtype("x", NPU_FLOATING), Dtype("grad", (torch.float32,))),
+    contract=(Dtype("x", HALF), Dtype("grad", (torch.float32,))),
     differentiable=False,
 )
 def _npu(x: Tensor, dy: Tensor, grouplist: Sequence[int] | Tensor, grad: Tensor) -> None:
@@ -102,6 +103,8 @@ def _npu(x: Tensor, dy: Tensor, grouplist: Sequence[int] | Tensor, grad: Tensor)
     experts, ends = _by_expert(x, grouplist, grad)
     if experts.shape[0] == 1:  # The kernel takes no single group.
         npu_matmul_add_fp32(dy, x, experts[0])
+        return
+    if not x.shape[0]:
         return
     ends = ends.to(x.device)
     torch_npu.npu_grouped_matmul_add_(experts, x, dy, ends, transpose_x=True, group_type=2, group_list_type=0)

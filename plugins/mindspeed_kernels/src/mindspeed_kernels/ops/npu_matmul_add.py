@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from mindspeed_kernels.call import Call
-from mindspeed_kernels.contract import NPU_FLOATING, Dtype, Rank, SameDtype, SameSize
-from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.contract import HALF, Dtype, Rank, SameDtype, SameSize
+from mindspeed_kernels.ops.availability import ascend_generation, torch_npu_missing
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
 _ROWS = 512
@@ -30,6 +30,20 @@ def npu_matmul_add_fp32_reference(total_input: Tensor, grad_output: Tensor, grad
     wide = torch.promote_types(grad.dtype, torch.float32)
     product = grad_output.to(wide).t() @ total_input.to(wide)
     grad.copy_((grad.to(wide) + product).to(grad.dtype))
+
+
+def npu_matmul_add_fp16(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:
+    """Add ``grad_outputᵀ · total_input`` to ``grad`` in place, of operands and gradients of one dtype.
+
+    The product is rounded to that dtype before it is added.
+
+    Args:
+        total_input: ``[m, k]``.
+        grad_output: ``[m, n]``.
+        grad: ``[n, k]``.
+    """
+    if total_input.numel() and grad_output.numel():
+        grad.add_(grad_output.t().matmul(total_input))
 
 
 def _samples(make: Make) -> list[Sample]:
@@ -83,6 +97,8 @@ def _mixed(call: Call) -> str:
 
 @npu_matmul_add_fp32.backend("addmm", ("cuda", "npu"), supports=_mixed, differentiable=False)
 def _addmm(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:
+    if not total_input.shape[0]:
+        return
     if total_input.dtype == grad.dtype:
         grad.addmm_(grad_output.t(), total_input)
     else:
@@ -91,9 +107,11 @@ def _addmm(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:
 
 def _atb_missing() -> str:
     reason = torch_npu_missing()
-    if reason or hasattr(torch.ops.atb, "_npu_matmul_add_fp32"):
+    if reason:
         return reason
-    return "libatb is not loaded"
+    if not hasattr(torch.ops.atb, "_npu_matmul_add_fp32"):
+        return "libatb is not loaded"
+    return "there is no such kernel for Ascend 950" if ascend_generation() == "950" else ""
 
 
 @npu_matmul_add_fp32.backend(
@@ -101,8 +119,9 @@ def _atb_missing() -> str:
     ("npu",),
     priority=10,
     available=_atb_missing,
-    contract=(Dtype("total_input", NPU_FLOATING), Dtype("grad", (torch.float32,))),
+    contract=(Dtype("total_input", HALF), Dtype("grad", (torch.float32,))),
     differentiable=False,
 )
 def _atb(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:
-    torch.ops.atb._npu_matmul_add_fp32(grad_output, total_input, grad)
+    if total_input.numel() and grad_output.numel():
+        torch.ops.atb._npu_matmul_add_fp32(grad_output, total_input, grad)

@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-from mindspeed_kernels.contract import Choice, Contract, Dtype, Range, Rank, SameDtype, SameSize
+from mindspeed_kernels.contract import HALF, Choice, Contract, Dtype, Range, Rank, SameDtype, SameSize
 from mindspeed_kernels.ops import collectives
 from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.operator import Operator
+from mindspeed_kernels.ops.overlapped_matmul import mc2_sums
 from mindspeed_kernels.ops.process_groups import hccl_name, process_group
 from mindspeed_kernels.ops.quantization import check_group_size, decoded_scale, exact_product, widened_weight
 from mindspeed_kernels.ops.rms_norm import rms_norm, rms_norm_reference
@@ -114,7 +115,7 @@ npu_mm_all_reduce_add_rms_norm = Operator(
 )
 
 
-@npu_mm_all_reduce_add_rms_norm.backend("composed", ("cpu", "cuda"))
+@npu_mm_all_reduce_add_rms_norm.backend("composed", ("cpu", "cuda", "npu"))
 @with_signature_of(npu_mm_all_reduce_add_rms_norm_reference)
 def _composed(*, gamma: Tensor, epsilon: float, **others: Any) -> tuple[Tensor, Tensor]:
     """Compute the definition with the fused norm, which keeps the sum and one number per row."""
@@ -149,7 +150,13 @@ class _ProductSummed(torch.autograd.Function):
         return dx1, dx2, dbias, None, None
 
 
-@npu_mm_all_reduce_add_rms_norm.backend("npu", ("npu",), priority=10, available=torch_npu_missing)
+@npu_mm_all_reduce_add_rms_norm.backend(
+    "npu",
+    ("npu",),
+    priority=10,
+    available=torch_npu_missing,
+    contract=(Dtype("x1", (*HALF, torch.int8)), Dtype("residual", HALF)),
+)
 @with_signature_of(npu_mm_all_reduce_add_rms_norm_reference)
 def _npu(
     *,
@@ -164,7 +171,10 @@ def _npu(
     comm_turn: int,
     **quantization: Any,
 ) -> tuple[Tensor, Tensor]:
-    name = hccl_name(process_group(hcom, "hcom"))
-    product = _ProductSummed.apply(x1, x2, bias, name, quantization)
+    group = process_group(hcom, "hcom")
+    if not mc2_sums(x1, x2, group):
+        total = _total(x1, x2, residual, group, bias, **quantization)
+        return total, rms_norm(total, gamma, epsilon)
+    product = _ProductSummed.apply(x1.contiguous(), x2, bias, hccl_name(group), quantization)
     total = product.view(residual.shape) + residual
     return total, rms_norm(total, gamma, epsilon)

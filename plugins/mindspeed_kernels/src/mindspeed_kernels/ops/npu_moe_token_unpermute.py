@@ -32,8 +32,8 @@ def npu_moe_token_unpermute_reference(
         permuted_tokens: ``[num_out, h]``, floating.
         sorted_indices: int32 ``[T * k]`` from `npu_moe_token_permute`; with ``padded_mode`` the ``[E,
             capacity]`` tokens of each expert.
-        probs: ``[T, k]``, floating; None counts every row once (then k is 1). With ``padded_mode`` ``[T,
-            E]``.
+        probs: ``[T, k]``, floating; None counts every row once (then k is 1). With ``padded_mode``
+            ``[E, capacity]``.
         padded_mode: rows are grouped by expert, ``capacity`` each.
         restore_shape: ``(T, h)``; needed with ``padded_mode``.
 
@@ -67,13 +67,16 @@ def _from_capacity(
 ) -> Tensor:
     if probs is None or restore_shape is None:
         raise ContractError(
-            "npu_moe_token_unpermute: padded_mode needs probs [T, E] and restore_shape (T, h)"
+            "npu_moe_token_unpermute: padded_mode needs probs [E, capacity] and restore_shape (T, h)"
         )
-    experts, capacity = indices.shape
+    if probs.shape != indices.shape:
+        raise ContractError(
+            f"npu_moe_token_unpermute: with padded_mode, probs must be [E, capacity] = {list(indices.shape)} "
+            f"like sorted_indices, got {list(probs.shape)}"
+        )
     tokens = indices.reshape(-1).long()
-    expert = torch.arange(experts, device=tokens.device).repeat_interleave(capacity)
     wide = torch.promote_types(permuted.dtype, torch.float32)
-    weighted = permuted.to(wide) * probs.to(wide)[tokens, expert].unsqueeze(1)
+    weighted = permuted.to(wide) * probs.to(wide).reshape(-1, 1)
     result = weighted.new_zeros(tuple(restore_shape)).index_add(0, tokens, weighted)
     return result.to(permuted.dtype)
 

@@ -23,7 +23,7 @@ from torch.distributed import ProcessGroup
 from mindspeed_kernels.call import Call
 from mindspeed_kernels.contract import NPU_FLOATING, Choice, ContractError, Dtype, Rank, SameDtype, SameSize
 from mindspeed_kernels.ops import collectives
-from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.availability import ascend_generation, torch_npu_missing
 from mindspeed_kernels.ops.operator import Operator
 from mindspeed_kernels.ops.process_groups import hccl_name, process_group
 
@@ -122,18 +122,50 @@ def product_scattered(x: Tensor, weight: Tensor, group: ProcessGroup, parts: int
     return result
 
 
+_MC2_RANKS = {"910_93": (2, 4, 8, 16, 32), "950": (2, 4, 8, 16, 32)}
+_MC2_WIDTHS = range(256, 65535)
+"""Summed sizes that the kernels with built-in gather and scatter compute."""
+
+
+def _mc2_computes(x: Tensor, weight: Tensor, group: ProcessGroup) -> bool:
+    """Return whether the kernels compute a product; the same on every rank of the group.
+
+    Asked for every product: forward and backward sum over different dimensions.
+    """
+    ranks = _MC2_RANKS.get(ascend_generation(), (2, 4, 8))
+    return group.size() in ranks and weight.shape[0] in _MC2_WIDTHS and x.numel() * weight.numel() > 0
+
+
+def mc2_sums(x: Tensor, weight: Tensor, group: ProcessGroup) -> bool:
+    """Return whether a kernel computes a product and its sum over the ranks; the same on every rank.
+
+    Only generation 910B has one.
+    """
+    return (
+        ascend_generation() in ("", "910B")
+        and group.size() in (1, 2, 4, 8)
+        and x.numel() * weight.numel() > 0
+    )
+
+
 def _mc2_summed(x: Tensor, weight: Tensor, group: ProcessGroup, parts: int) -> Tensor:
     import torch_npu
 
-    result: Tensor = torch_npu.npu_mm_all_reduce_base(x, weight, hccl_name(group), reduce_op="sum")
+    if not mc2_sums(x, weight, group):
+        return product_summed(x, weight, group, parts)
+    result: Tensor = torch_npu.npu_mm_all_reduce_base(
+        x.contiguous(), weight, hccl_name(group), reduce_op="sum"
+    )
     return result
 
 
 def _mc2_gathered(x: Tensor, weight: Tensor, group: ProcessGroup, parts: int) -> tuple[Tensor, Tensor]:
     import torch_npu
 
+    if not _mc2_computes(x, weight, group):
+        return product_of_gathered(x, weight, group, parts)
     result: tuple[Tensor, Tensor] = torch_npu.npu_all_gather_base_mm(
-        x, weight, hccl_name(group), group.size(), gather_index=0, gather_output=True
+        x.contiguous(), weight, hccl_name(group), group.size(), gather_index=0, gather_output=True
     )
     return result
 
@@ -141,8 +173,10 @@ def _mc2_gathered(x: Tensor, weight: Tensor, group: ProcessGroup, parts: int) ->
 def _mc2_scattered(x: Tensor, weight: Tensor, group: ProcessGroup, parts: int) -> Tensor:
     import torch_npu
 
+    if not _mc2_computes(x, weight, group):
+        return product_scattered(x, weight, group, parts)
     result: Tensor = torch_npu.npu_mm_reduce_scatter_base(
-        x, weight, hccl_name(group), group.size(), reduce_op="sum"
+        x.contiguous(), weight, hccl_name(group), group.size(), reduce_op="sum"
     )
     return result
 

@@ -23,7 +23,7 @@ def process_group(group: ProcessGroup | str | None, argument: str) -> ProcessGro
         return dist.group.WORLD  # type: ignore[return-value]
     known = list(dist.distributed_c10d._world.pg_map)
     for candidate in known:
-        if group in (candidate.group_name, _communicator(candidate)):
+        if group in (candidate.group_name, _communicator(candidate, create=False)):
             return candidate
     names = ", ".join(candidate.group_name for candidate in known)
     raise ContractError(f"{argument}: no process group is called {group!r}; there are {names}")
@@ -31,20 +31,24 @@ def process_group(group: ProcessGroup | str | None, argument: str) -> ProcessGro
 
 def hccl_name(group: ProcessGroup) -> str:
     """Name of a group's communicator, as torch_npu's operators with built-in communication take it."""
-    name = _communicator(group)
-    if name is None:
+    name = _communicator(group, create=True)
+    if not name:
         raise ContractError(
             f"group {group.group_name} has no HCCL communicator; its backend is {group.name()}"
         )
     return name
 
 
-def _communicator(group: ProcessGroup) -> str | None:
+def _communicator(group: ProcessGroup, *, create: bool) -> str | None:
+    """Return the name of a group's communicator; without ``create`` empty before its first collective.
+
+    Creating one is collective: a group that is only looked at must not have it created.
+    """
     if not hasattr(torch, "npu"):
         return None
     try:
         backend = group._get_backend(torch.device("npu"))
     except RuntimeError:
         return None
-    name: str = backend.get_hccl_comm_name(dist.get_rank())  # type: ignore[attr-defined]
+    name: str = backend.get_hccl_comm_name(dist.get_rank(), init_comm=create)  # type: ignore[attr-defined]
     return name

@@ -109,7 +109,7 @@ def _gradient_into(result: Tensor, values: Tensor, gradient: Tensor) -> None:
 
 def _blockwise(x: Tensor) -> bool:
     # A compiler fuses the whole computation itself.
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    return x.device.type == "cpu" and x.shape[-1] > 0 and not torch.compiler.is_compiling()
 
 
 def _room(rows: Tensor, wide: torch.dtype, copies: int = 2) -> Tensor | None:

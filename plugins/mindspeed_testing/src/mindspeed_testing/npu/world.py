@@ -40,7 +40,7 @@ class _Named:
     def __init__(self, group: str) -> None:
         self._group = group
 
-    def get_hccl_comm_name(self, rank: int) -> str:
+    def get_hccl_comm_name(self, rank: int, init_comm: bool = True) -> str:
         """Return the communicator's name."""
         return f"fake-{self._group}"
 
