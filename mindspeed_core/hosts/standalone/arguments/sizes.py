@@ -74,8 +74,13 @@ def check_index_fits(args: Namespace, samples: tuple[int, int | None, int]) -> N
     train, valid, test = (count or 0 for count in samples)
     memory = min(float(physical_bytes()), _limit())
     for count, names in (
-        (train, ("train_samples",) if args.train_samples else ("train_iters", "global_batch_size")),
-        (max(valid, test), ("eval_iters", "train_iters", "global_batch_size")),
+        (
+            train,
+            ("train_samples",)
+            if args.train_samples
+            else ("train_iters", "micro_batch_size", "global_batch_size"),
+        ),
+        (max(valid, test), ("eval_iters", "train_iters", "micro_batch_size", "global_batch_size")),
     ):
         if count * _SAMPLE > memory:
             name = max(names, key=lambda name: getattr(args, name) or 0)
