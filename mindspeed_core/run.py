@@ -5,7 +5,7 @@ Plain data classes; the host fills them, features read them and return changed o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -366,8 +366,8 @@ class Run:
         consumed_valid_samples: samples of validation over all ranks.
         metrics: numbers recorded in the step under way.
         context: the micro-batch and chunk that wrapped code is working on.
-        history: the logged numbers of every step, those of the run that is resumed included; empty on ranks
-            that log nothing.
+        history: the logged numbers of every step, those of the run that is resumed included, read from their
+            file when asked for; empty on ranks that log nothing.
         run_dir: the folder that receives the run's numbers; None where the host writes none.
         loaded: what `load_checkpoint` loaded; nothing in a library session, whose caller loads.
     """
@@ -390,7 +390,7 @@ class Run:
     consumed_valid_samples: int = 0
     metrics: Metrics = field(default_factory=Metrics)
     context: RunContext = field(default_factory=RunContext)
-    history: list[dict[str, Any]] = field(default_factory=list)
+    history: Sequence[Mapping[str, Any]] = ()
     run_dir: Path | None = None
     loaded: LoadInfo = LoadInfo(path=None)
 

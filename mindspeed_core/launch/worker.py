@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 from typing import Any
 
@@ -60,4 +61,7 @@ def _watch(life: int) -> None:
     # Nothing is ever written: the read ends when the supervisor's end of the pipe is closed.
     while os.read(life, 1):
         pass
+    if os.getpgrp() == os.getpid():
+        # Writers of a checkpoint and data loaders, which it forked, would wait for each other for ever.
+        os.killpg(0, signal.SIGKILL)
     os._exit(1)

@@ -57,7 +57,7 @@ def test_a_full_disk_ends_the_run_and_spares_earlier_checkpoints(tmp_path, mode)
     assert "Traceback" not in text
     assert text.count("error:") == 1
     assert "no space left" in text or "refused a write" in text
-    assert not [name for name in names if name.startswith(".")]
+    assert not [name for name in names if name.startswith((".tmp-", ".del-"))]
     assert found["iteration"] >= 1
     assert found["problems"] == []
 

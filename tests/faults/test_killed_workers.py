@@ -2,7 +2,8 @@
 
 import pytest
 
-from mindspeed_testing.faults import kill_repeatedly, records, run_undisturbed
+from mindspeed_testing.faults import records, run_undisturbed
+from mindspeed_testing.kills import kill_repeatedly
 
 FLAGS = (
     "--platform cpu --num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --vocab-size 64 "
@@ -48,3 +49,14 @@ def test_nothing_published_is_lost(killed):
 def test_no_unfinished_checkpoint_is_left(killed):
     _, report, _ = killed
     assert report.leftovers == []
+    assert report.orphans == []
+
+
+def test_a_killed_supervisor_takes_all_it_started_with_it(tmp_path):
+    flags = [*FLAGS, *SAVING, "--async-save"]
+    report = kill_repeatedly(flags, tmp_path, processes=2, kills=3, seed=3, victims=("supervisor",))
+    assert report.commands == 4
+    assert report.lost == []
+    assert report.contradictions == []
+    assert report.leftovers == []
+    assert report.orphans == []

@@ -284,6 +284,11 @@ def weights_only_ways(root):
     return found
 
 
+def names(directory):
+    """What is in a folder of checkpoints, without the file of the run that saves into it."""
+    return sorted(path.name for path in directory.iterdir() if path.name != ".owner.json")
+
+
 def full_disk(root):
     """A save that the operating system refuses to write: what is said and what is left."""
     directory = root / "full"
@@ -300,9 +305,9 @@ def full_disk(root):
         text = f"{type(error).__name__}: {error}"
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    left = sorted(path.name for path in directory.iterdir())
+    left = names(directory)
     save(run)
-    after = sorted(path.name for path in directory.iterdir())
+    after = names(directory)
     close_run(run)
     return text, left, after
 
@@ -340,7 +345,7 @@ def rotation(root):
         train(run, 1)
         save(run)
         run.session.state(Saver).poll(blocking=True)
-        remains.append(sorted(path.name for path in directory.iterdir()))
+        remains.append(names(directory))
     mode = (directory / "iter_0000003" / "common.pt").stat().st_mode & 0o777
     patches = [patch.target for patch in run.session.ledger.listing() if "_results_queue" in patch.target]
     close_run(run)

@@ -91,11 +91,7 @@ def _choose(path: Path, step: int | None) -> tuple[Path, publish.Manifest | None
 def _verify(directory: Path, manifest: publish.Manifest | None, how: str) -> list[str]:
     if manifest is None or how == "off":
         return []
-    checked = (
-        publish.check_file(directory, name, expected, contents=how == "hash")
-        for name, expected in sorted(manifest.files.items())
-    )
-    problems = [problem for problem in checked if problem]
+    problems = list(publish.check_files(directory, manifest, sorted(manifest.files), contents=how == "hash"))
     known = {*manifest.files, publish.MANIFEST}
     extra = sorted(file.name for file in directory.iterdir() if file.name not in known)
     return problems + [f"{directory / name}: not in the manifest" for name in extra]

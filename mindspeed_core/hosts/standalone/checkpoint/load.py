@@ -36,6 +36,7 @@ from mindspeed_core.hosts.standalone.checkpoint.model_arguments import (
     compare_versions,
     model_arguments,
 )
+from mindspeed_core.hosts.standalone.checkpoint.save_folder import own
 from mindspeed_core.hosts.standalone.fault_tolerance import restart
 from mindspeed_core.hosts.standalone.fault_tolerance.bad_steps import BadSteps
 from mindspeed_core.megatron import model_state, optimizer_state
@@ -71,7 +72,7 @@ def load(run: Run, source: str | None = None) -> LoadInfo:
     if source is not None:
         return _load_found(run, _find_source(run, source), source)
     if args.save:
-        on_first_rank(f"--save {args.save}", lambda: len(publish.clean_stale(Path(args.save))))
+        on_first_rank(f"--save {args.save}", lambda: _prepare_saving(run))
     found: publish.Found | None = on_first_rank(f"--save {args.save}", lambda: restart.own_checkpoint(args))
     if found is not None:
         restart.continue_from(args, found)
@@ -85,11 +86,19 @@ def load(run: Run, source: str | None = None) -> LoadInfo:
     return _load_found(run, found, weights_alone=bool(pretrained))
 
 
+def _prepare_saving(run: Run) -> None:
+    """Refuse a folder that another run saves into, before the first step, and clear what dead runs left."""
+    save_dir = Path(run.args.save)
+    if run.optimizer is not None:
+        own(run.session, save_dir)
+    publish.clean_stale(save_dir)
+
+
 def _load_found(
     run: Run, found: publish.Found, source: str | None = None, *, weights_alone: bool = False
 ) -> LoadInfo:
-    if found.warning:
-        _warn(found.warning)
+    for text in filter(None, (found.warning, found.note)):
+        _warn(text)
     if found.manifest is not None:
         if source is None:
             versions = compare_versions(found.manifest.versions, checkpoint_content.versions(run))
@@ -159,6 +168,22 @@ class _Load:
 
     def run_all(self) -> LoadInfo:
         run = self.run
+        try:
+            known, state = self._load_state()
+        except CheckpointError as error:
+            # What a damaged file leads to (a missing tensor, another shape) does not name it.
+            if self.manifest is None or run.args.verify_checkpoint == "hash":
+                raise
+            problem = _problem(self.path, self.manifest, "hash")
+            raise CheckpointError("; ".join(filter(None, (str(error), problem)))) from error
+        if self.source is None and not run.args.finetune:
+            parts = {name: (state.get("features") or {}).get(name, {}) for name in known}
+            run.session.collect("restore_checkpoint_state", run=run, state=parts)
+        return self._info(state)
+
+    def _load_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Load weights, optimizer and random states; return the features' templates and what was loaded."""
+        run = self.run
         self.common = self._read_common()
         self.index = self._read_index()
         self._check_optimizer_kind()
@@ -188,10 +213,7 @@ class _Load:
         finally:
             if run.optimizer is not None:
                 optimizer_state.forget_overrides(run.optimizer)
-        if self.source is None and not run.args.finetune:
-            parts = {name: (state.get("features") or {}).get(name, {}) for name in known}
-            run.session.collect("restore_checkpoint_state", run=run, state=parts)
-        return self._info(state)
+        return known, state
 
     def _read_common(self) -> dict[str, Any]:
         trusted = self.run.args.trust_checkpoint
@@ -206,6 +228,7 @@ class _Load:
     def _read_index(self) -> Any:
         trusted = self.run.args.trust_checkpoint
         index = on_all_ranks(self.what, lambda: checkpoint_security.read_index(self.path, trusted=trusted))
+        on_first_rank(self.what, lambda: checkpoint_security.check_present(self.path, index))
         if not trusted:
             # What Megatron-LM keeps to repeat a step is never loaded, and so never unpickled.
             found = checkpoint_security.object_shards(index)
@@ -396,17 +419,20 @@ def _shards(template: dict[str, Any]) -> Iterable[Any]:
 
 
 def _verify(path: Path, manifest: publish.Manifest, how: str) -> None:
+    problem = _problem(path, manifest, how)
+    if problem:
+        raise CheckpointError(problem)
+
+
+def _problem(path: Path, manifest: publish.Manifest, how: str) -> str:
+    """Return the first difference between files and manifest, the same on every rank. Collective."""
     if how == "off":
-        return
-    names = sorted(manifest.files)
-    share = names[dist.get_rank() :: dist.get_world_size()]
-    problems = [
-        publish.check_file(path, name, manifest.files[name], contents=how == "hash") for name in share
-    ]
-    found = [problem for part in all_gather_values(problems) for problem in part if problem]
-    if found:
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise CheckpointError(f"{found[0]}{more}; load an earlier checkpoint with --ckpt-step")
+        return ""
+    share = sorted(manifest.files)[dist.get_rank() :: dist.get_world_size()]
+    problems = list(publish.check_files(path, manifest, share, contents=how == "hash"))
+    found = [problem for part in all_gather_values(problems) for problem in part]
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return f"{found[0]}{more}; load an earlier checkpoint with --ckpt-step" if found else ""
 
 
 def _warn(text: str) -> None:

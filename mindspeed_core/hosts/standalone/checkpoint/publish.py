@@ -13,15 +13,16 @@ import json
 import os
 import re
 import shutil
-import socket
+import stat
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mindspeed_core.errors import CheckpointError
+from mindspeed_core.hosts.standalone.checkpoint.processes import host_name, start_of
 
 TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST = "manifest.json"
@@ -32,6 +33,7 @@ _TEMPORARY = re.compile(r"\.(?:tmp|del)-iter_\d{7,}-(?P<host>.+)-(?P<pid>\d+)-(?
 _CHUNK = 1 << 22
 _FOREIGN_AGE_SECONDS = 24 * 3600
 _DIGEST = "digest"
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -49,6 +51,8 @@ class Manifest:
         features: features whose own state is inside.
         job: the job that wrote it, the same over its restarts; empty where nobody restarts it.
         format: the version of this description.
+        sealed: whether its own text was proven unchanged by the digest it carries, so that it is a file that
+            changed where the two differ; not written.
     """
 
     iteration: int
@@ -60,6 +64,7 @@ class Manifest:
     features: tuple[str, ...] = ()
     job: str = ""
     format: str = FORMAT
+    sealed: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -70,11 +75,13 @@ class Found:
         path: its directory.
         manifest: its manifest; None only where a directory without one was asked for.
         warning: why it is not the one the tracker names, or empty.
+        note: that it is not the one that was completed last, or empty.
     """
 
     path: Path
     manifest: Manifest | None
     warning: str = ""
+    note: str = ""
 
 
 def directory_name(iteration: int) -> str:
@@ -145,6 +152,7 @@ def publish(temporary: Path, manifest: Manifest) -> Path:
 def _described(manifest: Manifest) -> str:
     """Return the text of a manifest, with the digest of everything else in it."""
     description = json.loads(json.dumps(asdict(manifest), default=str))
+    description.pop("sealed")
     description[_DIGEST] = _digest_of(description)
     return json.dumps(description, indent=1, sort_keys=True) + "\n"
 
@@ -211,36 +219,13 @@ def clean_stale(save_dir: Path) -> list[Path]:
 
 
 def _owner_lives(path: Path, host: str, pid: int, start: int) -> bool:
-    if host != _host():
+    if host != host_name():
         return time.time() - path.stat().st_mtime < _FOREIGN_AGE_SECONDS
-    return _start_of(pid) == start
-
-
-def _host() -> str:
-    return re.sub(r"[^A-Za-z0-9_.]", "_", socket.gethostname()) or "localhost"
+    return start_of(pid) == start
 
 
 def _run_id() -> str:
-    return f"{_host()}-{os.getpid()}-{max(_start_of(os.getpid()), 0)}"
-
-
-def _start_of(pid: int) -> int:
-    """Return the start of a process in clock ticks since boot; 0 where it is unknown, -1 if it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        if Path("/proc/self/stat").exists():
-            return -1
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return -1
-        except PermissionError:
-            pass
-        return 0
-    fields = text.rpartition(")")[2].split()
-    # A zombie has ended; only its parent has not noticed.
-    return -1 if fields[0] in "ZX" else int(fields[19])
+    return f"{host_name()}-{os.getpid()}-{max(start_of(os.getpid()), 0)}"
 
 
 def find(load_dir: Path, step: int | None = None, *, accept_unpublished: bool = False) -> Found | None:
@@ -273,11 +258,13 @@ def find(load_dir: Path, step: int | None = None, *, accept_unpublished: bool = 
     named, problem = _read_tracker(load_dir / TRACKER)
     if named is not None:
         if named in published:
-            return Found(directories[named], read_manifest(directories[named]))
+            manifest = read_manifest(directories[named])
+            note = _later(load_dir, directories, named, published[-1])
+            return Found(directories[named], manifest, note=note)
         if named in directories and accept_unpublished:
             return Found(directories[named], None)
         problem = (
-            f"names step {named}, whose directory was never completed"
+            f"names step {named}, whose directory was never completed ({MANIFEST} is missing in it)"
             if named in directories
             else f"names step {named}, which has no directory"
         )
@@ -291,6 +278,20 @@ def find(load_dir: Path, step: int | None = None, *, accept_unpublished: bool = 
     newest = published[-1]
     warning = f"{load_dir / TRACKER} {problem}; loading the newest complete checkpoint, step {newest}"
     return Found(directories[newest], read_manifest(directories[newest]), warning)
+
+
+def _later(load_dir: Path, directories: Mapping[int, Path], named: int, newest: int) -> str:
+    """Return a note where the tracker names an older checkpoint than the one published last."""
+    if newest <= named or _written(directories[newest]) <= _written(directories[named]):
+        return ""
+    return (
+        f"{load_dir / TRACKER} names step {named}, but step {newest} was completed after it; if that is no "
+        f"intention, --ckpt-step {newest} loads the later one"
+    )
+
+
+def _written(directory: Path) -> int:
+    return (directory / MANIFEST).stat().st_mtime_ns
 
 
 def find_of_job(save_dir: Path, job: str) -> Found | None:
@@ -307,7 +308,7 @@ def _latest_first(save_dir: Path) -> list[Path]:
     published = [
         path for path in save_dir.iterdir() if _PUBLISHED.match(path.name) and (path / MANIFEST).is_file()
     ]
-    return sorted(published, key=lambda path: ((path / MANIFEST).stat().st_mtime_ns, path.name), reverse=True)
+    return sorted(published, key=lambda path: (_written(path), path.name), reverse=True)
 
 
 def _found_step(
@@ -317,7 +318,7 @@ def _found_step(
         return Found(directories[step], read_manifest(directories[step]))
     if step in directories and unpublished:
         return Found(directories[step], None)
-    state = "was never completed" if step in directories else "does not exist"
+    state = f"was never completed ({MANIFEST} is missing in it)" if step in directories else "does not exist"
     there = ", ".join(map(str, published)) or "none"
     raise CheckpointError(
         f"--ckpt-step {step}: {load_dir / directory_name(step)} {state}; complete ones in --load: {there}"
@@ -326,12 +327,14 @@ def _found_step(
 
 def _read_tracker(path: Path) -> tuple[int | None, str]:
     try:
+        if path.exists() and not path.is_file():
+            return None, "is no file"
         text = path.read_text().strip()
     except FileNotFoundError:
         return None, "is missing"
     except (OSError, UnicodeDecodeError) as error:
         return None, f"cannot be read ({error})"
-    if not text.isdecimal():
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
         return None, f"holds {text[:40]!r} instead of a step number"
     return int(text), ""
 
@@ -351,7 +354,8 @@ def read_manifest(directory: Path) -> Manifest:
                 "wrote it"
             )
         # Versions before the digest wrote none.
-        if data.pop(_DIGEST, None) not in (None, _digest_of(data)):
+        own = data.pop(_DIGEST, None)
+        if own not in (None, _digest_of(data)):
             raise CheckpointError(
                 f"{path}: its own text changed since it was written (its digest differs), so what it says of "
                 "the files cannot be trusted; choose another checkpoint with --ckpt-step"
@@ -360,23 +364,44 @@ def read_manifest(directory: Path) -> Manifest:
         for name, (_, digest) in files.items():
             if Path(name).is_absolute() or ".." in Path(name).parts or not _HASH.match(digest):
                 raise ValueError(f"file entry {name!r}")
-        return Manifest(**{**data, "files": files, "features": tuple(data.get("features", ()))})
+        features = tuple(data.get("features", ()))
+        return Manifest(**{**data, "files": files, "features": features, "sealed": own is not None})
     except CheckpointError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, *_UNREADABLE) as error:
         raise CheckpointError(
             f"{path}: damaged ({type(error).__name__}: {error}); choose another checkpoint with --ckpt-step"
         ) from error
 
 
-def check_file(directory: Path, name: str, expected: tuple[int, str], *, contents: bool) -> str:
-    """Compare one file with the manifest; return what is wrong with it, or an empty string."""
-    path = directory / name
+def check_files(
+    directory: Path, manifest: Manifest, names: Iterable[str], *, contents: bool
+) -> Iterator[str]:
+    """Compare files with the manifest; yield what is wrong with each, or perhaps with the manifest.
+
+    Args:
+        directory: the checkpoint.
+        manifest: its description.
+        names: files of it.
+        contents: compare hashes too, not only sizes.
+    """
+    for name in names:
+        problem = _difference(directory / name, *manifest.files[name], contents=contents)
+        if problem and not manifest.sealed:
+            # The text of a manifest without digest proves nothing.
+            problem += f"; it or {directory / MANIFEST} was damaged, which cannot be told apart"
+        if problem:
+            yield problem
+
+
+def _difference(path: Path, size: int, digest: str, *, contents: bool) -> str:
     try:
-        size = path.stat().st_size
-        if size != expected[0]:
-            return f"{path}: {size} bytes, the manifest says {expected[0]} (truncated or overwritten)"
-        if contents and digest_file(path)[1] != expected[1]:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            return f"{path}: is no file"
+        if status.st_size != size:
+            return f"{path}: {status.st_size} bytes, the manifest says {size} (truncated or overwritten)"
+        if contents and digest_file(path)[1] != digest:
             return f"{path}: the contents changed since it was written (SHA-256 differs from the manifest)"
     except FileNotFoundError:
         return f"{path}: missing"
@@ -393,9 +418,11 @@ def explain(error: BaseException) -> str:
     if number in (errno.ENOSPC, errno.EDQUOT):
         return f"no space left on the device{where}; free some, or lower --keep-last-n"
     if number == errno.EROFS:
-        return f"the file system is read-only{where}"
+        return f"the file system is read-only{where}; mount it for writing, or choose another folder"
     if number in (errno.EACCES, errno.EPERM):
-        return f"no permission{where}"
+        return f"no permission{where}; give it to this user, or choose another folder"
+    if number in (errno.EEXIST, errno.ENOTDIR):
+        return f"something that is no folder is in its place{where}; move it away, or choose another folder"
     return str(error) or type(error).__name__
 
 

@@ -30,6 +30,7 @@ from mindspeed_core.hosts.standalone.checkpoint import publish
 from mindspeed_core.hosts.standalone.checkpoint.collective import on_all_ranks, on_first_rank
 from mindspeed_core.hosts.standalone.checkpoint.model_arguments import model_arguments
 from mindspeed_core.hosts.standalone.checkpoint.results import use_file_results
+from mindspeed_core.hosts.standalone.checkpoint.save_folder import SaveFolder, own
 from mindspeed_core.launch.environment import current_job
 from mindspeed_core.megatron import model_state, optimizer_state
 from mindspeed_core.megatron.feature_state import feature_parts
@@ -52,6 +53,7 @@ class _Target:
     temporary: Path
     manifest: publish.Manifest
     keep: int | None
+    folder: SaveFolder
 
     @property
     def what(self) -> str:
@@ -79,9 +81,7 @@ class Saver:
             )
         self.poll(blocking=True)
         save_dir = Path(args.save)
-        temporary = Path(
-            on_first_rank(f"--save {save_dir}", lambda: str(publish.begin(save_dir, run.iteration)))
-        )
+        temporary = Path(on_first_rank(f"--save {save_dir}", lambda: str(_begin(run, save_dir))))
         # A feature may save at any moment.
         run.complete_parameters()
         try:
@@ -111,7 +111,12 @@ class Saver:
     def _write(self, run: Run, temporary: Path, *, in_background: bool) -> None:
         described = checkpoint_content.layout_metadata(run)
         features = feature_parts(run)
-        target = _Target(temporary, self._manifest(run, tuple(features)), run.args.keep_last_n)
+        target = _Target(
+            temporary,
+            self._manifest(run, tuple(features)),
+            run.args.keep_last_n,
+            run.session.state(SaveFolder),
+        )
         weights = select_saved(run, described)
         try:
             state = checkpoint_content.sharded_state(
@@ -162,6 +167,11 @@ class Saver:
             self._failure = error
             if dist.get_rank() == 0:
                 publish.abandon(target.temporary)
+
+
+def _begin(run: Run, save_dir: Path) -> Path:
+    own(run.session, save_dir)
+    return publish.begin(save_dir, run.iteration)
 
 
 def select_saved(run: Run, described: Mapping[str, Any]) -> model_state.Selection:
@@ -255,6 +265,7 @@ def _take_digests(temporary: Path) -> dict[str, tuple[int, str]]:
 
 def _publish(target: _Target, gathered: list[dict[str, tuple[int, str]]]) -> None:
     temporary, manifest = target.temporary, target.manifest
+    target.folder.check()
     save_config(CheckpointingConfig(_BACKEND, 1), str(temporary))
     files = {name: entry for part in gathered for name, entry in part.items()}
     rest = [path for path in sorted(temporary.iterdir()) if path.name not in files]

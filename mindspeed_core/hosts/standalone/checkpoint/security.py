@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _compat_pickle
 import io
+import json
 import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint.archive_layout import check_layout
@@ -79,6 +81,9 @@ ALLOWED: frozenset[str] = frozenset(
 )
 """Globals that a checkpoint may name, by full name. Whole modules are never allowed: a module's namespace
 holds everything it imports."""
+
+
+_ANOTHER = "choose another checkpoint with --ckpt-step"
 
 
 class _AllowedUnpickler(pickle.Unpickler):
@@ -154,7 +159,8 @@ def _explained(where: str) -> Iterator[None]:
     except Exception as error:
         first = (str(error).splitlines() or [""])[0]
         raise CheckpointError(
-            f"{where}: cannot be unpickled ({type(error).__name__}: {first}); the file is damaged or forged"
+            f"{where}: cannot be unpickled ({type(error).__name__}: {first}); the file is damaged or forged; "
+            f"{_ANOTHER}"
         ) from error
 
 
@@ -218,13 +224,53 @@ def read_index(directory: Path, *, trusted: bool = False) -> Any:
     if trusted:
         with _explained(str(path)):
             return pickle.loads(content)  # noqa: S301 - the user's own word
-    return load_pickle(content, str(path))
+    index = load_pickle(content, str(path))
+    with _explained(str(path)):
+        _check_index(index)
+    return index
+
+
+def _check_index(index: Any) -> None:
+    """Raise where an index that could be unpickled is none: an altered pickle may be anything."""
+    if not isinstance(index, Metadata) or not isinstance(index.state_dict_metadata, dict):
+        raise TypeError(f"a {type(index).__name__} and no index")
+    for key, entry in index.state_dict_metadata.items():
+        if not isinstance(key, str):
+            raise TypeError(f"the key {key!r}")
+        if not isinstance(entry, (TensorStorageMetadata, BytesStorageMetadata)):
+            raise TypeError(f"{key!r} is a {type(entry).__name__}")
+        if isinstance(entry, TensorStorageMetadata) and not isinstance(entry.properties.dtype, torch.dtype):
+            raise TypeError(f"{key!r} has the dtype {entry.properties.dtype!r}")
+
+
+def check_present(directory: Path, index: Any) -> None:
+    """Check that the files that an index names are there, and that megatron-core's own description is one.
+
+    Raises:
+        CheckpointError: names the file.
+    """
+    for name in sorted({str(info.relative_path) for info in (index.storage_data or {}).values()}):
+        _check_inside(directory, name)
+        if not (directory / name).is_file():
+            raise CheckpointError(f"{directory / name}: missing, or no file; {_ANOTHER}")
+    path = directory / "metadata.json"
+    try:
+        known = isinstance(json.loads(_read(path)), dict)
+    except ValueError:
+        known = False
+    if not known:
+        raise CheckpointError(f"{path}: cannot be read, the file is damaged; {_ANOTHER}")
+
+
+def _check_inside(directory: Path, name: str) -> None:
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise CheckpointError(
+            f"{directory / '.metadata'}: names a file outside the checkpoint: {name!r}; {_ANOTHER}"
+        )
 
 
 def object_shards(metadata: Any) -> list[tuple[str, str, int, int]]:
     """Return the object shards of a loaded index: ``(key, file, offset, length)`` each, sorted."""
-    from torch.distributed.checkpoint.metadata import BytesStorageMetadata
-
     found = []
     kinds = metadata.state_dict_metadata
     for index, info in (metadata.storage_data or {}).items():
@@ -242,15 +288,18 @@ def check_objects(directory: Path, shards: Iterable[tuple[str, str, int, int]]) 
     """
     for key, name, offset, length in shards:
         path = directory / name
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise CheckpointError(f"{directory / '.metadata'}: names a file outside the checkpoint: {name!r}")
+        _check_inside(directory, name)
         load_archive(_read(path, offset, length), f"{path}, object {key!r}")
 
 
 def _read(path: Path, offset: int = 0, length: int = -1) -> bytes:
     try:
+        if path.exists() and not path.is_file():
+            raise CheckpointError(f"{path}: is no file; {_ANOTHER}")
         with path.open("rb") as file:
             file.seek(offset)
             return file.read(length)
-    except OSError as error:
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: missing; {_ANOTHER}") from error
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: {explain(error)}") from error

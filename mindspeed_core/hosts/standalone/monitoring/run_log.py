@@ -6,9 +6,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, overload
 
 import torch.distributed as dist
 
@@ -60,6 +60,32 @@ def _shared_run_dir(run: Run) -> Path:
     return Path(chosen[0])
 
 
+class Records(Sequence[Mapping[str, Any]]):
+    """The records of a ``metrics.jsonl``, read when they are asked for: a run of weeks must not hold them."""
+
+    def __init__(self, path: Path) -> None:
+        """Read from this file, which may still grow."""
+        self._path = path
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        with self._path.open(encoding="utf-8") as file:
+            for line in file:
+                yield json.loads(line)
+
+    def __len__(self) -> int:
+        with self._path.open("rb") as file:
+            return sum(1 for _ in file)
+
+    @overload
+    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Mapping[str, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> Mapping[str, Any] | Sequence[Mapping[str, Any]]:
+        return list(self)[index]
+
+
 class RunLog:
     """The log of one run: prints and records its numbers on the rank that owns it, and is silent elsewhere.
 
@@ -88,7 +114,7 @@ class RunLog:
             writers: chart programs, which get every record too.
         """
         self.active = run_dir is not None
-        self.history: list[dict[str, Any]] = []
+        self.history: Sequence[Mapping[str, Any]] = ()
         self.total = total
         self._output = output or sys.stdout
         self._writers = writers
@@ -98,8 +124,9 @@ class RunLog:
         if run_dir is None:
             return
         path = run_dir / "metrics.jsonl"
-        self.history += _keep_records_until(path, start)
+        _keep_records_until(path, start)
         self._file = path.open("a", encoding="utf-8", buffering=1)
+        self.history = Records(path)
         if progress and self._output.isatty():
             self._start_bar(start)
 
@@ -159,7 +186,6 @@ class RunLog:
         self.active = False
 
     def _record(self, record: Mapping[str, Any]) -> None:
-        self.history.append(dict(record))
         if self._file is not None:
             self._file.write(json.dumps(dict(record)) + "\n")
         if self._writers is not None:
@@ -198,11 +224,11 @@ def _format_throughput(numbers: Mapping[str, Any]) -> str:
     return text
 
 
-def _keep_records_until(path: Path, step: int) -> list[dict[str, Any]]:
-    """Remove what an earlier attempt recorded beyond the checkpoint it is resumed from; return the rest."""
+def _keep_records_until(path: Path, step: int) -> None:
+    """Remove what an earlier attempt recorded beyond the checkpoint it is resumed from."""
     kept: list[dict[str, Any]] = []
     if not path.exists():
-        return kept
+        return
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             record = json.loads(line)
@@ -213,7 +239,6 @@ def _keep_records_until(path: Path, step: int) -> list[dict[str, Any]]:
     temporary = path.with_suffix(".jsonl.tmp")
     temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
     os.replace(temporary, path)
-    return kept
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

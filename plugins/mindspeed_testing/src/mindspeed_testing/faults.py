@@ -1,14 +1,9 @@
-"""A training job whose workers are killed at random moments, and the proof that nothing but time was lost.
-
-The job runs as a user starts it, with ``mindspeed-train --nproc N --max-restarts K``; what it printed and
-published is compared with an undisturbed job of the same flags.
-"""
+"""A training job that tests disturb, started as a user starts it, and what it printed and recorded."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import resource
 import signal
@@ -17,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,7 +22,6 @@ from mindspeed_core.testing.worlds import adopt_parent_environment, fork_server_
 
 _STEP = re.compile(r"^step +(\d+)/\d+ \| loss (\S+) \|.*?grad norm (\S+)", re.MULTILINE)
 _START = re.compile(r"^training from (?:step (\d+)|scratch)", re.MULTILINE)
-_TRACKER = "latest_checkpointed_iteration.txt"
 _LOOK_SECONDS = 0.02
 
 
@@ -163,75 +156,28 @@ class KillReport:
     """The outcome of a job whose workers were killed.
 
     Attributes:
-        kills: workers killed.
+        kills: how often something was killed.
+        victims: how often each kind of victim was; see `kills.VICTIMS`.
+        commands: how often the program was started, by a person so to speak.
         starts: the step from which each attempt trained.
         lost: resumes behind a checkpoint that was published before the kill, as messages.
         printed: ``step: (loss, grad norm)`` as printed, of every attempt.
         contradictions: steps that two attempts printed differently, as messages.
         last: the last step of the job.
         leftovers: names of unfinished checkpoints that were left in the folder at the end.
+        orphans: processes of the job that outlived it.
     """
 
     kills: int = 0
+    victims: dict[str, int] = field(default_factory=dict)
+    commands: int = 0
     starts: list[int] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     printed: dict[int, tuple[str, str]] = field(default_factory=dict)
     contradictions: list[str] = field(default_factory=list)
     last: int = 0
     leftovers: list[str] = field(default_factory=list)
-
-
-def kill_repeatedly(
-    flags: Sequence[str], folder: Path, *, processes: int, kills: int, seed: int, longest_delay: float = 1.2
-) -> KillReport:
-    """Run a job, kill a random worker at random moments, then end it with SIGTERM.
-
-    Args:
-        flags: of the program, without ``--save``, ``--run-dir``, ``--nproc`` and ``--max-restarts``; steps
-            must be plenty.
-        folder: takes the job's files.
-        processes: workers.
-        kills: how many times a worker is killed with SIGKILL.
-        seed: of the moments and the victims.
-        longest_delay: seconds between the start of the workers and the latest kill, whatever they do then:
-            start, train, save.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    choice = random.Random(seed)
-    save = folder / "checkpoints"
-    own = ["--nproc", str(processes), "--max-restarts", str(kills), "--save", str(save)]
-    job = start_job([*flags, *own, "--run-dir", str(folder / "run")], folder / "output.txt")
-    report = KillReport()
-    known: set[int] = set()
-    published: list[tuple[int, int]] = []
-    try:
-        for _ in range(kills):
-            job.wait_for(partial(_are_new, job, known, processes))
-            workers = job.workers()
-            known |= {worker.pid for worker in workers}
-            # Every third attempt lives until it has published something, so that the job gets on.
-            if report.kills % 3 == 0:
-                job.wait_for(partial(_is_later, save, _latest(save)))
-            job.pause(choice.uniform(0.0, longest_delay))
-            published.append((len(job.starts()), _latest(save)))
-            choice.choice(workers).kill()
-            report.kills += 1
-        job.wait_for(partial(_is_later, save, _latest(save)))
-        job.process.send_signal(signal.SIGTERM)
-        job.end_well()
-    finally:
-        job.close()
-    report.starts = job.starts()
-    for attempt, latest in published:
-        # An attempt that was killed before it trained printed no start; the next one counts.
-        if attempt < len(report.starts) and report.starts[attempt] < latest:
-            report.lost.append(
-                f"step {latest} was published, the next attempt began at {report.starts[attempt]}"
-            )
-    read_steps(job.text(), report)
-    report.last = _latest(save)
-    report.leftovers = sorted(path.name for path in save.iterdir() if path.name.startswith("."))
-    return report
+    orphans: list[str] = field(default_factory=list)
 
 
 def run_undisturbed(
@@ -266,20 +212,6 @@ def read_steps(text: str, report: KillReport) -> None:
         number, values = int(step), (loss, norm)
         if report.printed.setdefault(number, values) != values:
             report.contradictions.append(f"step {number}: {report.printed[number]} and {values}")
-
-
-def _latest(save: Path) -> int:
-    with suppress(OSError, ValueError):
-        return int((save / _TRACKER).read_text())
-    return 0
-
-
-def _is_later(save: Path, step: int) -> bool:
-    return _latest(save) > step
-
-
-def _are_new(job: Job, known: set[int], count: int) -> bool:
-    return len({worker.pid for worker in job.workers()} - known) == count
 
 
 def _lives(process: psutil.Process) -> bool:

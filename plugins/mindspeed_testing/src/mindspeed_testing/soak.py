@@ -1,0 +1,182 @@
+"""A long training in several processes after each other, and the trend of what its processes hold.
+
+Memory is anonymous memory, which files and shared libraries do not count to. It is sampled late between two
+checkpoints, while no writer is at work, and not in the first part of a process, when caches fill.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from mindspeed_core.feature import Feature, hookimpl
+from mindspeed_core.testing.worlds import run_world
+
+if TYPE_CHECKING:
+    from mindspeed_core.run import Run
+
+WARM_UP = 0.3
+"""The share of a process's samples that are left out of a trend."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a process holds before a step: bytes of anonymous memory, open descriptors, threads."""
+
+    step: int
+    memory: int
+    descriptors: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Trend:
+    """A straight line through samples of memory, by least squares, with a level for each process.
+
+    Attributes:
+        slope: bytes per step.
+        error: its standard error, in bytes per step, with neighbouring samples counted as far as they differ.
+        level: mean memory in bytes.
+    """
+
+    slope: float
+    error: float
+    level: float
+
+    def is_flat(self, errors: float = 3.0) -> bool:
+        """Return whether memory does not grow, within so many standard errors."""
+        return self.slope <= errors * self.error
+
+
+class Sampler(Feature):
+    """Samples a process every ``every`` steps."""
+
+    name = "soak-sampler"
+    summary = "counts memory, descriptors and threads of its process"
+
+    def __init__(self, every: int, at: int) -> None:
+        """Sample before the steps whose number leaves the remainder ``at``."""
+        self._every, self._at = every, at
+        self.samples: list[Sample] = []
+
+    @hookimpl(wrapper=True)
+    def train_step(self, run: Run) -> Iterator[None]:
+        """Sample, then train."""
+        # A writer of a checkpoint that is still at work has descriptors of its own.
+        if run.iteration % self._every == self._at and not psutil.Process().children():
+            self.samples.append(_sample(run.iteration))
+        return (yield)
+
+
+def soak(
+    flags: Sequence[str],
+    folder: Path,
+    *,
+    processes: int,
+    steps: int,
+    restarts: int,
+    every: int,
+    modes: Sequence[Sequence[str]],
+    timeout: float = 3600.0,
+) -> list[list[list[Sample]]]:
+    """Train, and end and start all processes several times on the way.
+
+    Args:
+        flags: of ``mindspeed-train``, without ``--train-iters``, ``--save``, ``--load``, ``--save-interval``
+            and ``--run-dir``.
+        folder: takes the run's files.
+        processes: ranks.
+        steps: of the whole training, divisible by ``restarts + 1`` and that again by ``every``.
+        restarts: how often all processes are replaced.
+        every: steps between two checkpoints; samples are taken late between them.
+        modes: further flags of each attempt, which take turns.
+        timeout: seconds for one attempt.
+
+    Returns:
+        The samples of each rank of each attempt: ``[attempt][rank]``.
+    """
+    length = steps // (restarts + 1)
+    save = str(folder / "checkpoints")
+    own = ["--train-iters", str(steps), "--save", save, "--load", save, "--save-interval", str(every)]
+    own += ["--run-dir", str(folder / "run"), "--exit-interval", str(length), "--keep-last-n", "2"]
+    return [
+        run_world(
+            f"{__name__}:train_attempt",
+            processes,
+            [*flags, *own, *modes[attempt % len(modes)]],
+            every,
+            timeout=timeout,
+        )
+        for attempt in range(restarts + 1)
+    ]
+
+
+def train_attempt(flags: Sequence[str], every: int) -> list[Sample]:
+    """Train in this rank until the flags end it; return its samples."""
+    from mindspeed_core.activation import activate
+    from mindspeed_core.discovery.entry_points import load_object
+
+    sampler = Sampler(every, every - every // 4)
+    with activate(flags, extra_plugins=[sampler], host="standalone") as session:
+        load_object(session.host.train)(session)
+    return sampler.samples
+
+
+def warmed_up(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """Return the samples of a process behind its first part."""
+    return samples[int(len(samples) * WARM_UP) :]
+
+
+def fit(processes: Sequence[Sequence[Sample]]) -> Trend:
+    """Fit a common slope through the memory of several processes.
+
+    Raises:
+        ValueError: there are too few samples.
+    """
+    rows: list[tuple[float, float]] = []
+    memory: list[int] = []
+    for samples in map(warmed_up, processes):
+        if len(samples) < 3:
+            raise ValueError(
+                f"{len(samples)} samples of a process behind its first part; at least 3 are needed"
+            )
+        middle = sum(sample.step for sample in samples) / len(samples)
+        level = sum(sample.memory for sample in samples) / len(samples)
+        rows += [(sample.step - middle, sample.memory - level) for sample in samples]
+        memory += [sample.memory for sample in samples]
+    spread = sum(x * x for x, _ in rows)
+    slope = sum(x * y for x, y in rows) / spread
+    rest = [y - slope * x for x, y in rows]
+    free = len(rows) - len(processes) - 1
+    variance = sum(r * r for r in rest) / free
+    # Memory that is kept for a while shows in several samples: they count as fewer.
+    alike = sum(a * b for a, b in itertools.pairwise(rest)) / (sum(r * r for r in rest) or 1.0)
+    alike = min(max(alike, 0.0), 0.99)
+    error = math.sqrt(variance / spread * (1 + alike) / (1 - alike))
+    return Trend(slope, error, sum(memory) / len(memory))
+
+
+def as_json(processes: Sequence[Sequence[Sample]]) -> dict[str, Any]:
+    """Return the trend of some processes and the numbers of descriptors and threads that were seen."""
+    trend = fit(processes)
+    behind = [sample for samples in processes for sample in warmed_up(samples)]
+    return {
+        **{name: round(value, 2) for name, value in asdict(trend).items()},
+        "flat": trend.is_flat(),
+        "samples": len(behind),
+        "descriptors": sorted({sample.descriptors for sample in behind}),
+        "threads": sorted({sample.threads for sample in behind}),
+    }
+
+
+def _sample(step: int) -> Sample:
+    status = Path("/proc/self/status").read_text()
+    memory = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon:"))
+    return Sample(step, memory * 1024, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")))
