@@ -145,8 +145,8 @@ class CpuPlatform(Platform):
         process_memory.reset_peak()
 
     def total_memory(self) -> int:
-        """Return the physical bytes of the machine, shared by all its processes."""
-        return process_memory.physical_bytes()
+        """Return the bytes that a process may have; all processes of the machine share them."""
+        return process_memory.attainable_bytes()
 
 
 def _is_informative(record: logging.LogRecord) -> bool:

@@ -48,6 +48,8 @@ def found(line: Line, world_size: int, registry: Registry, known: FlagSet) -> st
     try:
         problems = _answer(words, world_size, registry)
         texts = [(problem, str(problem)) for problem in problems]
+        # What a terminal in UTF-8 cannot show would end a program that prints it.
+        "".join(text for _, text in texts).encode()
     except TooSlow:
         return f"takes longer than {SECONDS} s"
     except BaseException:

@@ -196,11 +196,8 @@ class CommandLines:
             return (name,)
         if flag.choices:
             return (name, *(str(draw.choice(flag.choices)) for _ in range(_count(draw, flag))))
-        sound = {int: ("1", "2", "4", "8"), float: ("0.5", "1e-3", "1.0", "0.0")}.get(flag.type)  # type: ignore[call-overload]
-        return (
-            name,
-            *(draw.choice(sound or ("[0,1]", "2", "1,0", "abc")) for _ in range(_count(draw, flag))),
-        )
+        sound = _SOUND.get(flag.type, ("[0,1]", "2", "1,0", "abc"))
+        return (name, *(draw.choice(sound) for _ in range(_count(draw, flag))))
 
     def _extreme(self, draw: random.Random, pieces: list[Piece]) -> None:
         """Give a flag a value of its type that is unlikely to make sense, repeat a flag or forget one."""

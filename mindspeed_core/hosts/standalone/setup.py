@@ -57,11 +57,12 @@ def setup(session: Session) -> Run:
 def _build_model(session: Session) -> Run:
     args = session.call("validate_arguments_early", args=session.args, plan=session.plan)
     args = session.call("validate_arguments", args=args, plan=session.plan)
-    check_weights_fit(session, args)
     session.args = args
     info = session.call("init_distributed", args=args, platform=session.platform)
     check_ranks(session, info)
     _check_dtype(session)
+    # Not before: asked for its memory, an accelerator that no rank has chosen yet is the first one.
+    check_weights_fit(session, args)
     pg = session.call("build_process_groups", args=args, dist_info=info)
     session.call("seed_everything", args=args, pg=pg)
     config = session.call("build_transformer_config", args=args)

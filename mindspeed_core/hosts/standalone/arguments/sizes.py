@@ -6,14 +6,12 @@ checked on a small machine.
 
 from __future__ import annotations
 
-import resource
 from argparse import Namespace
-from math import inf
 from typing import TYPE_CHECKING
 
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.hosts.standalone.arguments.errors import argument_error, option
-from mindspeed_core.platforms.process_memory import physical_bytes
+from mindspeed_core.platforms.process_memory import attainable_bytes
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -39,13 +37,13 @@ def check_weights_fit(session: Session, args: Namespace) -> None:
     if any(name in session.plan.names for stage in _STAGES for name in session.implementations(stage)):
         return
     parts = _weights(args)
-    device = min(float(session.platform.total_memory()), _limit())
+    device = session.platform.total_memory()
     needed = sum(parts.values()) * args.params_dtype.itemsize
     if needed > device:
         largest = _to_lower(session, args, max(parts, key=lambda name: parts[name]))
         raise _too_large(args, largest, needed, device, "for its weights")
     layers = args.num_layers / args.pipeline_model_parallel_size
-    needed, memory = layers * _LAYER_OBJECTS, min(float(physical_bytes()), _limit())
+    needed, memory = layers * _LAYER_OBJECTS, attainable_bytes()
     if needed > memory:
         raise _too_large(args, "num_layers", needed, memory, "for its layers")
 
@@ -72,19 +70,15 @@ def check_index_fits(args: Namespace, samples: tuple[int, int | None, int]) -> N
         ArgumentError: names the flag that asks for most of them.
     """
     train, valid, test = (count or 0 for count in samples)
-    memory = min(float(physical_bytes()), _limit())
-    for count, names in (
-        (
-            train,
-            ("train_samples",)
-            if args.train_samples
-            else ("train_iters", "micro_batch_size", "global_batch_size"),
-        ),
-        (max(valid, test), ("eval_iters", "train_iters", "micro_batch_size", "global_batch_size")),
-    ):
-        if count * _SAMPLE > memory:
-            name = max(names, key=lambda name: getattr(args, name) or 0)
-            raise _too_large(args, name, count * _SAMPLE, memory, f"for the index of {count:,} samples")
+    memory = attainable_bytes()
+    for count, first in ((train, "train_iters"), (max(valid, test), "eval_iters")):
+        if count * _SAMPLE <= memory:
+            continue
+        names = [first, "train_iters", "micro_batch_size", "global_batch_size"]
+        if first == "train_iters" and args.train_samples:
+            names = ["train_samples"]
+        name = max(names, key=lambda name: getattr(args, name) or 0)
+        raise _too_large(args, name, count * _SAMPLE, memory, f"for the index of {count:,} samples")
 
 
 def _weights(args: Namespace) -> dict[str, float]:
@@ -128,9 +122,3 @@ def _too_large(args: Namespace, name: str, needed: float, there: float, purpose:
         f"a rank needs at least {needed / _GIB:,.1f} GiB {purpose}, of {there / _GIB:,.1f} GiB that there are"
     )
     return argument_error(args, option(name), reason, _MORE)
-
-
-def _limit() -> float:
-    """Return the bytes that the operating system lets this process have."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return inf if soft == resource.RLIM_INFINITY else float(soft)
