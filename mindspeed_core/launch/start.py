@@ -49,7 +49,12 @@ def requested_launch(arguments: Sequence[str]) -> argparse.Namespace | None:
         found, _ = parser.parse_known_args(list(arguments))
     except argparse.ArgumentError as error:
         flag = str(error.argument_name)
-        raise ArgumentError(flag, None, str(error.message), f"write one value behind {flag}") from error
+        words = list(arguments)
+        behind = words[words.index(flag) + 1 :][:1] if flag in words else []
+        # argparse takes a word with a dash for a flag of its own.
+        value = behind[0] if behind and behind[0].startswith("-") else None
+        remedy = f"write one value behind {flag}, with = between them where it begins with a dash"
+        raise ArgumentError(flag, value, str(error.message), remedy) from error
     if worker.supervised():
         return None
     if found.nproc is None:

@@ -189,7 +189,11 @@ def test_the_job_is_known_by_its_launcher(env, job):
     ("flags", "words"),
     [
         (["--nproc", "0"], "--nproc 0"),
-        (["--nproc", "x"], "--nproc"),
+        (["--nproc", "x"], "--nproc: invalid int value: 'x'; write one value"),
+        (
+            ["--run-dir", "-n"],
+            "--run-dir '-n': expected one argument; write one value behind --run-dir, with =",
+        ),
         (["--max-restarts", "2"], "add --nproc"),
         (["--nproc", "2", "--max-restarts", "-1"], "--max-restarts -1"),
     ],
