@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mindspeed_core.feature import Flag
 from mindspeed_core.flags.flag_set import FlagSet
 from mindspeed_core.resolver.plan import Problem
 
@@ -23,35 +24,40 @@ def complaint(problem: Problem, words: Sequence[str], known: FlagSet) -> str:
             else "no flag"
         )
     named = problem.flag.partition(" ")[0]
-    options = known[named].flag.options if named in known else (named,)
-    given = [place for place, word in enumerate(words) if _option(word).startswith(options)]
-    if not given:
-        return "" if named in known else "a flag that is neither given nor known"
-    if named not in known or known[named].flag.is_switch or "got " in text:
+    if named not in known:
+        # The start of a long word is enough.
+        known_here = any(_option(word).startswith(named) for word in words)
+        return "" if known_here else "a flag that is neither given nor known"
+    flag = known[named].flag
+    given = [place for place, word in enumerate(words) if _option(word) in flag.options]
+    if not given or flag.is_switch or "got " in text:
         return ""
-    return "" if any(value in text for place in given for value in _values(words, place)) else "no value"
+    values = [value for place in given for value in _values(words, place, flag)]
+    return "" if any(value in text for value in values) else "no value"
 
 
 def _option(word: str) -> str:
     return word.partition("=")[0]
 
 
-def _values(words: Sequence[str], place: int) -> list[str]:
-    """Return the spellings of the values of a flag at a place of the command line."""
+def _values(words: Sequence[str], place: int, flag: Flag) -> list[str]:
+    """Return the spellings of the values of a flag at a place of the command line: as given, and as read."""
     _, inline, first = words[place].partition("=")
     found = []
     for value in (*([first] if inline else []), *words[place + 1 :]):
         if value.startswith("--") and " " not in value and len(value) > 2:
             break
-        found += [repr(value)[1:_SHOWN].rstrip("'\""), *_as_numbers(value)]
+        found += [repr(value)[1:_SHOWN].rstrip("'\""), *_as_read(value, flag)]
     return found or [""]
 
 
-def _as_numbers(value: str) -> list[str]:
-    numbers = []
-    for kind in (int, float):
+def _as_read(value: str, flag: Flag) -> list[str]:
+    found = []
+    for kind in (int, float, flag.type):
         try:
-            numbers.append(str(kind(value)))
-        except ValueError:
+            read = kind(value)
+        except Exception:
+            # The type of a flag raises what it likes; the value has been refused, then.
             continue
-    return numbers
+        found += [str(read), " ".join(map(str, read)) if isinstance(read, list) else str(read)]
+    return found

@@ -34,7 +34,7 @@ def answers(first, last, seed, folder, program="checked_lines.py"):
 
 
 def told(wrong):
-    return "\n\n".join(f"line {each['index']}: {each['line']}\n{each['found']}" for each in wrong[:10])
+    return "\n\n".join(f"line {each['index']}: {each['line']}\n{each['found']}" for each in wrong[:40])
 
 
 def test_command_lines_are_answered(tmp_path):

@@ -94,7 +94,9 @@ def _weights(args: Namespace) -> dict[str, float]:
     attention = 0 if args.multi_latent_attention else 2 * hidden * heads
     matrices = hidden * (1 + gated)
     of_layers = float(args.num_layers) * attention / across
-    parts = {"hidden_size": of_layers, "vocab_size": float(args.padded_vocab_size) * hidden / across}
+    tables = 1 + bool(args.untie_embeddings_and_output_weights)
+    of_vocabulary = float(args.padded_vocab_size) * hidden * tables / across
+    parts = {"hidden_size": of_layers, "vocab_size": of_vocabulary}
     if args.position_embedding_type == "learned_absolute":
         # Every rank of the first pipeline stage holds all positions.
         parts["seq_length"] = float(args.max_position_embeddings) * hidden
