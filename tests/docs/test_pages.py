@@ -44,8 +44,18 @@ OF_OTHER_PROGRAMS = {
     "--wheels",
     "--minutes",
     "--results",
+    "--nodes",
+    "--gres",
+    "--ntasks-per-node",
+    "--cpus-per-task",
+    "--gpus-per-task",
+    "--signal",
+    "--batch",
+    "--requeue",
+    "--image",
+    "--dryrun",
 }
-"""Options of torchrun, pip, docs/generate.py, pytest, benchmarks/gpu and mindspeed_core.testing."""
+"""Options of torchrun, Slurm, torchx, pip, docs/generate.py, pytest, benchmarks/gpu, our testing package."""
 
 OF_EXAMPLES = {"--log-gradient-noise", "--sentences", "--some-size", "--my-flag"}
 """Flags that a page declares or makes up itself."""

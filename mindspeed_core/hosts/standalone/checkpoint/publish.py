@@ -89,6 +89,16 @@ def directory_name(iteration: int) -> str:
     return f"iter_{iteration:07d}"
 
 
+def temporary_name(iteration: int, process: str = "") -> str:
+    """Return the name of a checkpoint that is being written.
+
+    Args:
+        iteration: training steps done.
+        process: `process_id` of who begins and publishes it; this process by default.
+    """
+    return f".tmp-{directory_name(iteration)}-{process or process_id()}"
+
+
 def digest_file(path: Path) -> tuple[int, str]:
     """Return the size in bytes and the SHA-256 of a file."""
     digest = hashlib.sha256()
@@ -106,7 +116,7 @@ def begin(save_dir: Path, iteration: int) -> Path:
     Raises:
         CheckpointError: the directory cannot be made.
     """
-    temporary = save_dir / f".tmp-{directory_name(iteration)}-{_run_id()}"
+    temporary = save_dir / temporary_name(iteration)
     try:
         save_dir.mkdir(parents=True, exist_ok=True)
         clean_stale(save_dir)
@@ -139,7 +149,7 @@ def publish(temporary: Path, manifest: Manifest) -> Path:
     sync_directory(temporary)
     replaced = None
     if final.exists() or final.is_symlink():
-        replaced = save_dir / f".del-{final.name}-{_run_id()}"
+        replaced = save_dir / f".del-{final.name}-{process_id()}"
         os.rename(final, replaced)
     os.rename(temporary, final)
     sync_directory(save_dir)
@@ -181,7 +191,7 @@ def keep_last(save_dir: Path, count: int, latest: Path) -> list[Path]:
     removed = []
     for path in others[count - 1 :]:
         # A half-deleted directory must not look like a checkpoint.
-        doomed = save_dir / f".del-{path.name}-{_run_id()}"
+        doomed = save_dir / f".del-{path.name}-{process_id()}"
         os.rename(path, doomed)
         _remove(doomed)
         removed.append(path)
@@ -224,7 +234,8 @@ def _owner_lives(path: Path, host: str, pid: int, start: int) -> bool:
     return start_of(pid) == start
 
 
-def _run_id() -> str:
+def process_id() -> str:
+    """Return host, process and its start: what no two processes share that live at the same time."""
     return f"{host_name()}-{os.getpid()}-{max(start_of(os.getpid()), 0)}"
 
 
@@ -417,6 +428,8 @@ def explain(error: BaseException) -> str:
     where = f" ({name})" if name else ""
     if number in (errno.ENOSPC, errno.EDQUOT):
         return f"no space left on the device{where}; free some, or lower --keep-last-n"
+    if number == errno.EFBIG:
+        return f"the file system refused a write: larger than a file may be (ulimit -f){where}"
     if number == errno.EROFS:
         return f"the file system is read-only{where}; mount it for writing, or choose another folder"
     if number in (errno.EACCES, errno.EPERM):
