@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mindspeed_core.activation import Flags, assemble, plan_for
 from mindspeed_core.discovery.host import DEFAULT_HOST
-from mindspeed_core.errors import ArgumentError, SessionError, UserError
+from mindspeed_core.errors import ArgumentError, UserError
 from mindspeed_core.flags.values import shown_value
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import Plan, PlanError, Problem
@@ -60,6 +60,8 @@ def check(
 
     Raises:
         mindspeed_core.registry.RegistryError: host or platform is not installed or cannot be loaded.
+        mindspeed_core.errors.SessionError: the host is Megatron-LM's, or an implementation does not fit its
+            stage.
         ValueError: ``world_size`` is below 1.
     """
     if world_size < 1:
@@ -72,13 +74,11 @@ def check(
     session = assemble(registry, plan, parsed.args, parsed.provenance, host=registry.host(host))
     try:
         return Checked(plan, session.validated(world_size=world_size))
-    except (UserError, SessionError) as error:
+    except UserError as error:
         return Checked(plan, None, (_problem(error),))
 
 
-def _problem(error: Exception) -> Problem:
-    if isinstance(error, PlanError):
-        return error.problems[0]
+def _problem(error: UserError) -> Problem:
     if not isinstance(error, ArgumentError):
         return Problem("E-VALIDATION", str(error))
     shown = "" if error.value is None else shown_value(error.value)

@@ -31,6 +31,7 @@ from mindspeed_core.flags.values import (
     kind_of_flag,
     least_values,
     most_values,
+    shown_option,
     shown_value,
     truth_of,
     type_name,
@@ -207,7 +208,7 @@ class FlagSet:
             entry = self._by_option.get(option)
             taken = f"{option} takes {arity(entry.flag)}" if entry is not None else "it is unknown"
             remedy = f"drop it ({taken}), or {remedy}"
-        return Problem("E-FLAG-VALUE", f"{shown}: belongs to no flag", remedy, flag=option[:SHOWN])
+        return Problem("E-FLAG-VALUE", f"{shown}: belongs to no flag", remedy, flag=shown_option(option))
 
     def parse_mapping(self, values: Mapping[str, Any]) -> ParsedArguments:
         """Take arguments from a dictionary.

@@ -118,6 +118,11 @@ def shown_value(value: Any) -> str:
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
+def shown_option(option: str) -> str:
+    """Return an option string as a message shows it: cut and printable, without quotes."""
+    return repr(option)[1:-1][:SHOWN]
+
+
 def way_out(flag: Flag, option: str) -> str:
     """Say what to write for a flag instead of a value that it cannot take."""
     if flag.is_switch:

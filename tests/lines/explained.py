@@ -25,9 +25,9 @@ def complaint(problem: Problem, words: Sequence[str], known: FlagSet) -> str:
         )
     named = problem.flag.partition(" ")[0]
     if named not in known:
-        # The start of a long word is enough.
-        known_here = any(_option(word).startswith(named) for word in words)
-        return "" if known_here else "a flag that is neither given nor known"
+        # The start of a long word is enough; what cannot be printed is escaped.
+        given_here = any(repr(_option(word))[1:].startswith(named) for word in words)
+        return "" if given_here else "a flag that is neither given nor known"
     flag = known[named].flag
     given = [place for place, word in enumerate(words) if _option(word) in flag.options]
     if not given or flag.is_switch or "got " in text:

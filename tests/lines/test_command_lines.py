@@ -9,7 +9,7 @@ import pytest
 from command_lines import shrunk, tokens
 from explained import complaint
 
-from mindspeed_core import check
+from mindspeed_core import SessionError, check
 from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import Problem
@@ -105,3 +105,8 @@ def test_checking_works_while_a_session_is_open():
     with activate({"platform": "cpu"}) as session:
         assert check({"hidden_size": 8, "platform": "cpu"}).problems[0].flag == "--num-layers"
         assert session.is_open
+
+
+def test_flags_of_megatron_lms_scripts_are_not_checked_here():
+    with pytest.raises(SessionError, match="no training of Megatron-LM is running"):
+        check({"platform": "cpu"}, host="megatron-lm")

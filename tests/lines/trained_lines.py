@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import faulthandler
+import gc
 import io
 import json
 import logging
@@ -95,6 +96,8 @@ def trained(words: list[str], registry: Registry) -> str:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         faulthandler.cancel_dump_traceback_later()
+        # A model is part of cycles; the collector is in no hurry, and the next model comes at once.
+        gc.collect()
     return ""
 
 
