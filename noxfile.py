@@ -100,7 +100,9 @@ def npu_conformance(session: nox.Session) -> None:
     install(session, "torch_npu==2.13.0", "pytest>=8")
     tests = ("tests/npu_conformance", *(str(path.relative_to(ROOT) / "tests" / "npu") for path in PLUGINS))
     folders = [path for path in tests if (ROOT / path).is_dir()]
-    options = session.posargs or ("--schemas", "tests/npu_conformance/schemas.json")
+    records = ("schemas", "contracts")
+    compared = [part for name in records for part in (f"--{name}", f"tests/npu_conformance/{name}.json")]
+    options = session.posargs or compared
     session.run("python", "-m", "mindspeed_testing.npu", *folders, *options, env=THREADS)
 
 

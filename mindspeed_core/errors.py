@@ -30,6 +30,10 @@ class ArgumentError(UserError):
         super().__init__(text + (f"; {remedy}" if remedy else ""))
 
 
+class LostPeerError(UserError):
+    """Rank that ended while this one waited for it; that rank's own message comes first."""
+
+
 class CheckpointError(UserError):
     """Checkpoint that cannot be written or read; the message names the file."""
 

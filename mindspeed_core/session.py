@@ -26,6 +26,7 @@ from mindspeed_core.discovery.host import HostDeclaration
 from mindspeed_core.errors import SessionError, UserError
 from mindspeed_core.feature import PROJECT, Feature, StageSpecs, hookimpl
 from mindspeed_core.hooks import DONE, Done
+from mindspeed_core.launch.environment import numbered_variable
 from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_core.runtime.instance_patches import Instances
 from mindspeed_core.runtime.patches import PatchLedger
@@ -204,7 +205,7 @@ class Session:
         """
         if self._world_size is not None:
             return 0, self._world_size, 0
-        rank, world_size, local_rank = map(_number_of_launcher, ("RANK", "WORLD_SIZE", "LOCAL_RANK"), "010")
+        rank, world_size, local_rank = map(numbered_variable, ("RANK", "WORLD_SIZE", "LOCAL_RANK"), (0, 1, 0))
         dist: Any = sys.modules.get("torch.distributed")
         if dist is not None and dist.is_available() and dist.is_initialized():
             rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -559,16 +560,6 @@ class Session:
             else:
                 os.environ[name] = value
         self._environment.clear()
-
-
-def _number_of_launcher(variable: str, default: str) -> int:
-    value = os.environ.get(variable, default)
-    try:
-        return int(value)
-    except ValueError as error:
-        raise UserError(
-            f"{variable}={value!r}: is not a number; launchers set it, unset it by hand"
-        ) from error
 
 
 def _explain_validation(

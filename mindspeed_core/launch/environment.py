@@ -22,6 +22,7 @@ JOB = "MINDSPEED_JOB_ID"
 """The name of the job, the same for all its attempts; set by this package or by a scheduler."""
 RESTART = "MINDSPEED_RESTART"
 """How often the job named by ``MINDSPEED_JOB_ID`` was started again."""
+_TORCHRUN = "torchrun:"
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,15 @@ class Job:
 
     name: str = ""
     restart: int = 0
+
+    @property
+    def may_continue(self) -> bool:
+        """Return whether an earlier attempt of this job may have published checkpoints.
+
+        Under torchrun each agent counts for itself: one that replaces a lost node begins at zero, and nodes
+        that join are not counted at all. There the job's name (``--rdzv-id``) alone tells.
+        """
+        return bool(self.name) and (self.restart > 0 or self.name.startswith(_TORCHRUN))
 
 
 def current_job(environment: Mapping[str, str] | None = None) -> Job:
@@ -50,7 +60,7 @@ def current_job(environment: Mapping[str, str] | None = None) -> Job:
         return Job(f"mindspeed:{env[JOB]}", restart)
     run_id = env.get("TORCHELASTIC_RUN_ID", "none")
     if run_id != "none":
-        return Job(f"torchrun:{run_id}", restart)
+        return Job(f"{_TORCHRUN}{run_id}", restart)
     if env.get("SLURM_JOB_ID"):
         return Job(f"slurm:{env['SLURM_JOB_ID']}", restart)
     return Job()
@@ -66,6 +76,76 @@ def own_job(environment: Mapping[str, str] | None = None) -> Job:
     if env.get(JOB):
         return Job(env[JOB], _count(env.get(RESTART)))
     return Job(uuid4().hex)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The place of this process in the world that a launcher started.
+
+    Attributes:
+        rank: of ``world_size``.
+        world_size: all ranks.
+        address: name or number of the host where rank 0, or the launcher, serves the store.
+        port: of the store.
+    """
+
+    rank: int
+    world_size: int
+    address: str
+    port: int
+
+    @property
+    def meeting_place(self) -> str:
+        """Return where the ranks meet, for messages."""
+        return f"MASTER_ADDR {self.address}, MASTER_PORT {self.port}"
+
+
+def current_assignment(environment: Mapping[str, str] | None = None) -> Assignment:
+    """Return the place that the launcher's variables give this process.
+
+    Raises:
+        UserError: a variable is absent, is no number, or the rank is not in the world.
+    """
+    env = os.environ if environment is None else environment
+    world_size = numbered_variable("WORLD_SIZE", None, env)
+    rank = numbered_variable("RANK", None, env)
+    if not 0 <= rank < world_size:
+        raise UserError(
+            f"RANK {rank} is not below WORLD_SIZE {world_size}; give each process a RANK from 0 to "
+            f"{world_size - 1}, or start the job with torchrun, which does"
+        )
+    port = numbered_variable("MASTER_PORT", None, env)
+    if not 0 < port < 1 << 16:
+        raise UserError(f"MASTER_PORT {port} is no port; use one from 1 to 65535, the same for every process")
+    if not env.get("MASTER_ADDR"):
+        raise UserError(_unset("MASTER_ADDR"))
+    return Assignment(rank, world_size, env["MASTER_ADDR"], port)
+
+
+def numbered_variable(name: str, default: int | None, environment: Mapping[str, str] | None = None) -> int:
+    """Return the number in a variable of the launcher; ``default`` where it is unset.
+
+    Raises:
+        UserError: it is no number, or it is unset and there is no default.
+    """
+    text = (os.environ if environment is None else environment).get(name, "")
+    if not text and default is not None:
+        return default
+    if not text:
+        raise UserError(_unset(name))
+    if not text.strip().isdecimal():
+        raise UserError(
+            f"{name} {text!r} in the environment is no number; unset it, or start the job with torchrun, "
+            "which sets it"
+        )
+    return int(text)
+
+
+def _unset(name: str) -> str:
+    return (
+        f"{name} is not set, but this process is one of several; set MASTER_ADDR, MASTER_PORT, RANK and "
+        "WORLD_SIZE for each, or start the job with torchrun, which does"
+    )
 
 
 def translate_slurm(environment: MutableMapping[str, str]) -> bool:

@@ -121,7 +121,12 @@ _PARALLEL = grouped(
         "--variable-seq-lengths",
         help="Pipeline stages tell each other the shape of every micro-batch, which may differ in length.",
     ),
-    Flag("--distributed-timeout-minutes", type=int, default=10, help="Timeout of collectives."),
+    Flag(
+        "--distributed-timeout-minutes",
+        type=float,
+        default=10,
+        help="How long ranks wait for each other: at the start, and in collectives.",
+    ),
     *FULLY_SHARDED_FLAGS,
 )
 

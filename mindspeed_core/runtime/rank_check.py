@@ -12,6 +12,7 @@ import itertools
 import json
 import platform
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +20,17 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mindspeed_core.discovery.installed import installed_version, package_places
+from mindspeed_core.errors import LostPeerError
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import Registry
     from mindspeed_core.run import DistInfo
     from mindspeed_core.session import Session
 
-TIMEOUT = timedelta(minutes=5)
+TIMEOUT = timedelta(minutes=10)
+"""As of ``--distributed-timeout-minutes``."""
+_LAST_WORDS = timedelta(seconds=30)
+_LONGEST_PAUSE = 0.25
 
 _PER_RANK = frozenset({"rank", "local_rank", "node_rank", "group_rank", "local_world_size", "master_addr"})
 _SOURCES = frozenset({".py", ".json", ".cpp", ".cu", ".h"})
@@ -39,21 +44,17 @@ _round = itertools.count()
 class Store(Protocol):
     """The part of ``torch.distributed.Store`` that the check needs."""
 
-    @property
-    def timeout(self) -> timedelta:
-        """Return how long `get` waits."""
-
     def set(self, key: str, value: str, /) -> None:
         """Publish a value."""
 
     def get(self, key: str, /) -> bytes:
-        """Wait for a value."""
+        """Return a value."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Return whether keys have values."""
 
     def add(self, key: str, amount: int, /) -> int:
         """Add to a counter and return its value."""
-
-    def set_timeout(self, timeout: timedelta, /) -> None:
-        """Limit how long `get` waits."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,9 @@ def ranks_agree(session: Session, dist_info: DistInfo, *, with_arguments: bool =
     facts = rank_facts(session)
     if not with_arguments:
         facts = {item: value for item, value in facts.items() if not item.startswith(_ARGUMENT)}
-    return facts_agree(store, dist_info.rank, dist_info.world_size, facts)
+    minutes = getattr(session.args, "distributed_timeout_minutes", None)
+    timeout = TIMEOUT if minutes is None else timedelta(minutes=minutes)
+    return facts_agree(store, dist_info.rank, dist_info.world_size, facts, timeout)
 
 
 def rank_facts(session: Session) -> dict[str, str]:
@@ -181,45 +184,70 @@ def facts_agree(
 
     Returns:
         Whether all ranks agree, the same on every rank. When not, rank 0 has printed the table.
+
+    Raises:
+        LostPeerError: rank 0 does not answer or has ended; on the other ranks.
     """
-    before = store.timeout
-    store.set_timeout(timeout)
-    try:
-        return _exchange(store, rank, world_size, facts, timeout)
-    finally:
-        store.set_timeout(before)
-
-
-def _exchange(store: Store, rank: int, world_size: int, facts: Mapping[str, str], timeout: timedelta) -> bool:
     digest = hashlib.sha256(json.dumps(dict(facts), sort_keys=True).encode()).hexdigest()
     store.set(f"digest/{rank}", digest)
     if rank == 0:
         return _judge(store, world_size, facts, timeout)
+    try:
+        return _answer(store, rank, facts, timeout)
+    except RuntimeError as error:
+        raise LostPeerError(
+            f"rank {rank} of {world_size}: rank 0 ended while the ranks compared what they run; look at the "
+            "first error in its output"
+        ) from error
+
+
+def _answer(store: Store, rank: int, facts: Mapping[str, str], timeout: timedelta) -> bool:
     # Rank 0 may wait the whole timeout for a rank that never comes before it decides.
-    store.set_timeout(timeout * 2)
-    verdict = json.loads(store.get("verdict"))
+    given = _wait(store, "verdict", timeout * 2)
+    if given is None:
+        raise LostPeerError(
+            f"rank {rank} waited {2 * timeout.total_seconds():g} s for rank 0 to compare what the ranks run "
+            "(twice --distributed-timeout-minutes); rank 0 ended, hangs, or has not opened such a session: "
+            "look at its output. Where it does something else on purpose, pass --no-cross-rank-check"
+        )
+    verdict = json.loads(given)
     if verdict["agree"]:
         return True
     if rank in verdict["send"]:
         store.set(f"facts/{rank}", json.dumps(dict(facts)))
-    store.get("printed")
+    _wait(store, "printed", timeout)
     # Rank 0 may hold the store itself: it stays until everybody has read that the table is printed.
     if store.add("left", 1) == verdict["present"] - 1:
         store.set("empty", "1")
     return False
 
 
+def _wait(store: Store, key: str, timeout: timedelta) -> str | None:
+    """Return a value once it is there, or None when the time is up.
+
+    The store's own wait prints c10d's text when it gives up.
+    """
+    deadline, pause = time.monotonic() + timeout.total_seconds(), 0.001
+    while not store.check([key]):
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(pause)
+        pause = min(pause * 1.5, _LONGEST_PAUSE)
+    return store.get(key).decode()
+
+
 def _judge(store: Store, world_size: int, facts: Mapping[str, str], timeout: timedelta) -> bool:
     digests: dict[int, str] = {}
     silent: list[int] = []
+    # All ranks have the same time, however many do not come.
+    deadline = time.monotonic() + timeout.total_seconds()
     for rank in range(world_size):
-        try:
-            digests[rank] = store.get(f"digest/{rank}").decode()
-        except RuntimeError:
+        left = timedelta(seconds=max(0.0, deadline - time.monotonic()))
+        digest = _wait(store, f"digest/{rank}", left)
+        if digest is None:
             silent.append(rank)
-            # One timeout is enough to know that something is wrong; the others have had the same time.
-            store.set_timeout(timedelta(seconds=1))
-    store.set_timeout(timeout)
+        else:
+            digests[rank] = digest
     counts = Counter(digests.values())
     if len(counts) == 1 and not silent:
         store.set("verdict", json.dumps({"agree": True}))
@@ -233,12 +261,13 @@ def _judge(store: Store, world_size: int, facts: Mapping[str, str], timeout: tim
     details = {0: dict(facts)}
     for rank in send:
         if rank:
-            details[rank] = json.loads(store.get(f"facts/{rank}"))
+            details[rank] = json.loads(_wait(store, f"facts/{rank}", _LAST_WORDS) or "{}")
     found = differences({rank: details[rank] for rank in send}, typical)
-    print(format_table(found, world_size, silent, counts[most]), file=sys.stderr, flush=True)
+    waited = f"within {timeout.total_seconds():g} s (--distributed-timeout-minutes)"
+    print(format_table(found, world_size, silent, counts[most], waited), file=sys.stderr, flush=True)
     store.set("printed", "1")
     if len(digests) > 1:
-        store.get("empty")
+        _wait(store, "empty", _LAST_WORDS)
     return False
 
 
@@ -253,12 +282,17 @@ def differences(facts: Mapping[int, Mapping[str, str]], typical: int) -> list[Di
     ]
 
 
-def format_table(found: Sequence[Difference], world_size: int, silent: Sequence[int], same: int) -> str:
-    """Format the message of rank 0: the ranks that differ, in what, and those that did not answer."""
+def format_table(
+    found: Sequence[Difference], world_size: int, silent: Sequence[int], same: int, waited: str = ""
+) -> str:
+    """Format the message of rank 0: the ranks that differ, in what, and those that did not answer in time."""
     lines = [f"E-RANKS: the {world_size} ranks do not run the same thing ({same} of them agree)"]
     if silent:
         listed = ", ".join(map(str, silent[:_ROWS]))
-        lines.append(f"  no answer from rank {listed}: look at the first error in its output")
+        lines.append(
+            f"  no answer from rank {listed} {waited}: look at the first error in its output; where it runs "
+            "something else on purpose, pass --no-cross-rank-check"
+        )
     if found:
         rows = [("rank", "item", "this rank", "most ranks")]
         rows += [(str(d.rank), d.item, _cut(d.here), _cut(d.most)) for d in found[:_ROWS]]

@@ -13,7 +13,9 @@ import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from mindspeed_core.errors import LostPeerError
 from mindspeed_core.launch import worker
+from mindspeed_core.launch.meeting import MeetingError
 from mindspeed_core.terminal.errors import EXIT_PROBLEMS, EXPLAINED, print_error
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ _CONSEQUENCES = (
 def is_consequence(error: BaseException) -> bool:
     """Return whether an error only says that another rank went away."""
     text = str(error)
+    if isinstance(error, LostPeerError):
+        return True
     return isinstance(error, (RuntimeError, OSError)) and any(mark in text for mark in _CONSEQUENCES)
 
 
@@ -47,8 +51,15 @@ def report(error: BaseException) -> int:
     if worker.send_message("consequence" if is_consequence(error) else kind, _text(error)):
         # The supervisor gets every rank's message, and prints that of the one that failed first.
         return EXIT_PROBLEMS
-    rank, world = os.environ.get("RANK", "0"), int(os.environ.get("WORLD_SIZE", "1"))
-    if world > 1:
+    rank, world = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if world != "1":
+        if (
+            isinstance(error, MeetingError)
+            and error.told_by_rank_zero
+            and os.environ.get("LOCAL_RANK") != "0"
+        ):
+            # Rank 0 prints the same message, and so does the first rank of every other node.
+            return EXIT_PROBLEMS
         store = _shared_store()
         if store is not None and not _claim(store, is_consequence(error)):
             return EXIT_PROBLEMS

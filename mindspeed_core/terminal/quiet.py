@@ -6,6 +6,7 @@ Only programs do this; a library session leaves warnings and logging as its host
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 
 _REPETITIVE = (
@@ -22,6 +23,8 @@ _REPETITIVE = (
 
 def quieten() -> None:
     """Ignore known warnings and raise megatron-core's loggers to level ERROR."""
+    # c10d warns of every connection that closes, with a C++ stack; what follows from it is said once, here.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     for category, pattern in _REPETITIVE:
         warnings.filterwarnings("ignore", pattern, category)
     logging.getLogger("megatron").setLevel(logging.ERROR)

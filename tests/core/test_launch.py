@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 
 import pytest
@@ -10,6 +11,7 @@ from mindspeed_core.errors import UserError
 from mindspeed_core.launch import start, worker
 from mindspeed_core.launch.environment import (
     Job,
+    current_assignment,
     current_job,
     first_host,
     of_one_process,
@@ -232,3 +234,41 @@ def test_two_launchers_are_refused(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UserError, match="another launcher"):
         start.requested_launch(["--nproc", "2"])
+
+
+WORLD = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "gpu003", "MASTER_PORT": "29500"}
+
+
+def test_a_launchers_variables_give_the_place_in_the_world():
+    found = current_assignment(WORLD)
+    assert (found.rank, found.world_size, found.address, found.port) == (1, 2, "gpu003", 29500)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"RANK": "2"}, "RANK 2 is not below WORLD_SIZE 2"),
+        ({"RANK": "one"}, "RANK 'one' in the environment is no number"),
+        ({"RANK": "-1"}, "RANK '-1'"),
+        ({"WORLD_SIZE": ""}, "WORLD_SIZE is not set"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT 70000 is no port"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set"),
+    ],
+)
+def test_variables_that_give_no_place_are_refused_by_name(changed, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        current_assignment({**WORLD, **changed})
+
+
+@pytest.mark.parametrize(
+    ("job", "continues"),
+    [
+        (Job("slurm:7", 0), False),
+        (Job("slurm:7", 1), True),
+        (Job("", 1), False),
+        # A node that joins a job of torchrun has restarted nothing itself.
+        (Job("torchrun:r", 0), True),
+    ],
+)
+def test_an_attempt_that_may_find_checkpoints_of_its_own_job(job, continues):
+    assert job.may_continue is continues

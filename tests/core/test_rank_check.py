@@ -55,7 +55,16 @@ def test_other_arguments_and_another_plan_are_differences(worlds):
 
 def test_a_rank_that_never_comes_is_named_and_the_others_stop(worlds):
     assert worlds["silent"]["codes"] == [1, 1, 1, 7]
-    assert "no answer from rank 3" in worlds["silent"]["printed"]
+    printed = worlds["silent"]["printed"]
+    assert "no answer from rank 3 within 5 s (--distributed-timeout-minutes)" in printed
+    assert "c10d" not in printed
+
+
+def test_rank_zero_that_compares_nothing_is_named_by_who_waits(worlds):
+    world = worlds["without_rank_zero"]
+    assert world["codes"] == [0, 5, 0, 0]
+    assert world["printed"].startswith("rank 1 waited 1 s for rank 0 to compare what the ranks run")
+    assert world["printed"].count("\n") == 1
 
 
 def test_the_check_of_a_host_passes_skips_and_stops(worlds):

@@ -86,6 +86,10 @@ ELSEWHERE = {
     "mindspeed-train --nproc 8 --max-restarts 5 --save ckpt --save-interval 500 FLAGS": (
         "tests/faults starts such jobs and kills their workers"
     ),
+    "pip install 'mindspeed-core[fsspec]' s3fs": _INSTALLS,
+    "mindspeed-train --save s3://bucket/run --load s3://bucket/run --checkpoint-staging /local/disk FLAGS": (
+        "needs a bucket; tests/host/test_store_runs.py saves into a store of its own"
+    ),
     "PLATFORM=cuda sbatch --nodes=4 --gres=gpu:8 train.sbatch --data-path /data/text --save-interval 500 "
     "FLAGS": _CLUSTER,
     "PLATFORM=npu sbatch --nodes=4 --gres=npu:8 train.sbatch --data-path /data/text --save-interval 500 "
@@ -105,6 +109,10 @@ ELSEWHERE = {
     "torchx run -s slurm $COMPONENT -j 4x8 --platform cuda -- --data-path /data/text FLAGS": _CLUSTER,
     "torchx run -s kubernetes -cfg queue=default $COMPONENT -j 4x8 --platform npu --image IMAGE -- "
     "--data-path /data/text FLAGS": _CLUSTER,
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 4 --nproc-per-node 8 --max-restarts 10 "
+    "--rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29400 --rdzv-id JOB -m mindspeed_core.train FLAGS": (
+        "tests/faults/test_lost_nodes.py starts such jobs on one machine and kills their nodes"
+    ),
     "pip uninstall mindspeed": "takes a package of somebody else away",
     "pip install mindspeed-core mindspeed-kernels mindspeed-profile": _INSTALLS,
     "mindspeed-features verify fused-swiglu": "plugins/mindspeed_kernels/tests runs the same proofs",

@@ -1,13 +1,16 @@
 """A rank that stands still is found by a timeout and named, wherever it stands."""
 
+import os
 import shlex
 import signal
 import threading
+from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 
 from mindspeed_core.feature import Feature, hookimpl
-from mindspeed_core.hosts.standalone.fault_tolerance.hang_watch import Pulse, find_culprit
+from mindspeed_core.hosts.standalone.fault_tolerance.hang_watch import Pulse, find_culprit, shared_name
 from mindspeed_core.testing.worlds import WorldError, run_world
 from mindspeed_testing.faults import start_job
 
@@ -45,6 +48,23 @@ def test_a_rank_that_never_leaves_its_data_is_named_with_its_place(tmp_path):
     assert "no progress for 3 s (--hang-timeout-minutes) after step 2: rank 1 has been in" in text
     assert "get_batch" in text
     assert text.count("no progress") <= 2
+
+
+def names_after_a_node_was_replaced():
+    """One agent has counted a restart, the one that replaces a lost node has not."""
+    os.environ |= {"TORCHELASTIC_RUN_ID": "r", "TORCHELASTIC_RESTART_COUNT": str(1 - int(os.environ["RANK"]))}
+    dist.init_process_group("gloo")
+    info = SimpleNamespace(rank=dist.get_rank(), world_size=2)
+    names = [shared_name(info), shared_name(info)]
+    dist.barrier()
+    dist.destroy_process_group()
+    return names
+
+
+def test_ranks_that_count_restarts_differently_watch_each_other():
+    first, second = run_world(names_after_a_node_was_replaced, 2)
+    assert first == second
+    assert len(set(first)) == 2
 
 
 def test_a_stopped_process_is_named_and_the_job_goes_on_without_it(tmp_path):

@@ -112,7 +112,12 @@ def around_validate_args(original: Callable[..., Any]) -> Callable[..., Any]:
             return given if result is None else result
 
         with _reported():
-            return session.open_session(now, args, validate, _installed_registry(), _extra, entry_patches())
+            opened = session.open_session(now, args, validate, _installed_registry(), _extra, entry_patches())
+            # Stage modules are imported once the session is open, so that they see what it patched.
+            from mindspeed_core.hosts.megatron_lm.parallel import meet
+
+            meet(opened)
+            return opened
 
     return validate_args
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -14,6 +16,7 @@ from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.megatron_lm import pretrain_call
 from mindspeed_core.hosts.megatron_lm.flag_ownership import stand_in
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, intercepts
+from mindspeed_core.launch.meeting import TIMEOUT, meet_ranks
 from mindspeed_core.megatron.data_source import check_only_source
 from mindspeed_core.megatron.seeds import seed_generators, seed_of_rank
 from mindspeed_core.run import DistInfo, RngInfo
@@ -45,6 +48,18 @@ def around_initialize_distributed(
     with now.calling("init_distributed", lambda: original(*args, **named)) as call:
         session.call("init_distributed", args=session.args, platform=session.platform)
     return call.result
+
+
+def meet(args: Namespace) -> None:
+    """Let the ranks meet before Megatron-LM starts torch.distributed, so that who does not come is named.
+
+    Megatron-LM's own start finds the store served. Where the script brings a store, ranks meet there.
+    """
+    own_store = getattr(args, "fake_process_group", False) or getattr(args, "inprocess_restart", False)
+    if own_store or args.world_size < 2 or dist.is_initialized() or "MASTER_ADDR" not in os.environ:
+        return
+    minutes = getattr(args, "distributed_timeout_minutes", None) or TIMEOUT.total_seconds() / 60
+    meet_ranks(timedelta(minutes=minutes), flag="--distributed-timeout-minutes")
 
 
 @hookimpl(trylast=True)

@@ -14,7 +14,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.launch.store import served_store
+from mindspeed_core.launch.meeting import meet_ranks
 from mindspeed_core.megatron.environment import set_device_connections
 from mindspeed_core.megatron.seeds import seed_generators, seed_of_rank
 from mindspeed_core.run import DistInfo, RngInfo
@@ -37,27 +37,22 @@ def init_distributed(session: Session, args: Namespace, platform: Platform) -> D
                 platform.backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout
             )
         else:
+            meeting = meet_ranks(timeout, flag="--distributed-timeout-minutes")
             try:
-                rank, world_size = args.rank, args.world_size
-                store = served_store(timeout)
-                if store is None:
-                    store, rank, world_size = next(
-                        dist.rendezvous("env://", rank=rank, world_size=world_size, timeout=timeout)
-                    )
-                # A process that closes a session and opens another meets its peers on the same store; the
-                # addresses of the first meeting must not be taken for those of the second.
-                meeting = store.add(f"mindspeed/meeting/{rank}", 1)
                 dist.init_process_group(
                     platform.backend,
-                    store=dist.PrefixStore(f"mindspeed/{meeting}", store),
-                    rank=rank,
-                    world_size=world_size,
+                    store=meeting.store,
+                    rank=meeting.rank,
+                    world_size=meeting.world_size,
                     timeout=timeout,
                 )
-            except (ValueError, dist.DistError) as error:
+            except (ValueError, RuntimeError) as error:
                 raise UserError(
-                    f"rank {args.rank} of {args.world_size} cannot join the process group: {error}; start "
-                    "the job with torchrun, which sets MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE"
+                    f"rank {meeting.rank} of {meeting.world_size}: all ranks met, but {platform.backend} "
+                    "could not connect them; look at the first error in the output of each rank, and check "
+                    "that the hosts reach each other on every port of the interface that the backend uses "
+                    "(GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, HCCL_SOCKET_IFNAME); --traceback shows what "
+                    f"{platform.backend} said"
                 ) from error
     return DistInfo(
         rank=dist.get_rank(),

@@ -6,6 +6,7 @@ import os
 from argparse import Namespace
 
 from mindspeed_core.hosts.standalone.arguments.errors import argument_error, option
+from mindspeed_core.hosts.standalone.checkpoint.store_url import is_url
 
 _FOLDERS = (
     "save",
@@ -26,7 +27,7 @@ def check_folders(args: Namespace) -> None:
     """
     for name in _FOLDERS:
         path = getattr(args, name, None)
-        if path is None:
+        if path is None or is_url(path):
             continue
         if not path.strip():
             raise argument_error(args, option(name), "names no folder", "name one, or leave the flag out")

@@ -14,12 +14,11 @@ from mindspeed_core.hosts.standalone.arguments.errors import argument_error, opt
 _LARGEST_FLOAT = 3.4028234663852886e38
 _LARGEST_SEED = 2**31 - 1
 _MINUTES = 525_600
-"""The minutes of a year: longer waits overflow the clocks of c10d and of threads."""
+"""The minutes of a year: longer waits overflow the clocks of threads."""
 _WORKERS = 1024
 
 _AT_MOST = {
     "seed": _LARGEST_SEED,
-    "distributed_timeout_minutes": _MINUTES,
     "hang_timeout_minutes": _MINUTES,
     "num_workers": _WORKERS,
 }

@@ -15,6 +15,7 @@ from mindspeed_core.hosts.standalone.arguments.fully_sharded import check_connec
 from mindspeed_core.hosts.standalone.arguments.model import check_model
 from mindspeed_core.hosts.standalone.arguments.ranges import check_limits
 from mindspeed_core.hosts.standalone.arguments.run_length import derive_batch, derive_schedule
+from mindspeed_core.hosts.standalone.arguments.stores import check_stores
 from mindspeed_core.hosts.standalone.data.sources import data_sources
 from mindspeed_core.hosts.standalone.monitoring.writers import check_writers
 from mindspeed_core.hosts.standalone.text.stages import build_for_session, check_vocabulary
@@ -34,7 +35,7 @@ _POSITIVE = (
         "log_interval peak_tflops straggler_minmax_count tensorboard_log_interval tensorboard_queue_size "
         "eval_interval save_interval keep_last_n exit_interval ddp_bucket_size ddp_num_buckets "
         "recompute_num_layers expert_model_parallel_size expert_tensor_parallel_size "
-        "num_virtual_stages_per_pipeline_rank moe_router_topk moe_ffn_hidden_size distributed_timeout_minutes"
+        "num_virtual_stages_per_pipeline_rank moe_router_topk moe_ffn_hidden_size"
     ).split(),
 )
 _NOT_NEGATIVE = (
@@ -43,16 +44,20 @@ _NOT_NEGATIVE = (
 ).split()
 
 
+_YEAR_IN_MINUTES = 525_600
+
+
 @hookimpl(trylast=True)
 def validate_arguments(session: Session, args: Namespace) -> Namespace:
     """Check sizes and derive what the other stages read."""
     _check_ranges(session, args)
     check_limits(args)
-    check_folders(args)
     _check_needs_feature(session, args)
     check_writers(args)
     _check_fault_tolerance(args)
     _derive_world(session, args)
+    check_stores(args)
+    check_folders(args)
     _derive_model(session, args)
     check_fully_sharded(args)
     check_connections(session.platform.kinds(), args)
@@ -110,6 +115,9 @@ def _check_fault_tolerance(args: Namespace) -> None:
         )
     if args.bad_step_limit < 1:
         raise argument_error(args, "--bad-step-limit", "must be at least 1", "or use --bad-step-action stop")
+    if not 0 < args.distributed_timeout_minutes <= _YEAR_IN_MINUTES:
+        reason = f"is not above 0 and up to {_YEAR_IN_MINUTES} (a year)"
+        raise argument_error(args, "--distributed-timeout-minutes", reason, "use 10, for instance")
     if args.hang_timeout_minutes is not None and args.hang_timeout_minutes < 0:
         raise argument_error(args, "--hang-timeout-minutes", "must not be negative", "0 switches it off")
 

@@ -21,7 +21,7 @@ from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_conf
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 
-from mindspeed_core.errors import ArgumentError, CheckpointError
+from mindspeed_core.errors import ArgumentError
 from mindspeed_core.hosts.standalone.checkpoint import content as checkpoint_content
 from mindspeed_core.hosts.standalone.checkpoint import publish
 from mindspeed_core.hosts.standalone.checkpoint.background import BackgroundWork, Beat, WorkerLost
@@ -31,9 +31,9 @@ from mindspeed_core.hosts.standalone.checkpoint.collective import (
     on_first_rank,
     reason_of,
 )
+from mindspeed_core.hosts.standalone.checkpoint.destination import Destination, destination
 from mindspeed_core.hosts.standalone.checkpoint.forking import kept_out_of_forks
 from mindspeed_core.hosts.standalone.checkpoint.model_arguments import model_arguments
-from mindspeed_core.hosts.standalone.checkpoint.save_folder import SaveFolder, own
 from mindspeed_core.hosts.standalone.checkpoint.shard_files import (
     ShardFile,
     Written,
@@ -69,16 +69,16 @@ _SHARE_OF_HANG = 0.8
 
 @dataclass(frozen=True)
 class _Target:
-    """A checkpoint that is being written: its directory, manifest and how many earlier ones to keep."""
+    """A checkpoint that is being written: where to, by this rank, its manifest, how many others to keep."""
 
+    destination: Destination
     temporary: Path
     manifest: publish.Manifest
     keep: int | None
-    folder: SaveFolder
 
     @property
     def what(self) -> str:
-        return _what(self.temporary.parent, self.manifest.iteration)
+        return self.destination.what
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,10 @@ class _Pending:
     plan: ShardPlan
     writer: BackgroundWork | WorkerLost
 
-    def abandon(self, rank: int) -> None:
+    def abandon(self) -> None:
         if isinstance(self.writer, BackgroundWork):
             self.writer.kill()
-        if rank == 0:
-            publish.abandon(self.target.temporary)
+        self.target.destination.abandon()
 
 
 class Saver:
@@ -133,18 +132,17 @@ class Saver:
         self.poll(blocking=True)
         # A feature may save at any moment.
         run.complete_parameters()
-        temporary = Path(args.save) / publish.temporary_name(run.iteration)
+        where = destination(run)
         try:
             session.call("before_save_checkpoint", run=run)
             try:
-                self._write(run, in_background=bool(args.async_save) and reason == "interval")
+                self._write(run, where, in_background=bool(args.async_save) and reason == "interval")
             finally:
                 session.call("after_load_checkpoint", run=run)
         except BaseException:
-            if dist.get_rank() == 0:
-                publish.abandon(temporary)
+            where.abandon()
             raise
-        return SaveInfo(path=Path(args.save) / publish.directory_name(run.iteration), iteration=run.iteration)
+        return SaveInfo(path=where.path, iteration=run.iteration)
 
     def poll(self, *, blocking: bool) -> None:
         """Publish a checkpoint whose writers have finished. Collective while one is under way.
@@ -181,18 +179,16 @@ class Saver:
             assert written is not None
             _finish(pending.target, pending.plan, written)
         except BaseException:
-            pending.abandon(dist.get_rank())
+            pending.abandon()
             raise
 
-    def _write(self, run: Run, *, in_background: bool) -> None:
-        save_dir = Path(run.args.save)
-        what = _what(save_dir, run.iteration)
+    def _write(self, run: Run, where: Destination, *, in_background: bool) -> None:
+        what = where.what
         content: _Content | None = None
         error: BaseException | None = None
         try:
             content = _collect(run)
-            if dist.get_rank() == 0:
-                _begin(run, save_dir)
+            where.begin()
         except FAILURES as caught:
             error = caught
         stale = self._plan is None or content is None or self._plan.layout != content.layout
@@ -206,8 +202,7 @@ class Saver:
             self._process = on_first_rank(what, publish.process_id)
             self._plan = make_plan(what, content.sharded, content.common, content.layout, run.pg.dp_cp)
         assert self._plan is not None
-        temporary = save_dir / publish.temporary_name(run.iteration, self._process)
-        target = _Target(temporary, content.manifest, run.args.keep_last_n, run.session.state(SaveFolder))
+        target = _Target(where, where.settle(self._process), content.manifest, run.args.keep_last_n)
         if in_background:
             self._pending = _Pending(target, self._plan, self._start_writer(run, target, self._plan, content))
             return
@@ -219,7 +214,7 @@ class Saver:
     ) -> BackgroundWork | WorkerLost:
         self._waits = run.session.state(Progress)
         if not self._closes:
-            run.session.at_close(partial(self._close, dist.get_rank()))
+            run.session.at_close(self._close)
             self._closes = True
         platform, tensors = run.session.platform, plan.tensors(content.shards)
         try:
@@ -230,7 +225,7 @@ class Saver:
             large = _large_memory(run, content.shards) if "cpu" in platform.kinds() else ()
             with kept_out_of_forks(large):
                 return BackgroundWork(
-                    partial(_write_rank, target.temporary, files, content.common_bytes),
+                    partial(_write_rank, target, files, content.common_bytes),
                     limit=_SHARE_OF_HANG * seconds_to_hang(run.args),
                     explain=reason_of,
                 )
@@ -238,15 +233,11 @@ class Saver:
             # The others are past the exchange; they learn of it at the next poll.
             return WorkerLost(f"no writer could be started in the background: {reason_of(error)}")
 
-    def _close(self, rank: int) -> None:
+    def _close(self) -> None:
         self._closes = False
         pending, self._pending = self._pending, None
         if pending is not None:
-            pending.abandon(rank)
-
-
-def _what(save_dir: Path, iteration: int) -> str:
-    return f"saving {save_dir / publish.directory_name(iteration)}"
+            pending.abandon()
 
 
 def _on_any_rank(*flags: bool) -> list[bool]:
@@ -326,11 +317,6 @@ def _manifest(run: Run, features: tuple[str, ...]) -> publish.Manifest:
     )
 
 
-def _begin(run: Run, save_dir: Path) -> Path:
-    own(run.session, save_dir)
-    return publish.begin(save_dir, run.iteration)
-
-
 def select_saved(run: Run, described: Mapping[str, Any]) -> model_state.Selection:
     """Return the weights that a save holds; collective where a feature chooses them.
 
@@ -360,21 +346,22 @@ def _write_now(run: Run, target: _Target, plan: ShardPlan, content: _Content) ->
     tensors = [tensor.to("cpu", non_blocking=True) for tensor in plan.tensors(content.shards)]
     run.session.platform.synchronize()
     files = plan.fill(content.shards, tensors)
-    return _write_rank(target.temporary, files, content.common_bytes, threads=FILES_PER_RANK)
+    progress = run.session.state(Progress)
+
+    def beat() -> None:
+        progress.count += 1
+
+    return _write_rank(target, files, content.common_bytes, beat, threads=FILES_PER_RANK)
 
 
 def _write_rank(
-    temporary: Path,
-    files: list[ShardFile],
-    common: bytes | None,
-    beat: Beat = lambda: None,
-    *,
-    threads: int = 1,
+    target: _Target, files: list[ShardFile], common: bytes | None, beat: Beat, *, threads: int = 1
 ) -> Written:
     """Write what a rank writes; it runs in a forked process when the save is in the background."""
-    written = write_files(temporary, files, beat, threads=threads)
+    written = write_files(target.temporary, files, beat, threads=threads)
     if common is not None:
-        written.digests[_COMMON] = write_bytes(temporary / _COMMON, common, beat)
+        written.digests[_COMMON] = write_bytes(target.temporary / _COMMON, common, beat)
+    target.destination.send([target.temporary / name for name in written.digests], beat)
     return written
 
 
@@ -383,25 +370,15 @@ def _finish(target: _Target, plan: ShardPlan, written: Written) -> None:
     everyones: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(written, everyones)
     on_first_rank(target.what, lambda: _publish(target, plan, everyones or []))
+    target.destination.close()
 
 
 def _publish(target: _Target, plan: ShardPlan, everyones: list[Written]) -> None:
     temporary, manifest = target.temporary, target.manifest
-    target.folder.check()
     files = {name: digest for written in everyones for name, digest in written.digests.items()}
-    for name, (size, _) in files.items():
-        found = (temporary / name).stat().st_size
-        if found != size:
-            raise CheckpointError(f"{temporary / name}: has {found} bytes, of {size} that were written")
     plan.write_index(temporary, [written.results for written in everyones])
     save_config(CheckpointingConfig(_BACKEND, 1), str(temporary))
     rest = [path for path in sorted(temporary.iterdir()) if path.name not in files]
     publish.sync_files(rest)
     files.update({path.name: publish.digest_file(path) for path in rest})
-    final = publish.publish(temporary, replace(manifest, files=dict(sorted(files.items()))))
-    if target.keep is not None:
-        try:
-            publish.keep_last(final.parent, target.keep, final)
-        except OSError as error:
-            # The new checkpoint is safe; an old one that cannot be deleted is no reason to stop training.
-            logger.warning("--keep-last-n: %s", publish.explain(error))
+    target.destination.finish(replace(manifest, files=dict(sorted(files.items()))), target.keep)

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+import uuid
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -24,10 +25,9 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from mindspeed_core.launch import worker
-from mindspeed_core.launch.environment import current_job
 
 if TYPE_CHECKING:
-    from mindspeed_core.run import Run
+    from mindspeed_core.run import DistInfo, Run
 
 logger = logging.getLogger("mindspeed_core")
 
@@ -104,6 +104,20 @@ class Progress:
     count: int = 0
 
 
+def shared_name(info: DistInfo) -> str:
+    """Return a name that the ranks of this training share and no other training does; collective.
+
+    Agents of torchrun count restarts each for itself, and their store outlives an attempt: neither names one.
+    """
+    if info.world_size == 1:
+        return ""
+    store = dist.distributed_c10d._get_default_store()
+    turn = store.add(f"mindspeed/hang/{info.rank}", 1)
+    if info.rank == 0:
+        store.set(f"mindspeed/hang/name/{turn}", uuid.uuid4().hex)
+    return store.get(f"mindspeed/hang/name/{turn}").decode()
+
+
 class HangWatch:
     """The watch of one rank; a context around the training loop."""
 
@@ -112,6 +126,7 @@ class HangWatch:
         self._run = run
         self.seconds = seconds
         self.period = max(0.05, min(seconds / 8, _LONGEST_PERIOD))
+        self._name = ""
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
         self._main = threading.current_thread().ident
@@ -122,6 +137,7 @@ class HangWatch:
 
     def __enter__(self) -> HangWatch:
         if self.seconds > 0:
+            self._name = shared_name(self._run.dist)
             self._thread = threading.Thread(target=self._watch, name="mindspeed hang watch", daemon=True)
             self._thread.start()
         return self
@@ -156,8 +172,7 @@ class HangWatch:
             is_master=False,
             timeout=timedelta(seconds=max(5.0, 4 * self.period)),
         )
-        meeting = store.add(f"mindspeed/hang/{current_job().restart}/{self._run.dist.rank}", 1)
-        return dist.PrefixStore(f"mindspeed/hang/{current_job().restart}/{meeting}", store)
+        return dist.PrefixStore(f"mindspeed/hang/{self._name}", store)
 
     def _still(self) -> float:
         now = time.monotonic()

@@ -58,6 +58,8 @@ def add_megatron_arguments(parser):
         dest="create_attention_mask_in_dataloader",
     )
     add("--profile-ranks", nargs="+", type=int, default=[0])
+    # Whole minutes in Megatron-LM; tests have less time.
+    add("--distributed-timeout-minutes", type=float, default=10)
     add("--lr", type=float, default=1e-2)
     add("--min-lr", type=float, default=0.0)
     add("--hidden-dropout", type=float, default=0.0)

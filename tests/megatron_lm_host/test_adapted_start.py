@@ -1,0 +1,38 @@
+"""The ranks of a Megatron-LM script meet before the script starts torch.distributed."""
+
+import socket
+
+import fake_training as fake
+
+from mindspeed_core.testing.worlds import run_world
+
+
+def start_alone():
+    adaptor = fake.adapt(fake.Scaled)
+    limit = ("--distributed-timeout-minutes", "0.02")
+    found = fake.run_script("--platform", "cpu", *limit)
+    adaptor.uninstall()
+    return found
+
+
+def train_together():
+    adaptor = fake.adapt(fake.Scaled)
+    found = fake.run_script("--platform", "cpu", "--distributed-backend", "gloo")
+    adaptor.uninstall()
+    return found
+
+
+def test_a_rank_that_never_comes_to_a_script_is_named():
+    # The launcher's store is there, the second rank is not.
+    (found,) = run_world(start_alone, 1, env={"WORLD_SIZE": "2"})
+    assert found["status"] == 1
+    assert "error: rank 1 of 2 did not come within 1.2 s (--distributed-timeout-minutes)" in found["err"]
+    assert "Traceback" not in found["err"]
+
+
+def test_ranks_of_a_script_that_all_come_train():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        own = {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(listener.getsockname()[1])}
+    first, second = run_world(train_together, 2, env=own, timeout=120)
+    assert [first["status"], second["status"]] == [0, 0]
+    assert [line for line in first["log"] if "lm loss" in line]
