@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from mindspeed_core.resolver.plan import Plan, PlanError
     from mindspeed_core.run import Batch, BoundarySchema, Datasets, Loss, Run, StepResult, TensorSpec
     from mindspeed_core.session import Session
+    from mindspeed_core.validation import Checked, check
 
 _MODULES = {
     "activation": "activate prepare",
@@ -70,6 +71,7 @@ _MODULES = {
     "resolver.plan": "Plan PlanError",
     "run": "Batch BoundarySchema Datasets Loss Run StepResult TensorSpec",
     "session": "Session",
+    "validation": "Checked check",
 }
 _PUBLIC = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names.split()}
 
@@ -78,6 +80,7 @@ __all__ = [
     "ArgumentError",
     "Batch",
     "BoundarySchema",
+    "Checked",
     "CheckpointError",
     "Conflict",
     "DataError",
@@ -113,6 +116,7 @@ __all__ = [
     "TensorSpec",
     "UserError",
     "activate",
+    "check",
     "check_feature",
     "follow_schedule",
     "hookimpl",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import LIBRARY_HOST, HostDeclaration
-from mindspeed_core.errors import UserError
+from mindspeed_core.errors import ArgumentError, UserError
 from mindspeed_core.flags.flag_set import DEFAULT, FlagSet, ParsedArguments, flag_set
 from mindspeed_core.platforms.selection import choose_platform
 from mindspeed_core.registry import Registry
@@ -128,7 +128,12 @@ def plan_for(
         asked = platform or str(getattr(parsed.args, "platform", "auto"))
         name, why = choose_platform(asked, registry)
     except UserError as error:
-        problems.append(Problem("E-PLATFORM", str(error), flag="--platform"))
+        reason, remedy = (
+            (error.wrong, error.remedy)
+            if isinstance(error, ArgumentError)
+            else (str(error), "use --platform auto")
+        )
+        problems.append(Problem("E-PLATFORM", reason, remedy, flag="--platform"))
         raise PlanError(problems) from error
     parsed.args.platform = name
     parsed = replace(parsed, provenance={**parsed.provenance, "platform": why})

@@ -8,17 +8,26 @@ class UserError(Exception):
 
 
 class ArgumentError(UserError):
-    """Flag with a value that cannot work."""
+    """Flag with a value that cannot work.
+
+    Attributes:
+        flag: the option string.
+        value: its value; None for a switch, and for a flag that is missing.
+        reason: why it cannot work.
+        remedy: the way out.
+        wrong: value and reason in one sentence.
+    """
 
     def __init__(self, flag: str, value: object, reason: str, remedy: str = "") -> None:
         """Compose the message from the flag, its value, the reason and the way out."""
         shown = repr(value) if isinstance(value, str) else str(value)
-        text = f"{flag} {shown[:200]}: {reason}" if value is not None else f"{flag}: {reason}"
-        super().__init__(text + (f"; {remedy}" if remedy else ""))
         self.flag = flag
         self.value = value
         self.reason = reason
         self.remedy = remedy
+        self.wrong = reason if value is None else f"{shown[:200]}: {reason}"
+        text = f"{flag}: {reason}" if value is None else f"{flag} {self.wrong}"
+        super().__init__(text + (f"; {remedy}" if remedy else ""))
 
 
 class LostPeerError(UserError):
@@ -31,6 +40,10 @@ class CheckpointError(UserError):
 
 class DataError(UserError):
     """Dataset, tokenizer or text file that cannot be used; the message names the file."""
+
+
+class NamedFileError(ArgumentError, DataError):
+    """File of data that cannot be used, with the flag that names it."""
 
 
 class PatchError(RuntimeError):

@@ -8,10 +8,12 @@ only global state of the project.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from importlib import import_module
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -24,6 +26,7 @@ from mindspeed_core.discovery.host import HostDeclaration
 from mindspeed_core.errors import SessionError, UserError
 from mindspeed_core.feature import PROJECT, Feature, StageSpecs, hookimpl
 from mindspeed_core.hooks import DONE, Done
+from mindspeed_core.launch.environment import numbered_variable
 from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_core.runtime.instance_patches import Instances
 from mindspeed_core.runtime.patches import PatchLedger
@@ -126,6 +129,7 @@ class Session:
         self._owners: dict[str, str] = {}
         self._plugin_names: dict[str, object] = {}
         self._opened_at = ""
+        self._world_size: int | None = None
 
     @property
     def is_open(self) -> bool:
@@ -165,7 +169,60 @@ class Session:
             raise
         return self
 
+    def validated(self, *, world_size: int = 1) -> Namespace:
+        """Return the arguments as the stages of validation leave them, without opening the session.
+
+        Nothing is patched, no environment is set and no device is touched, so that another session may be
+        open. The arguments of this session stay as they are.
+
+        Args:
+            world_size: ranks of the world that the arguments are checked for, as seen from rank 0.
+
+        Raises:
+            SessionError: this very session is open, or an implementation does not fit its stage.
+            mindspeed_core.errors.UserError: the arguments cannot work.
+        """
+        if self._manager is not None:
+            raise SessionError("the session is open: its arguments are validated already")
+        self._world_size = world_size
+        try:
+            self._register_features()
+            self.platform.check_arguments(self.args)
+            self._register_defaults()
+            args = self.call("validate_arguments_early", args=copy(self.args), plan=self.plan)
+            return cast("Namespace", self.call("validate_arguments", args=args, plan=self.plan))
+        finally:
+            self._world_size = None
+            self._forget_stages()
+
+    def place_in_world(self) -> tuple[int, int, int]:
+        """Return rank, world size and local rank: by the process group, or before it by the launcher.
+
+        During `validated` it is rank 0 of the world that is asked about.
+
+        Raises:
+            mindspeed_core.errors.UserError: a variable of the launcher is no number.
+        """
+        if self._world_size is not None:
+            return 0, self._world_size, 0
+        rank, world_size, local_rank = map(numbered_variable, ("RANK", "WORLD_SIZE", "LOCAL_RANK"), (0, 1, 0))
+        dist: Any = sys.modules.get("torch.distributed")
+        if dist is not None and dist.is_available() and dist.is_initialized():
+            rank, world_size = dist.get_rank(), dist.get_world_size()
+        return rank, world_size, local_rank
+
     def _start(self) -> None:
+        self._register_features()
+        self.platform.check_arguments(self.args)
+        self.call("prepare_process", args=self.args)
+        owned = list(self.platform.patches())
+        self.ledger.apply(owned, owner=self.platform.name)
+        self.platform.open(self)
+        self.ledger.apply(self.host.patches, owner=self.host.name)
+        self.ledger.apply(self.plan.patches)
+        self._register_defaults()
+
+    def _register_features(self) -> None:
         manager = pluggy.PluginManager(PROJECT)
         self._manager = manager
         for name in hooks.STAGE_MODULES:
@@ -178,12 +235,8 @@ class Session:
         for feature in reversed(self._features):
             self._register(feature, feature.name, type(feature).__module__.partition(".")[0])
         self._check_unknown_stages()
-        self.call("prepare_process", args=self.args)
-        owned = list(self.platform.patches())
-        self.ledger.apply(owned, owner=self.platform.name)
-        self.platform.open(self)
-        self.ledger.apply(self.host.patches, owner=self.host.name)
-        self.ledger.apply(self.plan.patches)
+
+    def _register_defaults(self) -> None:
         self._register(self.platform, f"platform {self.platform.name}", type(self.platform).__module__)
         for path in self.host.stages:
             self._register(load_object(path), f"host {self.host.name}, {path}", path.partition(":")[0])
@@ -470,14 +523,17 @@ class Session:
                 action()
             except BaseException as error:
                 errors.append(error)
-        self._manager = None
-        self._callers.clear()
-        self._defaults.clear()
-        self._plugin_names.clear()
+        self._forget_stages()
         with _lock:
             _open = None
         if errors:
             raise errors[0]
+
+    def _forget_stages(self) -> None:
+        self._manager = None
+        self._callers.clear()
+        self._defaults.clear()
+        self._plugin_names.clear()
 
     def _undoings(self) -> tuple[Callable[[], object], ...]:
         """Return the actions that revert the session, in order; each runs even if another fails."""

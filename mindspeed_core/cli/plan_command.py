@@ -68,7 +68,7 @@ def command(
 
 
 def _problem(problem: Any) -> dict[str, str]:
-    return {name: getattr(problem, name) for name in ("code", "feature", "flag", "reason", "remedy")}
+    return {name: getattr(problem, name) for name in ("code", "feature", "flag", "value", "reason", "remedy")}
 
 
 def _as_json(planned: Planned) -> dict[str, Any]:

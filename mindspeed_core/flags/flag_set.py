@@ -31,10 +31,12 @@ from mindspeed_core.flags.values import (
     kind_of_flag,
     least_values,
     most_values,
+    shown_option,
     shown_value,
     truth_of,
     type_name,
     typed,
+    way_out,
 )
 from mindspeed_core.resolver.plan import Problem
 
@@ -167,7 +169,8 @@ class FlagSet:
         wants_help = False
         tokens = [str(token) for token in argv]
         position = 0
-        stray: list[str] = []
+        stray: list[tuple[str, str]] = []
+        before = ""
         while position < len(tokens):
             token = tokens[position]
             position += 1
@@ -175,9 +178,10 @@ class FlagSet:
                 wants_help = True
                 continue
             if not _is_option(token):
-                stray.append(token)
+                stray.append((before, token))
                 continue
             option, equals, inline = token.partition("=")
+            before = option
             entry = self._by_option.get(option)
             values: list[str] = []
             limit = most_values(entry.flag) if entry is not None and not equals else None
@@ -193,12 +197,18 @@ class FlagSet:
                 reading.problems.append(self.unknown(option))
                 continue
             self._take(entry, option, values, bool(equals), reading)
-        if stray:
-            shown = ", ".join(shown_value(token) for token in stray[:5])
-            reading.problems.append(
-                Problem("E-FLAG-VALUE", f"{shown}: belongs to no flag", "write the flag before its value")
-            )
+        reading.problems += [self._stray(option, found) for option, found in _grouped(stray)]
         return self._finish(reading, wants_help)
+
+    def _stray(self, option: str, words: Sequence[str]) -> Problem:
+        """Return the problem of words behind a flag, or before the first one, that belong to no flag."""
+        shown = ", ".join(shown_value(word) for word in words[:5])
+        remedy = "write the flag before its value"
+        if option:
+            entry = self._by_option.get(option)
+            taken = f"{option} takes {arity(entry.flag)}" if entry is not None else "it is unknown"
+            remedy = f"drop it ({taken}), or {remedy}"
+        return Problem("E-FLAG-VALUE", f"{shown}: belongs to no flag", remedy, flag=shown_option(option))
 
     def parse_mapping(self, values: Mapping[str, Any]) -> ParsedArguments:
         """Take arguments from a dictionary.
@@ -248,7 +258,9 @@ class FlagSet:
         if flag.is_switch:
             if inline:
                 reading.problems.append(
-                    bad_value(option, values[0], "the flag is a switch and takes no value")
+                    bad_value(
+                        option, values[0], "the flag is a switch and takes no value", way_out(flag, option)
+                    )
                 )
             else:
                 reading.given[flag.dest] = (not flag.inverts, f"flag {option}")
@@ -270,7 +282,9 @@ class FlagSet:
         if flag.is_switch:
             truth = truth_of(value)
             if truth is None:
-                reading.problems.append(bad_value(option, value, "the flag is a switch: True or False"))
+                reading.problems.append(
+                    bad_value(option, value, "the flag is a switch: True or False", "give one of them")
+                )
             else:
                 reading.given[flag.dest] = (truth != (bool(flag.inverts) and as_switch), f"flag {option}")
             return
@@ -280,7 +294,7 @@ class FlagSet:
             try:
                 values = shlex.split(value)
             except ValueError as error:
-                reading.problems.append(bad_value(option, value, str(error)))
+                reading.problems.append(bad_value(option, value, str(error), "close the quote"))
                 return
         elif isinstance(value, Iterable):
             values = list(value)
@@ -288,7 +302,7 @@ class FlagSet:
             values = [value]
         most = most_values(flag)
         if len(values) < least_values(flag) or (most is not None and len(values) > most):
-            reading.problems.append(bad_value(option, value, f"takes {arity(flag)}"))
+            reading.problems.append(bad_value(option, value, f"takes {arity(flag)}", "give as many"))
             return
         self._convert(entry, option, values, reading)
 
@@ -299,12 +313,13 @@ class FlagSet:
             try:
                 result = typed(flag, value)
             except RefusedValue as error:
-                reading.problems.append(bad_value(option, value, str(error)))
+                reading.problems.append(bad_value(option, value, str(error), way_out(flag, option)))
                 return
             except Exception as error:
                 known = flag.type in (int, float)
                 detail = "" if known else f" ({describe(error)[:SHOWN]})"
-                reading.problems.append(bad_value(option, value, f"not a {type_name(flag)}{detail}"))
+                reason = f"not a {type_name(flag)}{detail}"
+                reading.problems.append(bad_value(option, value, reason, way_out(flag, option)))
                 return
             if flag.choices and result not in flag.choices:
                 reading.problems.append(bad_choice(entry.flag, option, value, result, self._registry))
@@ -373,6 +388,14 @@ def flag_set(registry: Registry, host: str = DEFAULT_HOST) -> FlagSet:
         flags.add(flag, f"host {host}", f"host {host}")
     flags.add_features(registry)
     return flags
+
+
+def _grouped(stray: Iterable[tuple[str, str]]) -> Iterable[tuple[str, list[str]]]:
+    """Return the stray words of each flag that they follow."""
+    words: dict[str, list[str]] = {}
+    for option, word in stray:
+        words.setdefault(option, []).append(word)
+    return words.items()
 
 
 def _with_extensions(flag: Flag, registry: Registry) -> Flag:

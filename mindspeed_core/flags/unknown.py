@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.feature import Flag
 from mindspeed_core.flags.announced import choice_owners, flag_owners
-from mindspeed_core.flags.values import SHOWN, bad_value
+from mindspeed_core.flags.values import SHOWN, bad_value, shown_option
 from mindspeed_core.resolver.plan import Problem
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def unknown_flag(option: str, known: Iterable[str], registry: Registry | None, host: str) -> Problem:
     """Return the problem of an option string nobody defines: who owns it, or what was meant."""
-    shown = option[:SHOWN]
+    shown = shown_option(option)
     owner = flag_owners().get(option, "")
     if registry is not None:
         record = registry.broken_flags.get(option)

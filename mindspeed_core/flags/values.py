@@ -102,8 +102,8 @@ def truth_of(value: Any) -> bool | None:
     return True if text in _TRUE else False if text in _FALSE else None
 
 
-def bad_value(option: str, value: Any, reason: str, remedy: str = "") -> Problem:
-    """Return the problem of a flag with a value that cannot be used."""
+def bad_value(option: str, value: Any, reason: str, remedy: str) -> Problem:
+    """Return the problem of a flag with a value that cannot be used, and the way out."""
     return Problem("E-FLAG-VALUE", f"{shown_value(value)}: {reason}", remedy, flag=option)
 
 
@@ -116,6 +116,25 @@ def shown_value(value: Any) -> str:
     # Lone surrogates, which undecodable bytes of a command line turn into, cannot be printed.
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
+
+
+def shown_option(option: str) -> str:
+    """Return an option string as a message shows it: cut and printable, without quotes."""
+    return repr(option)[1:-1][:SHOWN]
+
+
+def way_out(flag: Flag, option: str) -> str:
+    """Say what to write for a flag instead of a value that it cannot take."""
+    if flag.is_switch:
+        return f"write {option} alone, or leave it out"
+    if flag.choices:
+        return f"choose one of {', '.join(map(str, flag.choices))}"
+    ways: dict[Callable[..., Any], str] = {
+        int: f"write a whole number of 64 bits, for instance {option} 4",
+        float: f"write a finite number, for instance {option} 0.1",
+        str: f"write {option} TEXT",
+    }
+    return ways.get(flag.type, f"write what its help says, or leave {option} out")
 
 
 def type_name(flag: Flag) -> str:

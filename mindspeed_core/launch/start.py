@@ -19,12 +19,13 @@ from importlib import import_module
 from time import strftime
 
 from mindspeed_core.discovery.host import DEFAULT_HOST, HostDeclaration
-from mindspeed_core.errors import ArgumentError, UserError
+from mindspeed_core.errors import ArgumentError
 from mindspeed_core.launch import worker
 from mindspeed_core.launch.supervisor import FORWARDED, Supervisor, WorkerSetup
 from mindspeed_core.platforms.selection import choose_platform
 from mindspeed_core.registry import Registry
 
+_MOST_WORKERS = 1024
 PRELOAD = (
     "megatron.core.models.gpt",
     "megatron.core.models.gpt.gpt_layer_specs",
@@ -37,7 +38,7 @@ def requested_launch(arguments: Sequence[str]) -> argparse.Namespace | None:
     """Return the launch that a command line asks for; None to train in this very process.
 
     Raises:
-        UserError: workers are asked for by two launchers, or the number is no number.
+        ArgumentError: workers are asked for by two launchers, or the number is no number that can be started.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--nproc", type=int)
@@ -47,7 +48,13 @@ def requested_launch(arguments: Sequence[str]) -> argparse.Namespace | None:
     try:
         found, _ = parser.parse_known_args(list(arguments))
     except argparse.ArgumentError as error:
-        raise UserError(str(error)) from error
+        flag = str(error.argument_name)
+        words = list(arguments)
+        behind = words[words.index(flag) + 1 :][:1] if flag in words else []
+        # argparse takes a word with a dash for a flag of its own.
+        value = behind[0] if behind and behind[0].startswith("-") else None
+        remedy = f"write one value behind {flag}, with = between them where it begins with a dash"
+        raise ArgumentError(flag, value, str(error.message), remedy) from error
     if worker.supervised():
         return None
     if found.nproc is None:
@@ -60,9 +67,12 @@ def requested_launch(arguments: Sequence[str]) -> argparse.Namespace | None:
             )
         return None
     if found.nproc < 1:
-        raise ArgumentError("--nproc", found.nproc, "must be at least 1")
+        raise ArgumentError("--nproc", found.nproc, "must be at least 1", "drop it for one process")
+    if found.nproc > _MOST_WORKERS:
+        reason = f"is more than {_MOST_WORKERS} processes on one machine"
+        raise ArgumentError("--nproc", found.nproc, reason, f"use at most {_MOST_WORKERS}")
     if found.max_restarts < 0:
-        raise ArgumentError("--max-restarts", found.max_restarts, "must not be negative")
+        raise ArgumentError("--max-restarts", found.max_restarts, "must not be negative", "use 0 or more")
     if "RANK" in os.environ:
         raise ArgumentError(
             "--nproc", found.nproc, "another launcher started this process already (RANK is set)", "drop it"

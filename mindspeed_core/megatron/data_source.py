@@ -34,9 +34,10 @@ def check_only_source(session: Session, args: Namespace) -> None:
     given = next((name for name in _FLAGS if getattr(args, name, None)), None)
     if given is not None:
         flag = "--" + given.replace("_", "-")
-        raise ArgumentError(
-            flag, None, f"the feature {feature} brings the data", "drop it, or that feature's flag"
-        )
+        value = getattr(args, given)
+        shown = " ".join(value) if isinstance(value, list) else None if value is True else value
+        reason = f"the feature {feature} brings the data"
+        raise ArgumentError(flag, shown, reason, "drop it, or that feature's flag")
     if feature not in session.implementations("build_datasets"):
         reason = "it fills the slot data-source and does not implement the stage build_datasets"
         raise ArgumentError(f"feature {feature}", None, reason, "its author has to add the stage")

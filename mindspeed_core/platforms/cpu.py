@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -106,18 +107,17 @@ class CpuPlatform(Platform):
         _fill_caches_of_torch()
         return _PATCHES
 
-    def open(self, session: OpeningSession) -> None:
-        """Run ``torch.compile``d functions eagerly and drop the warning about the shared generator.
-
-        Raises:
-            ArgumentError: a flag asks for something that a CPU does not have.
-        """
+    def check_arguments(self, args: Namespace) -> None:
+        """Refuse a flag that asks for something that a CPU does not have."""
         for name, values, reason, remedy in _REFUSED:
-            value = getattr(session.args, name, None)
+            value = getattr(args, name, None)
             if value in values:
                 raise ArgumentError(
                     "--" + name.replace("_", "-"), value, reason, f"{remedy} with --platform cpu"
                 )
+
+    def open(self, session: OpeningSession) -> None:
+        """Run ``torch.compile``d functions eagerly and drop the warning about the shared generator."""
         hold_eager(
             session,
             owner=self.name,
@@ -145,8 +145,8 @@ class CpuPlatform(Platform):
         process_memory.reset_peak()
 
     def total_memory(self) -> int:
-        """Return the physical bytes of the machine, shared by all its processes."""
-        return process_memory.physical_bytes()
+        """Return the bytes that a process may have; all processes of the machine share them."""
+        return process_memory.attainable_bytes()
 
 
 def _is_informative(record: logging.LogRecord) -> bool:

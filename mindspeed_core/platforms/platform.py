@@ -116,6 +116,13 @@ class Platform:
         """Return the patches the platform needs; they are applied before those of features."""
         return ()
 
+    def check_arguments(self, args: Namespace) -> None:
+        """Refuse flags that ask for what the device does not have; called before a session opens.
+
+        Raises:
+            mindspeed_core.errors.ArgumentError: names the flag, its value and the way out.
+        """
+
     def open(self, session: OpeningSession) -> None:
         """Prepare the process; called when a session opens, after the platform's patches were applied."""
 

@@ -54,6 +54,12 @@ def physical_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def attainable_bytes() -> int:
+    """Return the bytes that this process may have: those of the machine, or fewer by ``ulimit -v``."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return physical_bytes() if limit == resource.RLIM_INFINITY else min(limit, physical_bytes())
+
+
 def available_bytes() -> int:
     """Return the bytes available without swapping (``MemAvailable``); all of it where that is unknown."""
     try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mindspeed_core.errors import UserError
+from mindspeed_core.errors import ArgumentError, UserError
 from mindspeed_core.platforms.platform import Availability, Platform
 
 if TYPE_CHECKING:
@@ -28,10 +28,8 @@ def choose_platform(requested: str, registry: Registry) -> tuple[str, str]:
     if requested != AUTO:
         found = registry.platform(requested).probe()
         if not found.available:
-            raise UserError(
-                f"--platform {requested}: {found.reason}; use --platform auto, or one of these: "
-                + _others(requested, registry)
-            )
+            remedy = f"use --platform auto, or one of these: {_others(requested, registry)}"
+            raise ArgumentError("--platform", requested, found.reason, remedy)
         return requested, f"platform {requested}: asked for ({found.reason})"
     refused: list[str] = []
     candidates: list[tuple[int, str, type[Platform]]] = []

@@ -138,7 +138,8 @@ def check_arguments(request: Request, selection: Selection, active: Sequence[str
                 left_out.append(HeldBack(other, reason, remedy=request.ways_out(name), broken=True))
             complaints = [] if unasked else [why]
         for complaint in complaints:
-            request.problem("E-VALIDATE", name, complaint)
+            remedy = f"give what it asks for, or drop {request.flag_or_name(name)}"
+            request.problem("E-VALIDATE", name, complaint, remedy)
     return left_out
 
 

@@ -63,6 +63,7 @@ class Problem:
         remedy: what to do.
         feature: the feature concerned, if any.
         flag: the flag that caused it, if any.
+        value: the flag's value as text; empty for a switch, for a missing flag, and where ``reason`` says it.
     """
 
     code: str
@@ -70,11 +71,12 @@ class Problem:
     remedy: str = ""
     feature: str = ""
     flag: str = ""
+    value: str = ""
 
     def __str__(self) -> str:
         """Return one or two lines for a terminal."""
         where = f" {self.feature}" if self.feature else ""
-        flag = f" ({self.flag})" if self.flag else ""
+        flag = f" ({f'{self.flag} {self.value}'.rstrip()})" if self.flag else ""
         remedy = f"\n    -> {self.remedy}" if self.remedy else ""
         return f"{self.code}{where}{flag}: {self.reason}{remedy}"
 

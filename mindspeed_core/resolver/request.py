@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_core.feature import Conflict, Requirement
+from mindspeed_core.flags.values import shown_value
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.asking import asking_flag, failure, ways_out
 from mindspeed_core.resolver.index import Index, kinds_of
@@ -32,16 +33,37 @@ class Request:
         level = getattr(self.args, "optimization_level", None)
         self.level = 2 if level is None else int(level)
         self.problems: list[Problem] = []
+        self.why: dict[str, str] = {}
 
     def problem(self, code: str, name: str, reason: str, remedy: str = "", flag: str | None = None) -> None:
-        """Note a problem of a feature; ``flag`` is by default the one that asks for it."""
-        given = self.flag_of(name) if flag is None else flag
-        self.problems.append(Problem(code, reason, remedy, feature=name, flag=given))
+        """Note a problem of a feature; ``flag`` is by default the one that asks for it, or implies it."""
+        given = self.causing_flag(name) if flag is None else flag
+        option = given.partition(" ")[0]
+        value, _ = self.value(option)
+        shown = "" if value is None or isinstance(value, bool) or not option else shown_value(value)
+        self.problems.append(Problem(code, reason, remedy, name, given, shown))
 
     def flag_of(self, name: str) -> str:
         """Return the flag that asks for a feature: the first one given, or the preset that set it."""
         cls = self.index.classes.get(name)
         return asking_flag(cls, self.args, self.provenance) if cls is not None else ""
+
+    def causing_flag(self, name: str) -> str:
+        """Return the flag that asks for a feature, or for the one that implies it; empty where none does."""
+        chain = self.chain(name)
+        return self.flag_of(chain[-1])
+
+    def chain(self, name: str) -> list[str]:
+        """Return a feature, the one that implies it or leaves its part to it, and so on to the asked one."""
+        chain = [name]
+        while not self.flag_of(chain[-1]):
+            cause = (
+                self.why.get(chain[-1], "default").removeprefix("implied by ").removeprefix("fallback of ")
+            )
+            if cause not in self.index.classes or cause in chain:
+                break
+            chain.append(cause)
+        return chain
 
     def failure(self, name: str, method: str, error: BaseException) -> str:
         """Return one sentence about a method of a feature that raised, with the package it is from."""
@@ -53,7 +75,7 @@ class Request:
 
     def flag_or_name(self, name: str) -> str:
         """Return what the user would drop to be rid of a feature: its flag, or its name without one."""
-        return self.flag_of(name) or name
+        return self.causing_flag(name) or name
 
     def value(self, option: str) -> tuple[Any, bool]:
         """Return the value a flag stands for, and whether the flag turns it off."""

@@ -24,7 +24,7 @@ class Selection:
     def __init__(self, request: Request, left_out: Iterable[HeldBack] = ()) -> None:
         self.request = request
         self.classes = request.index.classes
-        self.why: dict[str, str] = {}
+        self.why = request.why
         self.held: dict[str, HeldBack] = {held.name: held for held in left_out}
         self.failed: set[str] = set()
         self.taken: set[str] = set()
@@ -56,13 +56,7 @@ class Selection:
 
     def unasked(self, name: str) -> list[str]:
         """Return a feature and those that switch it on, where no flag asks for any of them; else nothing."""
-        chain = [name]
-        while not self.request.flag_of(chain[-1]):
-            cause = self.why.get(chain[-1], "default")
-            if cause == "default":
-                return chain
-            chain.append(cause.removeprefix("implied by ").removeprefix("fallback of "))
-        return []
+        return [] if self.request.causing_flag(name) else self.request.chain(name)
 
     def _activate(self, name: str, why: str) -> bool:
         """Activate a feature unless level, mode or platform are against it; True when it is active."""

@@ -113,7 +113,7 @@ def test_problems_as_json_carry_code_feature_flag_reason_and_remedy(features, in
     assert result.exit_code == 1
     assert found["ok"] is False
     assert [problem["code"] for problem in found["problems"]] == ["E-CONFLICT"]
-    assert set(found["problems"][0]) == {"code", "feature", "flag", "reason", "remedy"}
+    assert set(found["problems"][0]) == {"code", "feature", "flag", "value", "reason", "remedy"}
     assert "same buffers" in found["problems"][0]["reason"]
 
 

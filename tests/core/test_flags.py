@@ -167,6 +167,12 @@ def test_a_bad_value_is_one_short_problem(line, words):
     str(problem).encode("utf-8")
 
 
+@pytest.mark.parametrize("line", [["--\udcff"], ["--\udcff", "1"], ["--\x1b[31m", "stray"]])
+def test_an_option_that_cannot_be_printed_is_escaped(line):
+    for problem in parse(line).problems:
+        assert str(problem).replace("\n", "").isprintable()
+
+
 def test_a_flag_that_allows_it_takes_infinity():
     assert parse("--loss-scale inf").args.loss_scale == float("inf")
 

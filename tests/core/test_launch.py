@@ -215,7 +215,11 @@ def test_workers_of_an_unnamed_job_get_a_new_name(monkeypatch):
     ("flags", "words"),
     [
         (["--nproc", "0"], "--nproc 0"),
-        (["--nproc", "x"], "--nproc"),
+        (["--nproc", "x"], "--nproc: invalid int value: 'x'; write one value"),
+        (
+            ["--run-dir", "-n"],
+            "--run-dir '-n': expected one argument; write one value behind --run-dir, with =",
+        ),
         (["--max-restarts", "2"], "add --nproc"),
         (["--nproc", "2", "--max-restarts", "-1"], "--max-restarts -1"),
     ],

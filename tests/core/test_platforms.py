@@ -278,7 +278,7 @@ def test_asked_for_platform_wins_over_preference():
 
 def test_asked_for_but_unavailable_names_reason_and_alternatives():
     installed = Installed(stub("cpu", 0), stub("npu", 20, False, "torch_npu is not installed"))
-    with pytest.raises(UserError, match=r"--platform npu: torch_npu is not installed; .*auto.*: cpu$"):
+    with pytest.raises(UserError, match=r"--platform 'npu': torch_npu is not installed; .*auto.*: cpu$"):
         choose_platform("npu", installed)
 
 

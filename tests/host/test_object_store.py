@@ -311,7 +311,7 @@ def test_without_fsspec_the_package_is_named(monkeypatch):
 
 def places(**given):
     names = ("save", "load", "pretrained_checkpoint", "checkpoint_staging")
-    return Namespace(**{name: given.get(name) for name in names})
+    return Namespace(**{name: given.get(name) for name in names}, world_size=given.get("world_size", 1))
 
 
 def test_a_url_of_this_machine_is_a_folder():
@@ -320,11 +320,10 @@ def test_a_url_of_this_machine_is_a_folder():
     assert (args.save, args.load, args.pretrained_checkpoint) == ("/data/run", "/data/old", "plain/folder")
 
 
-def test_the_memory_of_one_process_is_refused_where_there_are_several(monkeypatch):
+def test_the_memory_of_one_process_is_refused_where_there_are_several():
     check_stores(places(save="memory://bucket/run"))
-    monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ArgumentError, match="--save 'memory://bucket/run': is the memory of one process"):
-        check_stores(places(save="memory://bucket/run"))
+        check_stores(places(save="memory://bucket/run", world_size=2))
 
 
 def test_files_are_staged_on_a_disk_of_ones_own(tmp_path, monkeypatch):

@@ -11,7 +11,6 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from mindspeed_core.feature import hookimpl
-from mindspeed_core.launch.environment import numbered_variable
 from mindspeed_core.megatron.config_arguments import DERIVED
 from mindspeed_core.run import DistInfo
 
@@ -21,12 +20,9 @@ if TYPE_CHECKING:
 
 
 @hookimpl(trylast=True)
-def validate_arguments(args: Namespace) -> Namespace:
+def validate_arguments(session: LibrarySession, args: Namespace) -> Namespace:
     """Add what features find in every host: the place of this process, sizes and dtypes."""
-    known = dist.is_available() and dist.is_initialized()
-    args.world_size = dist.get_world_size() if known else numbered_variable("WORLD_SIZE", 1)
-    args.rank = dist.get_rank() if known else numbered_variable("RANK", 0)
-    args.local_rank = numbered_variable("LOCAL_RANK", 0)
+    args.rank, args.world_size, args.local_rank = session.place_in_world()
     across = args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
     args.data_parallel_size = max(1, args.world_size // across)
     if parallel_state.model_parallel_is_initialized():

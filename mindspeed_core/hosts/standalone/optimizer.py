@@ -15,8 +15,8 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
 
-from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.standalone.arguments.configuration_errors import refused_configuration
 from mindspeed_core.megatron.brought_choices import STAND_INS, bringing, stands_in, unknown
 from mindspeed_core.megatron.config_values import config_values
 from mindspeed_core.run import OptimizerStep
@@ -41,7 +41,7 @@ def build_optimizer_config(session: Session, args: Namespace) -> OptimizerConfig
     try:
         return kind(**config_values(kind, args))
     except (AssertionError, ValueError) as error:
-        raise ArgumentError("optimizer flags", None, f"megatron-core refuses them: {error}") from error
+        raise refused_configuration(args, session.provenance, error) from error
 
 
 @hookimpl(trylast=True)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from mindspeed_core.errors import DataError, UserError
 from mindspeed_core.hosts.standalone.arguments.run_length import samples_wanted
+from mindspeed_core.hosts.standalone.arguments.sizes import check_weights_fit, exhausted
 from mindspeed_core.hosts.standalone.checkpoint import rng_state
 from mindspeed_core.hosts.standalone.checkpoint.content import LoadedBatch, layout_metadata
 from mindspeed_core.hosts.standalone.checkpoint.save import select_saved
@@ -60,10 +61,18 @@ def _build_model(session: Session) -> Run:
     info = session.call("init_distributed", args=args, platform=session.platform)
     check_ranks(session, info)
     _check_dtype(session)
+    # Not before: asked for its memory, an accelerator that no rank has chosen yet is the first one.
+    check_weights_fit(session, args)
     pg = session.call("build_process_groups", args=args, dist_info=info)
     session.call("seed_everything", args=args, pg=pg)
     config = session.call("build_transformer_config", args=args)
-    model = session.call("build_model", args=args, config=config, pg=pg)
+    try:
+        model = session.call("build_model", args=args, config=config, pg=pg)
+    except (MemoryError, RuntimeError) as error:
+        explained = exhausted(session, args, error)
+        if explained is None:
+            raise
+        raise explained from error
     session.check_placements()
     settle_experts(session, model, config)
     run = Run(session=session, args=args, config=config, pg=pg, dist=info, model=model)

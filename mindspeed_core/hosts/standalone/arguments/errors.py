@@ -12,7 +12,7 @@ def option(dest: str) -> str:
     return "--" + dest.replace("_", "-")
 
 
-def argument_error(args: Namespace, flag: str, reason: str, remedy: str = "") -> ArgumentError:
+def argument_error(args: Namespace, flag: str, reason: str, remedy: str) -> ArgumentError:
     """Make the error about a flag with the value it has; a switch is named without one."""
     value = getattr(args, flag.removeprefix("--").replace("-", "_"), None)
     if isinstance(value, (list, tuple)):

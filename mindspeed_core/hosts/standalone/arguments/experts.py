@@ -67,10 +67,10 @@ def derive_experts(args: Namespace) -> None:
 
 def _check_routing(args: Namespace, experts: int) -> None:
     if args.moe_router_topk > experts:
-        raise argument_error(args, "--moe-router-topk", f"exceeds --num-experts {experts}")
+        raise argument_error(args, "--moe-router-topk", f"exceeds --num-experts {experts}", "lower it")
     if isinstance(args.moe_layer_freq, list) and len(args.moe_layer_freq) != args.num_layers:
         reason = f"names {len(args.moe_layer_freq)} layers, --num-layers is {args.num_layers}"
-        raise argument_error(args, "--moe-layer-freq", reason)
+        raise argument_error(args, "--moe-layer-freq", reason, "name every layer once")
     if "sinkhorn" in args.moe_router_load_balancing_type and any(args.moe_aux_loss_coeff):
         reason = "sinkhorn balances without a loss"
         remedy = "leave it out, or use --moe-router-load-balancing-type aux_loss"

@@ -6,6 +6,7 @@ anything starts, with the flag, its value and the way out.
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from mindspeed_core.hosts.standalone.arguments.refusals import check_refused
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
 
+_MOST_LAYERS = 100_000
 _ACTIVATIONS = ("swiglu", "squared_relu", "quick_geglu")
 
 
@@ -83,7 +85,7 @@ def _derive_dtype(args: Namespace) -> None:
         # Under dynamic loss scaling a gradient that is not finite is the signal to lower the scale.
         args.check_for_nan_in_loss_and_grad = False
     if args.loss_scale is not None and args.loss_scale <= 0:
-        raise argument_error(args, "--loss-scale", "must be above zero")
+        raise argument_error(args, "--loss-scale", "must be above zero", "drop it: the scale adapts")
     if args.fp16_lm_cross_entropy and not args.fp16:
         raise argument_error(args, "--fp16-lm-cross-entropy", "the logits are not in float16", "add --fp16")
     if args.grad_reduce_in_bf16 and not args.bf16:
@@ -150,17 +152,33 @@ def _derive_layout(args: Namespace, layout: str, chunks: int | None) -> None:
         reason = "says how many chunks there are; another flag does too"
         remedy = "drop --num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank"
         raise argument_error(args, "--pipeline-model-parallel-layout", reason, remedy)
+    if _too_long(layout):
+        reason = f"stands for more than {_MOST_LAYERS} layers"
+        raise argument_error(args, "--pipeline-model-parallel-layout", reason, "lower a number behind *")
     try:
         parsed = PipelineParallelLayerLayout.from_str(layout, pp)
         apart = parsed.validate_layer_layout(num_layers=args.num_layers, mtp_num_layers=args.mtp_num_layers)
     except (AssertionError, ValueError, TypeError, KeyError) as error:
-        raise argument_error(args, "--pipeline-model-parallel-layout", str(error)) from error
+        remedy = "write stages of E, t, m and L between |, for instance Et*3|t*3L"
+        raise argument_error(args, "--pipeline-model-parallel-layout", str(error), remedy) from error
     if args.mtp_num_layers and (apart or "m" not in layout.replace(",", "").split("|")[-1]):
         reason = "predictions take after a decoder layer beside them, and hand on tensors of another shape"
         remedy = "put m on the last stage between t and L"
         raise argument_error(args, "--pipeline-model-parallel-layout", reason, remedy)
     virtual = parsed.virtual_pipeline_model_parallel_size
     args.virtual_pipeline_model_parallel_size = virtual if virtual > 1 else None
+
+
+def _too_long(layout: str) -> bool:
+    """Return whether a layout stands for more layers than anybody has; megatron-core writes them all out."""
+    for repeated in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
+        found = re.findall(repeated, layout)
+        if any(len(times) > len(str(_MOST_LAYERS)) for _, times in found):
+            return True
+        if len(layout) + sum(len(part) * int(times) for part, times in found) > _MOST_LAYERS:
+            return True
+        layout = re.sub(repeated, lambda match: match[1] * int(match[2]), layout)
+    return False
 
 
 def _derive_even(args: Namespace, per_chunk: int | None, stages: int | None, counted: int) -> None:
@@ -175,14 +193,14 @@ def _derive_even(args: Namespace, per_chunk: int | None, stages: int | None, cou
     if per_chunk is not None:
         if pp > 1 and per_rank % per_chunk:
             reason = f"does not divide the {per_rank} layers of a pipeline stage"
-            raise argument_error(args, "--num-layers-per-virtual-pipeline-stage", reason)
+            raise argument_error(args, "--num-layers-per-virtual-pipeline-stage", reason, "use a divisor")
         stages = per_rank // per_chunk
         # One chunk per rank is no interleaving, as in Megatron-LM; megatron-core fails on a schedule of one.
         args.virtual_pipeline_model_parallel_size = stages if stages > 1 else None
     elif stages is not None and stages > 1:
         if per_rank % stages:
             reason = f"does not divide the {per_rank} layers of a pipeline stage"
-            raise argument_error(args, "--num-virtual-stages-per-pipeline-rank", reason)
+            raise argument_error(args, "--num-virtual-stages-per-pipeline-rank", reason, "use a divisor")
         args.virtual_pipeline_model_parallel_size = stages
 
 

@@ -16,6 +16,8 @@ from mindspeed_core.hosts.standalone.arguments.errors import argument_error, opt
 
 _BY_STEPS = ("lr_decay_iters", "lr_warmup_iters", "lr_wsd_decay_iters")
 _BY_SAMPLES = ("lr_decay_samples", "lr_warmup_samples", "lr_wsd_decay_samples")
+_MOST_SIZES = 10_000
+"""Batch sizes of the longest ramp."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def derive_batch(args: Namespace) -> None:
                 f"a batch of {size} gives {size // unit} micro-batches; an interleaved pipeline needs a "
                 f"multiple of {pp}"
             )
-            raise argument_error(args, flag, reason)
+            raise argument_error(args, flag, reason, f"use multiples of {unit * pp}")
 
 
 def derive_schedule(args: Namespace) -> None:
@@ -103,9 +105,8 @@ def derive_schedule(args: Namespace) -> None:
     if by_samples:
         args.train_iters, _ = _whole_run(args)
         if not args.train_iters:
-            raise argument_error(
-                args, "--train-samples", f"is less than one batch of {args.global_batch_size}"
-            )
+            reason = f"is less than one batch of {args.global_batch_size}"
+            raise argument_error(args, "--train-samples", reason, "give at least as many")
     length = args.train_samples if by_samples else args.train_iters
     decay = getattr(args, f"lr_decay_{kind}")
     if decay is None:
@@ -116,11 +117,12 @@ def derive_schedule(args: Namespace) -> None:
         if warmup:
             raise argument_error(args, "--lr-warmup-fraction", f"--lr-warmup-{kind} is given too", "keep one")
         if not 0.0 <= args.lr_warmup_fraction < 1.0:
-            raise argument_error(args, "--lr-warmup-fraction", "is not a share below 1")
+            raise argument_error(args, "--lr-warmup-fraction", "is not a share below 1", "use 0 for none")
         warmup = args.lr_warmup_fraction * decay
     if warmup >= decay:
         reason = f"must be below the {decay} {'samples' if by_samples else 'steps'} of the decay"
-        raise ArgumentError(f"--lr-warmup-{kind}", warmup, reason)
+        remedy = f"lower it, or raise --lr-decay-{kind}"
+        raise ArgumentError(f"--lr-warmup-{kind}", warmup, reason, remedy)
     last_phase = getattr(args, f"lr_wsd_decay_{kind}")
     if args.lr_decay_style == "WSD" and last_phase is None:
         raise argument_error(
@@ -151,21 +153,28 @@ def _whole_run(args: Namespace) -> tuple[int, int]:
     """Return the steps of a run counted in samples, and the samples they consume; Megatron-LM's rule."""
     steps = consumed = 0
     if args.rampup_batch_size:
-        while consumed <= args.rampup_batch_size[2] and consumed <= args.train_samples:
-            consumed += batch_at(args, consumed).samples
-            steps += 1
+        start, increment, samples = args.rampup_batch_size
+        last = min(samples, args.train_samples)
+        samples_of_a_size = samples / ((args.global_batch_size - start) // increment)
+        while consumed <= last:
+            batch = batch_at(args, consumed).samples
+            end_of_size = min(samples_of_a_size * ((batch - start) // increment + 1), last)
+            # As many steps as surely have this size; those around the next one follow singly.
+            sure = max(1, int((end_of_size - consumed) / batch) - 1)
+            consumed += sure * batch
+            steps += sure
     constant = max(0, args.train_samples - consumed) // args.global_batch_size
     return steps + constant, consumed + constant * args.global_batch_size
 
 
 def _batch_sizes(args: Namespace) -> Iterator[tuple[int, str]]:
-    """Yield every batch size of the run and the flag that it comes from."""
+    """Yield the sizes to divide: the run's, and the first two of a ramp, which decide for all others."""
     yield args.global_batch_size, "--global-batch-size"
     if not args.rampup_batch_size:
         return
     start, increment, samples = args.rampup_batch_size
     if start < 1 or increment < 1 or samples < 1:
-        raise argument_error(args, "--rampup-batch-size", "has a number below 1")
+        raise argument_error(args, "--rampup-batch-size", "has a number below 1", "use 1 or more")
     grown = args.global_batch_size - start
     if grown <= 0 or grown % increment:
         reason = (
@@ -173,5 +182,9 @@ def _batch_sizes(args: Namespace) -> Iterator[tuple[int, str]]:
         )
         remedy = "start below it, and choose an increment that divides the difference"
         raise argument_error(args, "--rampup-batch-size", reason, remedy)
-    for size in range(start, args.global_batch_size, increment):
-        yield size, "--rampup-batch-size"
+    if grown // increment > _MOST_SIZES:
+        reason = f"leads through {grown // increment} batch sizes, more than {_MOST_SIZES}"
+        raise argument_error(args, "--rampup-batch-size", reason, "choose a larger increment")
+    yield start, "--rampup-batch-size"
+    if start + increment < args.global_batch_size:
+        yield start + increment, "--rampup-batch-size"

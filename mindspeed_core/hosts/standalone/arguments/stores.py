@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from argparse import Namespace
 from pathlib import Path
 
@@ -28,7 +27,7 @@ def check_stores(args: Namespace) -> None:
         folder = folder_of(location)
         if folder is not None:
             setattr(args, name, str(folder))
-        elif protocol_of(location) == "memory" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        elif protocol_of(location) == "memory" and args.world_size > 1:
             reason = "is the memory of one process, and ranks do not see each other's"
             raise argument_error(args, option(name), reason, "use one process, or a store")
     staging = args.checkpoint_staging

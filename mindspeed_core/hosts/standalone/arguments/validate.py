@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.arguments.errors import argument_error, option
+from mindspeed_core.hosts.standalone.arguments.folders import check_folders
 from mindspeed_core.hosts.standalone.arguments.fully_sharded import check_connections, check_fully_sharded
 from mindspeed_core.hosts.standalone.arguments.model import check_model
+from mindspeed_core.hosts.standalone.arguments.ranges import check_limits
 from mindspeed_core.hosts.standalone.arguments.run_length import derive_batch, derive_schedule
 from mindspeed_core.hosts.standalone.arguments.stores import check_stores
 from mindspeed_core.hosts.standalone.data.sources import data_sources
 from mindspeed_core.hosts.standalone.monitoring.writers import check_writers
 from mindspeed_core.hosts.standalone.text.stages import build_for_session, check_vocabulary
-from mindspeed_core.launch.environment import numbered_variable
 from mindspeed_core.megatron.data_source import check_only_source, data_source
 from mindspeed_core.megatron.uneven_partition import leaves_partition
 
@@ -50,11 +51,13 @@ _YEAR_IN_MINUTES = 525_600
 def validate_arguments(session: Session, args: Namespace) -> Namespace:
     """Check sizes and derive what the other stages read."""
     _check_ranges(session, args)
+    check_limits(args)
     _check_needs_feature(session, args)
     check_writers(args)
     _check_fault_tolerance(args)
-    check_stores(args)
     _derive_world(session, args)
+    check_stores(args)
+    check_folders(args)
     _derive_model(session, args)
     check_fully_sharded(args)
     check_connections(session.platform.kinds(), args)
@@ -73,14 +76,14 @@ def _check_ranges(session: Session, args: Namespace) -> None:
     for name in _POSITIVE:
         value = getattr(args, name)
         if value is not None and value < 1:
-            raise argument_error(args, option(name), "must be at least 1")
+            raise argument_error(args, option(name), "must be at least 1", "raise it, or leave it out")
     for name in _NOT_NEGATIVE:
         value = getattr(args, name)
         if value is not None and value < 0:
-            raise argument_error(args, option(name), "must not be negative")
+            raise argument_error(args, option(name), "must not be negative", "use 0 or more")
     for name in ("attention_dropout", "hidden_dropout"):
         if not 0.0 <= getattr(args, name) < 1.0:
-            raise argument_error(args, option(name), "is not a probability below 1")
+            raise argument_error(args, option(name), "is not a probability below 1", "use 0 for none")
 
 
 def _check_needs_feature(session: Session, args: Namespace) -> None:
@@ -105,7 +108,7 @@ def _check_needs_feature(session: Session, args: Namespace) -> None:
 
 def _check_fault_tolerance(args: Namespace) -> None:
     if args.exit_duration_in_mins is not None and args.exit_duration_in_mins <= 0:
-        raise argument_error(args, "--exit-duration-in-mins", "must be positive")
+        raise argument_error(args, "--exit-duration-in-mins", "must be positive", "drop it for no limit")
     if args.loss_spike_factor <= 1:
         raise argument_error(
             args, "--loss-spike-factor", "an ordinary loss would be a spike", "use more than 1"
@@ -113,17 +116,14 @@ def _check_fault_tolerance(args: Namespace) -> None:
     if args.bad_step_limit < 1:
         raise argument_error(args, "--bad-step-limit", "must be at least 1", "or use --bad-step-action stop")
     if not 0 < args.distributed_timeout_minutes <= _YEAR_IN_MINUTES:
-        raise argument_error(
-            args, "--distributed-timeout-minutes", f"is not above 0 and up to {_YEAR_IN_MINUTES} (a year)"
-        )
+        reason = f"is not above 0 and up to {_YEAR_IN_MINUTES} (a year)"
+        raise argument_error(args, "--distributed-timeout-minutes", reason, "use 10, for instance")
     if args.hang_timeout_minutes is not None and args.hang_timeout_minutes < 0:
         raise argument_error(args, "--hang-timeout-minutes", "must not be negative", "0 switches it off")
 
 
 def _derive_world(session: Session, args: Namespace) -> None:
-    args.rank = numbered_variable("RANK", 0)
-    args.world_size = numbered_variable("WORLD_SIZE", 1)
-    args.local_rank = numbered_variable("LOCAL_RANK", 0)
+    args.rank, args.world_size, args.local_rank = session.place_in_world()
     tp, pp, cp = (
         args.tensor_model_parallel_size,
         args.pipeline_model_parallel_size,
@@ -175,10 +175,11 @@ def _derive_model(session: Session, args: Namespace) -> None:
     if args.group_query_attention:
         groups = args.num_query_groups
         if heads % groups:
-            raise argument_error(args, "--num-query-groups", f"does not divide --num-attention-heads {heads}")
+            reason = f"does not divide --num-attention-heads {heads}"
+            raise argument_error(args, "--num-query-groups", reason, "use a divisor")
         if groups % tp and tp % groups and even:
             reason = f"is neither a multiple nor a divisor of --tensor-model-parallel-size {tp}"
-            raise argument_error(args, "--num-query-groups", reason)
+            raise argument_error(args, "--num-query-groups", reason, f"use a multiple of {tp}")
     if args.ffn_hidden_size is None:
         # Megatron-LM's rule: SwiGLU has three matrices, so two thirds of the width keep the parameter count.
         args.ffn_hidden_size = (
@@ -191,9 +192,8 @@ def _derive_model(session: Session, args: Namespace) -> None:
     if args.max_position_embeddings is None:
         args.max_position_embeddings = args.seq_length
     if args.seq_length > args.max_position_embeddings:
-        raise argument_error(
-            args, "--seq-length", f"exceeds --max-position-embeddings {args.max_position_embeddings}"
-        )
+        reason = f"exceeds --max-position-embeddings {args.max_position_embeddings}"
+        raise argument_error(args, "--seq-length", reason, "lower it, or raise the other")
     _derive_vocabulary(session, args)
 
 
@@ -233,12 +233,13 @@ def _check_data(session: Session, args: Namespace) -> None:
 def _check_schedule(args: Namespace) -> None:
     """Check what megatron-core's schedule asserts of its numbers."""
     if args.lr_warmup_init > args.lr:
-        raise argument_error(args, "--lr-warmup-init", f"exceeds --lr {args.lr}")
+        raise argument_error(args, "--lr-warmup-init", f"exceeds --lr {args.lr}", "start at or below it")
     start, end = args.start_weight_decay, args.end_weight_decay
     if start < 0:
-        raise argument_error(args, "--start-weight-decay", "must not be negative")
+        raise argument_error(args, "--start-weight-decay", "must not be negative", "use 0 or more")
     if start > end:
-        raise argument_error(args, "--start-weight-decay", f"exceeds the {end} at the end: it only grows")
+        reason = f"exceeds the {end} at the end: it only grows"
+        raise argument_error(args, "--start-weight-decay", reason, "raise --end-weight-decay")
     if start != end and args.weight_decay_incr_style == "constant":
         reason = f"differs from the {end} at the end, and nothing leads there"
         raise argument_error(args, "--start-weight-decay", reason, "add --weight-decay-incr-style linear")
@@ -257,7 +258,7 @@ def _derive_training(args: Namespace) -> None:
     if args.lr is None:
         raise argument_error(args, "--lr", "is required", "give a learning rate")
     if args.min_lr > args.lr:
-        raise argument_error(args, "--min-lr", f"exceeds --lr {args.lr}")
+        raise argument_error(args, "--min-lr", f"exceeds --lr {args.lr}", "end at or below it")
     derive_schedule(args)
     if args.start_weight_decay is None:
         args.start_weight_decay = args.weight_decay

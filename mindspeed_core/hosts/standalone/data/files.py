@@ -7,6 +7,7 @@ this module loads neither torch nor megatron-core.
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,17 +56,18 @@ def idx_path(prefix: str | Path) -> Path:
     return Path(f"{prefix}.idx")
 
 
-def check_dataset_files(prefix: str | Path) -> DatasetFiles:
+def check_dataset_files(prefix: str | Path, flag: str = "--data-path") -> DatasetFiles:
     """Read the index of a dataset and compare it with the sizes of both files.
 
     Args:
         prefix: path of the pair without ``.bin`` / ``.idx``.
+        flag: where it was given, for errors.
 
     Raises:
         DataError: a file is missing, damaged or does not belong to the other.
     """
     index, tokens_file = idx_path(prefix), bin_path(prefix)
-    _check_presence(str(prefix), index, tokens_file)
+    _check_presence(str(prefix), index, tokens_file, flag)
     with index.open("rb") as stream:
         header = stream.read(_HEADER.size)
         magic = header[: len(_MAGIC)]
@@ -154,16 +156,16 @@ def largest_token(files: DatasetFiles, limit: int = 1 << 20) -> int:
     return int(tokens.max())
 
 
-def _check_presence(prefix: str, index: Path, tokens_file: Path) -> None:
-    missing = [file for file in (index, tokens_file) if not file.is_file()]
+def _check_presence(prefix: str, index: Path, tokens_file: Path, flag: str) -> None:
+    missing = [file for file in (index, tokens_file) if not os.path.isfile(file)]
     if not missing:
         return
     stem = prefix[:-4] if prefix.endswith((".bin", ".idx")) else ""
-    if stem and idx_path(stem).is_file():
-        raise DataError(f"--data-path {prefix!r}: give the prefix of the pair, {stem!r}, without its suffix")
+    if stem and os.path.isfile(idx_path(stem)):
+        raise DataError(f"{flag} {prefix!r}: give the prefix of the pair, {stem!r}, without its suffix")
     if len(missing) == 2:
         raise DataError(
-            f"--data-path {prefix!r}: neither {index} nor {tokens_file} exists; check the path, or make the "
+            f"{flag} {prefix!r}: neither {index} nor {tokens_file} exists; check the path, or make the "
             "dataset with prepare-text --output-prefix"
         )
     raise DataError(f"{missing[0]}: is missing, its partner is there; the dataset is incomplete: {_REMAKE}")

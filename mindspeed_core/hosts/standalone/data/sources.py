@@ -12,16 +12,17 @@ import re
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from mindspeed_core.errors import ArgumentError, DataError
-from mindspeed_core.hosts.standalone.arguments.errors import option
+from mindspeed_core.errors import ArgumentError, NamedFileError
+from mindspeed_core.hosts.standalone.arguments.errors import argument_error, option
+from mindspeed_core.hosts.standalone.named_files import read_named_file
 
 SPLITS = ("train", "validation", "test")
 
 _PER_SPLIT = ("train_data_path", "valid_data_path", "test_data_path")
 _KEYS = ("train", "valid", "test")
+_FORM = 'an object such as {"train": ["1", "PREFIX"], "valid": ["1", "PREFIX"]}'
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,11 @@ class Sources:
         """Return the blend that a split (0 train, 1 validation, 2 test) is cut from."""
         return self.shared if self.per_split is None else self.per_split[split]
 
+    def flag_of(self, prefix: str) -> str:
+        """Return where a dataset was given."""
+        blends = [self.shared] if self.per_split is None else list(self.per_split)
+        return next(blend.flag for blend in blends if blend and prefix in blend.prefixes)
+
     def prefixes(self) -> tuple[str, ...]:
         """Return every dataset once, in the order in which they are given."""
         blends = [self.shared] if self.per_split is None else list(self.per_split)
@@ -90,7 +96,7 @@ def data_sources(args: Namespace) -> Sources:
     kinds = [name for name in given if name not in _PER_SPLIT] + one_per_split[:1]
     if len(kinds) > 1:
         reason = f"{option(kinds[1])} is given too"
-        raise ArgumentError(option(kinds[0]), None, reason, "say in one way where the data is")
+        raise argument_error(args, option(kinds[0]), reason, "say in one way where the data is")
     if not kinds:
         remedy = "name a dataset there or in --train-data-path, or use --mock-data"
         raise ArgumentError("--data-path", None, "no data to train on", remedy)
@@ -98,6 +104,8 @@ def data_sources(args: Namespace) -> Sources:
         return Sources(parse_blend(args.data_path))
     if kinds[0] == "data_args_path":
         words = _read("--data-args-path", args.data_args_path).split()
+        if not words:
+            raise NamedFileError("--data-args-path", args.data_args_path, "is empty", "name a dataset in it")
         return Sources(parse_blend(words, f"--data-args-path {args.data_args_path}"))
     if kinds[0] == "per_split_data_args_path":
         sources = Sources(per_split=_per_split_file(args.per_split_data_args_path))
@@ -154,29 +162,33 @@ def parse_split(split: str) -> tuple[float, float, float]:
 
 
 def _per_split_file(path: str) -> tuple[Blend | None, Blend | None, Blend | None]:
-    flag = f"--per-split-data-args-path {path}"
+    name = "--per-split-data-args-path"
+    flag = f"{name} {path}"
     try:
-        content: Any = json.loads(_read("--per-split-data-args-path", path))
-    except ValueError as error:
-        raise DataError(f"{flag}: is not JSON ({error})") from error
+        content: Any = json.loads(_read(name, path))
+    except (ValueError, RecursionError) as error:
+        raise NamedFileError(name, path, f"is not JSON ({error})", f"write {_FORM}") from error
     if not isinstance(content, dict) or set(content) - set(_KEYS):
-        raise DataError(f"{flag}: is not an object with the keys {', '.join(_KEYS)}; write it as one")
+        reason = f"is not an object with the keys {', '.join(_KEYS)}"
+        raise NamedFileError(name, path, reason, f"write {_FORM}")
     blends: list[Blend | None] = []
     for key in _KEYS:
         words = content.get(key)
         if isinstance(words, str):
             words = words.split()
         if words is not None and not isinstance(words, list):
-            raise DataError(f"{flag}: {key!r} is neither text nor a list; write 'weight prefix' pairs")
+            reason = f"{key!r} is neither text nor a list"
+            raise NamedFileError(name, path, reason, "write 'weight prefix' pairs")
         blends.append(parse_blend([str(word) for word in words], f"{flag} ({key})") if words else None)
     return blends[0], blends[1], blends[2]
 
 
 def _read(flag: str, path: str) -> str:
+    content = read_named_file(flag, path, "check the path")
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{flag} {path!r}: cannot be read ({error}); check the path") from error
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise NamedFileError(flag, path, f"is not text ({error})", "write it in UTF-8") from error
 
 
 def _number(word: str) -> float | None:

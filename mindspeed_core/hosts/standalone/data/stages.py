@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 
 from mindspeed_core.errors import DataError, UserError
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.standalone.arguments.sizes import check_index_fits
 from mindspeed_core.hosts.standalone.checkpoint.content import LoadedBatch
 from mindspeed_core.hosts.standalone.data.files import DatasetFiles, check_dataset_files, largest_token
 from mindspeed_core.hosts.standalone.data.index_cache import BlendedDataset, GPTDataset
@@ -273,6 +274,7 @@ def _build(session: Session, args: Namespace, num_samples: _Sizes) -> Datasets:
     if args.full_validation:
         values["full_validation"] = True
     _check_sources(sources, tokenizer, shares, args.split, num_samples)
+    check_index_fits(args, num_samples)
     config = GPTDatasetConfig(**values)
     if config.split_matrix is not None:
         matrix: list[Any] = [
@@ -310,7 +312,7 @@ def _set_names(blend: Blend | None) -> list[str]:
 def _check_sources(
     sources: Sources, tokenizer: Tokenizer, shares: _Shares, split: str, num_samples: _Sizes
 ) -> None:
-    checked = {prefix: check_dataset_files(prefix) for prefix in sources.prefixes()}
+    checked = {prefix: check_dataset_files(prefix, sources.flag_of(prefix)) for prefix in sources.prefixes()}
     for files in checked.values():
         _check_tokens(files, tokenizer)
         if sources.shared is not None:

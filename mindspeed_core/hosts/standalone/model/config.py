@@ -12,6 +12,7 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.standalone.arguments.configuration_errors import refused_configuration
 from mindspeed_core.megatron.config_values import config_values
 from mindspeed_core.megatron.expert_losses import weigh_expert_losses
 from mindspeed_core.megatron.uneven_partition import build_for_any_partition, leaves_partition
@@ -48,8 +49,8 @@ def build_transformer_config(session: Session, args: Namespace) -> TransformerCo
             if leaves_partition(session)
             else kind(**values)
         )
-    except (AssertionError, ValueError, ImportError) as error:
-        raise ArgumentError("model flags", None, f"megatron-core refuses them: {error}") from error
+    except (AssertionError, ValueError, TypeError, ArithmeticError, ImportError) as error:
+        raise refused_configuration(args, session.provenance, error) from error
     check_recomputed_layers(config)
     return weigh_expert_losses(config)
 

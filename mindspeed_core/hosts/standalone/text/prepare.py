@@ -144,9 +144,11 @@ def prepare_text(
         DataError: nothing to read, a file that cannot be used, or no place to write.
     """
     if split_documents is not None and split_documents < 1:
-        raise ArgumentError("--split-documents", split_documents, "is not a number of characters above 0")
+        raise ArgumentError(
+            "--split-documents", split_documents, "is not a number of characters above 0", "drop it"
+        )
     if workers < 1:
-        raise ArgumentError("--workers", workers, "must be at least 1")
+        raise ArgumentError("--workers", workers, "must be at least 1", "use 1 or more")
     reading = Reading(split_documents, encoding_errors, tuple(json_keys))
     files = text_files(inputs, suffixes)
     prefix = str(output_prefix)

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mindspeed_core.errors import DataError
+from mindspeed_core.errors import DataError, NamedFileError
+from mindspeed_core.hosts.standalone.named_files import read_named_file
 
 _NO_PADDING = -1
 
@@ -46,30 +47,24 @@ class SentencePieceTokenizer:
                 f"--tokenizer-model {str(path)!r}: SentencePiece models need a library that is not "
                 "installed; run pip install sentencepiece"
             ) from error
-        try:
-            self._content = Path(path).read_bytes()
-        except OSError as error:
-            raise DataError(
-                f"--tokenizer-model {str(path)!r}: cannot be read ({error.strerror}); name an existing model"
-            ) from error
+        self._content = read_named_file("--tokenizer-model", path, "name an existing model")
         try:
             self._model: Any = sentencepiece.SentencePieceProcessor(model_proto=self._content)
         except Exception as error:
             # The library raises whatever its parser met.
-            raise DataError(
-                f"--tokenizer-model {str(path)!r}: is not a SentencePiece model ({error}); copy it again"
-            ) from error
+            reason = f"is not a SentencePiece model ({error})"
+            raise NamedFileError("--tokenizer-model", str(path), reason, "copy it again") from error
         self.eod: int = self._model.eos_id()
         if self.eod < 0:
-            raise DataError(
-                f"--tokenizer-model {str(path)!r}: has no end-of-sentence token, which ends documents; train "
-                "the model with one"
-            )
+            reason = "has no end-of-sentence token, which ends documents"
+            raise NamedFileError("--tokenizer-model", str(path), reason, "train the model with one")
         self.eos: int = self.eod
         self.pad: int = self._model.pad_id() if self._model.pad_id() >= 0 else _NO_PADDING
         self.begin: int | None = self._model.bos_id() if begin_of_document else None
         if self.begin is not None and self.begin < 0:
-            raise DataError(f"--tokenizer-model {str(path)!r}: has no begin-of-sentence token")
+            reason = "has no begin-of-sentence token, which Llama2Tokenizer puts before documents"
+            remedy = "use --tokenizer-type SentencePieceTokenizer"
+            raise NamedFileError("--tokenizer-model", str(path), reason, remedy)
         self.unique_identifiers: OrderedDict[str, Any] = OrderedDict(
             [
                 ("class", type(self).__name__),

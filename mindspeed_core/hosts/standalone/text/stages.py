@@ -55,13 +55,15 @@ def check_vocabulary(session: Session, tokenizer: Any, args: Namespace) -> None:
     """Refuse a tokenizer with more ids than the model's vocabulary.
 
     Raises:
-        DataError: names both numbers.
+        ArgumentError: names both numbers.
     """
     if tokenizer.vocab_size > args.padded_vocab_size:
-        raise DataError(
+        reason = (
             f"the tokenizer of {_owner(session, args)} has {tokenizer.vocab_size} ids, the model has "
-            f"{args.padded_vocab_size}; leave --vocab-size out, or give {tokenizer.vocab_size}"
+            f"{args.padded_vocab_size}"
         )
+        remedy = f"leave it out, or give {tokenizer.vocab_size}"
+        raise argument_error(args, "--vocab-size", reason, remedy)
 
 
 def check_for_datasets(session: Session, tokenizer: Any, args: Namespace) -> None:

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from mindspeed_core.errors import ArgumentError, DataError
+from mindspeed_core.errors import ArgumentError, NamedFileError
+from mindspeed_core.hosts.standalone.named_files import read_named_file
 from mindspeed_core.hosts.standalone.text.sentencepiece_tokenizer import SentencePieceTokenizer
 
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -67,21 +68,22 @@ class BpeTokenizer:
 
     suffix = ".json"
 
-    def __init__(self, tokenizer: Any, digest: str, source: str) -> None:
+    def __init__(self, tokenizer: Any, digest: str, flag: str, source: str) -> None:
         """Wrap a `tokenizers.Tokenizer` with that digest of its content.
 
         Raises:
-            DataError: it has no end-of-document token; names ``source``.
+            NamedFileError: it has no end-of-document token; names ``flag`` and its value ``source``.
         """
         self._tokenizer = tokenizer
         # A document that spells out a special token is text, not a document boundary.
         tokenizer.encode_special_tokens = True
         eod = _first_id(tokenizer, _END_NAMES)
         if eod is None:
-            raise DataError(
-                f"{source}: has no end-of-document token; add one of {', '.join(_END_NAMES)} to the "
-                "tokenizer, or train a new one with prepare-text --vocab-size"
+            remedy = (
+                f"add one of {', '.join(_END_NAMES)} to the tokenizer, or train a new one with prepare-text "
+                "--vocab-size"
             )
+            raise NamedFileError(flag, source, "has no end-of-document token", remedy)
         padding = _first_id(tokenizer, _PADDING_NAMES)
         self.eod: int = eod
         self.eos: int = eod
@@ -195,45 +197,44 @@ def load_tokenizer(path: str | Path, kind: str | None = None) -> BpeTokenizer | 
     """
     file = Path(path)
     pieces = kind in ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
-    if file.is_dir():
+    if _is_folder(file):
         named = [file / "tokenizer.json", file / "tokenizer.model"]
         candidates = named[1:] if pieces else named[:1] if kind else named
-        file = next((candidate for candidate in candidates if candidate.is_file()), candidates[0])
+        path = file = next((candidate for candidate in candidates if candidate.is_file()), candidates[0])
     if pieces or (kind is None and file.suffix == ".model"):
         return SentencePieceTokenizer(file, begin_of_document=kind == "Llama2Tokenizer")
     from tokenizers import Tokenizer as Library
 
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise DataError(
-            f"--tokenizer-model {str(file)!r}: cannot be read ({error.strerror}); make one with "
-            "prepare-text, or name an existing tokenizer.json or tokenizer.model"
-        ) from error
+    remedy = "make one with prepare-text, or name an existing tokenizer.json or tokenizer.model"
+    content = read_named_file("--tokenizer-model", path, remedy)
     try:
         tokenizer = Library.from_buffer(content)
     except Exception as error:
         # The library raises a bare Exception for whatever is wrong with the file.
-        raise DataError(
-            f"--tokenizer-model {str(file)!r}: is not a tokenizer.json ({error}); copy it again, or make a "
-            "new one with prepare-text"
+        remedy = "copy it again, or make a new one with prepare-text"
+        raise NamedFileError(
+            "--tokenizer-model", str(file), f"is not a tokenizer.json ({error})", remedy
         ) from error
-    return BpeTokenizer(tokenizer, hashlib.sha256(content).hexdigest(), str(file))
+    return BpeTokenizer(tokenizer, hashlib.sha256(content).hexdigest(), "--tokenizer-model", str(file))
 
 
 def _load_gpt2(vocabulary: str, merges: str) -> BpeTokenizer:
     """Load GPT-2's byte-level BPE from its two files."""
     from tokenizers import models
 
-    where = f"--vocab-file {vocabulary!r} and --merge-file {merges!r}"
+    for flag, path in (("--vocab-file", vocabulary), ("--merge-file", merges)):
+        read_named_file(flag, path, "check the path")
     try:
         tokenizer = _byte_level(models.BPE.from_file(vocabulary, merges))
     except Exception as error:
-        raise DataError(f"{where}: are not the two files of a BPE ({error}); check the paths") from error
+        reason = f"is not a vocabulary that --merge-file {merges!r} belongs to ({error})"
+        raise NamedFileError("--vocab-file", vocabulary, reason, "check both paths") from error
     # Named as special, so that text which spells it out is not taken for the end of a document.
     known = [name for name in (*_END_NAMES, *_PADDING_NAMES) if tokenizer.token_to_id(name) is not None]
     tokenizer.add_special_tokens(known)
-    return BpeTokenizer(tokenizer, hashlib.sha256(_content(tokenizer)).hexdigest(), where)
+    return BpeTokenizer(
+        tokenizer, hashlib.sha256(_content(tokenizer)).hexdigest(), "--vocab-file", vocabulary
+    )
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
@@ -260,7 +261,15 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     digest = hashlib.sha256(_content(tokenizer)).hexdigest()
-    return BpeTokenizer(tokenizer, digest, "the trained tokenizer")
+    return BpeTokenizer(tokenizer, digest, "the trained tokenizer", "")
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        # A name that is too long or holds a null byte; reading says what is wrong with it.
+        return False
 
 
 def _byte_level(model: Any) -> Any:
