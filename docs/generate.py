@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from class_pages import declarations_page, platform_page, records_page, session_page
+from contract_pages import npu_contracts_page
 from docstrings import docstring_parts, entries, markdown
 from feature_pages import FEATURES, feature_page, features_page
 from layer_pages import layers_page
@@ -394,6 +395,7 @@ PAGES: dict[str, Callable[[Registry], str]] = {
     "layer-specs": lambda registry: layers_page(),
     "platform": lambda registry: platform_page(),
     "scenarios": scenarios_page,
+    "npu-contracts": lambda registry: npu_contracts_page(),
 }
 
 

@@ -226,9 +226,9 @@ class StepResult:
 
 @dataclass(frozen=True)
 class LoadInfo:
-    """The checkpoint that was loaded: ``path`` is None when the run starts from nothing."""
+    """The checkpoint that was loaded: ``path`` is its folder, its URL as text, or None for none."""
 
-    path: Path | None
+    path: Path | str | None
     iteration: int = 0
     consumed_train_samples: int = 0
     consumed_valid_samples: int = 0
@@ -236,9 +236,9 @@ class LoadInfo:
 
 @dataclass(frozen=True)
 class SaveInfo:
-    """A checkpoint that was saved."""
+    """A checkpoint that was saved: ``path`` is its folder, or its URL as text."""
 
-    path: Path
+    path: Path | str
     iteration: int
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from uuid import uuid4
 
 from mindspeed_core.errors import UserError
 
@@ -18,7 +19,9 @@ SUPERVISOR = "MINDSPEED_SUPERVISOR"
 STORE = "MINDSPEED_STORE_DESCRIPTOR"
 """The listening socket on which rank 0 serves the store."""
 JOB = "MINDSPEED_JOB_ID"
+"""The name of the job, the same for all its attempts; set by this package or by a scheduler."""
 RESTART = "MINDSPEED_RESTART"
+"""How often the job named by ``MINDSPEED_JOB_ID`` was started again."""
 _TORCHRUN = "torchrun:"
 
 
@@ -45,16 +48,34 @@ class Job:
 
 
 def current_job(environment: Mapping[str, str] | None = None) -> Job:
-    """Return the job by the variables of this package, of torchrun or of Slurm, in this order."""
+    """Return the job by the variables of this package, of torchrun or of Slurm, in this order.
+
+    Launchers stand inside each other (torchrun in a pod, in a task of Slurm): the restarts of all of them
+    count.
+    """
     env = os.environ if environment is None else environment
+    counts = (RESTART, "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    restart = sum(_count(env.get(name)) for name in counts)
     if env.get(JOB):
-        return Job(f"mindspeed:{env[JOB]}", _count(env.get(RESTART)))
+        return Job(f"mindspeed:{env[JOB]}", restart)
     run_id = env.get("TORCHELASTIC_RUN_ID", "none")
     if run_id != "none":
-        return Job(f"{_TORCHRUN}{run_id}", _count(env.get("TORCHELASTIC_RESTART_COUNT")))
+        return Job(f"{_TORCHRUN}{run_id}", restart)
     if env.get("SLURM_JOB_ID"):
-        return Job(f"slurm:{env['SLURM_JOB_ID']}", _count(env.get("SLURM_RESTART_COUNT")))
+        return Job(f"slurm:{env['SLURM_JOB_ID']}", restart)
     return Job()
+
+
+def own_job(environment: Mapping[str, str] | None = None) -> Job:
+    """Return the job of workers started by this process: the one named from outside, or else a new one.
+
+    A scheduler that starts the program again names the job with ``MINDSPEED_JOB_ID`` and counts its restarts
+    in ``MINDSPEED_RESTART``.
+    """
+    env = os.environ if environment is None else environment
+    if env.get(JOB):
+        return Job(env[JOB], _count(env.get(RESTART)))
+    return Job(uuid4().hex)
 
 
 @dataclass(frozen=True)

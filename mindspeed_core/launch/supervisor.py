@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -87,7 +86,7 @@ class Supervisor:
         self._start = start
         self.count = count
         self.restarts = restarts
-        self._job = uuid.uuid4().hex
+        self._job = environment.own_job()
         self._stopping = 0
         self._workers: list[_Worker] = []
         self._killed_by_us = False
@@ -147,8 +146,8 @@ class Supervisor:
                     "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": str(listener.getsockname()[1]),
                     environment.SUPERVISOR: f"{writing},{life}",
-                    environment.JOB: self._job,
-                    environment.RESTART: str(restart),
+                    environment.JOB: self._job.name,
+                    environment.RESTART: str(self._job.restart + restart),
                 }
                 keep: tuple[int, ...] = (writing, life)
                 if rank == 0 and self.count > 1:

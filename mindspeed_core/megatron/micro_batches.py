@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from mindspeed_core.errors import DataError
+from mindspeed_core.megatron.loading_processes import end_by_parent_alone
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Datasets, Sampling
@@ -129,6 +130,7 @@ def micro_batches(
         pin_memory=pin_memory,
         # A loader draws a seed when it starts; from the default generator it would change the model.
         generator=torch.Generator().manual_seed(sampling.seed),
+        worker_init_fn=end_by_parent_alone,
     )
     return _until_used_up(loader, used_up)
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from megatron.core.optimizer.distrib_optimizer import HAVE_APEX_OR_TE, DistributedOptimizer
 
 from mindspeed_core.errors import CheckpointError
-from mindspeed_core.megatron import optimizer_chain
+from mindspeed_core.megatron import distributed_state, optimizer_chain
 from mindspeed_core.megatron.described_optimizer import MOMENTS, DescribedOptimizer, local_part
 from mindspeed_core.megatron.fully_sharded import optimizer_state
 from mindspeed_core.megatron.fully_sharded.torch_fsdp2 import as_part_of
@@ -62,6 +62,8 @@ def sharded_state(
                     f"{type(inner.optimizer).__name__}; derive it from mindspeed_core.DescribedOptimizer and "
                     "let mindspeed_core.put_inside put it in place"
                 )
+            if not is_loading and metadata.get("distrib_optim_sharding_type") == distributed_state.FORMAT:
+                _describe_in_place(inner, model_state)
     return optimizer.sharded_state_dict(dict(model_state), is_loading=is_loading, metadata=dict(metadata))
 
 
@@ -131,6 +133,7 @@ def forget_overrides(optimizer: MegatronOptimizer) -> None:
     """Take back what `sharded_state` set on the instances."""
     for inner in _inner(optimizer):
         vars(inner).pop("state_dict", None)
+        vars(inner).pop("sharded_state_dict", None)
 
 
 def _inner(optimizer: MegatronOptimizer) -> list[Any]:
@@ -170,6 +173,8 @@ def _serve_ranks_without_parameters(inner: Any) -> None:
     ``DistributedOptimizer.state_dict`` insists on exactly one ``step`` among the parameters of this rank.
     """
     own = [float(state["step"]) for state in inner.optimizer.state.values() if "step" in state]
+    if own and distributed_state.every_rank_holds_parameters(inner):
+        return
     step = torch.tensor([max(own, default=0.0)], dtype=torch.float32, device=_device())
     dist.all_reduce(step, op=dist.ReduceOp.MAX, group=inner.data_parallel_group)
     if own:
@@ -188,6 +193,17 @@ def _serve_ranks_without_parameters(inner: Any) -> None:
         return result
 
     inner.state_dict = MethodType(state_dict, inner)
+
+
+def _describe_in_place(inner: Any, model_state: Mapping[str, Any]) -> None:
+    """Let an optimizer describe its state where it lies, instead of gathering it on every rank."""
+    pieces = distributed_state.held_pieces(inner, model_state)
+    if pieces is not None:
+        inner.sharded_state_dict = lambda *given, **named: {
+            **inner.state_dict(),
+            "param_state": pieces,
+            "param_state_sharding_type": distributed_state.FORMAT,
+        }
 
 
 def _device() -> torch.device | int:

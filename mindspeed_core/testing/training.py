@@ -194,7 +194,7 @@ def train_side(
             checkpoint,
         )
         ranks: list[RankRecord] = run_world(f"{__name__}:train_rank", world_size, request, timeout=timeout)
-    return _together(ranks)
+    return joined_ranks(ranks)
 
 
 _TIMED_STEPS_AT_MOST = 20
@@ -371,7 +371,8 @@ def _measure(run: Run, steps: _Steps, probe: StepProbe) -> _Measured:
     return _Measured(measures, log.table(), run.metrics.reduce())
 
 
-def _together(ranks: Sequence[RankRecord]) -> SideResult:
+def joined_ranks(ranks: Sequence[RankRecord]) -> SideResult:
+    """Return the result of a side from the records of its ranks, in rank order."""
     first = ranks[0]
     assert first.initial is not None
     assert first.parameters is not None

@@ -15,6 +15,7 @@ from mindspeed_core.launch.environment import (
     current_job,
     first_host,
     of_one_process,
+    own_job,
     translate_slurm,
 )
 from mindspeed_core.launch.supervisor import Supervisor
@@ -187,10 +188,26 @@ def test_the_first_node_of_a_list(nodes, first):
         ({"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "1"}, Job()),
         ({"TORCHELASTIC_RUN_ID": "r", "TORCHELASTIC_RESTART_COUNT": "1"}, Job("torchrun:r", 1)),
         ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "3"}, Job("slurm:7", 3)),
+        ({"MINDSPEED_JOB_ID": "x", "TORCHELASTIC_RESTART_COUNT": "1"}, Job("mindspeed:x", 1)),
+        ({"TORCHELASTIC_RUN_ID": "r", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "3"}, Job("torchrun:r", 3)),
+        ({"SLURM_JOB_ID": "7", "TORCHELASTIC_RESTART_COUNT": "1"}, Job("slurm:7", 1)),
     ],
 )
 def test_the_job_is_known_by_its_launcher(env, job):
     assert current_job(env) == job
+
+
+def test_workers_keep_the_name_that_a_scheduler_gave_the_job(monkeypatch):
+    monkeypatch.setenv("MINDSPEED_JOB_ID", "pod")
+    monkeypatch.setenv("MINDSPEED_RESTART", "2")
+    assert run(lambda rank, restart: 0 if (os.environ["MINDSPEED_JOB_ID"], restart) == ("pod", 2) else 1) == 0
+
+
+def test_workers_of_an_unnamed_job_get_a_new_name(monkeypatch):
+    monkeypatch.delenv("MINDSPEED_JOB_ID", raising=False)
+    monkeypatch.setenv("MINDSPEED_RESTART", "2")
+    assert own_job().name != own_job().name
+    assert own_job().restart == 0
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ DOCUMENTS = (
     "docs/checkpoints.md",
     "docs/monitoring.md",
     "docs/fault-tolerance.md",
+    "docs/clusters.md",
     "docs/fully-sharded.md",
     "docs/megatron-lm.md",
     "docs/library-sessions.md",
@@ -61,6 +62,7 @@ TRAINED = (
 
 _INSTALLS = "downloads packages; noxfile.py installs the same for every session"
 _SCAFFOLD = "writes and installs a package; tests/cli/test_scaffold.py does it in a folder of its own"
+_CLUSTER = "needs a cluster; tests/clusters reads the options and the files"
 
 ELSEWHERE = {
     "python3 bootstrap.py demo": "trains for minutes; a session of its own",
@@ -84,6 +86,29 @@ ELSEWHERE = {
     "mindspeed-train --nproc 8 --max-restarts 5 --save ckpt --save-interval 500 FLAGS": (
         "tests/faults starts such jobs and kills their workers"
     ),
+    "pip install 'mindspeed-core[fsspec]' s3fs": _INSTALLS,
+    "mindspeed-train --save s3://bucket/run --load s3://bucket/run --checkpoint-staging /local/disk FLAGS": (
+        "needs a bucket; tests/host/test_store_runs.py saves into a store of its own"
+    ),
+    "PLATFORM=cuda sbatch --nodes=4 --gres=gpu:8 train.sbatch --data-path /data/text --save-interval 500 "
+    "FLAGS": _CLUSTER,
+    "PLATFORM=npu sbatch --nodes=4 --gres=npu:8 train.sbatch --data-path /data/text --save-interval 500 "
+    "FLAGS": _CLUSTER,
+    "PLATFORM=cpu sbatch --nodes=1 --gres=none --ntasks-per-node=2 --cpus-per-task=1 train.sbatch "
+    "--mock-data FLAGS": "needs Slurm; tests/clusters runs the script with a stand-in",
+    "kubectl apply -f storage.yaml -f network.yaml": _CLUSTER,
+    "kubectl apply -f cuda.yaml": _CLUSTER,
+    "kubectl logs -f job/pretrain-workers-0": _CLUSTER,
+    "kubectl delete -f cuda.yaml": _CLUSTER,
+    "pip install 'mindspeed-core[torchx]'": _INSTALLS,
+    "COMPONENT=$(python -c 'import mindspeed_core; print(mindspeed_core.__path__[0])')"
+    "/launch/torchx_component.py:train": "sets a variable; tests/clusters finds the component there",
+    "torchx run -s local_cwd $COMPONENT -j 1x2 --platform cpu -- --mock-data FLAGS": (
+        "tests/clusters runs the component on this machine"
+    ),
+    "torchx run -s slurm $COMPONENT -j 4x8 --platform cuda -- --data-path /data/text FLAGS": _CLUSTER,
+    "torchx run -s kubernetes -cfg queue=default $COMPONENT -j 4x8 --platform npu --image IMAGE -- "
+    "--data-path /data/text FLAGS": _CLUSTER,
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 4 --nproc-per-node 8 --max-restarts 10 "
     "--rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29400 --rdzv-id JOB -m mindspeed_core.train FLAGS": (
         "tests/faults/test_lost_nodes.py starts such jobs on one machine and kills their nodes"

@@ -29,9 +29,13 @@ OF_OTHER_PROGRAMS = {
     "--master-addr",
     "--master-port",
     "--rdzv-id",
+    "--rdzv-backend",
+    "--rdzv-endpoint",
+    "--rdzv-conf",
     "--check",
     "--help",
     "--contract",
+    "--no-loops",
     "--contract-platform",
     "--contract-without-proofs",
     "--no-build-isolation",
@@ -39,13 +43,27 @@ OF_OTHER_PROGRAMS = {
     "--source",
     "--schemas",
     "--write-schemas",
+    "--contracts",
+    "--write-contracts",
+    "--out",
+    "--no-scenarios",
     "--section",
     "--smoke",
     "--wheels",
     "--minutes",
     "--results",
+    "--nodes",
+    "--gres",
+    "--ntasks-per-node",
+    "--cpus-per-task",
+    "--gpus-per-task",
+    "--signal",
+    "--batch",
+    "--requeue",
+    "--image",
+    "--dryrun",
 }
-"""Options of torchrun, pip, docs/generate.py, pytest, benchmarks/gpu and mindspeed_core.testing."""
+"""Options of torchrun, Slurm, torchx, pip, docs/generate.py, pytest, benchmarks/gpu, our testing package."""
 
 OF_EXAMPLES = {"--log-gradient-noise", "--sentences", "--some-size", "--my-flag"}
 """Flags that a page declares or makes up itself."""

@@ -1,5 +1,6 @@
 """A signal ends a run in order, whatever rank gets it and whatever the run is doing: with a checkpoint."""
 
+import os
 import signal
 
 import pytest
@@ -46,6 +47,20 @@ def test_a_signal_saves_and_ends_the_run(tmp_path, flags, number, whom):
     assert found["iteration"] == stopped
     assert found["problems"] == []
     assert not saving(save)
+
+
+def test_a_signal_to_the_loading_processes_too_saves_and_ends_the_run(tmp_path):
+    save = tmp_path / "save"
+    flags = [*FLAGS, "--num-workers", "1", "--save", str(save), "--run-dir", str(tmp_path / "run")]
+    job = start_job(flags, tmp_path / "output.txt")
+    try:
+        job.wait_for(lambda: "step    3/5000" in job.text(), seconds=180.0)
+        # As torchrun and Slurm do.
+        os.killpg(job.workers()[1].pid, signal.SIGTERM)
+        assert job.end() == 0
+    finally:
+        job.close()
+    assert inspect(save)["iteration"] >= 3
 
 
 def test_a_duration_ends_the_run_with_a_checkpoint(tmp_path):

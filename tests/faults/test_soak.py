@@ -37,14 +37,15 @@ def test_descriptors_and_threads_stay_the_same(attempts):
 
 def test_memory_stays_where_it_is(attempts):
     for (samples,) in attempts:
-        trend = fit([samples])
-        assert trend.slope - 3 * trend.error < LARGEST_GROWTH
+        for number in ("memory", "resident"):
+            trend = fit([samples], number)
+            assert trend.slope - 3 * trend.error < LARGEST_GROWTH
 
 
 def held(slope, seed):
     draw = random.Random(seed)
     return [
-        Sample(step, int(4e8 + seed * 1e7 + slope * step + draw.gauss(0, 1e5)), 9, 3)
+        Sample(step, int(4e8 + seed * 1e7 + slope * step + draw.gauss(0, 1e5)), 500_000_000, 9, 3)
         for step in range(0, 5000, 50)
     ]
 
@@ -57,7 +58,7 @@ def test_a_trend_tells_growth_from_noise(slope, flat):
 
 
 def test_what_changes_is_listed():
-    samples = [*held(0.0, 1), Sample(5000, 400_000_000, 10, 3)]
+    samples = [*held(0.0, 1), Sample(5000, 400_000_000, 500_000_000, 10, 3)]
     found = as_json([samples])
     assert found["descriptors"] == [9, 10]
     assert found["threads"] == [3]

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 
 from mindspeed_core.cli.features import program
 from mindspeed_core.discovery.host import ERROR, NOTE, OK
+from mindspeed_core.errors import ArgumentError
 from mindspeed_core.hosts.megatron_lm import checkout
 from mindspeed_core.hosts.megatron_lm.flags import _of_record, flags_of
 from mindspeed_core.hosts.megatron_lm.patch_table import (
@@ -22,6 +24,7 @@ from mindspeed_core.hosts.megatron_lm.patch_table import (
     needed,
     patches_for,
 )
+from mindspeed_core.hosts.megatron_lm.session import refuse_at_once
 from mindspeed_core.hosts.megatron_lm.without_te import apply_defaults
 from mindspeed_core.platforms.cpu import CpuPlatform
 from mindspeed_core.registry import Registry, core_stages
@@ -198,3 +201,12 @@ def test_the_doctor_sees_the_checkout_and_what_it_imports(tmp_path, monkeypatch)
     assert checkout.findings()[0].severity == OK
     monkeypatch.setattr(checkout, "PACKAGES", {"no_such_package": "no-such-package", "os": "os"})
     assert checkout.findings()[1].remedy == "pip install no-such-package"
+
+
+@pytest.mark.parametrize("name", ["save", "load", "pretrained_checkpoint"])
+def test_a_url_that_megatron_lm_takes_for_a_folder_is_refused(name):
+    refuse_at_once(Namespace(**{name: "msc://profile/run"}), ())
+    refuse_at_once(Namespace(**{name: "/data/run"}), ())
+    with pytest.raises(ArgumentError, match=f"--{name.replace('_', '-')} 's3://'") as caught:
+        refuse_at_once(Namespace(**{name: "s3://key:geheim@bucket/run"}), ())
+    assert "geheim" not in str(caught.value)

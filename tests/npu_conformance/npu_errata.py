@@ -105,7 +105,7 @@ def test_what_has_no_shapes_has_them_from_us():
 
 
 def test_the_second_attention_has_wrong_shapes_of_its_statistics():
-    with fake_npu() as npu:
+    with fake_npu(shapes={}) as npu:
         ends = [64, 128]
         tensors = attention_inputs(npu, "TND")
         options = {"actual_seq_qlen": ends, "actual_seq_kvlen": ends}
@@ -113,6 +113,17 @@ def test_the_second_attention_has_wrong_shapes_of_its_statistics():
         second = torch_npu.npu_fusion_attention_v2(*tensors, 4, "TND", **options)[1]
         assert tuple(first.shape) == (128, 4, 8)
         assert tuple(second.shape) != tuple(first.shape)
+    with fake_npu() as npu:
+        second = torch_npu.npu_fusion_attention_v2(*attention_inputs(npu, "TND"), 4, "TND", **options)[1]
+        assert tuple(second.shape) == (128, 4, 8)
+
+
+def test_the_second_attention_takes_values_to_be_as_wide_as_queries():
+    for shapes, width in (({}, 16), (None, 8)):
+        with fake_npu() if shapes is None else fake_npu(shapes=shapes) as npu:
+            q, k = npu.tensor(1, 2, 8, 16), npu.tensor(1, 2, 8, 16)
+            context = torch_npu.npu_fusion_attention_v2(q, k, npu.tensor(1, 2, 8, 8), 2, "BNSD")[0]
+            assert context.shape[3] == width
 
 
 def test_shape_functions_accept_layouts_and_dtypes_that_do_not_exist():

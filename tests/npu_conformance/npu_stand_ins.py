@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from mindspeed_testing.npu import fake_npu
+from mindspeed_testing.npu import fake_npu, value_device
 from mindspeed_testing.npu.stubs import DEVICES
 
 HONEST = """
@@ -28,8 +28,8 @@ os._exit(0)
 """
 
 
-def test_without_announcement_there_is_no_device_and_no_memory():
-    environment = {name: value for name, value in os.environ.items() if name != DEVICES}
+def facts_without(*variables):
+    environment = {name: value for name, value in os.environ.items() if name not in variables}
     done = subprocess.run(
         [sys.executable, "-c", HONEST],
         env=environment,
@@ -38,18 +38,29 @@ def test_without_announcement_there_is_no_device_and_no_memory():
         timeout=120,
         check=True,
     )
-    facts = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_without_announcement_there_is_no_device_and_no_memory():
+    facts = facts_without(DEVICES)
     assert (facts["available"], facts["count"]) == (False, 0)
     assert "507899" in facts["allocation"]
 
 
-def test_an_announced_device_has_no_memory():
-    assert (torch.npu.is_available(), torch.npu.device_count()) == (True, 1)
-    with pytest.raises(RuntimeError, match="507899"):
-        torch.empty(4, device="npu")
+def test_a_device_that_is_only_announced_has_no_memory():
+    facts = facts_without()
+    assert (facts["available"], facts["count"]) == (True, 1)
+    assert "507899" in facts["allocation"]
 
 
 def test_a_copy_to_the_device_is_refused():
+    with pytest.raises(RuntimeError, match="507899"):
+        torch.ones(4).to("npu")
+
+
+def test_a_value_device_has_memory_while_it_lasts():
+    with value_device():
+        assert torch.ones(4).to("npu").cpu().tolist() == [1, 1, 1, 1]
     with pytest.raises(RuntimeError, match="507899"):
         torch.ones(4).to("npu")
 

@@ -142,7 +142,7 @@ def refuse_at_once(args: Any, kinds: Collection[str]) -> None:
     """Refuse what Megatron-LM starts before it validates its arguments.
 
     Raises:
-        ArgumentError: a flag cannot work on this platform.
+        ArgumentError: a flag cannot work on this platform, or names a URL as a folder.
     """
     if "cpu" in kinds and getattr(args, "use_persistent_ckpt_worker", False):
         raise ArgumentError(
@@ -151,6 +151,15 @@ def refuse_at_once(args: Any, kinds: Collection[str]) -> None:
             "its process has no session, and cuda calls fail there",
             "leave it out with --platform cpu",
         )
+    for name in ("save", "load", "pretrained_checkpoint"):
+        protocol, is_url, _ = str(getattr(args, name, None) or "").partition("://")
+        if is_url and protocol != "msc":
+            raise ArgumentError(
+                f"--{name.replace('_', '-')}",
+                f"{protocol}://",
+                "Megatron-LM saves and loads in its scripts, and would make a folder of that name",
+                "name a folder or an msc:// URL here, or use mindspeed-train",
+            )
 
 
 def _print_summary(session: Session, changed: Sequence[str], entries: Sequence[AppliedPatch]) -> None:

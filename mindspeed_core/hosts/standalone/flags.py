@@ -88,8 +88,14 @@ _DATA = grouped(
 
 _CHECKPOINT = grouped(
     "checkpoints",
-    Flag("--save", type=str, per_rank=True, help="Folder that receives checkpoints."),
-    Flag("--load", type=str, per_rank=True, help="Folder whose latest checkpoint is loaded."),
+    Flag("--save", type=str, per_rank=True, help="Folder or URL that receives checkpoints."),
+    Flag("--load", type=str, per_rank=True, help="Folder or URL whose latest checkpoint is loaded."),
+    Flag(
+        "--checkpoint-staging",
+        type=str,
+        per_rank=True,
+        help="Folder for files on their way to and from a URL; by default one for temporary files.",
+    ),
     Flag("--save-interval", type=int, help="Steps between checkpoints."),
     Flag("--keep-last-n", type=int, help="Delete older checkpoints after a newer one is published."),
     Flag("--no-save-optim", help="Save no optimizer state."),
@@ -100,7 +106,7 @@ _CHECKPOINT = grouped(
         "--pretrained-checkpoint",
         type=str,
         per_rank=True,
-        help="Folder of a checkpoint whose weights a run starts from, as long as --load holds none.",
+        help="Folder or URL of checkpoints whose weights a run starts from, as long as --load holds none.",
     ),
     Flag("--finetune", help="Load weights alone, also no state of features, and start at step 0."),
     Flag("--ckpt-step", type=int, help="Load this step instead of the latest."),

@@ -36,7 +36,8 @@ def definition(q, k, v, rule, queries, keys, options):
     i, j = np.arange(*queries), np.arange(*keys)
     scores = q @ k.transpose(-1, -2) * options.scale
     if options.slopes is not None:
-        distance = torch.from_numpy(np.abs(i[:, None] - j[None]))
+        distance = torch.from_numpy(np.abs(i[:, None] - j[None])).double()
+        distance = distance.sqrt() if options.root else distance
         scores = scores - options.slopes.double().view(-1, 1, 1) * distance
     return scores.masked_fill(~torch.from_numpy(rule.visible(i, j)), float("-inf")), v
 

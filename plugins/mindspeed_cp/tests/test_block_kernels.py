@@ -54,6 +54,12 @@ def test_values_may_be_narrower_and_scores_have_a_bias(name):
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])
     compare(KERNELS[name], *RECTANGLES["rectangle and triangle"], dtype, tolerance, slopes=slopes)
     compare(KERNELS[name], *RECTANGLES["given"], dtype, tolerance, slopes=slopes)
+    compare(KERNELS[name], *RECTANGLES["triangle"], dtype, tolerance, slopes=slopes, root=True)
+
+
+def test_large_biases_are_not_rounded_to_the_dtype_of_queries():
+    slopes = torch.tensor([333.0, 77.0, 5.0, 1.3])
+    compare(KERNELS["cpu-flash"], *RECTANGLES["triangle"], torch.bfloat16, 2e-2, slopes=slopes)
 
 
 @pytest.mark.parametrize("rectangle", RECTANGLES)
@@ -87,6 +93,7 @@ def test_the_kernel_for_npus_says_what_it_means(layout):
         compare(kernel, *RECTANGLES["triangle"], torch.float32, 2e-6, slopes=slopes, layout=layout)
         operators = "npu_fusion_attention_v2", "npu_fusion_attention_grad_v2"
         assert dict(calls) == {(operator, layout, 3): 1 for operator in operators}
+        compare(kernel, *RECTANGLES["triangle"], torch.float32, 2e-6, slopes=slopes, root=True, layout=layout)
         calls.clear()
         compare(kernel, *RECTANGLES["rectangle"], torch.float32, 2e-6, slopes=slopes, layout=layout)
         assert not calls

@@ -30,7 +30,9 @@ def dense(query, key, value, rules, options):
     scores = query @ keys.transpose(-1, -2) * options.scale
     position = torch.arange(query.shape[2])
     if options.slopes is not None:
-        scores = scores - options.slopes.view(1, -1, 1, 1) * (position[:, None] - position[None]).abs()
+        distance = (position[:, None] - position[None]).abs().double()
+        distance = distance.sqrt() if options.root else distance
+        scores = scores - options.slopes.double().view(1, -1, 1, 1) * distance
     seen = torch.stack([torch.from_numpy(rule.visible(position.numpy(), position.numpy())) for rule in rules])
     scores = scores.masked_fill(~seen[:, None], float("-inf"))
     weights = torch.softmax(scores, -1).nan_to_num(0.0)
@@ -75,7 +77,7 @@ def members_of(grid):
 
 def chosen(grid, scale, **given):
     """The options of a run, and those of one call."""
-    own = {name: given.pop(name) for name in ("slopes", "dropout", "sink", "kept") if name in given}
+    own = {name: given.pop(name) for name in ("slopes", "root", "dropout", "sink", "kept") if name in given}
     return CPOptions(grid, **given), CallOptions(scale, **own)
 
 
@@ -210,6 +212,12 @@ def every_algorithm(ranks):
         slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], dtype=torch.float64)
         check(grid, members, RULES["causal"](LENGTH), 4, 2, LENGTH, slopes=slopes)
         check(grid, members, RULES["documents"](LENGTH), 4, 2, LENGTH, dropout=Dropout(0.2, 77))
+        exact = {
+            "slopes": torch.tensor([0.3, 0.17, 0.71, 0.05]),
+            "dropout": Dropout(0.1, 77),
+        }
+        check(grid, members, RULES["causal"](LENGTH), 4, 2, LENGTH, tolerance=1e-13, **exact)
+        check(grid, members, RULES["causal"](LENGTH), 4, 2, LENGTH, tolerance=1e-13, root=True, **exact)
         check(grid, members, RULES["causal"](LENGTH), 4, 2, LENGTH, dtype=torch.float32, tolerance=1e-6)
         check(grid, members, RULES["causal"](LENGTH), 4, 2, LENGTH, dtype=torch.bfloat16, tolerance=8e-3)
         if grid.method == GATHER:

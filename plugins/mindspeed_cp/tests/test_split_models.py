@@ -45,8 +45,9 @@ def test_other_attention_steps_back_and_says_why(flag, held):
 
 
 def test_biases_by_distance_stay_without_their_kernel():
-    made = plan("--position-embedding-type", "alibi", "--square-alibi-mask", "--fill-neg-inf")
-    assert made.names == ("context-parallel", "alibi")
+    for kind in ("2", "3"):
+        made = plan(*_ALIBI, "--square-alibi-mask", "--fill-neg-inf", "--alibi-fusion-attn-type", kind)
+        assert made.names == ("context-parallel", "alibi")
 
 
 def test_predictions_of_further_tokens_bring_their_one_patch():
@@ -66,7 +67,6 @@ _ALIBI = ("--position-embedding-type", "alibi")
             (*_ALIBI, "--context-parallel-algo", "adaptive_cp_algo"),
             ("--position-embedding-type alibi", "--context-parallel-algo adaptive_cp_algo"),
         ),
-        ((*_ALIBI, "--alibi-fusion-attn-type", "3"), ("only supports 0 and 2", "got 3")),
         (("--use-flash-attn", "--sparse-mode", "6"), ("--sparse-mode 6 needs the prefix",)),
         (("--use-flash-attn", "--sparse-mode", "7"), ("--sparse-mode 7", "--reset-attention-mask")),
         (

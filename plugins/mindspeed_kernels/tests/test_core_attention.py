@@ -1,9 +1,11 @@
 """The fused core attention inside megatron-core: equal to the native one, and what the native one lacks."""
 
 import logging
+from contextlib import nullcontext
 
 import pytest
 import torch
+from attention_kernels import attention_kernels
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -154,6 +156,49 @@ def test_a_mask_tensor_decides_what_is_visible(groups, tracker):
     inputs = tensors()
     expected = core(DotProductAttention, config())(*inputs, mask)
     torch.testing.assert_close(core(FusedCoreAttention, config())(*inputs, mask), expected)
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_a_mask_that_was_set_decides_for_every_causal_attention(groups, tracker, mode):
+    mask = native_mask()[0, 0]
+    mask[6:, :6] = True
+    inputs = tensors()
+    expected = core(DotProductAttention, config())(*inputs, mask[None, None])
+    module = core(FusedCoreAttention, config(), options=AttentionOptions(sparse_mode=mode))
+    whole = core(FusedCoreAttention, config(), attn_mask_type=AttnMaskType.no_mask)
+    plain = whole(*inputs, None)
+    set_attention_mask(mask)
+    try:
+        torch.testing.assert_close(module(*inputs, None), expected)
+        torch.testing.assert_close(whole(*inputs, None), plain)
+        ends = torch.tensor([0, 5, 12])
+        packed = PackedSeqParams(qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends)
+        with pytest.raises(ValueError, match="packed sequences take none"):
+            module(*(tensor[:, 0] for tensor in inputs), None, packed_seq_params=packed)
+    finally:
+        STORE.reset()
+    assert not torch.allclose(module(*inputs, None), expected)
+
+
+def test_a_learnable_sink_trains_in_bfloat16_on_the_kernels_of_npus(groups, tracker):
+    model = config(
+        softmax_type="learnable",
+        params_dtype=torch.bfloat16,
+        bf16=True,
+        init_method=lambda tensor: torch.nn.init.normal_(tensor),
+    )
+    module = core(FusedCoreAttention, model)
+    found = []
+    for kernels in (nullcontext(), attention_kernels()):
+        inputs = [tensor.detach().bfloat16().requires_grad_() for tensor in tensors()]
+        module.zero_grad()
+        with kernels as calls:
+            module(*inputs, None).square().sum().backward()
+        found.append((*(tensor.grad for tensor in inputs), module.softmax_offset.grad.clone()))
+    assert calls["npu_fusion_attention_grad_v2"] == 1
+    assert found[1][3].dtype == torch.bfloat16
+    for got, expected in zip(found[1], found[0]):
+        torch.testing.assert_close(got, expected, rtol=5e-2, atol=5e-2)
 
 
 def test_a_bias_is_added_to_the_scaled_scores():

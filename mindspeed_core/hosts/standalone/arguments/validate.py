@@ -13,6 +13,7 @@ from mindspeed_core.hosts.standalone.arguments.errors import argument_error, opt
 from mindspeed_core.hosts.standalone.arguments.fully_sharded import check_connections, check_fully_sharded
 from mindspeed_core.hosts.standalone.arguments.model import check_model
 from mindspeed_core.hosts.standalone.arguments.run_length import derive_batch, derive_schedule
+from mindspeed_core.hosts.standalone.arguments.stores import check_stores
 from mindspeed_core.hosts.standalone.data.sources import data_sources
 from mindspeed_core.hosts.standalone.monitoring.writers import check_writers
 from mindspeed_core.hosts.standalone.text.stages import build_for_session, check_vocabulary
@@ -52,6 +53,7 @@ def validate_arguments(session: Session, args: Namespace) -> Namespace:
     _check_needs_feature(session, args)
     check_writers(args)
     _check_fault_tolerance(args)
+    check_stores(args)
     _derive_world(session, args)
     _derive_model(session, args)
     check_fully_sharded(args)

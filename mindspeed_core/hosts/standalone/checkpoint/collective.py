@@ -6,7 +6,6 @@ phase of a save or load therefore ends with an exchange of errors.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from mindspeed_core.errors import CheckpointError
+from mindspeed_core.hosts.standalone.checkpoint.background import WorkerLost
 from mindspeed_core.hosts.standalone.checkpoint.publish import explain
 from mindspeed_core.runtime.gather import all_gather_values
 
@@ -39,7 +39,7 @@ def on_all_ranks(what: str, action: Callable[[], T]) -> T:
         result = action()
     except FAILURES as caught:
         error = caught
-    reasons = all_gather_values(None if error is None else _reason(error))
+    reasons = all_gather_values(None if error is None else reason_of(error))
     failed = [(rank, reason) for rank, reason in enumerate(reasons) if reason is not None]
     if failed:
         _fail(what, failed, error)
@@ -59,7 +59,7 @@ def on_first_rank(what: str, action: Callable[[], T]) -> T:
             answer[0] = action()
         except FAILURES as caught:
             error = caught
-            answer[1] = _reason(caught)
+            answer[1] = reason_of(caught)
     dist.broadcast_object_list(answer, src=0)
     if answer[1] is not None:
         _fail(what, [(0, answer[1])], error)
@@ -75,7 +75,10 @@ def _fail(what: str, failed: list[tuple[int, str]], error: BaseException | None)
     raise CheckpointError(text) from error
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
+    """Return a failure in one phrase, for the message that all ranks raise."""
+    if isinstance(error, WorkerLost):
+        return str(error)
     if isinstance(error, CheckpointError):
         return "\0" + str(error)
     system = find_os_error(error)
@@ -88,8 +91,6 @@ def _reason(error: BaseException) -> str:
             "the file system refused a write (disk full, quota or file size limit); free some, or lower "
             "--keep-last-n"
         )
-    if "results_queue should not be empty" in str(cause):
-        return "the process that wrote in the background ended before it was done (killed, or out of memory)"
     return f"{type(cause).__name__}: {cause}"
 
 
@@ -115,7 +116,4 @@ def find_os_error(error: BaseException | None) -> OSError | None:
         # torch.distributed.checkpoint keeps each rank's exception with its traceback summary.
         if isinstance(current, CheckpointException):
             pending += [wrapped[0] for wrapped in current.failures.values()]
-        # A forked writer's error arrives as text.
-        if "No space left on device" in str(current):
-            return OSError(errno.ENOSPC, "No space left on device")
     return None

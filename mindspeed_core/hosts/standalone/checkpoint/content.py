@@ -9,6 +9,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata as distributions
 from typing import TYPE_CHECKING, Any
 
@@ -71,10 +72,16 @@ def versions(run: Run) -> dict[str, str]:
     found = {}
     for name in (*_LIBRARIES, *(feature.dist for feature in run.session.plan.features)):
         try:
-            found[name] = distributions.version(name)
+            found[name] = _version(name)
         except distributions.PackageNotFoundError:
             continue
     return found
+
+
+@cache
+def _version(name: str) -> str:
+    # Reading a package's metadata takes milliseconds, and training waits.
+    return distributions.version(name)
 
 
 def sharded_state(

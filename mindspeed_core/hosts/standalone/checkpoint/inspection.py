@@ -19,6 +19,9 @@ import click
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import publish
+from mindspeed_core.hosts.standalone.checkpoint.inspected_store import local_copy_for_inspection
+from mindspeed_core.hosts.standalone.checkpoint.source import where_files_are
+from mindspeed_core.hosts.standalone.checkpoint.store_url import is_url
 from mindspeed_core.terminal.tables import print_table
 
 if TYPE_CHECKING:
@@ -29,12 +32,12 @@ _BATCH_BYTES = 256 << 20
 
 
 def inspect(
-    path: Path, *, step: int | None = None, verify: str = "hash", values: bool = False
+    path: Path | str, *, step: int | None = None, verify: str = "hash", values: bool = False
 ) -> dict[str, Any]:
     """Describe a checkpoint.
 
     Args:
-        path: a folder of checkpoints, or the directory of one.
+        path: a folder of checkpoints, or the directory of one; or the URL of either.
         step: this step instead of the latest; only with a folder.
         verify: ``hash`` reads every file, ``size`` compares sizes, ``off`` looks at nothing.
         values: also read every tensor and look for elements that are not finite.
@@ -46,7 +49,12 @@ def inspect(
     Raises:
         CheckpointError: there is no checkpoint, or its index cannot be read.
     """
-    directory, manifest, warning = _choose(path, step)
+    if isinstance(path, str) and is_url(path):
+        with local_copy_for_inspection(path, step, whole=values or verify == "hash") as (copy, named):
+            found: dict[str, Any] = named(inspect(copy, verify=verify, values=values))
+            return found
+    chosen, listed, warning = _choose(Path(path), step)
+    directory, manifest = where_files_are(chosen, listed)
     problems = [warning] if warning else []
     problems += _verify(directory, manifest, verify)
     index = _read_index(directory)
@@ -211,7 +219,7 @@ def _bad(directory: Path, name: str, value: torch.Tensor) -> str:
 
 
 @click.command("inspect")
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("checkpoint")
 @click.option("--step", type=int, help="This step instead of the latest.")
 @click.option(
     "--verify",
@@ -224,9 +232,9 @@ def _bad(directory: Path, name: str, value: torch.Tensor) -> str:
 @click.option("--tensors", is_flag=True, help="List every tensor.")
 @click.option("--json", "as_json", is_flag=True, help="Everything, for programs.")
 def command(
-    checkpoint: Path, step: int | None, verify: str, values: bool, tensors: bool, as_json: bool
+    checkpoint: str, step: int | None, verify: str, values: bool, tensors: bool, as_json: bool
 ) -> int:
-    """Show what CHECKPOINT (a --save folder, or one iter_… directory) holds and whether it is intact."""
+    """Show what CHECKPOINT (a --save folder, one iter_… directory, or a URL) holds, and its health."""
     found = inspect(checkpoint, step=step, verify=verify, values=values)
     if as_json:
         click.echo(json.dumps(found, indent=1, default=str))

@@ -25,6 +25,7 @@ from mindspeed_core.hosts.standalone.checkpoint import content as checkpoint_con
 from mindspeed_core.hosts.standalone.checkpoint import megatron_lm as checkpoint_megatron_lm
 from mindspeed_core.hosts.standalone.checkpoint import publish, rng_state
 from mindspeed_core.hosts.standalone.checkpoint import security as checkpoint_security
+from mindspeed_core.hosts.standalone.checkpoint import source as checkpoint_source
 from mindspeed_core.hosts.standalone.checkpoint.collective import (
     FAILURES,
     on_all_ranks,
@@ -37,6 +38,7 @@ from mindspeed_core.hosts.standalone.checkpoint.model_arguments import (
     model_arguments,
 )
 from mindspeed_core.hosts.standalone.checkpoint.save_folder import own
+from mindspeed_core.hosts.standalone.checkpoint.store_url import folder_of, masked
 from mindspeed_core.hosts.standalone.fault_tolerance import restart
 from mindspeed_core.hosts.standalone.fault_tolerance.bad_steps import BadSteps
 from mindspeed_core.megatron import model_state, optimizer_state
@@ -87,11 +89,12 @@ def load(run: Run, source: str | None = None) -> LoadInfo:
 
 
 def _prepare_saving(run: Run) -> None:
-    """Refuse a folder that another run saves into, before the first step, and clear what dead runs left."""
-    save_dir = Path(run.args.save)
-    if run.optimizer is not None:
-        own(run.session, save_dir)
-    publish.clean_stale(save_dir)
+    """Refuse a place that cannot be saved into, before the first step, and clear what dead runs left."""
+    location, will_save = run.args.save, run.optimizer is not None
+    folder = folder_of(location)
+    if will_save and folder is not None:
+        own(run.session, folder)
+    checkpoint_source.prepare_saving(location, will_save=will_save)
 
 
 def _load_found(
@@ -99,12 +102,13 @@ def _load_found(
 ) -> LoadInfo:
     for text in filter(None, (found.warning, found.note)):
         _warn(text)
-    if found.manifest is not None:
-        if source is None:
-            versions = compare_versions(found.manifest.versions, checkpoint_content.versions(run))
-            check_plan(run.session, found.manifest.plan, versions)
-        _verify(found.path, found.manifest, run.args.verify_checkpoint)
-    return _Load(run, found, source, weights_alone).run_all()
+    if found.manifest is not None and source is None:
+        versions = compare_versions(found.manifest.versions, checkpoint_content.versions(run))
+        check_plan(run.session, found.manifest.plan, versions)
+    with checkpoint_source.local_copy(run.args, found) as local:
+        if local.manifest is not None and not local.url:
+            _verify(local.path, local.manifest, run.args.verify_checkpoint)
+        return _Load(run, local, source, weights_alone).run_all()
 
 
 def _find(run: Run) -> publish.Found | None:
@@ -112,7 +116,7 @@ def _find(run: Run) -> publish.Found | None:
     unpublished = args.verify_checkpoint == "off"
     found: publish.Found | None = on_first_rank(
         f"--load {args.load}",
-        lambda: publish.find(Path(args.load), args.ckpt_step, accept_unpublished=unpublished),
+        lambda: checkpoint_source.find(args.load, args.ckpt_step, accept_unpublished=unpublished),
     )
     if found is None and not args.pretrained_checkpoint:
         if args.exit_on_missing_checkpoint or args.ckpt_step is not None:
@@ -132,17 +136,17 @@ def _find_pretrained(run: Run) -> publish.Found:
 
 
 def _find_source(run: Run, source: str) -> publish.Found:
-    if (Path(source) / publish.MANIFEST).is_file():
-        # One checkpoint, and not a folder of them.
-        manifest = on_first_rank(source, lambda: publish.read_manifest(Path(source)))
-        return publish.Found(Path(source), manifest)
-    return _find_in(run, source, source, None)
+    # One checkpoint, or a folder of them.
+    single: publish.Found | None = on_first_rank(
+        masked(source), lambda: checkpoint_source.find_single(source)
+    )
+    return single or _find_in(run, source, source, None)
 
 
 def _find_in(run: Run, folder: str, where: str, step: int | None) -> publish.Found:
     unpublished = run.args.verify_checkpoint == "off"
     found: publish.Found | None = on_first_rank(
-        where, lambda: publish.find(Path(folder), step, accept_unpublished=unpublished)
+        where, lambda: checkpoint_source.find(folder, step, accept_unpublished=unpublished)
     )
     if found is None:
         raise CheckpointError(f"{where}: holds no checkpoint; check the path")
@@ -157,6 +161,7 @@ class _Load:
     ) -> None:
         self.run = run
         self.path = found.path
+        self.name = found.url or found.path
         self.manifest = found.manifest
         self.source = source
         args = run.args
@@ -164,7 +169,7 @@ class _Load:
         training = run.optimizer is not None and not self.weights_alone
         self.with_optimizer = training and not args.no_load_optim
         self.with_rng = training and not args.no_load_rng
-        self.what = f"loading {found.path}"
+        self.what = f"loading {self.name}"
 
     def run_all(self) -> LoadInfo:
         run = self.run
@@ -267,11 +272,11 @@ class _Load:
         saved = self._saved_features()
         if self.run.args.finetune:
             if saved:
-                _warn(f"--finetune: the state of {', '.join(sorted(saved))} in {self.path} is not loaded")
+                _warn(f"--finetune: the state of {', '.join(sorted(saved))} in {self.name} is not loaded")
             return {}
         features = feature_parts(self.run)
         for name in features.keys() - saved:
-            _warn(f"feature {name}: {self.path} holds no state of it; it starts anew")
+            _warn(f"feature {name}: {self.name} holds no state of it; it starts anew")
         return {name: part for name, part in features.items() if name in saved}
 
     def _saved_features(self) -> set[str]:
@@ -287,13 +292,13 @@ class _Load:
         if not self.with_rng:
             return False
         if not any(str(key).startswith("rng_state/") for key in self.index.state_dict_metadata):
-            _warn(f"{self.path}: holds no random states; they continue from the seed")
+            _warn(f"{self.name}: holds no random states; they continue from the seed")
             return False
         saved = self.common.get("layout") or {}
         if not checkpoint_content.rng_fits(self.run, saved):
             now = checkpoint_content.layout(self.run)
             shown = ", ".join(f"{name} {saved.get(name, 1)} -> {now[name]}" for name in ("tp", "pp", "ep"))
-            _warn(f"{self.path}: another layout ({shown}); random states are seeded anew, dropout differs")
+            _warn(f"{self.name}: another layout ({shown}); random states are seeded anew, dropout differs")
             return False
         return True
 
@@ -345,7 +350,7 @@ class _Load:
         )
         if unused:
             _warn(
-                f"{self.path}: {len(unused)} tensors are not part of this model, first {unused[0]!r}"
+                f"{self.name}: {len(unused)} tensors are not part of this model, first {unused[0]!r}"
                 f"{self._why()}"
             )
 
@@ -401,11 +406,11 @@ class _Load:
 
     def _info(self, state: Mapping[str, Any]) -> LoadInfo:
         if self.weights_alone:
-            return LoadInfo(path=self.path)
+            return LoadInfo(path=self.name)
         batch = self.run.session.state(checkpoint_content.LoadedBatch)
         batch.micro_batch_size = state.get("micro_batch_size")
         return LoadInfo(
-            path=self.path,
+            path=self.name,
             iteration=int(state["iteration"]),
             consumed_train_samples=int(state.get("consumed_train_samples", 0)),
             consumed_valid_samples=int(state.get("consumed_valid_samples", 0)),

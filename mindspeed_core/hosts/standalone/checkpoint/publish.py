@@ -29,7 +29,7 @@ MANIFEST = "manifest.json"
 FORMAT = "mindspeed-checkpoint-1"
 
 _PUBLISHED = re.compile(r"iter_(\d{7,})\Z")
-_TEMPORARY = re.compile(r"\.(?:tmp|del)-iter_\d{7,}-(?P<host>.+)-(?P<pid>\d+)-(?P<start>\d+)\Z")
+_TEMPORARY = re.compile(r"\.(?:tmp|del)-iter_\d{7,}-(?P<owner>.+-\d+-\d+)\Z")
 _CHUNK = 1 << 22
 _FOREIGN_AGE_SECONDS = 24 * 3600
 _DIGEST = "digest"
@@ -76,17 +76,35 @@ class Found:
         manifest: its manifest; None only where a directory without one was asked for.
         warning: why it is not the one the tracker names, or empty.
         note: that it is not the one that was completed last, or empty.
+        url: where it lies in an object store, or empty; ``path`` is then where its files are staged.
     """
 
     path: Path
     manifest: Manifest | None
     warning: str = ""
     note: str = ""
+    url: str = ""
 
 
 def directory_name(iteration: int) -> str:
     """Return the name of a published checkpoint, as Megatron-LM spells it."""
     return f"iter_{iteration:07d}"
+
+
+def iteration_of(name: str) -> int | None:
+    """Return the step in the name of a published checkpoint; None for any other name."""
+    match = _PUBLISHED.match(name)
+    return int(match[1]) if match else None
+
+
+def temporary_name(iteration: int, process: str = "") -> str:
+    """Return the name of a checkpoint that is being written.
+
+    Args:
+        iteration: training steps done.
+        process: `process_id` of who begins and publishes it; this process by default.
+    """
+    return f".tmp-{directory_name(iteration)}-{process or process_id()}"
 
 
 def digest_file(path: Path) -> tuple[int, str]:
@@ -106,7 +124,7 @@ def begin(save_dir: Path, iteration: int) -> Path:
     Raises:
         CheckpointError: the directory cannot be made.
     """
-    temporary = save_dir / f".tmp-{directory_name(iteration)}-{_run_id()}"
+    temporary = save_dir / temporary_name(iteration)
     try:
         save_dir.mkdir(parents=True, exist_ok=True)
         clean_stale(save_dir)
@@ -135,11 +153,11 @@ def publish(temporary: Path, manifest: Manifest) -> Path:
     """
     save_dir = temporary.parent
     final = save_dir / directory_name(manifest.iteration)
-    write_synced(temporary / MANIFEST, _described(manifest))
+    write_synced(temporary / MANIFEST, describe(manifest))
     sync_directory(temporary)
     replaced = None
     if final.exists() or final.is_symlink():
-        replaced = save_dir / f".del-{final.name}-{_run_id()}"
+        replaced = save_dir / f".del-{final.name}-{process_id()}"
         os.rename(final, replaced)
     os.rename(temporary, final)
     sync_directory(save_dir)
@@ -149,7 +167,7 @@ def publish(temporary: Path, manifest: Manifest) -> Path:
     return final
 
 
-def _described(manifest: Manifest) -> str:
+def describe(manifest: Manifest) -> str:
     """Return the text of a manifest, with the digest of everything else in it."""
     description = json.loads(json.dumps(asdict(manifest), default=str))
     description.pop("sealed")
@@ -181,7 +199,7 @@ def keep_last(save_dir: Path, count: int, latest: Path) -> list[Path]:
     removed = []
     for path in others[count - 1 :]:
         # A half-deleted directory must not look like a checkpoint.
-        doomed = save_dir / f".del-{path.name}-{_run_id()}"
+        doomed = save_dir / f".del-{path.name}-{process_id()}"
         os.rename(path, doomed)
         _remove(doomed)
         removed.append(path)
@@ -211,20 +229,27 @@ def clean_stale(save_dir: Path) -> list[Path]:
         match = _TEMPORARY.match(path.name)
         if match is None or path.is_symlink():
             continue
-        if _owner_lives(path, match["host"], int(match["pid"]), int(match["start"])):
+        lives = owner_lives(match["owner"])
+        if lives or (lives is None and is_recent(path.stat().st_mtime)):
             continue
         shutil.rmtree(path, ignore_errors=True)
         removed.append(path)
     return removed
 
 
-def _owner_lives(path: Path, host: str, pid: int, start: int) -> bool:
-    if host != host_name():
-        return time.time() - path.stat().st_mtime < _FOREIGN_AGE_SECONDS
-    return start_of(pid) == start
+def owner_lives(owner: str) -> bool | None:
+    """Return whether the process of a `process_id` lives; None where it belongs to another host."""
+    host, pid, start = owner.rsplit("-", 2)
+    return start_of(int(pid)) == int(start) if host == host_name() else None
 
 
-def _run_id() -> str:
+def is_recent(touched: float) -> bool:
+    """Return whether a run on another host may still write what it touched then (seconds since the epoch)."""
+    return time.time() - touched < _FOREIGN_AGE_SECONDS
+
+
+def process_id() -> str:
+    """Return host, process and its start: what no two processes share that live at the same time."""
     return f"{host_name()}-{os.getpid()}-{max(start_of(os.getpid()), 0)}"
 
 
@@ -347,7 +372,20 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(_damaged(path, error)) from error
+    return parse_manifest(content, path)
+
+
+def parse_manifest(content: bytes, path: Path | str) -> Manifest:
+    """Return what the text of a manifest says; ``path`` names it in messages.
+
+    Raises:
+        CheckpointError: it is damaged, or of an unknown format.
+    """
+    try:
+        data = json.loads(content.decode())
         if data["format"] != FORMAT:
             raise CheckpointError(
                 f"{path}: format {data['format']!r}, this version reads {FORMAT!r}; use the version that "
@@ -368,10 +406,12 @@ def read_manifest(directory: Path) -> Manifest:
         return Manifest(**{**data, "files": files, "features": features, "sealed": own is not None})
     except CheckpointError:
         raise
-    except (OSError, *_UNREADABLE) as error:
-        raise CheckpointError(
-            f"{path}: damaged ({type(error).__name__}: {error}); choose another checkpoint with --ckpt-step"
-        ) from error
+    except _UNREADABLE as error:
+        raise CheckpointError(_damaged(path, error)) from error
+
+
+def _damaged(path: Path | str, error: Exception) -> str:
+    return f"{path}: damaged ({type(error).__name__}: {error}); choose another checkpoint with --ckpt-step"
 
 
 def check_files(
@@ -417,6 +457,8 @@ def explain(error: BaseException) -> str:
     where = f" ({name})" if name else ""
     if number in (errno.ENOSPC, errno.EDQUOT):
         return f"no space left on the device{where}; free some, or lower --keep-last-n"
+    if number == errno.EFBIG:
+        return f"the file system refused a write: larger than a file may be (ulimit -f){where}"
     if number == errno.EROFS:
         return f"the file system is read-only{where}; mount it for writing, or choose another folder"
     if number in (errno.EACCES, errno.EPERM):

@@ -1,16 +1,15 @@
-"""Saving: collect, write on every rank, describe, publish; in the foreground or beside training.
+"""Saving: collect, plan, write on every rank, describe, publish; in the foreground or beside training.
 
-Both ways run the same phases; only who waits for the writers differs. Each phase ends with all ranks knowing
-how it went, so that a full disk on one of them is one message, and the previous checkpoint stays the latest.
+Both ways run the same phases; only who writes differs: this process, or a fork of it that reads a copy. A
+phase ends with all ranks knowing how it went, so that a full disk or a lost writer on one of them is one
+message, and the previous checkpoint stays the latest.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,23 +18,42 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
-from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue, AsyncRequest
-from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
-from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 
-from mindspeed_core.errors import ArgumentError, CheckpointError
+from mindspeed_core.errors import ArgumentError
 from mindspeed_core.hosts.standalone.checkpoint import content as checkpoint_content
 from mindspeed_core.hosts.standalone.checkpoint import publish
-from mindspeed_core.hosts.standalone.checkpoint.collective import on_all_ranks, on_first_rank
+from mindspeed_core.hosts.standalone.checkpoint.background import BackgroundWork, Beat, WorkerLost
+from mindspeed_core.hosts.standalone.checkpoint.collective import (
+    FAILURES,
+    on_all_ranks,
+    on_first_rank,
+    reason_of,
+)
+from mindspeed_core.hosts.standalone.checkpoint.destination import Destination, destination
+from mindspeed_core.hosts.standalone.checkpoint.forking import kept_out_of_forks
 from mindspeed_core.hosts.standalone.checkpoint.model_arguments import model_arguments
-from mindspeed_core.hosts.standalone.checkpoint.results import use_file_results
-from mindspeed_core.hosts.standalone.checkpoint.save_folder import SaveFolder, own
+from mindspeed_core.hosts.standalone.checkpoint.shard_files import (
+    ShardFile,
+    Written,
+    write_bytes,
+    write_files,
+)
+from mindspeed_core.hosts.standalone.checkpoint.shard_plan import (
+    FILES_PER_RANK,
+    Layout,
+    ShardPlan,
+    layout_of,
+    make_plan,
+)
+from mindspeed_core.hosts.standalone.checkpoint.staging import Staging
+from mindspeed_core.hosts.standalone.fault_tolerance.hang_watch import Progress, seconds_to_hang
 from mindspeed_core.launch.environment import current_job
 from mindspeed_core.megatron import model_state, optimizer_state
+from mindspeed_core.megatron.described_optimizer import local_part
 from mindspeed_core.megatron.feature_state import feature_parts
 from mindspeed_core.run import SaveInfo
-from mindspeed_core.runtime.gather import all_gather_values
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
@@ -44,29 +62,61 @@ logger = logging.getLogger("mindspeed_core")
 
 _BACKEND = "torch_dist"
 _COMMON = "common.pt"
+_LOOK_SECONDS = 0.05
+_SHARE_OF_HANG = 0.8
+"""Of the time after which the hang watch ends the run: a writer that hangs is found before."""
 
 
 @dataclass(frozen=True)
 class _Target:
-    """A checkpoint that is being written: its directory, manifest and how many earlier ones to keep."""
+    """A checkpoint that is being written: where to, by this rank, its manifest, how many others to keep."""
 
+    destination: Destination
     temporary: Path
     manifest: publish.Manifest
     keep: int | None
-    folder: SaveFolder
 
     @property
     def what(self) -> str:
-        final = self.temporary.parent / publish.directory_name(self.manifest.iteration)
-        return f"saving {final}"
+        return self.destination.what
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What a rank saves: its shards, and serialized on rank 0 what all ranks hold alike."""
+
+    sharded: Any
+    shards: list[Any]
+    layout: Layout
+    common: Mapping[str, Any]
+    common_bytes: bytes | None
+    manifest: publish.Manifest
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A checkpoint on its way: its plan, and this rank's writer or why there is none."""
+
+    target: _Target
+    plan: ShardPlan
+    writer: BackgroundWork | WorkerLost
+
+    def abandon(self) -> None:
+        if isinstance(self.writer, BackgroundWork):
+            self.writer.kill()
+        self.target.destination.abandon()
 
 
 class Saver:
     """The checkpoints that one session writes; at most one is on its way."""
 
     def __init__(self) -> None:
-        self._queue = AsyncCallsQueue(persistent=False)
-        self._failure: CheckpointError | None = None
+        self._plan: ShardPlan | None = None
+        self._process = ""
+        self._staging = Staging()
+        self._pending: _Pending | None = None
+        self._waits = Progress()
+        self._closes = False
 
     def save(self, run: Run, reason: str) -> SaveInfo:
         """Save the run; returns when it is published, or, with ``--async-save``, when the writers run.
@@ -80,98 +130,191 @@ class Saver:
                 "--save", None, "a checkpoint was asked for, but no folder is given", "add --save FOLDER"
             )
         self.poll(blocking=True)
-        save_dir = Path(args.save)
-        temporary = Path(on_first_rank(f"--save {save_dir}", lambda: str(_begin(run, save_dir))))
         # A feature may save at any moment.
         run.complete_parameters()
+        where = destination(run)
         try:
             session.call("before_save_checkpoint", run=run)
             try:
-                self._write(run, temporary, in_background=bool(args.async_save) and reason == "interval")
+                self._write(run, where, in_background=bool(args.async_save) and reason == "interval")
             finally:
                 session.call("after_load_checkpoint", run=run)
         except BaseException:
-            if dist.get_rank() == 0:
-                publish.abandon(temporary)
+            where.abandon()
             raise
-        return SaveInfo(path=save_dir / publish.directory_name(run.iteration), iteration=run.iteration)
+        return SaveInfo(path=where.path, iteration=run.iteration)
 
     def poll(self, *, blocking: bool) -> None:
         """Publish a checkpoint whose writers have finished. Collective while one is under way.
 
+        A writer that was killed, or hangs, is found here; ``blocking`` waits for the others no longer then.
+
         Raises:
             CheckpointError: a background save failed.
         """
-        if self._queue.get_num_unfinalized_calls():
-            self._queue.maybe_finalize_async_calls(blocking=blocking)
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
-
-    def _write(self, run: Run, temporary: Path, *, in_background: bool) -> None:
-        described = checkpoint_content.layout_metadata(run)
-        features = feature_parts(run)
-        target = _Target(
-            temporary,
-            self._manifest(run, tuple(features)),
-            run.args.keep_last_n,
-            run.session.state(SaveFolder),
-        )
-        weights = select_saved(run, described)
-        try:
-            state = checkpoint_content.sharded_state(
-                run,
-                described,
-                weights,
-                is_loading=False,
-                with_optimizer=not run.args.no_save_optim,
-                with_rng=not run.args.no_save_rng,
-                features=features,
-            )
-        finally:
-            if run.optimizer is not None:
-                optimizer_state.forget_overrides(run.optimizer)
-        state.update(checkpoint_content.common_state(run))
-        state["content_metadata"] = checkpoint_content.without_groups(described)
-        sharded = on_all_ranks(target.what, lambda: _write_common(state, temporary))
-        use_file_results(run.session)
-        request = _strategy(run).async_save(sharded, temporary)
-        write = request.async_fn
-        if write is not None:
-            request = request._replace(async_fn=partial(_write_and_digest, write, temporary, dist.get_rank()))
-        finish = request.finalize_fns
-        if in_background:
-            request = request._replace(finalize_fns=[partial(self._finish_quietly, target, finish)])
-            self._queue.schedule_async_request(request)
+        pending = self._pending
+        if pending is None:
             return
-        on_all_ranks(target.what, lambda: _run_writers(request))
-        _finish(target, finish)
-
-    def _manifest(self, run: Run, features: tuple[str, ...]) -> publish.Manifest:
-        return publish.Manifest(
-            iteration=run.iteration,
-            files={},
-            plan=run.session.plan.as_dict(),
-            versions=checkpoint_content.versions(run),
-            layout=checkpoint_content.layout(run),
-            model=model_arguments(run.args),
-            features=features,
-            job=current_job().name,
-        )
-
-    def _finish_quietly(self, target: _Target, finish: list[Callable[[], None]]) -> None:
-        # Raising here would leave megatron-core's queue between two collectives; `poll` raises afterwards.
+        writer, before = pending.writer, None
+        while True:
+            running = isinstance(writer, BackgroundWork) and writer.running()
+            lost = isinstance(writer, WorkerLost) or writer.failed
+            progress = writer.progress if isinstance(writer, BackgroundWork) else 0
+            any_runs, any_lost, any_moved = _on_any_rank(running, lost, progress != before)
+            if any_lost or not any_runs:
+                break
+            if not blocking:
+                return
+            if any_moved:
+                # Whoever waits for a disk that writes does not hang.
+                self._waits.count += 1
+            before = progress
+            if isinstance(writer, BackgroundWork):
+                writer.wait(_LOOK_SECONDS)
+        self._pending = None
         try:
-            _finish(target, finish)
-        except CheckpointError as error:
-            self._failure = error
-            if dist.get_rank() == 0:
-                publish.abandon(target.temporary)
+            # After a failure nobody reads what the others write; they stop before the directory goes.
+            end = partial(_stop if running else _result, writer)
+            written = on_all_ranks(pending.target.what, end)
+            assert written is not None
+            _finish(pending.target, pending.plan, written)
+        except BaseException:
+            pending.abandon()
+            raise
+
+    def _write(self, run: Run, where: Destination, *, in_background: bool) -> None:
+        what = where.what
+        content: _Content | None = None
+        error: BaseException | None = None
+        try:
+            content = _collect(run)
+            where.begin()
+        except FAILURES as caught:
+            error = caught
+        stale = self._plan is None or content is None or self._plan.layout != content.layout
+        # The one exchange of a save whose layout is that of the last.
+        any_failed, any_stale = _on_any_rank(error is not None, stale)
+        if any_failed:
+            on_all_ranks(what, lambda: _raise(error))
+        assert content is not None
+        if any_stale:
+            self._plan = None
+            self._process = on_first_rank(what, publish.process_id)
+            self._plan = make_plan(what, content.sharded, content.common, content.layout, run.pg.dp_cp)
+        assert self._plan is not None
+        target = _Target(where, where.settle(self._process), content.manifest, run.args.keep_last_n)
+        if in_background:
+            self._pending = _Pending(target, self._plan, self._start_writer(run, target, self._plan, content))
+            return
+        written = on_all_ranks(target.what, partial(_write_now, run, target, self._plan, content))
+        _finish(target, self._plan, written)
+
+    def _start_writer(
+        self, run: Run, target: _Target, plan: ShardPlan, content: _Content
+    ) -> BackgroundWork | WorkerLost:
+        self._waits = run.session.state(Progress)
+        if not self._closes:
+            run.session.at_close(self._close)
+            self._closes = True
+        platform, tensors = run.session.platform, plan.tensors(content.shards)
+        try:
+            copies = self._staging.copy(tensors, platform.pinned_empty)
+            platform.synchronize()
+            files = plan.fill(content.shards, copies)
+            # Beside a device the memory of the host belongs to its driver too, and training writes little.
+            large = _large_memory(run, content.shards) if "cpu" in platform.kinds() else ()
+            with kept_out_of_forks(large):
+                return BackgroundWork(
+                    partial(_write_rank, target, files, content.common_bytes),
+                    limit=_SHARE_OF_HANG * seconds_to_hang(run.args),
+                    explain=reason_of,
+                )
+        except FAILURES as error:
+            # The others are past the exchange; they learn of it at the next poll.
+            return WorkerLost(f"no writer could be started in the background: {reason_of(error)}")
+
+    def _close(self) -> None:
+        self._closes = False
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.abandon()
 
 
-def _begin(run: Run, save_dir: Path) -> Path:
-    own(run.session, save_dir)
-    return publish.begin(save_dir, run.iteration)
+def _on_any_rank(*flags: bool) -> list[bool]:
+    """Return for each flag whether it is set on any rank. Collective."""
+    if dist.get_world_size() == 1:
+        return list(flags)
+    found = torch.tensor(flags, dtype=torch.int32, device=torch.cuda.current_device())
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return [bool(value) for value in found.tolist()]
+
+
+def _raise(error: BaseException | None) -> None:
+    if error is not None:
+        raise error
+
+
+def _result(writer: BackgroundWork | WorkerLost) -> Written:
+    if isinstance(writer, WorkerLost):
+        raise writer
+    written: Written = writer.result()
+    return written
+
+
+def _stop(writer: BackgroundWork | WorkerLost) -> None:
+    if isinstance(writer, BackgroundWork):
+        writer.kill()
+
+
+def _collect(run: Run) -> _Content:
+    """Describe everything that is saved, and serialize what is small. Collective for some optimizers."""
+    described = checkpoint_content.layout_metadata(run)
+    features = feature_parts(run)
+    weights = select_saved(run, described)
+    try:
+        state = checkpoint_content.sharded_state(
+            run,
+            described,
+            weights,
+            is_loading=False,
+            with_optimizer=not run.args.no_save_optim,
+            with_rng=not run.args.no_save_rng,
+            features=features,
+        )
+    finally:
+        if run.optimizer is not None:
+            optimizer_state.forget_overrides(run.optimizer)
+    state.update(checkpoint_content.common_state(run))
+    state["content_metadata"] = checkpoint_content.without_groups(described)
+    # Whether the shards of all ranks make up whole tensors is checked with the plan.
+    sharded, common = save_preprocess(state, validate_access_integrity=False)
+    checkpoint_content.check_plain(common)
+    serialized = None
+    if dist.get_rank() == 0:
+        serialized = io.BytesIO()
+        torch.save(common, serialized)
+    shards = list(nested_values(sharded))
+    return _Content(
+        sharded,
+        shards,
+        layout_of(shards),
+        common,
+        None if serialized is None else serialized.getvalue(),
+        _manifest(run, tuple(features)),
+    )
+
+
+def _manifest(run: Run, features: tuple[str, ...]) -> publish.Manifest:
+    return publish.Manifest(
+        iteration=run.iteration,
+        files={},
+        plan=run.session.plan.as_dict(),
+        versions=checkpoint_content.versions(run),
+        layout=checkpoint_content.layout(run),
+        model=model_arguments(run.args),
+        features=features,
+        job=current_job().name,
+    )
 
 
 def select_saved(run: Run, described: Mapping[str, Any]) -> model_state.Selection:
@@ -186,95 +329,56 @@ def select_saved(run: Run, described: Mapping[str, Any]) -> model_state.Selectio
     return weights
 
 
-def _strategy(run: Run) -> Any:
-    strategy = TorchDistSaveShardedStrategy(_BACKEND, 1)
-    if run.pg.dp_cp.size() == 1:
-        return strategy
-    # Replicas share the writing instead of leaving all of it to the first.
-    return FullyParallelSaveStrategyWrapper(strategy, run.pg.dp_cp)
+def _large_memory(run: Run, shards: list[Any]) -> Iterator[torch.Tensor]:
+    """Yield the host memory that training writes and the writer does not read."""
+    for shard in shards:
+        if isinstance(shard.data, torch.Tensor):
+            yield local_part(shard.data)
+    for chunk in run.model:
+        for parameter in chunk.parameters():
+            for tensor in (parameter, getattr(parameter, "main_grad", None), parameter.grad):
+                if isinstance(tensor, torch.Tensor):
+                    yield local_part(tensor)
 
 
-def _write_common(state: dict[str, Any], temporary: Path) -> Any:
-    sharded, common = save_preprocess(state)
-    checkpoint_content.check_plain(common)
-    if dist.get_rank() == 0:
-        # Through memory: torch's own writer hides why the operating system refused.
-        content = io.BytesIO()
-        torch.save(common, content)
-        publish.write_synced(temporary / _COMMON, content.getbuffer())
-    return sharded
+def _write_now(run: Run, target: _Target, plan: ShardPlan, content: _Content) -> Written:
+    """Write this rank's files in the foreground."""
+    tensors = [tensor.to("cpu", non_blocking=True) for tensor in plan.tensors(content.shards)]
+    run.session.platform.synchronize()
+    files = plan.fill(content.shards, tensors)
+    progress = run.session.state(Progress)
+
+    def beat() -> None:
+        progress.count += 1
+
+    return _write_rank(target, files, content.common_bytes, beat, threads=FILES_PER_RANK)
 
 
-def _run_writers(request: AsyncRequest) -> None:
-    arguments = list(request.async_fn_args)
-    if request.preload_fn is not None:
-        arguments[1] = request.preload_fn()
-    if request.async_fn is not None:
-        request.async_fn(*arguments, **request.async_fn_kwargs)
+def _write_rank(
+    target: _Target, files: list[ShardFile], common: bytes | None, beat: Beat, *, threads: int = 1
+) -> Written:
+    """Write what a rank writes; it runs in a forked process when the save is in the background."""
+    written = write_files(target.temporary, files, beat, threads=threads)
+    if common is not None:
+        written.digests[_COMMON] = write_bytes(target.temporary / _COMMON, common, beat)
+    target.destination.send([target.temporary / name for name in written.digests], beat)
+    return written
 
 
-def _write_and_digest(write: Callable[..., None], temporary: Path, rank: int, *arguments: Any) -> None:
-    """Write this rank's shards and take their digests while the pages are still in memory.
-
-    Runs in a forked process when the save is in the background, hence the file.
-    """
-    write(*arguments)
-    try:
-        digests = {path.name: publish.digest_file(path) for path in temporary.glob(f"__{rank}_*.distcp")}
-        publish.write_synced(temporary / _digest_name(rank), json.dumps(digests))
-    except OSError as error:
-        # The reason has to get through a full disk; the shards, of no use any more, make room for it.
-        for path in temporary.glob(f"__{rank}_*.distcp"):
-            path.unlink()
-        # Where another rank took that room, its own reason gets through; here only the digests are missing.
-        with suppress(OSError):
-            (temporary / _digest_name(rank)).write_text(json.dumps(publish.explain(error)), encoding="utf-8")
-
-
-def _digest_name(rank: int) -> str:
-    return f".digests-{rank}.json"
-
-
-def _finish(target: _Target, finish: list[Callable[[], None]]) -> None:
+def _finish(target: _Target, plan: ShardPlan, written: Written) -> None:
     """Complete the index, describe every file and publish. Collective."""
-    on_all_ranks(target.what, lambda: [function() for function in finish])
-    digests = on_all_ranks(target.what, lambda: _take_digests(target.temporary))
-    gathered = all_gather_values(digests)
-    on_first_rank(target.what, lambda: _publish(target, gathered))
+    everyones: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(written, everyones)
+    on_first_rank(target.what, lambda: _publish(target, plan, everyones or []))
+    target.destination.close()
 
 
-def _take_digests(temporary: Path) -> dict[str, tuple[int, str]]:
-    rank = dist.get_rank()
-    path = temporary / _digest_name(rank)
-    written = sorted(file.name for file in temporary.glob(f"__{rank}_*.distcp"))
-    if not path.exists():
-        if written:
-            raise CheckpointError(f"{temporary}: the writer of rank {rank} ended before it was done")
-        return {}
-    text = path.read_text(encoding="utf-8")
-    # Empty where even the reason found no room.
-    found = json.loads(text) if text else "no space left on the device; free some, or lower --keep-last-n"
-    if isinstance(found, str):
-        raise CheckpointError(f"saving {temporary} (rank {rank}): {found}")
-    digests = {name: (size, digest) for name, (size, digest) in found.items()}
-    path.unlink()
-    if sorted(digests) != written:
-        raise CheckpointError(f"{temporary}: rank {rank} wrote {written}, but described {sorted(digests)}")
-    return digests
-
-
-def _publish(target: _Target, gathered: list[dict[str, tuple[int, str]]]) -> None:
+def _publish(target: _Target, plan: ShardPlan, everyones: list[Written]) -> None:
     temporary, manifest = target.temporary, target.manifest
-    target.folder.check()
+    files = {name: digest for written in everyones for name, digest in written.digests.items()}
+    plan.write_index(temporary, [written.results for written in everyones])
     save_config(CheckpointingConfig(_BACKEND, 1), str(temporary))
-    files = {name: entry for part in gathered for name, entry in part.items()}
     rest = [path for path in sorted(temporary.iterdir()) if path.name not in files]
     publish.sync_files(rest)
     files.update({path.name: publish.digest_file(path) for path in rest})
-    final = publish.publish(temporary, replace(manifest, files=dict(sorted(files.items()))))
-    if target.keep is not None:
-        try:
-            publish.keep_last(final.parent, target.keep, final)
-        except OSError as error:
-            # The new checkpoint is safe; an old one that cannot be deleted is no reason to stop training.
-            logger.warning("--keep-last-n: %s", publish.explain(error))
+    target.destination.finish(replace(manifest, files=dict(sorted(files.items()))), target.keep)

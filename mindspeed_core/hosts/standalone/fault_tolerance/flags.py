@@ -58,7 +58,8 @@ FAULT_TOLERANCE_FLAGS: tuple[Flag, ...] = (
         type=str,
         default="stop",
         choices=("stop", "continue"),
-        help="Whether a save that the file system refused ends the run; earlier checkpoints stay either way.",
+        help="Whether a save that failed ends the run: the file system refused it, or a writer of "
+        "--async-save was killed or hung; earlier checkpoints stay either way.",
     ),
     Flag("--nproc", type=int, help="Start this many worker processes on this machine, without torchrun."),
     Flag(

@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 import uuid
+from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -239,6 +240,10 @@ class HangWatch:
 def watch(run: Run) -> HangWatch:
     """Make the watch that the arguments ask for."""
     minutes = run.args.hang_timeout_minutes
-    if minutes is None:
-        minutes = SHARE_OF_COLLECTIVE_TIMEOUT * run.args.distributed_timeout_minutes
-    return HangWatch(run, 60.0 * minutes)
+    return HangWatch(run, 0.0 if minutes == 0 else seconds_to_hang(run.args))
+
+
+def seconds_to_hang(args: Namespace) -> float:
+    """Return the seconds without progress after which something hangs; the default where no watch is kept."""
+    given = args.hang_timeout_minutes
+    return 60.0 * float(given or SHARE_OF_COLLECTIVE_TIMEOUT * args.distributed_timeout_minutes)

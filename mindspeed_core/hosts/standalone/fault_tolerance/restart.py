@@ -7,9 +7,8 @@ checkpoint of its own, that one counts. Others in ``--save``, of earlier jobs, a
 from __future__ import annotations
 
 from argparse import Namespace
-from pathlib import Path
 
-from mindspeed_core.hosts.standalone.checkpoint import publish
+from mindspeed_core.hosts.standalone.checkpoint import publish, source
 from mindspeed_core.launch.environment import current_job
 
 
@@ -18,12 +17,12 @@ def own_checkpoint(args: Namespace) -> publish.Found | None:
     job = current_job()
     if not job.may_continue or not args.save:
         return None
-    return publish.find_of_job(Path(args.save), job.name)
+    return source.find_of_job(args.save, job.name)
 
 
 def continue_from(args: Namespace, found: publish.Found) -> None:
     """Change the arguments so that the job continues from its own checkpoint."""
-    args.load = str(found.path.parent)
+    args.load = source.folder_with(found)
     args.ckpt_step = None
     args.finetune = False
     args.no_load_optim = args.no_save_optim

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_core.hosts.standalone.checkpoint.publish import MANIFEST
+from mindspeed_core.errors import CheckpointError
+from mindspeed_core.hosts.standalone.checkpoint.source import published_names
 from mindspeed_core.hosts.standalone.monitoring.curves import LOSS, Points, loss_series, series, svg_curve
 from mindspeed_core.hosts.standalone.monitoring.measures import Measures
 from mindspeed_core.hosts.standalone.monitoring.throughput import operations_of
@@ -188,10 +188,11 @@ def _features(run: Run) -> Rows:
 def _checkpoints(save: str | None) -> Rows:
     if not save:
         return []
-    folders = sorted(path.parent for path in Path(save).glob(f"iter_*/{MANIFEST}"))
-    if not folders:
-        return [(save, "no checkpoint was published")]
-    return [(folder.name, str(folder)) for folder in folders]
+    try:
+        published = published_names(save)
+    except CheckpointError as error:
+        return [(save, f"cannot be listed: {error}")]
+    return published or [(save, "no checkpoint was published")]
 
 
 def _versions(run: Run) -> Rows:

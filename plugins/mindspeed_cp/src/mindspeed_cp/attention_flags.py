@@ -87,11 +87,9 @@ def _mask_problem(values: Mapping[str, Any]) -> str:
 def _alibi_problems(values: Mapping[str, Any]) -> Iterator[str]:
     if not alibi(values):
         return
-    algorithm, kind = values.get("context_parallel_algo"), values.get("alibi_fusion_attn_type")
+    algorithm = values.get("context_parallel_algo")
     if algorithm in ADAPTIVE:
         yield (
             f"--position-embedding-type alibi does not go with --context-parallel-algo {algorithm}; use "
             "megatron_cp_algo, ulysses_cp_algo, hybrid_cp_algo or kvallgather_cp_algo"
         )
-    if kind not in (None, 0, 2):
-        yield f"--alibi-fusion-attn-type only supports 0 and 2 over a split sequence, got {kind}"

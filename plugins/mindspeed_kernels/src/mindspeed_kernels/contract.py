@@ -261,3 +261,16 @@ class Holds(Rule):
     def _violation(self, call: Call) -> Violation | None:
         wrong = self.judge(call)
         return None if wrong is None else Violation(self.argument, self.rule, str(wrong[0]), str(wrong[1]))
+
+
+@dataclass(frozen=True)
+class NotEmpty(Rule):
+    """Tensor ``argument`` has elements: kernels of the device refuse one without, forward or backward."""
+
+    argument: str
+
+    def _violation(self, call: Call) -> Violation | None:
+        facts = _facts(call, self.argument)
+        if not facts or facts[0].shape is None or 0 not in facts[0].shape:
+            return None
+        return Violation(self.argument, "must have elements", str(facts[0].shape), "sizes above 0")

@@ -6,8 +6,9 @@ their arguments in the order of the Python interface.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -87,6 +88,19 @@ class RingAttentionUpdateOpBuilder(OpBuilder):
     functions: ClassVar[Mapping[str, str]] = {"npu_ring_attention_update": "npu_ring_attention_update"}
 
 
+class FusionAttentionV2OpBuilder(OpBuilder):
+    """Brings fused attention and its gradients, which take all arguments by position too."""
+
+    def load(self) -> Any:
+        """Return an object with ``npu_fusion_attention_v2`` and ``npu_fusion_attention_grad_v2``."""
+        from mindspeed_kernels.ops import fusion_attention_v2
+
+        return SimpleNamespace(
+            npu_fusion_attention_v2=_by_position(fusion_attention_v2.npu_fusion_attention),
+            npu_fusion_attention_grad_v2=_by_position(fusion_attention_v2.npu_fusion_attention_grad),
+        )
+
+
 class RotaryPositionEmbeddingOpBuilder(OpBuilder):
     """Brings ``npu_rotary_position_embedding``."""
 
@@ -107,6 +121,16 @@ class GMMOpBuilder(OpBuilder):
 
 class GMMV2OpBuilder(GMMOpBuilder):
     """Brings the same functions; the number of the list's kind decides, not the loader."""
+
+
+def _by_position(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function take its keywords by position, in the order of its signature."""
+    names = tuple(signature(function).parameters)
+
+    def call(*args: Any, **options: Any) -> Any:
+        return function(**dict(zip(names, args, strict=False)), **options)
+
+    return call
 
 
 def _one(name: str, tensors: Sequence[Tensor]) -> Tensor:

@@ -45,7 +45,7 @@ def shapes(results):
     ("operator", "kernel", "expected"),
     [
         (matmul_all_reduce, "npu_mm_all_reduce_base", [(8, 32)]),
-        (all_gather_matmul, "npu_all_gather_base_mm", [(8 * RANKS, 32), (8 * RANKS, 16)]),
+        (all_gather_matmul, "npu_all_gather_base_mm", [(8 * RANKS, 32), (8 * RANKS, 256)]),
         (matmul_reduce_scatter, "npu_mm_reduce_scatter_base", [(8 // RANKS, 32)]),
     ],
     ids=lambda value: getattr(value, "name", None),
@@ -56,7 +56,7 @@ def test_products_with_communication_use_the_device_s_kernel_and_have_a_backward
     call = Call(
         operator.name,
         lambda x, weight, bias: operator(x, weight, bias, world),
-        tensors((8, 16), (16, 32), (1, 32)),
+        tensors((8, 256), (256, 32), (1, 32)),
         operations=(kernel,),
     )
     assert shapes(run_call(call).results) == expected

@@ -25,8 +25,8 @@ KERNELS = {
 
 # How many tokens an expert gets is a number that only a device knows, unless every expert gets as many.
 _PADDED = ("--moe-expert-capacity-factor", "1.0", "--moe-pad-expert-input-to-capacity")
-STATIC = {"grouped-experts": _PADDED, "gmm-add": _PADDED}
-"""Further flags, so that shapes do not depend on data."""
+STATIC = {"grouped-experts": _PADDED, "gmm-add": _PADDED, "matmul-add": ("--bf16",)}
+"""Further flags, so that shapes do not depend on data, and kernels of half precision are asked."""
 
 FEATURES = [
     feature
@@ -37,7 +37,9 @@ FEATURES = [
 
 def chosen(feature):
     """The feature's first scenario of several processes without a pipeline, or else its first one."""
-    wide = [s for s in feature.verify if s.world_size > 1 and "--pipeline-model-parallel-size" not in s.flags]
+    # What differs between ranks, as stages and experts do, a world of one rank cannot have.
+    differing = {"--pipeline-model-parallel-size", "--expert-model-parallel-size"}
+    wide = [s for s in feature.verify if s.world_size > 1 and differing.isdisjoint(s.flags)]
     return (wide or feature.verify)[0]
 
 

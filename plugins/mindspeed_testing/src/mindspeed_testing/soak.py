@@ -1,11 +1,14 @@
 """A long training in several processes after each other, and the trend of what its processes hold.
 
-Memory is anonymous memory, which files and shared libraries do not count to. It is sampled late between two
-checkpoints, while no writer is at work, and not in the first part of a process, when caches fill.
+Two numbers are sampled late between two checkpoints, while no writer is at work, and not in the first part
+of a process, when caches fill: the bytes that the C library has handed out and not got back, which a leak
+raises, and anonymous memory, which also holds the gaps between them.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import itertools
 import math
 import os
@@ -28,10 +31,11 @@ WARM_UP = 0.3
 
 @dataclass(frozen=True)
 class Sample:
-    """What a process holds before a step: bytes of anonymous memory, open descriptors, threads."""
+    """What a process holds before a step: bytes handed out and in anonymous memory, descriptors, threads."""
 
     step: int
     memory: int
+    resident: int
     descriptors: int
     threads: int
 
@@ -53,6 +57,10 @@ class Trend:
     def is_flat(self, errors: float = 3.0) -> bool:
         """Return whether memory does not grow, within so many standard errors."""
         return self.slope <= errors * self.error
+
+    def share_after(self, steps: int) -> float:
+        """Return the growth after so many steps as a share of the level."""
+        return self.slope * steps / self.level
 
 
 class Sampler(Feature):
@@ -134,8 +142,8 @@ def warmed_up(samples: Sequence[Sample]) -> Sequence[Sample]:
     return samples[int(len(samples) * WARM_UP) :]
 
 
-def fit(processes: Sequence[Sequence[Sample]]) -> Trend:
-    """Fit a common slope through the memory of several processes.
+def fit(processes: Sequence[Sequence[Sample]], of: str = "memory") -> Trend:
+    """Fit a common slope through a number of several processes: ``memory`` or ``resident``.
 
     Raises:
         ValueError: there are too few samples.
@@ -148,9 +156,10 @@ def fit(processes: Sequence[Sequence[Sample]]) -> Trend:
                 f"{len(samples)} samples of a process behind its first part; at least 3 are needed"
             )
         middle = sum(sample.step for sample in samples) / len(samples)
-        level = sum(sample.memory for sample in samples) / len(samples)
-        rows += [(sample.step - middle, sample.memory - level) for sample in samples]
-        memory += [sample.memory for sample in samples]
+        values = [getattr(sample, of) for sample in samples]
+        level = sum(values) / len(values)
+        rows += [(sample.step - middle, value - level) for sample, value in zip(samples, values)]
+        memory += values
     spread = sum(x * x for x, _ in rows)
     slope = sum(x * y for x, y in rows) / spread
     rest = [y - slope * x for x, y in rows]
@@ -164,12 +173,13 @@ def fit(processes: Sequence[Sequence[Sample]]) -> Trend:
 
 
 def as_json(processes: Sequence[Sequence[Sample]]) -> dict[str, Any]:
-    """Return the trend of some processes and the numbers of descriptors and threads that were seen."""
-    trend = fit(processes)
+    """Return both trends of some processes, and the numbers of descriptors and threads that were seen."""
+    memory, resident = fit(processes), fit(processes, "resident")
     behind = [sample for samples in processes for sample in warmed_up(samples)]
     return {
-        **{name: round(value, 2) for name, value in asdict(trend).items()},
-        "flat": trend.is_flat(),
+        "memory": {name: round(value, 2) for name, value in asdict(memory).items()},
+        "resident": {name: round(value, 2) for name, value in asdict(resident).items()},
+        "flat": memory.is_flat(),
         "samples": len(behind),
         "descriptors": sorted({sample.descriptors for sample in behind}),
         "threads": sorted({sample.threads for sample in behind}),
@@ -179,4 +189,26 @@ def as_json(processes: Sequence[Sequence[Sample]]) -> dict[str, Any]:
 def _sample(step: int) -> Sample:
     status = Path("/proc/self/status").read_text()
     memory = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon:"))
-    return Sample(step, memory * 1024, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")))
+    descriptors, threads = (len(os.listdir(f"/proc/self/{name}")) for name in ("fd", "task"))
+    return Sample(step, _handed_out(), memory * 1024, descriptors, threads)
+
+
+class _MallocInfo(ctypes.Structure):
+    """``struct mallinfo2`` of glibc, from 2.33 on."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def _handed_out() -> int:
+    """Return the bytes that the C library has handed out, of all arenas and in mappings of their own."""
+    library = ctypes.CDLL(None)
+    library.mallinfo2.restype = _MallocInfo
+    gc.collect()
+    info = library.mallinfo2()
+    return int(info.uordblks) + int(info.hblkhd)

@@ -55,6 +55,7 @@ class CallOptions:
         scale: factor of the scores.
         first_head: global number of the first query head here (tensor parallelism splits heads).
         slopes: ``[n]`` float32, bias ``-slope * |distance|`` of each query head here.
+        root: the bias takes the root of the distance.
         dropout: of attention weights.
         sink: ``[n]``, a further score of every row, by query head here, whose value is zero.
         kept: what a ring keeps of the blocks for backward: ``none`` but the last, ``keys``, or ``all``. Where
@@ -68,6 +69,7 @@ class CallOptions:
     dropout: Dropout | None = None
     sink: Tensor | None = None
     kept: str = "none"
+    root: bool = False
 
 
 def split_attention(
@@ -128,7 +130,8 @@ def split_attention(
         dropout = call.dropout
         if dropout is not None:
             dropout = replace(dropout, first_sample=dropout.first_sample + samples.start)
-        scores.append((samples, Scores(call.scale, rule, numbers, slopes, dropout, options.kernel_layout)))
+        about = Scores(call.scale, rule, numbers, slopes, dropout, options.kernel_layout, call.root)
+        scores.append((samples, about))
     with saved_tensors:
         output = _outer_attention(query, key, value, sink, outer, scores, place, members, options, call.kept)
     if grid.inner > 1:

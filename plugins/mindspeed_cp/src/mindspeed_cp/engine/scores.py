@@ -54,6 +54,7 @@ class Scores:
         rule: which scores count.
         heads: ``[n]`` int64, global numbers of the query heads here; for slopes and dropout.
         slopes: ``[n]`` float32, bias ``-slope * |distance|``; None without.
+        root: the bias takes the root of the distance.
         dropout: None without.
         layout: in which kernels of NPUs get their tensors, ``SBH`` or ``BNSD``.
     """
@@ -64,6 +65,7 @@ class Scores:
     slopes: Tensor | None = None
     dropout: Dropout | None = None
     layout: str = "SBH"
+    root: bool = False
 
     @property
     def positional(self) -> bool:

@@ -52,6 +52,7 @@ MODEL_PROOFS = (
     same_model("alibi-ring", _RING, _ALIBI),
     same_model("alibi-ulysses-tp2", _HEADS, (*_ALIBI, *_TP2), ranks=2),
     same_model("alibi-hybrid", _HYBRID, _ALIBI),
+    same_model("alibi-roots", _RING, (*_ALIBI, "--alibi-fusion-attn-type", "3")),
     same_model("latent-ring", _RING, _LATENT),
     same_model("latent-ulysses-tp2-sp", _HEADS, (*_LATENT, *_TP2, "--sequence-parallel"), ranks=2),
     same_model("latent-yarn-fetched", _FETCHED, (*_LATENT, "--rope-type", "yarn")),

@@ -56,6 +56,7 @@ class SplitCoreAttention(MegatronModule):
         members: Callable[[], Members] | None = None,
         band: int | None = None,
         slopes: Sequence[float] | None = None,
+        root: bool = False,
     ) -> None:
         """Read the configuration.
 
@@ -74,6 +75,7 @@ class SplitCoreAttention(MegatronModule):
             members: gives this rank's groups.
             band: keys before its own that a causal query sees, where the configuration has no window.
             slopes: of the biases by distance, one for every head of the model.
+            root: the biases take the root of the distance.
 
         Raises:
             ValueError: cross attention, or no softmax that megatron-core has.
@@ -87,7 +89,7 @@ class SplitCoreAttention(MegatronModule):
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.window = self._window(config, layer_number)
         self.band = band
-        self.slopes = slopes
+        self.slopes, self.root = slopes, root
         self.options = options
         self._members = members
         self._tp_group = getattr(pg_collection, "tp", None)
@@ -133,6 +135,7 @@ class SplitCoreAttention(MegatronModule):
             scale=self.softmax_scale or 1.0 / math.sqrt(width),
             first_head=self._tp_rank() * heads,
             slopes=self._own_slopes(heads, query.device),
+            root=self.root,
             dropout=self._dropout(batch),
             sink=self.softmax_offset,
             kept=self.options.kept(self.layer_number) if self.training else "none",
@@ -186,6 +189,7 @@ def place_attention(session: Session, args: Namespace, spec: Any, owner: str) ->
     params = {
         "band": attention_flags.band(asked, args.seq_length),
         "slopes": _slopes(args.num_attention_heads) if attention_flags.alibi(asked) else None,
+        "root": attention_flags.alibi(asked) and asked.get("alibi_fusion_attn_type") == 3,
         "options": options,
         # A function, since specifications are copied deeply and groups cannot be; asked once for all layers.
         "members": cache(lambda: members_of(session, options, parallel_state.get_context_parallel_group())),

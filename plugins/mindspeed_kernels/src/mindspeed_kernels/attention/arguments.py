@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -226,8 +227,9 @@ def _hidden(query: Tensor, key: Tensor, options: Options) -> Tensor | None:
 
 def _packed(query: Tensor, key: Tensor, options: Options) -> tuple[Piece, ...]:
     query_ends, key_ends = sequence_ends(options, query.shape[2], key.shape[2])
-    count, pre, following = len(query_ends), options.pre_tokens, options.next_tokens
+    pre, following = options.pre_tokens, options.next_tokens
     prefix = numbers(options.prefix) if options.prefix is not None else []
+    filled = [index for index, (before, end) in enumerate(pairwise([0, *query_ends])) if before < end]
     pieces, row, column = [], 0, 0
     for index, (row_end, column_end) in enumerate(zip(query_ends, key_ends)):
         sq, sk = row_end - row, column_end - column
@@ -235,7 +237,7 @@ def _packed(query: Tensor, key: Tensor, options: Options) -> tuple[Piece, ...]:
             raise refuse("actual_seq_kvlen", f"sequence {index} has {sq} queries and needs keys", 0, 1)
         if not (sq and sk) and options.pse is not None:
             raise refuse("pse", "must be None where a sequence is empty", f"sequence {index}", None)
-        mode = of_sequence(options.sparse_mode, index, count)
+        mode = of_sequence(options.sparse_mode, index, filled)
         leading = (prefix[index],) if prefix else ()
         visibility = of_mode(mode, sq, sk, pre=pre, following=following, prefix=leading)
         pieces.append(Piece((row, row_end), (column, column_end), visibility, index))
@@ -244,23 +246,27 @@ def _packed(query: Tensor, key: Tensor, options: Options) -> tuple[Piece, ...]:
 
 
 def sequence_ends(options: Options, queries: int, keys: int) -> tuple[list[int], list[int]]:
-    """Return where each packed sequence ends, without a leading zero.
+    """Return where each packed sequence ends, without a leading zero and without trailing ones.
+
+    Ends that trail with zeros leave the last sequences and their tokens out.
 
     Raises:
-        ContractError: they are missing, decrease, or do not end with the tensors.
+        ContractError: they are missing, decrease, or neither end with the tensors nor trail with zeros.
     """
-    ends = []
-    for name, values, total in (
-        ("actual_seq_qlen", options.actual_seq_qlen, queries),
-        ("actual_seq_kvlen", options.actual_seq_kvlen, keys),
-    ):
+    named = {"actual_seq_qlen": options.actual_seq_qlen, "actual_seq_kvlen": options.actual_seq_kvlen}
+    totals, ends = (queries, keys), []
+    for (name, values), total in zip(named.items(), totals):
         if values is None:
             raise refuse(name, "must be given in layout TND", None, [total])
-        found = numbers(values)
-        if not found or found[-1] != total or any(b < a for a, b in zip([0, *found], found)):
-            shown = found if len(found) < 9 else [*found[:4], "...", *found[-4:]]
-            raise refuse(name, f"must not decrease and end with {total}", shown, [total])
-        ends.append(found)
+        ends.append(numbers(values))
+    trailing = trailing_zeros(*ends) if max(totals) else 0
+    for (name, values), total in zip(zip(named, ends), totals):
+        found = values[: len(values) - trailing]
+        fits = (trailing and (not found or found[-1] <= total)) or (found and found[-1] == total)
+        if not fits or any(late < early for early, late in pairwise([0, *found])):
+            shown = values if len(values) < 9 else [*values[:4], "...", *values[-4:]]
+            rule = f"must not decrease and end with {total}"
+            raise refuse(name, rule, shown, f"[{total}], or zeros behind the last end")
     if len(ends[0]) != len(ends[1]):
         rule = "has as many sequences as actual_seq_qlen"
         raise refuse("actual_seq_kvlen", rule, len(ends[1]), len(ends[0]))
@@ -268,7 +274,18 @@ def sequence_ends(options: Options, queries: int, keys: int) -> tuple[list[int],
         raise refuse(
             "atten_mask", f"must be None in layout TND and sparse_mode {options.sparse_mode}", "a mask", 3
         )
-    return ends[0], ends[1]
+    count = len(ends[0]) - trailing
+    return ends[0][:count], ends[1][:count]
+
+
+def trailing_zeros(query_ends: Sequence[int], key_ends: Sequence[int]) -> int:
+    """Return how many pairs of zeros two lists of ends trail with."""
+    count = 0
+    for pair in zip(reversed(query_ends), reversed(key_ends)):
+        if pair != (0, 0):
+            break
+        count += 1
+    return count
 
 
 def _bias(query: Tensor, key: Tensor, options: Options) -> Bias | None:

@@ -138,6 +138,9 @@ def band_of(inputs: Inputs) -> Band | None:
     """Return the band of all sequences; None where the kernel cannot express it."""
     if -(-inputs.query.shape[3] // _WIDTHS) * _WIDTHS > _WIDEST or inputs.attention.bias is not None:
         return None
+    last = inputs.attention.pieces[-1:]
+    if not last or last[0].rows[1] != inputs.query.shape[2] or last[0].columns[1] != inputs.key.shape[2]:
+        return None
     pieces = [piece for piece in inputs.attention.pieces if piece.visibility.sq and piece.visibility.sk]
     bands = [_band(piece.visibility) for piece in pieces]
     if not bands or any(band is None or band != bands[0] for band in bands[1:]) or bands[0] is None:

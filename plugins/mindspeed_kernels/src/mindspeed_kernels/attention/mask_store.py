@@ -56,10 +56,21 @@ class MaskStore:
         name = ("full", visibility.sq, visibility.sk, *band, device)
         return self._once(name, lambda: _hidden(visibility, device))
 
+    def given_on(self, device: torch.device) -> Tensor | None:
+        """Return the mask that somebody set, on a device; copied there once."""
+        mask = self.given
+        if mask is None or mask.device == device:
+            return mask
+        return self._once(("given", id(mask), mask._version, device), lambda: mask.to(device))
+
     def reset(self) -> None:
         """Drop all masks and settings."""
         self.given, self.on_host = None, False
         self._made.clear()
+
+    def forget(self, kind: str) -> None:
+        """Drop the masks of one kind."""
+        self._made = {name: made for name, made in self._made.items() if name[0] != kind}
 
     def _once(self, name: tuple[object, ...], make: Callable[[], Tensor]) -> Tensor:
         if active_fake_mode() is not None:
@@ -95,6 +106,7 @@ def set_attention_mask(mask: Tensor | None) -> None:
             f"{mask.dim()}; nearest supported: [sq, sk] bool"
         )
     STORE.given = mask
+    STORE.forget("given")
 
 
 def get_attention_mask(sequence_length: int, device: torch.device | str = "cpu") -> Tensor:

@@ -15,6 +15,13 @@ def dense_attention(inputs: Inputs, sink: Tensor | None) -> tuple[Tensor, Tensor
     ``sink`` ``[n]`` is a further score of every row without a value.
     """
     results = [_sequence(inputs, piece, sink) for piece in inputs.attention.pieces]
+    query, value = inputs.query, inputs.value
+    rest = query.shape[2] - sum(piece.visibility.sq for piece in inputs.attention.pieces)
+    if rest:
+        wide = torch.promote_types(query.dtype, torch.float32)
+        shape = (*query.shape[:2], rest)
+        lowest = query.new_full(shape, torch.finfo(wide).min, dtype=wide)
+        results.append((query.new_zeros(*shape, value.shape[3]), lowest, torch.zeros_like(lowest)))
     context, maximum, total = (torch.cat(parts, dim=2) for parts in zip(*results))
     return context, maximum, total
 
@@ -73,7 +80,9 @@ def dense_gradients(
         rows, columns = slice(*piece.rows), slice(*piece.columns)
         query, key, value = _of_piece(inputs, piece)
         weights = (_scores(query, key, attention, piece) - logsum[:, :, rows].unsqueeze(-1)).exp()
-        kept = 1.0 if attention.kept is None else attention.kept[:, :, rows, columns] / attention.keep
+        kept: Tensor | float = 1.0
+        if attention.kept is not None:
+            kept = attention.kept[:, :, rows, columns].to(wide) / attention.keep
         outer = gradient[:, :, rows].to(wide)
         to_value[:, :, columns] += _summed((weights * kept).transpose(-1, -2) @ outer, groups)
         to_scores = weights * ((outer @ value.transpose(-1, -2)) * kept - delta[:, :, rows])

@@ -19,6 +19,7 @@ mode visible keys ``j`` of query ``i``, with ``o = Skv - Sq``
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -152,10 +153,16 @@ def of_mode(
     return Visibility(sq, sk, offset, left, right)
 
 
-def of_sequence(mode: int, index: int, count: int) -> int:
-    """Return the mode of sequence ``index`` among ``count`` packed ones: modes 7 and 8 single one out."""
+def of_sequence(mode: int, index: int, filled: Sequence[int]) -> int:
+    """Return the mode of one packed sequence; modes 7 and 8 single one out.
+
+    Args:
+        mode: 0 to 8.
+        index: of the sequence.
+        filled: indices of the sequences that have queries.
+    """
     if mode == 7:
-        return 4 if index == count - 1 else 3
+        return 4 if index == filled[-1] else 3
     if mode == 8:
-        return 4 if index == 0 else 2
+        return 4 if index == filled[0] else 2
     return mode

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mindspeed_core.layer_spec import SpecEditor
 from mindspeed_kernels.attention.bias import COMPRESSED_ROWS, alibi_slopes
+from mindspeed_kernels.attention.mask_store import STORE
 from mindspeed_kernels.attention.visibility import UNLIMITED
 from mindspeed_kernels.ops import npu_fusion_attention
 
@@ -162,6 +163,7 @@ class FusedCoreAttention(MegatronModule):
             key: ``[sk, b, g/tp, d]``, packed ``[t, g/tp, d]``.
             value: ``[sk, b, g/tp, dv]``, packed ``[t, g/tp, dv]``.
             attention_mask: ``[b | 1, 1, sq, sk]`` bool, True hides, instead of what ``attn_mask_type`` says.
+                A causal model without one takes the mask of ``set_attention_mask``.
             attn_mask_type: overrides the constructor's.
             attention_bias: ``[b | 1, n/tp, sq, sk]``, added to the scaled scores.
             packed_seq_params: where each packed sequence ends.
@@ -179,6 +181,8 @@ class FusedCoreAttention(MegatronModule):
             given |= self._packed(query, kind, packed_seq_params)
         else:
             layout = "SBND"
+            if attention_mask is None and kind in _CAUSAL:
+                attention_mask = STORE.given_on(query.device)
             given |= self._visible(kind, query.shape[0], key.shape[0], attention_mask)
         given |= self._bias(query, key, attention_bias, given["sparse_mode"])
         if self.softmax_offset is not None:
@@ -231,6 +235,8 @@ class FusedCoreAttention(MegatronModule):
         if packed.qkv_format not in (None, "thd"):
             raise ValueError(f"packed sequences come as thd, got {packed.qkv_format!r}")
         causal = kind in _CAUSAL
+        if causal and STORE.given is not None:
+            raise ValueError("set_attention_mask gave a mask of one sample; packed sequences take none")
         ends = getattr(packed, _ENDS, None)
         if ends is None:
             ends = _sequence_ends(packed, query.shape[0], causal)

@@ -9,24 +9,24 @@ nothing else. So backends that know only the logarithm ``l`` of the sum return `
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from mindspeed_kernels.attention.arguments import (
     OPERATOR,
-    check_numbers,
     kernel_switches,
     options_of,
     prepare,
-    views,
 )
 from mindspeed_kernels.attention.blockwise import BlockwiseAttention
 from mindspeed_kernels.attention.cuda import flash_attention, flash_limits, flex_limits
 from mindspeed_kernels.attention.layouts import LAYOUTS, from_bnsd
+from mindspeed_kernels.attention.npu_limits import kernel_refusal, npu_limits, warn_of
+from mindspeed_kernels.attention.packed_ends import at_ends, used_ends
 from mindspeed_kernels.attention.reference import dense_attention
-from mindspeed_kernels.attention.service import npu_attention, npu_limits
+from mindspeed_kernels.attention.service import npu_attention
 from mindspeed_kernels.attention.visibility import UNLIMITED
 from mindspeed_kernels.contract import NPU_FLOATING, Choice, Dtype, Range, Rank, SameDtype
 from mindspeed_kernels.ops.availability import torch_npu_missing
@@ -85,7 +85,8 @@ def fusion_attention_reference(
         next_tokens: how many behind.
         inner_precise: without meaning outside of NPUs.
         prefix: per sample, leading keys that every query sees, in modes 5 and 6.
-        actual_seq_qlen: where each packed sequence of queries ends, without leading zero (TND).
+        actual_seq_qlen: where each packed sequence of queries ends, without leading zero (TND). Zeros behind
+            the last end leave the tokens behind it out: their context is zero.
         actual_seq_kvlen: the same of keys.
         sparse_mode: 0 to 8, see `mindspeed_kernels.attention.visibility`.
         gen_mask_parallel: without meaning outside of NPUs.
@@ -94,7 +95,8 @@ def fusion_attention_reference(
         q_start_idx: position of the first query, for the distance.
         kv_start_idx: position of the first key.
         sink: ``[n]``, a further score of every row that takes part in the softmax and has no value.
-        dropout_mask: ``[b, n, sq, sk]`` bool, the weights to keep, instead of random ones.
+        dropout_mask: ``[b, n, sq, sk]`` bool, the weights to keep, instead of random ones. NPUs then compute
+            by matrix products, because the fused kernel's backward draws such masks itself.
 
     Returns:
         ``(context, maximum, sum, reserved, seed, offset, numels)``: the context in the layout of ``query``;
@@ -214,7 +216,8 @@ npu_fusion_attention = Operator(
 )
 
 
-@npu_fusion_attention.backend("blocks", ("cpu", "cuda"))
+@npu_fusion_attention.backend("blocks", ("cpu", "cuda", "npu"))
+@at_ends
 def _blocks(
     query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str, **given: Any
 ) -> Result:
@@ -241,7 +244,7 @@ def _flash(
     options = options_of(head_num, input_layout, **given)
     found = flash_attention(query, key, value, options)
     if found is None:
-        return _blocks(query, key, value, head_num, input_layout, **given)
+        return cast(Result, _blocks(query, key, value, head_num, input_layout, **given))
     return _result(found[0], *stats_of(found[1]), options.layout, 0)
 
 
@@ -253,6 +256,8 @@ def _flex(
     from mindspeed_kernels.attention.flex import flex
 
     options = options_of(head_num, input_layout, **given)
+    if used_ends(options, query, key):
+        return cast(Result, _blocks(query, key, value, head_num, input_layout, **given))
     context, logsum = flex(prepare(query, key, value, options), options.sink)
     return _result(context, *stats_of(logsum.detach()), options.layout, 0)
 
@@ -260,13 +265,18 @@ def _flex(
 @npu_fusion_attention.backend(
     "npu",
     ("npu",),
+    priority=10,
     available=torch_npu_missing,
     contract=(Dtype("query", NPU_FLOATING),),
     supports=npu_limits,
 )
+@at_ends
 def _npu(query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str, **given: Any) -> Result:
     options = options_of(head_num, input_layout, **given)
-    check_numbers(options)
-    views(query, key, value, options)
-    result: Result = npu_attention(query, key, value, options, kernel_switches(given))
-    return result
+    inputs = prepare(query, key, value, options)
+    reason = kernel_refusal(inputs, options)
+    if reason:
+        warn_of(reason)
+        return cast(Result, _blocks(query, key, value, head_num, input_layout, **given))
+    result = npu_attention(query, key, value, options, inputs, kernel_switches(given))
+    return cast(Result, result)

@@ -7,7 +7,7 @@ add up to those of the whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from mindspeed_kernels.attention.arguments import Inputs, Options, kernel_switch
 from mindspeed_kernels.attention.blockwise import attend_backward
 from mindspeed_kernels.attention.cuda import flash_gradients, flash_limits
 from mindspeed_kernels.attention.layouts import from_bnsd, to_bnsd
+from mindspeed_kernels.attention.npu_limits import kernel_refusal, warn_of
+from mindspeed_kernels.attention.packed_ends import gradients_at_ends
 from mindspeed_kernels.attention.reference import dense_gradients
 from mindspeed_kernels.attention.service import npu_attention_grad
 from mindspeed_kernels.attention.visibility import UNLIMITED
@@ -74,7 +76,8 @@ def fusion_attention_grad_reference(
     ``scale``; ``seed``, ``offset`` and ``numels`` are from forward; ``softmax_in`` has no meaning.
 
     Returns:
-        ``(dq, dk, dv, dpse, dsink)``; the last two are None where there is nothing to differentiate.
+        ``(dq, dk, dv, dpse, dsink)``; the last two are None where there is nothing to differentiate. On NPUs
+        ``dpse`` is None unless ``pse`` requires grad: the fused kernel does not compute it, products do.
 
     Raises:
         ContractError: arguments are not supported; dropped weights are known from ``dropout_mask`` only.
@@ -188,7 +191,8 @@ npu_fusion_attention_grad = Operator(
 )
 
 
-@npu_fusion_attention_grad.backend("blocks", ("cpu", "cuda"), differentiable=False)
+@npu_fusion_attention_grad.backend("blocks", ("cpu", "cuda", "npu"), differentiable=False)
+@gradients_at_ends
 def _blocks(
     query: Tensor, key: Tensor, value: Tensor, dy: Tensor, head_num: int, input_layout: str, **given: Any
 ) -> Gradients:
@@ -223,30 +227,36 @@ def _flash(
     facts = given["attention_in"], given["softmax_max"], given["softmax_sum"]
     found = flash_gradients(inputs, *_outcome(dy, *facts, options, inputs))
     if found is None or inputs.attention.drops:
-        return _blocks(query, key, value, dy, head_num, input_layout, **given)
+        return cast(Gradients, _blocks(query, key, value, dy, head_num, input_layout, **given))
     return _in_layout((*found, None, None), options.layout)
 
 
 @npu_fusion_attention_grad.backend(
     "npu",
     ("npu",),
+    priority=10,
     available=torch_npu_missing,
     contract=(Dtype("query", NPU_FLOATING),),
     differentiable=False,
 )
+@gradients_at_ends
 def _npu(
     query: Tensor, key: Tensor, value: Tensor, dy: Tensor, head_num: int, input_layout: str, **given: Any
 ) -> Gradients:
     options, state = _split(head_num, input_layout, given)
-    found: Gradients = npu_attention_grad(
-        (query, key, value, dy),
-        options,
-        given["softmax_max"],
-        given["softmax_sum"],
-        given["attention_in"],
-        {**state, **kernel_switches(given)},
+    facts = given["softmax_max"], given["softmax_sum"], given["attention_in"]
+    inputs = prepare(query, key, value, options)
+    reason = kernel_refusal(inputs, options)
+    # Products draw dropped weights from a seed alone, and leave the kernel's other two numbers zero.
+    if reason or (options.keep_prob < 1.0 and not state["numels"]):
+        if reason:
+            warn_of(reason)
+        return cast(Gradients, _blocks(query, key, value, dy, head_num, input_layout, **given))
+    _outcome(dy, facts[2], *facts[:2], options, inputs)
+    found = npu_attention_grad(
+        (query, key, value, dy), options, inputs, *facts, {**state, **kernel_switches(given)}
     )
-    return found
+    return cast(Gradients, found)
 
 
 def _split(head_num: int, input_layout: str, given: dict[str, Any]) -> tuple[Options, dict[str, Any]]:

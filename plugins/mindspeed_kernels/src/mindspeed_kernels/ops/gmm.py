@@ -19,7 +19,7 @@ from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.library import custom_op
 from mindspeed_kernels.ops.npu_groupmatmul_add import npu_groupmatmul_add_fp32
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
-from mindspeed_kernels.ops.row_groups import bounds, by_row, ends_of_groups, npu_grouped_product
+from mindspeed_kernels.ops.row_groups import bounds, by_row, ends_of_groups, npu_grouped_product, row_major
 
 
 def grouped_matmul_reference(
@@ -88,7 +88,7 @@ def _npu_rows(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     if weight.shape[0] == 1:  # The kernel takes no single group.
         return x @ weight[0]
     # Nor rows of a transposed matrix.
-    return npu_grouped_product(x.contiguous(), weight, ends)
+    return npu_grouped_product(row_major(x), weight, ends)
 
 
 def _npu_weights(x: Tensor, dy: Tensor, ends: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def _npu_weights(x: Tensor, dy: Tensor, ends: Tensor) -> Tensor:
     if not x.shape[0]:
         # No expert of this rank has a token: the kernel would not be launched, its result never written.
         return x.new_zeros(ends.numel(), x.shape[1], dy.shape[1])
-    return npu_grouped_product(x.contiguous().t(), dy.contiguous(), ends, group_type=2)
+    return npu_grouped_product(row_major(x).t(), row_major(dy), ends, group_type=2)
 
 
 _PRODUCTS: dict[str, tuple[Any, Any]] = {

@@ -50,7 +50,7 @@ def kept_rows(copies: int, num_out_tokens: int | None) -> int:
 
 
 def _samples(make: Make) -> list[Sample]:
-    indices = torch.tensor([[0, 4], [4, 3], [4, 2], [1, 1]])
+    indices = torch.tensor([[0, 4], [4, 3], [4, 2], [1, 1]], device=make(1).device)
     return [
         Sample((make(4, 6), indices)),
         Sample((make(4, 6), indices, 5)),

@@ -116,8 +116,8 @@ class TokenUnpermuteFunction(torch.autograd.Function):
 
 
 def _samples(make: Make) -> list[Sample]:
-    indices = torch.tensor([[0, 4], [4, 3], [4, 2], [1, 1]])
-    where = npu_moe_token_permute(torch.zeros(4, 1), indices)[1]
+    indices = torch.tensor([[0, 4], [4, 3], [4, 2], [1, 1]], device=make(1).device)
+    where = npu_moe_token_permute(torch.zeros(4, 1, device=indices.device), indices)[1]
     return [
         Sample((make(8, 6), where, make(4, 2))),
         Sample((make(5, 6), where, make(4, 2))),

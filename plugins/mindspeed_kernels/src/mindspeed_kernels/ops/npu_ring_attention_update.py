@@ -7,15 +7,15 @@ order.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from mindspeed_kernels.contract import Choice, Dtype, Rank, SameShape
 from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
-from mindspeed_kernels.ops.signatures import with_signature_of
+
+_PACKED_WIDTHS, _WIDEST, _MOST_HEADS = 64, 768, 256
+_TINY = torch.finfo(torch.float32).tiny
 
 
 def npu_ring_attention_update_reference(
@@ -100,7 +100,7 @@ npu_ring_attention_update = Operator(
 )
 
 
-@npu_ring_attention_update.backend("lerp", ("cpu", "cuda"), differentiable=False)
+@npu_ring_attention_update.backend("lerp", ("cpu", "cuda", "npu"), differentiable=False)
 def _lerp(
     prev_attn_out: Tensor,
     prev_softmax_max: Tensor,
@@ -131,12 +131,54 @@ def _lerp(
     return output, highest.expand_as(prev_softmax_max), total.expand_as(prev_softmax_sum)
 
 
-@npu_ring_attention_update.backend("npu", ("npu",), available=torch_npu_missing, differentiable=False)
-@with_signature_of(npu_ring_attention_update_reference)
-def _npu(*, layout: str, **arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _refusal(prev_attn_out: Tensor, layout: str) -> str:
+    """Return why the kernel cannot join two outputs; empty when it can."""
+    if not prev_attn_out.numel():
+        return "it refuses empty tensors"
+    if layout == "SBH":
+        return ""
+    heads, width = prev_attn_out.shape[1:]
+    if width % _PACKED_WIDTHS or width > _WIDEST or heads > _MOST_HEADS:
+        limits = f"a multiple of {_PACKED_WIDTHS} up to {_WIDEST}, and up to {_MOST_HEADS} of them"
+        return f"packed heads are {width} wide and {heads}, it knows {limits}"
+    return ""
+
+
+@npu_ring_attention_update.backend(
+    "npu", ("npu",), priority=10, available=torch_npu_missing, differentiable=False
+)
+def _npu(
+    prev_attn_out: Tensor,
+    prev_softmax_max: Tensor,
+    prev_softmax_sum: Tensor,
+    cur_attn_out: Tensor,
+    cur_softmax_max: Tensor,
+    cur_softmax_sum: Tensor,
+    actual_seq_qlen: Tensor | None = None,
+    layout: str = "SBH",
+) -> tuple[Tensor, Tensor, Tensor]:
     import torch_npu
 
-    result: tuple[Tensor, Tensor, Tensor] = torch_npu.npu_ring_attention_update(
-        **arguments, input_layout=layout
+    statistics = prev_softmax_max, prev_softmax_sum, cur_softmax_max, cur_softmax_sum
+    layout = layout.upper()
+    if _refusal(prev_attn_out, layout):
+        outputs = prev_attn_out, *statistics[:2], cur_attn_out, *statistics[2:]
+        return _lerp(*outputs, actual_seq_qlen, layout)
+    ends = None
+    if layout == "TND":
+        whole = torch.tensor([0, prev_attn_out.shape[0]], device=prev_attn_out.device)
+        ends = whole if actual_seq_qlen is None else actual_seq_qlen.to(torch.int64)
+    # Rows that saw nothing in both blocks would be divided by zero.
+    sums = [total.clamp_min(_TINY) for total in (prev_softmax_sum, cur_softmax_sum)]
+    output, highest, total = torch_npu.npu_ring_attention_update(
+        prev_attn_out,
+        prev_softmax_max,
+        sums[0],
+        cur_attn_out.to(prev_attn_out.dtype),
+        cur_softmax_max,
+        sums[1],
+        actual_seq_qlen=ends,
+        input_layout=layout,
+        input_softmax_layout="TND" if layout == "TND" else "",
     )
-    return result
+    return output, highest, total.masked_fill(highest <= torch.finfo(torch.float32).min, 0.0)

@@ -186,10 +186,31 @@ def _in_kernel_range(call: Call) -> tuple[Any, Any] | None:
 def _npu(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:
     import torch_npu
 
-    result: Tensor = torch_npu.npu_rotary_mul(
-        x, cos.to(x.dtype), sin.to(x.dtype), rotary_mode="interleave" if mode else "half"
-    )
-    return result
+    rows, tables = _for_kernel(x, (cos.to(x.dtype), sin.to(x.dtype)), mode)
+    result: Tensor = torch_npu.npu_rotary_mul(rows, *tables, rotary_mode="interleave" if mode else "half")
+    return result.view(x.shape)
+
+
+def _for_kernel(x: Tensor, tables: tuple[Tensor, Tensor], mode: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Return a view of ``x``, and cosine and sine of shapes that the kernel takes for it.
+
+    Angles vary along one dimension, in mode 0 also along two of which one is the first, or along all.
+    """
+    a, b, c, width = x.shape
+    leading = torch.broadcast_shapes(*(table.shape[:3] for table in tables))
+    cos, sin = (table.expand(*leading, width) for table in tables)
+    shared = ((1, 1, c), (1, b, 1), (a, 1, 1))
+    if leading in shared or (mode == 0 and leading in ((a, 1, c), (a, b, 1), (a, b, c))):
+        return x, (cos, sin)
+    if leading == (1, 1, 1):
+        return x, (cos.expand(a, 1, 1, -1), sin.expand(a, 1, 1, -1))
+    if mode == 0:
+        return x, (cos.expand(a, b, c, -1), sin.expand(a, b, c, -1))
+    if leading == (a, b, 1):
+        # Samples with angles of their own are so many more positions.
+        return x.reshape(-1, 1, c, width), (cos.reshape(-1, 1, 1, width), sin.reshape(-1, 1, 1, width))
+    cos, sin = (table.expand(a, b, c, -1).reshape(-1, 1, 1, width) for table in (cos, sin))
+    return x.reshape(-1, 1, 1, width), (cos, sin)
 
 
 add_compiled(npu_rotary_position_embedding)

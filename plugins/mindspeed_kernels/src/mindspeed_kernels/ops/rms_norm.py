@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mindspeed_kernels.call import Call
-from mindspeed_kernels.contract import NPU_FLOATING, Dtype, Range, Rank, SameSize
+from mindspeed_kernels.contract import NPU_FLOATING, Dtype, NotEmpty, Range, Rank, SameSize
 from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.cached_rows import rows_at_a_time
 from mindspeed_kernels.ops.compiled import add_compiled
@@ -190,7 +190,10 @@ def _torch(x: Tensor, gamma: Tensor, epsilon: float = 1e-6, zero_centered: bool 
 
 
 @rms_norm.backend(
-    "npu", ("npu",), available=torch_npu_missing, contract=(Dtype("x", NPU_FLOATING), Rank("x", 2, 8))
+    "npu",
+    ("npu",),
+    available=torch_npu_missing,
+    contract=(Dtype("x", NPU_FLOATING), Rank("x", 2, 8), NotEmpty("x")),
 )
 def _npu(x: Tensor, gamma: Tensor, epsilon: float = 1e-6, zero_centered: bool = False) -> Tensor:
     import torch_npu

@@ -83,6 +83,14 @@ def bounds(ends: Tensor) -> list[tuple[int, int]]:
     return list(zip([0, *numbers], numbers, strict=False))
 
 
+def row_major(matrix: Tensor) -> Tensor:
+    """Return a matrix in rows behind one another, the strides of dimensions of one element included.
+
+    NPU kernels tell a transposed matrix by its strides, which torch leaves open where a dimension is 1.
+    """
+    return matrix.contiguous().flatten().view(matrix.shape)
+
+
 def npu_grouped_product(
     x: Tensor, weight: Tensor, ends: Tensor, *, group_type: int = 0, **options: Any
 ) -> Tensor:

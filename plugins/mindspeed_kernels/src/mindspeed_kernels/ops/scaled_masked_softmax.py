@@ -153,10 +153,13 @@ def _samples(make: Make) -> list[Sample]:
     mask[..., 1, :] = True
     mask[..., 2, 2:] = True
     square = make(1, 2, 32, 32)
+    empty_row = torch.zeros(1, 1, 32, 32, dtype=torch.bool, device=x.device)
+    empty_row[..., 3, :] = True
     return [
         Sample((x,), {"scale": 0.5}),
         Sample((x, mask, 2.0)),
         Sample((square,), {"fixed_triu_mask": True}),
+        Sample((square, empty_row)),
     ]
 
 
@@ -194,5 +197,9 @@ def _npu(x: Tensor, mask: Tensor | None = None, scale: float = 1.0, fixed_triu_m
     hidden = _hidden(x, mask, fixed_triu_mask)
     if hidden is None:
         hidden = torch.zeros(1, 1, *x.shape[-2:], dtype=torch.bool, device=x.device)
-    result: Tensor = torch_npu.npu_scaled_masked_softmax(x, hidden, scale, fixed_triu_mask)
-    return result
+    # The kernel takes no other triangle than the mask.
+    result: Tensor = torch_npu.npu_scaled_masked_softmax(x, hidden, scale, False)
+    if mask is None:
+        return result
+    # It gives a row that is masked as a whole equal weights.
+    return result.masked_fill(hidden.all(-1, keepdim=True), 0.0)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from mindspeed_kernels.contract import NPU_FLOATING, ContractError, Dtype, Rank
+from mindspeed_kernels.contract import NPU_FLOATING, ContractError, Dtype, NotEmpty, Rank
 from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.cached_rows import rows_at_a_time
 from mindspeed_kernels.ops.compiled import add_compiled
@@ -163,7 +163,9 @@ def _fused(x: Tensor, dim: int = -1) -> Tensor:
     return moved.movedim(-1, dim)
 
 
-@swiglu.backend("npu", ("npu",), available=torch_npu_missing, contract=(Dtype("x", NPU_FLOATING),))
+@swiglu.backend(
+    "npu", ("npu",), available=torch_npu_missing, contract=(Dtype("x", NPU_FLOATING), NotEmpty("x"))
+)
 def _npu(x: Tensor, dim: int = -1) -> Tensor:
     import torch_npu
 

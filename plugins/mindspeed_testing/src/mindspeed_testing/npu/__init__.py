@@ -3,7 +3,8 @@
 torch_npu needs the libraries of the device runtime before it can be imported. `build_stubs` makes libraries
 that export what the installed torch_npu asks for and refuse to do anything; with them the real package is
 imported, and its real schemas, autograd formulas and shape functions run on fake tensors, forward and
-backward. Values, kernels and speed are not checked: only a device can do that.
+backward. `value_device` adds numbers: what kernels compute is then taken from their written contracts.
+Speed is not checked: only a device can do that.
 
 ``python -m mindspeed_testing.npu PATHS`` runs the tests in files ``npu_*.py`` below ``PATHS`` this way,
 and fails when a source calls something of torch_npu that no test ran. Importing this package loads no torch,
@@ -17,20 +18,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mindspeed_testing.npu.calls import Call, CallResult, run_call, run_calls
+    from mindspeed_testing.npu.device import ValueDevice, value_device
     from mindspeed_testing.npu.fake import FakeNpu, fake_npu
     from mindspeed_testing.npu.schemas import compare_snapshot, schema_snapshot
     from mindspeed_testing.npu.sources import ApiUse, api_uses
     from mindspeed_testing.npu.stubs import Stubs, build_stubs
     from mindspeed_testing.npu.training import ShapeOnlyTraining, shape_only_training
+    from mindspeed_testing.npu.value_training import ValueTraining, assert_equals_cpu, value_training
     from mindspeed_testing.npu.world import fake_world
 
 _NAMES = {
     "calls": ("Call", "CallResult", "run_call", "run_calls"),
+    "device": ("ValueDevice", "value_device"),
     "fake": ("FakeNpu", "fake_npu"),
     "schemas": ("compare_snapshot", "schema_snapshot"),
     "sources": ("ApiUse", "api_uses"),
     "stubs": ("Stubs", "build_stubs"),
     "training": ("ShapeOnlyTraining", "shape_only_training"),
+    "value_training": ("ValueTraining", "assert_equals_cpu", "value_training"),
     "world": ("fake_world",),
 }
 """The names of each module."""
@@ -42,7 +47,10 @@ __all__ = [
     "FakeNpu",
     "ShapeOnlyTraining",
     "Stubs",
+    "ValueDevice",
+    "ValueTraining",
     "api_uses",
+    "assert_equals_cpu",
     "build_stubs",
     "compare_snapshot",
     "fake_npu",
@@ -51,6 +59,8 @@ __all__ = [
     "run_calls",
     "schema_snapshot",
     "shape_only_training",
+    "value_device",
+    "value_training",
 ]
 
 

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
         with tempfile.TemporaryDirectory(prefix="mindspeed-npu-") as folder:
             stubs = build_stubs(Path(folder))
             size = f"{len(stubs.libraries)} stand-in libraries with {len(stubs.symbols)} symbols"
-            print(f"torch_npu {version}: {size}; no device, no memory, shapes only", flush=True)
+            print(f"torch_npu {version}: {size}; no device, numbers as contracts say", flush=True)
             command = [sys.executable, "-m", "pytest", *PYTEST, *_sources(arguments), *arguments]
             return subprocess.run(command, env=stubs.environment(device=True), check=False).returncode
     except UserError as error:

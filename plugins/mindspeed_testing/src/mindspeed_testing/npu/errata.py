@@ -21,6 +21,21 @@ def add_layer_norm_backward(
     return torch.empty_like(x1), torch.empty_like(x2), affine, torch.empty_like(affine)
 
 
+def fusion_attention_v2(
+    query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str, **options: Any
+) -> tuple[Any, ...]:
+    """Replace that of ``npu_fusion_attention_v2``: narrower values, packed statistics ``[t, n, 8]``."""
+    layout = input_layout.upper()
+    width = value.shape[-1]
+    if layout in ("BSH", "SBH"):
+        width = width * query.shape[-1] // key.shape[-1]
+    batch, length = {"BSH": (0, 1), "BSND": (0, 1), "SBH": (1, 0), "BNSD": (0, 2), "TND": (0, 0)}[layout]
+    rest = (head_num, 8) if layout == "TND" else (head_num, query.shape[length], 8)
+    highest = query.new_empty((query.shape[batch], *rest), dtype=torch.float32)
+    context = query.new_empty(*query.shape[:-1], width)
+    return context, highest, torch.empty_like(highest), query.new_empty(0), 0, 0, 0
+
+
 def fusion_attention_grad_v2(
     query: Tensor, key: Tensor, value: Tensor, dy: Tensor, head_num: int, input_layout: str, **options: Any
 ) -> tuple[Tensor | None, ...]:
@@ -42,5 +57,6 @@ SHAPES: Mapping[str, Callable[..., Any]] = {
     "npu.npu_add_layer_norm_backward.default": add_layer_norm_backward,
     "npu.npu_format_cast.default": format_cast,
     "npu.npu_fusion_attention_grad_v2.default": fusion_attention_grad_v2,
+    "npu.npu_fusion_attention_v2.default": fusion_attention_v2,
 }
 """By operation with overload."""

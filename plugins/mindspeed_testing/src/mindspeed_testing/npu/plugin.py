@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed_core.errors import UserError
-from mindspeed_testing.npu import schemas
+from mindspeed_testing.npu import contracts, schemas
 from mindspeed_testing.npu.reached import ReachedUses
 from mindspeed_testing.npu.sources import ApiUse, api_uses, package_folders
 from mindspeed_testing.npu.stubs import check_stubbed
@@ -32,6 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--schemas", type=Path, default=None, help="Compare used names with this record.")
     group.addoption("--write-schemas", type=Path, default=None, help="Write that record.")
+    group.addoption("--contracts", type=Path, default=None, help="Compare tests of kernels with this record.")
+    group.addoption("--write-contracts", type=Path, default=None, help="Write that record.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -100,6 +102,13 @@ def problems(uses: list[ApiUse], reached: ReachedUses, config: pytest.Config) ->
         schemas.write_snapshot(written, schemas.schema_snapshot(names))
     elif compared is not None:
         found += schemas.compare_snapshot(schemas.read_snapshot(compared), names)
+    written, compared = config.getoption("--write-contracts"), config.getoption("--contracts")
+    if written is not None or compared is not None:
+        found += contracts.untested()
+    if written is not None:
+        contracts.write_record(written)
+    elif compared is not None:
+        found += contracts.compare_record(compared)
     return found
 
 
@@ -114,6 +123,6 @@ def never_ran(use: ApiUse) -> bool:
 
 
 def _is_partial(config: pytest.Config) -> bool:
-    return bool(
-        config.getoption("keyword") or config.getoption("markexpr") or config.getoption("collectonly")
-    )
+    # A marker expression of the project's own configuration leaves out what is run elsewhere.
+    by_marker = any(str(argument).startswith("-m") for argument in config.invocation_params.args)
+    return bool(config.getoption("keyword") or by_marker or config.getoption("collectonly"))

@@ -69,6 +69,7 @@ WITH_DEVICE(aclrtDestroyStream)
 WITH_DEVICE(aclrtDestroyStreamForce)
 WITH_DEVICE(aclrtSetDeviceSatMode)
 WITH_DEVICE(aclrtSetOpExecuteTimeOut)
+WITH_DEVICE(aclrtSetStreamOverflowSwitch)
 WITH_DEVICE(aclrtSetSysParamOpt)
 WITH_DEVICE(aclSetCompileopt)
 
@@ -81,3 +82,84 @@ int aclGetCompileopt(int option, char *value, size_t length) {
   memcpy(value, DISABLED, sizeof DISABLED);
   return with_device("aclGetCompileopt");
 }
+
+/* Memory of the value device (while MINDSPEED_NPU_STUB_MEMORY=1): the host's. Operations never reach this runtime
+   then, only allocations and copies do, so that whatever is queued is done when the call returns. */
+
+static uint32_t memory(void) {
+  const char *value = getenv("MINDSPEED_NPU_STUB_MEMORY");
+  return devices() && value && strcmp(value, "1") == 0;
+}
+
+static int with_memory(const char *name) {
+  traced(name);
+  return memory() ? SUCCESS : REFUSED;
+}
+
+#define WITH_MEMORY(name) int name(void) { return with_memory(#name); }
+
+static int allocate(void **pointer, size_t size, const char *name) {
+  if (with_memory(name)) return REFUSED;
+  return posix_memalign(pointer, 512, size ? size : 1) ? REFUSED : SUCCESS;
+}
+
+int aclrtMalloc(void **pointer, size_t size, int policy) { return allocate(pointer, size, "aclrtMalloc"); }
+int aclrtMallocAlign32(void **pointer, size_t size, int policy) {
+  return allocate(pointer, size, "aclrtMallocAlign32");
+}
+int aclrtMallocHost(void **pointer, size_t size) { return allocate(pointer, size, "aclrtMallocHost"); }
+static int release(void *pointer, const char *name) {
+  if (!pointer) return with_memory(name);
+  traced(name);
+  free(pointer);
+  return SUCCESS;
+}
+
+int aclrtFree(void *pointer) { return release(pointer, "aclrtFree"); }
+int aclrtFreeHost(void *pointer) { return release(pointer, "aclrtFreeHost"); }
+
+int aclrtGetMemInfo(int kind, size_t *unused, size_t *total) {
+  *unused = *total = (size_t)1 << 36;
+  return with_memory("aclrtGetMemInfo");
+}
+
+int aclrtMemcpy(void *to, size_t room, const void *from, size_t size, int kind) {
+  if (with_memory("aclrtMemcpy")) return REFUSED;
+  memmove(to, from, size);
+  return SUCCESS;
+}
+
+int aclrtMemcpyAsync(void *to, size_t room, const void *from, size_t size, int kind, void *stream) {
+  return aclrtMemcpy(to, room, from, size, kind);
+}
+
+int aclrtMemset(void *pointer, size_t room, int32_t value, size_t size) {
+  if (with_memory("aclrtMemset")) return REFUSED;
+  memset(pointer, value, size);
+  return SUCCESS;
+}
+
+static int new_event(void **event, const char *name) {
+  new_stream(event, name);
+  return with_memory(name);
+}
+
+int aclrtCreateEventWithFlag(void **event, uint32_t flag) { return new_event(event, "aclrtCreateEventWithFlag"); }
+int aclrtCreateEventExWithFlag(void **event, uint32_t flag) {
+  return new_event(event, "aclrtCreateEventExWithFlag");
+}
+
+int aclrtQueryEventStatus(void *event, int *status) { *status = 1; return with_memory("aclrtQueryEventStatus"); }
+int aclrtEventElapsedTime(float *milliseconds, void *start, void *end) {
+  *milliseconds = 0;
+  return with_memory("aclrtEventElapsedTime");
+}
+
+WITH_MEMORY(aclrtDestroyEvent)
+WITH_MEMORY(aclrtRecordEvent)
+WITH_MEMORY(aclrtResetEvent)
+WITH_MEMORY(aclrtStreamWaitEvent)
+WITH_MEMORY(aclrtSynchronizeDevice)
+WITH_MEMORY(aclrtSynchronizeEvent)
+WITH_MEMORY(aclrtSynchronizeStream)
+WITH_MEMORY(aclrtSynchronizeStreamWithTimeout)

@@ -1,7 +1,8 @@
 """``torch_npu`` by its written contracts alone, on CPU tensors: for suites that run without the package.
 
-Operations bind their arguments by recorded schemas and run their `Kernel`. None is followed by autograd:
-tensors that require grad are refused, as code that forgets a backward would train without gradients.
+Operations bind their arguments by recorded schemas and run their `Kernel`. Autograd follows those whose
+formula is known. Of others tensors that require grad are refused, as code that forgets a backward would train
+without gradients.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_leaves
 
+from mindspeed_testing.npu.derivatives import FORMULAS, follow
 from mindspeed_testing.npu.kernels import all_kernels
 from mindspeed_testing.npu.kernels.contract import Arguments, Kernel
 
@@ -63,11 +65,19 @@ def _call(
     kernel: Kernel, schema: Any, soc: str, calls: Counter[str], *args: Any, **options: Any
 ) -> Any:  # fmt: skip
     values = bind(schema, args, options)
+    name = kernel.operation.partition("::")[2]
+
+    def run(operation: str, arguments: Mapping[str, Any]) -> Any:
+        calls[operation] += 1
+        return all_kernels()[f"npu::{operation}"].run(Arguments(arguments, soc))
+
     if torch.is_grad_enabled() and any(
         isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves(values)
     ):
+        if name in FORMULAS:
+            return follow(FORMULAS[name], run, name, values)
         raise AssertionError(f"{kernel.operation} is given tensors that require grad, and has no backward")
-    calls[kernel.operation.partition("::")[2]] += 1
+    calls[name] += 1
     return kernel.run(Arguments(values, soc))
 
 

@@ -21,6 +21,8 @@ from mindspeed_core.errors import UserError
 from mindspeed_testing.npu.symbols import found_by_loader, needed, run_tool, symbols, without_own
 
 DEVICES = "MINDSPEED_NPU_STUB_DEVICES"
+MEMORY = "MINDSPEED_NPU_STUB_MEMORY"
+"""Serves the device's memory from the host's while it is 1: the libraries ask at every call."""
 SOC = "MINDSPEED_NPU_STUB_SOC"
 SOURCE = Path(__file__).with_name("refusing_runtime.c")
 
@@ -51,14 +53,17 @@ class Stubs:
         """Return the environment of a process that imports torch_npu with these libraries.
 
         Args:
-            device: announce one device, for which shapes can be computed; memory is refused as ever.
+            device: announce one device, for which shapes can be computed; memory is refused as ever, but
+                inside of a `mindspeed_testing.npu.device.value_device`.
             soc: the product name of that device.
         """
         inherited = os.environ.get("LD_LIBRARY_PATH")
         path = os.pathsep.join(filter(None, (str(self.directory), inherited)))
         values = {**os.environ, "LD_LIBRARY_PATH": path, SOC: soc}
-        values.pop(DEVICES, None)
-        return {**values, DEVICES: "1"} if device else values
+        for name in (DEVICES, MEMORY):
+            values.pop(name, None)
+        # What is queued would run on another thread, after the call that asked for it.
+        return {**values, DEVICES: "1", "TASK_QUEUE_ENABLE": "0"} if device else values
 
 
 def build_stubs(directory: Path, package: Path | None = None) -> Stubs:
@@ -125,7 +130,9 @@ def compile_stubs(directory: Path, sonames: Iterable[str], names: Iterable[str])
 def written_functions(source: str) -> frozenset[str]:
     """Return the functions that the C source writes out itself."""
     defined = re.findall(r"^[a-z][\w \*]*?\b(\w+)\([^;{]*\)\s*\{", source, re.MULTILINE)
-    return frozenset(defined) | frozenset(re.findall(r"^WITH_DEVICE\((\w+)\)", source, re.MULTILINE))
+    return frozenset(defined) | frozenset(
+        re.findall(r"^WITH_(?:DEVICE|MEMORY)\((\w+)\)", source, re.MULTILINE)
+    )
 
 
 def installed_version() -> str:

@@ -42,14 +42,14 @@ class CpuFlashKernel(BlockKernel):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, task: Task, scores: Scores) -> tuple[Tensor, Tensor]:
         """See `BlockKernel.forward`."""
-        mask, empty = added(task, scores, q.device)
+        mask, empty = added(task, scores, q)
         output, logsum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q,
             k,
             padded(v, q.shape[-1]),
             0.0,
             task.kind == CAUSAL and mask is None,
-            attn_mask=None if mask is None else mask.to(q.dtype),
+            attn_mask=mask,
             scale=scores.scale,
         )
         # The kernel says 0 for rows without keys, which would count as one key.
@@ -58,7 +58,7 @@ class CpuFlashKernel(BlockKernel):
     def backward(self, block: BackwardBlock) -> tuple[Tensor, Tensor, Tensor]:
         """See `BlockKernel.backward`."""
         outer, q, k, v, output, logsum, task, scores = block
-        mask, _ = added(task, scores, q.device)
+        mask, _ = added(task, scores, q)
         width = q.shape[-1]
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             _in_rows(padded(outer, width)),
@@ -69,7 +69,7 @@ class CpuFlashKernel(BlockKernel):
             logsum.contiguous(),
             0.0,
             task.kind == CAUSAL and mask is None,
-            attn_mask=None if mask is None else mask.to(q.dtype),
+            attn_mask=mask,
             scale=scores.scale,
         )
         return dq, dk, dv[..., : v.shape[-1]]

@@ -110,6 +110,6 @@ def _options(task: Task, scores: Scores, device: torch.device) -> tuple[dict[str
             empty = mask.all(1)
     if scores.slopes is not None:
         first, start = task.origin
-        options |= {"pse": scores.slopes.to(device, torch.float32), "pse_type": 2}
+        options |= {"pse": scores.slopes.to(device, torch.float32), "pse_type": 3 if scores.root else 2}
         options |= {"q_start_idx": [first], "kv_start_idx": [start]}
     return options, empty

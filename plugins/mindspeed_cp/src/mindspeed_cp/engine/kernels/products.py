@@ -36,7 +36,7 @@ class ProductsKernel(BlockKernel):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, task: Task, scores: Scores) -> tuple[Tensor, Tensor]:
         """See `BlockKernel.forward`."""
-        mask, empty = added(task, scores, q.device)
+        mask, empty = added(task, scores, q)
         products = _products(q, k, mask, task.kind == CAUSAL and mask is None, scores)
         logsum = torch.logsumexp(products, -1)
         weights = torch.exp(products - logsum.unsqueeze(-1)).nan_to_num_(0.0)
@@ -48,7 +48,7 @@ class ProductsKernel(BlockKernel):
     def backward(self, block: BackwardBlock) -> tuple[Tensor, Tensor, Tensor]:
         """See `BlockKernel.backward`."""
         outer, q, k, v, output, logsum, task, scores = block
-        mask, _ = added(task, scores, q.device)
+        mask, _ = added(task, scores, q)
         products = _products(q, k, mask, task.kind == CAUSAL and mask is None, scores)
         weights = torch.exp(products - logsum.unsqueeze(-1).to(products.dtype))
         wide, outer_wide = weights.dtype, outer.to(weights.dtype)
@@ -56,7 +56,7 @@ class ProductsKernel(BlockKernel):
         used = weights
         stays = kept(task, scores, q.shape[0], q.device)
         if stays is not None and scores.dropout is not None:
-            factor = stays / (1.0 - scores.dropout.probability)
+            factor = stays.to(wide) / (1.0 - scores.dropout.probability)
             used, dweights = weights * factor, dweights * factor
         delta = (outer_wide * output.to(wide)).sum(-1, keepdim=True)
         dproducts = weights * (dweights - delta) * scores.scale
@@ -70,7 +70,7 @@ def _products(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scores: S
     wide = torch.promote_types(q.dtype, torch.float32)
     products = (q.to(wide) @ repeated(k, q).to(wide).transpose(-1, -2)) * scores.scale
     if mask is not None:
-        return products + mask.to(wide)
+        return products + mask
     if causal:
         later = torch.ones(products.shape[-2:], dtype=torch.bool, device=q.device).triu_(1)
         return products.masked_fill(later, float("-inf"))

@@ -79,22 +79,25 @@ def hidden(task: Task, scores: Scores, device: torch.device) -> Tensor | None:
     return None if bool(seen.all()) else torch.from_numpy(~seen).to(device)
 
 
-def added(task: Task, scores: Scores, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
-    """Return what is added to scores, ``[1, n or 1, q, k]`` at least float32, and which rows see nothing.
+def added(task: Task, scores: Scores, query: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Return what is added to scores of ``query``, ``[1, n or 1, q, k]``, and which rows see nothing.
 
-    Kernels know whole rectangles and triangles themselves; with a bias, triangles are hidden here too.
+    It is float32, for float64 queries float64. Kernels know whole rectangles and triangles themselves; with a
+    bias, triangles are hidden here too.
     """
     if task.kind != MASKED and scores.slopes is None:
         return None, None
     mask = empty = None
+    device, wide = query.device, torch.promote_types(query.dtype, torch.float32)
     away = None if task.kind == FULL else hidden(task, scores, device)
     if away is not None:
-        mask = torch.zeros(away.shape, device=device).masked_fill_(away, float("-inf"))
+        mask = torch.zeros(away.shape, dtype=wide, device=device).masked_fill_(away, float("-inf"))
         empty = away.all(1)
     if scores.slopes is not None:
         queries, keys = positions(task)
-        distance = torch.from_numpy(np.abs(queries[:, None] - keys[None, :])).to(device, torch.float32)
-        bias = -scores.slopes.to(device).view(-1, 1, 1) * distance
+        distance = torch.from_numpy(np.abs(queries[:, None] - keys[None, :])).to(device, wide)
+        distance = distance.sqrt() if scores.root else distance
+        bias = -scores.slopes.to(device, wide).view(-1, 1, 1) * distance
         mask = bias if mask is None else bias + mask
     if mask is None:
         return None, None

@@ -8,7 +8,7 @@ for is the business of whoever calls them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,11 +28,14 @@ class Arguments(Mapping[str, Any]):
 
     Attributes:
         soc: the generation of the device, one of `SOCS`.
+        requiring_grad: names of tensors that require grad, which kernels are told.
     """
 
-    def __init__(self, values: Mapping[str, Any], soc: str = "910B") -> None:
+    def __init__(
+        self, values: Mapping[str, Any], soc: str = "910B", requiring_grad: Collection[str] = ()
+    ) -> None:
         """Take every argument of the schema."""
-        self._values, self.soc = dict(values), soc
+        self._values, self.soc, self.requiring_grad = dict(values), soc, frozenset(requiring_grad)
 
     def __getitem__(self, name: str) -> Any:
         """Return an argument."""
@@ -118,6 +121,6 @@ class Kernel:
 
 def unwritten(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
     """Return memory as a kernel leaves it that does not write: NaN, or an integer's largest value."""
-    if dtype.is_floating_point:
+    if dtype.is_floating_point or dtype.is_complex:
         return torch.full(shape, float("nan"), dtype=dtype)
     return torch.full(shape, True if dtype == torch.bool else torch.iinfo(dtype).max, dtype=dtype)

@@ -82,7 +82,7 @@ def _shapes_match(a: Arguments) -> bool:
 
 def _strides_match(a: Arguments) -> bool:
     if a["group_type"] == _BY_SUM:
-        return (is_transposed(_x(a)) or not _x(a).numel()) and not is_transposed(_weight(a))
+        return (is_transposed(_x(a)) or _x(a).numel() <= 1) and not is_transposed(_weight(a))
     return not is_transposed(_x(a))
 
 

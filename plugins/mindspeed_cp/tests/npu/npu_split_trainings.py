@@ -1,0 +1,31 @@
+"""Trainings with split sequences on two value devices: equal to one process on the CPU, update included."""
+
+from __future__ import annotations
+
+import pytest
+
+from mindspeed_core.feature import Feature
+from mindspeed_cp.features import DECLARATIONS
+from mindspeed_testing.npu import assert_equals_cpu
+
+QUICK = ("ring", "ulysses", "fetched", "documents-ring", "fused-update", "by-token")
+
+
+def trainings():
+    """The scenarios of at most two ranks that are no matter of checkpoints."""
+    for feature in DECLARATIONS:
+        if not (isinstance(feature, type) and issubclass(feature, Feature)):
+            continue
+        for scenario in feature.verify:
+            if scenario.world_size > 2 or scenario.resume is not None:
+                continue
+            marks = () if scenario.name in QUICK else (pytest.mark.thorough,)
+            yield pytest.param(feature.name, scenario, id=f"{feature.name}-{scenario.name}", marks=marks)
+
+
+@pytest.mark.parametrize(("feature", "scenario"), trainings())
+def test_split_sequences_train_as_the_cpu(feature, scenario):
+    training = assert_equals_cpu(scenario, tolerance=max(scenario.tolerance, 2e-5))
+    assert feature in training.side.features
+    if "--use-flash-attn" in scenario.flags:
+        assert training.count("npu_fusion_attention") + training.count("npu_fusion_attention_v2")

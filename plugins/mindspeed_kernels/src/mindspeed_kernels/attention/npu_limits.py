@@ -1,0 +1,98 @@
+"""The calls that the fused kernel of Ascend devices refuses, or would answer with wrong numbers.
+
+They are what the kernel's tiling and its gradients ask for. Both directions judge alike, so that gradients
+are computed where the context was: dropped weights of one are unknown to the other.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+
+import torch
+
+from mindspeed_kernels.attention.arguments import Inputs, Options
+from mindspeed_kernels.attention.bias import COMPRESSED_ROWS
+from mindspeed_kernels.call import Call, TensorFacts
+
+logger = logging.getLogger("mindspeed_kernels.ops")
+
+_LARGEST_WIDTH, _MOST_HEADS = 768, 256
+_MOST_SEQUENCES, _MOST_PREFIXES = 1024, 32
+
+
+def npu_limits(call: Call) -> str:
+    """Return why the kernel cannot serve a call; empty when it can."""
+    query = call["query"]
+    if isinstance(query, TensorFacts) and query.shape is not None:
+        layout = call["input_layout"].upper()
+        width = query.shape[-1] // call["head_num"] if layout in ("SBH", "BSH") else query.shape[-1]
+        if width > _LARGEST_WIDTH:
+            return f"heads are {width} wide, the kernel knows up to {_LARGEST_WIDTH}"
+    return ""
+
+
+def kernel_refusal(inputs: Inputs, options: Options) -> str:
+    """Return why the kernel cannot compute an attention or its gradients; empty when it can."""
+    query, key = inputs.query, inputs.key
+    if options.dropout_mask is not None:
+        return "its backward draws dropped weights again and takes no dropout_mask"
+    if options.sink is not None and query.dtype == torch.float32:
+        return "its backward takes a sink for float16 and bfloat16 only"
+    if not (query.numel() and key.numel()):
+        return "its backward refuses empty tensors"
+    if options.head_num > _MOST_HEADS:
+        return f"it knows up to {_MOST_HEADS} heads, got {options.head_num}"
+    if options.sparse_mode in (5, 6) and query.shape[0] > _MOST_PREFIXES:
+        return f"it knows up to {_MOST_PREFIXES} samples with a prefix, got {query.shape[0]}"
+    bias = _bias_refusal(inputs, options)
+    return bias or (_packed_refusal if options.layout == "TND" else _band_refusal)(inputs, options)
+
+
+def _bias_refusal(inputs: Inputs, options: Options) -> str:
+    pse, pieces = options.pse, inputs.attention.pieces
+    if pse is None:
+        return ""
+    if options.pse_type in (2, 3):
+        uneven = any(piece.visibility.sq != piece.visibility.sk for piece in pieces)
+        return "it knows distances of as many queries as keys only" if uneven else ""
+    if pse.requires_grad:
+        return "its backward does not compute the gradient of pse"
+    folded = options.layout != "TND" and pse.shape[2] == COMPRESSED_ROWS < inputs.query.shape[2]
+    if folded and options.sparse_mode not in (2, 3):
+        return "its backward knows the last rows of a bias in the sparse modes 2 and 3 only"
+    return ""
+
+
+def _band_refusal(inputs: Inputs, options: Options) -> str:
+    if options.sparse_mode != 4:
+        return ""
+    seen = inputs.attention.pieces[0].visibility
+    pre, following = options.pre_tokens - seen.offset, options.next_tokens + seen.offset
+    beyond = (pre < 0 and -pre >= seen.sk) or (following < 0 and -following >= seen.sq)
+    return "no query sees a key" if beyond or (pre < 0 and following < 0) else ""
+
+
+def _packed_refusal(inputs: Inputs, options: Options) -> str:
+    pieces, mode = inputs.attention.pieces, options.sparse_mode
+    if len(pieces) > _MOST_SEQUENCES:
+        return f"it knows up to {_MOST_SEQUENCES} packed sequences, got {len(pieces)}"
+    filled = [piece for piece in pieces if piece.visibility.sq]
+    if any(piece.visibility.may_see_nothing for piece in filled):
+        return "it refuses packed sequences with a query that sees no key"
+    if mode in (4, 7, 8) and (options.pre_tokens < 0 or options.pre_tokens + options.next_tokens <= 0):
+        return "it refuses a band of one key in packed sequences"
+    special = filled[-1:] if mode == 7 else filled[:1]
+    if mode == 7 and options.next_tokens > 0:
+        return "it refuses next_tokens above 0 in sparse_mode 7"
+    if mode in (7, 8) and any(options.pre_tokens < piece.visibility.sk for piece in special):
+        return (
+            f"it refuses pre_tokens {options.pre_tokens} below the length of the keys in sparse_mode {mode}"
+        )
+    return ""
+
+
+@lru_cache(maxsize=64)
+def warn_of(reason: str) -> None:
+    """Warn, once for a reason, that products compute attention instead of the kernel."""
+    logger.warning("npu_fusion_attention on npu uses blocks; npu cannot: %s", reason)

@@ -1,0 +1,247 @@
+"""Trainings on the value device, to be compared with those on the CPU.
+
+A side is what `mindspeed_core.testing.training.train_side` makes of a command line, with every rank a process
+of its own whose tensors live on a value device and whose groups communicate over gloo.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from mindspeed_core.feature import Scenario
+from mindspeed_core.testing.canonical import CanonicalState
+from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_core.testing.proof_files import flags_with_files
+from mindspeed_core.testing.training import (
+    RankRecord,
+    SideRequest,
+    SideResult,
+    joined_ranks,
+    train_rank,
+    train_side,
+)
+from mindspeed_core.testing.worlds import run_world
+from mindspeed_testing.npu.kernels.communicators import communicator_name
+from mindspeed_testing.npu.soc import PRODUCTS
+from mindspeed_testing.npu.stubs import SOC, check_stubbed
+
+
+@dataclass(frozen=True)
+class ValueTraining:
+    """A training on the value device.
+
+    Attributes:
+        side: losses, gradients and parameters, as `train_side` returns them.
+        operations: per rank, how often each operation of the device and of torch.distributed ran.
+    """
+
+    side: SideResult
+    operations: tuple[Mapping[str, int], ...]
+
+    def count(self, operation: str) -> int:
+        """Count the runs of an operation on all ranks: ``npu_swiglu``."""
+        from mindspeed_testing.npu.fake import count_runs
+
+        return sum(count_runs(rank, operation) for rank in self.operations)
+
+
+def value_training(
+    flags: Sequence[str] = (),
+    *,
+    world_size: int = 1,
+    steps: int = 2,
+    initial: CanonicalState | None = None,
+    soc: str = "910B",
+    files: Sequence[str] = (),
+    declarations: Sequence[str] = (),
+    extra_parameters: Sequence[str] = (),
+    timeout: float = 300.0,
+) -> ValueTraining:
+    """Train the small GPT with ``flags`` added on value devices, one process a rank.
+
+    Args:
+        flags: appended to `mindspeed_core.testing.model_flags.SMALL_GPT`.
+        world_size: ranks.
+        steps: steps with forward, backward and update.
+        initial: parameters to start from, as a side on the CPU has them.
+        soc: the generation of the device, one of `mindspeed_testing.npu.kernels.contract.SOCS`.
+        files: small files behind ``{files}`` in the flags.
+        declarations: ``"module:Name"`` of features that are not installed.
+        extra_parameters: patterns of parameters that ``initial`` may lack.
+        timeout: seconds for the whole world.
+
+    Raises:
+        WorldError: a rank failed; the message shows its error, of a kernel for instance.
+        UserError: the process was not started with the stand-in libraries.
+    """
+    check_stubbed()
+    with flags_with_files(flags, files) as filled:
+        request = SideRequest(
+            training_flags(filled, steps + 1),
+            steps,
+            initial,
+            declarations=declarations,
+            platform="npu",
+            extra_parameters=extra_parameters,
+        )
+        product = PRODUCTS[soc][0]
+        with plain_fork_server():
+            ranks = run_world(
+                f"{__name__}:value_rank", world_size, request, timeout=timeout, env={SOC: product}
+            )
+    from mindspeed_testing.npu.device import COMPUTED, running_test
+
+    for _, _, computed in ranks:
+        for operation in computed:
+            COMPUTED.setdefault(operation, running_test())
+    side = joined_ranks([record for record, _, _ in ranks])
+    return ValueTraining(side, tuple(count for _, count, _ in ranks))
+
+
+def assert_equals_cpu(
+    scenario: Scenario, *, soc: str = "910B", tolerance: float | None = None, timeout: float = 300.0
+) -> ValueTraining:
+    """Assert that a scenario's side on value devices equals its baseline on the CPU.
+
+    Args:
+        scenario: flags, baseline, world, steps, files and tolerance, as for ``mindspeed-features verify``.
+        soc: the generation of the device.
+        tolerance: in the place of the scenario's.
+        timeout: seconds for each side.
+
+    Raises:
+        AssertionError: with a report of the worst tensors.
+        WorldError: a side cannot run.
+    """
+    from mindspeed_core.testing.compare_sides import compare_sides
+
+    extra = scenario.extra_parameters
+    with plain_fork_server():
+        cpu = train_side(
+            scenario.baseline,
+            scenario.baseline_world_size or scenario.world_size,
+            scenario.steps,
+            platform="cpu",
+            files=scenario.files,
+            timeout=timeout,
+        )
+    npu = value_training(
+        scenario.flags,
+        world_size=scenario.world_size,
+        steps=scenario.steps,
+        initial=cpu.initial,
+        soc=soc,
+        files=scenario.files,
+        extra_parameters=extra,
+        timeout=timeout,
+    )
+    comparison, _ = compare_sides(
+        npu.side,
+        cpu,
+        tolerance=scenario.tolerance if tolerance is None else tolerance,
+        quantities=scenario.quantities,
+        extra_losses=scenario.extra_losses,
+        extra_parameters=extra,
+    )
+    if not comparison.equal:
+        raise AssertionError(f"{scenario.name} on Ascend {soc}: {comparison}")
+    return npu
+
+
+def value_rank(request: SideRequest) -> tuple[RankRecord, Counter[str], tuple[str, ...]]:
+    """Train one rank of a side on a value device; return what it computed with, too."""
+    from mindspeed_testing.npu.device import COMPUTED
+
+    # Every process has a device of its own, the first.
+    with mock.patch.dict(os.environ, LOCAL_RANK="0"), value_session() as device:
+        return train_rank(request), device.operations, tuple(COMPUTED)
+
+
+@contextmanager
+def value_session() -> Iterator[Any]:
+    """Let sessions on the platform ``npu`` run inside the context, their groups over gloo.
+
+    Yields:
+        The `mindspeed_testing.npu.device.ValueDevice`.
+    """
+    from mindspeed_core.platforms.npu import NpuPlatform
+    from mindspeed_core.platforms.platform import Availability
+    from mindspeed_testing.npu.device import value_device
+
+    check_stubbed()
+    # It changes the same functions when a session is opened, and cannot be taken back.
+    import torch_npu.contrib.transfer_to_npu  # noqa: F401
+    from torch.distributed import distributed_c10d
+
+    there = classmethod(lambda cls: Availability(True, "announced by the stand-in libraries"))
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(NpuPlatform, "probe", there))
+        made = _over_gloo(distributed_c10d._new_process_group_helper)
+        stack.enter_context(mock.patch.object(distributed_c10d, "_new_process_group_helper", made))
+        found = _backend_of(distributed_c10d.ProcessGroup._get_backend)
+        stack.enter_context(mock.patch.object(distributed_c10d.ProcessGroup, "_get_backend", found))
+        yield stack.enter_context(value_device())
+
+
+def plain_fork_server() -> Any:
+    """Return a context in which worlds fork from a process without torch_npu: the CPU is emulated there."""
+    return mock.patch.dict(os.environ, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+
+
+def _over_gloo(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Stand in for what makes process groups: whatever the backend, they communicate over gloo."""
+    from torch.distributed import Backend
+
+    def make(
+        size: int, rank: int, ranks: Any, backend: Any, store: Any, name: Any, *args: Any, **options: Any
+    ) -> Any:
+        options["backend_options"] = None
+        return original(size, rank, ranks, Backend("gloo"), store, name, *args, **options)
+
+    return make
+
+
+class _DeviceBackend:
+    """The part of a group's backend for NPUs that is called directly."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def get_hccl_comm_name(self, rank: int, init_comm: bool = True) -> str:
+        """Return the communicator's name."""
+        return communicator_name(self._group)
+
+    def batch_isend_irecv(self, kinds: Sequence[str], tensors: Sequence[Any], peers: Sequence[int]) -> Any:
+        """Start sends and receives between ranks of the group."""
+        calls = {"isend": self._group.send, "irecv": self._group.recv}
+        return _Works([calls[kind]([tensor], peer, 0) for kind, tensor, peer in zip(kinds, tensors, peers)])
+
+
+class _Works:
+    """Several pieces of communication as one."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        self._works = works
+
+    def wait(self, *timeout: Any) -> bool:
+        """Wait for all of them."""
+        for work in self._works:
+            work.wait(*timeout)
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether all have ended."""
+        return all(work.is_completed() for work in self._works)
+
+
+def _backend_of(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_backend(group: Any, device: Any) -> Any:
+        return _DeviceBackend(group) if "npu" in str(device) else original(group, device)
+
+    return get_backend
