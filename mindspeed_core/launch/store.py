@@ -25,7 +25,8 @@ AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """Tells torch's rendezvous that somebody serves the store already, so that every rank only connects."""
 
 _CONNECT_SECONDS = 5.0
-_HANDSHAKE_SECONDS = 60.0
+_HANDSHAKE_SECONDS = (5.0, 60.0)
+"""A store answers within the first, even on a busy host; nobody waits longer than the second."""
 _PAUSE_SECONDS = 0.1
 _opened: dict[tuple[int, str, int], Store] = {}
 
@@ -104,7 +105,8 @@ def _open(own: Assignment, limit: Limit) -> Store:
     # The constructor waits without end for a listener that never answers.
     thread = threading.Thread(target=connect, name="mindspeed store", daemon=True)
     thread.start()
-    thread.join(min(limit.seconds, _HANDSHAKE_SECONDS))
+    shortest, longest = _HANDSHAKE_SECONDS
+    thread.join(max(shortest, min(limit.seconds, longest)))
     if not opened:
         raise UserError(
             f"rank {own.rank} of {own.world_size} (host {socket.gethostname()}): what listens at "

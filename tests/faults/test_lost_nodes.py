@@ -147,8 +147,9 @@ def test_a_job_goes_on_with_fewer_nodes_and_with_more(nodes, tmp_path):
     job.close()
     assert "world 1 = " in printed
     assert printed.count("world 2 = ") == 2
-    assert (smaller % 20, larger % 20) == (0, 0)
-    assert larger > smaller >= 20
+    assert smaller % 20 == 0
+    # A node that joins ends the workers with SIGTERM, on which they save.
+    assert larger > smaller + 20
     # The batch of a step is the same, only its sums are made in another order.
     undisturbed = run_undisturbed(FLAGS, tmp_path / "undisturbed", processes=2, steps=larger + 15)
     for step, (loss, _) in job.report().printed.items():
