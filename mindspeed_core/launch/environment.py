@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ JOB = "MINDSPEED_JOB_ID"
 RESTART = "MINDSPEED_RESTART"
 """How often the job named by ``MINDSPEED_JOB_ID`` was started again."""
 _TORCHRUN = "torchrun:"
+_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,17 @@ def translate_slurm(environment: MutableMapping[str, str]) -> bool:
     return True
 
 
+def within_one_machine(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables that keep workers of one machine from listening where other machines reach them.
+
+    gloo takes the interface that the machine's name stands for unless it is told another.
+    """
+    env = os.environ if environment is None else environment
+    names = {name for _, name in socket.if_nameindex()}
+    loopback = next((name for name in ("lo", "lo0") if name in names), None)
+    return {} if _INTERFACE in env or loopback is None else {_INTERFACE: loopback}
+
+
 @contextmanager
 def of_one_process(environment: MutableMapping[str, str]) -> Iterator[None]:
     """Set the variables of the only worker where no launcher set any, and remove them at the end."""
@@ -195,6 +208,7 @@ def of_one_process(environment: MutableMapping[str, str]) -> Iterator[None]:
         "MASTER_ADDR": "127.0.0.1",
         # torch takes a free port.
         "MASTER_PORT": "0",
+        **within_one_machine(environment),
     }
     if "RANK" in environment:
         yield

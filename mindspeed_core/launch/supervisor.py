@@ -145,6 +145,7 @@ class Supervisor:
                     "LOCAL_WORLD_SIZE": str(self.count),
                     "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": str(listener.getsockname()[1]),
+                    **environment.within_one_machine(),
                     environment.SUPERVISOR: f"{writing},{life}",
                     environment.JOB: self._job.name,
                     environment.RESTART: str(self._job.restart + restart),

@@ -17,6 +17,7 @@ from mindspeed_core.launch.environment import (
     of_one_process,
     own_job,
     translate_slurm,
+    within_one_machine,
 )
 from mindspeed_core.launch.supervisor import Supervisor
 
@@ -272,3 +273,8 @@ def test_variables_that_give_no_place_are_refused_by_name(changed, words):
 )
 def test_an_attempt_that_may_find_checkpoints_of_its_own_job(job, continues):
     assert job.may_continue is continues
+
+
+def test_workers_of_one_machine_stay_on_its_loopback_unless_told_otherwise():
+    assert within_one_machine({}) == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert within_one_machine({"GLOO_SOCKET_IFNAME": "eth0"}) == {}
