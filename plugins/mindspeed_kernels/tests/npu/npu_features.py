@@ -25,7 +25,7 @@ KERNELS = {
 
 # How many tokens an expert gets is a number that only a device knows, unless every expert gets as many.
 _PADDED = ("--moe-expert-capacity-factor", "1.0", "--moe-pad-expert-input-to-capacity")
-STATIC = {"grouped-experts": _PADDED, "gmm-add": _PADDED, "matmul-add": ("--bf16",)}
+STATIC = {"grouped-experts": _PADDED, "gmm-add": (*_PADDED, "--bf16"), "matmul-add": ("--bf16",)}
 """Further flags, so that shapes do not depend on data, and kernels of half precision are asked."""
 
 FEATURES = [

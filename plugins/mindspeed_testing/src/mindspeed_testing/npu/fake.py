@@ -133,12 +133,16 @@ def _swapping(mode: FakeTensorMode) -> Any:
     """Stand in for ``torch.utils.swap_tensors``, by which a module of fake parameters moves to a device.
 
     It refuses tensors with weak references, and the mode itself holds some, to recognise what it has seen.
+    And it swaps attributes too, where a parameter that moves to a real device keeps those that it was given.
     """
     original = torch.utils.swap_tensors
 
     def swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
         mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
+        given = dict(first.__dict__)
         original(first, second)
+        for name in given.keys() - first.__dict__.keys():
+            first.__dict__[name] = given[name]
 
     return swap_tensors
 
@@ -148,3 +152,8 @@ def device_tensors(values: Sequence[Any]) -> list[torch.Tensor]:
     from torch.utils._pytree import tree_iter
 
     return [value for value in tree_iter(values) if isinstance(value, torch.Tensor)]
+
+
+def unlimited_memory(platform: Any) -> int:
+    """Stand in for ``Platform.total_memory``: what has shapes alone fits anywhere."""
+    return 1 << 50

@@ -25,7 +25,7 @@ from mindspeed_core.megatron.global_state import destroy_megatron_state
 from mindspeed_core.platforms.npu import NpuPlatform
 from mindspeed_core.platforms.platform import Availability
 from mindspeed_core.run import Batch, DataIterators, Datasets
-from mindspeed_testing.npu.fake import FakeNpu, count_runs, fake_npu
+from mindspeed_testing.npu.fake import FakeNpu, count_runs, fake_npu, unlimited_memory
 from mindspeed_testing.npu.world import fake_world
 
 if TYPE_CHECKING:
@@ -121,6 +121,7 @@ def shape_only_training(
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(os.environ, place))
         stack.enter_context(mock.patch.object(NpuPlatform, "probe", there))
+        stack.enter_context(mock.patch.object(NpuPlatform, "total_memory", unlimited_memory))
         session = activate(
             [*flags, "--no-cross-rank-check"],
             host="standalone",
