@@ -54,6 +54,18 @@ def test_devices_and_dtypes(platform):
     assert torch.bfloat16 in platform.supported_dtypes()
 
 
+def test_a_device_says_its_model(platform):
+    assert platform.device_model(torch.device("npu", 0)).startswith("Ascend")
+
+
+def test_the_allocator_records_its_blocks_until_told_otherwise(platform):
+    platform.record_memory()
+    try:
+        assert platform._snapshot()["segments"] == []
+    finally:
+        platform.record_memory(0)
+
+
 def test_memory_figures_come_from_an_allocator_that_gave_nothing(platform):
     platform.empty_cache()
     platform.reset_peak_memory()
