@@ -109,7 +109,7 @@ def tokenizer():
     try:
         with opened("--toy-letters", "200") as session:
             loop.setup(session)
-    except DataError as error:
+    except ArgumentError as error:
         found.append(str(error))
     return found
 
