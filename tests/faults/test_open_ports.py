@@ -7,8 +7,8 @@ from mindspeed_testing.faults import KillReport, read_steps, start_job
 
 FLAGS = (
     "--platform cpu --num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --vocab-size 64 "
-    "--micro-batch-size 1 --global-batch-size 2 --mock-data --lr 1e-3 --train-iters 100000 --eval-iters 0 "
-    "--no-progress"
+    "--micro-batch-size 1 --global-batch-size 2 --mock-data --num-workers 0 --lr 1e-3 --train-iters 100000 "
+    "--eval-iters 0 --no-progress"
 ).split()
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 
+import psutil
 import pytest
 
 from mindspeed_core.hosts.standalone.checkpoint.inspection import inspect
@@ -85,3 +86,22 @@ def test_without_the_handler_a_signal_ends_the_job_at_once(tmp_path):
         job.close()
     assert "stopped by SIGTERM" in job.text()
     assert "Traceback" not in job.text()
+
+
+ALONE = (
+    "--platform cpu --num-layers 1 --hidden-size 16 --num-attention-heads 2 --seq-length 16 --vocab-size 64 "
+    "--micro-batch-size 1 --global-batch-size 1 --mock-data --num-workers 1 --lr 1e-3 --train-iters 100000 "
+    "--eval-iters 0 --no-progress"
+).split()
+
+
+def test_no_process_outlives_a_killed_training(tmp_path):
+    job = start_job([*ALONE, "--run-dir", str(tmp_path / "run")], tmp_path / "output.txt")
+    try:
+        job.wait_for(lambda: "| loss " in job.text())
+        started = psutil.Process(job.process.pid).children(recursive=True)
+        assert started
+        job.process.send_signal(signal.SIGKILL)
+        assert psutil.wait_procs(started, timeout=20.0)[1] == []
+    finally:
+        job.close()
