@@ -15,6 +15,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -177,6 +178,11 @@ class _Rank:
     def send(self, kind: str, token: str, value: Any) -> None:
         self.hall.set(f"{kind}/{token}", json.dumps(value))
 
+    def leave(self) -> None:
+        """Tell who decided that its verdict is read; who waited too long for that may be gone."""
+        with suppress(RuntimeError):
+            self.send("left", self.arrival.token, True)
+
     def _refuse_if_complete(self) -> None:
         # The store of a launcher that restarts workers remembers former worlds, and gives each rank once.
         if is_agent_store() or not self.hall.check(["complete"]):
@@ -203,7 +209,7 @@ class _Member(_Rank):
             if verdict is not None:
                 if "world" in verdict:
                     return str(verdict["world"])
-                self.hall.add("left", 1)
+                self.leave()
                 raise MeetingError(verdict["problem"], told_by_rank_zero=verdict["shared"])
         self.look()
         others = [arrival for arrival in self.seen.values() if arrival.rank]
@@ -263,7 +269,7 @@ class _Judge(_Rank):
             self.present[token] = self.waits.pop(token)
         verdict = self.received("verdict")
         if verdict is not None:
-            self.hall.add("left", 1)
+            self.leave()
             raise MeetingError(verdict["problem"])
 
     def _send_away(self, arrival: _Arrival) -> None:
@@ -311,12 +317,12 @@ class _Judge(_Rank):
 
     def _refuse(self, problem: str) -> None:
         """Tell everybody, and stay until they have read it: this process may serve the store."""
-        before = self.hall.add("left", 0)
         for token in {**self.present, **self.waits}:
             if token != self.arrival.token:
                 self.send("verdict", token, {"problem": problem, "shared": True})
         self.deadline = time.monotonic() + _LEAVE_SECONDS
-        while self.hall.add("left", 0) < before + len(self.present) - 1 and self.rest():
+        left = [f"left/{token}" for token in self.present if token != self.arrival.token]
+        while left and not self.hall.check(left) and self.rest():
             continue
         raise MeetingError(problem)
 
