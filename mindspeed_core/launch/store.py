@@ -28,6 +28,8 @@ _CONNECT_SECONDS = 5.0
 _HANDSHAKE_SECONDS = (5.0, 60.0)
 """A store answers within the first, even on a busy host; nobody waits longer than the second."""
 _PAUSE_SECONDS = 0.1
+_NEVER = timedelta(hours=24)
+"""c10d prints a line of its own when it gives up; whoever waits for it gives up earlier."""
 _opened: dict[tuple[int, str, int], Store] = {}
 
 
@@ -99,7 +101,7 @@ def _open(own: Assignment, limit: Limit) -> Store:
     def connect() -> None:
         with suppress(RuntimeError):
             opened.append(
-                dist.TCPStore(own.address, own.port, timeout=limit.time, wait_for_workers=False, **options)
+                dist.TCPStore(own.address, own.port, timeout=_NEVER, wait_for_workers=False, **options)
             )
 
     # The constructor waits without end for a listener that never answers.
@@ -108,6 +110,8 @@ def _open(own: Assignment, limit: Limit) -> Store:
     shortest, longest = _HANDSHAKE_SECONDS
     thread.join(max(shortest, min(limit.seconds, longest)))
     if not opened:
+        # It may have ended since it was found.
+        _wait_for_listener(own, Limit(timedelta(0), limit.flag), told=limit)
         raise UserError(
             f"rank {own.rank} of {own.world_size} (host {socket.gethostname()}): what listens at "
             f"{own.meeting_place} is not the store of this job; another program has the port: set another "
@@ -135,7 +139,12 @@ def _listen(own: Assignment) -> int:
     return listener.detach()
 
 
-def _wait_for_listener(own: Assignment, limit: Limit) -> None:
+def _wait_for_listener(own: Assignment, limit: Limit, *, told: Limit | None = None) -> None:
+    """Connect once; ``told`` is the limit for messages where it is another one.
+
+    Raises:
+        UserError: nobody listens within the limit.
+    """
     deadline = time.monotonic() + limit.seconds
     pause = _PAUSE_SECONDS
     while True:
@@ -149,7 +158,7 @@ def _wait_for_listener(own: Assignment, limit: Limit) -> None:
                 time.sleep(min(pause, left))
                 pause = min(pause * 1.5, 1.0)
                 continue
-            raise UserError(_nobody_there(own, limit, error)) from error
+            raise UserError(_nobody_there(own, told or limit, error)) from error
         else:
             return
 

@@ -42,7 +42,7 @@ def session(version="1.0", **arguments):
         args=args,
         registry=registry,
         plan=resolve(registry, args, platform="cpu", host="empty"),
-        platform=SimpleNamespace(distributions=("torch_npu",)),
+        platform=SimpleNamespace(distributions=("torch_npu",), dry_run=False),
         host=HOST,
     )
 

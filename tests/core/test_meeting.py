@@ -42,7 +42,7 @@ def test_ranks_meet_again_and_again_in_one_process(worlds):
 def test_a_rank_that_never_comes_is_named_with_those_that_came(worlds):
     first, second = answers(worlds, "one missing")
     assert first == second
-    assert "rank 2 of 3 did not come within 4 s" in first
+    assert f"rank 2 of 3 did not come within 1 min ({FLAG})" in first
     assert "while ranks 0-1 (host " in first
     assert FLAG in first
     assert "MASTER_ADDR 127.0.0.1, MASTER_PORT " in first
@@ -53,6 +53,12 @@ def test_without_rank_0_the_address_and_the_timeout_are_named(worlds):
     assert "rank 1 of 2" in alone
     assert "found nobody at MASTER_ADDR 127.0.0.1, MASTER_PORT " in alone
     assert f"within 2 s ({FLAG}): Connection refused" in alone
+
+
+def test_a_store_that_ends_as_it_is_found_is_nobody(worlds):
+    (alone,) = answers(worlds, "ended as it was found")
+    assert "found nobody at MASTER_ADDR 127.0.0.1, MASTER_PORT " in alone
+    assert f"within 2 s ({FLAG})" in alone
 
 
 def test_a_rank_with_another_port_is_missed_and_finds_nobody(worlds):
