@@ -15,7 +15,7 @@ from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import LIBRARY_HOST, HostDeclaration
 from mindspeed_core.errors import ArgumentError, UserError
 from mindspeed_core.flags.flag_set import DEFAULT, FlagSet, ParsedArguments, flag_set
-from mindspeed_core.platforms.selection import choose_platform
+from mindspeed_core.platforms.selection import check_dry_run_flags, choose_platform, requested_platform
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import Plan, PlanError, Problem
 from mindspeed_core.resolver.resolve import resolve
@@ -125,15 +125,16 @@ def plan_for(
     parsed = parse_flags(flags, flag_set(registry, host), configs)
     problems = list(parsed.problems)
     try:
-        asked = platform or str(getattr(parsed.args, "platform", "auto"))
-        name, why = choose_platform(asked, registry)
+        name, why = choose_platform(platform or requested_platform(parsed.args), registry)
+        check_dry_run_flags(registry.platform(name), parsed.args)
     except UserError as error:
         reason, remedy = (
             (error.wrong, error.remedy)
             if isinstance(error, ArgumentError)
             else (str(error), "use --platform auto")
         )
-        problems.append(Problem("E-PLATFORM", reason, remedy, flag="--platform"))
+        flag = error.flag if isinstance(error, ArgumentError) else "--platform"
+        problems.append(Problem("E-PLATFORM", reason, remedy, flag=flag))
         raise PlanError(problems) from error
     parsed.args.platform = name
     parsed = replace(parsed, provenance={**parsed.provenance, "platform": why})

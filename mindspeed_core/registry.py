@@ -270,6 +270,11 @@ class Registry:
         declared = self.host(host).absent
         return str(load_object(declared)(option)) if declared else ""
 
+    def host_notes(self, host: str, args: Any) -> tuple[str, ...]:
+        """What an installed host says about arguments, one sentence each."""
+        declared = self.host(host).notes if host in self.host_names() else ""
+        return tuple(load_object(declared)(args)) if declared else ()
+
     def _load_one(self, kind: str, name: str, found: Mapping[str, list[Source]]) -> Any:
         claimed = found.get(name)
         if not claimed:

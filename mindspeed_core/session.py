@@ -26,7 +26,6 @@ from mindspeed_core.discovery.host import HostDeclaration
 from mindspeed_core.errors import SessionError, UserError
 from mindspeed_core.feature import PROJECT, Feature, StageSpecs, hookimpl
 from mindspeed_core.hooks import DONE, Done
-from mindspeed_core.launch.environment import numbered_variable
 from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_core.runtime.instance_patches import Instances
 from mindspeed_core.runtime.patches import PatchLedger
@@ -196,7 +195,7 @@ class Session:
             self._forget_stages()
 
     def place_in_world(self) -> tuple[int, int, int]:
-        """Return rank, world size and local rank: by the process group, or before it by the launcher.
+        """Return rank, world size and local rank: by the process group, or before it by the platform.
 
         During `validated` it is rank 0 of the world that is asked about.
 
@@ -205,7 +204,7 @@ class Session:
         """
         if self._world_size is not None:
             return 0, self._world_size, 0
-        rank, world_size, local_rank = map(numbered_variable, ("RANK", "WORLD_SIZE", "LOCAL_RANK"), (0, 1, 0))
+        rank, world_size, local_rank = self.platform.position(self.args)
         dist: Any = sys.modules.get("torch.distributed")
         if dist is not None and dist.is_available() and dist.is_initialized():
             rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -221,6 +220,7 @@ class Session:
         self.ledger.apply(self.host.patches, owner=self.host.name)
         self.ledger.apply(self.plan.patches)
         self._register_defaults()
+        self.platform.start(self)
 
     def _register_features(self) -> None:
         manager = pluggy.PluginManager(PROJECT)

@@ -51,7 +51,8 @@ ANNOUNCED_FLAGS = {
         --print-expert-load --moe-alltoall-mc2 --moe-bmm-mc2 --fix-router --moe-model-type --expert-interval
         --moe-train-capacity-factor --noisy-gate-policy --no-use-rts --moe-use-sinkhorn
         --enable-token-rearrange-opt --moe-no-drop --moe-dynamic-padding --use-pipe-experts
-        --pipe-experts-multi-data --pipe-experts-multi-stream --ampipe-degree --ampipe-tp-sp-comm-overlap""",
+        --pipe-experts-multi-data --pipe-experts-multi-stream --ampipe-degree --ampipe-tp-sp-comm-overlap
+        --moe-comm-plan --moe-node-size --moe-dropless""",
     "mindspeed-memory": """
         --recompute-activation-function --recompute-activation-function-num-layers --recompute-norm
         --recompute-norm-num-layers --enable-recompute-layers-per-pp-rank --recompute-in-bubble
@@ -100,8 +101,11 @@ ANNOUNCED_FEATURES = {
         triangle-attn masked-softmax ring-attention-update""",
     "mindspeed-tp": "tp-2d coc mc2 recompute-comm unaligned-linear nd-matmul chunked-lm-loss",
     "mindspeed-pp": "pp-engine nanopipe dualpipev noop-layers unaligned-pipeline num-layer-list send-recv",
-    "mindspeed-moe": """moe-core moe-gmm moe-permute-fusion moe-async-comm moe-alltoall-overlap
-        moe-allgather-overlap moe-zero-memory moe-tp-extend-ep moe-shared-experts moe-hierarchical-a2a""",
+    "mindspeed-moe": """moe-core moe-permute-fusion moe-async-comm moe-alltoall-overlap
+        moe-allgather-overlap moe-zero-memory moe-adaptive-recompute moe-tp-extend-ep moe-shared-experts
+        moe-hierarchical-a2a moe-zerc moe-experts-pipeline moe-fb-overlap moe-pipe-experts moe-ampipe
+        moe-expert-placement moe-balanced-experts moe-mc2 moe-deepspeed moe-token-rearrange moe-dropless
+        moe-fix-router""",
     "mindspeed-memory": """recompute-activation recompute-norm recompute-in-bubble recompute-in-advance
         reuse-fp32-param release-fp32-grad swap-attention swap-layer-input smart-swap swap-optimizer
         virtual-optimizer adaptive-recompute memory-fragmentation compress-activation compress-optimizer""",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -25,16 +26,27 @@ if TYPE_CHECKING:
 @click.command("verify", short_help="Prove features on this machine.")
 @click.argument("names", nargs=-1, shell_complete=complete_features)
 @click.option("--all", "everything", is_flag=True, help="Every installed feature.")
+@click.option(
+    "--fake", is_flag=True, help="Compare bytes and communication of a dry run with a world that computes."
+)
 @platform_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def command(
-    context: click.Context, names: tuple[str, ...], everything: bool, platform: str | None, as_json: bool
+    context: click.Context,
+    names: tuple[str, ...],
+    everything: bool,
+    fake: bool,
+    platform: str | None,
+    as_json: bool,
 ) -> None:
     """Run the proofs of the features NAMES: short trainings, compared.
 
     A proof compares trainings with and without the feature, with the feature in two layouts, or a training
     with its continuation from a checkpoint. Each line says what was compared, and in which layouts.
+
+    With --fake each proof's flags are trained on CPU and in a dry run: bytes and communication of every rank
+    must be the same.
 
     Proofs that do not apply to the platform are left out and named. Exit status 1 when a proof fails, when a
     feature carries none, and when nothing was proved.
@@ -44,14 +56,17 @@ def command(
 
     if everything == bool(names):
         raise click.UsageError("name features, or give --all")
+    if fake and platform not in (None, "cpu"):
+        raise click.UsageError("--fake compares with --platform cpu; leave --platform out")
     registry = Registry.discover()
     found = list(registry.features.values()) if everything else [find_feature(registry, n) for n in names]
-    chosen, _ = choose_platform(platform or "auto", registry)
+    chosen, _ = choose_platform("cpu" if fake else platform or "auto", registry)
     left_out: list[str] = []
     verdicts: list[Verdict] = []
     # The same feature may be named twice, by name and by flag.
     kinds = registry.platform(chosen).kinds()
-    for verdict in _prove(list(dict.fromkeys(record.cls for record in found)), chosen, kinds, left_out):
+    wanted = list(dict.fromkeys(record.cls for record in found))
+    for verdict in _prove(wanted, chosen, kinds, left_out, fake=fake):
         verdicts.append(verdict)
         if not as_json:
             click.echo(f"{'passed' if verdict.passed else 'FAILED'}  {verdict.feature} / {verdict.scenario}")
@@ -72,8 +87,9 @@ def command(
 
 
 def _prove(
-    features: list[type[Feature]], platform: str, kinds: frozenset[str], left_out: list[str]
+    features: list[type[Feature]], platform: str, kinds: frozenset[str], left_out: list[str], *, fake: bool
 ) -> Iterator[Verdict]:
+    from mindspeed_core.testing.dry_run import verify_dry_run
     from mindspeed_core.testing.verify import Verdict, verify
 
     for feature in features:
@@ -84,7 +100,8 @@ def _prove(
             yield Verdict(feature.name, "-", passed=False, tolerance=0.0, error=reason)
         for scenario in feature.verify:
             if kinds & {*(scenario.platforms or feature.platforms)}:
-                yield verify(feature, scenario, platform=platform)
+                prove = verify_dry_run if fake else partial(verify, platform=platform)
+                yield prove(feature, scenario)
             else:
                 left_out.append(f"{feature.name} / {scenario.name}")
 

@@ -56,6 +56,8 @@ class HostDeclaration:
             foreign code applies them when it opens a session.
         doctor: ``"module:function"`` that looks for what the host needs beside the core; called without
             arguments, it returns `Finding` records; must not import torch.
+        notes: ``"module:function"`` that returns what a user should know about the arguments, one sentence
+            each; printed like `Feature.notes`. Must not import torch.
         commands: sub-commands of ``mindspeed-train``, click commands by name: ``("module:command", help)``.
     """
 
@@ -70,4 +72,5 @@ class HostDeclaration:
     never_calls: tuple[str, ...] = ()
     on_demand: str = ""
     doctor: str = ""
+    notes: str = ""
     commands: Mapping[str, tuple[str, str]] = field(default_factory=dict, hash=False)

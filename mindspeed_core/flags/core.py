@@ -15,6 +15,28 @@ CORE_FLAGS: tuple[Flag, ...] = (
         help="device to run on; auto takes the best one that is available",
     ),
     Flag(
+        "--fake-process-group",
+        help="plan the launch without device or peers: fake in place of auto and cpu, fake-npu of npu",
+    ),
+    Flag(
+        "--fake-world-size",
+        type=int,
+        metavar="N",
+        help="ranks of the world of a dry run; by default the launcher's WORLD_SIZE, or 1",
+    ),
+    Flag(
+        "--fake-rank",
+        type=int,
+        metavar="R",
+        help="the rank that a dry run is; by default the launcher's RANK, or 0",
+    ),
+    Flag(
+        "--plan-skew",
+        type=float,
+        metavar="F",
+        help="in a dry run, the factor by which the experts of this rank get more tokens than the average",
+    ),
+    Flag(
         "--optimization-level",
         type=int,
         default=2,

@@ -58,9 +58,9 @@ class AllocationHistory(TensorBytes):
         """Return the history as ``torch.cuda.memory._snapshot`` does, without segments of an allocator."""
         return {"segments": [], "device_traces": [list(self.events)]}
 
-    def _allocated(self, key: int, size: int) -> None:
-        super()._allocated(key, size)
-        self._record("alloc", key, size)
+    def _allocated(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
+        super()._allocated(storage, tensor)
+        self._record("alloc", storage._cdata, storage.nbytes())
 
     def _freed(self, key: int) -> None:
         if not self._closed:

@@ -55,6 +55,10 @@ class Call:
         sent_bytes: bytes this rank puts on the wire with a ring or pairwise algorithm.
         asynchronous: called with ``async_op=True`` or immediate by nature.
         launched: where this rank was when it made the call.
+        dtype: of the first tensor, ``bfloat16``; empty for a barrier.
+        tensor_bytes: bytes of the tensors that are sent or received; as ``input_bytes``, but for a receive.
+        peer: global rank of the other side of a send or receive, or of the root; None where all are alike.
+        group_name: the name by which ``torch.distributed`` knows the group.
         waited: where it first waited for the result; of a synchronous call where it returned, None while
             nobody has waited.
     """
@@ -66,7 +70,16 @@ class Call:
     sent_bytes: float
     asynchronous: bool
     launched: Progress
+    dtype: str = ""
+    tensor_bytes: int = 0
+    peer: int | None = None
+    group_name: str = ""
     waited: Progress | None = None
+
+    def __str__(self) -> str:
+        """Return the call as other ranks of the group must make it: group, operation, bytes, dtype, peer."""
+        peer = "" if self.peer is None else f" with rank {self.peer}"
+        return f"{self.group}: {self.operation} of {self.tensor_bytes:,} B {self.dtype}{peer}"
 
     @property
     def meanwhile(self) -> Progress | None:
@@ -86,11 +99,31 @@ class Total:
     sent_bytes: float
 
 
+@dataclass(frozen=True)
+class GroupRecord:
+    """A process group that was made, this rank being a member or not.
+
+    Attributes:
+        description: as in `Call`.
+        ranks: global ranks of its members.
+        name: the name by which ``torch.distributed`` knows it; empty where this rank is no member.
+    """
+
+    description: str
+    ranks: tuple[int, ...]
+    name: str
+
+
 @dataclass
 class CommunicationLog:
-    """The communication calls of a rank, in order."""
+    """The communication calls of a rank, in order.
+
+    Attributes:
+        groups: the process groups made meanwhile, in order.
+    """
 
     calls: list[Call] = field(default_factory=list)
+    groups: list[GroupRecord] = field(default_factory=list)
     _paused: int = 0
 
     @contextmanager
@@ -129,7 +162,7 @@ class CommunicationLog:
 
 
 @contextmanager
-def count_communication(computation: bool = False) -> Iterator[CommunicationLog]:
+def count_communication(computation: bool = False, objects: bool = False) -> Iterator[CommunicationLog]:
     """Record every communication of this process inside the context.
 
     A call inside another recorded call is not counted again. Collectives of compiled graphs
@@ -138,13 +171,19 @@ def count_communication(computation: bool = False) -> Iterator[CommunicationLog]
     Args:
         computation: also count operators and floating-point operations, which tells what lay between a launch
             and its wait; costs some microseconds per operator.
+        objects: record a collective of Python objects as one call without bytes, rather than the calls that
+            carry the pickled objects.
     """
     recorder = _Recorder(CommunicationLog(), _Computation() if computation else None)
     wrappers: dict[str, Callable[..., Any]] = {
         name: functools.partial(recorder.counting, _SAME_OPERATION.get(name, name))
-        for name in (*_MEASURES, *_SAME_OPERATION)
+        for name in (*_MEASURES, *_SAME_OPERATION, *(_OBJECTS if objects else ()))
     }
-    wrappers |= {"Work.wait": recorder.waiting, "_coalescing_manager": recorder.coalescing}
+    wrappers |= {
+        "Work.wait": recorder.waiting,
+        "_coalescing_manager": recorder.coalescing,
+        "new_group": recorder.grouping,
+    }
     ledger = PatchLedger()
     ledger.apply(
         [
@@ -194,6 +233,8 @@ class _Recorder:
         self.log = log
         self.computation = computation
         self._depth = threading.local()
+        self._groups: weakref.WeakKeyDictionary[Any, tuple[str, tuple[int, ...], int, str]]
+        self._groups = weakref.WeakKeyDictionary()
         self._unfinished: weakref.WeakKeyDictionary[Any, list[Call]] = weakref.WeakKeyDictionary()
 
     def now(self) -> Progress:
@@ -204,20 +245,31 @@ class _Recorder:
 
     def counting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(original)
-        argument, sent = _MEASURES[name]
+        argument, sent = _MEASURES.get(name, ("", _whole))
 
         @functools.wraps(original)
         def counted(*args: Any, **kwargs: Any) -> Any:
             if self.log._paused or getattr(self._depth, "inside", False):
                 return original(*args, **kwargs)
             given = signature.bind(*args, **kwargs).arguments
-            group = given.get("group")
-            ranks = tuple(dist.get_process_group_ranks(group if group is not None else dist.group.WORLD))
-            me = ranks.index(dist.get_rank()) if dist.get_rank() in ranks else -1
-            n = sum(_sizes(given.get(argument)))
+            label, ranks, me, group_name = self._facts(given.get("group"))
+            tensors = given.get(argument or "tensor")
+            of_tensors = sum(_sizes(tensors))
+            n = of_tensors if argument else 0
             asynchronous = bool(given.get("async_op", False)) or name in ("isend", "irecv")
-            bytes_sent = sent(n, len(ranks), me, given)
-            call = Call(name, _label(group, ranks), ranks, n, bytes_sent, asynchronous, self.now())
+            call = Call(
+                name,
+                label,
+                ranks,
+                n,
+                sent(n, len(ranks), me, given),
+                asynchronous,
+                self.now(),
+                dtype=_dtype(tensors),
+                tensor_bytes=of_tensors,
+                peer=_peer(given, ranks),
+                group_name=group_name,
+            )
             self.log.calls.append(call)
             self._depth.inside = True
             try:
@@ -231,6 +283,31 @@ class _Recorder:
             return result
 
         return counted
+
+    def _facts(self, group: Any) -> tuple[str, tuple[int, ...], int, str]:
+        """Return label, ranks, own position and name of a group; large groups take long to list."""
+        given: Any = group if group is not None else dist.group.WORLD
+        facts = self._groups.get(given)
+        if facts is None:
+            ranks = tuple(dist.get_process_group_ranks(given))
+            me = ranks.index(dist.get_rank()) if dist.get_rank() in ranks else -1
+            facts = self._groups[given] = (_label(group, ranks), ranks, me, str(given.group_name))
+        return facts
+
+    def grouping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def new_group(*args: Any, **kwargs: Any) -> Any:
+            group = original(*args, **kwargs)
+            if not self.log._paused:
+                given = kwargs.get("ranks", args[0] if args else None)
+                ranks = tuple(range(dist.get_world_size()) if given is None else sorted(given))
+                member = group is not None and group != dist.GroupMember.NON_GROUP_MEMBER
+                described = kwargs.get("group_desc") or (args[5] if len(args) > 5 else None) or ""
+                label = _described(str(described), ranks)
+                self.log.groups.append(GroupRecord(label, ranks, str(group.group_name) if member else ""))
+            return group
+
+        return new_group
 
     def coalescing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -261,10 +338,29 @@ class _Recorder:
 
 
 def _label(group: Any, ranks: Sequence[int]) -> str:
-    described = getattr(group, "group_desc", "") if group is not None else "default_pg"
-    if described in ("", "undefined"):
+    return _described(str(getattr(group, "group_desc", "")) if group is not None else "default_pg", ranks)
+
+
+def _described(description: str, ranks: Sequence[int]) -> str:
+    if description in ("", "undefined"):
         return "ranks " + ",".join(str(rank) for rank in ranks)
-    return str(described)
+    return description
+
+
+def _dtype(tensors: Any) -> str:
+    listed = [tensors] if isinstance(tensors, torch.Tensor) else tensors or []
+    return str(listed[0].dtype).removeprefix("torch.") if listed else ""
+
+
+def _peer(given: Mapping[str, Any], ranks: Sequence[int]) -> int | None:
+    """Return the global rank that a call names, as a global rank or by its place in the group."""
+    for name in ("dst", "src"):
+        if given.get(name) is not None:
+            return int(given[name])
+        place = given.get(f"group_{name}")
+        if place is not None:
+            return ranks[int(place)]
+    return None
 
 
 def _sizes(tensors: Any) -> list[int]:
@@ -325,6 +421,9 @@ _SAME_OPERATION = {
     "reduce_scatter_single": "reduce_scatter_tensor",
 }
 """Later names of counted functions, recorded under the name that every supported torch has."""
+
+_OBJECTS = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list")
+"""Collectives of Python objects, whose bytes only the ranks know that pickle them."""
 
 COLLECTIVES = frozenset(_MEASURES) - {"send", "isend", "recv", "irecv", "barrier"}
 """Operations in which a whole group takes part and data moves."""

@@ -34,7 +34,7 @@ def state_bytes(run: Run) -> dict[str, int]:
     own = storage_bytes(parameters)
     kept = storage_bytes(gradients)
     optimizer: dict[int, int] = {}
-    for inner in _inner_optimizers(run.optimizer):
+    for inner in inner_optimizers(run.optimizer):
         held = [p for group in inner.param_groups for p in group["params"]]
         state = [v for entry in inner.state.values() for v in tree_iter(entry)]
         optimizer.update(storage_bytes(t for t in (*held, *state) if isinstance(t, torch.Tensor)))
@@ -45,7 +45,8 @@ def state_bytes(run: Run) -> dict[str, int]:
     }
 
 
-def _inner_optimizers(optimizer: Any) -> Iterator[Any]:
+def inner_optimizers(optimizer: Any) -> Iterator[Any]:
+    """Yield torch's optimizers inside of megatron-core's, those of a chain one after another."""
     if optimizer is None:
         return
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):

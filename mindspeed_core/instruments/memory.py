@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+
+_FRESH = torch.ops.aten.lift_fresh.default
+"""Takes over a tensor that was made outside of every mode, from a list of numbers for instance."""
 
 
 class TensorBytes(TorchDispatchMode):
@@ -92,14 +95,15 @@ class TensorBytes(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._paused:
             return func(*args, **kwargs)
-        for storage in _storages((args, kwargs)):
+        for storage in () if func is _FRESH else _storages((args, kwargs)):
             if storage._cdata not in self._sizes:
                 self._ignore(storage)
         result = func(*args, **kwargs)
-        for storage in _storages(result):
+        for tensor in _strided(result):
+            storage = tensor.untyped_storage()
             key = storage._cdata
             if key not in self._sizes and key not in self._foreign:
-                self._allocated(key, storage.nbytes())
+                self._allocated(storage, tensor)
                 self._finalizers[key] = weakref.finalize(storage, self._freed, key)
         return result
 
@@ -108,9 +112,9 @@ class TensorBytes(TorchDispatchMode):
         if key not in self._foreign:
             self._foreign[key] = weakref.finalize(storage, self._foreign.pop, key, None)
 
-    def _allocated(self, key: int, size: int) -> None:
-        self._sizes[key] = size
-        self._change(size)
+    def _allocated(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
+        self._sizes[storage._cdata] = storage.nbytes()
+        self._change(storage.nbytes())
 
     def _change(self, amount: int) -> None:
         self.alive += amount
@@ -142,6 +146,17 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
 
 
 def _storages(values: Any) -> Iterator[torch.UntypedStorage]:
-    for value in tree_iter(values):
-        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-            yield value.untyped_storage()
+    return (tensor.untyped_storage() for tensor in _strided(values))
+
+
+def _strided(values: Any) -> Iterator[torch.Tensor]:
+    # Arguments of operators are tensors, lists, tuples and dictionaries: much faster than a general tree.
+    if isinstance(values, torch.Tensor):
+        if values.layout is torch.strided:
+            yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _strided(value)
+    elif isinstance(values, dict):
+        for value in values.values():
+            yield from _strided(value)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -147,28 +148,48 @@ def _pieces(
 def _cut(
     inner: Any, name: str, whole: ShardedTensor, begin: int, flat: torch.Tensor, held: tuple[int, int]
 ) -> Iterator[ShardedTensor]:
-    shape, axes = tuple(whole.data.shape), whole.prepend_axis_num
     start = max(held[0], begin)
     stop = min(held[1], begin + whole.data.numel())
     position = start - held[0]
-    for offsets, sizes in boxes(shape, start - begin, stop - begin):
-        count = math.prod(sizes)
-        # megatron-core does not read back parts of unequal length with axes in front of their own.
-        local_shape = (*(1 for _ in range(axes)), *sizes)
-        place = (0,) * axes + offsets
-        yield replace(
-            whole,
+    for offset, local_shape, count in _places(
+        tuple(whole.data.shape),
+        tuple(whole.global_offset),
+        whole.prepend_axis_num,
+        start - begin,
+        stop - begin,
+    ):
+        # A copy without the checks of its form: they take longer than the copy of a small state.
+        piece = object.__new__(ShardedTensor)
+        vars(piece).update(
+            vars(whole),
             key=f"optimizer.state.{name}.{whole.key}",
             data=flat[position : position + count].view(local_shape),
             dtype=flat.dtype,
             local_shape=local_shape,
-            global_offset=tuple(a + b for a, b in zip(whole.global_offset, place)),
+            global_offset=offset,
             axis_fragmentations=None,
             prepend_axis_num=0,
             # Data-parallel ranks hold different parts; the instances of an optimizer hold the same.
             replica_id=(*whole.replica_id[:-1], inner.distributed_optimizer_instance_id),
         )
+        yield piece
         position += count
+
+
+@cache
+def _places(
+    shape: tuple[int, ...], global_offset: tuple[int, ...], axes: int, start: int, stop: int
+) -> tuple[tuple[tuple[int, ...], tuple[int, ...], int], ...]:
+    """Return global offset, local shape and number of elements of each box of a range."""
+    # megatron-core does not read back parts of unequal length with axes in front of their own.
+    return tuple(
+        (
+            tuple(a + b for a, b in zip(global_offset, (0,) * axes + offsets)),
+            (*(1 for _ in range(axes)), *sizes),
+            math.prod(sizes),
+        )
+        for offsets, sizes in boxes(shape, start, stop)
+    )
 
 
 def every_rank_holds_parameters(inner: Any) -> bool:

@@ -17,13 +17,18 @@ _DESTROYERS = {
     "megatron.core.num_microbatches_calculator": ("destroy_num_microbatches_calculator",),
     "megatron.core.rerun_state_machine": ("destroy_rerun_state_machine",),
 }
+_STREAMS = {
+    "megatron.core.transformer.moe.token_dispatcher": ("MoEAlltoAllTokenDispatcher", "cuda_dtoh_stream"),
+    "megatron.core.transformer.moe.shared_experts": ("SharedExpertMLP", "stream"),
+}
+"""Streams that classes create for the process with the first of their instances: module, class, attribute."""
 _RANDOM = "megatron.core.tensor_parallel.random"
 _MOE = "megatron.core.transformer.moe.moe_utils"
 _MTP = "megatron.core.transformer.multi_token_prediction"
 
 
 def destroy_megatron_state() -> None:
-    """Forget process groups, memory buffers, microbatch calculator, rerun machine and RNG tracker.
+    """Forget process groups, buffers, microbatch calculator, rerun machine, RNG tracker, expert streams.
 
     Process groups themselves are destroyed with ``torch.distributed.destroy_process_group`` by whoever made
     them. Safe to call at any time, also when nothing was initialised.
@@ -41,6 +46,10 @@ def destroy_megatron_state() -> None:
     tracker = getattr(sys.modules.get(_MOE), "_MOE_LAYER_WISE_LOGGING_TRACKER", None)
     if tracker:
         tracker.clear()
+    for name, (kind, stream) in _STREAMS.items():
+        holder = getattr(sys.modules.get(name), kind, None)
+        if holder is not None:
+            setattr(holder, stream, None)
     predictions = getattr(sys.modules.get(_MTP), "MTPLossLoggingHelper", None)
     if predictions is not None:
         predictions.tracker.clear()

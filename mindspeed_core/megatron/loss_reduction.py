@@ -157,10 +157,18 @@ def _names(run: Run, mine: list[str], groups: tuple[Any, Any], training: bool) -
     known = agreed.names or ()
     if alone:
         agreed.names = (*known, *(name for name in mine if name not in known))
-    elif agreed.names is None or (agreed.others is not None and agreed.others()[0]):
-        agreed.names = _union([*known, *mine], groups)
+    elif agreed.names is None or _others_had_more(run, agreed):
+        # In a dry run the other ranks say what this one says, and a stage without loss would hear of none.
+        told = ["lm loss"] if run.session.platform.dry_run and not mine else mine
+        agreed.names = _union([*known, *told], groups)
     assert agreed.names is not None
     return agreed.names
+
+
+def _others_had_more(run: Run, agreed: _Agreed) -> bool:
+    if run.session.platform.dry_run or agreed.others is None:
+        return False
+    return bool(agreed.others()[0])
 
 
 def _union(names: Sequence[str], groups: tuple[Any, Any]) -> tuple[str, ...]:

@@ -81,7 +81,7 @@ _NOT_APPLICABLE = {
     "every step runs with the current JIT settings of torch": "--disable-jit-fuser",
     "stragglers are compared at log steps, without a port to switch it": "--straggler-ctrlr-port",
     "leave out --log-straggler": "--disable-straggler-on-startup",
-    "a research switch of Megatron-LM's authors": "--enable-experimental --fake-process-group",
+    "a research switch of Megatron-LM's authors": "--enable-experimental",
     "samples are tokens of documents of any length": "--hybrid-context-parallel",
 }
 _REFUSED = {

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from mindspeed_core.errors import SessionError
 from mindspeed_core.feature import Patch
+from mindspeed_core.launch.environment import numbered_variable
 from mindspeed_core.platforms.machine import processor_name
 
 if TYPE_CHECKING:
@@ -83,6 +84,14 @@ class Place:
         return f"{self.device}{f' ({known})' if known else ''} on {self.node}"
 
 
+class Position(NamedTuple):
+    """Position of a process in the world of a launch: its rank, all ranks, and its number on its node."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+
+
 class Platform:
     """Base of every platform. Instantiated once per session, without arguments."""
 
@@ -99,6 +108,9 @@ class Platform:
     """True where a collective proceeds beside computation without occupying the compute units."""
     distributions: ClassVar[Sequence[str]] = ()
     """Distributions whose versions take part in the cross-rank check."""
+    dry_run: ClassVar[bool] = False
+    """True where tensors have shapes and no values, and the other ranks do not exist: hosts read and write no
+    files there, and show no number that values decide."""
 
     _recorded: Any = None
 
@@ -142,6 +154,20 @@ class Platform:
 
     def set_device(self, local_rank: int) -> None:
         """Make the device of this process current."""
+
+    def position(self, args: Namespace) -> Position:
+        """Return rank, world size and local rank of this process, before there is a process group.
+
+        Args:
+            args: the parsed arguments; the base class reads the launcher's variables alone.
+
+        Raises:
+            mindspeed_core.errors.UserError: a variable of the launcher is no number.
+        """
+        return Position(*map(numbered_variable, ("RANK", "WORLD_SIZE", "LOCAL_RANK"), (0, 1, 0)))
+
+    def start(self, session: OpeningSession) -> None:
+        """Begin to compute; called when everything of a session is in place, last of its opening."""
 
     def place(self, local_rank: int | None = None) -> Place:
         """Return where this process computes.

@@ -5,7 +5,7 @@ Torch-free, so that a plan can be printed on any machine; opening a session veri
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import ArgumentError, UserError
 from mindspeed_core.platforms.platform import Availability, Platform
@@ -14,6 +14,43 @@ if TYPE_CHECKING:
     from mindspeed_core.registry import Registry
 
 AUTO = "auto"
+_FAKE_OF = {"auto": "fake", "cpu": "fake", "npu": "fake-npu"}
+_DRY_RUN_FLAGS = ("--fake-world-size", "--fake-rank", "--plan-skew")
+
+
+def requested_platform(args: Any) -> str:
+    """Return what ``--platform`` asks for; with ``--fake-process-group`` the dry run of it.
+
+    Args:
+        args: parsed arguments; one that lacks a flag has its default.
+
+    Raises:
+        ArgumentError: there is no dry run of the platform.
+    """
+    asked = str(getattr(args, "platform", AUTO))
+    if not getattr(args, "fake_process_group", False) or asked in _FAKE_OF.values():
+        return asked
+    if asked not in _FAKE_OF:
+        reason = f"there is no dry run of --platform {asked}"
+        if asked == "cuda":
+            reason += ": tensors labelled cuda abort a torch without CUDA as soon as they require grad"
+        raise ArgumentError("--fake-process-group", None, reason, "use --platform fake")
+    return _FAKE_OF[asked]
+
+
+def check_dry_run_flags(platform: type[Platform], args: Any) -> None:
+    """Refuse flags of dry runs on a platform that computes.
+
+    Raises:
+        ArgumentError: names the first of them.
+    """
+    if platform.dry_run:
+        return
+    for flag in _DRY_RUN_FLAGS:
+        value = getattr(args, flag[2:].replace("-", "_"), None)
+        if value is not None:
+            reason = f"belongs to dry runs, and --platform is {platform.name}"
+            raise ArgumentError(flag, value, reason, "add --platform fake, or drop the flag")
 
 
 def choose_platform(requested: str, registry: Registry) -> tuple[str, str]:
@@ -38,6 +75,8 @@ def choose_platform(requested: str, registry: Registry) -> tuple[str, str]:
             platform = registry.platform(name)
         except UserError as error:
             refused.append(f"{name} cannot be loaded: {error}")
+            continue
+        if platform.dry_run:
             continue
         candidates.append((-platform.preference, name, platform))
     for _, name, platform in sorted(candidates, key=lambda candidate: candidate[:2]):

@@ -144,8 +144,9 @@ def check_arguments(request: Request, selection: Selection, active: Sequence[str
 
 
 def collect_notes(request: Request, order: Sequence[str]) -> list[Note]:
-    """Return what active features say about the arguments, and which given flags a broken feature shares."""
+    """Return what host and features say about the arguments, and given flags that a broken one shares."""
     found: list[Note] = []
+    found += [Note("", sentence) for sentence in request.registry.host_notes(request.host, request.args)]
     for name in order:
         if name not in request.index.with_notes:
             continue

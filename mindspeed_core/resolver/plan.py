@@ -43,14 +43,14 @@ class HeldBack:
 
 @dataclass(frozen=True)
 class Note:
-    """A sentence of a feature about this run, for whoever starts it."""
+    """A sentence about this run for whoever starts it: of a feature, or of the host without one."""
 
     feature: str
     text: str
 
     def __str__(self) -> str:
         """Return one line for a terminal."""
-        return f"{self.feature}: {self.text}"
+        return f"{self.feature}: {self.text}" if self.feature else self.text
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Plan:
         mode: ``train`` or ``inference``.
         arguments: the values of the flags that active features declare, by destination.
         digest: SHA-256 over all of it; equal on every rank and machine for equal input.
-        notes: what active features say about these arguments; no part of the digest.
+        notes: what the host and active features say about these arguments; no part of the digest.
         stated_order: why features stand where they do, as far as they say so, a phrase each.
     """
 

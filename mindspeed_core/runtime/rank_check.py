@@ -86,13 +86,14 @@ def check_ranks(session: Session, dist_info: DistInfo) -> None:
 def ranks_agree(session: Session, dist_info: DistInfo, *, with_arguments: bool = True) -> bool:
     """Compare what the ranks of the default world run, through its store; collective over all ranks.
 
-    A world of one and ``--no-cross-rank-check`` need no comparison. Without ``with_arguments`` only plan,
-    versions and sources are compared.
+    A world of one, a dry run and ``--no-cross-rank-check`` need no comparison. Without ``with_arguments``
+    only plan, versions and sources are compared.
 
     Returns:
         Whether all ranks agree, the same on every rank. When not, rank 0 has printed a table to stderr.
     """
-    if dist_info.world_size < 2 or getattr(session.args, "no_cross_rank_check", False):
+    alone = dist_info.world_size < 2 or session.platform.dry_run
+    if alone or getattr(session.args, "no_cross_rank_check", False):
         return True
     import torch.distributed as dist
 

@@ -89,7 +89,8 @@ class Verdict:
             lines.append(f"{len(self.differences)} of {self.compared} quantities differ beyond {allowed}:")
             lines += [f"  {line}" for line in self.differences[:8]]
         else:
-            lines.append(f"{self.compared} quantities agree, largest relative error {self.largest_error:.3g}")
+            error = "" if self.largest_error is None else f", largest relative error {self.largest_error:.3g}"
+            lines.append(f"{self.compared} quantities agree{error}")
         lines += [f"  {sides}" for sides in self.sides]
         lines += [f"  {'  ' if gain.met else 'x '}{gain}" for gain in self.gains]
         return "\n".join(lines)

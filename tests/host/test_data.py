@@ -63,6 +63,7 @@ class FakeSession:
     """Runs ``batch_fields`` as a session would; ``added`` is what a feature adds on every stage."""
 
     plan = SimpleNamespace(slots={}, names=())
+    platform = SimpleNamespace(dry_run=False)
 
     def __init__(self, added=()):
         self.added = frozenset(added)

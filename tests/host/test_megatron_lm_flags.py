@@ -53,7 +53,8 @@ def test_nobody_has_to_guess_about_any_flag():
         ("--hidden-size", SUPPORTED),
         ("--timing-log-level", SUPPORTED),
         ("--yaml-cfg", REFUSED),
-        ("--fake-process-group", NOT_APPLICABLE),
+        ("--fake-process-group", SUPPORTED),
+        ("--enable-experimental", NOT_APPLICABLE),
         ("--rl-use-sequence-packing", NOT_APPLICABLE),
     ],
 )

@@ -12,6 +12,16 @@ SPLIT = ("--context-parallel-size", "2", "--position-embedding-type", "rope")
 DOCUMENTS = ("--reset-attention-mask", "--reset-position-ids", "--eod-mask-loss")
 EXPERTS = ("--num-experts", "4", "--moe-ffn-hidden-size", "32", "--moe-router-topk", "2", "--num-layers", "2")
 WHOLE = (*EXPERTS, *TP2, "--expert-tensor-parallel-size", "1", "--disable-bias-linear", "--swiglu")
+SPREAD = (
+    *(*EXPERTS, "--expert-model-parallel-size", "2", "--moe-token-dispatcher-type", "alltoall"),
+    *(
+        "--disable-bias-linear",
+        "--swiglu",
+        "--moe-grouped-gemm",
+        "--moe-shared-expert-intermediate-size",
+        "32",
+    ),
+)
 PP2 = ("--pipeline-model-parallel-size", "2")
 
 ALONE = {
@@ -38,6 +48,7 @@ TOGETHER = {
     "data parallel": ((), ("--toy-groups", "--toy-snapshot")),
     "experts": (WHOLE, ()),
     "grouped experts": ((*WHOLE, "--moe-grouped-gemm"), ()),
+    "overlapped experts": ((*SPREAD, "--moe-alltoall-overlap-comm"), ()),
     "a ring, dropout": ((*SPLIT, "--attention-dropout", "0.1"), ()),
     "heads, documents": (SPLIT, ("--context-parallel-algo", "ulysses_cp_algo", *DOCUMENTS)),
 }

@@ -61,7 +61,7 @@ def test_the_standalone_host_follows_the_rule_for_context_parallelism(session):
     from mindspeed_core.platforms.cpu import CpuPlatform
 
     args = sizes(cp=2, use_torch_fsdp2=False, use_megatron_fsdp=False, local_rank=0)
-    args.world_size, args.distributed_timeout_minutes = 1, 1
+    args.rank, args.world_size, args.distributed_timeout_minutes = 0, 1, 1
     try:
         info = parallel.init_distributed(session=session, args=args, platform=CpuPlatform())
     finally:

@@ -7,6 +7,7 @@ from mindspeed_core.feature import Feature, Flag, hookimpl
 from mindspeed_core.layer_spec import SpecEditor
 from mindspeed_core.testing.worlds import run_world
 from mindspeed_kernels.features.weight_gradients import GroupedExperts
+from mindspeed_moe.features import AllToAllOverlap, ExpertLayer
 
 MODEL = (
     *("--platform", "cpu", "--use-cpu-initialization", "--num-experts", "4", "--moe-ffn-hidden-size", "32"),
@@ -83,3 +84,26 @@ def test_experts_without_marks_are_refused_by_name(trained):
     for rank in trained[1]:
         assert "decoder.layers.0.mlp.experts.local_experts.0.linear_fc1.weight" in rank["own"]
         assert "placed by own-experts" in rank["own"]
+
+
+SPREAD = (
+    *("--expert-model-parallel-size", "2", "--moe-token-dispatcher-type", "alltoall", "--moe-grouped-gemm"),
+    *("--moe-shared-expert-intermediate-size", "32"),
+)
+
+
+def train_spread():
+    found = []
+    for flags in ((), ("--moe-alltoall-overlap-comm",)):
+        norms = Norms()
+        fake.adapt(GroupedExperts, ExpertLayer, AllToAllOverlap, extra=(norms,))
+        log = fake.run_script(*MODEL, *SPREAD, *flags)["log"]
+        found.append(([line["lm loss"] for line in log if "lm loss" in line], norms.seen))
+        fake.forget_run()
+    return found
+
+
+def test_overlapped_experts_learn_as_without_the_overlap():
+    for plain, overlapped in run_world(train_spread, 2):
+        assert len(plain[1]) == 3
+        assert overlapped == plain

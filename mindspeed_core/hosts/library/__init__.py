@@ -22,6 +22,7 @@ HOST = HostDeclaration(
     ),
     session="mindspeed_core.hosts.library.session:LibrarySession",
     absent="mindspeed_core.hosts.library.flags:why_absent",
+    notes="mindspeed_core.megatron.expert_notes:notes",
     never_calls=(
         "seed_everything",
         "build_model_chunk",

@@ -30,4 +30,5 @@ HOST = HostDeclaration(
     ),
     on_demand=_HERE + "patch_table:patches_for",
     doctor=_HERE + "checkout:findings",
+    notes="mindspeed_core.megatron.expert_notes:notes",
 )

@@ -15,6 +15,7 @@ from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, argumen
 from mindspeed_core.megatron.feature_state import feature_parts
 from mindspeed_core.megatron.model_state import LoadedWeights, check_loaded, check_saved, select
 from mindspeed_core.megatron.plan_resume import check_plan
+from mindspeed_core.megatron.tracker import TRACKER
 from mindspeed_core.run import LoadInfo, Run, SaveInfo
 from mindspeed_core.runtime.gather import all_gather_values
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 FACTS, STATES = "mindspeed", "features"
 """Keys in Megatron-LM's state: what was active, as JSON, and the state of each feature."""
-_TRACKER = "latest_checkpointed_iteration.txt"
 
 
 @intercepts(run=True)
@@ -102,13 +102,13 @@ def load_checkpoint(session: Session, run: Run, source: str | None) -> LoadInfo:
 def _folder(args: Any) -> Path | None:
     """Return the folder that was loaded; step 0 of a finetuning says nothing of that."""
     named = (args.load, getattr(args, "pretrained_checkpoint", None))
-    return next((Path(folder) for folder in named if folder and (Path(folder) / _TRACKER).is_file()), None)
+    return next((Path(folder) for folder in named if folder and (Path(folder) / TRACKER).is_file()), None)
 
 
 def _load_source(now: PretrainCall, run: Run, source: str) -> LoadInfo:
     """Let Megatron-LM load the weights alone of another checkpoint, with arguments that say so meanwhile."""
-    if not (Path(source) / _TRACKER).is_file():
-        raise CheckpointError(f"{source}: has no {_TRACKER}; name the folder that a training saved into")
+    if not (Path(source) / TRACKER).is_file():
+        raise CheckpointError(f"{source}: has no {TRACKER}; name the folder that a training saved into")
     arguments = vars(run.args)
     before = dict(arguments)
     arguments.update(load=source, finetune=True, no_load_optim=True, no_load_rng=True)

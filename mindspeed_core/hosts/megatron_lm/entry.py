@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +20,7 @@ from mindspeed_core.feature import Patch
 from mindspeed_core.hosts.megatron_lm import pretrain_call, script, session
 from mindspeed_core.hosts.megatron_lm.command_line import CommandLine, asked_for
 from mindspeed_core.hosts.megatron_lm.patch_table import ENTRIES, STARTUPS
-from mindspeed_core.platforms.selection import choose_platform
+from mindspeed_core.platforms.selection import AUTO, choose_platform, requested_platform
 from mindspeed_core.registry import Registry
 from mindspeed_core.runtime.patches import PatchLedger
 
@@ -163,7 +164,11 @@ def _make_available(ledger: PatchLedger) -> frozenset[str]:
     """
     with _reported():
         registry = _installed_registry()
-        name, _ = choose_platform(asked_for("--platform", sys.argv[1:]) or "auto", registry)
+        early = Namespace(
+            platform=asked_for("--platform", sys.argv[1:]) or AUTO,
+            fake_process_group="--fake-process-group" in sys.argv,
+        )
+        name, _ = choose_platform(requested_platform(early), registry)
         kinds = registry.platform(name).kinds()
     if "cuda" not in kinds:
         available = Patch(

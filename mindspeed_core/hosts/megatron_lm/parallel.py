@@ -21,6 +21,7 @@ from mindspeed_core.megatron.data_source import check_only_source
 from mindspeed_core.megatron.seeds import seed_generators, seed_of_rank
 from mindspeed_core.run import DistInfo, RngInfo
 from mindspeed_core.runtime.rank_check import check_ranks
+from mindspeed_core.session import current
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -56,7 +57,14 @@ def meet(args: Namespace) -> None:
     Megatron-LM's own start finds the store served. Where the script brings a store, ranks meet there.
     """
     own_store = getattr(args, "fake_process_group", False) or getattr(args, "inprocess_restart", False)
-    if own_store or args.world_size < 2 or dist.is_initialized() or "MASTER_ADDR" not in os.environ:
+    dry_run = current().platform.dry_run
+    if (
+        own_store
+        or dry_run
+        or args.world_size < 2
+        or dist.is_initialized()
+        or "MASTER_ADDR" not in os.environ
+    ):
         return
     minutes = getattr(args, "distributed_timeout_minutes", None) or TIMEOUT.total_seconds() / 60
     meet_ranks(timedelta(minutes=minutes), flag="--distributed-timeout-minutes")

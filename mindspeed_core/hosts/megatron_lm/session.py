@@ -14,10 +14,11 @@ from mindspeed_core.activation import assemble
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import PROJECT
 from mindspeed_core.hosts.megatron_lm import HOST, NAME
+from mindspeed_core.hosts.megatron_lm.dry_run import shorten
 from mindspeed_core.hosts.megatron_lm.patch_table import needed
 from mindspeed_core.hosts.megatron_lm.without_te import TE_AND_APEX, apply_defaults, installed
 from mindspeed_core.megatron.environment import restore_attention_choice, set_device_connections
-from mindspeed_core.platforms.selection import choose_platform
+from mindspeed_core.platforms.selection import check_dry_run_flags, choose_platform, requested_platform
 from mindspeed_core.resolver.resolve import resolve
 
 if TYPE_CHECKING:
@@ -46,11 +47,14 @@ def open_session(
         SystemExit: ``--plan-only``.
     """
     session, changed = _prepare(now, args, registry, extra_plugins)
+    shortened = shorten(session.platform, args)
     now.before_opening()
     session.open()
     now.session = session
     now.generator.shared = session.platform.device_type == "cpu"
     _print_summary(session, changed, entries)
+    for sentence in shortened:
+        _print(sentence)
     set_device_connections(session, args)
     restore_attention_choice(session)
     given = session.call("validate_arguments_early", args=args, plan=session.plan)
@@ -70,9 +74,10 @@ def _prepare(
     line = now.command_line
     assert line is not None
     assert line.parsed is not None
-    name, why = choose_platform(args.platform, registry)
+    name, why = choose_platform(requested_platform(args), registry)
     args.platform = name
     platform = registry.platform(name)
+    check_dry_run_flags(platform, args)
     changed = apply_defaults(args, line.provenance, platform)
     provenance = {**line.provenance, "platform": why}
     plan = resolve(

@@ -40,6 +40,7 @@ HOST = HostDeclaration(
     stages=_STAGES,
     train="mindspeed_core.hosts.standalone.loop:train",
     absent="mindspeed_core.megatron.megatron_lm_flags:why_absent",
+    notes="mindspeed_core.megatron.expert_notes:notes",
     commands={
         "inspect": (
             _HERE + "checkpoint.inspection:command",

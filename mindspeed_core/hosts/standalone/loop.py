@@ -6,12 +6,13 @@ import gc
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
 from mindspeed_core.hosts.standalone.checkpoint.save_policy import SavePolicy
 from mindspeed_core.hosts.standalone.fault_tolerance import hang_watch, stopping
+from mindspeed_core.hosts.standalone.monitoring.dry_run_log import STEPS, DryRunLog
 from mindspeed_core.hosts.standalone.monitoring.measures import Measures
 from mindspeed_core.hosts.standalone.monitoring.run_log import RunLog, announce, open_run_log
 from mindspeed_core.hosts.standalone.setup import setup, teardown
@@ -33,17 +34,21 @@ def train(session: Session) -> Run:
     failed = True
     try:
         run = setup(session)
-        log = open_run_log(run)
+        dry = session.platform.dry_run
+        log = DryRunLog(run) if dry else open_run_log(run)
         announce(run, log, time.monotonic() - started)
         session.state(Measures).start(run)
         session.call("start_run", run=run)
-        with stopping.listen(session), hang_watch.watch(run), _setup_left_out_of_collections():
+        watched = nullcontext() if dry else hang_watch.watch(run)
+        with stopping.listen(session), watched, _setup_left_out_of_collections():
             if run.args.skip_train:
                 _evaluate(run, log, "valid")
                 _evaluate(run, log, "test")
             else:
                 _loop(run, log)
         run.complete_parameters()
+        if isinstance(log, DryRunLog):
+            log.end()
         failed = False
     finally:
         _end(session, run, log, failed)
@@ -56,7 +61,10 @@ def _loop(run: Run, log: RunLog) -> None:
     validates = args.eval_iters > 0 or args.full_validation
     evaluated = -1
     stop = ""
-    while run.iteration < args.train_iters and not stop:
+    last = args.train_iters
+    if session.platform.dry_run:
+        last = min(last, run.iteration + STEPS)
+    while run.iteration < last and not stop:
         saves.before_step()
         result = _step(run)
         if run.iteration % args.log_interval == 0 or run.iteration == args.train_iters:

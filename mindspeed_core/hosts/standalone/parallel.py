@@ -31,10 +31,14 @@ def init_distributed(session: Session, args: Namespace, platform: Platform) -> D
     platform.set_device(args.local_rank)
     if not dist.is_initialized():
         timeout = timedelta(minutes=args.distributed_timeout_minutes)
-        if args.world_size == 1:
-            # One process needs no rendezvous and opens no port.
+        if args.world_size == 1 or platform.dry_run:
+            # A process without peers needs no rendezvous and opens no port.
             dist.init_process_group(
-                platform.backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout
+                platform.backend,
+                store=dist.HashStore(),
+                rank=args.rank,
+                world_size=args.world_size,
+                timeout=timeout,
             )
         else:
             meeting = meet_ranks(timeout, flag="--distributed-timeout-minutes")

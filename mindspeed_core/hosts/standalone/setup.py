@@ -47,7 +47,7 @@ def setup(session: Session) -> Run:
         _build_optimizer(run)
     run.schedule = session.call("get_forward_backward", args=args, config=run.config, pg=run.pg)
     _load(run)
-    if args.save and run.optimizer is not None and is_chosen(run):
+    if args.save and run.optimizer is not None and is_chosen(run) and not session.platform.dry_run:
         # What cannot be saved is said before the first step.
         select_saved(run, layout_metadata(run))
     _build_data(run)

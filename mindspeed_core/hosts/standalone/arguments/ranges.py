@@ -53,3 +53,20 @@ def check_limits(args: Namespace) -> None:
             raise argument_error(args, option(name), "must be above zero", "raise it, or leave it out")
     if args.rotary_percent > 1:
         raise argument_error(args, "--rotary-percent", "is more than the whole head", "use at most 1.0")
+    for name in ("lr", "decoupled_lr"):
+        _check_step_size(args, name)
+
+
+def _check_step_size(args: Namespace, name: str) -> None:
+    """Refuse a learning rate whose step or weight decay is beyond float32; torch raises in the first step."""
+    rate = getattr(args, name, None) or 0.0
+    if rate == inf:
+        return
+    if args.optimizer == "adam" and rate / (1 - args.adam_beta1) > _LARGEST_FLOAT:
+        reason = f"divided by 1 - --adam-beta1 {args.adam_beta1} is larger than any number of 32 bits"
+        raise argument_error(args, option(name), reason, "lower it")
+    decays = (args.weight_decay, args.start_weight_decay, args.end_weight_decay)
+    decay = max(abs(value or 0.0) for value in decays)
+    if decay != inf and rate * decay > _LARGEST_FLOAT:
+        reason = f"times a weight decay of {decay} is larger than any number of 32 bits"
+        raise argument_error(args, option(name), reason, "lower one of the two")

@@ -27,6 +27,7 @@ from mindspeed_core.hosts.standalone.data.files import DatasetFiles, check_datas
 from mindspeed_core.hosts.standalone.data.index_cache import BlendedDataset, GPTDataset
 from mindspeed_core.hosts.standalone.data.python_helpers import index_builders
 from mindspeed_core.hosts.standalone.data.sources import SPLITS, Blend, Sources, data_sources, parse_split
+from mindspeed_core.hosts.standalone.data.synthetic import no_datasets, shaped_iterators
 from mindspeed_core.hosts.standalone.text.stages import (
     BuiltTokenizer,
     build_for_session,
@@ -56,6 +57,8 @@ class _StageFields:
 @hookimpl(trylast=True)
 def build_datasets(session: Session, args: Namespace, num_samples: _Sizes) -> Datasets:
     """Build megatron-core's GPT datasets: rank 0 first, then the others from its index cache."""
+    if session.platform.dry_run:
+        return no_datasets(num_samples)
     return _rank_by_rank(lambda: _build(session, args, num_samples), args)
 
 
@@ -72,6 +75,8 @@ def build_data_iterators(session: Session, run: Run) -> DataIterators:
             "micro-batches there are; use --eval-iters"
         )
 
+    if session.platform.dry_run:
+        return shaped_iterators(run)
     _check_counted(session, datasets, args)
 
     def iterators(

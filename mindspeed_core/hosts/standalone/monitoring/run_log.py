@@ -268,7 +268,8 @@ def announce(run: Run, log: RunLog, seconds: float) -> None:
         log.say(f"note: {note}")
     start = _start(run)
     what = f"validating {start}" if args.skip_train else f"training {start} to step {args.train_iters}"
-    log.say(f"{what}, set up in {seconds:.1f} s, files in {run.run_dir}")
+    where = "no files" if run.run_dir is None else f"files in {run.run_dir}"
+    log.say(f"{what}, set up in {seconds:.1f} s, {where}")
 
 
 def _start(run: Run) -> str:

@@ -71,8 +71,10 @@ def add_megatron_arguments(parser):
     add("--lr-decay-style", default="linear", choices=["constant", "linear", "cosine"])
     add("--distributed-backend", default="nccl", choices=["nccl", "gloo"])
     add("--ckpt-format", default="torch_dist", choices=["torch_dist", "torch"])
-    for name in ("num-experts", "moe-ffn-hidden-size", "expert-tensor-parallel-size"):
+    experts = ("num-experts", "moe-ffn-hidden-size", "moe-shared-expert-intermediate-size")
+    for name in (*experts, "expert-tensor-parallel-size"):
         add(f"--{name}", type=int)
+    add("--moe-token-dispatcher-type", default="allgather", choices=["allgather", "alltoall"])
     add("--moe-router-topk", type=int, default=2)
     add("--expert-model-parallel-size", type=int, default=1)
     add("--moe-aux-loss-coeff", type=float, default=0.0)
@@ -149,6 +151,8 @@ def core_transformer_config_from_args(args, config_class=None):
         bf16=args.bf16,
         num_moe_experts=args.num_experts,
         moe_ffn_hidden_size=args.moe_ffn_hidden_size,
+        moe_shared_expert_intermediate_size=args.moe_shared_expert_intermediate_size,
+        moe_token_dispatcher_type=args.moe_token_dispatcher_type,
         moe_router_topk=args.moe_router_topk,
         moe_aux_loss_coeff=args.moe_aux_loss_coeff,
         moe_z_loss_coeff=args.moe_z_loss_coeff,

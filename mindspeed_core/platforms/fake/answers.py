@@ -1,0 +1,103 @@
+"""Answers to code that reads a number of a tensor without values, each counted with its place and value.
+
+A number that is known is returned: one that was made on the host, or follows from such numbers. Of the others
+floating-point numbers are 1, so that logarithms and quotients exist, and switches are off, because what
+programs ask for most is whether something went wrong. An integer may decide a shape, so that any answer could
+be silently wrong: one that is not known is refused with its place.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mindspeed_core import instruments
+from mindspeed_core.errors import UserError
+from mindspeed_core.instruments.storage import source_place
+
+_BETWEEN = (
+    os.path.join(Path(__file__).parent, ""),
+    os.path.join(Path(instruments.__file__).parent, ""),
+    os.path.join(Path(torch.__file__).parent, ""),
+)
+"""Code between the one that reads and its answer."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answered number: file, line and function that read it, and the value it was given."""
+
+    file: str
+    line: int
+    function: str
+    value: bool | int | float
+
+    def __str__(self) -> str:
+        """Return ``megatron/core/optimizer/clip_grads.py:140 (get_grad_norm_fp32): 1.0``."""
+        return f"{self.file}:{self.line} ({self.function}): {self.value}"
+
+
+class UnknownNumber(UserError):
+    """Integer that code read from a tensor without values, and that may decide a shape."""
+
+
+class Answers:
+    """The numbers that a dry run has answered, and how often.
+
+    Attributes:
+        counts: how often each was given.
+    """
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self.counts: Counter[Answer] = Counter()
+
+    def number(self, tensor: torch.Tensor) -> bool | int | float:
+        """Return the answer for a tensor of one element, and count it.
+
+        Raises:
+            UnknownNumber: an integer.
+        """
+        place = _reader()
+        value: bool | int | float
+        if tensor.dtype == torch.bool:
+            value = False
+        elif tensor.dtype.is_floating_point:
+            value = 1.0
+        else:
+            raise UnknownNumber(
+                f"{place[0]}:{place[1]} ({place[2]}) reads an integer from a tensor without values, which "
+                "may decide a shape; compute it on the host from arguments, or let the feature say so with "
+                "fake_tensors = False"
+            )
+        self.counts[Answer(*place, value)] += 1
+        return value
+
+    def numbers(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of answers in the place of one whose values are read all at once.
+
+        Raises:
+            UnknownNumber: integers.
+        """
+        return torch.full(tuple(tensor.shape), self.number(tensor), dtype=tensor.dtype)
+
+    def table(self) -> list[tuple[Answer, int]]:
+        """Return every answer with its count, by place."""
+        return sorted(self.counts.items(), key=lambda item: (item[0].file, item[0].line))
+
+
+def _reader() -> tuple[str, int, str]:
+    """Return file, line and function of the innermost code outside of torch and of this package."""
+    frame: Any = sys._getframe(2)
+    # Modes of others may pass the operation on.
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(_BETWEEN) or frame.f_code.co_name == "__torch_dispatch__"
+    ):
+        frame = frame.f_back
+    return source_place(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name

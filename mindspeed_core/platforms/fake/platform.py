@@ -1,0 +1,161 @@
+"""The platform ``fake``: one rank of any launch on any machine, in shapes alone.
+
+`DryRun` is what dry runs of every device have in common; `FakePlatform` is the one that behaves like the cpu
+platform and carries its emulation of ``torch.cuda``.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mindspeed_core.errors import ArgumentError
+from mindspeed_core.feature import Patch
+from mindspeed_core.instruments.phases import StoragePhases
+from mindspeed_core.platforms.cpu import CpuPlatform
+from mindspeed_core.platforms.fake.position import fake_position
+from mindspeed_core.platforms.fake.world import world_patches
+from mindspeed_core.platforms.platform import (
+    Availability,
+    MemoryFigure,
+    OpeningSession,
+    Platform,
+    Position,
+)
+
+if TYPE_CHECKING:
+    from mindspeed_core.instruments.communication import CommunicationLog
+    from mindspeed_core.platforms.fake.answers import Answers
+    from mindspeed_core.platforms.fake.tensors import AnsweringMode
+
+_NORM = Patch(
+    target="megatron.core.optimizer.clip_grads:l2_norm_impl",
+    new="mindspeed_core.platforms.fake.norms:l2_norm",
+    reason="makes a tensor from a list of numbers, which do not exist",
+)
+COUNTED = "bytes of tensors, counted"
+_ROOM = 1 << 60
+
+
+class DryRun(StoragePhases, Platform):
+    """What dry runs have in common; stands before the platform whose device is planned.
+
+    Attributes:
+        answers: the numbers that code read from tensors without values; empty before a session computes.
+        storage: follows every tensor of the session.
+        communication: the calls of the session, and the process groups in the order in which they were made.
+    """
+
+    backend: ClassVar[str] = "fake"
+    # Below whatever computes: `auto` leaves dry runs out altogether.
+    preference: ClassVar[int] = -1000
+    dry_run: ClassVar[bool] = True
+
+    answers: Answers
+    communication: CommunicationLog
+    _position: Position | None = None
+    _mode: Any = None
+    _answering: Any = None
+    _skew: float = 1.0
+    _computing: ExitStack | None = None
+
+    def __init__(self) -> None:
+        """Make the platform of one session."""
+
+    def check_arguments(self, args: Namespace) -> None:
+        """Refuse a rank that is in no world, and what the device that is planned refuses."""
+        super().check_arguments(args)
+        self._position = fake_position(args)
+        skew = getattr(args, "plan_skew", None)
+        if skew is not None and not 0 < skew < float("inf"):
+            reason = "experts get a positive multiple of the average"
+            raise ArgumentError("--plan-skew", skew, reason, "use 1.3 for 30 % more, for instance")
+        self._skew = 1.0 if skew is None else skew
+
+    def position(self, args: Namespace) -> Position:
+        """Return the rank that is planned: by ``--fake-rank``, or by the launcher's variables."""
+        return fake_position(args)
+
+    def patches(self) -> Sequence[Patch]:
+        """Return the patches of the device, and those of a world without peers and values."""
+        from mindspeed_core.platforms.fake.balanced import routing_of
+        from mindspeed_core.platforms.fake.tensors import (
+            ShapesOnly,
+            reading_patches,
+            swap_patch,
+        )
+
+        assert self._position is not None
+        own = super().patches()
+        self._mode, self._answering = ShapesOnly(), self.answering_mode()
+        self.answers = self._answering.answers
+        routing = Patch(
+            target="megatron.core.transformer.moe.router:TopKRouter.forward",
+            new=routing_of(self._skew),
+            kind="wrap",
+            reason="which experts tokens go to depends on numbers that do not exist",
+        )
+        without_values = (_NORM, routing, swap_patch(self._mode), *reading_patches(self.answers))
+        return (*own, *without_values, *world_patches(self._position))
+
+    def answering_mode(self) -> AnsweringMode:
+        """Make the mode that answers what has no shape function."""
+        from mindspeed_core.platforms.fake.tensors import AnsweringMode
+
+        return AnsweringMode(self.shapes())
+
+    def set_device(self, local_rank: int) -> None:
+        """Choose nothing: there is no device."""
+
+    def shapes(self) -> Mapping[str, Callable[..., Any]]:
+        """Return shape functions that take the place of an operation's own, by name with overload."""
+        return {}
+
+    def start(self, session: OpeningSession) -> None:
+        """Compute in shapes alone from now on."""
+        from mindspeed_core.instruments.communication import count_communication
+        from mindspeed_core.instruments.storage import StorageTracker
+        from mindspeed_core.platforms.fake.tensors import shapes_only
+
+        self.storage = StorageTracker(self.device_type)
+        self._computing = ExitStack()
+        self.communication = self._computing.enter_context(count_communication(objects=True))
+        self._computing.enter_context(shapes_only(self._mode, self._answering))
+        self._computing.enter_context(self.storage)
+
+    def close(self, session: OpeningSession) -> None:
+        """Leave the mode; the answers and the counted bytes stay."""
+        computing, self._computing = self._computing, None
+        if computing is not None:
+            computing.close()
+        super().close(session)
+
+    def memory_allocated(self) -> MemoryFigure:
+        """Return the bytes of the tensors that are alive."""
+        return MemoryFigure(self.storage.alive, COUNTED)
+
+    def peak_memory(self) -> MemoryFigure:
+        """Return the most bytes of tensors alive since `reset_peak_memory`."""
+        return MemoryFigure(self.storage.peak, COUNTED)
+
+    def reset_peak_memory(self) -> None:
+        """Start a new peak."""
+        self.storage.reset_peak()
+
+    def total_memory(self) -> int:
+        """Return more than anything needs: what has no values fits anywhere."""
+        return _ROOM
+
+
+class FakePlatform(DryRun, CpuPlatform):
+    """A dry run like the cpu platform: the same code runs, on tensors without values, and nobody is asked."""
+
+    name: ClassVar[str] = "fake"
+    like: ClassVar[str] = "cpu"
+
+    @classmethod
+    def probe(cls) -> Availability:
+        """Answer that every machine can."""
+        return Availability(True, "a dry run: nothing is computed, allocated or sent")

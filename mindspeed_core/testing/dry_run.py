@@ -1,0 +1,221 @@
+"""Proof that a dry run is right: bytes and communication of each rank, against a world that computes.
+
+The same instruments follow both. The calls must be the same, with their groups, operations, bytes, dtypes,
+peers and order, and the bytes of every phase within `TOLERANCE`. What a backend allocates itself is not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_core.discovery.entry_points import load_object
+from mindspeed_core.discovery.host import DEFAULT_HOST
+from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
+from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_core.testing.proof_files import flags_with_files
+from mindspeed_core.testing.verify import Verdict
+from mindspeed_core.testing.worlds import WorldError, run_world
+
+if TYPE_CHECKING:
+    from mindspeed_core.feature import Feature, Scenario
+    from mindspeed_core.instruments.communication import CommunicationLog
+    from mindspeed_core.instruments.storage import PhaseBytes, StorageTracker
+    from mindspeed_core.registry import Registry
+    from mindspeed_core.session import Session
+
+TOLERANCE = 1024
+"""Bytes by which a phase may differ: single numbers that a step makes on its way."""
+_STEPS = 2
+
+
+@dataclass(frozen=True)
+class MeasuredRank:
+    """Bytes and communication of one rank.
+
+    Attributes:
+        phases: bytes by phase.
+        calls: what the steps communicated, in order, one line each.
+        groups: process groups in the order in which they were made: description and ranks.
+        features: the active features.
+        answers: the numbers that a dry run answered, with their places; empty in a world that computes.
+    """
+
+    phases: Mapping[str, PhaseBytes]
+    calls: tuple[str, ...]
+    groups: tuple[tuple[str, tuple[int, ...]], ...]
+    features: tuple[str, ...]
+    answers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MeasureRequest:
+    """The request that every rank gets; ``flags`` is the whole command line."""
+
+    flags: Sequence[str]
+    platform: str
+    declarations: Sequence[str] = ()
+
+
+def measure_world(
+    flags: Sequence[str],
+    world_size: int,
+    *,
+    platform: str,
+    files: Sequence[str] = (),
+    declarations: Sequence[str] = (),
+    timeout: float = 300.0,
+) -> list[MeasuredRank]:
+    """Train the small GPT with ``flags`` added for two steps; return what each rank held and communicated.
+
+    Args:
+        flags: appended to `mindspeed_core.testing.model_flags.SMALL_GPT`.
+        world_size: ranks; each is a process of its own in a dry run too.
+        platform: ``fake`` for a dry run.
+        files: small files behind ``{files}`` in the flags.
+        declarations: ``"module:Name"`` of features that are not installed.
+        timeout: seconds for the whole world.
+    """
+    with flags_with_files(flags, files) as filled:
+        request = MeasureRequest(
+            training_flags(filled, _STEPS + 1, _registry(declarations)), platform, tuple(declarations)
+        )
+        return run_world(f"{__name__}:measure_rank", world_size, request, timeout=timeout)
+
+
+def measure_rank(request: MeasureRequest) -> MeasuredRank:
+    """Train one rank for two steps, followed by the instruments."""
+    from mindspeed_core.activation import prepare
+    from mindspeed_core.instruments.communication import count_communication
+    from mindspeed_core.instruments.phases import StoragePhases
+    from mindspeed_core.instruments.storage import StorageTracker
+
+    options: dict[str, Any] = {"registry": _registry(request.declarations), "host": DEFAULT_HOST}
+    with ExitStack() as stack:
+        session: Session
+        if _is_dry(request):
+            session = prepare(request.flags, platform=request.platform, **options)
+            stack.enter_context(session)
+            platform: Any = session.platform
+            storage, log = platform.storage, platform.communication
+        else:
+            storage = StorageTracker()
+            session = prepare(
+                request.flags, platform=request.platform, extra_plugins=(StoragePhases(storage),), **options
+            )
+            stack.enter_context(session)
+            log = stack.enter_context(count_communication(objects=True))
+            stack.enter_context(storage)
+        return _measured(session, storage, log)
+
+
+def _measured(session: Session, storage: StorageTracker, log: CommunicationLog) -> MeasuredRank:
+    from mindspeed_core.hosts.standalone import loop
+
+    run = loop.setup(session)
+    session.call("start_run", run=run)
+    first = len(log.calls)
+    for _ in range(_STEPS):
+        session.call("train_step", run=run)
+        run.iteration += 1
+        run.consumed_train_samples += batch_at(run.args, run.consumed_train_samples).samples
+    platform: Any = session.platform
+    measured = MeasuredRank(
+        phases={phase.name: phase for phase in storage.report()},
+        calls=tuple(str(call) for call in log.calls[first:]),
+        groups=tuple((group.description, group.ranks) for group in log.groups),
+        features=session.plan.names,
+        answers=tuple(str(answer) for answer, _ in platform.answers.table()) if platform.dry_run else (),
+    )
+    loop.teardown(session)
+    return measured
+
+
+def differences(computed: Sequence[MeasuredRank], planned: Sequence[MeasuredRank]) -> list[str]:
+    """Return what a dry run has other than the world that computed, one line each; empty when it is right.
+
+    Args:
+        computed: the ranks of the world that computed.
+        planned: the same ranks of the dry run.
+    """
+    found = []
+    for rank, (real, dry) in enumerate(zip(computed, planned)):
+        for name, phase in real.phases.items():
+            other = dry.phases[name]
+            for what in ("begin", "peak", "end"):
+                ours, theirs = getattr(other, what), getattr(phase, what)
+                if abs(ours - theirs) > TOLERANCE:
+                    found.append(f"rank {rank}, {name}, {what}: {ours:,} B planned, {theirs:,} B computed")
+        found += _first_difference(rank, "call", real.calls, dry.calls)
+        found += _first_difference(rank, "group", list(map(str, real.groups)), list(map(str, dry.groups)))
+    return found
+
+
+def _first_difference(rank: int, what: str, real: Sequence[str], dry: Sequence[str]) -> list[str]:
+    for number, (theirs, ours) in enumerate(zip_longest(real, dry, fillvalue="nothing")):
+        if theirs != ours:
+            return [f"rank {rank}, {what} {number}: {ours} planned, {theirs} computed"]
+    return []
+
+
+def verify_dry_run(
+    feature: type[Feature], scenario: Scenario, *, declarations: Sequence[str] = (), timeout: float = 300.0
+) -> Verdict:
+    """Compare the dry run of a scenario's flags with the world that computes them.
+
+    Args:
+        feature: the declaration.
+        scenario: one of its ``verify``.
+        declarations: ``"module:Name"`` of declarations to use instead of what is installed.
+        timeout: seconds for each of both worlds.
+
+    Returns:
+        The verdict; a world that cannot run is a failed verdict with its error, not an exception.
+    """
+    name = f"{scenario.name}, dry run"
+    try:
+        computed, planned = (
+            measure_world(
+                scenario.flags,
+                scenario.world_size,
+                platform=platform,
+                files=scenario.files,
+                declarations=declarations,
+                timeout=timeout,
+            )
+            for platform in ("cpu", "fake")
+        )
+    except WorldError as error:
+        return Verdict(feature.name, name, passed=False, tolerance=TOLERANCE, error=str(error))
+    lines = differences(computed, planned)
+    problem = ""
+    if feature.name not in planned[0].features:
+        active = ", ".join(planned[0].features) or "none"
+        problem = f"the feature is not active in the dry run; active: {active}"
+    return Verdict(
+        feature.name,
+        name,
+        passed=not lines and not problem,
+        tolerance=TOLERANCE,
+        largest_error=None,
+        compared=sum(3 * len(rank.phases) + len(rank.calls) + len(rank.groups) for rank in computed),
+        differences=tuple(lines),
+        error=problem,
+    )
+
+
+def _is_dry(request: MeasureRequest) -> bool:
+    from mindspeed_core.registry import Registry
+
+    return Registry.discover().platform(request.platform).dry_run
+
+
+def _registry(declarations: Sequence[str]) -> Registry | None:
+    if not declarations:
+        return None
+    from mindspeed_core.registry import Registry
+
+    return Registry.of([load_object(path) for path in declarations])

@@ -1,0 +1,143 @@
+"""The platform of dry runs: its position in the world, known numbers, experts, and what it refuses."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from mindspeed_core.errors import ArgumentError, UserError
+from mindspeed_core.platforms.fake.answers import UnknownNumber
+from mindspeed_core.platforms.fake.balanced import balanced_map
+from mindspeed_core.platforms.fake.platform import FakePlatform
+from mindspeed_core.platforms.fake.position import fake_position
+from mindspeed_core.platforms.fake.tensors import AnsweringMode, ShapesOnly, reading_patches, shapes_only
+from mindspeed_core.platforms.selection import check_dry_run_flags, choose_platform, requested_platform
+from mindspeed_core.registry import Registry
+from mindspeed_core.runtime.patches import PatchLedger
+
+
+def flags(**given):
+    return Namespace(**{"fake_world_size": None, "fake_rank": None, "plan_skew": None, **given})
+
+
+@contextmanager
+def without_values():
+    mode, answering, ledger = ShapesOnly(), AnsweringMode(), PatchLedger()
+    ledger.apply(reading_patches(answering.answers), owner="test")
+    try:
+        with shapes_only(mode, answering):
+            yield answering.answers
+    finally:
+        ledger.revert()
+
+
+def test_the_position_is_that_of_the_flags():
+    assert fake_position(flags(fake_world_size=16, fake_rank=5), {}) == (5, 16, 0)
+
+
+def test_without_flags_the_position_is_that_of_the_launcher():
+    assert fake_position(flags(), {"WORLD_SIZE": "8", "RANK": "3", "LOCAL_RANK": "3"}) == (3, 8, 0)
+
+
+def test_a_flag_that_contradicts_the_launcher_is_refused():
+    with pytest.raises(ArgumentError, match="--fake-world-size 4: the launcher says WORLD_SIZE=8"):
+        fake_position(flags(fake_world_size=4), {"WORLD_SIZE": "8"})
+
+
+@pytest.mark.parametrize("rank", [-1, 4])
+def test_a_rank_outside_of_the_world_is_refused(rank):
+    with pytest.raises(ArgumentError, match=r"--fake-rank .* outside of a world of 4 ranks"):
+        fake_position(flags(fake_world_size=4, fake_rank=rank), {})
+
+
+def test_auto_never_chooses_a_dry_run():
+    name, _ = choose_platform("auto", Registry.discover())
+
+    assert not Registry.discover().platform(name).dry_run
+
+
+@pytest.mark.parametrize(("asked", "chosen"), [("auto", "fake"), ("cpu", "fake"), ("npu", "fake-npu")])
+def test_a_fake_process_group_makes_a_dry_run_of_the_platform(asked, chosen):
+    assert requested_platform(Namespace(platform=asked, fake_process_group=True)) == chosen
+
+
+def test_a_dry_run_of_cuda_is_refused_with_the_reason():
+    with pytest.raises(ArgumentError, match="abort a torch without CUDA"):
+        requested_platform(Namespace(platform="cuda", fake_process_group=True))
+
+
+def test_flags_of_dry_runs_are_refused_where_numbers_are_computed():
+    with pytest.raises(ArgumentError, match="--fake-rank 1: belongs to dry runs, and --platform is cpu"):
+        check_dry_run_flags(Registry.discover().platform("cpu"), flags(fake_rank=1))
+
+
+def test_a_skew_is_positive():
+    with pytest.raises(ArgumentError, match="--plan-skew 0"):
+        FakePlatform().check_arguments(flags(plan_skew=0.0))
+
+
+def test_fake_npu_says_what_it_needs(monkeypatch):
+    monkeypatch.delenv("MINDSPEED_NPU_STUB_DEVICES", raising=False)
+
+    with pytest.raises(UserError, match="--platform fake"):
+        choose_platform("fake-npu", Registry.discover())
+
+
+def test_integers_that_follow_from_known_ones_are_known():
+    with without_values():
+        counts = torch.arange(4, dtype=torch.int64) * 2
+        found = counts.tolist(), int(counts.sum()), counts[1:3].tolist()
+
+    assert found == ([0, 2, 4, 6], 12, [2, 4])
+
+
+def test_an_unknown_integer_is_refused_with_its_place():
+    with (
+        without_values(),
+        pytest.raises(UnknownNumber, match=r"test_fake_platform.py:\d+ .*reads an integer"),
+    ):
+        torch.ones(4).argmax().item()
+
+
+def test_an_integer_that_was_overwritten_is_unknown_in_every_view():
+    with without_values():
+        counts = torch.zeros(4, dtype=torch.int64)
+        counts[:2] = torch.rand(2).argsort()
+        with pytest.raises(UnknownNumber):
+            counts.tolist()
+
+
+def test_floating_point_numbers_and_switches_are_answered_and_counted():
+    with without_values() as answers:
+        value, switch = torch.rand(1).item(), bool(torch.rand(1) > 2)
+
+    assert (value, switch) == (1.0, False)
+    assert sorted(answer.value for answer in answers.counts) == [False, 1.0]
+    assert all(answer.file.endswith("test_fake_platform.py") for answer in answers.counts)
+
+
+def test_a_selection_is_as_long_as_its_known_mask():
+    with without_values():
+        mask = torch.tensor([True, False, True])
+        chosen = torch.rand(3).masked_select(mask)
+
+    assert chosen.shape == (2,)
+
+
+@pytest.mark.parametrize("tokens", [8, 7])
+def test_each_token_goes_to_as_many_experts_as_it_should(tokens):
+    chosen = balanced_map(tokens, 4, 2, 0, 2, 1.0, tokens)
+
+    assert chosen.sum(dim=1).tolist() == [2] * tokens
+    assert max(chosen.sum(dim=0)) - min(chosen.sum(dim=0)) <= 1
+
+
+def test_a_skew_gives_the_experts_of_this_rank_more_tokens():
+    even, skewed = (balanced_map(64, 8, 2, 2, 2, skew, 64).sum(dim=0) for skew in (1.0, 1.5))
+
+    assert even.tolist() == [16] * 8
+    assert skewed[2:4].tolist() == [24, 24]
+    assert skewed.sum() == 128

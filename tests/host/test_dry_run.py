@@ -1,0 +1,66 @@
+"""A dry run holds and communicates what a world that computes does, rank by rank."""
+
+from __future__ import annotations
+
+import pytest
+
+from mindspeed_core.testing.dry_run import differences, measure_world
+
+PADDED_EXPERTS = (
+    *("--num-experts", "4", "--moe-router-topk", "2", "--expert-model-parallel-size", "2"),
+    *("--moe-token-dispatcher-type", "alltoall", "--moe-expert-capacity-factor", "1.0"),
+    "--moe-pad-expert-input-to-capacity",
+)
+LATENT = (
+    *("--multi-latent-attention", "--normalization", "RMSNorm", "--position-embedding-type", "rope"),
+    *("--untie-embeddings-and-output-weights", "--disable-bias-linear", "--swiglu"),
+)
+LAYOUTS = {
+    "two replicas": (),
+    "distributed optimizer": ("--use-distributed-optimizer", "--bf16", "--overlap-grad-reduce"),
+    "tensor and sequence": ("--tensor-model-parallel-size", "2", "--sequence-parallel"),
+    "pipeline": ("--pipeline-model-parallel-size", "2"),
+    "interleaved": (*("--pipeline-model-parallel-size", "2", "--num-virtual-stages-per-pipeline-rank", "2"),),
+    "full recompute": (
+        *("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"),
+    ),
+    "padded experts": PADDED_EXPERTS,
+    "latent attention": LATENT,
+    "further tokens": ("--mtp-num-layers", "1", "--position-embedding-type", "rope"),
+}
+ALWAYS = ("tensor and sequence", "interleaved")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.thorough) for name in LAYOUTS],
+)
+def test_a_dry_run_has_the_bytes_and_calls_of_the_real_one(layout):
+    computed, planned = (measure_world(LAYOUTS[layout], 2, platform=name) for name in ("cpu", "fake"))
+
+    assert differences(computed, planned) == []
+    assert computed[0].calls
+
+
+def test_a_dry_run_of_the_program_reads_writes_and_opens_nothing(tmp_path, monkeypatch, capsys):
+    from mindspeed_core.cli.train import main
+
+    def refuse(*args, **options):
+        raise AssertionError("a dry run opens no socket")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    monkeypatch.setattr("socket.socket.bind", refuse)
+    model = "--num-layers 1 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --vocab-size 64"
+    length = "--micro-batch-size 1 --global-batch-size 4 --train-iters 1000 --lr 1e-3 --save-interval 500"
+    place = "--platform fake --fake-world-size 4 --fake-rank 3 --tensor-model-parallel-size 2"
+    files = "--data-path nowhere --save saved --load loaded"
+
+    status = main(f"{model} {length} {place} {files}".split())
+
+    said = capsys.readouterr().out
+    assert status == 0
+    assert list(tmp_path.iterdir()) == []
+    assert "dry run of rank 3 of 4" in said
+    assert "--load loaded was not read" in said
+    assert "loss " not in said
