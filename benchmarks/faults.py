@@ -11,22 +11,20 @@ writes benchmarks/results/faults.json and ends with status 1 when anything but t
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
+from command_line import SAVES, TINY, empty, options_of_jobs
 from machine import write
 
 from mindspeed_testing.faults import records, run_undisturbed
 from mindspeed_testing.kills import VICTIMS, kill_repeatedly
 
-FLAGS = (
-    "--platform cpu --num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --vocab-size 64 "
-    "--micro-batch-size 1 --mock-data --num-workers 0 --lr 1e-3 --lr-decay-style constant "
-    "--train-iters 1000000 --eval-iters 0 --attention-dropout 0.1 --hidden-dropout 0.1"
-).split()
+FLAGS = [
+    *TINY,
+    *"--train-iters 1000000 --eval-iters 0 --attention-dropout 0.1 --hidden-dropout 0.1".split(),
+]
 KINDS = {
     "distributed optimizer": ("--use-distributed-optimizer",),
     "fully sharded": ("--use-torch-fsdp2", "--untie-embeddings-and-output-weights"),
@@ -35,20 +33,15 @@ KINDS = {
         "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --disable-bias-linear --swiglu"
     ).split(),
 }
-SAVES = {"foreground": (), "background": ("--async-save",)}
 SAVING = "--save-interval 2 --keep-last-n 2 --on-save-failure continue --hang-timeout-minutes 0.25".split()
 """A killed writer must not end a job; one that hangs for 15 s is started again."""
 PATIENCE = 240.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of_jobs(__doc__, "faults")
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, default=Path("runs") / "faults")
     parser.add_argument("--only", help="jobs whose name contains this text; no results are written")
     options = parser.parse_args()
     names = [(kind, save) for kind in KINDS for save in SAVES]
@@ -76,8 +69,7 @@ def main() -> int:
 def measure(kind: str, save: str, kills: int, options: argparse.Namespace) -> dict[str, Any]:
     """Kill one job, repeat it undisturbed, and describe what differs."""
     flags = [*FLAGS, *KINDS[kind]]
-    folder = options.folder / f"{kind} {save}".replace(" ", "-")
-    shutil.rmtree(folder, ignore_errors=True)
+    folder = empty(options.folder / f"{kind} {save}".replace(" ", "-"))
     began = time.monotonic()
     try:
         report = kill_repeatedly(

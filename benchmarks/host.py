@@ -37,7 +37,7 @@ BACKGROUND = {
     "10 million weights": (SAVED, 1),
     "10 million weights, 2 ranks": (SAVED, 2),
     "10 million weights, 2 ranks, not sharded": ([f for f in SAVED if "distributed" not in f], 2),
-    "50 million weights": ([*SAVED, "--hidden-size", "768", "--num-layers", "7"], 1),
+    "50 million weights": ([*SAVED, *"--hidden-size 768 --num-layers 7 --seq-length 16".split()], 1),
 }
 HAND, HOST, MEGATRON = "hand-written loop", "host", "Megatron-LM's loop"
 
@@ -119,9 +119,10 @@ def compare_background_saves(rounds: int) -> dict[str, dict[str, float]]:
     for name, (flags, ranks) in BACKGROUND.items():
         rows[name] = row = background_saves.measure(flags, rounds, ranks)
         print(
-            f"{name:<42}{row['state_mb']:7.0f} MB   copy {row['copy_seconds'] * 1e3:6.0f} ms"
-            f"   call {row['call_over_copy']:5.2f} copies, steps x {row['following_steps_over_plain']:.3f}"
-            f"   torch {row['torch_call_over_copy']:5.2f} copies,"
+            f"{name:<42}{row['state_mb']:5.0f} MB per rank   copy {row['copy_seconds'] * 1e3:5.0f} ms"
+            f"   call {row['call_seconds'] * 1e3:5.0f} ms = {row['call_over_copy']:5.2f} copies,"
+            f" steps x {row['following_steps_over_plain']:.3f}"
+            f"   torch {row['torch_call_seconds'] * 1e3:5.0f} ms = {row['torch_call_over_copy']:5.2f} copies,"
             f" x {row['torch_following_steps_over_plain']:.3f}"
         )
     return rows
@@ -154,7 +155,9 @@ def main() -> int:
     background = {} if options.no_saves else compare_background_saves(options.rounds)
     for name, row in background.items():
         bounds[f"{name}: call <= 2 copies"] = row["call_over_copy"] <= 2.0
-        bounds[f"{name}: following steps <= 1.02"] = row["following_steps_over_plain"] <= 1.02
+        # Each rank trains with one thread. Without a core to spare its writer takes from somebody.
+        if BACKGROUND[name][1] < (os.cpu_count() or 1):
+            bounds[f"{name}: following steps <= 1.02"] = row["following_steps_over_plain"] <= 1.02
     if MEGATRON in loops:
         bounds["host / Megatron-LM's loop >= 1.0"] = loops[MEGATRON]["host_over_it"] >= 1.0
     results = {"loops": loops, "saves": saves, "background_saves": background, "bounds": bounds}

@@ -9,52 +9,39 @@ than 2 % over all steps, or when the number of its descriptors or threads change
 
 from __future__ import annotations
 
-import argparse
-import shutil
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
+from command_line import SAVES, TINY, empty, options_of_jobs
 from machine import write
 
 from mindspeed_testing.soak import Trend, as_json, soak
 
-FLAGS = (
-    "--platform cpu --num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --vocab-size 64 "
-    "--micro-batch-size 1 --mock-data --num-workers 0 --lr 1e-3 --lr-decay-style constant --eval-iters 1 "
-    "--eval-interval 100 --use-distributed-optimizer --no-progress"
-).split()
+FLAGS = [*TINY, *"--eval-iters 1 --eval-interval 100 --use-distributed-optimizer --no-progress".split()]
 EVERY = 50
 LARGEST_SHARE = 0.02
-MODES = {"foreground": (), "background": ("--async-save",)}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of_jobs(__doc__, "soak")
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--restarts", type=int, default=3)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--folder", type=Path, default=Path("runs") / "soak")
     options = parser.parse_args()
-    shutil.rmtree(options.folder, ignore_errors=True)
-    options.folder.mkdir(parents=True)
     began = time.monotonic()
     attempts = soak(
         FLAGS,
-        options.folder,
+        empty(options.folder),
         processes=options.processes,
         steps=options.steps,
         restarts=options.restarts,
         every=EVERY,
-        modes=list(MODES.values()),
+        modes=list(SAVES.values()),
     )
     found: dict[str, Any] = {}
-    for number, mode in enumerate(MODES):
+    for number, mode in enumerate(SAVES):
         for rank in range(options.processes):
-            processes = [attempt[rank] for attempt in attempts[number :: len(MODES)]]
+            processes = [attempt[rank] for attempt in attempts[number :: len(SAVES)]]
             found[f"{mode}, rank {rank}"] = part = as_json(processes)
             print(
                 f"{mode}, rank {rank}: handed out {_text(part['memory'])}, anonymous "

@@ -14,56 +14,32 @@ import pytest
 from mindspeed_core.hosts.standalone.checkpoint import save_folder
 from mindspeed_core.hosts.standalone.checkpoint.inspection import inspect
 from mindspeed_core.testing.worlds import run_world
+from mindspeed_testing import held_writer
 from mindspeed_testing.faults import start_job
+from mindspeed_testing.held_writer import MOMENTS
 
 SMALL = shlex.split(
     "--platform cpu --num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --vocab-size 64 "
     "--micro-batch-size 1 --global-batch-size 2 --mock-data --num-workers 0 --lr 1e-3 --train-iters 100 "
     "--eval-iters 0 --async-save --use-distributed-optimizer"
 )
-MOMENTS = ("before the first byte", "between two files", "before it reports")
 BOUND = 20.0
 """Seconds for what takes a fraction of one on an idle machine; the time-outs of collectives are longer."""
 
 
-def hold_writer(moment, arrives, opened):
-    """Replace what a writer does by the same, with a halt at a moment; undo with the returned function."""
-    from mindspeed_core.hosts.standalone.checkpoint import save
-
-    write = save._write_rank
-
-    def held(directory, files, common, beat=lambda: None, *, threads=1):
-        def halt(now):
-            if now == moment:
-                os.write(arrives, b"x")
-                os.read(opened, 1)
-
-        halt(MOMENTS[0])
-        if moment == MOMENTS[1]:
-            write(directory, files[:1], None, beat, threads=threads)
-        halt(MOMENTS[1])
-        written = write(directory, files, common, beat, threads=threads)
-        halt(MOMENTS[2])
-        return written
-
-    save._write_rank = held
-    return lambda: setattr(save, "_write_rank", write)
-
-
-def lose_writer(run, how, moment, victim, blocking):
+def lose_writer(run, gate, how, moment, victim, blocking):
     """Save in the background, lose the writer of one rank; what was said, and how long the poll took."""
     from mindspeed_core.errors import CheckpointError
     from mindspeed_core.hosts.standalone.checkpoint.save import Saver
 
     saver, here = run.session.state(Saver), run.dist.rank == victim
-    arrived, arrives = os.pipe()
-    opened, opens = os.pipe()
-    release = hold_writer(moment, arrives, opened) if here else lambda: None
+    if here:
+        gate.hold(moment)
     run.session.call("save_checkpoint", run=run, reason="interval")
-    release()
     pid = 0
     if here:
-        os.read(arrived, 1)
+        gate.wait_until_held()
+        gate.forget()
         (writer,) = psutil.Process().children()
         pid = writer.pid
         os.kill(pid, how)
@@ -74,8 +50,6 @@ def lose_writer(run, how, moment, victim, blocking):
         except CheckpointError as error:
             text = str(error)
     seconds = time.monotonic() - began
-    for end in (arrived, arrives, opened, opens):
-        os.close(end)
     return {"text": text, "pid": pid, "seconds": seconds, "children": len(psutil.Process().children())}
 
 
@@ -83,20 +57,27 @@ def world(directory, cases):
     """Lose writers, one case after another in one run, with a step and a good save after each."""
     import multiprocessing
 
+    import torch.distributed as dist
+
     from mindspeed_core.activation import activate
     from mindspeed_core.hosts.standalone import loop
+    from mindspeed_core.hosts.standalone.checkpoint import save
     from mindspeed_core.hosts.standalone.checkpoint.save import Saver
 
     multiprocessing.current_process()._config["daemon"] = False
+    save.WRITER = held_writer.WORK
+    gate = held_writer.Gate(Path(f"{directory}-gate-{os.environ['RANK']}"))
     found = []
     flags = [*SMALL, "--save", directory, "--run-dir", f"{directory}-run", "--hang-timeout-minutes", "0.04"]
     with activate(flags, host="standalone") as session:
         run = loop.setup(session)
         for case in cases:
             run.iteration += 1
-            result = lose_writer(run, *case)
+            result = lose_writer(run, gate, *case)
             session.call("train_step", run=run)
             result["names"] = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+            # The next save makes a folder of its own as soon as one rank gets there.
+            dist.barrier()
             run.iteration += 1
             session.call("save_checkpoint", run=run, reason="interval")
             session.state(Saver).poll(blocking=True)

@@ -6,6 +6,7 @@ Objects are written whole or not at all; there are no folders, no rename and no 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from pathlib import Path
@@ -24,22 +25,43 @@ class Crash(BaseException):
 
 
 class Faults:
-    """The operation that fails, counted from 1, and how; writers that are forked later inherit it."""
+    """The operation that fails, counted from 1, and how; processes that this one starts follow it."""
 
     count = 0
     at: int | None = None
     how = ""
     operations: tuple[str, ...] = ()
     seen: list[str] = []
+    followed = ""
+    orders = 0
 
     @classmethod
     def set(cls, at=None, how="", operations=()):
         cls.count, cls.at, cls.how, cls.operations, cls.seen = 0, at, how, operations, []
+        cls.orders += 1
+        if FOLDER in os.environ:
+            cls._orders_of(os.getpid()).write_text(json.dumps([cls.orders, at, how, operations]))
+
+    @staticmethod
+    def _orders_of(process):
+        return Path(f"{os.environ[FOLDER]}-faults-{process}")
+
+    @classmethod
+    def follow(cls):
+        """Take over what the process that started this one has set, unless this one sets its own."""
+        orders = cls._orders_of(os.getppid())
+        if cls._orders_of(os.getpid()).exists() or not orders.exists():
+            return
+        text = orders.read_text()
+        if text != cls.followed:
+            cls.followed, cls.count = text, 0
+            _, cls.at, cls.how, cls.operations = json.loads(text)
 
 
 def operation(function):
     def run(self, path, *args, **named):
         name = function.__name__
+        Faults.follow()
         if Faults.operations and name not in Faults.operations:
             return function(self, path, *args, **named)
         Faults.count += 1

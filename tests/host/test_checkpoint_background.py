@@ -15,6 +15,7 @@ from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.checkpoint.inspection import inspect
 from mindspeed_core.instruments.communication import count_communication
 from mindspeed_core.testing.worlds import run_world
+from mindspeed_testing import held_writer
 
 SMALL = shlex.split(
     "--platform cpu --num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --vocab-size 64 "
@@ -115,24 +116,12 @@ def poll(run):
     run.session.state(Saver).poll(blocking=True)
 
 
-def held_writer():
-    """Hold the next background writer before its first byte, until the returned function is called."""
+def make_gate(folder):
+    """A gate for the background writers of the runs that this rank opens from now on."""
     from mindspeed_core.hosts.standalone.checkpoint import save as module
 
-    write = module._write_rank
-    opened, opens = os.pipe()
-
-    def held(*given, **named):
-        os.read(opened, 1)
-        return write(*given, **named)
-
-    module._write_rank = held
-
-    def release():
-        module._write_rank = write
-        os.write(opens, b"x")
-
-    return release
+    module.WRITER = held_writer.WORK
+    return held_writer.Gate(folder / f"gate {os.environ['RANK']}")
 
 
 def digests(folder):
@@ -144,15 +133,16 @@ def digests(folder):
 
 def snapshots(root):
     """Save the same moment in the foreground and, training on, in the background."""
-    found = {}
+    found, gate = {}, make_gate(root)
     for name, flags in FORMS.items():
         run = open_run(flags)
         steps(run, 2)
         save(run, root / name / "now", "exit")
-        release = held_writer()
+        gate.hold(held_writer.MOMENTS[0])
         save(run, root / name / "beside")
         steps(run, 2)
-        release()
+        gate.wait_until_held()
+        gate.open()
         poll(run)
         save(run, root / name / "later", "exit")
         close_run(run)

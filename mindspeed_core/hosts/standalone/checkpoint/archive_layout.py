@@ -11,14 +11,14 @@ import re
 import struct
 from dataclasses import dataclass
 
-_LOCAL = struct.Struct("<4s5H3I2H")
-_CENTRAL = struct.Struct("<4s6H3I5H2I")
-_END = struct.Struct("<4s4H2IH")
-_END64 = struct.Struct("<4sQ2H2I4Q")
-_LOCATOR64 = struct.Struct("<4sIQI")
-_SIZES64 = struct.Struct("<2H2Q")
-_HAS_DESCRIPTOR = 1 << 3
-_IN_ZIP64 = 0xFFFFFFFF
+LOCAL = struct.Struct("<4s5H3I2H")
+CENTRAL = struct.Struct("<4s6H3I5H2I")
+END = struct.Struct("<4s4H2IH")
+END64 = struct.Struct("<4sQ2H2I4Q")
+LOCATOR64 = struct.Struct("<4sIQI")
+SIZES64 = struct.Struct("<2H2Q")
+HAS_DESCRIPTOR = 1 << 3
+IN_ZIP64 = 0xFFFFFFFF
 _MEMBER = re.compile(
     r"data\.pkl|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id|data/\d+"
 )
@@ -55,22 +55,22 @@ def check_layout(content: bytes) -> None:
 
 def _directory(content: bytes) -> tuple[int, int]:
     """Return where the directory begins and how many entries it has."""
-    at = len(content) - _END.size
+    at = len(content) - END.size
     if at < 0 or not content.startswith(b"PK\x03\x04"):
         raise LayoutError("it is no zip archive from its first byte on")
-    signature, disk, first_disk, here, count, size, begin, comment = _END.unpack_from(content, at)
+    signature, disk, first_disk, here, count, size, begin, comment = END.unpack_from(content, at)
     if signature != b"PK\x05\x06" or comment or disk or first_disk or here != count:
         raise LayoutError("it does not end with its directory")
-    locator = at - _LOCATOR64.size
-    if locator >= _END64.size and content[locator : locator + 4] == b"PK\x06\x07":
-        at = locator - _END64.size
-        _, disk, where, _ = _LOCATOR64.unpack_from(content, locator)
-        kind, length, _, _, disk64, _, here64, count64, size64, begin64 = _END64.unpack_from(content, at)
-        if kind != b"PK\x06\x06" or where != at or length != _END64.size - 12 or disk or disk64:
+    locator = at - LOCATOR64.size
+    if locator >= END64.size and content[locator : locator + 4] == b"PK\x06\x07":
+        at = locator - END64.size
+        _, disk, where, _ = LOCATOR64.unpack_from(content, locator)
+        kind, length, _, _, disk64, _, here64, count64, size64, begin64 = END64.unpack_from(content, at)
+        if kind != b"PK\x06\x06" or where != at or length != END64.size - 12 or disk or disk64:
             raise LayoutError("its directory has two ends that differ")
         if here64 != count64 or count not in (count64, 0xFFFF):
             raise LayoutError("its directory has two ends that differ")
-        if size not in (size64, _IN_ZIP64) or begin not in (begin64, _IN_ZIP64):
+        if size not in (size64, IN_ZIP64) or begin not in (begin64, IN_ZIP64):
             raise LayoutError("its directory has two ends that differ")
         count, size, begin = count64, size64, begin64
     if begin + size != at:
@@ -85,11 +85,11 @@ def _entries(content: bytes, begin: int, count: int) -> list[_Entry]:
     try:
         for _ in range(count):
             (signature, _, _, flags, method, *_, packed, size, name, extra, comment, disk, _, _, offset) = (
-                _CENTRAL.unpack_from(content, at)
+                CENTRAL.unpack_from(content, at)
             )
             if signature != b"PK\x01\x02" or method or comment or disk or flags & 1:
                 raise LayoutError("its directory has an entry that torch does not write")
-            at += _CENTRAL.size
+            at += CENTRAL.size
             text = content[at : at + name].decode("ascii")
             packed, size, offset = _wide(content[at + name : at + name + extra], packed, size, offset)
             if packed != size:
@@ -99,21 +99,21 @@ def _entries(content: bytes, begin: int, count: int) -> list[_Entry]:
     except (struct.error, UnicodeDecodeError) as error:
         raise LayoutError(f"its directory cannot be read ({error})") from error
     tail = len(content) - at
-    if tail not in (_END.size, _END.size + _LOCATOR64.size + _END64.size):
+    if tail not in (END.size, END.size + LOCATOR64.size + END64.size):
         raise LayoutError("its directory is longer than its entries")
     return entries
 
 
 def _wide(extra: bytes, packed: int, size: int, offset: int) -> tuple[int, int, int]:
     """Return sizes and offset, from the zip64 field where the entry refers to it."""
-    if _IN_ZIP64 not in (packed, size, offset):
+    if IN_ZIP64 not in (packed, size, offset):
         return packed, size, offset
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, at)
         if kind == 1:
             values = list(struct.unpack_from(f"<{length // 8}Q", extra, at + 4))
-            wanted = [values.pop(0) if value == _IN_ZIP64 else value for value in (size, packed, offset)]
+            wanted = [values.pop(0) if value == IN_ZIP64 else value for value in (size, packed, offset)]
             return wanted[1], wanted[0], wanted[2]
         at += 4 + length
     raise LayoutError("an entry refers to a size that is not there")
@@ -132,16 +132,16 @@ def _check_names(names: list[str]) -> None:
 def _end_of_member(content: bytes, entry: _Entry) -> int:
     """Return where a member ends, its header read from where the directory says."""
     try:
-        header = _LOCAL.unpack_from(content, entry.offset)
+        header = LOCAL.unpack_from(content, entry.offset)
     except struct.error as error:
         raise LayoutError(f"{entry.name} lies outside of it") from error
     signature, _, flags, method, _, _, _, packed, _, name, extra = header
-    at = entry.offset + _LOCAL.size
+    at = entry.offset + LOCAL.size
     if signature != b"PK\x03\x04" or method or content[at : at + name] != entry.name.encode():
         raise LayoutError(f"{entry.name} has another header than its directory says")
     end = at + name + extra + entry.size
-    if not flags & _HAS_DESCRIPTOR:
-        if packed not in (entry.size, _IN_ZIP64):
+    if not flags & HAS_DESCRIPTOR:
+        if packed not in (entry.size, IN_ZIP64):
             raise LayoutError(f"{entry.name} has two sizes")
         return end
     # crc, then both sizes, of eight bytes each where the header has a zip64 field

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from mindspeed_core.errors import CheckpointError
-from mindspeed_core.hosts.standalone.checkpoint.background import WorkerLost
-from mindspeed_core.hosts.standalone.checkpoint.publish import explain
+from mindspeed_core.hosts.standalone.checkpoint.reasons import reason_of
 from mindspeed_core.runtime.gather import all_gather_values
 
 T = TypeVar("T")
@@ -73,47 +72,3 @@ def _fail(what: str, failed: list[tuple[int, str]], error: BaseException | None)
     # The action's own message names the file already.
     text = reason.removeprefix("\0") if reason.startswith("\0") else f"{what}{where}: {reason}"
     raise CheckpointError(text) from error
-
-
-def reason_of(error: BaseException) -> str:
-    """Return a failure in one phrase, for the message that all ranks raise."""
-    if isinstance(error, WorkerLost):
-        return str(error)
-    if isinstance(error, CheckpointError):
-        return "\0" + str(error)
-    system = find_os_error(error)
-    if system is not None:
-        return explain(system)
-    cause = unwrap_failure(error)
-    if "inline_container.cc" in str(cause):
-        # All that torch's archive writer says when a write did not succeed.
-        return (
-            "the file system refused a write (disk full, quota or file size limit); free some, or lower "
-            "--keep-last-n"
-        )
-    return f"{type(cause).__name__}: {cause}"
-
-
-def unwrap_failure(error: BaseException) -> BaseException:
-    """Return the first rank's own exception where torch wrapped it into one that prints all tracebacks."""
-    if isinstance(error, CheckpointException) and error.failures:
-        return next(iter(error.failures.values()))[0]
-    return error
-
-
-def find_os_error(error: BaseException | None) -> OSError | None:
-    """Return the operating-system error behind an exception, also where torch wrapped it into its own."""
-    seen: set[int] = set()
-    pending: list[BaseException | None] = [error]
-    while pending:
-        current = pending.pop()
-        if current is None or id(current) in seen:
-            continue
-        seen.add(id(current))
-        if isinstance(current, OSError) and current.errno is not None:
-            return current
-        pending += [current.__cause__, current.__context__]
-        # torch.distributed.checkpoint keeps each rank's exception with its traceback summary.
-        if isinstance(current, CheckpointException):
-            pending += [wrapped[0] for wrapped in current.failures.values()]
-    return None

@@ -1,7 +1,7 @@
 """The place that a save ends up in: a folder, or an object store that receives it from a staging folder.
 
-Both are used alike: `begin` and `settle`, then every rank writes files and calls `send`, then rank 0 calls
-`finish`. A forked writer may call `send`; all else happens in the training process.
+Both are used alike: `begin` and `settle`, then every rank writes files and uploads them where `upload` asks
+for it, then rank 0 calls `finish`. All but the writing happens in the training process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import publish, staged_files
-from mindspeed_core.hosts.standalone.checkpoint.background import Beat
 from mindspeed_core.hosts.standalone.checkpoint.collective import on_first_rank
 from mindspeed_core.hosts.standalone.checkpoint.object_store import ObjectStore
 from mindspeed_core.hosts.standalone.checkpoint.save_folder import SaveFolder, own
@@ -44,8 +43,8 @@ class Destination(Protocol):
     def settle(self, process: str) -> Path:
         """Return that folder; ``process`` is the `publish.process_id` of rank 0. Collective for a store."""
 
-    def send(self, files: list[Path], beat: Beat) -> None:
-        """Hand over files that this rank has written completely, and call ``beat`` meanwhile."""
+    def upload(self) -> dict[str, str] | None:
+        """Describe where files go that a rank has written, as `ObjectStore` does; None if they stay."""
 
     def finish(self, manifest: publish.Manifest, keep: int | None) -> None:
         """Make the checkpoint visible and the latest, and delete older ones; on rank 0."""
@@ -82,8 +81,8 @@ class _Folder:
         self._temporary = self._save_dir / publish.temporary_name(self._iteration, process)
         return self._temporary
 
-    def send(self, files: list[Path], beat: Beat) -> None:
-        """Leave them where they are."""
+    def upload(self) -> dict[str, str] | None:
+        return None
 
     def finish(self, manifest: publish.Manifest, keep: int | None) -> None:
         self._session.state(SaveFolder).check()
@@ -130,8 +129,8 @@ class _Store:
         assert self._staged is not None
         return self._staged
 
-    def send(self, files: list[Path], beat: Beat) -> None:
-        self._store.upload(self._save, files, beat)
+    def upload(self) -> dict[str, str] | None:
+        return self._store.describe_upload(self._save)
 
     def finish(self, manifest: publish.Manifest, keep: int | None) -> None:
         there = self._store.sizes(self._save)

@@ -30,13 +30,13 @@ from mindspeed_core.hosts.standalone.checkpoint.collective import (
     FAILURES,
     on_all_ranks,
     on_first_rank,
-    unwrap_failure,
 )
 from mindspeed_core.hosts.standalone.checkpoint.model_arguments import (
     compare_models,
     compare_versions,
     model_arguments,
 )
+from mindspeed_core.hosts.standalone.checkpoint.reasons import unwrap_failure
 from mindspeed_core.hosts.standalone.checkpoint.save_folder import own
 from mindspeed_core.hosts.standalone.checkpoint.store_url import folder_of, masked
 from mindspeed_core.hosts.standalone.fault_tolerance import restart

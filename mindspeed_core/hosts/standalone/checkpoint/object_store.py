@@ -22,7 +22,7 @@ from typing import Any
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import publish
-from mindspeed_core.hosts.standalone.checkpoint.store_url import masked
+from mindspeed_core.hosts.standalone.checkpoint.store_url import masked, protocol_of
 
 logger = logging.getLogger("mindspeed_core")
 
@@ -58,8 +58,8 @@ class Step:
 class ObjectStore:
     """The checkpoints under one prefix of an object store.
 
-    Every method opens the driver in the process that calls it, since connections do not survive a fork, and
-    raises `CheckpointError` with the URL and the driver's reason where the store refuses.
+    Every method opens the driver in the process that calls it, and raises `CheckpointError` with the URL and
+    the driver's reason where the store refuses.
     """
 
     def __init__(self, url: str) -> None:
@@ -72,6 +72,19 @@ class ObjectStore:
         """Return the prefix, below the store's own, that receives the files of a new save."""
         now = datetime.now(timezone.utc).strftime(_TIME)
         return f"{publish.directory_name(iteration)}/{now}-{publish.process_id()}"
+
+    def describe_upload(self, save: str) -> dict[str, str]:
+        """Describe to another process where a save goes; a plugin may have registered the driver."""
+        driver = type(self._open()[0])
+        return {"url": self.url, "save": save, "driver": f"{driver.__module__}:{driver.__qualname__}"}
+
+    @classmethod
+    def of_upload(cls, upload: Mapping[str, str]) -> ObjectStore:
+        """Return the store of `describe_upload`, with its driver registered in this process."""
+        from fsspec import register_implementation
+
+        register_implementation(protocol_of(upload["url"]), upload["driver"], clobber=True)
+        return cls(upload["url"])
 
     def upload(self, save: str, files: Iterable[Path], beat: Callable[[], None] = lambda: None) -> None:
         """Write files under the prefix of a save; ``beat`` is called whenever the driver got further."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -41,3 +42,22 @@ def start_of(pid: int) -> int:
     fields = text.rpartition(")")[2].split()
     # A zombie has ended; only its parent has not noticed.
     return -1 if fields[0] in "ZX" else int(fields[19])
+
+
+@dataclass(frozen=True)
+class CoreTime:
+    """What a process gets of the cores: whether it wants one now; nanoseconds on one, and in the queue."""
+
+    is_ready: bool = False
+    ran: int = 0
+    queued: int = 0
+
+
+def core_time_of(pid: int) -> CoreTime:
+    """Return what a process has had of the cores; nothing where that is unknown."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        ran, queued = Path(f"/proc/{pid}/schedstat").read_text().split()[:2]
+        return CoreTime(state == "R", int(ran), int(queued))
+    except (OSError, IndexError, ValueError):
+        return CoreTime()

@@ -23,8 +23,8 @@ from typing import Any
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint.processes import host_name, start_of
+from mindspeed_core.megatron.tracker import TRACKER
 
-TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST = "manifest.json"
 FORMAT = "mindspeed-checkpoint-1"
 

@@ -1,6 +1,6 @@
 """Saving: collect, plan, write on every rank, describe, publish; in the foreground or beside training.
 
-Both ways run the same phases; only who writes differs: this process, or a fork of it that reads a copy. A
+Both ways run the same phases; only who writes differs: this process, or one beside it that reads a copy. A
 phase ends with all ranks knowing how it went, so that a full disk or a lost writer on one of them is one
 message, and the previous checkpoint stays the latest.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,22 +24,16 @@ from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.hosts.standalone.checkpoint import content as checkpoint_content
 from mindspeed_core.hosts.standalone.checkpoint import publish
-from mindspeed_core.hosts.standalone.checkpoint.background import BackgroundWork, Beat, WorkerLost
+from mindspeed_core.hosts.standalone.checkpoint.background import BackgroundProcess
 from mindspeed_core.hosts.standalone.checkpoint.collective import (
     FAILURES,
     on_all_ranks,
     on_first_rank,
-    reason_of,
 )
 from mindspeed_core.hosts.standalone.checkpoint.destination import Destination, destination
-from mindspeed_core.hosts.standalone.checkpoint.forking import kept_out_of_forks
 from mindspeed_core.hosts.standalone.checkpoint.model_arguments import model_arguments
-from mindspeed_core.hosts.standalone.checkpoint.shard_files import (
-    ShardFile,
-    Written,
-    write_bytes,
-    write_files,
-)
+from mindspeed_core.hosts.standalone.checkpoint.reasons import WorkerLost, reason_of
+from mindspeed_core.hosts.standalone.checkpoint.shard_files import Digests, ShardFile
 from mindspeed_core.hosts.standalone.checkpoint.shard_plan import (
     FILES_PER_RANK,
     Layout,
@@ -48,10 +42,10 @@ from mindspeed_core.hosts.standalone.checkpoint.shard_plan import (
     make_plan,
 )
 from mindspeed_core.hosts.standalone.checkpoint.staging import Staging
+from mindspeed_core.hosts.standalone.checkpoint.writer import WRITER, job_of, write_rank
 from mindspeed_core.hosts.standalone.fault_tolerance.hang_watch import Progress, seconds_to_hang
 from mindspeed_core.launch.environment import current_job
 from mindspeed_core.megatron import model_state, optimizer_state
-from mindspeed_core.megatron.described_optimizer import local_part
 from mindspeed_core.megatron.feature_state import feature_parts
 from mindspeed_core.run import SaveInfo
 
@@ -83,27 +77,27 @@ class _Target:
 
 @dataclass(frozen=True)
 class _Content:
-    """What a rank saves: its shards, and serialized on rank 0 what all ranks hold alike."""
+    """What a rank saves: its shards, and on rank 0 in a file what all ranks hold alike."""
 
     sharded: Any
     shards: list[Any]
     layout: Layout
     common: Mapping[str, Any]
-    common_bytes: bytes | None
+    common_files: list[ShardFile]
     manifest: publish.Manifest
 
 
 @dataclass(frozen=True)
 class _Pending:
-    """A checkpoint on its way: its plan, and this rank's writer or why there is none."""
+    """A checkpoint on its way: its plan, this rank's files, and their writer or why there is none."""
 
     target: _Target
     plan: ShardPlan
-    writer: BackgroundWork | WorkerLost
+    files: list[ShardFile]
+    writer: BackgroundProcess | WorkerLost
 
     def abandon(self) -> None:
-        if isinstance(self.writer, BackgroundWork):
-            self.writer.kill()
+        _stop(self.writer)
         self.target.destination.abandon()
 
 
@@ -113,10 +107,10 @@ class Saver:
     def __init__(self) -> None:
         self._plan: ShardPlan | None = None
         self._process = ""
-        self._staging = Staging()
+        self._writer: BackgroundProcess | None = None
+        self._staging: Staging | None = None
         self._pending: _Pending | None = None
         self._waits = Progress()
-        self._closes = False
 
     def save(self, run: Run, reason: str) -> SaveInfo:
         """Save the run; returns when it is published, or, with ``--async-save``, when the writers run.
@@ -157,9 +151,9 @@ class Saver:
             return
         writer, before = pending.writer, None
         while True:
-            running = isinstance(writer, BackgroundWork) and writer.running()
+            running = isinstance(writer, BackgroundProcess) and writer.running()
             lost = isinstance(writer, WorkerLost) or writer.failed
-            progress = writer.progress if isinstance(writer, BackgroundWork) else 0
+            progress = writer.progress if isinstance(writer, BackgroundProcess) else 0
             any_runs, any_lost, any_moved = _on_any_rank(running, lost, progress != before)
             if any_lost or not any_runs:
                 break
@@ -169,15 +163,15 @@ class Saver:
                 # Whoever waits for a disk that writes does not hang.
                 self._waits.count += 1
             before = progress
-            if isinstance(writer, BackgroundWork):
+            if isinstance(writer, BackgroundProcess):
                 writer.wait(_LOOK_SECONDS)
         self._pending = None
         try:
             # After a failure nobody reads what the others write; they stop before the directory goes.
             end = partial(_stop if running else _result, writer)
-            written = on_all_ranks(pending.target.what, end)
-            assert written is not None
-            _finish(pending.target, pending.plan, written)
+            digests = on_all_ranks(pending.target.what, end)
+            assert digests is not None
+            _finish(pending.target, pending.plan, pending.files, digests)
         except BaseException:
             pending.abandon()
             raise
@@ -204,40 +198,44 @@ class Saver:
         assert self._plan is not None
         target = _Target(where, where.settle(self._process), content.manifest, run.args.keep_last_n)
         if in_background:
-            self._pending = _Pending(target, self._plan, self._start_writer(run, target, self._plan, content))
+            self._pending = self._start_writer(run, target, self._plan, content)
             return
-        written = on_all_ranks(target.what, partial(_write_now, run, target, self._plan, content))
-        _finish(target, self._plan, written)
+        files, digests = on_all_ranks(target.what, partial(_write_now, run, target, self._plan, content))
+        _finish(target, self._plan, files, digests)
 
-    def _start_writer(
-        self, run: Run, target: _Target, plan: ShardPlan, content: _Content
-    ) -> BackgroundWork | WorkerLost:
+    def _start_writer(self, run: Run, target: _Target, plan: ShardPlan, content: _Content) -> _Pending:
         self._waits = run.session.state(Progress)
-        if not self._closes:
-            run.session.at_close(self._close)
-            self._closes = True
-        platform, tensors = run.session.platform, plan.tensors(content.shards)
+        files: list[ShardFile] = []
         try:
-            copies = self._staging.copy(tensors, platform.pinned_empty)
-            platform.synchronize()
-            files = plan.fill(content.shards, copies)
-            # Beside a device the memory of the host belongs to its driver too, and training writes little.
-            large = _large_memory(run, content.shards) if "cpu" in platform.kinds() else ()
-            with kept_out_of_forks(large):
-                return BackgroundWork(
-                    partial(_write_rank, target, files, content.common_bytes),
-                    limit=_SHARE_OF_HANG * seconds_to_hang(run.args),
-                    explain=reason_of,
-                )
+            writer, staging = self._beside(run)
+            places = staging.copy(plan.tensors(content.shards))
+            run.session.platform.synchronize()
+            files = plan.fill(content.shards, places)
+            job = job_of(target.temporary, [*files, *content.common_files], target.destination.upload())
+            writer.start(job, staging.share)
         except FAILURES as error:
             # The others are past the exchange; they learn of it at the next poll.
-            return WorkerLost(f"no writer could be started in the background: {reason_of(error)}")
+            lost = WorkerLost(f"no writer could be started in the background: {reason_of(error)}")
+            return _Pending(target, plan, files, lost)
+        return _Pending(target, plan, files, writer)
+
+    def _beside(self, run: Run) -> tuple[BackgroundProcess, Staging]:
+        """Return what this session writes with in the background, made at its first such save."""
+        if self._writer is None or self._staging is None:
+            platform = run.session.platform
+            self._writer = BackgroundProcess(WRITER, limit=_SHARE_OF_HANG * seconds_to_hang(run.args))
+            on_host = "cpu" in platform.kinds()
+            self._staging = Staging(self._writer, None if on_host else platform.pinned_empty)
+            run.session.at_close(self._close)
+        return self._writer, self._staging
 
     def _close(self) -> None:
-        self._closes = False
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.abandon()
+        writer, self._writer, self._staging = self._writer, None, None
+        if writer is not None:
+            writer.close()
 
 
 def _on_any_rank(*flags: bool) -> list[bool]:
@@ -254,15 +252,14 @@ def _raise(error: BaseException | None) -> None:
         raise error
 
 
-def _result(writer: BackgroundWork | WorkerLost) -> Written:
+def _result(writer: BackgroundProcess | WorkerLost) -> Digests:
     if isinstance(writer, WorkerLost):
         raise writer
-    written: Written = writer.result()
-    return written
+    return {name: (size, digest) for name, (size, digest) in writer.result().items()}
 
 
-def _stop(writer: BackgroundWork | WorkerLost) -> None:
-    if isinstance(writer, BackgroundWork):
+def _stop(writer: BackgroundProcess | WorkerLost) -> None:
+    if isinstance(writer, BackgroundProcess):
         writer.kill()
 
 
@@ -289,17 +286,18 @@ def _collect(run: Run) -> _Content:
     # Whether the shards of all ranks make up whole tensors is checked with the plan.
     sharded, common = save_preprocess(state, validate_access_integrity=False)
     checkpoint_content.check_plain(common)
-    serialized = None
+    common_files = []
     if dist.get_rank() == 0:
         serialized = io.BytesIO()
         torch.save(common, serialized)
+        common_files.append(ShardFile(_COMMON, [(serialized.getvalue(),)]))
     shards = list(nested_values(sharded))
     return _Content(
         sharded,
         shards,
         layout_of(shards),
         common,
-        None if serialized is None else serialized.getvalue(),
+        common_files,
         _manifest(run, tuple(features)),
     )
 
@@ -329,54 +327,40 @@ def select_saved(run: Run, described: Mapping[str, Any]) -> model_state.Selectio
     return weights
 
 
-def _large_memory(run: Run, shards: list[Any]) -> Iterator[torch.Tensor]:
-    """Yield the host memory that training writes and the writer does not read."""
-    for shard in shards:
-        if isinstance(shard.data, torch.Tensor):
-            yield local_part(shard.data)
-    for chunk in run.model:
-        for parameter in chunk.parameters():
-            for tensor in (parameter, getattr(parameter, "main_grad", None), parameter.grad):
-                if isinstance(tensor, torch.Tensor):
-                    yield local_part(tensor)
-
-
-def _write_now(run: Run, target: _Target, plan: ShardPlan, content: _Content) -> Written:
+def _write_now(
+    run: Run, target: _Target, plan: ShardPlan, content: _Content
+) -> tuple[list[ShardFile], Digests]:
     """Write this rank's files in the foreground."""
-    tensors = [tensor.to("cpu", non_blocking=True) for tensor in plan.tensors(content.shards)]
+    tensors = [tensor.detach().to("cpu", non_blocking=True) for tensor in plan.tensors(content.shards)]
     run.session.platform.synchronize()
-    files = plan.fill(content.shards, tensors)
+    files = plan.fill(content.shards, [_bytes_of(tensor) for tensor in tensors])
     progress = run.session.state(Progress)
 
     def beat() -> None:
         progress.count += 1
 
-    return _write_rank(target, files, content.common_bytes, beat, threads=FILES_PER_RANK)
+    everything = [*files, *content.common_files]
+    upload = target.destination.upload()
+    return files, write_rank(target.temporary, everything, upload, beat, threads=FILES_PER_RANK)
 
 
-def _write_rank(
-    target: _Target, files: list[ShardFile], common: bytes | None, beat: Beat, *, threads: int = 1
-) -> Written:
-    """Write what a rank writes; it runs in a forked process when the save is in the background."""
-    written = write_files(target.temporary, files, beat, threads=threads)
-    if common is not None:
-        written.digests[_COMMON] = write_bytes(target.temporary / _COMMON, common, beat)
-    target.destination.send([target.temporary / name for name in written.digests], beat)
-    return written
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+    return flat.numpy().data
 
 
-def _finish(target: _Target, plan: ShardPlan, written: Written) -> None:
+def _finish(target: _Target, plan: ShardPlan, files: list[ShardFile], digests: Digests) -> None:
     """Complete the index, describe every file and publish. Collective."""
     everyones: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(written, everyones)
+    dist.gather_object((digests, plan.results(files)), everyones)
     on_first_rank(target.what, lambda: _publish(target, plan, everyones or []))
     target.destination.close()
 
 
-def _publish(target: _Target, plan: ShardPlan, everyones: list[Written]) -> None:
+def _publish(target: _Target, plan: ShardPlan, everyones: list[Any]) -> None:
     temporary, manifest = target.temporary, target.manifest
-    files = {name: digest for written in everyones for name, digest in written.digests.items()}
-    plan.write_index(temporary, [written.results for written in everyones])
+    files = {name: digest for digests, _ in everyones for name, digest in digests.items()}
+    plan.write_index(temporary, [results for _, results in everyones])
     save_config(CheckpointingConfig(_BACKEND, 1), str(temporary))
     rest = [path for path in sorted(temporary.iterdir()) if path.name not in files]
     publish.sync_files(rest)

@@ -1,22 +1,29 @@
-"""The data files of one rank, in torch's format, with sizes and digests of the bytes that are written."""
+"""The files that one rank writes: pieces of bytes, hashed while they are written.
+
+What a piece means was decided before. So the process that writes beside a training needs neither torch nor
+the training's memory, and starts in a moment.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import inspect
-import io
 import os
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch.distributed.checkpoint import filesystem
-from torch.distributed.checkpoint.planner import WriteItem
-from torch.distributed.checkpoint.storage import WriteResult
+Piece = bytes | memoryview | tuple[int, int] | None
+"""Bytes; where some lie in shared memory (offset and length); or None for the CRC-32 of the piece before."""
+
+Digests = dict[str, tuple[int, str]]
+"""Size in bytes and SHA-256 of each file, by name."""
+
+_CHUNK = 1 << 18
+"""Bytes that stay in a core's cache while they are hashed, summed and written."""
+_CRC_SIZE = 4
 
 
 @dataclass(frozen=True)
@@ -25,133 +32,87 @@ class ShardFile:
 
     Attributes:
         name: of the file.
-        items: what torch plans to write, each with its tensor in host memory or its bytes.
+        items: the pieces of each tensor or object in it.
     """
 
     name: str
-    items: Sequence[tuple[WriteItem, torch.Tensor | io.BytesIO]]
+    items: Sequence[Sequence[Piece]]
 
 
-@dataclass
-class Written:
-    """What was written.
-
-    Attributes:
-        digests: size in bytes and SHA-256 of each file, by name.
-        results: where torch finds each item again.
-    """
-
-    digests: dict[str, tuple[int, str]]
-    results: list[WriteResult]
-
-
-class DigestedFile(io.RawIOBase):
-    """A new file whose SHA-256 is taken while it is written, front to back.
-
-    The first refusal of the operating system stays in ``refusal``: torch's archive writer hides it.
-    """
-
-    def __init__(self, path: Path, beat: Callable[[], None]) -> None:
-        """Create the file; ``beat`` is called with every write."""
-        super().__init__()
-        self._file = path.open("wb")
-        self._beat = beat
-        self._digest = hashlib.sha256()
-        self._size = 0
-        self.refusal: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        """Append bytes."""
-        try:
-            self._file.write(data)
-        except OSError as error:
-            error.filename = self._file.name
-            self.refusal = self.refusal or error
-            raise
-        self._digest.update(data)
-        length = memoryview(data).nbytes
-        self._size += length
-        self._beat()
-        return length
-
-    def tell(self) -> int:
-        """Return the number of bytes so far."""
-        return self._size
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-    def finish(self) -> tuple[int, str]:
-        """Force the file to disk; its size and SHA-256."""
-        self._file.flush()
-        self._beat()
-        os.fsync(self._file.fileno())
-        self._beat()
-        self._file.close()
-        return self._size, self._digest.hexdigest()
-
-
-def write_bytes(path: Path, content: memoryview | bytes, beat: Callable[[], None]) -> tuple[int, str]:
-    """Write a file of bytes; its size and SHA-256.
-
-    Raises:
-        OSError: the operating system refused.
-    """
-    file = DigestedFile(path, beat)
-    file.write(content)
-    return file.finish()
+def length_of(pieces: Sequence[Piece]) -> int:
+    """Return the length of pieces in bytes."""
+    return sum(
+        _CRC_SIZE if piece is None else piece[1] if isinstance(piece, tuple) else len(piece)
+        for piece in pieces
+    )
 
 
 def write_files(
-    directory: Path, files: Sequence[ShardFile], beat: Callable[[], None] = lambda: None, *, threads: int = 1
-) -> Written:
-    """Write files, each by one thread.
+    folder: Path,
+    files: Sequence[ShardFile],
+    beat: Callable[[], None] = lambda: None,
+    *,
+    shared: memoryview | None = None,
+    threads: int = 1,
+) -> Digests:
+    """Write files, each by one thread, and force them to disk.
+
+    Args:
+        folder: receives them.
+        files: their names and contents.
+        beat: is called whenever the work got further.
+        shared: the memory that pieces refer to.
+        threads: how many files are written at the same time.
 
     Raises:
         OSError: the operating system refused.
     """
-    write = partial(_write_file, directory, beat)
+    write = partial(_write_file, folder, beat, shared)
     if threads > 1 and len(files) > 1:
         with ThreadPoolExecutor(threads) as pool:
             done = list(pool.map(write, files))
     else:
         done = [write(file) for file in files]
-    return Written(
-        {file.name: digest for file, (digest, _) in zip(files, done)},
-        [result for _, results in done for result in results],
-    )
+    return {file.name: digest for file, digest in zip(files, done)}
 
 
 def _write_file(
-    directory: Path, beat: Callable[[], None], planned: ShardFile
-) -> tuple[tuple[int, str], list[WriteResult]]:
-    file = DigestedFile(directory / planned.name, beat)
+    folder: Path, beat: Callable[[], None], shared: memoryview | None, planned: ShardFile
+) -> tuple[int, str]:
+    digest, size, path = hashlib.sha256(), 0, folder / planned.name
     try:
-        results = [_write_item(file, item, data, planned.name) for item, data in planned.items]
-        return file.finish(), results
-    except Exception:
-        if file.refusal is not None:
-            raise file.refusal from None
+        with path.open("wb") as file:
+            for chunk in _chunks(planned, shared):
+                file.write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+                beat()
+            file.flush()
+            beat()
+            os.fsync(file.fileno())
+            beat()
+    except OSError as error:
+        # Not every refusal of the system names the file.
+        error.filename = error.filename or str(path)
         raise
+    return size, digest.hexdigest()
 
 
-def _write_item(
-    file: DigestedFile, item: WriteItem, data: torch.Tensor | io.BytesIO, name: str
-) -> WriteResult:
-    if isinstance(data, torch.Tensor):
-        data = data.detach()
-        if data.untyped_storage().nbytes() != data.numel() * data.element_size():
-            # torch saves the whole storage behind a view.
-            data = data.clone()
-    write: Any = filesystem._write_item
-    accepted = inspect.signature(write).parameters
-    first: list[Any] = []
-    named: dict[str, Any] = {}
-    # Later versions of torch transform streams, and know more than one format.
-    if "transforms" in accepted:
-        first.append(filesystem._StorageWriterTransforms())
-    if "serialization_format" in accepted:
-        named["serialization_format"] = filesystem.SerializationFormat.TORCH_SAVE
-    result: WriteResult = write(*first, file, data, item, name, **named)
-    return result
+def _chunks(planned: ShardFile, shared: memoryview | None) -> Iterator[bytes | memoryview]:
+    for pieces in planned.items:
+        crc = 0
+        for piece in pieces:
+            if piece is None:
+                yield crc.to_bytes(_CRC_SIZE, "little")
+                continue
+            if isinstance(piece, tuple):
+                assert shared is not None
+                piece = shared[piece[0] : piece[0] + piece[1]]
+            if isinstance(piece, bytes):
+                yield piece
+                continue
+            crc = 0
+            for begin in range(0, len(piece), _CHUNK):
+                chunk = piece[begin : begin + _CHUNK]
+                crc = zlib.crc32(chunk, crc)
+                yield chunk

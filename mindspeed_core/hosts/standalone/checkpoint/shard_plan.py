@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,14 @@ from megatron.core.dist_checkpointing.validation import (
     validate_sharding_integrity,
 )
 from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from mindspeed_core.hosts.standalone.checkpoint.collective import on_all_ranks, on_first_rank
-from mindspeed_core.hosts.standalone.checkpoint.shard_files import ShardFile
+from mindspeed_core.hosts.standalone.checkpoint.shard_files import Piece, ShardFile, length_of
+from mindspeed_core.hosts.standalone.checkpoint.tensor_archive import around
 
 FILES_PER_RANK = 2
 
@@ -46,49 +49,69 @@ Layout = tuple[tuple[Any, ...], ...]
 
 
 @dataclass(frozen=True)
+class _Item:
+    """An item of a file: the places of its data among the shards, and what surrounds it if it is a tensor."""
+
+    planned: WriteItem
+    places: tuple[int, ...]
+    before: bytes = b""
+    after: tuple[Piece, ...] = ()
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.planned.type != WriteItemType.BYTE_IO
+
+
+@dataclass(frozen=True)
 class ShardPlan:
     """The plan of one rank.
 
     Attributes:
         layout: the shards it was made for.
-        files: name of each file, and its items with the places of their data among the shards.
+        files: name and items of each file.
         index: torch's description of the whole checkpoint; on rank 0 alone.
     """
 
     layout: Layout
-    files: tuple[tuple[str, tuple[tuple[WriteItem, tuple[int, ...]], ...]], ...]
+    files: tuple[tuple[str, tuple[_Item, ...]], ...]
     index: Metadata | None
 
     def tensors(self, shards: Sequence[Any]) -> list[torch.Tensor]:
         """Return the tensors that this rank writes, in the order of the plan."""
-        return [
-            shards[places[0]].data
-            for _, items in self.files
-            for item, places in items
-            if item.type != WriteItemType.BYTE_IO
-        ]
+        return [shards[item.places[0]].data for _, items in self.files for item in items if item.is_tensor]
 
-    def fill(self, shards: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[ShardFile]:
+    def fill(self, shards: Sequence[Any], tensors: Sequence[Piece]) -> list[ShardFile]:
         """Return the files with their content.
 
         Args:
             shards: of this save.
-            tensors: `tensors`, or copies of them in host memory.
+            tensors: the bytes of `tensors`, or where they lie in shared memory.
         """
         source = iter(tensors)
-        files = []
-        for name, items in self.files:
-            content: list[tuple[WriteItem, torch.Tensor | io.BytesIO]] = []
-            for item, places in items:
-                if item.type == WriteItemType.BYTE_IO:
-                    data = io.BytesIO()
-                    torch.save([shards[place].data for place in places], data)
-                    content.append((item, data))
-                else:
-                    assert item.tensor_data is not None
-                    content.append((item, next(source).detach().reshape(item.tensor_data.chunk.sizes)))
-            files.append(ShardFile(name, content))
-        return files
+        return [
+            ShardFile(
+                name,
+                [
+                    (item.before, next(source), *item.after)
+                    if item.is_tensor
+                    else (_serialized([shards[place].data for place in item.places]),)
+                    for item in items
+                ],
+            )
+            for name, items in self.files
+        ]
+
+    def results(self, files: Sequence[ShardFile]) -> list[WriteResult]:
+        """Say where torch finds each item of filled files again."""
+        found = []
+        for (name, items), file in zip(self.files, files):
+            offset = 0
+            for item, pieces in zip(items, file.items):
+                length = length_of(pieces)
+                where = _StorageInfo(name, offset, length)
+                found.append(WriteResult(item.planned.index, length, where))
+                offset += length
+        return found
 
     def write_index(self, directory: Path, results: list[list[WriteResult]]) -> None:
         """Write torch's index of all ranks' files. On rank 0."""
@@ -169,14 +192,41 @@ def _plan_of_rank(planner: MCoreSavePlanner, sharded: Any, shards: Sequence[Any]
             places.update({(key, tuple(shard.global_offset)): (numbers[id(shard)],) for shard in held})
     planner.set_up_planner(mcore_to_pyt_state_dict(by_key, False), is_coordinator=dist.get_rank() == 0)
     plan = planner.create_local_plan()
-    files: list[tuple[str, tuple[tuple[WriteItem, tuple[int, ...]], ...]]] = []
+    files: list[tuple[str, tuple[_Item, ...]]] = []
     for items in _split_by_size_and_type(FILES_PER_RANK, plan.items):
         if items:
-            named = tuple((item, places[_place(item)]) for item in items)
+            named = tuple(_item(item, places[_place(item)]) for item in items)
             files.append((f"__{dist.get_rank()}_{len(files)}.distcp", named))
     return tuple(files), plan
+
+
+def _item(planned: WriteItem, places: tuple[int, ...]) -> _Item:
+    data = planned.tensor_data
+    if data is None:
+        return _Item(planned, places)
+    return _Item(planned, places, *around(data.chunk.sizes, data.properties.dtype))
 
 
 def _place(item: WriteItem) -> tuple[Any, ...]:
     offset = item.index.offset
     return item.index.fqn, None if offset is None else tuple(offset)
+
+
+def _serialized(objects: list[Any]) -> bytes:
+    # Most are the extra state of layers that have none.
+    return (
+        _serialized_nothing(len(objects))
+        if not any(each is not None for each in objects)
+        else _saved(objects)
+    )
+
+
+@cache
+def _serialized_nothing(count: int) -> bytes:
+    return _saved([None] * count)
+
+
+def _saved(objects: list[Any]) -> bytes:
+    content = io.BytesIO()
+    torch.save(objects, content)
+    return content.getvalue()

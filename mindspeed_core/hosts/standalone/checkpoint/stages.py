@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.checkpoint import load as checkpoint_load
+from mindspeed_core.hosts.standalone.checkpoint.dry_run import not_read, not_written
 from mindspeed_core.hosts.standalone.checkpoint.save import Saver
 from mindspeed_core.run import LoadInfo, Run, SaveInfo
 
@@ -20,10 +21,14 @@ if TYPE_CHECKING:
 @hookimpl(trylast=True)
 def load_checkpoint(run: Run, source: str | None) -> LoadInfo:
     """Load what ``--load`` names, or start from nothing; the weights alone of another source."""
+    if run.session.platform.dry_run:
+        return not_read(run)
     return checkpoint_load.load(run, source)
 
 
 @hookimpl(trylast=True)
 def save_checkpoint(session: Session, run: Run, reason: str) -> SaveInfo:
     """Save into ``--save``; with ``--async-save`` an interval save is published by a later `Saver.poll`."""
+    if session.platform.dry_run:
+        return not_written(run)
     return session.state(Saver).save(run, reason)

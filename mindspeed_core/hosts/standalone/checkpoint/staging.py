@@ -1,15 +1,16 @@
-"""A copy of what a rank saves, in host memory, so that training goes on in place while it is written.
+"""A copy of what a rank saves, in memory shared with its writer, so that training goes on in place.
 
-The copy lies in shared memory: a forked writer reads it without a page being copied for it. It is kept for
-the next save of the same layout, since getting memory from the system costs as much as the copy.
+It is kept for the next save of the same layout: getting memory from the system costs as much as the copy.
 """
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Sequence
 
 import torch
+
+from mindspeed_core.hosts.standalone.checkpoint.background import BackgroundProcess
+from mindspeed_core.hosts.standalone.checkpoint.background_main import MEMORY_BEGIN
 
 Pinned = Callable[[Sequence[int], torch.dtype], torch.Tensor]
 """Allocates host memory to which a device copies fast."""
@@ -18,47 +19,54 @@ _ALIGNMENT = 64
 
 
 class Staging:
-    """Host memory of the size of what is saved."""
+    """Host memory of the size of what is saved; twice that where the state lies on a device."""
 
-    def __init__(self) -> None:
-        self._form: list[tuple[torch.Size, torch.dtype, str]] = []
-        self._copies: list[torch.Tensor] = []
-
-    @torch.no_grad()
-    def copy(self, tensors: Sequence[torch.Tensor], pinned: Pinned) -> list[torch.Tensor]:
-        """Return copies of tensors, contiguous and each in a storage of its own; valid until the next call.
+    def __init__(self, process: BackgroundProcess, pinned: Pinned | None = None) -> None:
+        """Get no memory yet.
 
         Args:
-            tensors: in host memory, or on a device; whoever calls waits for the device.
-            pinned: allocates the copies of tensors on a device. No process copies those pages on a write
-                either: nobody writes them while they are read.
+            process: reads the copies.
+            pinned: allocates what tensors are copied to first. A device copies fast only to such
+                memory, which no other process sees.
         """
-        form = [(tensor.shape, tensor.dtype, tensor.device.type) for tensor in tensors]
+        self._process, self._pinned = process, pinned
+        self._form: list[tuple[torch.Size, torch.dtype]] = []
+        self._shared: list[torch.Tensor] = []
+        self._copies: list[torch.Tensor] = []
+        self.places: list[tuple[int, int]] = []
+
+    @torch.no_grad()
+    def copy(self, tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+        """Copy tensors, contiguously; return offset and length of each in the shared memory.
+
+        They are there once whoever calls has waited for the device and `share`, where there is one, has run;
+        until the next call.
+        """
+        form = [(tensor.shape, tensor.dtype) for tensor in tensors]
         if form != self._form:
-            self._copies = []
-            shared = iter(_shared([(shape, dtype) for shape, dtype, device in form if device == "cpu"]))
-            self._copies = [
-                next(shared) if device == "cpu" else pinned(shape, dtype) for shape, dtype, device in form
-            ]
-            self._form = form
+            self._allocate(form)
         for copy, tensor in zip(self._copies, tensors):
             copy.copy_(tensor, non_blocking=True)
-        return list(self._copies)
+        return self.places
 
+    @property
+    def share(self) -> Callable[[], None] | None:
+        """Return what brings copies in pinned memory into the shared one; None where they are there."""
+        return None if self._copies is self._shared else self._move
 
-def _shared(form: Sequence[tuple[torch.Size, torch.dtype]]) -> list[torch.Tensor]:
-    sizes = [shape.numel() * dtype.itemsize for shape, dtype in form]
-    arena = mmap.mmap(-1, max(1, sum(_aligned(size) for size in sizes)))
-    copies, offset = [], 0
-    for (shape, dtype), size in zip(form, sizes):
-        if size:
-            raw = torch.frombuffer(arena, dtype=torch.uint8, count=size, offset=offset)
-            copies.append(raw.view(dtype).view(shape))
-        else:
-            copies.append(torch.empty(shape, dtype=dtype))
-        offset += _aligned(size)
-    return copies
+    def _move(self) -> None:
+        for shared, copy in zip(self._shared, self._copies):
+            shared.copy_(copy)
 
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+    def _allocate(self, form: list[tuple[torch.Size, torch.dtype]]) -> None:
+        self._form, self._shared, self._copies, self.places = [], [], [], []
+        offset = MEMORY_BEGIN
+        for shape, dtype in form:
+            self.places.append((offset, shape.numel() * dtype.itemsize))
+            offset += -(-self.places[-1][1] // _ALIGNMENT) * _ALIGNMENT
+        memory = torch.frombuffer(self._process.share(offset - MEMORY_BEGIN), dtype=torch.uint8)
+        for (shape, dtype), (begin, length) in zip(form, self.places):
+            self._shared.append(memory[begin : begin + length].view(dtype).view(shape))
+        pinned = self._pinned
+        self._copies = self._shared if pinned is None else [pinned(shape, dtype) for shape, dtype in form]
+        self._form = form

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import psutil
 
+from mindspeed_core.megatron.tracker import TRACKER
 from mindspeed_testing.faults import Job, KillReport, read_steps, start_job
 
 VICTIMS = ("rank", "supervisor", "writer", "all")
 """One worker; the process that supervises the workers; a process that writes a checkpoint for a worker; the
 supervisor with everything it started, as when a machine fails."""
 
-_TRACKER = "latest_checkpointed_iteration.txt"
 _WRITER_SECONDS = 20.0
 _END_SECONDS = 30.0
 
@@ -173,10 +173,11 @@ class _Killing:
         return victim
 
     def _kill_writer(self) -> bool:
-        """Kill a process that works for a worker, as soon as there is one; False where there is none."""
+        """Kill a process that works for a worker, as soon as one writes; False where none does."""
         end = time.monotonic() + _WRITER_SECONDS
         while time.monotonic() < end:
-            for worker in self._job.workers():
+            # The process lives between saves too, where nothing would be lost with it.
+            for worker in self._job.workers() if any(self._save.glob(".tmp-*")) else ():
                 writers = _descendants(worker.pid)
                 if writers:
                     with suppress(psutil.NoSuchProcess):
@@ -211,5 +212,5 @@ def _works(process: psutil.Process) -> bool:
 
 def _latest(save: Path) -> int:
     with suppress(OSError, ValueError):
-        return int((save / _TRACKER).read_text())
+        return int((save / TRACKER).read_text())
     return 0
