@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 
+from mindspeed_core.platforms.fake.answers import UnknownNumber
 from mindspeed_testing.npu import fake_npu, value_device
 from mindspeed_testing.npu.stubs import DEVICES
 
@@ -65,11 +66,12 @@ def test_a_value_device_has_memory_while_it_lasts():
         torch.ones(4).to("npu")
 
 
-def test_numbers_read_from_the_fake_device_are_fixed():
+def test_numbers_read_from_the_fake_device_are_fixed_and_integers_refused():
     with fake_npu() as npu:
         assert npu.tensor(1, dtype=torch.float32).item() == 1.0
-        assert npu.tensor(1, dtype=torch.int64).item() == 1
         assert npu.tensor(1, dtype=torch.bool).item() is False
+        with pytest.raises(UnknownNumber, match=r"npu_stand_ins\.py:\d+ .* reads an integer"):
+            npu.tensor(1, dtype=torch.int64).item()
 
 
 def test_constants_become_tensors_of_the_device_without_memory():

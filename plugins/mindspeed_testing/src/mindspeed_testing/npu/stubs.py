@@ -18,9 +18,9 @@ from pathlib import Path
 
 from mindspeed_core.discovery.installed import package_places
 from mindspeed_core.errors import UserError
+from mindspeed_core.platforms.fake.npu import STAND_IN as DEVICES
 from mindspeed_testing.npu.symbols import found_by_loader, needed, run_tool, symbols, without_own
 
-DEVICES = "MINDSPEED_NPU_STUB_DEVICES"
 MEMORY = "MINDSPEED_NPU_STUB_MEMORY"
 """Serves the device's memory from the host's while it is 1: the libraries ask at every call."""
 SOC = "MINDSPEED_NPU_STUB_SOC"

@@ -1,8 +1,7 @@
 """A whole model of real size on one rank of a world of any size, on tensors without values.
 
-A real session on the platform ``npu`` runs every stage up to the data; then one step's micro-batches run
-forward and backward through megatron-core's schedule. Collectives do nothing, and every other rank is taken
-to hold what this one holds. The update is left out: it depends on values that do not exist.
+A session on the platform ``fake-npu`` runs every stage up to the data; then one step's micro-batches run
+forward and backward through megatron-core's schedule, and what a test asks of them is recorded.
 """
 
 from __future__ import annotations
@@ -15,18 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from unittest import mock
 
-import torch
-
 from mindspeed_core.activation import activate
-from mindspeed_core.feature import hookimpl
 from mindspeed_core.instruments.communication import Total, count_communication
 from mindspeed_core.instruments.memory import TensorBytes
-from mindspeed_core.megatron.global_state import destroy_megatron_state
-from mindspeed_core.platforms.npu import NpuPlatform
-from mindspeed_core.platforms.platform import Availability
-from mindspeed_core.run import Batch, DataIterators, Datasets
-from mindspeed_testing.npu.fake import FakeNpu, count_runs, fake_npu, unlimited_memory
-from mindspeed_testing.npu.world import fake_world
+from mindspeed_core.platforms.fake.npu import FakeNpuPlatform
+from mindspeed_core.platforms.fake.npu_shapes import SHAPES
+from mindspeed_testing.npu.fake import FakeNpu, count_runs
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import Registry
@@ -117,42 +110,15 @@ def shape_only_training(
         extra_plugins: further objects with hook implementations, outermost.
     """
     place = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
-    there = classmethod(lambda cls: Availability(True, "announced by the stand-in libraries"))
+    npu = FakeNpu(SHAPES)
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(os.environ, place))
-        stack.enter_context(mock.patch.object(NpuPlatform, "probe", there))
-        stack.enter_context(mock.patch.object(NpuPlatform, "total_memory", unlimited_memory))
+        stack.enter_context(mock.patch.object(FakeNpuPlatform, "answering_mode", return_value=npu))
         session = activate(
-            [*flags, "--no-cross-rank-check"],
-            host="standalone",
-            platform="npu",
-            registry=registry,
-            extra_plugins=(_NoData(), *extra_plugins),
+            flags, host="standalone", platform="fake-npu", registry=registry, extra_plugins=extra_plugins
         )
         stack.callback(session.close)
-        stack.enter_context(fake_world(world_size, rank))
-        stack.callback(destroy_megatron_state)
-        npu = stack.enter_context(fake_npu())
         from mindspeed_core.hosts.standalone import loop
 
+        stack.callback(loop.teardown, session)
         yield ShapeOnlyTraining(session, loop.setup(session), npu)
-
-
-class _NoData:
-    """Batches of the right shapes; what they hold does not exist."""
-
-    @hookimpl
-    def build_datasets(self) -> Datasets:
-        return Datasets(train=())
-
-    @hookimpl
-    def build_data_iterators(self, run: Run) -> DataIterators:
-        return DataIterators(train=[iter(()) for _ in run.model])
-
-    @hookimpl
-    def get_batch(self, run: Run) -> Batch:
-        args = run.args
-        shape = (args.micro_batch_size, args.seq_length // args.context_parallel_size)
-        tokens = torch.empty(shape, dtype=torch.int64, device="npu")
-        mask = torch.empty(shape, dtype=torch.float32, device="npu")
-        return Batch(tokens=tokens, labels=tokens, loss_mask=mask, position_ids=tokens)

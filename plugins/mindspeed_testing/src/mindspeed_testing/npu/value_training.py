@@ -90,10 +90,11 @@ def value_training(
             platform="npu",
             extra_parameters=extra_parameters,
         )
-        product = PRODUCTS[soc][0]
+        # Started as a 950, torch_npu copies by operators of CANN, which the stand-in runtime lacks.
+        started = PRODUCTS["910B" if soc == "950" else soc][0]
         with plain_fork_server():
             ranks = run_world(
-                f"{__name__}:value_rank", world_size, request, timeout=timeout, env={SOC: product}
+                f"{__name__}:value_rank", world_size, request, soc, timeout=timeout, env={SOC: started}
             )
     from mindspeed_testing.npu.device import COMPUTED, running_test
 
@@ -154,18 +155,21 @@ def assert_equals_cpu(
     return npu
 
 
-def value_rank(request: SideRequest) -> tuple[RankRecord, Counter[str], tuple[str, ...]]:
+def value_rank(request: SideRequest, soc: str) -> tuple[RankRecord, Counter[str], tuple[str, ...]]:
     """Train one rank of a side on a value device; return what it computed with, too."""
     from mindspeed_testing.npu.device import COMPUTED
 
     # Every process has a device of its own, the first.
-    with mock.patch.dict(os.environ, LOCAL_RANK="0"), value_session() as device:
+    with mock.patch.dict(os.environ, LOCAL_RANK="0"), value_session(soc) as device:
         return train_rank(request), device.operations, tuple(COMPUTED)
 
 
 @contextmanager
-def value_session() -> Iterator[Any]:
+def value_session(soc: str | None = None) -> Iterator[Any]:
     """Let sessions on the platform ``npu`` run inside the context, their groups over gloo.
+
+    Args:
+        soc: the generation of the device; by default the one that the process was started with.
 
     Yields:
         The `mindspeed_testing.npu.device.ValueDevice`.
@@ -186,7 +190,7 @@ def value_session() -> Iterator[Any]:
         stack.enter_context(mock.patch.object(distributed_c10d, "_new_process_group_helper", made))
         found = _backend_of(distributed_c10d.ProcessGroup._get_backend)
         stack.enter_context(mock.patch.object(distributed_c10d.ProcessGroup, "_get_backend", found))
-        yield stack.enter_context(value_device())
+        yield stack.enter_context(value_device(soc=soc))
 
 
 def plain_fork_server() -> Any:

@@ -1,4 +1,4 @@
-"""What fused attention on the device asks of its arguments, in the order in which it is checked."""
+"""Rules of fused attention on the device for its arguments, in the order in which it checks them."""
 
 from __future__ import annotations
 

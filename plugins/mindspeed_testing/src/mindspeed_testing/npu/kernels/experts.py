@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from mindspeed_testing.npu.kernels.contract import Arguments, Kernel, Rule, unwritten
-from mindspeed_testing.npu.kernels.grouped_matmul import HALF
 from mindspeed_testing.npu.kernels.repositories import op_plugin, ops_transformer
+from mindspeed_testing.npu.kernels.rules import FLOATING, not_empty, of_dtypes, off
 
-_FLOATING = (*HALF, torch.float32)
 _TRAINING = ("910B", "910_93", "950")
 _MOST_COPIES, _MOST_INDICES = 512, 16777215
 
@@ -76,30 +75,27 @@ def token_unpermute_grad(a: Arguments) -> tuple[Tensor, Tensor]:
     return to_rows, to_probs
 
 
-_NOT_PADDED = Rule("padded_mode is off", lambda a: not a["padded_mode"])
-_INT32 = Rule("sorted_indices is int32 [T * k]", lambda a: a["sorted_indices"].dtype == torch.int32
-              and a["sorted_indices"].dim() == 1)  # fmt: skip
+_NOT_PADDED = off("padded_mode")
+_INT32 = of_dtypes("sorted_indices", 1, "sorted_indices is int32 [T * k]", (torch.int32,))
 _PROBS = Rule(
     "probs is [T, k], k at most 512, floating",
     lambda a: (
         a["probs"] is None
         or (
             a["probs"].dim() == 2
-            and a["probs"].dtype in _FLOATING
+            and a["probs"].dtype in FLOATING
             and a["probs"].numel() == a["sorted_indices"].numel()
             and a["probs"].shape[1] <= _MOST_COPIES
         )
     ),
 )
-_HAS_ROWS = Rule("there are tokens: without any nothing is promised",
-                 lambda a: a["sorted_indices"].numel() > 0)  # fmt: skip
+_HAS_ROWS = not_empty("there are tokens: without any nothing is promised", "sorted_indices")
 
 PERMUTE = Kernel(
     "npu::npu_moe_token_permute",
     rules=(
         _NOT_PADDED,
-        Rule("tokens [T, h] floating or int8",
-             lambda a: a["tokens"].dim() == 2 and a["tokens"].dtype in (*_FLOATING, torch.int8)),
+        of_dtypes("tokens", 2, "tokens [T, h] floating or int8", (*FLOATING, torch.int8)),
         Rule("indices int32 or int64, [T] or [T, k], k at most 512",
              lambda a: a["indices"].dtype in (torch.int32, torch.int64) and a["indices"].dim() in (1, 2)
              and a["indices"].shape[0] == a["tokens"].shape[0] and _copies(a["indices"]) <= _MOST_COPIES),
@@ -117,8 +113,7 @@ PERMUTE = Kernel(
 )  # fmt: skip
 PERMUTE_GRAD = Kernel(
     "npu::npu_moe_token_permute_grad_v2",
-    rules=(_NOT_PADDED, _INT32, Rule("floating gradients",
-                                     lambda a: a["grad_permuted_tokens"].dtype in _FLOATING)),
+    rules=(_NOT_PADDED, _INT32, of_dtypes("grad_permuted_tokens", 2, "floating gradients")),
     compute=token_permute_grad,
     sources=(
         ops_transformer("moe/moe_token_permute_grad/op_host/moe_token_permute_grad_def.cpp"),
@@ -133,8 +128,7 @@ UNPERMUTE = Kernel(
         _INT32,
         _PROBS,
         _HAS_ROWS,
-        Rule("permuted_tokens [rows, h] floating",
-             lambda a: a["permuted_tokens"].dim() == 2 and a["permuted_tokens"].dtype in _FLOATING),
+        of_dtypes("permuted_tokens", 2, "permuted_tokens [rows, h] floating"),
     ),
     compute=token_unpermute,
     sources=(

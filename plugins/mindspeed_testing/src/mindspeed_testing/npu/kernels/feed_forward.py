@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mindspeed_testing.npu.kernels.contract import Arguments, Kernel, Rule, unwritten
-from mindspeed_testing.npu.kernels.grouped_matmul import HALF
 from mindspeed_testing.npu.kernels.repositories import op_plugin, ops_transformer
+from mindspeed_testing.npu.kernels.rules import HALF
 
 _PLAIN: dict[str, Any] = {
     "gelu": lambda x: F.gelu(x, approximate="tanh"),

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from mindspeed_testing.npu.kernels.contract import Arguments, Kernel, Rule, unwritten
 from mindspeed_testing.npu.kernels.repositories import atb, op_plugin, ops_transformer
+from mindspeed_testing.npu.kernels.rules import HALF, accumulated, both_half, not_empty
 
-HALF = (torch.float16, torch.bfloat16)
 _BY_ROWS, _BY_SUM = 0, 2
 _MOST_GROUPS, _LONGEST_ROW = 1024, 65535
 _OPTIONS = (
@@ -227,18 +227,15 @@ def grouped_matmul_add(a: Arguments) -> Tensor:
 GROUPED_MATMUL_ADD = Kernel(
     "npu::npu_grouped_matmul_add_",
     rules=(
-        Rule("x and weight both float16 or both bfloat16", lambda a: a["x"].dtype in HALF
-             and a["x"].dtype == a["weight"].dtype),
-        Rule("input is float32 and contiguous", lambda a: a["input"].dtype == torch.float32
-             and a["input"].is_contiguous()),
+        both_half("x", "weight"),
+        accumulated("input"),
         Rule("group_list is int64 [E], running ends",
              lambda a: a["group_list"].dtype == torch.int64 and a["group_list"].dim() == 1
              and a["group_list_type"] in (0, None)),
         Rule("transpose_x, not transpose_weight, group_type 2",
              lambda a: a["transpose_x"] and not a["transpose_weight"] and a["group_type"] == _BY_SUM),
         Rule("x [m, k], weight [m, n] and input [E, k, n] or [E * k, n]", _add_shapes_match),
-        Rule("there are rows: what the device does without any is not published",
-             lambda a: a["x"].numel() > 0 and a["weight"].numel() > 0),
+        not_empty("there are rows: what the device does without any is not published", "x", "weight"),
     ),
     compute=grouped_matmul_add,
     sources=(
@@ -260,14 +257,12 @@ def matmul_add(a: Arguments) -> None:
 MATMUL_ADD = Kernel(
     "atb::_npu_matmul_add_fp32",
     rules=(
-        Rule("x and weight both float16 or both bfloat16", lambda a: a["x"].dtype in HALF
-             and a["x"].dtype == a["weight"].dtype),
-        Rule("C is float32 and contiguous", lambda a: a["C"].dtype == torch.float32
-             and a["C"].is_contiguous()),
+        both_half("x", "weight"),
+        accumulated("C"),
         Rule("x [m, n], weight [m, k] and C [n, k]",
              lambda a: a["x"].dim() == a["weight"].dim() == 2 and a["x"].shape[0] == a["weight"].shape[0]
              and a["C"].shape == (a["x"].shape[1], a["weight"].shape[1])),
-        Rule("there are rows", lambda a: a["x"].numel() > 0 and a["weight"].numel() > 0),
+        not_empty("there are rows", "x", "weight"),
     ),
     compute=matmul_add,
     sources=(

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from mindspeed_testing.npu.kernels.communicators import group_of
 from mindspeed_testing.npu.kernels.contract import Arguments, Kernel, Rule, unwritten
-from mindspeed_testing.npu.kernels.grouped_matmul import HALF, is_transposed
+from mindspeed_testing.npu.kernels.grouped_matmul import is_transposed
 from mindspeed_testing.npu.kernels.repositories import op_plugin, ops_transformer
+from mindspeed_testing.npu.kernels.rules import HALF, not_empty
 
 _RANKS = {"910B": (2, 4, 8), "910_93": (2, 4, 8, 16, 32), "950": (2, 4, 8, 16, 32)}
 _LEAST_K, _MOST_K = 256, 65535
@@ -162,7 +163,7 @@ MATMUL_ALL_REDUCE = Kernel(
         Rule("float16 or bfloat16, with x2 of x1's dtype or int8; or both int8", _sum_dtypes_match),
         Rule("x1 [m, k] or [b, s, k], not transposed, and x2 [k, n]",
              lambda a: a["x1"].dim() in (2, 3) and _product_fits(a, "x1") and not is_transposed(a["x1"])),
-        Rule("operands have elements", lambda a: a["x1"].numel() > 0 and a["x2"].numel() > 0),
+        not_empty("operands have elements", "x1", "x2"),
         Rule("1, 2, 4 or 8 ranks", lambda a: group_of(a["hcom"]).size() in (1, 2, 4, 8)),
         Rule("bias is [n] in x1's dtype, int32 for int8", _bias_matches),
         Rule("quantized operands come with their own scales", _sum_options_match),
