@@ -8,7 +8,7 @@ from mindspeed_core.feature import Feature, Scenario
 from mindspeed_core.registry import Registry
 from mindspeed_core.testing.verify import verify
 
-_DISTRIBUTIONS = ("mindspeed-kernels", "mindspeed-profile", "mindspeed-cp")
+_DISTRIBUTIONS = ("mindspeed-kernels", "mindspeed-profile", "mindspeed-cp", "mindspeed-moe")
 
 
 def measure(report: Report) -> None:

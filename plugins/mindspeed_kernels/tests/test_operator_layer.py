@@ -9,6 +9,7 @@ import torch
 
 from mindspeed_core.discovery.extensions import installed_extensions
 from mindspeed_core.errors import ArgumentError
+from mindspeed_core.validation import check
 from mindspeed_kernels import ops
 from mindspeed_kernels.contract import Choice, Divisible, Dtype, Holds, Range, Rank, SameDtype, Size
 from mindspeed_kernels.ops import OPERATORS, Backend, BackendError, ContractError, Operator, checking, use
@@ -334,6 +335,14 @@ def test_the_flag_forces_a_backend_until_the_session_closes():
 def test_a_choice_that_cannot_be_is_refused_with_the_flag(text, message):
     with pytest.raises(ArgumentError, match=f"--ops-backend.*{message}"):
         session_with(text)
+
+
+@pytest.mark.parametrize("text", ["abc", "swigloo=reference", "swiglu=magic"])
+def test_a_choice_that_cannot_be_is_a_problem_of_the_flags_already(text):
+    found = check(["--ops-backend", text], platform="cpu")
+    assert [problem.flag for problem in found.problems] == ["--ops-backend"]
+    allowed = check(["--ops-backend", "swiglu=reference"], platform="cpu").problems
+    assert "--ops-backend" not in [problem.flag for problem in allowed]
 
 
 def test_operators_need_no_session_and_no_megatron():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 import torch
 
 from mindspeed_kernels import first_run
-from mindspeed_testing.npu.value_training import value_session
+from mindspeed_testing.npu.value_training import plain_fork_server, value_session
 
 
 def test_every_risk_is_checked_in_order_and_the_file_says_what_was_found(tmp_path, capsys):
@@ -39,3 +40,33 @@ def test_without_a_device_one_sentence_says_so(available, tmp_path, monkeypatch,
     monkeypatch.setattr(torch.npu, "is_available", lambda: available)
     assert first_run.main(["--out", str(tmp_path / "first.json")]) == 2
     assert capsys.readouterr().err.strip() == first_run.NO_DEVICE
+
+
+def test_proofs_of_features_run_as_a_command_and_their_report_is_in_the_file(tmp_path, monkeypatch):
+    out = tmp_path / "first.json"
+    # A process that the command starts has no value device: it proves on the CPU here.
+    on_cpu = partial(first_run.scenarios, platform="cpu")
+    monkeypatch.setattr(first_run, "scenarios", on_cpu)
+    monkeypatch.setattr(first_run, "RISKS", {})
+    with value_session(), plain_fork_server():
+        status = first_run.main(["--out", str(out), "--features", "deterministic"])
+    report = json.loads(out.read_text())["scenarios"]
+    assert (status, report["ok"]) == (0, True), report
+
+
+def test_proofs_that_cannot_run_say_why_in_the_file_and_end_with_status_1(tmp_path, monkeypatch):
+    out = tmp_path / "first.json"
+    monkeypatch.setattr(first_run, "RISKS", {})
+    with value_session():
+        status = first_run.main(["--out", str(out), "--features", "no-such-feature"])
+    report = json.loads(out.read_text())["scenarios"]
+    assert status == 1
+    assert "no-such-feature" in report["error"]
+
+
+def test_proofs_are_asked_of_the_device_itself():
+    # The command starts a process of its own, which finds no device beside the stand-in libraries.
+    report = first_run.scenarios(["deterministic"])
+    assert report["ok"] is False
+    assert "--platform 'npu'" in report["error"]
+    assert "/dev/davinci0" in report["error"]

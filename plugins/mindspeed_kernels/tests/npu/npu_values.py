@@ -37,3 +37,36 @@ def test_the_norm_s_epsilon_reaches_the_kernel():
     with value_device():
         x, gamma = torch.ones(2, 16, device="npu"), torch.ones(16, device="npu")
         torch.testing.assert_close(rms_norm(x, gamma, 1.0), x / 2**0.5)
+
+
+def test_a_call_without_rows_does_not_decide_for_the_next_one():
+    from mindspeed_kernels.ops import rms_norm, swiglu
+
+    with value_device() as device:
+        gamma = torch.ones(16, device="npu")
+        for rows in (0, 2, 0, 2):
+            x = torch.ones(rows, 16, device="npu")
+            assert rms_norm(x, gamma).shape == x.shape
+            assert swiglu(x).shape == (rows, 8)
+        assert (device.count("npu_rms_norm"), device.count("npu_swiglu")) == (2, 2)
+
+
+def test_scores_of_another_size_do_not_decide_for_the_next_ones():
+    from mindspeed_kernels.ops import scaled_masked_softmax
+
+    with value_device() as device:
+        for size in (5, 32, 5, 32):
+            x = torch.ones(1, 1, size, size, device="npu")
+            assert scaled_masked_softmax(x).sum().item() == pytest.approx(size)
+        assert device.count("npu_scaled_masked_softmax") == 2
+
+
+def test_a_single_group_of_8_bit_rows_is_multiplied_by_the_kernel():
+    from mindspeed_kernels.ops import npu_quant_gmm
+
+    with value_device() as device:
+        x = torch.full((2, 16), 3, dtype=torch.int8, device="npu")
+        weight = torch.full((1, 16, 8), 2, dtype=torch.int8, device="npu")
+        scale = torch.ones(1, 8, device="npu")
+        assert npu_quant_gmm(x, weight, scale, group_list=[2]).cpu().eq(96).all()
+        assert device.count("npu_grouped_matmul") == 1

@@ -20,7 +20,11 @@ def flash_forward(
 ) -> tuple[Tensor, Tensor]:
     """Return context ``[b, n, sq, d]`` and logarithm of the sums ``[b, n, sq]`` of a block, on CPUs."""
     context, logsum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, 0.0, block.causal, attn_mask=_for_kernel(mask.added, query), scale=attention.scale
+        *map(_in_rows, (query, key, value)),
+        0.0,
+        block.causal,
+        attn_mask=_for_kernel(mask.added, query),
+        scale=attention.scale,
     )
     return context, logsum
 
@@ -29,9 +33,14 @@ def flash_backward(tensors: Saved, mask: Mask, block: Block, attention: Attentio
     """Return the gradients of queries, keys and values of a block, on CPUs."""
     added = _for_kernel(mask.added, tensors[1])
     found: tuple[Tensor, ...] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        *tensors, 0.0, block.causal, attn_mask=added, scale=attention.scale
+        *map(_in_rows, tensors[:5]), tensors[5], 0.0, block.causal, attn_mask=added, scale=attention.scale
     )
     return found
+
+
+def _in_rows(tensor: Tensor) -> Tensor:
+    """Copy a tensor whose rows are not contiguous: the kernel reads them as if they were, without a word."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _for_kernel(mask: Tensor | None, query: Tensor) -> Tensor | None:
@@ -90,7 +99,8 @@ def _scores(query: Tensor, key: Tensor, mask: Mask, attention: AttentionCall) ->
 
 def _grouped(tensor: Tensor, groups: int) -> Tensor:
     """Return ``[b, n, s, x]`` as ``[b, g, n / g * s, x]``: queries that share keys follow one another."""
-    return tensor.reshape(tensor.shape[0], groups, -1, tensor.shape[3])
+    samples, heads, length, width = tensor.shape
+    return tensor.reshape(samples, groups, heads // groups * length, width)
 
 
 def _kept(weights: Tensor, block: Block, attention: AttentionCall) -> Tensor | None:

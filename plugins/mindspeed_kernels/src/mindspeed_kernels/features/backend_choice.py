@@ -33,6 +33,14 @@ class OpsBackend(KernelFeature):
     )
 
     @hookimpl(wrapper=True)
+    def validate_arguments(self, args: Any) -> Generator[None, Any, Any]:
+        """Refuse operators and backends that no installed package brings, also where nothing is opened."""
+        from mindspeed_kernels.ops.forcing import checked_choices
+
+        checked_choices(args.ops_backend)
+        return (yield)
+
+    @hookimpl(wrapper=True)
     def prepare_process(self, session: Any, args: Any) -> Generator[None, Any, Any]:
         """Force them until the session closes."""
         done = yield

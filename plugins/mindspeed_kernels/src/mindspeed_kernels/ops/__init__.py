@@ -28,6 +28,7 @@ A backend from another package is a `Backend` in an iterable that an entry point
 
 from __future__ import annotations
 
+from mindspeed_kernels.absent import ABSENT, absence
 from mindspeed_kernels.contract import ContractError
 from mindspeed_kernels.ops.backend import Backend
 from mindspeed_kernels.ops.catalog import Explanation, explain
@@ -47,7 +48,13 @@ from mindspeed_kernels.ops.npu_matmul_add import npu_matmul_add_fp32
 from mindspeed_kernels.ops.npu_mm_all_reduce_add_rms_norm import npu_mm_all_reduce_add_rms_norm
 from mindspeed_kernels.ops.npu_mm_all_reduce_add_rms_norm_ import npu_mm_all_reduce_add_rms_norm_
 from mindspeed_kernels.ops.npu_moe_token_permute import npu_moe_token_permute
+from mindspeed_kernels.ops.npu_moe_token_permute_with_routing_map import (
+    npu_moe_token_permute_with_routing_map,
+)
 from mindspeed_kernels.ops.npu_moe_token_unpermute import npu_moe_token_unpermute
+from mindspeed_kernels.ops.npu_moe_token_unpermute_with_routing_map import (
+    npu_moe_token_unpermute_with_routing_map,
+)
 from mindspeed_kernels.ops.npu_ring_attention_update import npu_ring_attention_update
 from mindspeed_kernels.ops.npu_rotary_position_embedding import npu_rotary_position_embedding
 from mindspeed_kernels.ops.operator import OPERATORS, Operator, Sample
@@ -93,7 +100,9 @@ __all__ = [
     "npu_mm_all_reduce_add_rms_norm",
     "npu_mm_all_reduce_add_rms_norm_",
     "npu_moe_token_permute",
+    "npu_moe_token_permute_with_routing_map",
     "npu_moe_token_unpermute",
+    "npu_moe_token_unpermute_with_routing_map",
     "npu_quant_gmm",
     "npu_quant_gmm_v2",
     "npu_ring_attention_update",
@@ -106,3 +115,11 @@ __all__ = [
     "triangle_attention",
     "use",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Say of an operator that is not here why."""
+    if name in ABSENT:
+        # Of another kind than AttributeError, which an import would replace with a sentence of its own.
+        raise ImportError(absence(name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

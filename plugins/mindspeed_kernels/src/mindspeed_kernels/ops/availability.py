@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -45,6 +46,26 @@ def ascend_generation() -> str:
     """Return the generation of this process's devices as CANN names it, ``910B``; empty where unknown."""
     name = torch.npu.get_device_name() if hasattr(torch, "npu") else ""
     return next((generation for prefix, generation in _GENERATIONS if name.startswith(prefix)), "")
+
+
+def kernel_of(*generations: str) -> Callable[[], str]:
+    """Return what tells why a kernel cannot be used that only some generations of devices have.
+
+    Where the generation is not known, the kernel is taken to be there.
+    """
+
+    def missing() -> str:
+        reason = torch_npu_missing()
+        if reason:
+            return reason
+        found = ascend_generation()
+        return "" if found in ("", *generations) else f"there is no such kernel for Ascend {found}"
+
+    return missing
+
+
+kernel_of_training_devices = kernel_of("910B", "910_93", "950")
+"""Tells why a kernel cannot be used that devices for inference lack."""
 
 
 def package_missing(name: str) -> str:

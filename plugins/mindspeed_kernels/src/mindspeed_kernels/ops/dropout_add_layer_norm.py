@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.availability import ascend_generation, torch_npu_missing
 from mindspeed_kernels.ops.dropout_add_norm import (
     CONTRACT,
     NPU_CONTRACT,
@@ -16,6 +16,7 @@ from mindspeed_kernels.ops.dropout_add_norm import (
     Results,
     dropout_add_norm,
     dropped_sum,
+    kernel_dtype,
     prenorm_dtype,
     results,
     samples,
@@ -74,7 +75,14 @@ npu_dropout_add_layer_norm = Operator(
 )
 
 
-@npu_dropout_add_layer_norm.backend("npu", ("npu",), available=torch_npu_missing, contract=NPU_CONTRACT)
+def _statistics_missing() -> str:
+    reason = torch_npu_missing()
+    if not reason and ascend_generation() == "310P":
+        return "on Ascend 310P the kernel leaves the statistics that backward reads unwritten"
+    return reason
+
+
+@npu_dropout_add_layer_norm.backend("npu", ("npu",), available=_statistics_missing, contract=NPU_CONTRACT)
 @with_signature_of(npu_dropout_add_layer_norm_reference)
 def _npu(
     *,
@@ -91,9 +99,15 @@ def _npu(
     import torch_npu
 
     dropped, mask = dropped_sum(x0, None, return_dropout_mask=return_dropout_mask, **dropout)
-    x1 = dropped.to(x0.dtype)
-    x2 = torch.zeros_like(x1) if residual is None else residual.to(x0.dtype)
-    shift = torch.zeros_like(weight) if bias is None else bias
-    norm, _, _, total = torch_npu.npu_add_layer_norm(x1, x2, weight, shift, epsilon, prenorm)
-    before = total.to(prenorm_dtype(x0, residual, residual_in_fp32)) if prenorm else None
-    return results(norm, before, mask if return_dropout_mask else None)
+    before = prenorm_dtype(x0, residual, residual_in_fp32 and prenorm)
+    dtype = kernel_dtype(x0, weight, before)
+    x1, scale = dropped.to(dtype), weight.to(dtype)
+    x2 = torch.zeros_like(x1) if residual is None else residual.to(dtype)
+    shift = torch.zeros_like(scale) if bias is None else bias.to(dtype)
+    if x0.numel():
+        norm, _, _, total = torch_npu.npu_add_layer_norm(x1, x2, scale, shift, epsilon, prenorm)
+    else:  # The kernel takes no rows of nothing.
+        total = x1 + x2
+        norm = _layer_norm(total, scale, shift, epsilon)
+    kept = total.to(before) if prenorm else None
+    return results(norm.to(x0.dtype), kept, mask if return_dropout_mask else None)

@@ -75,6 +75,15 @@ def prenorm_dtype(x0: Tensor, residual: Tensor | None, residual_in_fp32: bool) -
     return torch.promote_types(x0.dtype, torch.float32) if residual_in_fp32 else x0.dtype
 
 
+def kernel_dtype(x0: Tensor, weight: Tensor, before: torch.dtype) -> torch.dtype:
+    """Return the dtype in which a kernel computes sum and norm, its backward included.
+
+    Backward of the kernels takes sum and weight in one dtype. With a float32 weight, or where the sum is
+    handed out in float32, that is float32, and nothing is rounded in between.
+    """
+    return torch.promote_types(torch.promote_types(x0.dtype, weight.dtype), before)
+
+
 def results(norm: Tensor, total: Tensor | None, mask: Tensor | None) -> Results:
     """Return ``norm`` alone, or a tuple with what was asked for."""
     extra = tuple(item for item in (total, mask) if item is not None)
@@ -104,7 +113,11 @@ CONTRACT: Contract = (
     Range("epsilon", 0.0, float("inf")),
 )
 """Rules of both operators."""
-NPU_CONTRACT: Contract = (Dtype("x0", NPU_FLOATING), SameDtype(("x0", "weight")))
+NPU_CONTRACT: Contract = (
+    Dtype("x0", NPU_FLOATING),
+    Dtype("weight", NPU_FLOATING),
+    Dtype("residual", NPU_FLOATING),
+)
 SAVED = "what autograd keeps of the composition; on NPUs the sum and the kernel's statistics"
 
 

@@ -14,10 +14,12 @@ from mindspeed_kernels.ops.dropout_add_norm import (
     SAVED,
     Results,
     dropout_add_norm,
+    kernel_dtype,
+    prenorm_dtype,
     samples,
 )
 from mindspeed_kernels.ops.operator import Operator
-from mindspeed_kernels.ops.rms_norm import rms_norm_reference
+from mindspeed_kernels.ops.rms_norm import rms_norm_reference, too_narrow
 from mindspeed_kernels.ops.signatures import with_signature_of
 
 
@@ -46,8 +48,28 @@ npu_dropout_add_rms_norm = Operator(
 
 @npu_dropout_add_rms_norm.backend("npu", ("npu",), available=torch_npu_missing, contract=NPU_CONTRACT)
 @with_signature_of(npu_dropout_add_layer_norm_reference)
-def _npu(**arguments: Any) -> Results:
-    return dropout_add_norm(_npu_rms_norm, **arguments)
+def _npu(
+    *,
+    x0: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    prenorm: bool,
+    residual_in_fp32: bool,
+    **others: Any,
+) -> Results:
+    dtype = kernel_dtype(x0, weight, prenorm_dtype(x0, residual, residual_in_fp32 and prenorm))
+    # The kernel takes no rows of nothing.
+    return dropout_add_norm(
+        _npu_rms_norm if x0.numel() and not too_narrow(x0, dtype) else _rms_norm,
+        x0,
+        residual,
+        weight=weight.to(dtype),
+        bias=None if bias is None else bias.to(dtype),
+        prenorm=prenorm,
+        residual_in_fp32=residual_in_fp32,
+        **others,
+    )
 
 
 def _npu_rms_norm(total: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:

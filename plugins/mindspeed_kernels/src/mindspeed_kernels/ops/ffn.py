@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mindspeed_kernels.contract import HALF, Choice, ContractError, Dtype, Rank, SameDtype, SameSize
 from mindspeed_kernels.ops.activations import GATED, PLAIN, activation_named
-from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.availability import kernel_of
 from mindspeed_kernels.ops.gmm import grouped_matmul
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 from mindspeed_kernels.ops.quantization import decoded_scale, exact_product, widened_weight
@@ -192,7 +192,7 @@ npu_ffn = Operator(
 @npu_ffn.backend(
     "npu",
     ("npu",),
-    available=torch_npu_missing,
+    available=kernel_of("910B", "910_93"),
     contract=(Dtype("x", (*HALF, torch.int8)),),
     differentiable=False,
 )
@@ -210,7 +210,7 @@ def _npu(
 ) -> Tensor:
     import torch_npu
 
-    if not _kernel_computes(x, weight1, activation, inner_precise):
+    if not _kernel_computes(x, weight1, weight2, activation, inner_precise):
         return npu_ffn_reference(
             x,
             weight1,
@@ -246,7 +246,13 @@ def _npu(
     return result
 
 
-def _kernel_computes(x: Tensor, weight1: Tensor, activation: str, inner_precise: int | None) -> bool:
-    """Return whether there is a kernel: gated activations have one in fast float16 only."""
+def _kernel_computes(
+    x: Tensor, weight1: Tensor, weight2: Tensor, activation: str, inner_precise: int | None
+) -> bool:
+    """Return whether there is a kernel: rows end as wide as they began, gated ones in fast float16 only."""
     gated = activation.lower() in GATED
-    return x.numel() > 0 and (not gated or (x.dtype == weight1.dtype == torch.float16 and inner_precise == 1))
+    return (
+        x.shape[-1] == weight2.shape[-1]
+        and x.numel() > 0
+        and (not gated or (x.dtype == weight1.dtype == torch.float16 and inner_precise == 1))
+    )

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 FLAG = "--ops-backend"
 
 
-def force_until_close(session: Session, text: str, *, owner: str) -> None:
-    """Force backends until the session closes, for a feature that owns the choice.
+def checked_choices(text: str) -> dict[str, str]:
+    """Return the backends that a flag's text asks for, by operator.
 
     Raises:
         ArgumentError: ``text`` is not ``OP=BACKEND[,OP=BACKEND]``, or names an operator or a backend that
@@ -24,7 +24,9 @@ def force_until_close(session: Session, text: str, *, owner: str) -> None:
     try:
         forced = parse(text, FLAG)
     except BackendError as error:
-        raise ArgumentError(FLAG, text, str(error)) from error
+        raise ArgumentError(
+            FLAG, text, str(error), "write OP=BACKEND, for instance rms_norm=reference"
+        ) from error
     load_backends()
     for name, backend in forced.items():
         operators = list(OPERATORS) if name == EVERY else [name]
@@ -37,6 +39,16 @@ def force_until_close(session: Session, text: str, *, owner: str) -> None:
             raise ArgumentError(
                 FLAG, text, f"{name} has no backend {backend!r}", f"there are {', '.join(known)}"
             )
+    return forced
+
+
+def force_until_close(session: Session, text: str, *, owner: str) -> None:
+    """Force backends until the session closes, for a feature that owns the choice.
+
+    Raises:
+        ArgumentError: the text cannot be followed; see `checked_choices`.
+    """
+    forced = checked_choices(text)
     before: list[Any] = []
     session.ledger.setting(
         "mindspeed_kernels.ops:choice",

@@ -29,7 +29,7 @@ from mindspeed_kernels.attention.reference import dense_attention
 from mindspeed_kernels.attention.service import npu_attention
 from mindspeed_kernels.attention.visibility import UNLIMITED
 from mindspeed_kernels.contract import NPU_FLOATING, Choice, Dtype, Range, Rank, SameDtype
-from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.availability import kernel_of_training_devices
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
 Result = tuple[Tensor, Tensor, Tensor, Tensor, int, int, int]
@@ -266,7 +266,7 @@ def _flex(
     "npu",
     ("npu",),
     priority=10,
-    available=torch_npu_missing,
+    available=kernel_of_training_devices,
     contract=(Dtype("query", NPU_FLOATING),),
     supports=npu_limits,
 )

@@ -23,7 +23,7 @@ from mindspeed_kernels.attention.service import npu_attention_grad
 from mindspeed_kernels.attention.visibility import UNLIMITED
 from mindspeed_kernels.call import UNKNOWN, Call
 from mindspeed_kernels.contract import NPU_FLOATING, Choice, ContractError, Dtype, Range, Rank, SameDtype
-from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.availability import kernel_of_training_devices
 from mindspeed_kernels.ops.fusion_attention import logsum_of
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
@@ -235,7 +235,7 @@ def _flash(
     "npu",
     ("npu",),
     priority=10,
-    available=torch_npu_missing,
+    available=kernel_of_training_devices,
     contract=(Dtype("query", NPU_FLOATING),),
     differentiable=False,
 )

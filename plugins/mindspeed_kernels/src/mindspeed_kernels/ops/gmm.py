@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from mindspeed_kernels.contract import NPU_FLOATING, ContractError, Dtype, Rank, SameDtype, SameSize
-from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.availability import kernel_of_training_devices
 from mindspeed_kernels.ops.library import custom_op
 from mindspeed_kernels.ops.npu_groupmatmul_add import npu_groupmatmul_add_fp32
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
@@ -87,8 +87,7 @@ def _aligned(matrix: Tensor) -> bool:
 def _npu_rows(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     if weight.shape[0] == 1:  # The kernel takes no single group.
         return x @ weight[0]
-    # Nor rows of a transposed matrix.
-    return npu_grouped_product(row_major(x), weight, ends)
+    return npu_grouped_product(x, weight, ends)
 
 
 def _npu_weights(x: Tensor, dy: Tensor, ends: Tensor) -> Tensor:
@@ -134,13 +133,13 @@ class GroupedMatmulFunction(torch.autograd.Function):
             dx = rows(dy, weight.transpose(1, 2), ends)
         if ctx.needs_input_grad[1] and ctx.parameter is not None:
             npu_groupmatmul_add_fp32(x, dy, ends, ctx.parameter.main_grad.view(weight.shape))
-            _mark_added(ctx.parameter)
+            mark_added_to_main_grad(ctx.parameter)
         elif ctx.needs_input_grad[1]:
             dw = weights(x, dy, ends)
         return dx, dw, None, None, None
 
 
-def _mark_added(parameter: Tensor) -> None:
+def mark_added_to_main_grad(parameter: Tensor) -> None:
     """Mark for distributed data parallelism that the gradient is in ``main_grad``.
 
     Its hooks ask for a ``grad`` all the same: one number in the parameter's shape, which autograd would copy
@@ -190,7 +189,9 @@ def _torch(x: Tensor, weight: Tensor, ends: Tensor, parameter: Tensor | None = N
     return _apply(x, weight, ends, parameter, "grouped_mm")
 
 
-@grouped_matmul.backend("npu", ("npu",), available=torch_npu_missing, contract=(Dtype("x", NPU_FLOATING),))
+@grouped_matmul.backend(
+    "npu", ("npu",), available=kernel_of_training_devices, contract=(Dtype("x", NPU_FLOATING),)
+)
 def _npu(x: Tensor, weight: Tensor, ends: Tensor, parameter: Tensor | None = None) -> Tensor:
     return _apply(x, weight, ends, parameter, "npu")
 
@@ -340,5 +341,7 @@ def _summed_groups(
     groups = 1 if group_list is None else len(group_list)
     ends = ends_of_groups(name, group_list, weight.shape[0], groups, counts=counts)
     products = {"cpu": "grouped_mm", "cuda": "grouped_mm", "npu": "npu"}.get(x.device.type, "loop")
+    if x.dtype == torch.float64 or (products == "npu" and kernel_of_training_devices()):
+        products = "loop"
     result: Tensor = _PRODUCTS[products][1](x.t(), weight, ends)
     return result

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from mindspeed_kernels.absent import ABSENT, absence
 from mindspeed_kernels.ops.overlapped_matmul import (
     Group,
     all_gather_matmul,
@@ -23,6 +24,10 @@ from mindspeed_kernels.ops.process_groups import process_group
 
 class CoCOperations:
     """The operators; ``coc_ops`` is the one instance that callers use."""
+
+    def __getattr__(self, name: str) -> object:
+        """Say of a method that is not here why."""
+        raise AttributeError(absence(name) if name in ABSENT else f"coc_ops has no attribute {name!r}")
 
     def matmul_all_reduce(
         self, input1: Tensor, input2: Tensor, output: Tensor, bias: Tensor | None = None, group: Group = None
@@ -78,3 +83,10 @@ def _group(group: Group) -> ProcessGroup:
 
 
 coc_ops = CoCOperations()
+
+
+def __getattr__(name: str) -> object:
+    """Say of a class that is not here why."""
+    if name in ABSENT:
+        raise ImportError(absence(name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

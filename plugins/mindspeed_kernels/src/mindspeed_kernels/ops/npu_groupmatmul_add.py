@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mindspeed_kernels.contract import HALF, Dtype, Rank, SameDtype, SameSize
-from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.availability import kernel_of
 from mindspeed_kernels.ops.library import custom_op
 from mindspeed_kernels.ops.npu_matmul_add import npu_matmul_add_fp32
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
@@ -93,7 +93,7 @@ def _in_place(x: Tensor, dy: Tensor, grouplist: Sequence[int] | Tensor, grad: Te
     "npu",
     ("npu",),
     priority=10,
-    available=torch_npu_missing,
+    available=kernel_of("910B", "910_93"),
     contract=(Dtype("x", HALF), Dtype("grad", (torch.float32,))),
     differentiable=False,
 )

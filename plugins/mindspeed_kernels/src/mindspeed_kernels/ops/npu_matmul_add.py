@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mindspeed_kernels.call import Call
 from mindspeed_kernels.contract import HALF, Dtype, Rank, SameDtype, SameSize
-from mindspeed_kernels.ops.availability import ascend_generation, torch_npu_missing
+from mindspeed_kernels.ops.availability import kernel_of
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
 _ROWS = 512
@@ -106,12 +106,10 @@ def _addmm(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:
 
 
 def _atb_missing() -> str:
-    reason = torch_npu_missing()
+    reason = kernel_of("910B", "910_93")()
     if reason:
         return reason
-    if not hasattr(torch.ops.atb, "_npu_matmul_add_fp32"):
-        return "libatb is not loaded"
-    return "there is no such kernel for Ascend 950" if ascend_generation() == "950" else ""
+    return "" if hasattr(torch.ops.atb, "_npu_matmul_add_fp32") else "libatb is not loaded"
 
 
 @npu_matmul_add_fp32.backend(

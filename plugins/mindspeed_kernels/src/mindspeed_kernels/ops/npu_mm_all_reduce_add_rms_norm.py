@@ -39,7 +39,7 @@ CONTRACT: Contract = (
     Choice("comm_turn", (0,)),
     Range("epsilon", 0.0, 1.0),
 )
-"""What both forms demand, the one that returns and the one that writes into the residual."""
+"""Rules of both forms, the one that returns and the one that writes into the residual."""
 
 
 def _total(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mindspeed_kernels.contract import NPU_FLOATING, Choice, Dtype, Rank
-from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.availability import kernel_of_training_devices
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
 _INDICES = (torch.int64, torch.int32)
@@ -70,12 +70,14 @@ npu_moe_token_permute = Operator(
 @npu_moe_token_permute.backend(
     "npu",
     ("npu",),
-    available=torch_npu_missing,
+    available=kernel_of_training_devices,
     contract=(Dtype("tokens", NPU_FLOATING), Choice("padded_mode", (False,))),
 )
 def _npu(
     tokens: Tensor, indices: Tensor, num_out_tokens: int | None = None, padded_mode: bool = False
 ) -> tuple[Tensor, Tensor]:
+    if not tokens.numel() or not indices.numel():  # The kernel takes no empty tensor.
+        return npu_moe_token_permute_reference(tokens, indices, num_out_tokens)
     import torch_npu
 
     kept = kept_rows(indices.numel(), num_out_tokens)

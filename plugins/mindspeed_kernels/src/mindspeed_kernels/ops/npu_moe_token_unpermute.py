@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mindspeed_kernels.contract import NPU_FLOATING, Choice, ContractError, Dtype, Rank
-from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.availability import kernel_of_training_devices
 from mindspeed_kernels.ops.npu_moe_token_permute import npu_moe_token_permute
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 from mindspeed_kernels.ops.signatures import with_signature_of
@@ -47,7 +47,7 @@ def npu_moe_token_unpermute_reference(
     if probs is None:
         return rows
     wide = torch.promote_types(permuted_tokens.dtype, torch.float32)
-    weighted = rows.to(wide).view(-1, copies, rows.shape[1]) * probs.to(wide).unsqueeze(-1)
+    weighted = rows.to(wide).view(probs.shape[0], copies, rows.shape[1]) * probs.to(wide).unsqueeze(-1)
     return weighted.sum(1).to(permuted_tokens.dtype)
 
 
@@ -89,7 +89,7 @@ class TokenUnpermuteFunction(torch.autograd.Function):
         """Compute the weighted sum ``[T, h]`` of rows ``[num_out, h]``."""
         ctx.save_for_backward(permuted, where, probs)
         tokens, copies = probs.shape
-        rows = _rows(permuted, where).view(tokens, copies, -1)
+        rows = _rows(permuted, where).view(tokens, copies, permuted.shape[1])
         return torch.bmm(probs.to(rows.dtype).unsqueeze(1), rows).squeeze(1)
 
     @staticmethod
@@ -101,16 +101,14 @@ class TokenUnpermuteFunction(torch.autograd.Function):
         gradient = gradients[0]
         to_permuted = to_probs = None
         if ctx.needs_input_grad[0]:
-            spread = (gradient.unsqueeze(1) * probs.to(gradient.dtype).unsqueeze(-1)).view(
-                tokens * copies, -1
-            )
+            spread = (gradient.unsqueeze(1) * probs.to(gradient.dtype).unsqueeze(-1)).flatten(0, 1)
             places = where.reshape(-1).long()
             if permuted.shape[0] < places.numel():
                 kept = places < permuted.shape[0]
                 spread, places = spread[kept], places[kept]
             to_permuted = torch.zeros_like(permuted).index_copy_(0, places, spread)
         if ctx.needs_input_grad[2]:
-            rows = _rows(permuted, where).view(tokens, copies, -1)
+            rows = _rows(permuted, where).view(tokens, copies, permuted.shape[1])
             to_probs = torch.bmm(rows, gradient.unsqueeze(-1)).squeeze(-1).to(probs.dtype)
         return to_permuted, None, to_probs
 
@@ -156,11 +154,13 @@ def _lean(
 @npu_moe_token_unpermute.backend(
     "npu",
     ("npu",),
-    available=torch_npu_missing,
+    available=kernel_of_training_devices,
     contract=(Dtype("permuted_tokens", NPU_FLOATING), Choice("padded_mode", (False,))),
 )
 @with_signature_of(npu_moe_token_unpermute_reference)
 def _npu(*, permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None, **others: Any) -> Tensor:
+    if not permuted_tokens.numel() or not sorted_indices.numel():  # The kernel takes no empty tensor.
+        return npu_moe_token_unpermute_reference(permuted_tokens, sorted_indices, probs)
     import torch_npu
 
     result: Tensor = torch_npu.npu_moe_token_unpermute(permuted_tokens, sorted_indices.int(), probs)

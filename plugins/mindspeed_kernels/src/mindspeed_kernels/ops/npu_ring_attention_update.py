@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mindspeed_kernels.contract import Choice, Dtype, Rank, SameShape
-from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.availability import kernel_of_training_devices
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
 _PACKED_WIDTHS, _WIDEST, _MOST_HEADS = 64, 768, 256
@@ -122,7 +122,8 @@ def _lerp(
     if not packed:
         weight = weight.permute(2, 0, 1, 3)
     heads = weight.shape[-2]
-    shape = (*prev_attn_out.shape[:2], heads, -1) if not packed else prev_attn_out.shape
+    rows = prev_attn_out.shape
+    shape = rows if packed else (*rows[:2], heads, rows[2] // heads)
     prev, cur = prev_attn_out.reshape(shape), cur_attn_out.reshape(shape)
     output = torch.lerp(prev.float(), cur.float(), weight).to(prev_attn_out.dtype)
     none = ~(seen.permute(2, 0, 1, 3) if not packed else seen)
@@ -145,7 +146,7 @@ def _refusal(prev_attn_out: Tensor, layout: str) -> str:
 
 
 @npu_ring_attention_update.backend(
-    "npu", ("npu",), priority=10, available=torch_npu_missing, differentiable=False
+    "npu", ("npu",), priority=10, available=kernel_of_training_devices, differentiable=False
 )
 def _npu(
     prev_attn_out: Tensor,

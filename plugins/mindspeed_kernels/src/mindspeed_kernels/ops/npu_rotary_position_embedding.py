@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from mindspeed_kernels.call import Call, TensorFacts
 from mindspeed_kernels.contract import NPU_FLOATING, Choice, ContractError, Divisible, Dtype, Holds, Rank
-from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.availability import kernel_of_training_devices
 from mindspeed_kernels.ops.cached_rows import rows_at_a_time
 from mindspeed_kernels.ops.compiled import add_compiled
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
@@ -180,7 +180,7 @@ def _in_kernel_range(call: Call) -> tuple[Any, Any] | None:
 @npu_rotary_position_embedding.backend(
     "npu",
     ("npu",),
-    available=torch_npu_missing,
+    available=kernel_of_training_devices,
     contract=(Dtype("x", NPU_FLOATING), Holds("x", "last dimension must be below 896", _in_kernel_range)),
 )
 def _npu(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from mindspeed_kernels.contract import Choice, ContractError, Dtype, Rank, SameSize
 from mindspeed_kernels.ops.activations import NUMBERED
-from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.availability import kernel_of_training_devices
 from mindspeed_kernels.ops.library import custom_op
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 from mindspeed_kernels.ops.quantization import decoded_scale, exact_product
-from mindspeed_kernels.ops.row_groups import bounds, ends_of_groups, npu_grouped_product
+from mindspeed_kernels.ops.row_groups import bounds, ends_of_groups, npu_grouped_product, with_empty_group
 from mindspeed_kernels.ops.signatures import with_signature_of
 
 _INFERRED = {torch.bfloat16: torch.bfloat16, torch.float32: torch.float16, torch.int64: torch.int8}
@@ -132,18 +132,25 @@ def _groups(**arguments: Any) -> Tensor:
     return result
 
 
-@quant_grouped_matmul.backend("npu", ("npu",), available=torch_npu_missing, differentiable=False)
+@quant_grouped_matmul.backend("npu", ("npu",), available=kernel_of_training_devices, differentiable=False)
 @with_signature_of(quant_grouped_matmul_reference)
 def _npu(
     *,
+    weight: Tensor,
     scale: Tensor,
+    ends: Tensor,
+    bias: Tensor | None,
     per_token_scale: Tensor | None,
     output_dtype: torch.dtype | None,
     act_type: int,
     **others: Any,
 ) -> Tensor:
+    ends, weight, scale, bias = with_empty_group(ends, weight, scale, bias)
     return npu_grouped_product(
+        weight=weight,
         scale=scale,
+        ends=ends,
+        bias=bias,
         per_token_scale=per_token_scale,
         act_type=act_type,
         output_dtype=_output_dtype(scale, per_token_scale, output_dtype, act_type),

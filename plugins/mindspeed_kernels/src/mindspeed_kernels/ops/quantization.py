@@ -46,19 +46,19 @@ def widened_weight(
         group_size: rows that share a scale; 0 without groups.
         dtype: of the result.
     """
-    rows = weight.shape[-2]
+    rows, wide = weight.shape[-2], torch.promote_types(dtype, torch.float32)
 
     def spread(table: Tensor) -> Tensor:
         if group_size:
-            return table.float().repeat_interleave(group_size, dim=-2)[..., :rows, :]
+            return table.to(wide).repeat_interleave(group_size, dim=-2)[..., :rows, :]
         if table.dim() == weight.dim() - 1 and table.numel() > 1:
-            return table.float().unsqueeze(-2)
-        return table.float()
+            return table.to(wide).unsqueeze(-2)
+        return table.to(wide)
 
-    wide = weight.float()
+    values = weight.to(wide)
     if offset is not None:
-        wide = wide + spread(offset)
-    return (wide * spread(scale)).to(dtype)
+        values = values + spread(offset)
+    return (values * spread(scale)).to(dtype)
 
 
 def check_group_size(operator: str, group_size: int, rows: int) -> None:

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from mindspeed_kernels.call import Call
 from mindspeed_kernels.contract import NPU_FLOATING, Dtype, NotEmpty, Range, Rank, SameSize
-from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.availability import ascend_generation, torch_npu_missing
 from mindspeed_kernels.ops.cached_rows import rows_at_a_time
 from mindspeed_kernels.ops.compiled import add_compiled
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
@@ -142,7 +142,7 @@ def _scale(weight: Tensor, dtype: torch.dtype, zero_centered: bool) -> Tensor:
 
 
 def _key(x: Tensor, gamma: Tensor, epsilon: float = 1e-6, zero_centered: bool = False) -> tuple[Any, ...]:
-    return x.device, x.dtype, x.ndim, gamma.dtype, zero_centered
+    return x.device, x.dtype, x.ndim, x.numel() == 0, gamma.dtype, zero_centered
 
 
 def _samples(make: Make) -> list[Sample]:
@@ -196,11 +196,18 @@ def _torch(x: Tensor, gamma: Tensor, epsilon: float = 1e-6, zero_centered: bool 
     contract=(Dtype("x", NPU_FLOATING), Rank("x", 2, 8), NotEmpty("x")),
 )
 def _npu(x: Tensor, gamma: Tensor, epsilon: float = 1e-6, zero_centered: bool = False) -> Tensor:
+    if too_narrow(x):
+        return rms_norm_reference(x, gamma, epsilon, zero_centered)
     import torch_npu
 
     scale = (gamma.float() + 1.0 if zero_centered else gamma).to(x.dtype)
     result: Tensor = torch_npu.npu_rms_norm(x, scale, epsilon=epsilon)[0]
     return result
+
+
+def too_narrow(x: Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Return whether the kernel of Ascend 310P cannot differentiate rows ``[..., h]``, given in a dtype."""
+    return ascend_generation() == "310P" and x.shape[-1] * (dtype or x.dtype).itemsize < 32
 
 
 add_compiled(rms_norm)

@@ -48,7 +48,7 @@ def ends_of_groups(
     ends = given.to(torch.int64)
     if counts:
         ends = ends.cumsum(0)
-    if ends.device.type == "cpu" and not _traced(ends):
+    if ends.device.type == "cpu" and not is_traced(ends):
         _check(operator, ends.tolist(), rows, "counts" if counts else "ends")
     return ends
 
@@ -64,7 +64,7 @@ def _check(operator: str, ends: list[int], rows: int, kind: str) -> None:
         )
 
 
-def _traced(tensor: Tensor) -> bool:
+def is_traced(tensor: Tensor) -> bool:
     """Return whether the values are not known: fake tensors, and graphs that are being traced."""
     from torch._subclasses.fake_tensor import is_fake
 
@@ -81,6 +81,18 @@ def bounds(ends: Tensor) -> list[tuple[int, int]]:
     """Return the first and last row (not included) of each group; waits for the device of ``ends``."""
     numbers: list[int] = ends.tolist()
     return list(zip([0, *numbers], numbers, strict=False))
+
+
+def with_empty_group(ends: Tensor, *tables: Tensor | None) -> tuple[Any, ...]:
+    """Return ends ``[E]`` and tables ``[E, ...]`` of groups, with an empty group behind a single one.
+
+    NPU kernels take at least two groups.
+    """
+    return (ends, *tables) if ends.numel() != 1 else tuple(_twice(table) for table in (ends, *tables))
+
+
+def _twice(table: Tensor | None) -> Tensor | None:
+    return None if table is None else torch.cat((table, table))
 
 
 def row_major(matrix: Tensor) -> Tensor:
@@ -105,6 +117,8 @@ def npu_grouped_product(
     """
     import torch_npu
 
+    if group_type == 0:  # The kernel reads no rows of a transposed matrix.
+        x = row_major(x)
     listed = {name: [value] if isinstance(value, Tensor) else value for name, value in options.items()}
     ends = ends.to(x.device)
     result: Tensor = torch_npu.npu_grouped_matmul(

@@ -147,6 +147,14 @@ def _of_mask(block: tuple[slice, slice, slice], hidden: Tensor) -> tuple[slice, 
     )
 
 
+def _key(
+    x: Tensor, mask: Tensor | None = None, scale: float = 1.0, fixed_triu_mask: bool = False
+) -> tuple[Any, ...]:
+    # The kernel of NPUs computes some sizes only.
+    given = None if mask is None else (mask.dtype, mask.ndim)
+    return x.device, x.dtype, x.ndim, tuple(x.shape[-2:]), given, fixed_triu_mask
+
+
 def _samples(make: Make) -> list[Sample]:
     x = make(1, 2, 3, 5)
     mask = torch.zeros(1, 1, 3, 5, dtype=torch.bool, device=x.device)
@@ -167,6 +175,7 @@ scaled_masked_softmax = Operator(
     "scaled_masked_softmax",
     scaled_masked_softmax_reference,
     contract=(Dtype("x"), Rank("x", 4, 4), Dtype("mask", (torch.bool, torch.uint8)), Rank("mask", 4, 4)),
+    key=_key,
     saved="the result",
     samples=_samples,
 )

@@ -7,6 +7,7 @@ rounded once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from mindspeed_kernels.contract import NPU_FLOATING, ContractError, Dtype, NotEmpty, Rank
-from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.availability import ascend_generation, torch_npu_missing
 from mindspeed_kernels.ops.cached_rows import rows_at_a_time
 from mindspeed_kernels.ops.compiled import add_compiled
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
@@ -136,7 +137,7 @@ def _check(x: Tensor, dim: int) -> None:
 
 
 def _key(x: Tensor, dim: int = -1) -> tuple[Any, ...]:
-    return x.device, x.dtype, x.ndim
+    return x.device, x.dtype, x.ndim, x.numel() == 0
 
 
 def _samples(make: Make) -> list[Sample]:
@@ -170,6 +171,9 @@ def _npu(x: Tensor, dim: int = -1) -> Tensor:
     import torch_npu
 
     _check(x, dim)
+    if ascend_generation() == "310P" and math.prod(x.shape[dim:]) // 2 * x.element_size() % 64:
+        # The kernel of this generation reads halves in steps of 64 bytes.
+        return swiglu_reference(x, dim)
     result: Tensor = torch_npu.npu_swiglu(x, dim=dim)
     return result
 

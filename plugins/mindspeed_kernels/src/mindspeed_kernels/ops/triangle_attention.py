@@ -70,18 +70,17 @@ def _by_blocks(
     # [b, g, d, s] and [b, g, s, dv] are views: every block multiplies a prefix of the same tensors.
     keys, values = key.permute(1, 2, 3, 0), value.permute(1, 2, 0, 3)
     parts = []
-    for start in range(0, size, block_size):
+    # Without any query the one block is empty, and its result still followed by autograd.
+    for start in range(0, max(size, 1), block_size):
         end = min(start + block_size, size)
         block = (query[start:end] * scale).permute(1, 2, 0, 3)
-        rows = block.reshape(batch, groups, -1, width)
+        rows = block.reshape(batch, groups, heads // groups * (end - start), width)
         scores = torch.matmul(rows, keys[..., :end]).view(batch, heads, end - start, end)
         hidden = torch.ones(1, 1, end - start, end, dtype=torch.bool, device=query.device).triu_(start + 1)
         weights = ScaledMaskedSoftmax.apply(scores, hidden, 1.0, False)
-        weights = F.dropout(weights, dropout).view(batch, groups, -1, end)
-        context = torch.matmul(weights, values[..., :end, :]).view(batch, heads, end - start, -1)
+        weights = F.dropout(weights, dropout).view(*rows.shape[:3], end)
+        context = torch.matmul(weights, values[..., :end, :]).view(batch, heads, end - start, value.shape[3])
         parts.append(context.permute(2, 0, 1, 3))
-    if not parts:
-        return query.new_empty(0, batch, heads, value.shape[3])
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

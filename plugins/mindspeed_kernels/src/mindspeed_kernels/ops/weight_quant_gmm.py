@@ -13,11 +13,11 @@ from torch import Tensor
 
 from mindspeed_kernels.contract import Choice, ContractError, Dtype, Rank, SameShape, SameSize
 from mindspeed_kernels.ops.activations import NUMBERED
-from mindspeed_kernels.ops.availability import torch_npu_missing
+from mindspeed_kernels.ops.availability import kernel_of_training_devices
 from mindspeed_kernels.ops.library import custom_op
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 from mindspeed_kernels.ops.quantization import widened_weight
-from mindspeed_kernels.ops.row_groups import bounds, ends_of_groups, npu_grouped_product
+from mindspeed_kernels.ops.row_groups import bounds, ends_of_groups, npu_grouped_product, with_empty_group
 from mindspeed_kernels.ops.signatures import with_signature_of
 
 
@@ -44,14 +44,15 @@ def weight_quant_grouped_matmul_reference(
     Returns:
         ``[m, n]`` in the dtype of ``x``.
     """
-    result = torch.empty(x.shape[0], weight.shape[2], dtype=torch.float32, device=x.device)
+    precise = torch.promote_types(x.dtype, torch.float32)
+    result = torch.empty(x.shape[0], weight.shape[2], dtype=precise, device=x.device)
     for expert, (start, end) in enumerate(bounds(ends)):
         if end > start:
             wide = widened_weight(
-                weight[expert], antiquant_scale[expert], antiquant_offset[expert], 0, torch.float32
+                weight[expert], antiquant_scale[expert], antiquant_offset[expert], 0, precise
             )
-            rows = x[start:end].float() @ wide
-            result[start:end] = rows if bias is None else rows + bias[expert].float()
+            rows = x[start:end].to(precise) @ wide
+            result[start:end] = rows if bias is None else rows + bias[expert].to(precise)
     return NUMBERED[act_type](result).to(x.dtype)
 
 
@@ -103,13 +104,19 @@ def _groups(**arguments: Any) -> Tensor:
 @weight_quant_grouped_matmul.backend(
     "npu",
     ("npu",),
-    available=torch_npu_missing,
+    available=kernel_of_training_devices,
     contract=(Dtype("x", (torch.float16, torch.bfloat16)),),
     differentiable=False,
 )
 @with_signature_of(weight_quant_grouped_matmul_reference)
 def _npu(**arguments: Any) -> Tensor:
-    return npu_grouped_product(**arguments)
+    tables = ("ends", "weight", "antiquant_scale", "antiquant_offset", "bias")
+    found = with_empty_group(*(arguments[name] for name in tables))
+    given = {**arguments, **dict(zip(tables, found, strict=True))}
+    # The kernel has activations for 8-bit rows only.
+    activation = NUMBERED[given.pop("act_type")]
+    result = npu_grouped_product(**given)
+    return activation(result.float()).to(result.dtype)
 
 
 def npu_weight_quant_gmm(

@@ -1,0 +1,56 @@
+"""Names of MindSpeed's operators that are not here, each with the reason and the way out. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_SINGLE = "it is the call below the operator of the name without single, which is here; use that one"
+_OPTIMIZER = "a fused optimizer step is no operator of a model; torch.optim.AdamW(fused=True) is one"
+_SPARSE = (
+    "sparse attention is not part of mindspeed-kernels; torch_npu 2.13 has the kernel, for which no contract "
+    "is written here"
+)
+_TENSOR_PARALLEL = "it belongs to a package for tensor parallelism, which does not exist yet"
+_EXCHANGE = (
+    "torch_npu 2.13 has the kernel, for which no contract is written here; exchange the rows with "
+    "torch.distributed.all_to_all_single and use npu_gmm_v2"
+)
+
+ABSENT: Mapping[str, str] = {
+    "npu_alltoall_allgather_bmm_single": _SINGLE,
+    "npu_bmm_reducescatter_alltoall_single": _SINGLE,
+    "npu_mm_all_reduce_add_rms_norm_single": _SINGLE,
+    "npu_mm_all_reduce_add_rms_norm_single_": _SINGLE,
+    "npu_apply_fused_adamw_v2": _OPTIMIZER,
+    "npu_apply_fused_ema_adamw": (
+        "a fused optimizer step is no operator of a model, and nothing here averages weights"
+    ),
+    "all2all_grouped_matmul": _EXCHANGE,
+    "grouped_matmul_all2all": _EXCHANGE,
+    "npu_quant_group_gemm": (
+        "training in MX formats, float8 with a shared exponent, is not here; use npu_gmm in bfloat16, or "
+        "npu_quant_gmm for int8 without gradients"
+    ),
+    "W4A8GMMFunction": (
+        "training with 4-bit weights is not here; use npu_gmm, or npu_weight_quant_gmm for int8 weights "
+        "without gradients"
+    ),
+    "npu_lightning_indexer": _SPARSE,
+    "npu_sparse_lightning_indexer_grad_kl_loss": _SPARSE,
+    "npu_sparse_attn_shared_kv": (
+        "sparse attention is not part of mindspeed-kernels, and torch_npu 2.13 has no such kernel"
+    ),
+    "CoCConfig": f"{_TENSOR_PARALLEL}; operators of coc_ops take a process group instead",
+    "TP2DConfig": _TENSOR_PARALLEL,
+    "set_comm_config": f"{_TENSOR_PARALLEL}; operators of coc_ops take a process group instead",
+    "all_gather_matmul_reduce_scatter": (
+        f"{_TENSOR_PARALLEL}; all_gather_matmul and then torch.distributed.reduce_scatter_tensor give "
+        "the same values"
+    ),
+}
+"""By name; sentences without their beginning, which `absence` puts before them."""
+
+
+def absence(name: str) -> str:
+    """Return the sentence about a name of `ABSENT`."""
+    return f"{name} of MindSpeed is not here: {ABSENT[name]}"
