@@ -197,3 +197,18 @@ def test_the_kernel_that_the_page_shows_computes_in_float64():
     shown = {}
     exec(compile(snippet, str(page), "exec"), shown)
     compare(shown["KERNEL"], *RECTANGLES["given"], torch.float32, 2e-7)
+
+
+def test_the_kernel_for_cpus_reads_tensors_whose_rows_are_not_contiguous():
+    rule = MaskRule(6)
+    results = []
+    for strided in (False, True):
+        torch.manual_seed(0)
+        leaves = [torch.randn(1, 2, 6, 8) for _ in range(3)]
+        if strided:
+            leaves = [leaf.transpose(-1, -2).contiguous().transpose(-1, -2) for leaf in leaves]
+        leaves = [leaf.requires_grad_() for leaf in leaves]
+        output = split_attention(*leaves, (rule,), Members(0), CPOptions(Grid(1)), CallOptions(0.35))
+        output.square().sum().backward()
+        results.append([output.detach(), *(leaf.grad for leaf in leaves)])
+    torch.testing.assert_close(*results)

@@ -51,6 +51,7 @@ def plan(*flags):
     ("flags", "message"),
     [
         (["--context-parallel-algo", "ring"], "megatron_cp_algo"),
+        (["--context-parallel-algo", "hamilton_cp_algo"], "computes attention without a mask only"),
         (["--context-parallel-algo", "hybrid_cp_algo"], "--ulysses-degree-in-cp must be specified"),
         (
             ["--context-parallel-algo", "ulysses_cp_algo"],
@@ -208,7 +209,7 @@ def test_the_loss_is_the_mean_over_the_sequence_however_tokens_are_spread():
     assert sum(total for *_, total, _ in found) / sum(tokens for *_, tokens in found) == (6.0 + 10.0) / 4
 
 
-ALWAYS = ("fetched", "tp2-sp", "documents-fetched", "fused", "context-parallel-resume")
+ALWAYS = ("fetched", "context-parallel-tp2-sp", "documents-fetched", "fused", "context-parallel-resume")
 
 
 @pytest.mark.parametrize(("feature", "scenario"), scenario_parameters(DECLARATIONS, always=ALWAYS))

@@ -62,7 +62,7 @@ def every_function(ranks):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.thorough), 4])
 def test_lengths_and_heads_need_not_divide(ranks):
     run_world(every_function, ranks, ranks)
 

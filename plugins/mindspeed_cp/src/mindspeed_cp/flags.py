@@ -9,7 +9,15 @@ from importlib.util import find_spec
 
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import Flag
-from mindspeed_cp.algorithms import ALGORITHMS, HYBRID_ALGO, RING_ALGO, ULYSSES_ALGO, WITH_HEADS, WITH_RING
+from mindspeed_cp.algorithms import (
+    ALGORITHMS,
+    HYBRID_ALGO,
+    RING_ALGO,
+    ULYSSES_ALGO,
+    WITH_HEADS,
+    WITH_RING,
+    known_algorithm,
+)
 from mindspeed_cp.checked_flag import CheckedFlag
 from mindspeed_cp.mask_flags import DOCUMENT_FLAGS, LAYOUT_FLAGS, MASK_FLAGS
 
@@ -186,7 +194,8 @@ FLAGS = (
     ),
     CheckedFlag(
         "--context-parallel-algo",
-        type=str,
+        type=known_algorithm,
+        metavar="ALGORITHM",
         default=RING_ALGO,
         choices=ALGORITHMS,
         choices_from="cp.planners",

@@ -7,6 +7,7 @@ import pytest
 from mindspeed_core.feature import Feature
 from mindspeed_cp.features import DECLARATIONS
 from mindspeed_testing.npu import assert_equals_cpu
+from mindspeed_testing.npu.kernels.contract import SOCS
 
 QUICK = ("ring", "ulysses", "fetched", "documents-ring", "fused-update", "by-token")
 
@@ -29,3 +30,11 @@ def test_split_sequences_train_as_the_cpu(feature, scenario):
     assert feature in training.side.features
     if "--use-flash-attn" in scenario.flags:
         assert training.count("npu_fusion_attention") + training.count("npu_fusion_attention_v2")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("soc", [soc for soc in SOCS if soc != "910B"])
+@pytest.mark.parametrize(("feature", "scenario"), [param for param in trainings() if not param.marks])
+def test_split_sequences_train_as_the_cpu_on_other_generations(feature, scenario, soc):
+    training = assert_equals_cpu(scenario, soc=soc, tolerance=max(scenario.tolerance, 2e-5))
+    assert feature in training.side.features

@@ -44,9 +44,7 @@ class CpuFlashKernel(BlockKernel):
         """See `BlockKernel.forward`."""
         mask, empty = added(task, scores, q)
         output, logsum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q,
-            k,
-            padded(v, q.shape[-1]),
+            *map(_in_rows, (q, k, padded(v, q.shape[-1]))),
             0.0,
             task.kind == CAUSAL and mask is None,
             attn_mask=mask,
@@ -62,9 +60,7 @@ class CpuFlashKernel(BlockKernel):
         width = q.shape[-1]
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             _in_rows(padded(outer, width)),
-            q,
-            k,
-            padded(v, width),
+            *map(_in_rows, (q, k, padded(v, width))),
             _in_rows(padded(output, width).to(q.dtype)),
             logsum.contiguous(),
             0.0,
@@ -76,5 +72,5 @@ class CpuFlashKernel(BlockKernel):
 
 
 def _in_rows(tensor: Tensor) -> Tensor:
-    """Copy a tensor whose rows are not contiguous: the kernel asks for no more, and copies cost memory."""
+    """Copy a tensor whose rows are not contiguous: the kernel reads them as if they were."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
