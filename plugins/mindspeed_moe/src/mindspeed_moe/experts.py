@@ -1,0 +1,113 @@
+"""Grouped experts whose weight gradients backward computes later, and shared experts in two halves."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
+from torch import Tensor
+from torch.nn import functional as F
+
+from mindspeed_kernels.modules.grouped_experts import GroupedExperts
+from mindspeed_kernels.ops.row_groups import ends_of_groups
+from mindspeed_moe.weight_gradients import LaterGradient, product_with_later_gradient
+from mindspeed_moe.zero_memory import Saving, experts_that_save
+
+if TYPE_CHECKING:
+    from megatron.core.transformer import TransformerConfig
+
+Later = dict[Tensor, LaterGradient]
+"""The later gradients of one call, by parameter."""
+
+
+class LaterGroupedExperts(GroupedExperts):
+    """Grouped experts that compute their weight gradients where the caller wants them."""
+
+    _later: Later | None = None
+
+    def later_gradients(self) -> Later:
+        """Create, here in the graph, the nodes that will compute the weight gradients of one call."""
+        return {parameter: LaterGradient(parameter) for parameter in (self.weight1, self.weight2)}
+
+    def forward(
+        self,
+        permuted_local_hidden_states: Tensor,
+        tokens_per_expert: Tensor,
+        permuted_probs: Tensor,
+        later: Later | None = None,
+        saving: Saving | None = None,
+    ) -> tuple[Tensor, None]:
+        """Compute the experts, see `GroupedExperts`.
+
+        Args:
+            permuted_local_hidden_states: ``[m, h]``, rows sorted by local expert.
+            tokens_per_expert: ``[E]``, number of rows of each.
+            permuted_probs: ``[m]``, the router's probability of each row.
+            later: what `later_gradients` returned for this call; without it nothing is delayed.
+            saving: what is kept for backward, with ``later``; everything without it.
+        """
+        if later is not None and saving is not None and torch.is_grad_enabled():
+            rows = permuted_local_hidden_states
+            ends = ends_of_groups(
+                "--moe-grouped-gemm", tokens_per_expert, rows.shape[0], self.num_local_experts, counts=True
+            )
+            both = later[self.weight1], later[self.weight2]
+            experts, hidden = self.num_local_experts, self.config.hidden_size
+            weights = self.weight1.view(experts, hidden, -1), self.weight2.view(experts, -1, hidden)
+            return experts_that_save(self, weights, rows, permuted_probs, ends, both, saving), None
+        self._later = later
+        try:
+            return super().forward(permuted_local_hidden_states, tokens_per_expert, permuted_probs)
+        finally:
+            self._later = None
+
+    def _product(self, rows: Tensor, parameter: Tensor, shape: tuple[int, ...], ends: Tensor) -> Tensor:
+        if self._later is None or not torch.is_grad_enabled():
+            return super()._product(rows, parameter, shape, ends)
+        accumulates = self.accumulates and hasattr(parameter, "main_grad")
+        return product_with_later_gradient(
+            rows, parameter.view(shape), ends, self._later[parameter], accumulates=accumulates
+        )
+
+
+class SharedExpertHalves(SharedExpertMLP):
+    """megatron-core's shared expert, whose two products may run apart from one another.
+
+    Each half is a call of the module, so that hooks that complete its parameters run before they are read.
+    """
+
+    cached_fc2_input: Any
+
+    def __init__(self, config: TransformerConfig, *args: Any, **options: Any) -> None:
+        """Build the shared expert without a stream; its linear layers communicate by themselves."""
+        own = copy(config)
+        own.moe_shared_expert_overlap = False
+        super().__init__(own, *args, **options)
+        # The configuration that its methods read is a copy of its own.
+        self.config.moe_shared_expert_overlap = True
+
+    def forward(self, hidden_states: Tensor, gate_input: Tensor | None = None, half: int = 0) -> Tensor:
+        """Compute the shared expert, or one half of it.
+
+        Args:
+            hidden_states: ``[s, b, h]``; for the second half the result of the first, ``[s, b, f/tp]``.
+            gate_input: for the second half, the ``[s, b, h]`` that went into the first.
+            half: 1 or 2; 0 for both.
+
+        Returns:
+            ``[s, b, h]``; the first half ``[s, b, f/tp]``.
+        """
+        if not half:
+            return super().forward(hidden_states)
+        if half == 1:
+            self.cached_fc1_input = hidden_states
+            self.linear_fc1_forward_and_act()
+            inner, self.cached_fc2_input = self.cached_fc2_input, None
+            return inner
+        output, _ = self.linear_fc2(hidden_states)
+        if self.use_shared_expert_gate:
+            assert gate_input is not None
+            output = output * torch.sigmoid(F.linear(gate_input, self.gate_weight))
+        return output

@@ -1,0 +1,30 @@
+"""The declarations of mindspeed-moe; importing them loads neither torch nor megatron."""
+
+from __future__ import annotations
+
+from mindspeed_core.feature import HookApi
+from mindspeed_moe.features.async_comm import AsyncCommunication
+from mindspeed_moe.features.core import ExpertLayer
+from mindspeed_moe.features.overlap import AllGatherOverlap, AllToAllOverlap
+from mindspeed_moe.features.shared_experts import SharedExpertCount
+from mindspeed_moe.features.zero_memory import ZeroMemory
+
+DECLARATIONS = (
+    HookApi("1.1"),
+    ExpertLayer,
+    AsyncCommunication,
+    AllToAllOverlap,
+    AllGatherOverlap,
+    ZeroMemory,
+    SharedExpertCount,
+)
+
+__all__ = [
+    "DECLARATIONS",
+    "AllGatherOverlap",
+    "AllToAllOverlap",
+    "AsyncCommunication",
+    "ExpertLayer",
+    "SharedExpertCount",
+    "ZeroMemory",
+]

@@ -1,0 +1,57 @@
+"""The declaration of the layer of experts that other features of this package work in."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from mindspeed_core.feature import Conflict, Feature, hookimpl
+from mindspeed_moe.features.proofs import CORE_PROOFS
+from mindspeed_moe.options import layer_options
+
+
+class ExpertLayer(Feature):
+    """Places the layer of experts once, for every feature that changes a part of it."""
+
+    name = "moe-core"
+    family = "moe"
+    summary = "The layer of experts that features of this package work in; switched on by them"
+    before = ("grouped-experts",)
+    conflicts = (
+        Conflict(
+            flag="--moe-latent-size",
+            reason="projections to a narrower exchange are another layer's; drop it, or what needs this one",
+        ),
+        Conflict(
+            flag="--cuda-graph-impl",
+            one_of=("local", "transformer_engine"),
+            reason="graphs of a part of the layer cut it at other places",
+        ),
+    )
+    slots = ("token-dispatcher", "shared-experts")
+    packages = ("torch_npu>=2.6; platform == 'npu'",)
+    docs = "mindspeed_moe:docs/moe-core.md"
+    places_modules = True
+    deterministic = True
+    affects_checkpoint = False
+    verify = CORE_PROOFS
+
+    _groups: Any = None
+
+    @hookimpl(wrapper=True)
+    def build_process_groups(self) -> Generator[None, Any, Any]:
+        """Remember the groups, which megatron-core's layers hand to its own class only."""
+        self._groups = yield
+        return self._groups
+
+    @hookimpl(wrapper=True)
+    def build_layer_spec(
+        self, session: Any, args: Any, config: Any, vp_stage: int | None
+    ) -> Generator[None, Any, Any]:
+        """Place the layer with the experts that other features chose."""
+        spec = yield
+        from mindspeed_moe.placement import Place, place_layers
+
+        options = layer_options(args, session.plan.names)
+        place = Place(vp_stage or 0, config.virtual_pipeline_model_parallel_size or 1)
+        return place_layers(session, spec, lambda: self._groups, options, place)

@@ -1,0 +1,111 @@
+"""The declarations of communication of experts beside computation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mindspeed_core.feature import Conflict, Feature, Flag, Requirement
+from mindspeed_moe.features.proofs import GATHER_OVERLAP_PROOFS, OVERLAP_PROOFS
+
+_GROUPED = Requirement(
+    feature="grouped-experts",
+    reason="weight gradients of all experts of a rank are computed at once; add --moe-grouped-gemm",
+)
+_CONFLICTS = (
+    Conflict(
+        flag="--overlap-moe-expert-parallel-comm",
+        reason="both order the communication of a layer; keep one of the two",
+    ),
+    Conflict(flag="--use-megatron-fsdp", reason="it frees weights between the products that are kept apart"),
+)
+
+
+def _dispatcher(kind: str, reason: str) -> Requirement:
+    return Requirement(flag="--moe-token-dispatcher-type", equals=kind, reason=reason)
+
+
+class _Overlap(Feature):
+    """What overlapping has in common, whichever dispatcher communicates."""
+
+    family = "moe"
+    conflicts = _CONFLICTS
+    slots = ("layer-schedule",)
+    deterministic = True
+    affects_checkpoint = False
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Refuse layouts without communication, and shared experts that are recomputed as a whole."""
+        flag, found = cls.flags[0].name, []
+        size = getattr(args, "expert_model_parallel_size", 1) or 1
+        if size < 2:
+            found.append(
+                f"{flag} with --expert-model-parallel-size {size} has no communication to hide; use 2 or "
+                "more, or drop it"
+            )
+        modules = getattr(args, "recompute_modules", None) or ()
+        if getattr(args, "recompute_granularity", None) == "selective" and "shared_experts" in modules:
+            found.append(
+                f"{flag} runs the two halves of shared experts apart, which --recompute-modules "
+                "shared_experts would run at once; drop it from --recompute-modules, or use moe"
+            )
+        return found
+
+    @classmethod
+    def notes(cls, args: Any) -> Sequence[str]:
+        """Return what stays exposed, and which flag changes nothing."""
+        said = []
+        if getattr(args, "moe_shared_expert_overlap", False):
+            said.append(
+                "--moe-shared-expert-overlap changes nothing, shared experts overlap in both directions"
+            )
+        if getattr(args, "moe_shared_expert_intermediate_size", None) is None:
+            said.append("without shared experts only the gradients of dispatched rows are hidden")
+        return said
+
+
+class AllToAllOverlap(_Overlap):
+    """Shared experts and weight gradients are computed while tokens travel."""
+
+    name = "moe-alltoall-overlap"
+    summary = "All-to-alls of experts beside shared experts and weight gradients, forward and backward"
+    flags = (
+        Flag(
+            "--moe-alltoall-overlap-comm",
+            help="Compute shared experts and weight gradients while tokens travel to experts.",
+        ),
+    )
+    requires = (
+        Requirement(feature="moe-core", reason="it places the layer that communicates", implies=True),
+        Requirement(flag="--num-experts", reason="without experts no token travels"),
+        _GROUPED,
+        _dispatcher("alltoall", "it is the all-to-all that is hidden"),
+    )
+    docs = "mindspeed_moe:docs/moe-alltoall-overlap.md"
+    verify = OVERLAP_PROOFS
+
+
+class AllGatherOverlap(_Overlap):
+    """Shared experts and weight gradients are computed while tokens are gathered and sums scattered."""
+
+    name = "moe-allgather-overlap"
+    summary = "Gathered tokens of experts beside shared experts and weight gradients, forward and backward"
+    flags = (
+        Flag(
+            "--moe-allgather-overlap-comm",
+            help="Compute shared experts and weight gradients while tokens are gathered for experts.",
+        ),
+    )
+    requires = (
+        Requirement(feature="moe-core", reason="it places the layer that communicates", implies=True),
+        Requirement(flag="--num-experts", reason="without experts no token travels"),
+        _GROUPED,
+        Requirement(
+            feature="moe-async-comm",
+            reason="it launches the gathering that is hidden; add --moe-permutation-async-comm",
+        ),
+        _dispatcher("allgather", "it is the gathering that is hidden"),
+    )
+    docs = "mindspeed_moe:docs/moe-allgather-overlap.md"
+    verify = GATHER_OVERLAP_PROOFS

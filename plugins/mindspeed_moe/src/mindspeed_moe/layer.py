@@ -1,0 +1,122 @@
+"""The layer of experts: megatron-core's, with its communication beside computation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from typing import TYPE_CHECKING, Any, cast
+
+from megatron.core import tensor_parallel
+from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+from torch import Tensor
+
+from mindspeed_moe.dispatchers import DISPATCHERS
+from mindspeed_moe.experts import Later, LaterGroupedExperts
+from mindspeed_moe.options import DISABLED
+from mindspeed_moe.zero_memory import Saving
+
+if TYPE_CHECKING:
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer import TransformerConfig
+
+
+class LaunchedMoELayer(MoELayer):
+    """Tokens travel to experts and back while the rank computes, or at least at the same time.
+
+    Where it overlaps, the first half of a shared expert runs while rows are on their way to the experts, the
+    second half while results are on their way back. In backward the halves run under the mirrored exchanges,
+    and the weight gradients of the experts under the one that takes gradients of rows back.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        submodules: MoESubmodules | None = None,
+        layer_number: int | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+        *,
+        groups: Callable[[], ProcessGroupCollection],
+        overlaps: bool,
+        saves: str = DISABLED,
+    ) -> None:
+        """Build megatron-core's layer with another dispatcher.
+
+        Args:
+            config: of the model.
+            submodules: where it overlaps, with `LaterGroupedExperts` and any shared experts as
+                `SharedExpertHalves`.
+            layer_number: of the layer in the model, from 1.
+            pg_collection: the groups; megatron-core's layers hand them to its own class only.
+            groups: returns them where they are not handed over.
+            overlaps: compute shared experts and weight gradients while rows travel; otherwise only the
+                collectives of a direction run beside one another.
+            saves: what is kept of the experts, one of the levels of `mindspeed_moe.options`.
+        """
+        given = pg_collection or groups()
+        super().__init__(config, submodules, layer_number, given)
+        self._overlaps = overlaps
+        self._saves = saves
+        # A module that computes shared experts apart is not called by megatron-core's dispatcher.
+        self.shared_expert_overlap = overlaps
+        self.token_dispatcher = DISPATCHERS[config.moe_token_dispatcher_type](
+            self.num_local_experts, self.local_expert_indices, config=config, pg_collection=given
+        )
+
+    def forward(
+        self, hidden_states: Tensor, intermediate_tensors: None = None, padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, None]:
+        """Compute the layer.
+
+        Args:
+            hidden_states: ``[s, b, h]``.
+            intermediate_tensors: None; others belong to CUDA graphs.
+            padding_mask: ``[b, s]``, True for tokens that count.
+
+        Returns:
+            ``[s, b, h]``, and no bias.
+
+        Raises:
+            ValueError: tensor-parallel ranks would all route the same tokens.
+        """
+        if self.training and self.attn_tp_group.size() > 1 and not self.config.sequence_parallel:
+            raise ValueError("experts under tensor parallelism train with --sequence-parallel only")
+        mask = None if padding_mask is None else padding_mask.transpose(0, 1).bool()
+        if self.moe_layer_recompute:
+            output = tensor_parallel.checkpoint(lambda x: self._mix(x, mask), False, hidden_states)
+        else:
+            output = self._mix(hidden_states, mask)
+        return output, None
+
+    def _mix(self, hidden: Tensor, padding_mask: Tensor | None) -> Tensor:
+        shared: Any = self.shared_experts
+        # Backward adds up the gradients of the input from the last reader to the first one. Shared experts
+        # read first as in megatron-core's layer, which makes the sum equal to the bit.
+        if shared is not None and not self._overlaps:
+            of_shared = self.shared_experts_compute(hidden)
+        elif shared is not None:
+            first, gate = hidden.view_as(hidden), hidden.view_as(hidden)
+        probs, routing_map = self.router(hidden, *(() if padding_mask is None else (padding_mask,)))
+        call = copy(self.token_dispatcher)
+        if not self._overlaps:
+            call.launch_dispatch(hidden, routing_map, probs, lambda: None)
+            results, _ = self.experts(*call.wait_dispatch())
+            call.launch_combine(results)
+        else:
+            experts = cast(LaterGroupedExperts, self.experts)
+            later, saving = self._launch(call, hidden, routing_map, probs)
+            inner = shared(first, half=1) if shared is not None else None
+            results, _ = experts(*call.wait_dispatch(), later, saving)
+            call.launch_combine(results)
+            of_shared = shared(inner, gate, half=2) if shared is not None else None
+        output = call.wait_combine()
+        return output if shared is None else output + of_shared
+
+    def _launch(
+        self, call: Any, hidden: Tensor, routing_map: Tensor, probs: Tensor
+    ) -> tuple[Later, Saving | None]:
+        """Launch the exchanges to the experts; returns later gradients, and what is kept of the call."""
+        create = cast(LaterGroupedExperts, self.experts).later_gradients
+        if self._saves == DISABLED:
+            return call.launch_dispatch(hidden, routing_map, probs, create), None
+        later = call.launch_dispatch(hidden, routing_map, probs, create, create_last=True)
+        return later, Saving(self._saves, call.send_again)

@@ -1,0 +1,187 @@
+"""The declarations: sound, free of heavy imports, refused with flag, value and way out, proved."""
+
+import subprocess
+import sys
+from importlib.resources import files
+
+import pytest
+
+from mindspeed_core import check_feature
+from mindspeed_core.activation import plan_for, prepare
+from mindspeed_core.feature import Feature
+from mindspeed_core.registry import Registry
+from mindspeed_core.resolver.plan import PlanError
+from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_core.testing.scenarios import scenario_parameters
+from mindspeed_core.testing.verify import verify
+from mindspeed_moe.features import DECLARATIONS
+from mindspeed_moe.features.proofs import EP2, GATHER_OVERLAP, GATHERED, MODEL, OVERLAP, SHARED
+from mindspeed_moe.options import LayerOptions
+
+FEATURES = [item for item in DECLARATIONS if isinstance(item, type) and issubclass(item, Feature)]
+
+
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
+def test_declarations_are_sound(feature):
+    assert check_feature(feature) == []
+
+
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
+def test_every_feature_has_its_page(feature):
+    package, _, path = feature.docs.partition(":")
+    page = files(package).joinpath(path).read_text(encoding="utf-8")
+    assert all(flag.name in page for flag in feature.flags)
+
+
+def test_declarations_import_neither_torch_nor_megatron():
+    code = "import sys, mindspeed_moe.features; print({'torch', 'megatron', 'numpy'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+INSTALLED = Registry.discover()
+
+
+def prepared(*flags):
+    line = training_flags(flags, 1, INSTALLED)
+    return prepare(line, platform="cpu", registry=INSTALLED, host="standalone")
+
+
+def plan(*flags):
+    return prepared(*flags).plan
+
+
+def test_the_layer_of_experts_is_switched_on_and_sees_the_experts_that_were_placed():
+    names = plan(*MODEL, *EP2, *OVERLAP).names
+    assert names.index("moe-core") < names.index("grouped-experts")
+    assert "moe-core" not in plan(*MODEL, *EP2).names
+
+
+@pytest.mark.parametrize("host", ["standalone", "library", "megatron-lm"])
+def test_every_host_takes_the_flags(host):
+    made, _ = plan_for(
+        [*MODEL[2:], *EP2, *OVERLAP, "--n-shared-experts", "2"], platform="cpu", host=host, registry=INSTALLED
+    )
+    assert {"moe-alltoall-overlap", "moe-shared-experts"} <= set(made.names)
+
+
+ZERO = ("--moe-zero-memory",)
+RECOMPUTED = (
+    *("--recompute-granularity", "full"),
+    *("--recompute-method", "uniform", "--recompute-num-layers", "1"),
+)
+ASYNC = ("--moe-permutation-async-comm",)
+
+
+def without(flag, *, values=1):
+    at = MODEL.index(flag)
+    return (*MODEL[:at], *MODEL[at + 1 + values :])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((*MODEL, *OVERLAP), "--expert-model-parallel-size 1 has no communication to hide; use 2 or more"),
+        ((*without("--moe-grouped-gemm", values=0), *EP2, *OVERLAP), "add --moe-grouped-gemm"),
+        ((*without("--moe-token-dispatcher-type"), *EP2, *OVERLAP), "--moe-token-dispatcher-type"),
+        (OVERLAP, "without experts no token travels"),
+        (
+            (
+                *(*MODEL, *SHARED, *EP2, *OVERLAP),
+                *("--recompute-granularity", "selective", "--recompute-modules", "shared_experts"),
+            ),
+            "drop it from --recompute-modules, or use moe",
+        ),
+        ((*GATHERED, *EP2, "--moe-allgather-overlap-comm"), "add --moe-permutation-async-comm"),
+        ((*GATHERED, *EP2, *OVERLAP), "it is the all-to-all that is hidden"),
+        ((*MODEL, *EP2, *GATHER_OVERLAP), "it is the gathering that is hidden"),
+        (
+            (*MODEL, *SHARED, *EP2, *ASYNC, "--moe-shared-expert-overlap"),
+            "the dispatcher calls no shared experts; add --moe-alltoall-overlap-comm",
+        ),
+        ((*MODEL, *EP2, *OVERLAP, "--cuda-graph-impl", "local"), "cut it at other places"),
+        ((*MODEL, *EP2, *OVERLAP, "--use-megatron-fsdp"), "it frees weights between the products"),
+        ((*MODEL, *EP2, *ZERO, "level0"), "add --moe-alltoall-overlap-comm"),
+        (
+            (*MODEL, *EP2, *OVERLAP, "--moe-zero-memory-num-layers", "1"),
+            "--moe-zero-memory-num-layers 1 needs a level; add --moe-zero-memory level0 or level1",
+        ),
+        (
+            (*MODEL, *EP2, *OVERLAP, *ZERO, "level0", "--moe-zero-memory-num-layers", "3"),
+            "--moe-zero-memory-num-layers 3 is no number of layers of a pipeline stage, which has 2",
+        ),
+        (
+            (*MODEL, *EP2, *OVERLAP, *ZERO, "level1", *RECOMPUTED),
+            "--moe-zero-memory level1 with --recompute-granularity full is redundant",
+        ),
+        (
+            (
+                *(*MODEL, *EP2, *OVERLAP, *ZERO, "level0"),
+                *("--recompute-granularity", "selective", "--recompute-modules", "moe"),
+            ),
+            "--moe-zero-memory level0 with --recompute-modules moe is redundant",
+        ),
+        ((*MODEL, "--n-shared-experts", "0"), "--n-shared-experts 0 is no number of experts"),
+        (
+            (*MODEL, *SHARED, "--n-shared-experts", "2"),
+            "--moe-shared-expert-intermediate-size 48 cannot be used together: 2 experts of width 32 have 64",
+        ),
+        (("--n-shared-experts", "2"), "shared experts stand beside routed ones"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_way_out(flags, message):
+    with pytest.raises(PlanError) as error:
+        plan(*flags)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "note"),
+    [
+        ((), "without shared experts only the gradients of dispatched rows are hidden"),
+        ((*SHARED, "--moe-shared-expert-overlap"), "--moe-shared-expert-overlap changes nothing"),
+    ],
+)
+def test_what_stays_exposed_is_said(flags, note):
+    (said,) = plan(*MODEL, *EP2, *OVERLAP, *flags).notes
+    assert note in str(said)
+
+
+def test_a_flag_without_communication_to_launch_is_noted():
+    (said,) = plan(*MODEL, *ASYNC).notes
+    assert "--moe-permutation-async-comm changes nothing, all experts are on one rank" in str(said)
+    assert plan(*MODEL, *EP2, *ASYNC).notes == ()
+
+
+def test_a_number_of_shared_experts_agrees_with_the_width_that_says_the_same():
+    width = ("--moe-shared-expert-intermediate-size", "64")
+    found = prepared(*MODEL, "--n-shared-experts", "2", *width)
+    assert found.args.moe_shared_expert_intermediate_size == 64
+
+
+def test_a_number_of_shared_experts_sets_their_width():
+    assert prepared(*MODEL, "--n-shared-experts", "2").args.moe_shared_expert_intermediate_size == 64
+
+
+def test_layers_beyond_the_number_keep_all_but_their_activation():
+    options = LayerOptions(overlaps=True, saves="level1", saving_layers=3)
+    # Two chunks of two layers on a rank: their first layers come before their second ones.
+    saved = [options.of_layer(position, chunk, 2) for position in (0, 1) for chunk in (0, 1)]
+    assert saved == ["level1", "level1", "level1", "activation"]
+    assert LayerOptions(overlaps=True, saves="level0").of_layer(7, 1, 2) == "level0"
+
+
+ALWAYS = (
+    "moe-alltoall-overlap-distributed-optimizer-overlapped",
+    "moe-alltoall-overlap-bf16",
+    "moe-alltoall-overlap-one-process",
+    "moe-allgather-overlap-distributed-optimizer-overlapped",
+    "moe-zero-memory-distributed-optimizer-overlapped",
+)
+
+
+@pytest.mark.parametrize(
+    ("feature", "scenario"), scenario_parameters(DECLARATIONS, platform="cpu", always=ALWAYS)
+)
+def test_scenarios(feature, scenario):
+    verdict = verify(feature, scenario, platform="cpu")
+    assert verdict.passed, str(verdict)

@@ -1,0 +1,166 @@
+"""What happens in which order in an overlapped layer, what travels, and what is left, on two ranks."""
+
+import pytest
+import torch
+
+from mindspeed_core.testing import run_world
+from mindspeed_moe.features.proofs import EP2, GATHER_OVERLAP, MODEL, OVERLAP, SHARED
+
+ONE_CALL = (*MODEL, *EP2, "--num-layers", "1", "--global-batch-size", "2", "--micro-batch-size", "1")
+GATHERED = ("--moe-token-dispatcher-type", "allgather")
+ASYNC = ("--moe-permutation-async-comm",)
+ZERO = ("--moe-zero-memory",)
+NO_LAYER = ("--moe-zero-memory-num-layers", "0")
+SHARDED = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
+RECOMPUTED = ("--recompute-granularity", "selective", "--recompute-modules", "moe")
+FORWARD = (
+    *("dispatch launch", "probs launch", "shared fc1", "dispatch wait", "probs wait"),
+    *("gmm1", "gmm2", "combine launch", "shared fc2", "combine wait"),
+)
+BACKWARD = (
+    *("combine launch", "shared fc2", "combine wait", "gmm2 dx", "gmm1 dx", "probs launch"),
+    *("dispatch launch", "shared fc1", "probs wait", "gmm2 dW", "gmm1 dW", "dispatch wait"),
+)
+
+GATHERED_FORWARD = (
+    *("map launch", "probs launch", "dispatch launch", "shared fc1"),
+    *("map wait", "probs wait", "dispatch wait", "gmm1", "gmm2"),
+    *("combine launch", "shared fc2", "combine wait"),
+)
+GATHERED_BACKWARD = (
+    *("combine launch", "shared fc2", "combine wait", "gmm2 dx", "gmm1 dx", "dispatch launch"),
+    *("probs launch", "shared fc1", "gmm2 dW", "gmm1 dW", "dispatch wait", "probs wait"),
+)
+
+
+def train_all():
+    from recorded_steps import recorded
+
+    return {
+        "shared": recorded((*ONE_CALL, *SHARED, *OVERLAP)),
+        "recomputed": recorded((*ONE_CALL, *SHARED, *OVERLAP, *RECOMPUTED)),
+        "gathered": recorded((*ONE_CALL, *SHARED, *GATHERED, *GATHER_OVERLAP)),
+        "level0": recorded((*ONE_CALL, *SHARED, *OVERLAP, *ZERO, "level0")),
+        "level1": recorded((*ONE_CALL, *SHARED, *OVERLAP, *ZERO, "level1")),
+        "activation": recorded((*ONE_CALL, *SHARED, *OVERLAP, *ZERO, "level1", *NO_LAYER)),
+        "together": recorded((*ONE_CALL, *SHARED, *ASYNC)),
+        "crowded": recorded((*ONE_CALL, *SHARED, *SHARDED, *OVERLAP), steps=2, crowded=True),
+        "crowded plain": recorded((*ONE_CALL, *SHARED, *SHARDED), steps=2, crowded=True),
+    }
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return run_world(train_all, 2)
+
+
+def directed(events, direction):
+    return tuple(event[2:] for event in events if event.startswith(direction))
+
+
+def test_forward_computes_shared_experts_while_rows_travel(ranks):
+    for rank in ranks:
+        assert directed(rank["shared"].events, "F") == FORWARD
+
+
+def test_backward_mirrors_it_and_computes_weight_gradients_in_between(ranks):
+    for rank in ranks:
+        assert directed(rank["shared"].events, "B") == BACKWARD
+
+
+def test_gathered_tokens_travel_beside_shared_experts_and_weight_gradients(ranks):
+    for rank in ranks:
+        assert directed(rank["gathered"].events, "F") == GATHERED_FORWARD
+        assert directed(rank["gathered"].events, "B") == GATHERED_BACKWARD
+
+
+def test_without_overlap_the_exchanges_of_a_direction_are_launched_together(ranks):
+    there = ("dispatch launch", "probs launch", "dispatch wait", "probs wait")
+    back = ("combine launch", "combine wait")
+    mirrored = ("probs launch", "dispatch launch", "probs wait", "dispatch wait")
+    for rank in ranks:
+        assert directed(rank["together"].events, "F") == (*there, *back)
+        assert directed(rank["together"].events, "B") == (*back, *mirrored)
+
+
+def test_gathered_bytes_are_those_of_map_probabilities_and_rows(ranks):
+    tokens, hidden, experts = 32, 64, 4
+    rows, probs = tokens * hidden * 4, tokens * experts * 4
+    for rank in ranks:
+        assert rank["gathered"].sent["all_gather_into_tensor"] == (4, 2 * rows + probs + tokens * experts)
+        assert rank["gathered"].sent["reduce_scatter_tensor"] == (3, 2 * rows + probs)
+
+
+def test_a_recomputed_layer_keeps_the_order(ranks):
+    for rank in ranks:
+        # Without gradients the experts multiply as they do without the feature.
+        first = tuple(event for event in FORWARD if not event.startswith("gmm"))
+        assert directed(rank["recomputed"].events, "F") == (*first, *FORWARD)
+        assert directed(rank["recomputed"].events, "B") == BACKWARD
+
+
+def test_a_layer_exchanges_three_times_forward_and_three_times_backward(ranks):
+    for rank in ranks:
+        assert rank["shared"].sent["all_to_all_single"][0] == 6
+
+
+def test_bytes_sent_are_those_of_the_rows_that_leave_the_rank(ranks):
+    row, number = 64 * 4, 4
+    for me, rank in enumerate(ranks):
+        _, received, sent = rank["shared"].rows[0]
+        to_others, from_others = sum(sent) - sent[me], sum(received) - received[me]
+        assert rank["shared"].sent["all_to_all_single"][1] == (to_others + from_others) * (2 * row + number)
+
+
+def rows_of(found, me):
+    """Return how many rows the experts of a rank receive, and how many of them from others."""
+    _, received, _ = found.rows[0]
+    return sum(received), sum(received) - received[me]
+
+
+@pytest.mark.parametrize(
+    ("level", "row"),
+    [("activation", 4 * (64 + 64) + 4), ("level0", 4 * 64 + 4), ("level1", 0)],
+)
+def test_experts_keep_what_the_formula_says(ranks, level, row):
+    for me, rank in enumerate(ranks):
+        rows, _ = rows_of(rank[level], me)
+        assert rank[level].kept_bytes == rows * row
+        assert rank["shared"].kept_bytes > rows * 4 * (64 + 64 + 32)
+
+
+@pytest.mark.parametrize(("level", "again", "number"), [("level0", 1, 0), ("level1", 2, 4)])
+def test_rows_that_are_sent_again_are_the_rows_that_were_sent(ranks, level, again, number):
+    for me, rank in enumerate(ranks):
+        _, _, sent = rank[level].rows[0]
+        calls, bytes_sent = rank[level].sent["all_to_all_single"]
+        before, bytes_before = rank["shared"].sent["all_to_all_single"]
+        assert calls == before + again
+        assert bytes_sent == bytes_before + (sum(sent) - sent[me]) * (64 * 4 + number)
+
+
+def test_rows_arrive_again_before_the_weight_gradient_that_needs_them(ranks):
+    for rank in ranks:
+        events = rank["level0"].events
+        again = [event for event in events if "again" in event]
+        assert again == ["F dispatch again launch", "F dispatch again wait"]
+        launch, wait = (events.index(event) for event in again)
+        hidden = ["B probs launch", "B dispatch launch", "B shared fc1"]
+        assert [event for event in events[launch:wait] if event in hidden] == hidden
+        assert events[wait + 1 : wait + 2] == ["B gmm1 dW"]
+
+
+@pytest.mark.parametrize("case", ["shared", "recomputed", "crowded", "level0", "level1"])
+def test_no_handle_outlives_its_wait(ranks, case):
+    assert [rank[case].kept for rank in ranks] == [0, 0]
+
+
+def test_a_rank_without_rows_takes_part_and_trains_the_same(ranks):
+    assert sum(ranks[1]["crowded"].rows[0][1]) == 0
+    assert sum(ranks[0]["crowded"].rows[0][1]) > 0
+    for rank in ranks:
+        ours, plain = rank["crowded"], rank["crowded plain"]
+        assert ours.losses == plain.losses
+        assert [
+            name for name, value in ours.parameters.items() if not torch.equal(value, plain.parameters[name])
+        ] == []
