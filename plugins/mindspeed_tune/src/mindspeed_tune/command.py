@@ -1,0 +1,187 @@
+"""The program ``mindspeed-tune``: what a launch will keep, send and take, before it costs a cluster.
+
+``mindspeed-tune plan -- ANY TRAINING COMMAND``, also as ``mindspeed-features plan-scale``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+import mindspeed_tune
+from mindspeed_core.errors import UserError
+from mindspeed_core.terminal.errors import (
+    EXPLAINED,
+    TRACEBACK,
+    describe,
+    guarded,
+    traceback_option,
+    traceback_wanted,
+)
+
+if TYPE_CHECKING:
+    from mindspeed_tune.launch_plan import LaunchPlan
+
+PROGRAM = "mindspeed-tune"
+EXIT_PROBLEMS = 1
+_PLATFORMS = {"cpu": "fake", "npu": "fake-npu"}
+
+
+class _ExplainedError(click.ClickException):
+    """An explained error inside click: printed as one message, exit status 1."""
+
+
+class _Program(click.Group):
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except EXPLAINED as error:
+            if traceback_wanted():
+                raise
+            raise _ExplainedError(describe(error)) from error
+
+
+@click.group(cls=_Program, name=PROGRAM, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(mindspeed_tune.__version__, prog_name=PROGRAM)
+@click.option(TRACEBACK, is_flag=True, expose_value=False, help="Print tracebacks of errors too.")
+def program() -> None:
+    """Plan a launch on this machine, whatever its size.
+
+    Exit status: 0 the launch holds together, 1 it does not, or cannot be planned, 2 wrong usage.
+    """
+
+
+@program.command(
+    "plan",
+    short_help="Memory, communication, order of calls and step time of a launch.",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option("--plan-ranks", default="kinds", show_default=True, help="kinds, all, or a list: 0,8,0:64:8.")
+@click.option(
+    "--plan-layers",
+    type=click.Choice(["exact", "extrapolate"]),
+    default="extrapolate",
+    show_default=True,
+    help="Run all layers, or one and two of each kind.",
+)
+@click.option(
+    "--plan-microbatches",
+    type=click.Choice(["exact", "extrapolate"]),
+    default="extrapolate",
+    show_default=True,
+    help="Run all micro-batches, or one and two.",
+)
+@click.option("--plan-hardware", metavar="FILE", help="A hardware file, or the name of one that comes along.")
+@click.option(
+    "--plan-target",
+    type=click.Choice(["cpu", "npu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="Whose kernels run; npu needs torch_npu with its stand-in runtime; cuda cannot be planned yet.",
+)
+@click.option("--plan-skew", type=float, metavar="F", help="Tokens of this rank's experts, over the average.")
+@click.option("--plan-out", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Reports.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- TRAINING COMMAND...]")
+@click.pass_context
+def plan(
+    context: click.Context,
+    plan_ranks: str,
+    plan_layers: str,
+    plan_microbatches: str,
+    plan_hardware: str | None,
+    plan_target: str,
+    plan_skew: float | None,
+    plan_out: Path | None,
+    as_json: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Run one step of every kind of rank of a launch on shapes alone, and say what it takes.
+
+    TRAINING COMMAND is what starts the training: mindspeed-train FLAGS, torchrun … SCRIPT FLAGS, or the flags
+    alone with --fake-world-size N. Nothing is computed, allocated,
+    sent or written but --plan-out. Exit status 1 when a kind of rank does not fit, or the order of
+    communication differs between ranks.
+
+    \b
+    mindspeed-tune plan --plan-hardware ascend-910b --plan-out plan -- \\
+        torchrun --nnodes 128 --nproc-per-node 8 -m mindspeed_core.train FLAGS
+    """
+    from mindspeed_tune.driver import Ranks, records_of
+    from mindspeed_tune.hardware import read_hardware
+    from mindspeed_tune.launch_command import read_command
+    from mindspeed_tune.launch_plan import make_plan
+
+    if plan_target not in _PLATFORMS:
+        raise UserError(
+            f"--plan-target {plan_target}: there is no dry run of CUDA's kernels; plan with cpu, "
+            "whose attention keeps something else"
+        )
+    hardware = read_hardware(plan_hardware) if plan_hardware else None
+    launch = read_command(command)
+    runner = Ranks(
+        launch,
+        platform=_PLATFORMS[plan_target],
+        exact_layers=plan_layers == "exact",
+        exact_microbatches=plan_microbatches == "exact",
+        skew=plan_skew,
+    )
+    with runner:
+        records = records_of(runner, plan_ranks)
+    found = make_plan(launch.text, records, hardware, launch.ranks_per_node)
+    if plan_out is not None:
+        write_reports(found, plan_out)
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=2))
+    else:
+        from mindspeed_tune.summary import print_summary
+
+        print_summary(found)
+        if plan_out is not None:
+            click.echo(f"\nreports: {plan_out / 'plan.html'}, plan.md, plan.json, schedule.json")
+    context.exit(0 if found.ok else EXIT_PROBLEMS)
+
+
+def write_reports(found: LaunchPlan, folder: Path) -> None:
+    """Write a plan as HTML, Markdown, JSON and Chrome trace.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    from mindspeed_tune.chrome_trace import chrome_trace
+    from mindspeed_tune.html_report import html_report
+    from mindspeed_tune.summary import markdown
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "plan.html").write_text(html_report(found), encoding="utf-8")
+        (folder / "plan.md").write_text(markdown(found), encoding="utf-8")
+        (folder / "plan.json").write_text(json.dumps(found.as_json(), indent=2) + "\n", encoding="utf-8")
+        (folder / "schedule.json").write_text(json.dumps(chrome_trace(found)) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--plan-out {folder}: cannot be written ({error}); name another folder") from None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program and return its exit status; ``argv`` is by default that of the process."""
+
+    def answer() -> int:
+        from mindspeed_core.cli.commands import run
+
+        try:
+            return run(program, arguments, PROGRAM)
+        except click.ClickException as error:
+            error.show()
+            return error.exit_code
+
+    with traceback_option(sys.argv[1:] if argv is None else argv) as arguments:
+        return guarded(answer)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""Facts of a training run that a record names: layout, sizes, switches, and features that are not counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspeed_tune.layout import ORDER, Layout
+
+_SIZES = (
+    "seq_length",
+    "micro_batch_size",
+    "global_batch_size",
+    "hidden_size",
+    "num_attention_heads",
+    "moe_router_topk",
+)
+_FLAGS = (
+    "sequence_parallel",
+    "use_distributed_optimizer",
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+    "recompute_granularity",
+    "num_experts",
+    "multi_latent_attention",
+    "moe_token_dispatcher_type",
+)
+
+
+def layout_of(run: Any) -> Layout:
+    """Return the layout of the world that a run is in."""
+    from megatron.core import parallel_state as state
+
+    swapped = getattr(run.args, "use_tp_pp_dp_mapping", False)
+    return Layout(
+        world_size=run.dist.world_size,
+        tp=state.get_tensor_model_parallel_world_size(),
+        cp=state.get_context_parallel_world_size(),
+        pp=state.get_pipeline_model_parallel_world_size(),
+        ep=state.get_expert_model_parallel_world_size(),
+        etp=state.get_expert_tensor_parallel_world_size(),
+        vpp=len(run.model),
+        order="tp-cp-ep-pp-dp" if swapped else ORDER,
+    )
+
+
+def group_size(config: Any) -> int | None:
+    """Return the micro-batches that an interleaved chunk runs in a row; None without interleaving."""
+    if not getattr(config, "virtual_pipeline_model_parallel_size", None):
+        return None
+    return getattr(config, "microbatch_group_size_per_vp_stage", None)
+
+
+def sizes(run: Any) -> dict[str, float]:
+    """Return the numbers of a run that closed forms use."""
+    args, config = run.args, run.config
+    found: dict[str, float] = {}
+    for name in _SIZES:
+        value = getattr(args, name, None)
+        value = getattr(config, name, None) if value is None else value
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            found[name] = value
+    size = group_size(config)
+    if size:
+        found["microbatch_group_size"] = size
+    for name, buffers in (("dense", "buffers"), ("expert", "expert_parallel_buffers")):
+        held = [buffer for chunk in run.model for buffer in _buffers(chunk, buffers)]
+        found[f"{name}_elements"] = sum(buffer.numel for buffer in held)
+        found[f"{name}_buckets"] = sum(len(buffer.buckets) for buffer in held)
+    found["moe_layers"] = sum(
+        type(module).__name__ == "MoELayer" for chunk in run.model for module in chunk.modules()
+    )
+    found["model_flops"] = _model_flops(args, config)
+    return found
+
+
+def flags(run: Any) -> dict[str, Any]:
+    """Return the switches of a run that closed forms and advice ask about."""
+    args, config = run.args, run.config
+    found = {name: _either(args, config, name) for name in _FLAGS}
+    found["params_dtype"] = str(config.params_dtype).removeprefix("torch.")
+    found["moe_capacity"] = getattr(config, "moe_expert_capacity_factor", None)
+    held = [buffer for chunk in run.model for buffer in _buffers(chunk, "buffers")]
+    found["distributed_data_parallel"] = bool(held)
+    if held:
+        found["gradient_dtype"] = str(held[0].grad_dtype).removeprefix("torch.")
+    return found
+
+
+def incomplete(session: Any) -> dict[str, str]:
+    """Return the active features that do not state that they work without values."""
+    found = {}
+    for name in session.plan.names:
+        record = session.registry.features.get(name)
+        if record is None or record.cls.fake_tensors is not True:
+            found[name] = "does not state that it works on tensors without values (fake_tensors)"
+    return found
+
+
+def _either(args: Any, config: Any, name: str) -> Any:
+    value = getattr(args, name, None)
+    value = getattr(config, name, None) if value is None else value
+    return value if isinstance(value, (bool, int, float, str)) else None
+
+
+def _buffers(chunk: Any, name: str) -> list[Any]:
+    # torch's own Module.buffers is a method: a chunk without data parallelism has no list of that name.
+    found = getattr(chunk, name, None)
+    return found if isinstance(found, list) else []
+
+
+def _model_flops(args: Any, config: Any) -> float:
+    """Return the operations of the model in a step; 0 where nobody counts them."""
+    from mindspeed_core.hosts.standalone.monitoring.flops import count_flops, uncounted
+
+    vocabulary = getattr(args, "padded_vocab_size", None)
+    length, batch = getattr(args, "seq_length", None), getattr(args, "global_batch_size", None)
+    if uncounted(config) or not (vocabulary and length and batch):
+        return 0.0
+    return count_flops(config, seq_length=length, vocab_size=vocabulary).model * batch

@@ -1,0 +1,85 @@
+"""Operations of a rank: matrix products by shape, attention, and the bytes that everything else moves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import flop_registry
+
+from mindspeed_tune.roofline import ATTENTION, BYTES, OPERATORS, matrix_key
+
+_aten = torch.ops.aten
+_PRODUCTS = {_aten.mm: 0, _aten.addmm: 1, _aten.bmm: 0, _aten.baddbmm: 1}
+"""Matrix products, with the position of their first factor."""
+_FLASH = _aten._scaled_dot_product_flash_attention_for_cpu
+_FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+class WorkCounter(TorchDispatchMode):
+    """Counts the operators that run inside the context under the current key.
+
+    Attributes:
+        key: of what is counted now; empty counts nothing.
+        work: operations by key.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing counted."""
+        super().__init__()
+        self.key = ""
+        self.work: dict[str, Counter[str]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operator and count it."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if self.key and func.namespace != "c10d" and not func.is_view and "empty" not in func.name():
+            self._count(self.work.setdefault(self.key, Counter()), func, args, kwargs, result)
+        return result
+
+    def _count(
+        self, counts: Counter[str], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        packet = func._overloadpacket
+        first = _PRODUCTS.get(packet)
+        if first is not None:
+            a, b = args[first], args[first + 1]
+            batch = prod(a.shape[:-2])
+            counts[matrix_key(_dtype(a), a.shape[-2] * batch, b.shape[-1], a.shape[-1])] += 1
+            return
+        if packet in (_FLASH, _FLASH_BACKWARD):
+            query, key, value = args[:3] if packet is _FLASH else args[1:4]
+            counts[f"{ATTENTION} {_dtype(query)}"] += _flash(query, key, value, packet is _FLASH)
+            return
+        formula = flop_registry.get(packet)
+        if formula is not None:
+            given = next(_tensors(args), None)
+            dtype = _dtype(given) if given is not None else "float32"
+            counts[f"{ATTENTION} {dtype}"] += int(formula(*args, **kwargs, out_val=result))
+            return
+        counts[OPERATORS] += 1
+        counts[BYTES] += sum(t.numel() * t.element_size() for t in _tensors((args, kwargs, result)))
+
+
+def _flash(query: Any, key: Any, value: Any, forward: bool) -> int:
+    """Return the operations of an attention kernel: two products forward, five backward."""
+    *batch, queries, width = query.shape
+    keys, value_width = key.shape[-2], value.shape[-1]
+    one, other = 2 * prod(batch) * queries * keys * width, 2 * prod(batch) * queries * keys * value_width
+    return one + other if forward else 3 * one + 2 * other
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    return (value for value in tree_iter(values) if isinstance(value, torch.Tensor))
