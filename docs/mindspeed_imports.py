@@ -16,6 +16,7 @@ from mindspeed_flags import FACTS
 from tables import code, table
 
 from mindspeed_core.registry import Registry
+from mindspeed_kernels.absent import ABSENT
 
 ROOT = Path(__file__).resolve().parent.parent
 ENTRANCES = (
@@ -85,7 +86,7 @@ def imports_page(registry: Registry) -> str:
                 place = same if module in KEPT else here[name]
                 moved.append((code(old), code(f"from {place} import {name}")))
             else:
-                absent.append((code(name), code(module)))
+                absent.append((code(name), code(module), ABSENT[name]))
     return "\n".join(
         [
             "# MindSpeed's imports",
@@ -106,6 +107,9 @@ def imports_page(registry: Registry) -> str:
             "",
             "## Operators that are not here",
             "",
-            *table(("operator", "was in"), absent),
+            "Asked for by name, each of these answers with its sentence. Triton kernels of",
+            "`mindspeed.ops.triton` have no counterpart here: flash-linear-attention publishes them.",
+            "",
+            *table(("operator", "was in", "why, and what instead"), absent),
         ]
     )

@@ -35,6 +35,7 @@ OF_OTHER_PROGRAMS = {
     "--check",
     "--help",
     "--contract",
+    "--features",
     "--no-loops",
     "--contract-platform",
     "--contract-without-proofs",

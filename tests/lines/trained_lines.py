@@ -25,7 +25,10 @@ from command_lines import CommandLines, tokens
 
 from mindspeed_core import Registry, check, prepare
 from mindspeed_core.discovery.entry_points import load_object
+from mindspeed_core.errors import ArgumentError
 from mindspeed_core.flags.flag_set import flag_set
+from mindspeed_core.hosts.standalone.arguments.run_length import samples_wanted
+from mindspeed_core.hosts.standalone.arguments.sizes import check_index_fits
 from mindspeed_core.hosts.standalone.setup import teardown
 from mindspeed_core.terminal.errors import EXPLAINED
 
@@ -49,6 +52,8 @@ _SMALL = {
     "mtp_num_layers": 2,
 }
 _HUGE = 10**9
+_MOST_SAMPLES = 10**7
+"""Samples whose index is made in no time."""
 
 
 class TooSlow(BaseException):
@@ -64,6 +69,11 @@ def worth_training(args: Namespace) -> bool:
     for name, most in _SMALL.items():
         size = getattr(args, name, None) or 0
         if most < size < _HUGE:
+            return False
+    if any(count is None or count > _MOST_SAMPLES for count in samples_wanted(args)):
+        with contextlib.suppress(ArgumentError):
+            # It has memory for the index, and takes minutes to fill it: nothing wrong.
+            check_index_fits(args, samples_wanted(args))
             return False
     return not args.nproc and (not args.eval_iters or args.train_iters // args.eval_interval < 5)
 

@@ -159,7 +159,8 @@ def schedule():
 
 def test_a_schedule_is_replaced_and_wrapped_code_knows_its_microbatch():
     for plain, same, difference, seen, after in run_world(schedule, 2):
-        assert same == plain
+        # Gradients of micro-batches are added in another order: the losses after a step round differently.
+        assert same == pytest.approx(plain, rel=1e-6)
         assert difference < 1e-6
         assert seen == [(None, index) for index in range(4)] * 2
         assert after == -1
