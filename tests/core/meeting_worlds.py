@@ -6,6 +6,7 @@ wait for somebody who never comes. Prints, per scenario and process, what came o
 
 import json
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -26,6 +27,29 @@ _MET = "met"
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return listener.getsockname()[1]
+
+
+class AgentsStore:
+    """A store that a process of its own serves, so that the processes forked here inherit no thread of c10d."""
+
+    def __init__(self):
+        (port, told), (waits, self.open) = os.pipe(), os.pipe()
+        self.child = os.fork()
+        if not self.child:
+            os.close(self.open)
+            served = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            os.write(told, str(served.port).encode())
+            os.read(waits, 1)
+            os._exit(0)
+        os.close(told)
+        os.close(waits)
+        self.port = int(os.read(port, 16))
+        os.close(port)
+
+    def close(self):
+        os.kill(self.child, signal.SIGKILL)
+        os.waitpid(self.child, 0)
+        os.close(self.open)
 
 
 class Scenario:
@@ -179,7 +203,7 @@ def run_all(folder):
     foreign.wait_for(foreign.start(2, 3, MINDSPEED_JOB_ID="two"))
     foreign.start(1, 2, act=tell_after, MINDSPEED_JOB_ID="one")
 
-    agents = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    agents = AgentsStore()
     served = {"MASTER_PORT": agents.port, "TORCHELASTIC_USE_AGENT_STORE": "True"}
     again = scenario("agents' store")
     # An attempt of three ranks that never was complete leaves arrivals; then two worlds of other sizes.
@@ -190,12 +214,12 @@ def run_all(folder):
         for child in [again.start(rank, size, **served, **counts[rank]) for rank in range(size)]:
             again.wait_for(child)
     # Two agents of one rank each that were both told to be the first.
-    both = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    both = AgentsStore()
     for _ in range(2):
         scenario("two ranks 0").start(0, 2, MASTER_PORT=both.port, TORCHELASTIC_USE_AGENT_STORE="True")
     results = {name: one.results() for name, one in made.items()}
-    taken.close()
-    used.close()
+    for opened in (taken, used, agents, both):
+        opened.close()
     return results
 
 
