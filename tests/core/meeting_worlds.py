@@ -30,7 +30,7 @@ def free_port():
 
 
 class AgentsStore:
-    """A store that a process of its own serves, so that the processes forked here inherit no thread of c10d."""
+    """A store served by a process of its own: what is forked here inherits no thread of c10d."""
 
     def __init__(self):
         (port, told), (waits, self.open) = os.pipe(), os.pipe()
