@@ -1,4 +1,4 @@
-"""Sub-commands that packages add to the programs, and how both programs run a click command.
+"""Sub-commands that packages add to the programs.
 
 Names come from metadata alone; a command is imported when it runs. A broken one fails alone, with its name.
 """
@@ -60,25 +60,3 @@ def suggestion(name: str, known: Sequence[str]) -> str:
 
     close = get_close_matches(name, known, n=3)
     return f"Did you mean {' or '.join(close)}?" if close else f"There are: {', '.join(known)}."
-
-
-def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
-    """Run a click command and return its exit status: that of ``context.exit``, or an int that it returns.
-
-    Args:
-        command: the command or group.
-        arguments: its command line.
-        name: how usage messages call it.
-
-    Raises:
-        click.ClickException: wrong usage.
-        KeyboardInterrupt: after Ctrl-C.
-    """
-    try:
-        result = command.main(list(arguments), name, standalone_mode=False)
-    except click.Abort as abort:
-        if isinstance(abort.__cause__, KeyboardInterrupt):
-            raise KeyboardInterrupt from None
-        click.echo("Aborted!", err=True)
-        return 1
-    return result if type(result) is int else 0

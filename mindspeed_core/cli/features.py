@@ -9,23 +9,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
 
 import click
 
 import mindspeed_core
-from mindspeed_core.cli.commands import added_commands, load_added, origin, run, suggestion
+from mindspeed_core.cli.commands import added_commands, load_added, origin, suggestion
 from mindspeed_core.discovery.entry_points import COMMANDS as COMMANDS_GROUP
 from mindspeed_core.discovery.entry_points import TRAIN_COMMANDS
 from mindspeed_core.discovery.host import DEFAULT_HOST
-from mindspeed_core.terminal.errors import (
-    EXPLAINED,
-    TRACEBACK,
-    describe,
-    guarded,
-    traceback_option,
-    traceback_wanted,
-)
+from mindspeed_core.terminal.errors import TRACEBACK
+from mindspeed_core.terminal.program import ExplainedGroup, run_program
 
 PROGRAM = "mindspeed-features"
 
@@ -43,15 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Sub-command: its module (with an attribute ``command``) and its line in ``--help``."""
 
 
-class ExplainedError(click.ClickException):
-    """An explained error inside click: printed as one message, exit status 1."""
-
-    def show(self, file: Any = None) -> None:
-        """Print the message on standard error."""
-        click.echo(f"error: {self.format_message()}", file=file, err=file is None)
-
-
-class LazyProgram(click.Group):
+class LazyProgram(ExplainedGroup):
     """A group whose sub-commands are imported when they are used, from here and from entry points."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -92,15 +77,6 @@ class LazyProgram(click.Group):
             with formatter.section("Commands of installed packages"):
                 formatter.write_dl([(name, origin(added[name])) for name in sorted(added)])
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the sub-command; explained errors become one message."""
-        try:
-            return super().invoke(ctx)
-        except EXPLAINED as error:
-            if traceback_wanted():
-                raise
-            raise ExplainedError(describe(error)) from error
-
 
 def _trains(name: str) -> bool:
     """Return whether a command belongs to ``mindspeed-train``."""
@@ -127,16 +103,7 @@ def program() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program and return its exit status; ``argv`` is by default that of the process."""
-
-    def answer() -> int:
-        try:
-            return run(program, arguments, PROGRAM)
-        except click.ClickException as error:
-            error.show()
-            return error.exit_code
-
-    with traceback_option(sys.argv[1:] if argv is None else argv) as arguments:
-        return guarded(answer)
+    return run_program(program, argv, PROGRAM)
 
 
 if __name__ == "__main__":

@@ -100,10 +100,10 @@ def _command(launching: Sequence[str], rest: Sequence[str]) -> int:
 
 def _run_command(launching: Sequence[str], rest: Sequence[str]) -> int:
     """Run a command in this process, or in the workers that ``launching`` asks for."""
-    from mindspeed_core.cli.commands import run
     from mindspeed_core.errors import ArgumentError
     from mindspeed_core.launch import environment, start, store, worker
     from mindspeed_core.launch.commands import is_parallel
+    from mindspeed_core.terminal.program import run_command
     from mindspeed_core.terminal.quiet import quieten
 
     name = rest[0]
@@ -119,13 +119,13 @@ def _run_command(launching: Sequence[str], rest: Sequence[str]) -> int:
             raise ArgumentError("--nproc", launch.nproc, reason, "leave it out")
         return start.supervise(rest, launch, main)
     if not is_parallel(command):
-        return run(command, rest[1:], f"{PROGRAM} {name}")
+        return run_command(command, rest[1:], f"{PROGRAM} {name}")
     environment.translate_slurm(os.environ)
     if worker.supervised():
         worker.attach()
         store.serve_rendezvous()
     with environment.of_one_process(os.environ):
-        return run(command, rest[1:], f"{PROGRAM} {name}")
+        return run_command(command, rest[1:], f"{PROGRAM} {name}")
 
 
 def _shown(error: click.ClickException) -> str:

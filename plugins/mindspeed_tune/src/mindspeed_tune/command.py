@@ -15,14 +15,8 @@ import click
 
 import mindspeed_tune
 from mindspeed_core.errors import UserError
-from mindspeed_core.terminal.errors import (
-    EXPLAINED,
-    TRACEBACK,
-    describe,
-    guarded,
-    traceback_option,
-    traceback_wanted,
-)
+from mindspeed_core.terminal.errors import TRACEBACK
+from mindspeed_core.terminal.program import ExplainedGroup, run_program
 
 if TYPE_CHECKING:
     from mindspeed_tune.launch_plan import LaunchPlan
@@ -32,21 +26,7 @@ EXIT_PROBLEMS = 1
 _PLATFORMS = {"cpu": "fake", "npu": "fake-npu"}
 
 
-class _ExplainedError(click.ClickException):
-    """An explained error inside click: printed as one message, exit status 1."""
-
-
-class _Program(click.Group):
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except EXPLAINED as error:
-            if traceback_wanted():
-                raise
-            raise _ExplainedError(describe(error)) from error
-
-
-@click.group(cls=_Program, name=PROGRAM, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=ExplainedGroup, name=PROGRAM, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(mindspeed_tune.__version__, prog_name=PROGRAM)
 @click.option(TRACEBACK, is_flag=True, expose_value=False, help="Print tracebacks of errors too.")
 def program() -> None:
@@ -169,18 +149,7 @@ def write_reports(found: LaunchPlan, folder: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program and return its exit status; ``argv`` is by default that of the process."""
-
-    def answer() -> int:
-        from mindspeed_core.cli.commands import run
-
-        try:
-            return run(program, arguments, PROGRAM)
-        except click.ClickException as error:
-            error.show()
-            return error.exit_code
-
-    with traceback_option(sys.argv[1:] if argv is None else argv) as arguments:
-        return guarded(answer)
+    return run_program(program, argv, PROGRAM)
 
 
 if __name__ == "__main__":
