@@ -227,8 +227,8 @@ def main() -> None:
     parser.add_argument("path", type=Path)
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
-    from mindspeed_core.hosts.standalone.monitoring.flops import count_flops
     from mindspeed_core.hosts.standalone.monitoring.throughput import peak_tflops
+    from mindspeed_core.megatron.flops import count_flops
 
     clock = Clock(_SMOKE_WARMUP if options.smoke else _WARMUP)
     train = by_hand if options.side == PLAIN else by_host

@@ -9,8 +9,8 @@ from megatron.core.transformer import MLATransformerConfig, TransformerConfig, m
 from torch.utils.flop_counter import FlopCounterMode
 
 from mindspeed_core.activation import prepare
-from mindspeed_core.hosts.standalone.monitoring.flops import count_flops
 from mindspeed_core.layer_spec import NORM_ROLES, SpecEditor
+from mindspeed_core.megatron.flops import count_flops
 from mindspeed_core.megatron.global_state import destroy_megatron_state
 from mindspeed_core.megatron.plain_norm import PlainNorm
 from mindspeed_core.testing.model_flags import training_flags

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindspeed_core.hosts.standalone.monitoring.flops import count_flops, uncounted
+from mindspeed_core.megatron.flops import count_flops, uncounted
 from mindspeed_core.testing import run_world
 
 MLA = {

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.hosts.standalone.monitoring.flops import FlopCount
 from mindspeed_core.hosts.standalone.monitoring.measures import detail_lines
 from mindspeed_core.hosts.standalone.monitoring.run_log import RunLog, format_step
 from mindspeed_core.hosts.standalone.monitoring.straggler import compare_ranks
@@ -27,6 +26,7 @@ from mindspeed_core.hosts.standalone.monitoring.writers import (
     open_writers,
     scalars_of,
 )
+from mindspeed_core.megatron.flops import FlopCount
 from mindspeed_core.testing import run_world
 
 STEP = {

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mindspeed_core.hosts.standalone.monitoring.flops import FlopCount, count_flops, uncounted
+from mindspeed_core.megatron.flops import FlopCount, count_flops, uncounted
 
 if TYPE_CHECKING:
     import torch

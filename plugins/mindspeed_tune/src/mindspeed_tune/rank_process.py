@@ -15,6 +15,7 @@ import traceback
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -75,21 +76,18 @@ def _run(job: Mapping[str, Any], deliver: Callable[[Any], None]) -> None:
 
 def _train(arguments: list[str]) -> None:
     from mindspeed_core.activation import prepare
+    from mindspeed_core.discovery.entry_points import load_object
     from mindspeed_core.discovery.host import DEFAULT_HOST
-    from mindspeed_core.hosts.standalone.setup import setup
 
     session = prepare(list(arguments), host=DEFAULT_HOST)
     with session:
-        run = setup(session)
-        session.call("train_step", run=run)
+        load_object(session.host.train)(session)
 
 
 def _adapt() -> None:
     """Let a Megatron-LM script run through the adaptor, whether it imports it or not."""
     if find_spec("megatron.training") is not None:
-        from mindspeed_core.hosts.megatron_lm.entry import install
-
-        install()
+        import_module("mindspeed_core.megatron_adaptor")
 
 
 def _set_place(job: Mapping[str, Any], given: Mapping[str, str]) -> None:
