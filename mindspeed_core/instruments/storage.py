@@ -9,10 +9,11 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -127,6 +128,16 @@ class PhaseBytes:
     largest: tuple[HeldTensor, ...]
 
 
+class StorageWatcher(Protocol):
+    """Is told of storages on the device, each by a key that is its own while it is alive."""
+
+    def taken(self, key: int, size: int) -> None:
+        """``size`` bytes were allocated."""
+
+    def released(self, key: int) -> None:
+        """The storage was freed, or is about to get another size."""
+
+
 @dataclass
 class _Peak:
     """A peak that has been reached: which storages were alive, and what made the last of them."""
@@ -173,6 +184,7 @@ class StorageTracker(TensorBytes):
         self._phase = _Phase(_FIRST, 0)
         self._ended: dict[str, _Phase] = {}
         self._hooks = ExitStack()
+        self._watcher: StorageWatcher | None = None
 
     def __enter__(self) -> StorageTracker:
         """Begin to follow storages and modules."""
@@ -221,6 +233,18 @@ class StorageTracker(TensorBytes):
         else:
             before.end = phase.end
 
+    @contextmanager
+    def watched_by(self, watcher: StorageWatcher) -> Iterator[None]:
+        """Tell a watcher of storages on the device: those alive, largest first, then what comes and goes."""
+        alive = [(key, held.bytes) for key, held in self._held.items() if held.device == self._device_type]
+        for key, size in sorted(alive, key=lambda item: -item[1]):
+            watcher.taken(key, size)
+        self._watcher = watcher
+        try:
+            yield
+        finally:
+            self._watcher = None
+
     def mark(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
         """Say what tensors are for, also for what was counted so far; what is said first holds."""
         for tensor in tensors:
@@ -233,7 +257,7 @@ class StorageTracker(TensorBytes):
         key = tensor.untyped_storage()._cdata
         held = self._held.get(key)
         if held is not None and held.device == self._device_type:
-            self._move(held, "host")
+            self._move(key, held, "host")
 
     def mark_run(self, run: Run) -> None:
         """Say what the parameters, gradients and optimizer state of a run are for, and name its modules."""
@@ -296,6 +320,8 @@ class StorageTracker(TensorBytes):
         if held.device != self._device_type:
             self.host += held.bytes
             return
+        if self._watcher is not None:
+            self._watcher.taken(key, held.bytes)
         self.alive += held.bytes
         if self.alive > self.peak:
             self.peak, self._peak_at, self._last = self.alive, self._clock, held
@@ -311,6 +337,8 @@ class StorageTracker(TensorBytes):
             self.host -= held.bytes
         else:
             self.alive -= held.bytes
+            if self._watcher is not None:
+                self._watcher.released(key)
         self._departed.append(held)
         return held
 
@@ -336,7 +364,9 @@ class StorageTracker(TensorBytes):
         after.backward, after.shape, after.dtype = before.backward, before.shape, before.dtype
         self._hold(key, after)
 
-    def _move(self, held: _Held, device: str) -> None:
+    def _move(self, key: int, held: _Held, device: str) -> None:
+        if self._watcher is not None:
+            self._watcher.released(key)
         self.alive -= held.bytes
         self.host += held.bytes
         held.device = device
@@ -430,7 +460,12 @@ def _stack(frames: Sequence[tuple[CodeType, int]]) -> tuple[str, ...]:
 
 def source_place(file: str) -> str:
     """Return a path as of its installed package: ``megatron/core/optimizer/clip_grads.py``."""
-    for folder in sorted(filter(None, sys.path), key=len, reverse=True):
+    return _below(file, tuple(sys.path))
+
+
+@lru_cache(maxsize=4096)
+def _below(file: str, folders: tuple[str, ...]) -> str:
+    for folder in sorted(filter(None, folders), key=len, reverse=True):
         try:
             return Path(file).relative_to(folder).as_posix()
         except ValueError:

@@ -43,7 +43,7 @@ def get_forward_backward() -> Callable[..., Any]:
 @contextmanager
 def scheduled(run: Run, *, training: bool) -> Iterator[None]:
     """Run a schedule in this block: micro-batches count from 0, and the context ends with it."""
-    run.session.state(_MicroBatches).begun.clear()
+    restart_microbatches(run)
     context = run.context
     context.training = training
     try:
@@ -51,6 +51,11 @@ def scheduled(run: Run, *, training: bool) -> Iterator[None]:
         check_passed(run)
     finally:
         context.microbatch, context.vp_stage, context.training = -1, None, True
+
+
+def restart_microbatches(run: Run) -> None:
+    """Count the micro-batches of every chunk from 0 again."""
+    run.session.state(_MicroBatches).begun.clear()
 
 
 def begin_microbatch(run: Run, model_chunk: Any) -> None:

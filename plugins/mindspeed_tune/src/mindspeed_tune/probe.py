@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -156,6 +157,8 @@ class Probe:
 
     def _passes(self, schedule: Callable[..., Any], options: dict[str, Any]) -> Any:
         """Run the schedule over every number of micro-batches and layers that is wanted."""
+        from mindspeed_core.megatron.schedule import restart_microbatches
+
         run, storage = self._run, self._session.platform.storage
         log, result = self._session.platform.communication, None
         self._microbatches = options["num_microbatches"]
@@ -171,15 +174,13 @@ class Probe:
             self._runs.append((name, taken))
             self._backwards, first = 0, len(log.calls)
             before, self._work.work = self._work.work, {}
-            events = AllocationEvents(storage) if not number else None
+            events = None if number else AllocationEvents()
             with layer_kinds.only_layers(run.config, chunks, layers) as self._skipped:
-                run.session.state(_begun(run)).begun.clear()
-                if events is not None:
-                    with events:
-                        result = schedule(**{**options, "num_microbatches": microbatches})
-                    taken["events"] = events
-                else:
+                restart_microbatches(run)
+                with nullcontext() if events is None else storage.watched_by(events):
                     result = schedule(**{**options, "num_microbatches": microbatches})
+            if events is not None:
+                taken["events"] = events
             self._leave("losses")
             storage.mark_run(run)
             storage.end_phase()
@@ -319,12 +320,6 @@ class _Observed(list[Any]):
         self._tell(value)
 
 
-def _begun(run: Any) -> type[Any]:
-    from mindspeed_core.megatron.schedule import _MicroBatches
-
-    return _MicroBatches
-
-
 def _gradients_ready(model: list[Any], skipped: list[Any]) -> None:
     """Let overlapped reductions begin that wait for parameters of layers that did not run."""
     left = {id(parameter) for parameter in skipped}
@@ -393,21 +388,16 @@ def _ratios(events: AllocationEvents) -> dict[str, float]:
 
 def _stack() -> tuple[str, ...]:
     """Return the innermost lines outside of torch and of the instruments."""
+    from mindspeed_core.instruments.storage import source_place
+
     found: list[str] = []
     frame: Any = sys._getframe(2)
     while frame is not None and len(found) < _FRAMES:
         file = frame.f_code.co_filename
         if not any(part in file for part in _BETWEEN):
-            found.append(f"{_place(file)}:{frame.f_lineno} ({frame.f_code.co_name})")
+            found.append(f"{source_place(file)}:{frame.f_lineno} ({frame.f_code.co_name})")
         frame = frame.f_back
     return tuple(found)
 
 
 _BETWEEN = ("/torch/", "/mindspeed_core/instruments/", "/mindspeed_tune/", "/contextlib.py", "<")
-
-
-@functools.lru_cache(maxsize=4096)
-def _place(file: str) -> str:
-    from mindspeed_core.instruments.storage import source_place
-
-    return source_place(file)
