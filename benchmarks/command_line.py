@@ -1,4 +1,4 @@
-"""What the benchmarks of whole jobs share: a tiny model, a folder that begins empty, and their flags."""
+"""Common parts of the benchmarks of whole jobs: a tiny model, a folder that begins empty, and their flags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TINY = (
     "--micro-batch-size 1 --mock-data --num-workers 0 --lr 1e-3 --lr-decay-style constant"
 ).split()
 SAVES = {"foreground": (), "background": ("--async-save",)}
-"""How jobs save."""
+"""Ways in which jobs save."""
 
 
 def options_of_jobs(description: str | None, folder: str) -> argparse.ArgumentParser:

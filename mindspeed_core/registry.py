@@ -271,7 +271,7 @@ class Registry:
         return str(load_object(declared)(option)) if declared else ""
 
     def host_notes(self, host: str, args: Any) -> tuple[str, ...]:
-        """What an installed host says about arguments, one sentence each."""
+        """Return the notes of an installed host about arguments, one sentence each."""
         declared = self.host(host).notes if host in self.host_names() else ""
         return tuple(load_object(declared)(args)) if declared else ()
 

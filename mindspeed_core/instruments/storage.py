@@ -36,7 +36,7 @@ OPTIMIZER_STATE = "optimizer state"
 ACTIVATIONS = "activations"
 OTHER = "other"
 KINDS = (PARAMETERS, BUFFERS, GRADIENTS, MAIN_PARAMETERS, OPTIMIZER_STATE, ACTIVATIONS, OTHER)
-"""What tensors are for. Activations are what a module's forward pass makes, recomputed ones included."""
+"""Uses of tensors. Activations are what a module's forward pass makes, recomputed ones included."""
 
 _FIRST = "build"
 _FRAMES = 8

@@ -35,7 +35,7 @@ _opened: dict[tuple[int, str, int], Store] = {}
 
 @dataclass(frozen=True)
 class Limit:
-    """How long ranks wait for each other, and what the user sets it with."""
+    """Time that ranks wait for each other, and the flag that sets it."""
 
     time: timedelta
     flag: str

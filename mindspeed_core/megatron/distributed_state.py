@@ -28,7 +28,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 Pieces = dict[int, dict[str, list[ShardedTensor]]]
-"""What a rank holds: by the number of the parameter and the name of the tensor."""
+"""State of a rank by the number of the parameter and the name of the tensor."""
 
 
 def held_pieces(inner: Any, model_state: Mapping[str, Any]) -> Pieces | None:

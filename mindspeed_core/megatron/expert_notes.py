@@ -1,4 +1,4 @@
-"""What a user should know about the routing of experts before a run; no torch."""
+"""Notes on the routing of experts that a user should read before a run; no torch."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def test_what_this_repository_ships_keeps_the_contract(dist):
 
 
 def violations(checks):
-    """What is wrong, one text per check."""
+    """Return the problems, one text per check."""
     wrong = []
     for check in checks:
         try:

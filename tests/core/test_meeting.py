@@ -26,7 +26,7 @@ def worlds():
 
 
 def answers(worlds, name):
-    """What came of each process; whatever it is, nobody printed anything and each message is a sentence."""
+    """Return what came of each process; nobody printed anything, and each message is a sentence."""
     assert worlds[name]["printed"] == ""
     for answer in worlds[name]["answers"]:
         assert "\n" not in answer

@@ -1,4 +1,4 @@
-"""What the process beside training does in tests."""
+"""Work for the process beside training in tests."""
 
 import os
 import time

@@ -189,7 +189,7 @@ def plans(root):
 
 
 def described(folder):
-    """What holds state, and what the index says of it."""
+    """Return the files that hold state, and what the index says of them."""
     tensors = inspect(folder)["tensors"]
     return digests(folder), tensors
 

@@ -262,7 +262,7 @@ def test_a_line_says_throughput_in_words():
 
 
 def terminal_output(tmp_path, progress):
-    """What a run shows on a terminal; read as it comes, since a terminal holds little."""
+    """Return what a run shows on a terminal; read as it comes, since a terminal holds little."""
     controller, terminal = pty.openpty()
     shown = []
     reader = threading.Thread(target=read_all, args=(controller, shown))

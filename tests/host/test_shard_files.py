@@ -1,4 +1,4 @@
-"""What is written without torch is what ``torch.save`` would have written, and is hashed as it is."""
+"""Archives written without torch: byte for byte those of ``torch.save``, hashed as they are written."""
 
 from __future__ import annotations
 

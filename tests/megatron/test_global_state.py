@@ -1,4 +1,4 @@
-"""What megatron-core keeps for the process is forgotten with the session that it served."""
+"""State that megatron-core keeps for the process goes with the session that it served."""
 
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher

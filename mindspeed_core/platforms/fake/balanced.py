@@ -1,4 +1,4 @@
-"""Which experts tokens go to in a dry run: evenly, or more of them to the experts of this rank.
+"""Routing of tokens to experts in a dry run: evenly, or more of them to the experts of this rank.
 
 The router chooses by numbers that do not exist. Here its map is given values, and everything that follows
 from it (counts, split sizes, the length of a permutation) is what it would be.

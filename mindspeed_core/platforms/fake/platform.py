@@ -40,7 +40,7 @@ _ROOM = 1 << 60
 
 
 class DryRun(StoragePhases, Platform):
-    """What dry runs have in common; stands before the platform whose device is planned.
+    """Common part of dry runs; stands before the platform whose device is planned.
 
     Attributes:
         answers: the numbers that code read from tensors without values; empty before a session computes.

@@ -20,7 +20,7 @@ def groups_of_this_rank():
 
 
 def every_operator(first, count):
-    """What failed on this rank, by operator."""
+    """Return failures on this rank by operator."""
     dist.init_process_group("gloo")
     groups = groups_of_this_rank()
     failures = {}

@@ -1,4 +1,4 @@
-"""What happens in which order in an overlapped layer, what travels, and what is left, on two ranks."""
+"""Order of work in an overlapped layer, traffic, and what is left behind, on two ranks."""
 
 import pytest
 import torch

@@ -46,7 +46,7 @@ def start_of(pid: int) -> int:
 
 @dataclass(frozen=True)
 class CoreTime:
-    """What a process gets of the cores: whether it wants one now; nanoseconds on one, and in the queue."""
+    """Time of a process on the cores: nanoseconds on one and in the queue, and whether it wants one now."""
 
     is_ready: bool = False
     ran: int = 0

@@ -77,7 +77,7 @@ class _Target:
 
 @dataclass(frozen=True)
 class _Content:
-    """What a rank saves: its shards, and on rank 0 in a file what all ranks hold alike."""
+    """State that a rank saves: its shards, and on rank 0 in a file the state that all ranks hold alike."""
 
     sharded: Any
     shards: list[Any]

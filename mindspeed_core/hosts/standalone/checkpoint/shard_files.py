@@ -28,7 +28,7 @@ _CRC_SIZE = 4
 
 @dataclass(frozen=True)
 class ShardFile:
-    """What goes into one file.
+    """Content of one file.
 
     Attributes:
         name: of the file.

@@ -1,4 +1,4 @@
-"""Which rank writes which shard into which file: planned once per layout, and used until the layout changes.
+"""Assignment of shards to ranks and files: planned once per layout, and used until the layout changes.
 
 megatron-core and torch plan a save in several exchanges among all ranks. Nothing of that changes from save to
 save of one training, except where the set of tensors does: a feature that adds state, an optimizer that is

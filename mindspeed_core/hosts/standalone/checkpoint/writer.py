@@ -1,4 +1,4 @@
-"""What one rank writes of a checkpoint; it runs in the training process, or beside it without torch."""
+"""Write the files of one rank; runs in the training process, or beside it without torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from mindspeed_core.hosts.standalone.checkpoint.shard_files import Digests, ShardFile, write_files
 
 WRITER = f"{__name__}:write_job"
-"""What the process beside training does."""
+"""Work of the process beside training, as ``module:function``."""
 
 
 def job_of(folder: Path, files: Sequence[ShardFile], upload: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def from_heads(tensor, layout):
 
 
 def seen_by(mode, sq, sk, pre, following, prefix, mask):
-    """Which keys each query sees in one sequence, ``[b | 1, n | 1, sq, sk]``."""
+    """Return the keys that each query sees in one sequence, ``[b | 1, n | 1, sq, sk]``."""
     row, column = torch.arange(sq)[:, None], torch.arange(sk)[None]
     corner = row + sk - sq
     anything = torch.ones(sq, sk, dtype=torch.bool)

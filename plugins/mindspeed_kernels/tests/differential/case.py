@@ -9,9 +9,9 @@ import torch
 from mindspeed_kernels import ops
 
 GENERATORS: dict[str, Callable[..., Any]] = {}
-"""What makes a `Case` of each operator from `Draws`."""
+"""Functions that make a `Case` of an operator from `Draws`."""
 WORLD_GENERATORS: dict[str, Callable[..., Any]] = {}
-"""What makes a `ranks.WorldCase` of each operator that communicates."""
+"""Functions that make a `ranks.WorldCase` of an operator that communicates."""
 
 
 @dataclass

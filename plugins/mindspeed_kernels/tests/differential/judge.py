@@ -79,7 +79,7 @@ def judge(name, case, draws, device="cpu"):
 
 
 def outcome(case, result, leaves):
-    """What counts of a call."""
+    """Return the results of a call that count."""
     if case.changed is not None:
         return (leaves.args[case.changed],)
     if case.results is not None:

@@ -375,7 +375,7 @@ def expert_groups(draws, groups):
 
 
 class Layout:
-    """Which rank of the world has which place among experts and tensor parallelism."""
+    """Places of the ranks of a world among experts and tensor parallelism."""
 
     def __init__(self, ep, tp, world):
         self.ep, self.tp, self.ranks = ep.size(), tp.size(), world.size()

@@ -27,7 +27,7 @@ DTYPES = {"310P": (torch.float32, torch.float16)}
 
 
 def with_kernels(operator):
-    """Whether an operator has a backend of its own for the device."""
+    """Return whether an operator has a backend of its own for the device."""
     return any(
         "npu" in backend.devices and "cpu" not in backend.devices for backend in operator.backends.values()
     )
@@ -79,7 +79,7 @@ def test_every_operator_with_kernels_has_a_generator():
 
 
 def every_operator(count):
-    """What failed on this rank of two, by operator; how often each operation of the device ran."""
+    """Return failures on this rank of two by operator, and how often each operation of the device ran."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     groups = [dist.group.WORLD, [dist.new_group([member]) for member in range(2)][rank]]

@@ -9,13 +9,13 @@ from typing import Any
 OVERLAPS = ("moe-alltoall-overlap", "moe-allgather-overlap")
 """Features that compute while tokens travel."""
 DISABLED, LEVEL0, LEVEL1, ACTIVATION = "disable", "level0", "level1", "activation"
-"""What is kept of experts for backward: everything; the result of the first product; nothing; and everything
-but the activation."""
+"""Activations of experts kept for backward: all; the first product's result; none; all but the activation
+function's."""
 
 
 @dataclass(frozen=True)
 class LayerOptions:
-    """How layers of experts communicate, and what they keep.
+    """Options of layers of experts: their communication, and the activations that they keep.
 
     Attributes:
         overlaps: shared experts and weight gradients are computed while tokens travel.

@@ -30,7 +30,7 @@ Arrival = Callable[[], tuple[Tensor, Tensor | None]]
 
 @dataclass(frozen=True)
 class Saving:
-    """What one call of a layer keeps, and how it gets back what it does not.
+    """Activations of one call of a layer: those kept, and those computed again.
 
     Attributes:
         level: one of the levels of `mindspeed_moe.options`.

@@ -23,7 +23,7 @@ PAGE = 2 * MIB
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the allocator takes.
+    """Bytes that the allocator takes.
 
     Attributes:
         allocated: rounded bytes alive at the peak.

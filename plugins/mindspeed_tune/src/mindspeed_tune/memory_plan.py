@@ -18,7 +18,7 @@ CATEGORIES = (
     "activations",
     "other",
 )
-"""What tensors are for, in the order of reports. Categories of a record that are not listed follow them."""
+"""Uses of tensors in the order of reports. Categories of a record that are not listed follow them."""
 _BETWEEN_STEPS = ("main parameters", "optimizer state")
 
 

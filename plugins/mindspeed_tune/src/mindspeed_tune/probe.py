@@ -46,7 +46,7 @@ _SHARDED = ("DATA_PARALLEL", "DP_CP")
 
 @dataclass(frozen=True)
 class ProbeOptions:
-    """How much of a step is run.
+    """Parts of a step that are run.
 
     Attributes:
         exact_layers: all layers instead of one and two of each kind.

@@ -13,8 +13,8 @@ from mindspeed_tune.record import Group
 
 ELEMENT = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 MATRIX, ATTENTION, BYTES, OPERATORS = "matrix", "attention", "bytes", "operators"
-"""What work is counted in: ``"matrix bfloat16 4096 8192 1024"`` (products of ``[m, k]`` and ``[k, n]``, as m,
-n, k), ``"attention bfloat16"`` (operations), ``"bytes"`` and ``"operators"`` of everything else."""
+"""Keys of counted work: ``"matrix bfloat16 4096 8192 1024"`` (m, n, k of products of ``[m, k]`` and
+``[k, n]``), ``"attention bfloat16"`` (operations), ``"bytes"`` and ``"operators"`` of everything else."""
 
 
 def matrix_key(dtype: str, m: int, n: int, k: int) -> str:

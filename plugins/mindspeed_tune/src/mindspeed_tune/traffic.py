@@ -25,7 +25,7 @@ EXCHANGE = "all_to_all_single"
 
 @dataclass(frozen=True)
 class Expected:
-    """What a closed form says about one operation in one group.
+    """Prediction of a closed form for one operation in one group.
 
     Attributes:
         group: name of the group.

@@ -26,7 +26,7 @@ def _dispatcher(kind: str, reason: str) -> Requirement:
 
 
 class _Overlap(Feature):
-    """What overlapping has in common, whichever dispatcher communicates."""
+    """Common part of the overlapping features, whichever dispatcher communicates."""
 
     family = "moe"
     conflicts = _CONFLICTS
