@@ -24,9 +24,11 @@ from mindspeed_kernels.ops.routing_maps import (
     copies_per_token,
     experts_of,
     rows_per_expert,
+    sample_map,
     tokens_of,
     with_equal_rows,
 )
+from mindspeed_kernels.ops.signatures import with_signature_of
 
 NAME = "npu_moe_token_permute_with_routing_map"
 MAPS = (torch.bool, torch.int8)
@@ -83,9 +85,7 @@ def _sorted(entries: Tensor, where: Tensor) -> Tensor:
 
 def _samples(make: Make) -> list[Sample]:
     tokens, probs = make(4, 6), make(4, 5)
-    routing_map = torch.zeros(4, 5, dtype=torch.bool, device=tokens.device)
-    for token, experts in enumerate(((0, 4), (3, 4), (2, 4), (1, 3))):
-        routing_map[token, list(experts)] = True
+    routing_map = sample_map(tokens.device)
     wide = probs.to(torch.float64 if probs.dtype == torch.float64 else torch.float32)
     padded = {"num_out_tokens": 10, "drop_and_pad": True}
     return [
@@ -186,13 +186,14 @@ class PermuteOnNpu(torch.autograd.Function):
         Holds("routing_map", "has more tokens or experts of each than the kernel sorts", _too_many),
     ),
 )
+@with_signature_of(npu_moe_token_permute_with_routing_map_reference)
 def _npu(
+    *,
     tokens: Tensor,
     routing_map: Tensor,
-    *,
-    probs: Tensor | None = None,
-    num_out_tokens: int | None = None,
-    drop_and_pad: bool = False,
+    probs: Tensor | None,
+    num_out_tokens: int | None,
+    drop_and_pad: bool,
 ) -> Permuted:
     routing_map = routing_map.bool()
     count = rows_per_expert if drop_and_pad else copies_per_token

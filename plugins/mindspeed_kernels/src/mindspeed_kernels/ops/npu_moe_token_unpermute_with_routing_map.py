@@ -22,7 +22,14 @@ from mindspeed_kernels.ops.npu_moe_token_unpermute import (
     npu_moe_token_unpermute_reference,
 )
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
-from mindspeed_kernels.ops.routing_maps import by_expert, by_token, check_rows, experts_of, with_equal_rows
+from mindspeed_kernels.ops.routing_maps import (
+    by_expert,
+    by_token,
+    check_rows,
+    experts_of,
+    sample_map,
+    with_equal_rows,
+)
 from mindspeed_kernels.ops.signatures import with_signature_of
 
 NAME = "npu_moe_token_unpermute_with_routing_map"
@@ -107,9 +114,7 @@ def _weights(
 
 def _samples(make: Make) -> list[Sample]:
     tokens, probs = torch.zeros(4, 1, device=make(1).device), make(4, 5)
-    routing_map = torch.zeros(4, 5, dtype=torch.bool, device=tokens.device)
-    for token, experts in enumerate(((0, 4), (3, 4), (2, 4), (1, 3))):
-        routing_map[token, list(experts)] = True
+    routing_map = sample_map(tokens.device)
     found = []
     for number, padded in ((8, False), (10, True)):
         where = npu_moe_token_permute_with_routing_map(

@@ -104,3 +104,11 @@ def with_equal_rows(routing_map: Tensor, copies: int) -> tuple[Tensor, Tensor]:
     sound = (routing_map.sum(1) == copies).all()
     first = torch.arange(routing_map.shape[1], device=routing_map.device) < copies
     return torch.where(sound, routing_map, first), sound
+
+
+def sample_map(device: torch.device) -> Tensor:
+    """Return a map ``[4, 5]`` for samples of operators: two experts of each token."""
+    routing_map = torch.zeros(4, 5, dtype=torch.bool, device=device)
+    for token, experts in enumerate(((0, 4), (3, 4), (2, 4), (1, 3))):
+        routing_map[token, list(experts)] = True
+    return routing_map

@@ -8,9 +8,13 @@ from typing import Any
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement
 from mindspeed_moe.features.proofs import GATHER_OVERLAP_PROOFS, OVERLAP_PROOFS
 
-_GROUPED = Requirement(
-    feature="grouped-experts",
-    reason="weight gradients of all experts of a rank are computed at once; add --moe-grouped-gemm",
+_LAYER = (
+    Requirement(feature="moe-core", reason="it places the layer that communicates", implies=True),
+    Requirement(flag="--num-experts", reason="without experts no token travels"),
+    Requirement(
+        feature="grouped-experts",
+        reason="weight gradients of all experts of a rank are computed at once; add --moe-grouped-gemm",
+    ),
 )
 _CONFLICTS = (
     Conflict(
@@ -77,9 +81,7 @@ class AllToAllOverlap(_Overlap):
         ),
     )
     requires = (
-        Requirement(feature="moe-core", reason="it places the layer that communicates", implies=True),
-        Requirement(flag="--num-experts", reason="without experts no token travels"),
-        _GROUPED,
+        *_LAYER,
         _dispatcher("alltoall", "it is the all-to-all that is hidden"),
     )
     docs = "mindspeed_moe:docs/moe-alltoall-overlap.md"
@@ -98,9 +100,7 @@ class AllGatherOverlap(_Overlap):
         ),
     )
     requires = (
-        Requirement(feature="moe-core", reason="it places the layer that communicates", implies=True),
-        Requirement(flag="--num-experts", reason="without experts no token travels"),
-        _GROUPED,
+        *_LAYER,
         Requirement(
             feature="moe-async-comm",
             reason="it launches the gathering that is hidden; add --moe-permutation-async-comm",
