@@ -12,8 +12,10 @@ import psutil
 import pytest
 import torch
 from background_jobs import PARTS
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mindspeed_core.hosts.standalone.checkpoint import background, background_main
+from mindspeed_core.hosts.standalone.checkpoint import background, background_main, staging
 from mindspeed_core.hosts.standalone.checkpoint.background import BackgroundProcess
 from mindspeed_core.hosts.standalone.checkpoint.processes import CoreTime
 from mindspeed_core.hosts.standalone.checkpoint.reasons import WorkerLost
@@ -218,10 +220,10 @@ def test_a_copy_is_that_moments_whatever_the_trainer_writes(beside, gate, pinned
     view = tensor.view(10, 10_000)[:, 1:3]
     half = torch.ones(5, dtype=torch.bfloat16)
     process = beside(background_jobs.read)
-    staging = Staging(process, pinned)
-    places = staging.copy([tensor, view, torch.empty(0, 3), half])
+    copies = Staging(process, pinned)
+    places = copies.copy([tensor, view, torch.empty(0, 3), half])
     gate.hold(PARTS[0])
-    process.start({"places": places}, staging.share)
+    process.start({"places": places}, copies.share)
     gate.wait_until_held()
     tensor.zero_()
     gate.open()
@@ -232,12 +234,40 @@ def test_a_copy_is_that_moments_whatever_the_trainer_writes(beside, gate, pinned
     assert ones == [128, 63] * 5
 
 
+def test_threads_copy_everything_between_them(beside, monkeypatch):
+    monkeypatch.setattr(staging, "_LEAST_PER_THREAD", 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(3), raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    tensors = [torch.full((count,), count, dtype=torch.uint8) for count in (7, 90, 0, 1, 30, 2)]
+    process = beside(background_jobs.read)
+
+    places = Staging(process).copy(tensors)
+
+    assert end(started(process, places=places)).result() == [tensor.tolist() for tensor in tensors]
+
+
+@given(st.lists(st.integers(0, 50)), st.integers(1, 6))
+def test_shares_cover_the_tensors_in_order(lengths, parts):
+    shares = staging._shares(lengths, parts)
+
+    assert 1 <= len(shares) <= parts
+    assert [i for share in shares for i in range(len(lengths))[share]] == list(range(len(lengths)))
+
+
+@pytest.mark.parametrize(("ranks", "threads"), [("1", 4), ("2", 2), ("3", 1), ("8", 1)])
+def test_ranks_of_a_host_share_its_cores(monkeypatch, ranks, threads):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(5), raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+
+    assert staging._threads(1 << 30) == threads
+
+
 def test_copies_of_another_form_have_room(beside):
     process = beside(background_jobs.read)
-    staging = Staging(process)
+    copies = Staging(process)
     for count in (3, 70_000, 5):
         tensor = torch.full((count,), count % 256, dtype=torch.uint8)
-        found = end(started(process, places=staging.copy([tensor]))).result()
+        found = end(started(process, places=copies.copy([tensor]))).result()
         assert found == [[count % 256] * count]
 
 

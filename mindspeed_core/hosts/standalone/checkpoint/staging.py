@@ -5,7 +5,10 @@ It is kept for the next save of the same layout: getting memory from the system 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 
@@ -16,6 +19,9 @@ Pinned = Callable[[Sequence[int], torch.dtype], torch.Tensor]
 """Allocates host memory to which a device copies fast."""
 
 _ALIGNMENT = 64
+_MOST_THREADS = 4
+"""More copy no faster than memory can be read."""
+_LEAST_PER_THREAD = 8 << 20
 
 
 class Staging:
@@ -35,7 +41,6 @@ class Staging:
         self._copies: list[torch.Tensor] = []
         self.places: list[tuple[int, int]] = []
 
-    @torch.no_grad()
     def copy(self, tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
         """Copy tensors, contiguously; return offset and length of each in the shared memory.
 
@@ -45,8 +50,15 @@ class Staging:
         form = [(tensor.shape, tensor.dtype) for tensor in tensors]
         if form != self._form:
             self._allocate(form)
-        for copy, tensor in zip(self._copies, tensors):
-            copy.copy_(tensor, non_blocking=True)
+        # A device copies all at once; on the host a rank may have cores that nobody uses at this moment.
+        parts = 1 if self._pinned is not None else _threads(sum(length for _, length in self.places))
+        shares = _shares([length for _, length in self.places], parts)
+        copies = [partial(_copy, self._copies[share], tensors[share]) for share in shares]
+        with ThreadPoolExecutor(max_workers=len(shares)) as pool:
+            others = [pool.submit(copy) for copy in copies[1:]]
+            copies[0]()
+            for other in others:
+                other.result()
         return self.places
 
     @property
@@ -70,3 +82,28 @@ class Staging:
         pinned = self._pinned
         self._copies = self._shared if pinned is None else [pinned(shape, dtype) for shape, dtype in form]
         self._form = form
+
+
+@torch.no_grad()
+def _copy(copies: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    for copy, tensor in zip(copies, tensors):
+        copy.copy_(tensor, non_blocking=True)
+
+
+def _threads(size: int) -> int:
+    """Return how many threads copy ``size`` bytes on the host: those that this rank's cores carry."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    own = cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return max(1, min(own, _MOST_THREADS, size // _LEAST_PER_THREAD))
+
+
+def _shares(lengths: Sequence[int], parts: int) -> list[slice]:
+    """Cut a sequence of tensors into consecutive parts of about as many bytes each."""
+    total, done, begin = sum(lengths), 0, 0
+    shares: list[slice] = []
+    for end, length in enumerate(lengths, 1):
+        done += length
+        if done * parts >= total * (len(shares) + 1) and len(shares) < parts - 1:
+            shares.append(slice(begin, end))
+            begin = end
+    return [*shares, slice(begin, len(lengths))]
