@@ -209,9 +209,69 @@ def exchanges(root):
     return found
 
 
+def publications(root):
+    """Hold up, fail and leave the publishing of background saves on rank 0."""
+    import errno
+    import threading
+    from unittest import mock
+
+    import torch.distributed as dist
+
+    from mindspeed_core.errors import CheckpointError
+    from mindspeed_core.hosts.standalone.checkpoint import publish
+    from mindspeed_core.hosts.standalone.checkpoint.save import Saver
+
+    entered, gate, usual = threading.Event(), threading.Event(), publish.publish
+
+    def held(temporary, manifest):
+        entered.set()
+        gate.wait(60)
+        return usual(temporary, manifest)
+
+    def full(temporary, manifest):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def save_until_published_by(action, folder):
+        entered.clear(), gate.clear()
+        with mock.patch.object(publish, "publish", action):
+            save(run, folder)
+            saver = run.session.state(Saver)
+            # Every rank looks as often as the others.
+            there = [False] * run.dist.world_size
+            while not there[0]:
+                saver.poll(blocking=action is full)
+                dist.all_gather_object(there, entered.is_set())
+
+    def names():
+        dist.barrier()
+        return sorted(name for name in os.listdir(folder) if name[0] != ".")
+
+    run = open_run(SHARDED)
+    steps(run, 1)
+    found, folder = {}, root / "published"
+    save_until_published_by(held, folder)
+    steps(run, 1)
+    found["held"] = names()
+    dist.barrier()
+    gate.set()
+    poll(run)
+    found["let go"] = names()
+    steps(run, 1)
+    try:
+        save_until_published_by(full, folder)
+    except CheckpointError as error:
+        found["failed"] = str(error)
+    found["left"] = names(), [name for name in os.listdir(folder) if name.startswith(".tmp")]
+    save_until_published_by(held, folder)
+    gate.set()
+    close_run(run)
+    found["closed"] = inspect(folder)["iteration"]
+    return found
+
+
 def world(directory):
     root = Path(directory)
-    found = {"plans": plans(root), "exchanges": exchanges(root)}
+    found = {"plans": plans(root), "exchanges": exchanges(root), "publications": publications(root)}
     if int(os.environ["WORLD_SIZE"]) > 1:
         found["snapshots"] = snapshots(root)
     return found
@@ -248,3 +308,19 @@ def test_a_frozen_weight_that_is_left_out_is_not_saved(ranks):
 def test_a_save_with_a_known_plan_makes_one_exchange(ranks):
     wanted = ["all_reduce"] if len(ranks) > 1 else []
     assert [rank["exchanges"] for rank in ranks] == [{"sharded": wanted, "whole": wanted}] * len(ranks)
+
+
+def test_training_goes_on_while_rank_0_publishes(ranks):
+    for found in (rank["publications"] for rank in ranks):
+        assert found["held"] == []
+        assert found["let go"] == ["iter_0000001", "latest_checkpointed_iteration.txt"]
+
+
+def test_a_checkpoint_that_cannot_be_published_is_told_by_all_ranks_and_removed(ranks):
+    for found in (rank["publications"] for rank in ranks):
+        assert "no space left on the device" in found["failed"]
+        assert found["left"] == (["iter_0000001", "latest_checkpointed_iteration.txt"], [])
+
+
+def test_the_end_of_a_session_lets_a_checkpoint_be_published(ranks):
+    assert [rank["publications"]["closed"] for rank in ranks] == [3] * len(ranks)

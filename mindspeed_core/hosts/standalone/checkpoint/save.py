@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from mindspeed_core.hosts.standalone.checkpoint.collective import (
 )
 from mindspeed_core.hosts.standalone.checkpoint.destination import Destination, destination
 from mindspeed_core.hosts.standalone.checkpoint.model_arguments import model_arguments
+from mindspeed_core.hosts.standalone.checkpoint.publication import Publication
 from mindspeed_core.hosts.standalone.checkpoint.reasons import WorkerLost, reason_of
 from mindspeed_core.hosts.standalone.checkpoint.shard_files import Digests, ShardFile
 from mindspeed_core.hosts.standalone.checkpoint.shard_plan import (
@@ -87,18 +88,25 @@ class _Content:
     manifest: publish.Manifest
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Pending:
-    """A checkpoint on its way: its plan, this rank's files, and their writer or why there is none."""
+    """A checkpoint on its way: its plan, this rank's files, and their writer or why there is none.
+
+    ``publication`` is there once all ranks have written their files.
+    """
 
     target: _Target
     plan: ShardPlan
     files: list[ShardFile]
     writer: BackgroundProcess | WorkerLost
+    publication: Publication | None = None
 
     def abandon(self) -> None:
         _stop(self.writer)
-        self.target.destination.abandon()
+        if self.publication is not None and self.publication.succeeded():
+            self.target.destination.close()
+        else:
+            self.target.destination.abandon()
 
 
 class Saver:
@@ -149,6 +157,40 @@ class Saver:
         pending = self._pending
         if pending is None:
             return
+        try:
+            ended = self._advance(pending, blocking)
+        except BaseException:
+            self._pending = None
+            pending.abandon()
+            raise
+        if ended:
+            self._pending = None
+            pending.target.destination.close()
+
+    def _advance(self, pending: _Pending, blocking: bool) -> bool:
+        """Bring a checkpoint as far as it goes, or without waiting; return whether it is published."""
+        if pending.publication is None:
+            if not self._all_written(pending, blocking):
+                return False
+            pending.publication = Publication(_publishing(pending))
+            if not blocking:
+                return False
+        while True:
+            (any_runs,) = _on_any_rank(pending.publication.running())
+            if not any_runs:
+                break
+            if not blocking:
+                return False
+            pending.publication.wait(_LOOK_SECONDS)
+        on_first_rank(pending.target.what, pending.publication.result)
+        return True
+
+    def _all_written(self, pending: _Pending, blocking: bool) -> bool:
+        """Return whether the writers of all ranks have finished; wait for that where ``blocking``.
+
+        Raises:
+            CheckpointError: one of them has failed.
+        """
         writer, before = pending.writer, None
         while True:
             running = isinstance(writer, BackgroundProcess) and writer.running()
@@ -158,23 +200,17 @@ class Saver:
             if any_lost or not any_runs:
                 break
             if not blocking:
-                return
+                return False
             if any_moved:
                 # Whoever waits for a disk that writes does not hang.
                 self._waits.count += 1
             before = progress
             if isinstance(writer, BackgroundProcess):
                 writer.wait(_LOOK_SECONDS)
-        self._pending = None
-        try:
-            # After a failure nobody reads what the others write; they stop before the directory goes.
-            end = partial(_stop if running else _result, writer)
-            digests = on_all_ranks(pending.target.what, end)
-            assert digests is not None
-            _finish(pending.target, pending.plan, pending.files, digests)
-        except BaseException:
-            pending.abandon()
-            raise
+        # After a failure nobody reads what the others write; they stop before the directory goes.
+        end = partial(_stop if running else _result, writer)
+        on_all_ranks(pending.target.what, end)
+        return True
 
     def _write(self, run: Run, where: Destination, *, in_background: bool) -> None:
         what = where.what
@@ -351,10 +387,22 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 def _finish(target: _Target, plan: ShardPlan, files: list[ShardFile], digests: Digests) -> None:
     """Complete the index, describe every file and publish. Collective."""
+    everyones = _gathered(plan, files, digests)
+    on_first_rank(target.what, lambda: _publish(target, plan, everyones))
+    target.destination.close()
+
+
+def _publishing(pending: _Pending) -> Callable[[], None] | None:
+    """Return what publishes a checkpoint that all ranks have written, on rank 0. Collective."""
+    everyones = _gathered(pending.plan, pending.files, _result(pending.writer))
+    return partial(_publish, pending.target, pending.plan, everyones) if dist.get_rank() == 0 else None
+
+
+def _gathered(plan: ShardPlan, files: list[ShardFile], digests: Digests) -> list[Any]:
+    """Return the digests of all ranks' files and their places in the index, on rank 0. Collective."""
     everyones: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object((digests, plan.results(files)), everyones)
-    on_first_rank(target.what, lambda: _publish(target, plan, everyones or []))
-    target.destination.close()
+    return everyones or []
 
 
 def _publish(target: _Target, plan: ShardPlan, everyones: list[Any]) -> None:
