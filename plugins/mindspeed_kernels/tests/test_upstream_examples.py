@@ -1,6 +1,6 @@
 """The calls of MindSpeed's operator manuals: the same forms of arguments, on tensors of the host.
 
-Sizes are smaller. Lists of counts in two of its manuals add up to 33 of 32 rows; those are refused here.
+Sizes are smaller. Lists of counts in three of its manuals add up to 33 of 32 rows; those are refused here.
 """
 
 import numpy as np
@@ -69,6 +69,17 @@ def test_counts_that_do_not_add_up_are_refused_in_one_sentence():
             antiquant_offset=torch.rand(8, 32).half(),
             bias=None,
             group_list=counts,
+        )
+    rows, weight = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((32, 16), (8, 16, 24)))
+    with pytest.raises(ContractError, match=r"npu_quant_gmm_v2: .* must cover all 32 rows, covers 33"):
+        quant_gmm.npu_quant_gmm_v2(
+            rows,
+            weight,
+            torch.rand(8, 24),
+            per_token_scale=torch.rand(32),
+            bias=None,
+            group_list=counts,
+            output_dtype=torch.float16,
         )
 
 
