@@ -154,6 +154,7 @@ def _number_fits(a: Arguments) -> bool:
 
 
 _MAP = of_dtypes("routing_map", 2, "routing_map is [T, E], bool or int8", _MAPS)
+_PROBS = of_dtypes("probs", 2, "probs [T, E] floating")
 _INDICES = of_dtypes("sorted_indices", 1, "sorted_indices is int32 with one dimension", (torch.int32,))
 _SIZES = Rule(
     "there are tokens and experts, fewer than 16777215 of each",
@@ -165,7 +166,7 @@ PERMUTE = Kernel(
     rules=(
         of_dtypes("tokens", 2, "tokens [T, h] floating"),
         _MAP,
-        of_dtypes("probs", 2, "probs [T, E] floating"),
+        _PROBS,
         one_dtype("tokens", "probs"),
         Rule("tokens and probs have the tokens of routing_map, probs its experts",
              lambda a: a["tokens"].shape[0] == a["routing_map"].shape[0]
@@ -224,7 +225,7 @@ UNPERMUTE = Kernel(
     rules=(
         of_dtypes("permuted_tokens", 2, "permuted_tokens [rows, h] floating"),
         _INDICES,
-        of_dtypes("probs", 2, "probs [T, E] floating"),
+        _PROBS,
         one_dtype("permuted_tokens", "probs"),
         _MAP,
         Rule("rows are those of sorted_indices, as wide as restore_shape",
