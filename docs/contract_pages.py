@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tables import code, codes, table
 
-from mindspeed_testing.npu.contracts import read_record
+from mindspeed_testing.npu.contracts import UNUSED, read_record
 from mindspeed_testing.npu.kernels import all_kernels
-from mindspeed_testing.npu.kernels.contract import SOCS, Kernel, Source
+from mindspeed_testing.npu.kernels.contract import SOCS, Kernel, Rule, Source
 from mindspeed_testing.npu.sources import api_uses
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,9 +23,10 @@ INTRODUCTION = (
     "For each operation of torch_npu that the core or a plugin of this repository calls, a *contract* says "
     "from the vendor's published sources what the kernel accepts, computes and leaves unwritten. The value "
     "device (see [NPU code without an NPU](../npu-conformance.md)) refuses a call that breaks a rule, and "
-    "computes the others in float64 by formulas of its own. Names in the last column are tests that computed "
-    "with the contract. A call whose contract is not written says so: what a device does with it is not "
-    "known here.",
+    "computes the others in float64 by formulas of its own; a fake device, which has no numbers, refuses a "
+    "call that breaks one about shapes, dtypes, strides or options. Names in the last column are tests that "
+    "computed with the contract. A call whose contract is not written says so: what a device does with it is "
+    "not known here.",
 )
 
 
@@ -45,6 +46,7 @@ def npu_contracts_page() -> str:
             for name, operation in sorted(called.items())
         ),
     )
+    lines += ["", _unused()]
     inner = sorted(set(kernels) - set(called.values()))
     lines += ["", "## Operations that torch_npu calls itself", ""]
     lines += ["Backward kernels, and what it puts in the place of PyTorch's own operations.", ""]
@@ -64,6 +66,15 @@ def npu_contracts_page() -> str:
     others = {name: where for name, where in places.items() if name not in called}
     lines += table(("name", "used in"), ((code(name), codes(others[name])) for name in sorted(others)))
     return "\n".join(lines)
+
+
+def _unused() -> str:
+    """The sentence about kernels that nothing calls."""
+    kinds = "; ".join(f"{what} ({codes(names)})" for what, names in UNUSED.items())
+    return (
+        f"torch_npu 2.13 has more kernels for large models, which nothing here calls: {kinds}. Their "
+        "contracts are not written."
+    )
 
 
 def _places() -> dict[str, list[str]]:
@@ -120,7 +131,10 @@ def _cited(found: Iterable[Source]) -> str:
 def _rules(kernel: Kernel) -> list[str]:
     if not kernel.rules:
         return ["Takes every call."]
-    return [
-        f"- {rule.text}" + ("" if rule.socs == SOCS else f" ({', '.join(rule.socs)})")
-        for rule in kernel.rules
-    ]
+    return [f"- {rule.text}{_limits(rule)}" for rule in kernel.rules]
+
+
+def _limits(rule: Rule) -> str:
+    limits = [] if rule.socs == SOCS else list(rule.socs)
+    limits += ["by numbers"] if rule.of_values else []
+    return f" ({', '.join(limits)})" if limits else ""

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from mindspeed_core.errors import ArgumentError, UserError
 from mindspeed_core.platforms.fake.answers import UnknownNumber
@@ -14,6 +15,8 @@ from mindspeed_core.platforms.fake.balanced import balanced_map
 from mindspeed_core.platforms.fake.platform import FakePlatform
 from mindspeed_core.platforms.fake.position import fake_position
 from mindspeed_core.platforms.fake.tensors import AnsweringMode, ShapesOnly, reading_patches, shapes_only
+from mindspeed_core.platforms.fake.world import world_patches
+from mindspeed_core.platforms.platform import Position
 from mindspeed_core.platforms.selection import check_dry_run_flags, choose_platform, requested_platform
 from mindspeed_core.registry import Registry
 from mindspeed_core.runtime.patches import PatchLedger
@@ -84,6 +87,24 @@ def test_fake_npu_says_what_it_needs(monkeypatch):
 
     with pytest.raises(UserError, match="--platform fake"):
         choose_platform("fake-npu", Registry.discover())
+
+
+def test_a_world_starts_without_its_peers_where_its_function_was_wrapped_before(monkeypatch):
+    # As torch_npu's transfer of cuda names wraps it, for good.
+    original = dist.init_process_group
+    wrapped = lambda *args, **options: original(*args, **options)  # noqa: E731
+    monkeypatch.setattr(dist, "init_process_group", wrapped)
+    ledger = PatchLedger()
+    ledger.apply(world_patches(Position(3, 8, 0)), owner="test")
+    try:
+        dist.init_process_group("gloo")
+        assert (dist.get_rank(), dist.get_world_size()) == (3, 8)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        ledger.revert()
+
+    assert dist.init_process_group is wrapped
 
 
 def test_integers_that_follow_from_known_ones_are_known():

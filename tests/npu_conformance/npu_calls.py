@@ -10,6 +10,7 @@ import torch
 import torch_npu
 
 from mindspeed_testing.npu import ApiUse, Call, fake_npu, run_call, run_calls
+from mindspeed_testing.npu.kernels.contract import Kernel, KernelRefusal
 from mindspeed_testing.npu.plugin import never_ran
 
 
@@ -63,6 +64,45 @@ def test_all_calls_are_run_and_all_failures_told_together():
     assert set(run_calls([good])) == {"good"}
     with pytest.raises(AssertionError, match=r"(?s)2 call\(s\) failed.*bad: .*worse: AttributeError"):
         run_calls([bad, good, worse])
+
+
+def rotated(npu, width):
+    return torch_npu.npu_rotary_mul(*(npu.tensor(2, 1, 1, width) for _ in range(3)))
+
+
+def test_every_call_is_held_to_the_shapes_of_its_contract():
+    with fake_npu() as npu:
+        rotated(npu, 64)
+        with pytest.raises(KernelRefusal, match="npu_rotary_mul on Ascend 910B: the last dimension is below"):
+            rotated(npu, 896)
+        assert rotated(npu, 64).shape == (2, 1, 1, 64)
+    with fake_npu(rules=False) as npu:
+        assert rotated(npu, 896).shape == (2, 1, 1, 896)
+
+
+def test_calls_of_the_same_shapes_dtypes_and_options_are_judged_once(monkeypatch):
+    judged, check = [], Kernel.check
+    monkeypatch.setattr(
+        Kernel,
+        "check",
+        lambda kernel, *args, **options: judged.append(kernel) or check(kernel, *args, **options),
+    )
+    with fake_npu() as npu:
+        for shape in ((2, 4), (2, 4), (4, 4)):
+            swiglu(npu.tensor(*shape))
+        swiglu(npu.tensor(2, 4, dtype=torch.float32))
+        torch_npu.npu_swiglu(npu.tensor(2, 4), dim=0)
+    assert len(judged) == 4
+
+
+def test_rules_about_numbers_are_left_to_devices_that_have_them():
+    with fake_npu() as npu:
+        ends = npu.tensor(2, dtype=torch.int64)
+        x, weight = npu.tensor(8, 16), npu.tensor(2, 16, 4)
+        options = {"group_list": ends, "split_item": 3, "group_type": 0}
+        assert torch_npu.npu_grouped_matmul([x], [weight], **options)[0].shape == (8, 4)
+        with pytest.raises(KernelRefusal, match=r"x \[m, k\] and weight \[E, k, n\]"):
+            torch_npu.npu_grouped_matmul([x], [npu.tensor(2, 8, 4)], **options)
 
 
 def test_operations_are_counted_per_context():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 import torch
 import torch_npu
 
 from mindspeed_testing.npu import Call, fake_npu, run_call, run_calls
+from mindspeed_testing.npu.contracts import UNUSED
+from mindspeed_testing.npu.kernels import all_kernels
 
 
 def attention_inputs(npu, layout="BNSD", **kwargs):
@@ -127,7 +131,7 @@ def test_the_second_attention_takes_values_to_be_as_wide_as_queries():
 
 
 def test_shape_functions_accept_layouts_and_dtypes_that_do_not_exist():
-    with fake_npu() as npu:
+    with fake_npu(rules=False) as npu:
         q, k, v = attention_inputs(npu)
         torch_npu.npu_fusion_attention(q, k.float(), v, 4, "NOPE")
         torch_npu.npu_rotary_mul(npu.tensor(4, 8, 16), npu.tensor(1, 1, 16), npu.tensor(1, 1, 16))
@@ -153,3 +157,13 @@ def test_permute_with_a_routing_map_counts_tokens_without_their_copies():
         tokens, routing = npu.tensor(6, 8), npu.tensor(6, 4, dtype=torch.bool)
         permuted = torch_npu.npu_moe_token_permute_with_routing_map(tokens, routing)[0]
         assert permuted.shape[0] == 6
+
+
+@pytest.mark.parametrize("name", chain.from_iterable(UNUSED.values()))
+def test_kernels_that_nothing_here_calls_exist_without_a_contract(name):
+    assert hasattr(torch.ops.npu, name)
+    assert f"npu::{name}" not in all_kernels()
+
+
+def test_sparse_attention_with_shared_keys_and_values_has_no_kernel():
+    assert [name for name in dir(torch_npu) if "shared_kv" in name or "sharedkv" in name] == []

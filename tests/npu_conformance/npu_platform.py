@@ -10,7 +10,7 @@ import torch
 from mindspeed_core.cli.doctor.probe import probe
 from mindspeed_core.platforms.npu import NpuPlatform
 from mindspeed_core.runtime.patches import PatchLedger
-from mindspeed_testing.npu import fake_npu
+from mindspeed_testing.npu import fake_npu, fake_world
 
 REFUSED = "507899"
 
@@ -46,6 +46,12 @@ def test_the_type_of_a_tensor_is_told_to_megatron_in_its_words(platform):
             assert type_of(npu.tensor(2)) != "torch.cuda.BFloat16Tensor"
     finally:
         ledger.revert()
+
+
+def test_a_world_without_peers_starts_after_cuda_names_were_transferred(platform):
+    platform.patches()
+    with fake_world(4, rank=1) as group:
+        assert (group.rank(), group.size()) == (1, 4)
 
 
 def test_devices_and_dtypes(platform):

@@ -109,6 +109,9 @@ def world_patches(position: Position) -> tuple[Patch, ...]:
             new=wrapper,
             kind="wrap",
             reason="the other ranks of the world do not exist",
+            # torch_npu's transfer of cuda names wraps what this package holds, and goes past a patch of the
+            # module that defines it.
+            also=(f"torch.distributed:{name}",),
         )
         for name, wrapper in {"init_process_group": started_at(position), **_WRAPPERS}.items()
     )

@@ -1,1 +1,1 @@
-"""Put this folder on the path, so that the tests for NPUs below it find the package `differential` too."""
+"""Put this folder on the path: the tests for NPUs below it find `differential` and `device_kernels` too."""

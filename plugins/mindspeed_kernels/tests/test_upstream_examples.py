@@ -1,6 +1,6 @@
 """The calls of MindSpeed's operator manuals: the same forms of arguments, on tensors of the host.
 
-Sizes are smaller. Lists of counts in two of its manuals add up to 33 of 32 rows; those are refused here.
+Sizes are smaller. Lists of counts in three of its manuals add up to 33 of 32 rows; those are refused here.
 """
 
 import numpy as np
@@ -25,6 +25,8 @@ from mindspeed_kernels.ops.npu_groupmatmul_add import npu_groupmatmul_add_fp32
 from mindspeed_kernels.ops.npu_matmul_add import npu_matmul_add_fp32
 from mindspeed_kernels.ops.npu_mm_all_reduce_add_rms_norm import npu_mm_all_reduce_add_rms_norm
 from mindspeed_kernels.ops.npu_mm_all_reduce_add_rms_norm_ import npu_mm_all_reduce_add_rms_norm_
+from mindspeed_kernels.ops.npu_moe_token_permute import npu_moe_token_permute
+from mindspeed_kernels.ops.npu_moe_token_unpermute import npu_moe_token_unpermute
 from mindspeed_kernels.ops.npu_ring_attention_update import npu_ring_attention_update
 from mindspeed_kernels.ops.npu_rotary_position_embedding import npu_rotary_position_embedding
 
@@ -70,6 +72,17 @@ def test_counts_that_do_not_add_up_are_refused_in_one_sentence():
             bias=None,
             group_list=counts,
         )
+    rows, weight = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((32, 16), (8, 16, 24)))
+    with pytest.raises(ContractError, match=r"npu_quant_gmm_v2: .* must cover all 32 rows, covers 33"):
+        quant_gmm.npu_quant_gmm_v2(
+            rows,
+            weight,
+            torch.rand(8, 24),
+            per_token_scale=torch.rand(32),
+            bias=None,
+            group_list=counts,
+            output_dtype=torch.float16,
+        )
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -97,6 +110,30 @@ def test_quantized_grouped_products(transposed, counted):
     result = function(rows, used, antiquant[0], antiquant_offset=antiquant[1], bias=None, group_list=groups)
     first = (used[0].float() + antiquant[1][0].float()) * antiquant[0][0].float()
     close(result[:1], rows[:1].float() @ first, 2e-2)
+
+
+def test_tokens_are_permuted_by_expert():
+    tokens = (
+        torch.tensor([[1, 1, 1], [2, 2, 2], [3, 3, 3], [0, 0, 0]]).to(torch.bfloat16).requires_grad_(True)
+    )
+    indices = torch.tensor([[0, 4], [4, 3], [4, 2], [1, 1]])
+    permuted_tokens, sorted_indices = npu_moe_token_permute(tokens, indices, indices.numel())
+    permuted_tokens.backward(torch.ones(permuted_tokens.shape).to(torch.bfloat16))
+    assert permuted_tokens[:, 0].tolist() == [1, 0, 0, 3, 2, 1, 2, 3]
+    assert sorted_indices.tolist() == [0, 5, 6, 4, 7, 3, 1, 2]
+    assert tokens.grad.eq(2).all()
+
+
+def test_permuted_tokens_come_back_with_their_probabilities():
+    values = torch.tensor([1.0, 0.0, 0.0, 3.0, 2.0, 1.0, 2.0, 3.0])
+    permuted_tokens = values.unsqueeze(1).repeat(1, 3).to(torch.bfloat16).requires_grad_(True)
+    sorted_indices = torch.tensor([0, 6, 7, 5, 3, 1, 2, 4], dtype=torch.int32)
+    probs = (torch.ones(4, 2, dtype=torch.int64) / 2).to(torch.bfloat16).requires_grad_(True)
+    unpermuted_tokens = npu_moe_token_unpermute(permuted_tokens, sorted_indices, probs=probs)
+    unpermuted_tokens.backward(torch.ones(unpermuted_tokens.shape).to(torch.bfloat16))
+    assert unpermuted_tokens[:, 0].tolist() == [1.5, 2.0, 1.5, 1.0]
+    assert permuted_tokens.grad.eq(0.5).all()
+    assert torch.equal(probs.grad.flatten(), 3 * values[sorted_indices.long()].to(torch.bfloat16))
 
 
 @pytest.mark.parametrize("tokens", ["none", "expert_tokens", "expert_tokens_index"])

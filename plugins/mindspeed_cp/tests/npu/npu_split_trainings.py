@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from mindspeed_core.feature import Feature
 from mindspeed_cp.features import DECLARATIONS
-from mindspeed_testing.npu import assert_equals_cpu
+from mindspeed_testing.npu import assert_equals_cpu, device_scenarios
 from mindspeed_testing.npu.kernels.contract import SOCS
 
 QUICK = ("ring", "ulysses", "fetched", "documents-ring", "fused-update", "by-token")
+TRAININGS = device_scenarios(DECLARATIONS, always=QUICK)
 
 
-def trainings():
-    """The scenarios of at most two ranks that are no matter of checkpoints."""
-    for feature in DECLARATIONS:
-        if not (isinstance(feature, type) and issubclass(feature, Feature)):
-            continue
-        for scenario in feature.verify:
-            if scenario.world_size > 2 or scenario.resume is not None:
-                continue
-            marks = () if scenario.name in QUICK else (pytest.mark.thorough,)
-            yield pytest.param(feature.name, scenario, id=f"{feature.name}-{scenario.name}", marks=marks)
-
-
-@pytest.mark.parametrize(("feature", "scenario"), trainings())
+@pytest.mark.parametrize(("feature", "scenario"), TRAININGS)
 def test_split_sequences_train_as_the_cpu(feature, scenario):
     training = assert_equals_cpu(scenario, tolerance=max(scenario.tolerance, 2e-5))
     assert feature in training.side.features
@@ -34,7 +22,7 @@ def test_split_sequences_train_as_the_cpu(feature, scenario):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("soc", [soc for soc in SOCS if soc != "910B"])
-@pytest.mark.parametrize(("feature", "scenario"), [param for param in trainings() if not param.marks])
+@pytest.mark.parametrize(("feature", "scenario"), [param for param in TRAININGS if not param.marks])
 def test_split_sequences_train_as_the_cpu_on_other_generations(feature, scenario, soc):
     training = assert_equals_cpu(scenario, soc=soc, tolerance=max(scenario.tolerance, 2e-5))
     assert feature in training.side.features

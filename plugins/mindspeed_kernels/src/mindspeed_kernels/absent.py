@@ -28,8 +28,9 @@ ABSENT: Mapping[str, str] = {
     "all2all_grouped_matmul": _EXCHANGE,
     "grouped_matmul_all2all": _EXCHANGE,
     "npu_quant_group_gemm": (
-        "training in MX formats, float8 with a shared exponent, is not here; use npu_gmm in bfloat16, or "
-        "npu_quant_gmm for int8 without gradients"
+        "training in MX formats, float8 with a shared exponent, is not here, and of the kernels that "
+        "torch_npu 2.13 has for them no contract is written; use npu_gmm in bfloat16, or npu_quant_gmm for "
+        "int8 without gradients"
     ),
     "W4A8GMMFunction": (
         "training with 4-bit weights is not here; use npu_gmm, or npu_weight_quant_gmm for int8 weights "

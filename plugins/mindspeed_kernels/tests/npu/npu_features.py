@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from device_kernels import IN_FLOAT32
 
 from mindspeed_core.feature import Feature
 from mindspeed_core.testing.model_flags import training_flags
@@ -10,15 +11,9 @@ from mindspeed_kernels.features import DECLARATIONS
 from mindspeed_testing.npu import shape_only_training
 
 KERNELS = {
-    "fused-rmsnorm": ("npu_rms_norm", "npu_rms_norm_backward"),
-    "fused-swiglu": ("npu_swiglu", "npu_swiglu_backward"),
-    "fused-rope": ("npu_rotary_mul", "npu_rotary_mul_backward"),
-    "flash-attn": ("npu_fusion_attention", "npu_fusion_attention_grad"),
-    "fusion-attn-v2": ("npu_fusion_attention_v2", "npu_fusion_attention_grad_v2"),
-    "alibi": ("npu_fusion_attention_v2", "npu_fusion_attention_grad_v2"),
+    **IN_FLOAT32,
     "masked-softmax": ("npu_scaled_masked_softmax", "npu_scaled_masked_softmax_backward"),
     "matmul-add": ("_npu_matmul_add_fp32",),
-    "grouped-experts": ("npu_grouped_matmul",),
     "gmm-add": ("npu_grouped_matmul_add_",),
 }
 """Operations of the device that must have run for a feature to be what its name says."""

@@ -14,7 +14,7 @@ from mindspeed_testing.npu import fake_npu
 
 @pytest.fixture
 def npu():
-    with fake_npu() as fake:
+    with fake_npu(rules=False) as fake:
         yield fake
 
 

@@ -83,6 +83,22 @@ def test_where_the_kernel_writes_nothing_the_operator_has_its_result():
         assert rows.grad.shape == (0, 3)
 
 
+def test_more_copies_than_the_kernel_sorts_are_sorted_without_it_also_after_fewer():
+    with value_device() as device:
+        for copies in (2, 600, 2):
+            tokens = torch.rand(2, 4, device="npu")
+            routing_map = torch.ones(2, copies, dtype=torch.bool, device="npu")
+            probs = torch.rand(2, copies, device="npu")
+            given = {"probs": probs, "routing_map": routing_map}
+            rows, _, where = npu_moe_token_permute_with_routing_map(
+                tokens, **given, num_out_tokens=2 * copies
+            )
+            back = npu_moe_token_unpermute_with_routing_map(rows, where, (2, 4), **given)
+            torch.testing.assert_close(back, tokens * probs.sum(1, keepdim=True))
+        assert device.count("npu_moe_token_permute_with_routing_map") == 2
+        assert device.count("_npu_moe_token_unpermute_with_routing_map") == 2
+
+
 @pytest.mark.parametrize("soc", ["310P", "950"])
 def test_generations_without_the_kernels_are_served_by_the_reference(soc):
     # Every call is judged anew: a process does not meet two generations otherwise.

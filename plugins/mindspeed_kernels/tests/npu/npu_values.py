@@ -61,6 +61,31 @@ def test_scores_of_another_size_do_not_decide_for_the_next_ones():
         assert device.count("npu_scaled_masked_softmax") == 2
 
 
+def test_a_width_that_the_rotary_kernel_lacks_does_not_decide_for_the_next_ones():
+    from mindspeed_kernels.ops.npu_rotary_position_embedding import npu_rotary_position_embedding
+
+    with value_device() as device:
+        for width in (896, 8, 896, 8):
+            x, cos, sin = (torch.full((2, 1, 1, width), value, device="npu") for value in (1.0, 3.0, 2.0))
+            first, second = npu_rotary_position_embedding(x, cos, sin).chunk(2, -1)
+            assert (first.unique().tolist(), second.unique().tolist()) == ([1.0], [5.0])
+        assert device.count("npu_rotary_mul") == 2
+
+
+def test_heads_wider_than_the_attention_kernel_knows_are_attended_without_it_in_both_directions():
+    from mindspeed_kernels.ops import fusion_attention
+
+    with value_device() as device:
+        for width in (16, 784, 16, 784):
+            query = torch.ones(1, 1, 4, width, device="npu", requires_grad=True)
+            context = fusion_attention.npu_fusion_attention(query, query, query, 1, "BNSD")[0]
+            context.sum().backward()
+            torch.testing.assert_close(context.detach(), query.detach())
+            assert query.grad.isfinite().all()
+        kernels = ("npu_fusion_attention", "npu_fusion_attention_grad")
+        assert [device.count(kernel) for kernel in kernels] == [2, 2]
+
+
 def test_a_single_group_of_8_bit_rows_is_multiplied_by_the_kernel():
     from mindspeed_kernels.ops import npu_quant_gmm
 

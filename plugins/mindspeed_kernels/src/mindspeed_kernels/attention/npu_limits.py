@@ -1,7 +1,7 @@
 """The calls that the fused kernel of Ascend devices refuses, or would answer with wrong numbers.
 
-They are what the kernel's tiling and its gradients ask for. Both directions judge alike, so that gradients
-are computed where the context was: dropped weights of one are unknown to the other.
+They are what the kernel's tiling and its gradients ask for, and every call is judged. Both directions judge
+alike, so that gradients are computed where the context was: dropped weights of one are unknown to the other.
 """
 
 from __future__ import annotations
@@ -13,23 +13,11 @@ import torch
 
 from mindspeed_kernels.attention.arguments import Inputs, Options
 from mindspeed_kernels.attention.bias import COMPRESSED_ROWS
-from mindspeed_kernels.call import Call, TensorFacts
 
 logger = logging.getLogger("mindspeed_kernels.ops")
 
 _LARGEST_WIDTH, _MOST_HEADS = 768, 256
 _MOST_SEQUENCES, _MOST_PREFIXES = 1024, 32
-
-
-def npu_limits(call: Call) -> str:
-    """Return why the kernel cannot serve a call; empty when it can."""
-    query = call["query"]
-    if isinstance(query, TensorFacts) and query.shape is not None:
-        layout = call["input_layout"].upper()
-        width = query.shape[-1] // call["head_num"] if layout in ("SBH", "BSH") else query.shape[-1]
-        if width > _LARGEST_WIDTH:
-            return f"heads are {width} wide, the kernel knows up to {_LARGEST_WIDTH}"
-    return ""
 
 
 def kernel_refusal(inputs: Inputs, options: Options) -> str:
@@ -41,6 +29,8 @@ def kernel_refusal(inputs: Inputs, options: Options) -> str:
         return "its backward takes a sink for float16 and bfloat16 only"
     if not (query.numel() and key.numel()):
         return "its backward refuses empty tensors"
+    if query.shape[-1] > _LARGEST_WIDTH:
+        return f"it knows heads up to {_LARGEST_WIDTH} wide, got {query.shape[-1]}"
     if options.head_num > _MOST_HEADS:
         return f"it knows up to {_MOST_HEADS} heads, got {options.head_num}"
     if options.sparse_mode in (5, 6) and query.shape[0] > _MOST_PREFIXES:

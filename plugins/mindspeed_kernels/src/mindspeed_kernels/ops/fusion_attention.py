@@ -23,7 +23,7 @@ from mindspeed_kernels.attention.arguments import (
 from mindspeed_kernels.attention.blockwise import BlockwiseAttention
 from mindspeed_kernels.attention.cuda import flash_attention, flash_limits, flex_limits
 from mindspeed_kernels.attention.layouts import LAYOUTS, from_bnsd
-from mindspeed_kernels.attention.npu_limits import kernel_refusal, npu_limits, warn_of
+from mindspeed_kernels.attention.npu_limits import kernel_refusal, warn_of
 from mindspeed_kernels.attention.packed_ends import at_ends, used_ends
 from mindspeed_kernels.attention.reference import dense_attention
 from mindspeed_kernels.attention.service import npu_attention
@@ -268,7 +268,6 @@ def _flex(
     priority=10,
     available=kernel_of_training_devices,
     contract=(Dtype("query", NPU_FLOATING),),
-    supports=npu_limits,
 )
 @at_ends
 def _npu(query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str, **given: Any) -> Result:

@@ -6,6 +6,7 @@ second form, ``drop_and_pad``, in which every expert has a fixed number of rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from mindspeed_kernels.ops.signatures import with_signature_of
 NAME = "npu_moe_token_permute_with_routing_map"
 MAPS = (torch.bool, torch.int8)
 """The dtypes of routing maps."""
-_MOST_COPIES, _MOST_INDICES = 511, 16777214
+MOST_COPIES, _MOST_INDICES = 511, 16777214
 """Experts of a token, and indices, that the kernel sorts."""
 Permuted = tuple[Tensor, Tensor | None, Tensor]
 """Rows, their probabilities, and the indices."""
@@ -119,13 +120,18 @@ def _number_missing(call: Call) -> tuple[Any, Any] | None:
     return None if call.given("num_out_tokens") else (None, "tokens times experts of each")
 
 
-def _too_many(call: Call) -> tuple[Any, Any] | None:
+def _too_many(call: Call) -> tuple[int, int] | None:
     shape, number = call["routing_map"].shape, call["num_out_tokens"]
     if shape is None or not isinstance(number, int):
         return None
-    if not call["drop_and_pad"] and number // max(1, shape[0]) > _MOST_COPIES:
-        return number // shape[0], _MOST_COPIES
-    largest = max(*shape, 0 if call["drop_and_pad"] else number)
+    return _beyond(shape, number, call["drop_and_pad"])
+
+
+def _beyond(shape: Sequence[int], number: int, drop_and_pad: bool) -> tuple[int, int] | None:
+    """Return a size that the kernel does not sort, with the largest that it does."""
+    if not drop_and_pad and number // max(1, shape[0]) > MOST_COPIES:
+        return number // shape[0], MOST_COPIES
+    largest = max(*shape, 0 if drop_and_pad else number)
     return (largest, _MOST_INDICES) if largest > _MOST_INDICES else None
 
 
@@ -198,12 +204,14 @@ def _npu(
     routing_map = routing_map.bool()
     count = rows_per_expert if drop_and_pad else copies_per_token
     of_each = count(NAME, routing_map, num_out_tokens)
-    if not (tokens.numel() and routing_map.numel() and of_each):
-        # The kernel would leave the indices unwritten.
+    number = of_each * routing_map.shape[1 if drop_and_pad else 0]
+    if not (tokens.numel() and routing_map.numel() and number) or _beyond(
+        routing_map.shape, number, drop_and_pad
+    ):
+        # The kernel would leave the indices unwritten, or sort them wrongly without a word.
         return npu_moe_token_permute_with_routing_map_reference(
             tokens, routing_map, probs=probs, num_out_tokens=num_out_tokens, drop_and_pad=drop_and_pad
         )
-    number = of_each * routing_map.shape[1 if drop_and_pad else 0]
     along = probs if probs is not None and probs.dtype == tokens.dtype else None
     permuted: Permuted = PermuteOnNpu.apply(tokens, routing_map, along, number, drop_and_pad)
     rows, weights, where = permuted

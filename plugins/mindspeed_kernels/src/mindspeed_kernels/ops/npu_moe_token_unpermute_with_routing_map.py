@@ -14,6 +14,7 @@ from torch import Tensor
 from mindspeed_kernels.contract import NPU_FLOATING, ContractError, Dtype, Rank, SameDtype, SameShape
 from mindspeed_kernels.ops.npu_moe_token_permute_with_routing_map import (
     MAPS,
+    MOST_COPIES,
     maps_missing,
     npu_moe_token_permute_with_routing_map,
 )
@@ -190,6 +191,10 @@ def _npu(
     if not permuted_tokens.numel():
         # The kernel would leave the result unwritten.
         return permuted_tokens.new_zeros(tuple(restore_shape)) + permuted_tokens.sum()
+    if probs is not None and not drop_and_pad and copies > MOST_COPIES:
+        return npu_moe_token_unpermute_with_routing_map_reference(
+            permuted_tokens, sorted_indices, restore_shape, probs=probs, routing_map=routing_map
+        )
     if routing_map is not None:
         routing_map = routing_map.bool()
     if probs is not None and routing_map is not None and not drop_and_pad:

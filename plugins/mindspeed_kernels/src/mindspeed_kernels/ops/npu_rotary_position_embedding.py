@@ -22,6 +22,8 @@ from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
 _CACHED_ELEMENTS = 1 << 19
 """Elements of the input that a CPU rotates at a time."""
+_TOO_WIDE = 896
+"""The width from which on the kernel of NPUs refuses a head."""
 
 
 def npu_rotary_position_embedding_reference(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:
@@ -135,6 +137,13 @@ def _broadcasts(name: str) -> Holds:
     return Holds(name, "must have the sizes of x, or 1 in any dimension but the last", judge)
 
 
+def _key(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> tuple[Any, ...]:
+    # The kernel of NPUs rotates some widths only, and an odd one would be rotated wrongly without an error.
+    width = x.shape[-1] if x.ndim else 0
+    tables = cos.dtype, cos.ndim, sin.dtype, sin.ndim
+    return x.device, x.dtype, x.ndim, width < _TOO_WIDE, width % 2, tables, mode
+
+
 def _samples(make: Make) -> list[Sample]:
     angles = make(7, 1, 1, 8)
     return [Sample((make(7, 2, 3, 8), angles.cos(), angles.sin(), mode)) for mode in (0, 1)] + [
@@ -157,6 +166,7 @@ npu_rotary_position_embedding = Operator(
         _broadcasts("sin"),
         Choice("mode", (0, 1)),
     ),
+    key=_key,
     saved="cosine and sine; the input where those need gradients",
     samples=_samples,
 )
@@ -172,16 +182,19 @@ def _cpu(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:
 
 def _in_kernel_range(call: Call) -> tuple[Any, Any] | None:
     x = call["x"]
-    if x.shape is None or x.shape[-1] < 896:
+    if x.shape is None or x.shape[-1] < _TOO_WIDE:
         return None
-    return x.shape[-1], 894
+    return x.shape[-1], _TOO_WIDE - 2
 
 
 @npu_rotary_position_embedding.backend(
     "npu",
     ("npu",),
     available=kernel_of_training_devices,
-    contract=(Dtype("x", NPU_FLOATING), Holds("x", "last dimension must be below 896", _in_kernel_range)),
+    contract=(
+        Dtype("x", NPU_FLOATING),
+        Holds("x", f"last dimension must be below {_TOO_WIDE}", _in_kernel_range),
+    ),
 )
 def _npu(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:
     import torch_npu

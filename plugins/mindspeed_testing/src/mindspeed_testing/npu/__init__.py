@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mindspeed_testing.npu.calls import Call, CallResult, run_call, run_calls
     from mindspeed_testing.npu.device import ValueDevice, value_device
     from mindspeed_testing.npu.fake import FakeNpu, fake_npu
+    from mindspeed_testing.npu.scenarios import device_scenarios
     from mindspeed_testing.npu.schemas import compare_snapshot, schema_snapshot
     from mindspeed_testing.npu.sources import ApiUse, api_uses
     from mindspeed_testing.npu.stubs import Stubs, build_stubs
@@ -31,6 +32,7 @@ _NAMES = {
     "calls": ("Call", "CallResult", "run_call", "run_calls"),
     "device": ("ValueDevice", "value_device"),
     "fake": ("FakeNpu", "fake_npu"),
+    "scenarios": ("device_scenarios",),
     "schemas": ("compare_snapshot", "schema_snapshot"),
     "sources": ("ApiUse", "api_uses"),
     "stubs": ("Stubs", "build_stubs"),
@@ -53,6 +55,7 @@ __all__ = [
     "assert_equals_cpu",
     "build_stubs",
     "compare_snapshot",
+    "device_scenarios",
     "fake_npu",
     "fake_world",
     "run_call",

@@ -9,6 +9,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+UNUSED = {
+    "the lightning indexer of sparse attention": ("npu_lightning_indexer",),
+    "the gradient of its KL loss": (
+        "npu_sparse_lightning_indexer_grad_kl_loss",
+        "npu_dense_lightning_indexer_grad_kl_loss",
+    ),
+    "sparse flash attention": ("npu_sparse_flash_attention", "npu_sparse_flash_attention_grad"),
+    "grouped products with an exchange between ranks": ("npu_alltoallv_gmm", "npu_gmm_alltoallv"),
+    "quantization to MX formats": ("npu_dynamic_mx_quant", "npu_grouped_dynamic_mx_quant"),
+}
+"""Kernels of torch_npu for large models that nothing here calls, so that no contract of them is written."""
+
 
 def untested() -> list[str]:
     """Return what is wrong with the kernels themselves, one line each: no test, or no published source."""

@@ -28,6 +28,7 @@ from mindspeed_testing.npu.generator import HostRandom, draws, generator_of
 from mindspeed_testing.npu.host_formulas import FORMULAS, recording_gradients
 from mindspeed_testing.npu.kernels import all_kernels
 from mindspeed_testing.npu.kernels.contract import Arguments, Kernel, unwritten
+from mindspeed_testing.npu.shape_rules import bound_arguments
 from mindspeed_testing.npu.soc import announced_soc, announcing
 from mindspeed_testing.npu.stubs import MEMORY, check_stubbed
 
@@ -202,17 +203,6 @@ def to_device(tensor: Tensor) -> Tensor:
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="npu")
     host_alias(made).copy_(tensor)
     return made
-
-
-def bound_arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return every argument of a call by its name in the schema, defaults included."""
-    values: dict[str, Any] = {}
-    for index, argument in enumerate(func._schema.arguments):
-        if index < len(args):
-            values[argument.name] = args[index]
-        else:
-            values[argument.name] = kwargs.get(argument.name, argument.default_value)
-    return values
 
 
 def on_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]) -> Any:

@@ -283,10 +283,10 @@ COMMON = (
         each(_mask_shape),
     ),
     Rule("prefix has one number a sample, at most 32, of max(0, s2 - s1) to s2", each(_prefix)),
-    Rule("atten_mask hides what mode, prefix and limits hide", each(_mask_values)),
+    Rule("atten_mask hides what mode, prefix and limits hide", each(_mask_values), of_values=True),
     Rule("pre_tokens and next_tokens leave something to see", each(_band)),
     Rule("every packed query sees a key by mode and limits", each(_packed_rows)),
-    Rule("every packed query sees a key by the mask", each(_packed_mask_rows)),
+    Rule("every packed query sees a key by the mask", each(_packed_mask_rows), of_values=True),
     Rule("sink is float32 [n]", each(_sink)),
 )
 
@@ -347,7 +347,7 @@ BACKWARD = (
         lambda a: min(a[name].numel() for name in ("query", "key")) > 0,
     ),
     Rule("softmax_max and softmax_sum are float32 [b, n, s1, 8], TND [t, n, 8]", each(_statistics)),
-    Rule("each row's number stands in all 8 lanes", _lanes),
+    Rule("each row's number stands in all 8 lanes", _lanes, of_values=True),
     Rule("dy and attention_in are like the context", each(_contexts)),
     Rule(
         "dy and attention_in have the dtype of query",

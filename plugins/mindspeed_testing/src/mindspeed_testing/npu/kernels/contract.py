@@ -75,11 +75,13 @@ class Rule:
         text: what must hold: ``"sink is float32 [N]"``.
         holds: judges a call.
         socs: the generations that ask for it.
+        of_values: whether it reads the numbers in tensors, which fake tensors do not have.
     """
 
     text: str
     holds: Callable[[Arguments], bool]
     socs: tuple[str, ...] = SOCS
+    of_values: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,12 @@ class Kernel:
     differs: tuple[str, ...] = field(default=())
     socs: tuple[str, ...] = SOCS
 
-    def run(self, arguments: Arguments) -> Any:
-        """Compute a call.
+    def check(self, arguments: Arguments, *, values: bool = True) -> None:
+        """Check a call against the rules.
+
+        Args:
+            arguments: of the call.
+            values: whether its tensors have numbers; without, rules about these are left out.
 
         Raises:
             KernelRefusal: names the rule that the call breaks.
@@ -114,8 +120,17 @@ class Kernel:
         if arguments.soc not in self.socs:
             raise KernelRefusal(f"{self.operation}: not on Ascend {arguments.soc}, on {', '.join(self.socs)}")
         for rule in self.rules:
-            if arguments.soc in rule.socs and not rule.holds(arguments):
+            asked = arguments.soc in rule.socs and (values or not rule.of_values)
+            if asked and not rule.holds(arguments):
                 raise KernelRefusal(f"{self.operation} on Ascend {arguments.soc}: {rule.text}")
+
+    def run(self, arguments: Arguments) -> Any:
+        """Check a call and compute it.
+
+        Raises:
+            KernelRefusal: names the rule that the call breaks.
+        """
+        self.check(arguments)
         return self.compute(arguments)
 
 

@@ -102,7 +102,8 @@ PERMUTE = Kernel(
         Rule("fewer than 16777215 indices",
              lambda a: 0 < a["indices"].numel() < _MOST_INDICES),
         Rule("indices lie in [0, 16777215): others are sorted wrongly, unsaid",
-             lambda a: bool((a["indices"] >= 0).all() and (a["indices"] < _MOST_INDICES).all())),
+             lambda a: bool((a["indices"] >= 0).all() and (a["indices"] < _MOST_INDICES).all()),
+             of_values=True),
     ),
     compute=token_permute,
     sources=(

@@ -179,7 +179,11 @@ GROUPED_MATMUL = Kernel(
                 and 1 < _groups(a) <= _MOST_GROUPS
             ),
         ),
-        Rule("group_list ascends from 0 to the rows there are (not checked by the device)", _ends_cover),
+        Rule(
+            "group_list ascends from 0 to the rows there are (not checked by the device)",
+            _ends_cover,
+            of_values=True,
+        ),
         Rule("quantized operands come with their own options only", _options_match),
         Rule("bias is [E, n] in x's dtype; float32 for bfloat16, int32 for int8", _bias_matches),
         Rule(

@@ -33,8 +33,13 @@ def _ends(a: Arguments) -> bool:
     if not _packed(a):
         return True
     ends = a["actual_seq_qlen"]
-    if ends is None or ends.dtype != torch.int64 or ends.dim() != 1 or ends.numel() < 2:
-        return False
+    return ends is not None and ends.dtype == torch.int64 and ends.dim() == 1 and ends.numel() > 1
+
+
+def _ends_cover(a: Arguments) -> bool:
+    if not _packed(a):
+        return True
+    ends = a["actual_seq_qlen"]
     grows = bool((ends.diff() >= 0).all())
     return grows and int(ends[0]) == 0 and int(ends[-1]) == a["prev_attn_out"].shape[0]
 
@@ -63,9 +68,10 @@ RULES = (
     Rule("statistics have one shape", lambda a: len({a[name].shape for name in _STATISTICS}) == 1),
     Rule("statistics are [b, n, s, 8], TND [t, n, 8]", _shapes),
     Rule("nothing is empty", lambda a: all(a[name].numel() for name in (*_OUTPUTS, *_STATISTICS))),
-    Rule("TND needs actual_seq_qlen, int64 from 0 to t", _ends),
+    Rule("TND needs actual_seq_qlen, int64 with two or more numbers", _ends),
+    Rule("actual_seq_qlen of TND ascends from 0 to t", _ends_cover, of_values=True),
     Rule("TND needs heads 64 wide or a multiple, at most 768, and at most 256 heads", _width, _BEFORE_950),
-    Rule("each row's number stands in all 8 lanes", _lanes),
+    Rule("each row's number stands in all 8 lanes", _lanes, of_values=True),
 )
 
 

@@ -139,7 +139,11 @@ def unpermute_grad(a: Arguments) -> tuple[Tensor, Tensor | None]:
 
 
 def _rows_alike(a: Arguments, copies: int) -> bool:
-    return copies <= _MOST_COPIES and bool((a["routing_map"].bool().sum(1) == copies).all())
+    return bool((a["routing_map"].bool().sum(1) == copies).all())
+
+
+def _copies_of_probs(a: Arguments) -> int:
+    return int(a["sorted_indices"].numel() // a["probs"].shape[0])
 
 
 def _number_fits(a: Arguments) -> bool:
@@ -150,6 +154,7 @@ def _number_fits(a: Arguments) -> bool:
 
 
 _MAP = of_dtypes("routing_map", 2, "routing_map is [T, E], bool or int8", _MAPS)
+_PROBS = of_dtypes("probs", 2, "probs [T, E] floating")
 _INDICES = of_dtypes("sorted_indices", 1, "sorted_indices is int32 with one dimension", (torch.int32,))
 _SIZES = Rule(
     "there are tokens and experts, fewer than 16777215 of each",
@@ -161,16 +166,19 @@ PERMUTE = Kernel(
     rules=(
         of_dtypes("tokens", 2, "tokens [T, h] floating"),
         _MAP,
-        of_dtypes("probs", 2, "probs [T, E] floating"),
+        _PROBS,
         one_dtype("tokens", "probs"),
         Rule("tokens and probs have the tokens of routing_map, probs its experts",
              lambda a: a["tokens"].shape[0] == a["routing_map"].shape[0]
              and (a["probs"] is None or a["probs"].shape == a["routing_map"].shape)),
         _SIZES,
         Rule("num_out_tokens is 0 to T * E, with drop_and_pad at most T for each expert", _number_fits),
-        Rule("every row of routing_map selects num_out_tokens // T experts, below 512 (not checked by the "
-             "device), unless drop_and_pad",
-             lambda a: a["drop_and_pad"] or _rows_alike(a, _number(a) // a["tokens"].shape[0])),
+        Rule("num_out_tokens // T is below 512, unless drop_and_pad",
+             lambda a: a["drop_and_pad"] or _number(a) // a["tokens"].shape[0] <= _MOST_COPIES),
+        Rule("every row of routing_map selects num_out_tokens // T experts (not checked by the device), "
+             "unless drop_and_pad",
+             lambda a: a["drop_and_pad"] or _rows_alike(a, _number(a) // a["tokens"].shape[0]),
+             of_values=True),
         Rule("fewer than 16777215 copies", lambda a: a["drop_and_pad"] or _number(a) <= _MOST),
     ),
     compute=permute,
@@ -217,17 +225,19 @@ UNPERMUTE = Kernel(
     rules=(
         of_dtypes("permuted_tokens", 2, "permuted_tokens [rows, h] floating"),
         _INDICES,
-        of_dtypes("probs", 2, "probs [T, E] floating"),
+        _PROBS,
         one_dtype("permuted_tokens", "probs"),
         _MAP,
         Rule("rows are those of sorted_indices, as wide as restore_shape",
              lambda a: a["permuted_tokens"].shape[0] == a["sorted_indices"].numel()
              and a["permuted_tokens"].shape[1] == a["restore_shape"][1]),
-        Rule("probs come with routing_map; its rows select as many experts, at most 511, unless drop_and_pad",
+        Rule("probs come with routing_map, of its shape; at most 511 copies of a token, unless drop_and_pad",
              lambda a: a["probs"] is None or (
                  a["routing_map"] is not None and a["routing_map"].shape == a["probs"].shape
-                 and (a["drop_and_pad"]
-                      or _rows_alike(a, a["sorted_indices"].numel() // a["probs"].shape[0])))),
+                 and (a["drop_and_pad"] or _copies_of_probs(a) <= _MOST_COPIES))),
+        Rule("with probs, every row of routing_map selects as many experts, unless drop_and_pad",
+             lambda a: a["probs"] is None or a["drop_and_pad"] or _rows_alike(a, _copies_of_probs(a)),
+             of_values=True),
     ),
     compute=unpermute,
     sources=(
