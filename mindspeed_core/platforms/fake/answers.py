@@ -64,7 +64,7 @@ class Answers:
         Raises:
             UnknownNumber: an integer.
         """
-        place = _reader()
+        place = _innermost()
         value: bool | int | float
         if tensor.dtype == torch.bool:
             value = False
@@ -92,7 +92,13 @@ class Answers:
         return sorted(self.counts.items(), key=lambda item: (item[0].file, item[0].line))
 
 
-def _reader() -> tuple[str, int, str]:
+def reading_place() -> str:
+    """Return the place in the code that led to the running operation: ``file:line (function)``."""
+    file, line, function = _innermost()
+    return f"{file}:{line} ({function})"
+
+
+def _innermost() -> tuple[str, int, str]:
     """Return file, line and function of the innermost code outside of torch and of this package."""
     frame: Any = sys._getframe(2)
     # Modes of others may pass the operation on.
