@@ -44,7 +44,28 @@ class Answer:
 
 
 class UnknownNumber(UserError):
-    """Integer that code read from a tensor without values, and that may decide a shape."""
+    """Integer that code read from a tensor without values, and that may decide a shape.
+
+    Attributes:
+        place: the code that reads it, ``file:line (function)``.
+    """
+
+    def __init__(self, place: str, told: str = "") -> None:
+        """Name the place; ``told`` is said instead of the general reason."""
+        self.place = place
+        super().__init__(
+            told
+            or f"{place} reads an integer from a tensor without values, which may decide a shape; compute it "
+            "on the host from arguments, or let the feature say so with fake_tensors = False"
+        )
+
+    def while_building(self) -> UnknownNumber:
+        """Return the error of a model that is built by what it reads."""
+        told = (
+            f"the model depends on data, which a dry run does not have: {self.place} reads an integer while "
+            "it is built; let it follow from arguments, or measure short runs where the data is"
+        )
+        return UnknownNumber(self.place, told)
 
 
 class Answers:
@@ -71,11 +92,7 @@ class Answers:
         elif tensor.dtype.is_floating_point:
             value = 1.0
         else:
-            raise UnknownNumber(
-                f"{place[0]}:{place[1]} ({place[2]}) reads an integer from a tensor without values, which "
-                "may decide a shape; compute it on the host from arguments, or let the feature say so with "
-                "fake_tensors = False"
-            )
+            raise UnknownNumber(_text(place))
         self.counts[Answer(*place, value)] += 1
         return value
 
@@ -94,7 +111,11 @@ class Answers:
 
 def reading_place() -> str:
     """Return the place in the code that led to the running operation: ``file:line (function)``."""
-    file, line, function = _innermost()
+    return _text(_innermost())
+
+
+def _text(place: tuple[str, int, str]) -> str:
+    file, line, function = place
     return f"{file}:{line} ({function})"
 
 
