@@ -108,6 +108,14 @@ def test_an_unknown_integer_is_refused_with_its_place():
         torch.ones(4).argmax().item()
 
 
+def test_a_selection_by_unknown_values_is_refused_with_its_place():
+    with (
+        without_values(),
+        pytest.raises(UnknownNumber, match=r"test_fake_platform.py:\d+ .*selects by values"),
+    ):
+        (torch.rand(4) > 0.5).nonzero()
+
+
 def test_an_integer_that_was_overwritten_is_unknown_in_every_view():
     with without_values():
         counts = torch.zeros(4, dtype=torch.int64)

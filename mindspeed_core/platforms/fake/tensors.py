@@ -75,8 +75,8 @@ class AnsweringMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if _names_cuda(kwargs.get("device")) and not torch.backends.cuda.is_built():
             raise UnusableDevice(
-                f"{reading_place()} makes a tensor labelled cuda, and a torch without CUDA aborts the process as "
-                "soon as such a tensor requires grad; leave the device to the platform "
+                f"{reading_place()} makes a tensor labelled cuda, and a torch without CUDA aborts "
+                "the process as soon as such a tensor requires grad; leave the device to the platform "
                 "(torch.cuda.current_device()), or plan with a torch that is built for CUDA"
             )
         if func is _READ and isinstance(args[0], FakeTensor):
