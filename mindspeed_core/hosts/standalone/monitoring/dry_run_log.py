@@ -52,6 +52,9 @@ class DryRunLog(RunLog):
         for phase in platform.storage.report():
             kinds = ", ".join(f"{kind} {size / _MIB:,.1f}" for kind, size in phase.kinds.items())
             self.say(f"{phase.name}: peak {phase.peak / _MIB:,.1f} MiB ({kinds})")
+        taken, call = platform.communication.largest_temporary(platform.backend_temporaries)
+        if call is not None:
+            self.say(f"beside tensors, the backend takes up to {taken / _MIB:,.1f} MiB during {call}")
         if self._run.args.load:
             loaded = unread_bytes(self._run)
             self.say(f"--load {self._run.args.load} was not read: {loaded:,} bytes belong to this rank")
