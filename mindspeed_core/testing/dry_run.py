@@ -114,7 +114,9 @@ def measure_layouts(
 
 def _request(flags: Sequence[str], platform: str, declarations: Sequence[str] = ()) -> MeasureRequest:
     steps = _STEPS + 1
-    return MeasureRequest(training_flags(flags, steps, _registry(declarations)), platform, tuple(declarations))
+    return MeasureRequest(
+        training_flags(flags, steps, _registry(declarations)), platform, tuple(declarations)
+    )
 
 
 def measure_rank_in_turn(requests: Sequence[MeasureRequest]) -> list[MeasuredRank]:
