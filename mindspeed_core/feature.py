@@ -536,7 +536,9 @@ class Feature:
     affects_checkpoint: ClassVar[bool | None] = None
     """Fact: a checkpoint written with it cannot be read without it."""
     formulas: ClassVar[Mapping[str, str]] = {}
-    """Fact: closed formulas (``flop``, ``bytes_sent``, ``activation_bytes``) over argument names."""
+    """Fact: closed formulas (``flop``, ``bytes_sent``, ``activation_bytes``) over argument names, of one
+    layer, rank and micro-batch; ``activation_bytes.npu`` is that of a platform whose kernel keeps
+    something else."""
     tuning: ClassVar[Mapping[str, Sequence[Any]]] = {}
     """Fact: flags worth searching, with the values to try."""
 

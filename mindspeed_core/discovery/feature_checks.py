@@ -7,11 +7,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from mindspeed_core.discovery.spelling import guess
+from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Conflict, Fallback, Feature, Flag, Patch, Requirement, Scenario, TakeOver
+from mindspeed_core.formulas import parsed
 
 _KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
 _STABILITY = ("stable", "prototype")
 _FACTS = frozenset(name for name in vars(Feature) if not name.startswith("_"))
+
+
+def _formula_problems(feature: type[Feature]) -> list[str]:
+    problems = []
+    for name, text in feature.formulas.items():
+        try:
+            parsed(text)
+        except UserError as error:
+            problems.append(f"formulas: {name}: {error}")
+    return problems
 
 
 def check_feature(feature: Any) -> list[str]:
@@ -58,6 +70,7 @@ def check_feature(feature: Any) -> list[str]:
         ]
     if feature.fallback is not None and not isinstance(feature.fallback, Fallback):
         problems.append(f"fallback: {feature.fallback!r} is not a Fallback")
+    problems += _formula_problems(feature)
     hooks = feature.hooks()
     for klass in feature.__mro__[:-1]:
         if klass is Feature:

@@ -82,6 +82,11 @@ class Call:
         return f"{self.group}: {self.operation} of {self.tensor_bytes:,} B {self.dtype}{peer}"
 
     @property
+    def whole_bytes(self) -> int:
+        """Return the bytes of the tensor that all ranks have together, a gathered result for instance."""
+        return self.input_bytes * (len(self.ranks) if self.operation.startswith("all_gather") else 1)
+
+    @property
     def meanwhile(self) -> Progress | None:
         """Return the work of this rank between launch and wait; None while nobody has waited."""
         if self.waited is None:
@@ -125,6 +130,22 @@ class CommunicationLog:
     calls: list[Call] = field(default_factory=list)
     groups: list[GroupRecord] = field(default_factory=list)
     _paused: int = 0
+
+    def largest_temporary(self, temporaries: Mapping[str, float]) -> tuple[float, Call | None]:
+        """Return the most bytes that a backend takes for itself during a call, and that call.
+
+        Args:
+            temporaries: `mindspeed_core.platforms.platform.Platform.backend_temporaries`.
+        """
+        sizes = [
+            (temporaries[call.operation] * call.whole_bytes, number)
+            for number, call in enumerate(self.calls)
+            if call.operation in temporaries
+        ]
+        if not sizes:
+            return 0.0, None
+        most = max(size for size, _ in sizes)
+        return most, next(self.calls[number] for size, number in sizes if size == most)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -45,6 +45,12 @@ def state_bytes(run: Run) -> dict[str, int]:
     }
 
 
+def checkpoint_bytes(run: Run, *, with_optimizer: bool) -> int:
+    """Return the bytes that a checkpoint has of this rank: parameters, buffers, the optimizer's state."""
+    kept = state_bytes(run)
+    return kept["parameter_bytes"] + (kept["optimizer_bytes"] if with_optimizer else 0)
+
+
 def inner_optimizers(optimizer: Any) -> Iterator[Any]:
     """Yield torch's optimizers inside of megatron-core's, those of a chain one after another."""
     if optimizer is None:

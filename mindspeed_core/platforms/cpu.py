@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from mindspeed_core.errors import ArgumentError, SessionError
@@ -91,6 +91,11 @@ class CpuPlatform(Platform):
     backend: ClassVar[str] = "gloo"
     preference: ClassVar[int] = 0
     collectives_asynchronous: ClassVar[bool] = False
+    # gloo copies the input of the one and gathers the other into a buffer of its own.
+    backend_temporaries: ClassVar[Mapping[str, float]] = {
+        "reduce_scatter_tensor": 1.0,
+        "all_gather_into_tensor": 1.0,
+    }
 
     @classmethod
     def probe(cls) -> Availability:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +108,9 @@ class Platform:
     """True where a collective proceeds beside computation without occupying the compute units."""
     distributions: ClassVar[Sequence[str]] = ()
     """Distributions whose versions take part in the cross-rank check."""
+    backend_temporaries: ClassVar[Mapping[str, float]] = {}
+    """Memory of the host or device that the backend takes during a collective and that is no tensor: by
+    operation, as a multiple of the whole tensor (what is gathered, or what is reduced and scattered)."""
     dry_run: ClassVar[bool] = False
     """True where tensors have shapes and no values, and the other ranks do not exist: hosts read and write no
     files there, and show no number that values decide."""

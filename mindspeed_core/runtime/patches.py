@@ -346,6 +346,9 @@ def _restore_late_holders(records: Sequence[_Record]) -> None:
             maker = _maker(makers.get(identity, []), place.name)
             if maker is None or any(place.key == known.key for known, _ in maker.places):
                 continue
+            if place.name != maker.places[0][0].name and place.name == getattr(place.own(), "__name__", ""):
+                # Imported from where the replacement is defined, under a name that the original never had.
+                continue
             if place.package not in maker.elsewhere[identity]:
                 place.write(maker.original)
 

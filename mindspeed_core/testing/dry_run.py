@@ -2,18 +2,21 @@
 
 The same instruments follow both. The calls must be the same, with their groups, operations, bytes, dtypes,
 peers and order, and the bytes of every phase within `TOLERANCE`. What a backend allocates itself is not seen.
+Where tokens go depends on numbers: in the world that computes routers choose as a dry run takes them to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST
+from mindspeed_core.feature import Patch
 from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.proof_files import flags_with_files
@@ -30,6 +33,12 @@ if TYPE_CHECKING:
 TOLERANCE = 1024
 """Bytes by which a phase may differ: single numbers that a step makes on its way."""
 _STEPS = 2
+_ROUTING = Patch(
+    target="megatron.core.transformer.moe.router:TopKRouter.forward",
+    new="mindspeed_core.platforms.fake.balanced:balanced_routing",
+    kind="wrap",
+    reason="a dry run does not know which experts numbers would choose",
+)
 
 
 @dataclass(frozen=True)
@@ -80,10 +89,39 @@ def measure_world(
         timeout: seconds for the whole world.
     """
     with flags_with_files(flags, files) as filled:
-        request = MeasureRequest(
-            training_flags(filled, _STEPS + 1, _registry(declarations)), platform, tuple(declarations)
-        )
+        request = _request(filled, platform, declarations)
         return run_world(f"{__name__}:measure_rank", world_size, request, timeout=timeout)
+
+
+def measure_layouts(
+    layouts: Sequence[Sequence[str]], world_size: int, *, platform: str, timeout: float = 300.0
+) -> list[list[MeasuredRank]]:
+    """Train the small GPT in several layouts, one after another in the same processes.
+
+    Args:
+        layouts: flags of each, as `measure_world` takes them.
+        world_size: ranks of all of them.
+        platform: ``fake`` for a dry run.
+        timeout: seconds for the whole world.
+
+    Returns:
+        For each layout what its ranks held and communicated.
+    """
+    requests = [_request(flags, platform) for flags in layouts]
+    ranks = run_world(f"{__name__}:measure_rank_in_turn", world_size, requests, timeout=timeout)
+    return [list(measured) for measured in zip(*ranks)]
+
+
+def _request(flags: Sequence[str], platform: str, declarations: Sequence[str] = ()) -> MeasureRequest:
+    steps = _STEPS + 1
+    return MeasureRequest(
+        training_flags(flags, steps, _registry(declarations)), platform, tuple(declarations)
+    )
+
+
+def measure_rank_in_turn(requests: Sequence[MeasureRequest]) -> list[MeasuredRank]:
+    """Measure one rank in several layouts."""
+    return [measure_rank(request) for request in requests]
 
 
 def measure_rank(request: MeasureRequest) -> MeasuredRank:
@@ -107,6 +145,7 @@ def measure_rank(request: MeasureRequest) -> MeasuredRank:
                 request.flags, platform=request.platform, extra_plugins=(StoragePhases(storage),), **options
             )
             stack.enter_context(session)
+            session.ledger.apply([_ROUTING], owner="dry run")
             log = stack.enter_context(count_communication(objects=True))
             stack.enter_context(storage)
         return _measured(session, storage, log)
@@ -118,10 +157,12 @@ def _measured(session: Session, storage: StorageTracker, log: CommunicationLog) 
     run = loop.setup(session)
     session.call("start_run", run=run)
     first = len(log.calls)
-    for _ in range(_STEPS):
-        session.call("train_step", run=run)
-        run.iteration += 1
-        run.consumed_train_samples += batch_at(run.args, run.consumed_train_samples).samples
+    with _collecting_between() as collect:
+        for _ in range(_STEPS):
+            collect()
+            session.call("train_step", run=run)
+            run.iteration += 1
+            run.consumed_train_samples += batch_at(run.args, run.consumed_train_samples).samples
     platform: Any = session.platform
     measured = MeasuredRank(
         phases={phase.name: phase for phase in storage.report()},
@@ -132,6 +173,21 @@ def _measured(session: Session, storage: StorageTracker, log: CommunicationLog) 
     )
     loop.teardown(session)
     return measured
+
+
+@contextmanager
+def _collecting_between() -> Iterator[Callable[[], object]]:
+    """Let garbage in reference cycles live through a step, whenever the interpreter would collect it.
+
+    A micro-batch may be in such a cycle. Yields the function that collects.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield gc.collect
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def differences(computed: Sequence[MeasuredRank], planned: Sequence[MeasuredRank]) -> list[str]:

@@ -14,7 +14,13 @@ from mindspeed_core.platforms.fake.answers import UnknownNumber
 from mindspeed_core.platforms.fake.balanced import balanced_map
 from mindspeed_core.platforms.fake.platform import FakePlatform
 from mindspeed_core.platforms.fake.position import fake_position
-from mindspeed_core.platforms.fake.tensors import AnsweringMode, ShapesOnly, reading_patches, shapes_only
+from mindspeed_core.platforms.fake.tensors import (
+    AnsweringMode,
+    ShapesOnly,
+    UnusableDevice,
+    reading_patches,
+    shapes_only,
+)
 from mindspeed_core.platforms.fake.world import world_patches
 from mindspeed_core.platforms.platform import Position
 from mindspeed_core.platforms.selection import check_dry_run_flags, choose_platform, requested_platform
@@ -123,6 +129,14 @@ def test_an_unknown_integer_is_refused_with_its_place():
         torch.ones(4).argmax().item()
 
 
+def test_a_selection_by_unknown_values_is_refused_with_its_place():
+    with (
+        without_values(),
+        pytest.raises(UnknownNumber, match=r"test_fake_platform.py:\d+ .*selects by values"),
+    ):
+        (torch.rand(4) > 0.5).nonzero()
+
+
 def test_an_integer_that_was_overwritten_is_unknown_in_every_view():
     with without_values():
         counts = torch.zeros(4, dtype=torch.int64)
@@ -138,6 +152,29 @@ def test_floating_point_numbers_and_switches_are_answered_and_counted():
     assert (value, switch) == (1.0, False)
     assert sorted(answer.value for answer in answers.counts) == [False, 1.0]
     assert all(answer.file.endswith("test_fake_platform.py") for answer in answers.counts)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(2, device="cuda", requires_grad=True),
+        lambda: torch.ones(2).to("cuda:0"),
+        lambda: torch.empty_like(torch.ones(2), device=torch.device("cuda")),
+    ],
+    ids=["made", "moved", "alike"],
+)
+def test_a_tensor_labelled_cuda_is_refused_before_it_aborts_the_process(make, monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+
+    with without_values(), pytest.raises(UnusableDevice, match=r"test_fake_platform.py:\d+ .*labelled cuda"):
+        make()
+
+
+def test_a_torch_for_cuda_may_label_tensors_cuda(monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+
+    with without_values():
+        assert torch.ones(2, device="cuda").device.type == "cuda"
 
 
 def test_a_selection_is_as_long_as_its_known_mask():

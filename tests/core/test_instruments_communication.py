@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mindspeed_core.instruments.communication import count_communication
+from mindspeed_core.instruments.communication import Call, CommunicationLog, Progress, count_communication
 from mindspeed_core.testing import run_world
 
 
@@ -135,3 +135,17 @@ def test_calls_of_a_coalesced_batch_are_waited_for_together(overlapped):
     batch, alone = overlapped[4:6], overlapped[6]
     assert [(call.asynchronous, call.meanwhile.flops) for call in batch] == [(True, 128)] * 2
     assert (alone.asynchronous, alone.meanwhile.flops) == (False, 0)
+
+
+def test_what_a_backend_takes_for_itself_follows_from_the_whole_tensor():
+    def call(operation, size):
+        return Call(operation, "dp", (0, 1, 2, 3), size, 0.0, False, Progress(0.0))
+
+    gathered = call("all_gather_into_tensor", 100)
+    log = CommunicationLog([call("all_reduce", 1000), call("reduce_scatter_tensor", 300), gathered])
+
+    assert log.largest_temporary({"reduce_scatter_tensor": 1.0, "all_gather_into_tensor": 1.0}) == (
+        400.0,
+        gathered,
+    )
+    assert log.largest_temporary({}) == (0.0, None)

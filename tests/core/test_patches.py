@@ -251,6 +251,21 @@ def test_module_imported_while_open_gets_the_original_back(library, ledger, monk
     assert late.double is original
 
 
+def test_another_package_keeps_the_replacement_under_its_own_name(library, ledger, monkeypatch):
+    class Extension:
+        pass
+
+    library.optional_extension = None
+    ledger.apply([patch("optional_extension", Extension)])
+    late = types.ModuleType("other_package")
+    late.Extension, late.optional_extension = Extension, library.optional_extension
+    monkeypatch.setitem(sys.modules, "other_package", late)
+    ledger.revert()
+
+    assert late.Extension is Extension
+    assert late.optional_extension is None
+
+
 def test_package_that_defines_the_replacement_keeps_it_in_late_modules(library, ledger, monkeypatch):
     home = types.ModuleType("plugin_package")
     home.fused = lambda x: 3 * x

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mindspeed_core.testing.dry_run import differences, measure_world
+from mindspeed_core.testing.dry_run import differences, measure_layouts, measure_world
 
 PADDED_EXPERTS = (
     *("--num-experts", "4", "--moe-router-topk", "2", "--expert-model-parallel-size", "2"),
@@ -15,28 +15,55 @@ LATENT = (
     *("--multi-latent-attention", "--normalization", "RMSNorm", "--position-embedding-type", "rope"),
     *("--untie-embeddings-and-output-weights", "--disable-bias-linear", "--swiglu"),
 )
-LAYOUTS = {
-    "two replicas": (),
-    "distributed optimizer": ("--use-distributed-optimizer", "--bf16", "--overlap-grad-reduce"),
-    "tensor and sequence": ("--tensor-model-parallel-size", "2", "--sequence-parallel"),
-    "pipeline": ("--pipeline-model-parallel-size", "2"),
+FUSED = (
+    *("--swiglu", "--normalization", "RMSNorm", "--disable-bias-linear", "--position-embedding-type", "rope"),
+    *("--use-flash-attn", "--use-fused-rmsnorm", "--use-fused-swiglu", "--use-fused-rotary-pos-emb"),
+)
+SMALLER = ("--num-layers", "2")
+TOGETHER = {
+    "distributed optimizer": (*SMALLER, "--use-distributed-optimizer", "--bf16", "--overlap-grad-reduce"),
+    "tensor and sequence": (*SMALLER, "--tensor-model-parallel-size", "2", "--sequence-parallel"),
     "interleaved": (*("--pipeline-model-parallel-size", "2", "--num-virtual-stages-per-pipeline-rank", "2"),),
+    "split sequence": (*SMALLER, "--context-parallel-size", "2", "--position-embedding-type", "rope"),
+    "padded experts": (*SMALLER, *PADDED_EXPERTS),
+}
+APART = {
+    "two replicas": (),
+    "pipeline": ("--pipeline-model-parallel-size", "2"),
     "full recompute": (
         *("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"),
     ),
-    "padded experts": PADDED_EXPERTS,
     "latent attention": LATENT,
     "further tokens": ("--mtp-num-layers", "1", "--position-embedding-type", "rope"),
+    "fused kernels": FUSED,
+    "fused kernels, tensor parallel": (*FUSED, "--tensor-model-parallel-size", "2", "--sequence-parallel"),
+    "further tokens, pipeline": (
+        *("--mtp-num-layers", "1", "--position-embedding-type", "rope"),
+        *("--pipeline-model-parallel-size", "2"),
+    ),
 }
-ALWAYS = ("tensor and sequence", "interleaved")
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.thorough) for name in LAYOUTS],
-)
-def test_a_dry_run_has_the_bytes_and_calls_of_the_real_one(layout):
-    computed, planned = (measure_world(LAYOUTS[layout], 2, platform=name) for name in ("cpu", "fake"))
+@pytest.fixture(scope="module")
+def measured():
+    sides = [
+        measure_layouts(list(TOGETHER.values()), 2, platform=name, timeout=400) for name in ("cpu", "fake")
+    ]
+    return dict(zip(TOGETHER, zip(*sides)))
+
+
+@pytest.mark.parametrize("layout", TOGETHER)
+def test_a_dry_run_has_the_bytes_and_calls_of_the_real_one(measured, layout):
+    computed, planned = measured[layout]
+
+    assert differences(computed, planned) == []
+    assert computed[0].calls
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("layout", APART)
+def test_a_dry_run_of_a_further_layout_is_right_too(layout):
+    computed, planned = (measure_world(APART[layout], 2, platform=name) for name in ("cpu", "fake"))
 
     assert differences(computed, planned) == []
     assert computed[0].calls

@@ -70,6 +70,7 @@ class PretrainCall:
         seeded: generators were seeded anew for the model.
         began: the stage ``start_run`` was called.
         generator: the generator of dropout, kept from data loaders on CPU.
+        left_alone: files that a dry run neither reads nor writes, by argument.
         fields: fields of a batch that features want, and those that the script gives, by whether a pipeline
             stage holds the embedding and whether it holds the output layer.
     """
@@ -96,6 +97,7 @@ class PretrainCall:
         self.began = False
         self.generator = DropoutGenerator()
         self.fields: dict[tuple[bool, bool], tuple[frozenset[str], frozenset[str]]] = {}
+        self.left_alone: dict[str, str] = {}
         self._session: Session | None = None
         self._run: Run | None = None
         self._calls: dict[str, list[Call]] = {}

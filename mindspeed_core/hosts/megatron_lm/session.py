@@ -14,7 +14,7 @@ from mindspeed_core.activation import assemble
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import PROJECT
 from mindspeed_core.hosts.megatron_lm import HOST, NAME
-from mindspeed_core.hosts.megatron_lm.dry_run import shorten
+from mindspeed_core.hosts.megatron_lm.dry_run import accounts, shorten
 from mindspeed_core.hosts.megatron_lm.patch_table import needed
 from mindspeed_core.hosts.megatron_lm.without_te import TE_AND_APEX, apply_defaults, installed
 from mindspeed_core.megatron.environment import restore_attention_choice, set_device_connections
@@ -47,7 +47,7 @@ def open_session(
         SystemExit: ``--plan-only``.
     """
     session, changed = _prepare(now, args, registry, extra_plugins)
-    shortened = shorten(session.platform, args)
+    shortened, now.left_alone = shorten(session.platform, args)
     now.before_opening()
     session.open()
     now.session = session
@@ -84,7 +84,8 @@ def _prepare(
         registry, args, provenance=provenance, platform=name, host=NAME, left_out=line.parsed.left_out
     )
     features = [registry.features[feature].cls for feature in plan.names]
-    now.stages = _stages_of((*features, *extra_plugins))
+    # A dry run is followed at stages too.
+    now.stages = _stages_of((*features, *extra_plugins, platform))
     rows = needed(
         now.stages,
         platform.kinds(),
@@ -117,6 +118,8 @@ def close_session(now: PretrainCall, failed: bool) -> None:
             if not failed and now.wants("finish_run"):
                 now.run.complete_parameters()
             session.call("finish_run", run=now.run)
+            for sentence in accounts(now.run, now.left_alone) if not failed else ():
+                _print(sentence)
     except Exception:
         # What went wrong in the run matters more than what goes wrong while tidying up after it.
         if not failed:

@@ -44,7 +44,28 @@ class Answer:
 
 
 class UnknownNumber(UserError):
-    """Integer that code read from a tensor without values, and that may decide a shape."""
+    """Integer that code read from a tensor without values, and that may decide a shape.
+
+    Attributes:
+        place: the code that reads it, ``file:line (function)``.
+    """
+
+    def __init__(self, place: str, told: str = "") -> None:
+        """Name the place; ``told`` is said instead of the general reason."""
+        self.place = place
+        super().__init__(
+            told
+            or f"{place} reads an integer from a tensor without values, which may decide a shape; compute it "
+            "on the host from arguments, or let the feature say so with fake_tensors = False"
+        )
+
+    def while_building(self) -> UnknownNumber:
+        """Return the error of a model that is built by what it reads."""
+        told = (
+            f"the model depends on data, which a dry run does not have: {self.place} reads an integer while "
+            "it is built; let it follow from arguments, or measure short runs where the data is"
+        )
+        return UnknownNumber(self.place, told)
 
 
 class Answers:
@@ -64,18 +85,14 @@ class Answers:
         Raises:
             UnknownNumber: an integer.
         """
-        place = _reader()
+        place = _innermost()
         value: bool | int | float
         if tensor.dtype == torch.bool:
             value = False
         elif tensor.dtype.is_floating_point:
             value = 1.0
         else:
-            raise UnknownNumber(
-                f"{place[0]}:{place[1]} ({place[2]}) reads an integer from a tensor without values, which "
-                "may decide a shape; compute it on the host from arguments, or let the feature say so with "
-                "fake_tensors = False"
-            )
+            raise UnknownNumber(_text(place))
         self.counts[Answer(*place, value)] += 1
         return value
 
@@ -92,7 +109,17 @@ class Answers:
         return sorted(self.counts.items(), key=lambda item: (item[0].file, item[0].line))
 
 
-def _reader() -> tuple[str, int, str]:
+def reading_place() -> str:
+    """Return the place in the code that led to the running operation: ``file:line (function)``."""
+    return _text(_innermost())
+
+
+def _text(place: tuple[str, int, str]) -> str:
+    file, line, function = place
+    return f"{file}:{line} ({function})"
+
+
+def _innermost() -> tuple[str, int, str]:
     """Return file, line and function of the innermost code outside of torch and of this package."""
     frame: Any = sys._getframe(2)
     # Modes of others may pass the operation on.

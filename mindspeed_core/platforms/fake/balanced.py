@@ -37,6 +37,21 @@ def routing_of(skew: float) -> Callable[[Callable[..., Any]], Callable[..., Any]
     return wrap
 
 
+def balanced_routing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``TopKRouter.forward`` in a world that computes: tokens go where a dry run takes them to go."""
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **options: Any) -> Any:
+        probs, routing_map = original(self, *args, **options)
+        chosen = _map_of(self, routing_map, 1.0)
+        with _disable_current_modes():
+            # Backward has saved it: the values change, and nobody counts it as a change.
+            routing_map.data.copy_(chosen)
+        return probs, routing_map
+
+    return forward
+
+
 def _map_of(router: Any, routing_map: torch.Tensor, skew: float) -> torch.Tensor:
     from megatron.core import parallel_state
 

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map_only
+
+from mindspeed_core.platforms.fake.answers import UnknownNumber, reading_place
 
 _KNOWN = "_mindspeed_known"
 _STALE = "_mindspeed_stale"
@@ -123,7 +125,15 @@ def _selected(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Cal
             shape = torch.broadcast_shapes(args[0].shape, known[1].shape)
             length = int(known[1].broadcast_to(shape).sum())
         return args[0].new_empty((length,))
-    return run()
+    try:
+        return run()
+    except DynamicOutputShapeException:
+        place = reading_place()
+        raise UnknownNumber(
+            place,
+            f"{place} selects by values that a dry run does not have, so that nobody knows how much; what "
+            "depends on the content of data cannot be planned",
+        ) from None
 
 
 def _say(result: Any, values: Any) -> None:

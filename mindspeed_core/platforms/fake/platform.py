@@ -7,12 +7,12 @@ platform and carries its emulation of ``torch.cuda``.
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.feature import Patch
+from mindspeed_core.feature import Patch, hookimpl
 from mindspeed_core.instruments.phases import StoragePhases
 from mindspeed_core.platforms.cpu import CpuPlatform
 from mindspeed_core.platforms.fake.position import fake_position
@@ -26,6 +26,8 @@ from mindspeed_core.platforms.platform import (
 )
 
 if TYPE_CHECKING:
+    from megatron.core.transformer.module import MegatronModule
+
     from mindspeed_core.instruments.communication import CommunicationLog
     from mindspeed_core.platforms.fake.answers import Answers
     from mindspeed_core.platforms.fake.tensors import AnsweringMode
@@ -131,6 +133,17 @@ class DryRun(StoragePhases, Platform):
         if computing is not None:
             computing.close()
         super().close(session)
+
+    @hookimpl(wrapper=True)
+    def build_model(self) -> Iterator[None]:
+        """Refuse a model that depends on data, with the place that reads it."""
+        from mindspeed_core.platforms.fake.answers import UnknownNumber
+
+        try:
+            model: list[MegatronModule] = yield  # type: ignore[assignment]
+        except UnknownNumber as error:
+            raise error.while_building() from None
+        return model  # type: ignore[return-value]
 
     def memory_allocated(self) -> MemoryFigure:
         """Return the bytes of the tensors that are alive."""

@@ -15,8 +15,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Patch
-from mindspeed_core.platforms.fake.answers import Answers
+from mindspeed_core.platforms.fake.answers import Answers, reading_place
 from mindspeed_core.platforms.fake.known import known_values, run_known, tell_all
 
 _READ = torch.ops.aten._local_scalar_dense.default
@@ -31,6 +32,10 @@ _COALESCED = frozenset(
 )
 Shapes = Mapping[str, Callable[..., Any]]
 """Shape functions by operation with overload, in the place of its own."""
+
+
+class UnusableDevice(UserError):
+    """Device of a tensor that the installed torch cannot differentiate on."""
 
 
 class ShapesOnly(FakeTensorMode):
@@ -62,8 +67,18 @@ class AnsweringMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operation on shapes."""
+        """Run an operation on shapes.
+
+        Raises:
+            UnusableDevice: it puts a tensor on a device of CUDA, in a torch that is built without it.
+        """
         kwargs = kwargs or {}
+        if _names_cuda(kwargs.get("device")) and not torch.backends.cuda.is_built():
+            raise UnusableDevice(
+                f"{reading_place()} makes a tensor labelled cuda, and a torch without CUDA aborts "
+                "the process as soon as such a tensor requires grad; leave the device to the platform "
+                "(torch.cuda.current_device()), or plan with a torch that is built for CUDA"
+            )
         if func is _READ and isinstance(args[0], FakeTensor):
             values = known_values(args[0])
             if values is None:
@@ -81,6 +96,10 @@ class AnsweringMode(TorchDispatchMode):
         if shapes is not None:
             return shapes(*args, **kwargs)
         return run_known(func, args, kwargs, lambda: func(*args, **kwargs))
+
+
+def _names_cuda(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "cuda"
 
 
 def _operation(name: str) -> Any:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def load_checkpoint(run: Run, source: str | None) -> LoadInfo:
     """Load what ``--load`` names, or start from nothing; the weights alone of another source."""
     if run.session.platform.dry_run:
-        return not_read(run)
+        return not_read()
     return checkpoint_load.load(run, source)
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
-from mindspeed_core.hosts.standalone.checkpoint.dry_run import CheckpointBytes
+from mindspeed_core.hosts.standalone.checkpoint.dry_run import unread_bytes
 from mindspeed_core.hosts.standalone.monitoring.run_log import RunLog
 
 if TYPE_CHECKING:
@@ -52,8 +52,11 @@ class DryRunLog(RunLog):
         for phase in platform.storage.report():
             kinds = ", ".join(f"{kind} {size / _MIB:,.1f}" for kind, size in phase.kinds.items())
             self.say(f"{phase.name}: peak {phase.peak / _MIB:,.1f} MiB ({kinds})")
-        loaded = self._run.session.state(CheckpointBytes).loaded
-        if loaded:
+        taken, call = platform.communication.largest_temporary(platform.backend_temporaries)
+        if call is not None:
+            self.say(f"beside tensors, the backend takes up to {taken / _MIB:,.1f} MiB during {call}")
+        if self._run.args.load:
+            loaded = unread_bytes(self._run)
             self.say(f"--load {self._run.args.load} was not read: {loaded:,} bytes belong to this rank")
         calls = len(platform.communication.calls)
         self.say(

@@ -67,6 +67,7 @@ class Profile(Feature):
     docs = "mindspeed_profile:docs/profile.md"
     modes = ("train",)
     affects_checkpoint = False
+    fake_tensors = True
     deterministic = True
     verify = (
         Scenario("single", flags=_PROOF, tolerance=0.0),

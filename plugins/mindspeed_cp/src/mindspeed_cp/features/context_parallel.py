@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Scenario, TakeOver, hookimpl
 from mindspeed_cp import attention_flags
+from mindspeed_cp.algorithms import GATHER_ALGO, HYBRID_ALGO, RING_ALGO, ULYSSES_ALGO
 from mindspeed_cp.checked_flag import ignored, problems
 from mindspeed_cp.features.document_proofs import DOCUMENT_PROOFS
 from mindspeed_cp.features.model_proofs import MODEL_PROOFS
@@ -40,8 +41,19 @@ class ContextParallel(Feature):
     docs = "mindspeed_cp:docs/context-parallel.md"
     places_modules = True
     needs_open_session = True
+    fake_tensors: ClassVar[bool | None] = True
     deterministic = True
     affects_checkpoint = False
+    formulas: ClassVar[Mapping[str, str]] = {
+        # The context, and one number per row and head, whichever ranks they were merged of.
+        "activation_bytes": "num_attention_heads * (element_size * kv_channels + 4) * seq_length "
+        "* micro_batch_size / (tensor_model_parallel_size * context_parallel_size)"
+    }
+    tuning: ClassVar[Mapping[str, Sequence[Any]]] = {
+        "--context-parallel-size": (1, 2, 4, 8, 16, 32),
+        "--context-parallel-algo": (RING_ALGO, ULYSSES_ALGO, HYBRID_ALGO, GATHER_ALGO),
+        "--ulysses-degree-in-cp": (2, 4, 8),
+    }
     verify: ClassVar[Sequence[Scenario]] = (*PROOFS, *DOCUMENT_PROOFS, *MODEL_PROOFS)
 
     _origin: Mapping[str, bytes] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from mindspeed_cp import attention_flags
 from mindspeed_cp.checked_flag import problems
@@ -20,6 +20,9 @@ class PackedDocuments(ContextParallel):
     flags = DOCUMENT_FLAGS
     slots = ("core-attention",)
     conflicts = ()
+    # Where documents end decides which blocks are computed.
+    fake_tensors = False
+    tuning: ClassVar[Mapping[str, Sequence[Any]]] = {}
     docs = "mindspeed_cp:docs/packed-documents.md"
     verify = WHOLE_PROOFS
 

@@ -33,6 +33,7 @@ class SplitPredictions(Feature):
         ),
     )
     docs = "mindspeed_cp:docs/context-parallel-predictions.md"
+    fake_tensors = True
     deterministic = True
     affects_checkpoint = False
     verify = PREDICTION_PROOFS

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import Any
 
 from mindspeed_core.feature import Flag, Gain, Requirement, Scenario, hookimpl
-from mindspeed_kernels.features.proofs import LLAMA, STEADY, KernelFeature, scenarios
+from mindspeed_kernels.features.proofs import LLAMA, ON_RANK, STEADY, SWITCHED, KernelFeature, scenarios
 
 
 class FusedSwiGLUFeature(KernelFeature):
@@ -20,6 +20,8 @@ class FusedSwiGLUFeature(KernelFeature):
     packages = ("torch_npu>=2.6; platform == 'npu'",)
     docs = "mindspeed_kernels:docs/fused-swiglu.md"
     places_modules = True
+    formulas = {"activation_bytes": f"{ON_RANK} * 2 * ffn_hidden_size * element_size"}
+    tuning = {"--use-fused-swiglu": SWITCHED}
     verify = (
         *scenarios(
             "--use-fused-swiglu",

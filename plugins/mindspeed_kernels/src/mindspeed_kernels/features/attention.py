@@ -11,7 +11,9 @@ from mindspeed_kernels.features.proofs import (
     GQA,
     LAYOUTS,
     LONG,
+    ON_RANK,
     RECOMPUTE,
+    SWITCHED,
     KernelFeature,
     across,
     resumed,
@@ -71,7 +73,14 @@ class FlashAttention(KernelFeature):
     packages = ("torch_npu>=2.6; platform == 'npu'",)
     docs = "mindspeed_kernels:docs/flash-attn.md"
     places_modules = True
-    formulas = {"activation_bytes": "2*s*b*h + 4*s*b*n", "flop": "4*b*n*s*s*d"}
+    formulas = {
+        # The context, and one number per row and head; on NPUs two rows of eight.
+        "activation_bytes": f"{ON_RANK} * num_attention_heads * (element_size * kv_channels + 4)",
+        "activation_bytes.npu": f"{ON_RANK} * num_attention_heads * (element_size * kv_channels + 64)",
+        # Two products forward, of which a causal mask leaves half.
+        "flop": f"{ON_RANK} * 2 * seq_length * num_attention_heads * kv_channels",
+    }
+    tuning = {"--use-flash-attn": SWITCHED}
     verify = (
         *scenarios("--use-flash-attn", (*LONG, *GQA), gain=(Gain("peak_bytes", 0.7),), tolerance=2e-5),
         *across(

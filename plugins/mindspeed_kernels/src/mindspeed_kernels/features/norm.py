@@ -6,7 +6,15 @@ from collections.abc import Generator
 from typing import Any
 
 from mindspeed_core.feature import Flag, Gain, Requirement, hookimpl
-from mindspeed_kernels.features.proofs import LLAMA, RECOMPUTE, KernelFeature, across, scenarios
+from mindspeed_kernels.features.proofs import (
+    LLAMA,
+    PARTS,
+    RECOMPUTE,
+    SWITCHED,
+    KernelFeature,
+    across,
+    scenarios,
+)
 
 
 class FusedRMSNormFeature(KernelFeature):
@@ -22,6 +30,12 @@ class FusedRMSNormFeature(KernelFeature):
     packages = ("torch_npu>=2.6; platform == 'npu'",)
     docs = "mindspeed_kernels:docs/fused-rmsnorm.md"
     places_modules = True
+    formulas = {
+        # Two norms keep their input and one number per token.
+        "activation_bytes": "2 * (element_size * hidden_size + 4) * seq_length * micro_batch_size "
+        f"/ (context_parallel_size * {PARTS})"
+    }
+    tuning = {"--use-fused-rmsnorm": SWITCHED}
     verify = (
         *scenarios("--use-fused-rmsnorm", (*LLAMA, "--qk-layernorm"), gain=(Gain("peak_bytes", 0.98),)),
         *across(

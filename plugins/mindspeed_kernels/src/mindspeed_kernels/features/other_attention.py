@@ -6,7 +6,16 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from mindspeed_core.feature import Conflict, Flag, Gain, Scenario, hookimpl
-from mindspeed_kernels.features.proofs import GQA, LONG, KernelFeature, across, resumed, scenarios
+from mindspeed_kernels.features.proofs import (
+    GQA,
+    LONG,
+    ON_RANK,
+    SWITCHED,
+    KernelFeature,
+    across,
+    resumed,
+    scenarios,
+)
 
 _HOST_MASK = ("--use-flash-attn", "--attention-mask-on-cpu")
 
@@ -34,7 +43,12 @@ class TriangleAttention(KernelFeature):
     slots = ("core-attention",)
     docs = "mindspeed_kernels:docs/triangle-attn.md"
     places_modules = True
-    formulas = {"activation_bytes": "2*s*b*h + (6*b*n*s*s) * (s/block + 1) / (2*s/block)"}
+    formulas = {
+        # Scaled queries, and weights of the blocks up to the diagonal.
+        "activation_bytes": f"{ON_RANK} * element_size * num_attention_heads "
+        "* (kv_channels + (seq_length + triangle_block_size) / 2)"
+    }
+    tuning = {"--triangle-attn": SWITCHED, "--triangle-block-size": (256, 512, 1024)}
     verify = scenarios(
         "--triangle-attn",
         (*LONG, *GQA, "--triangle-block-size", "64"),
@@ -86,6 +100,8 @@ class MaskedSoftmaxFeature(KernelFeature):
     packages = ("torch_npu>=2.6; platform == 'npu'",)
     docs = "mindspeed_kernels:docs/masked-softmax.md"
     places_modules = True
+    formulas = {"activation_bytes": f"{ON_RANK} * element_size * num_attention_heads * seq_length"}
+    tuning = {"--use-fused-masked-softmax": SWITCHED}
     verify = (
         *scenarios("--use-fused-masked-softmax", LONG, tolerance=2e-5),
         Scenario(

@@ -22,6 +22,12 @@ RECOMPUTE = (
     *("--recompute-method", "uniform"),
     *("--recompute-num-layers", "1"),
 )
+ON_RANK = "seq_length * micro_batch_size / (tensor_model_parallel_size * context_parallel_size)"
+"""Formula: tokens of a rank, where tensor parallelism divides what there is of each."""
+PARTS = "(tensor_model_parallel_size if sequence_parallel else 1)"
+"""Formula: ranks over which sequence parallelism divides tokens."""
+SWITCHED = (False, True)
+"""Values of a switch that are worth trying."""
 LAYOUTS: tuple[tuple[str, tuple[str, ...], int], ...] = (
     ("single", (), 1),
     ("tp2-sp", TP2, 2),

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from mindspeed_core.feature import Flag, Gain, Patch, Requirement
-from mindspeed_kernels.features.proofs import GQA, LLAMA, RECOMPUTE, KernelFeature, across, scenarios
+from mindspeed_kernels.features.proofs import (
+    GQA,
+    LLAMA,
+    RECOMPUTE,
+    SWITCHED,
+    KernelFeature,
+    across,
+    scenarios,
+)
 
 _ROPE = (*LLAMA, "--position-embedding-type", "rope")
 
@@ -33,6 +41,9 @@ class FusedRotaryEmbedding(KernelFeature):
         ),
     )
     docs = "mindspeed_kernels:docs/fused-rope.md"
+    # Cosine and sine are kept once for all layers.
+    formulas = {"activation_bytes": "0"}
+    tuning = {"--use-fused-rotary-pos-emb": SWITCHED}
     verify = (
         *scenarios("--use-fused-rotary-pos-emb", (*_ROPE, *GQA), gain=(Gain("peak_bytes", 1.0),)),
         *across(

@@ -13,6 +13,7 @@ from mindspeed_kernels.features.proofs import (
     RECOMPUTE,
     SHARDED,
     STEADY,
+    SWITCHED,
     KernelFeature,
     across,
     resumed,
@@ -67,7 +68,7 @@ class GradientAccumulationFusion(KernelFeature):
     )
     packages = ("torch_npu>=2.6; platform == 'npu'",)
     docs = "mindspeed_kernels:docs/matmul-add.md"
-    fake_tensors = None
+    tuning = {"--use-gradient-accumulation-fusion": SWITCHED}
     verify = (
         *scenarios("--use-gradient-accumulation-fusion", LLAMA, gain=(Gain("peak_bytes", 1.0),)),
         Scenario(
@@ -115,7 +116,7 @@ class GroupedExperts(KernelFeature):
     )
     packages = ("torch_npu>=2.6; platform == 'npu'",)
     docs = "mindspeed_kernels:docs/grouped-experts.md"
-    fake_tensors = None
+    tuning = {"--moe-grouped-gemm": SWITCHED}
     places_modules = True
     verify = (
         *across(_GROUPED, (), (LAYOUTS[0], ("ep2", _EP2, 2), LAYOUTS[1]), model=_MOE),
@@ -147,7 +148,7 @@ class GroupedGradientAccumulation(KernelFeature):
     )
     packages = ("torch_npu>=2.6; platform == 'npu'",)
     docs = "mindspeed_kernels:docs/gmm-add.md"
-    fake_tensors = None
+    tuning = {"--gemm-gradient-accumulation-fusion": SWITCHED}
     places_modules = True
     verify = (
         *across(_FUSED, _GROUPED, LAYOUTS[:1], model=_MOE, gains=(Gain("peak_bytes", 1.0),)),

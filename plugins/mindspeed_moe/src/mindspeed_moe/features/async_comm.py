@@ -34,7 +34,9 @@ class AsyncCommunication(Feature):
         ),
     )
     docs = "mindspeed_moe:docs/moe-async-comm.md"
+    fake_tensors = True
     deterministic = True
+    tuning = {_FLAG: (False, True)}
     affects_checkpoint = False
     verify = ASYNC_PROOFS
 

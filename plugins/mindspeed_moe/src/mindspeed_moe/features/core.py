@@ -32,6 +32,7 @@ class ExpertLayer(Feature):
     packages = ("torch_npu>=2.6; platform == 'npu'",)
     docs = "mindspeed_moe:docs/moe-core.md"
     places_modules = True
+    fake_tensors = True
     deterministic = True
     affects_checkpoint = False
     verify = CORE_PROOFS

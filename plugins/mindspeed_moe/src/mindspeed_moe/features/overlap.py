@@ -84,6 +84,8 @@ class AllToAllOverlap(_Overlap):
         *_LAYER,
         _dispatcher("alltoall", "it is the all-to-all that is hidden"),
     )
+    fake_tensors = True
+    tuning = {"--moe-alltoall-overlap-comm": (False, True)}
     docs = "mindspeed_moe:docs/moe-alltoall-overlap.md"
     verify = OVERLAP_PROOFS
 
@@ -107,5 +109,6 @@ class AllGatherOverlap(_Overlap):
         ),
         _dispatcher("allgather", "it is the gathering that is hidden"),
     )
+    tuning = {"--moe-allgather-overlap-comm": (False, True)}
     docs = "mindspeed_moe:docs/moe-allgather-overlap.md"
     verify = GATHER_OVERLAP_PROOFS

@@ -22,6 +22,7 @@ class SharedExpertCount(Feature):
     flags = (Flag(_FLAG, type=int, help="Number of shared experts, each as wide as a routed one."),)
     requires = (Requirement(flag="--num-experts", reason="shared experts stand beside routed ones"),)
     docs = "mindspeed_moe:docs/moe-shared-experts.md"
+    fake_tensors = True
     deterministic = True
     affects_checkpoint = False
     verify = SHARED_PROOFS

@@ -44,9 +44,13 @@ class ZeroMemory(Feature):
     )
     docs = "mindspeed_moe:docs/moe-zero-memory.md"
     deterministic = True
+    tuning = {_FLAG: (DISABLED, LEVEL0, LEVEL1)}
     affects_checkpoint = False
     formulas = {
-        "activation_bytes": "rows * (bytes * halves * moe_ffn_hidden_size + 4) with level0, 0 with level1"
+        # Of each row the first product and its probability; rows are those of evenly chosen experts.
+        "activation_bytes": "(seq_length * micro_batch_size * moe_router_topk / (context_parallel_size "
+        "* (tensor_model_parallel_size if sequence_parallel else 1)) * (element_size "
+        "* (2 if swiglu else 1) * moe_ffn_hidden_size + 4)) if moe_zero_memory == 'level0' else 0"
     }
     verify = ZERO_MEMORY_PROOFS
 

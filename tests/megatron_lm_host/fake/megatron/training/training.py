@@ -81,7 +81,7 @@ def pretrain(
     )[0]
     if args.save:
         save_checkpoint(iteration, model, optimizer, scheduler, 0, {})
-    for iterator in (valid_iterator, test_iterator):
+    for iterator in (valid_iterator, test_iterator) if args.eval_iters else ():
         evaluate_and_print_results("end", forward_step_func, iterator, model, iteration, None, config)
 
 

@@ -1,0 +1,146 @@
+"""Dry runs of a Megatron-LM script: its bytes and calls are those of a world that computes."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import fake_training as fake
+import pytest
+
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.standalone import loop as _standalone  # noqa: F401 - preloads what worlds need
+from mindspeed_core.instruments.phases import StoragePhases
+from mindspeed_core.testing.dry_run import MeasuredRank, differences
+from mindspeed_core.testing.worlds import run_world
+
+LENGTH = ("--train-iters", "2", "--eval-iters", "0", "--use-cpu-initialization")
+LAYOUTS = {
+    "distributed optimizer": ("--use-distributed-optimizer", "--bf16", "--overlap-grad-reduce"),
+    "tensor and sequence": ("--tensor-model-parallel-size", "2", "--sequence-parallel"),
+    "pipeline": ("--pipeline-model-parallel-size", "2"),
+}
+
+
+class Followed:
+    """Keeps what the steps of a run held and communicated."""
+
+    def __init__(self, storage=None, log=None):
+        self.storage, self.log, self.first = storage, log, 0
+
+    @hookimpl(wrapper=True)
+    def start_run(self, session):
+        if session.platform.dry_run:
+            self.storage, self.log = session.platform.storage, session.platform.communication
+        self.first = len(self.log.calls)
+        return (yield)
+
+    @hookimpl(wrapper=True)
+    def finish_run(self, session):
+        self.measured = MeasuredRank(
+            phases={phase.name: phase for phase in self.storage.report()},
+            calls=tuple(str(call) for call in self.log.calls[self.first :]),
+            groups=tuple((group.description, group.ranks) for group in self.log.groups),
+            features=session.plan.names,
+        )
+        return (yield)
+
+
+def follow_all(platform):
+    found = []
+    for flags in LAYOUTS.values():
+        found.append(follow(platform, *flags))
+        fake.forget_run()
+    return found
+
+
+def follow(platform, *flags):
+    from mindspeed_core.instruments.communication import count_communication
+    from mindspeed_core.instruments.storage import StorageTracker
+
+    with ExitStack() as stack:
+        if platform == "fake":
+            followed = Followed()
+            fake.adapt(extra=(followed,))
+        else:
+            log = stack.enter_context(count_communication(objects=True))
+            storage = stack.enter_context(StorageTracker())
+            followed = Followed(storage, log)
+            fake.adapt(extra=(followed, StoragePhases(storage)))
+        ended = fake.run_script("--platform", platform, *fake.GPT, *LENGTH, *flags)
+    assert ended["status"] == 0, ended["out"] + ended["err"]
+    return followed.measured
+
+
+@pytest.fixture(scope="module")
+def measured():
+    sides = [run_world(follow_all, 2, name, timeout=240) for name in ("cpu", "fake")]
+    return dict(zip(LAYOUTS, zip(*(zip(*ranks) for ranks in sides))))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_dry_run_has_the_bytes_and_calls_of_the_real_one(measured, layout):
+    computed, planned = measured[layout]
+
+    assert differences(computed, planned) == []
+    assert computed[0].calls
+
+
+def plan_alone(folder):
+    import os
+
+    os.environ.pop("RANK"), os.environ.pop("WORLD_SIZE"), os.environ.pop("LOCAL_RANK")
+    fake.adapt()
+    place = ("--platform", "fake", "--fake-world-size", "4", "--fake-rank", "3")
+    files = ("--load", f"{folder}/old", "--save", f"{folder}/new", "--save-interval", "1")
+    layout = ("--tensor-model-parallel-size", "2", *fake.GPT, *LENGTH)
+    found = {"whole": fake.run_script(*place, *files, *layout)}
+    fake.forget_run()
+    found["weights"] = fake.run_script(*place, *files, *layout, "--no-load-optim")
+    fake.forget_run()
+    os.environ["WORLD_SIZE"] = "8"
+    found["contradiction"] = fake.run_script(*place, *layout)
+    os.environ.pop("WORLD_SIZE")
+    script = fake.changed_script(
+        fake.Path(folder) / "pretrain_by_data.py",
+        [("    return GPTModel(", "    torch.rand(4).argmax().item()\n    return GPTModel(")],
+    )
+    found["data"] = fake.run_script(*place, *layout, script=script)
+    return found, sorted(path.name for path in fake.Path(folder).iterdir())
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return run_world(plan_alone, 1, str(tmp_path_factory.mktemp("alone")))[0]
+
+
+def test_checkpoints_are_counted_and_left_alone(alone):
+    found, files = alone
+
+    assert files == ["pretrain_by_data.py"]
+    assert "old was not read: " in found["whole"]["out"]
+    assert "new was not written: " in found["whole"]["out"]
+
+
+def test_weights_alone_are_a_third_of_a_checkpoint_of_adam(alone):
+    whole, weights = (_bytes_read(alone[0][name]["out"]) for name in ("whole", "weights"))
+
+    assert whole == pytest.approx(3 * weights, rel=0.01)
+
+
+def _bytes_read(text):
+    return int(text.split("was not read: ")[1].split(" bytes")[0].replace(",", ""))
+
+
+def test_a_variable_of_the_launcher_that_contradicts_a_flag_is_refused_in_one_sentence(alone):
+    refused = alone[0]["contradiction"]
+
+    assert refused["status"] == 1
+    assert "--fake-world-size 4: the launcher says WORLD_SIZE=8" in refused["err"]
+
+
+def test_a_model_that_depends_on_data_is_refused_with_the_place(alone):
+    refused = alone[0]["data"]
+
+    assert refused["status"] == 1
+    assert "the model depends on data, which a dry run does not have: " in refused["err"]
+    assert "pretrain_by_data.py:" in refused["err"]
