@@ -11,12 +11,13 @@ import json
 import multiprocessing
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from machine import write
+from machine import RESULTS, write
 
 from mindspeed_tune.driver import Ranks, records_of
 from mindspeed_tune.extrapolate import whole
@@ -76,16 +77,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="*", help="launches whose name contains one of these")
     parser.add_argument("--print-only", action="store_true", help="do not write benchmarks/results")
     chosen = parser.parse_args(arguments)
-    names = [n for n in LAUNCHES if not chosen.only or any(part in n for part in chosen.only)]
-    found: dict[str, Any] = {
-        "launches": {name: planned(read_command(LAUNCHES[name].split())) for name in names},
-        "groups": groups_of_a_rank(131_072),
-        "extrapolation": extrapolated(read_command(_SMALL.split())),
-        "injected": injected(read_command(_SMALL.split())),
+    names = [name for name in LAUNCHES if not chosen.only or any(part in name for part in chosen.only)]
+    small = read_command(_SMALL.split())
+    wanted: dict[str, Callable[[], Any]] = {
+        "groups": lambda: groups_of_a_rank(131_072),
+        **{name: partial(planned, read_command(LAUNCHES[name].split())) for name in names},
+        "extrapolation": lambda: extrapolated(small),
+        "injected": lambda: injected(small),
     }
-    print(json.dumps(found, indent=2))
-    if not chosen.print_only:
-        write("scale_plan", found)
+    path = RESULTS / "scale_plan.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if chosen.only and path.exists() else {}
+    found.pop("machine", None)
+    for name, measure in wanted.items():
+        found[name] = measure()
+        print(json.dumps({name: found[name]}, indent=2), flush=True)
+        if not chosen.print_only:
+            # What is measured stays, should a later part be interrupted.
+            write("scale_plan", found)
 
 
 def planned(command: LaunchCommand) -> dict[str, Any]:

@@ -118,7 +118,7 @@ EXPERTS = (
     ("flags", "group", "forms"),
     [
         (f"{CONTEXT} --use-flash-attn --pre-tockens 20", "CONTEXT_PARALLEL_GROUP", 2),
-        (EXPERTS, "EXPERT_", 4),
+        pytest.param(EXPERTS, "EXPERT_", 4, marks=pytest.mark.thorough),
     ],
     ids=["context", "experts"],
 )
