@@ -110,7 +110,8 @@ DENSE = MODEL.replace("--num-layers 6", "--num-layers 2")
 CONTEXT = "--context-parallel-size 4 --context-parallel-algo kvallgather_cp_algo --global-batch-size 16"
 EXPERTS = (
     "--num-experts 8 --moe-router-topk 2 --moe-token-dispatcher-type alltoall --expert-model-parallel-size 4 "
-    "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1 --global-batch-size 16"
+    "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1 "
+    "--global-batch-size 16"
 )
 
 
