@@ -131,33 +131,6 @@ def test_closed_forms_of_split_sequences_and_experts_are_what_was_counted(flags,
     assert sum(group in form.expected.group for form in found) == forms
 
 
-@pytest.mark.thorough
-def test_more_tokens_on_the_experts_of_a_rank_are_more_bytes():
-    command = read_command(f"mindspeed-train --fake-world-size 8 {DENSE} {EXPERTS}".split(), {})
-    bytes_at = []
-    for skew in (1.0, 1.5):
-        with Ranks(command, skew=skew) as runner:
-            [record] = runner.run([0])
-        bytes_at.append(whole(record).peak["activations"])
-    assert bytes_at[1] > bytes_at[0]
-
-
-@pytest.mark.thorough
-def test_an_interleaved_schedule_runs_in_the_order_of_the_timeline():
-    from mindspeed_tune.schedules import order
-
-    flags = f"{LAYOUT} --num-layers-per-virtual-pipeline-stage 1 --global-batch-size 32"
-    model = MODEL.replace("--num-layers 6", "--num-layers 8")
-    with Ranks(read_command(f"mindspeed-train --fake-world-size 8 {model} {flags}".split(), {})) as runner:
-        records = runner.run([0, 4])
-    assert make_plan(("train",), records).order.differences == ()
-    for record in records:
-        assert record.layout.vpp == 4
-        size = int(record.sizes["microbatch_group_size"])
-        for run in record.runs:
-            assert list(run.steps) == order(record.layout, record.stage, run.microbatches, size)
-
-
 def test_contradictory_variables_are_one_sentence():
     with pytest.raises(UserError, match="--fake-world-size says 8 ranks and the variable WORLD_SIZE says 4"):
         read_command(COMMAND.split(), {"WORLD_SIZE": "4"})
