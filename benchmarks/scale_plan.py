@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import resource
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from machine import write
+from machine import RESULTS, write
 
 from mindspeed_tune.driver import Ranks, records_of
 from mindspeed_tune.extrapolate import whole
@@ -22,6 +25,7 @@ from mindspeed_tune.hardware import read_hardware
 from mindspeed_tune.launch_command import LaunchCommand, read_command
 from mindspeed_tune.launch_plan import LaunchPlan, make_plan
 from mindspeed_tune.layout import Layout
+from mindspeed_tune.one_rank_groups import only_own_groups
 from mindspeed_tune.record import Call, RankRecord
 
 _LLAMA = (
@@ -73,16 +77,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="*", help="launches whose name contains one of these")
     parser.add_argument("--print-only", action="store_true", help="do not write benchmarks/results")
     chosen = parser.parse_args(arguments)
-    names = [n for n in LAUNCHES if not chosen.only or any(part in n for part in chosen.only)]
-    found: dict[str, Any] = {
-        "launches": {name: planned(read_command(LAUNCHES[name].split())) for name in names},
-        "groups": groups_of_a_rank(131_072),
-        "extrapolation": extrapolated(read_command(_SMALL.split())),
-        "injected": injected(read_command(_SMALL.split())),
+    names = [name for name in LAUNCHES if not chosen.only or any(part in name for part in chosen.only)]
+    small = read_command(_SMALL.split())
+    wanted: dict[str, Callable[[], Any]] = {
+        "groups": lambda: groups_of_a_rank(131_072),
+        **{name: partial(planned, read_command(LAUNCHES[name].split())) for name in names},
+        "extrapolation": lambda: extrapolated(small),
+        "injected": lambda: injected(small),
     }
-    print(json.dumps(found, indent=2))
-    if not chosen.print_only:
-        write("scale_plan", found)
+    path = RESULTS / "scale_plan.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if chosen.only and path.exists() else {}
+    found.pop("machine", None)
+    for name, measure in wanted.items():
+        found[name] = measure()
+        print(json.dumps({name: found[name]}, indent=2), flush=True)
+        if not chosen.print_only:
+            # What is measured stays, should a later part be interrupted.
+            write("scale_plan", found)
 
 
 def planned(command: LaunchCommand) -> dict[str, Any]:
@@ -113,18 +124,65 @@ def children_seconds() -> float:
 
 
 def groups_of_a_rank(world_size: int) -> dict[str, Any]:
-    """Compute the groups of single ranks of a large world."""
-    layout = Layout(world_size, tp=8, pp=16, cp=16, ep=64, etp=1)
-    ranks = [0, world_size // 3, world_size - 1]
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
-    sizes = {
-        "-".join(dimensions): layout.group(rank, dimensions, expert).size
-        for rank in ranks
-        for expert in (False, True)
-        for dimensions in (("tp",), ("cp",), ("dp", "cp"), ("pp",), ("tp", "pp"), ("tp", "dp", "cp"), ("ep",))
+    """Time megatron-core's own building of the groups of single ranks of a large world.
+
+    Each rank is a process of its own, forked from this one, in a world of fake groups.
+    """
+    import torch.testing._internal.distributed.fake_pg  # noqa: F401 - imports are not what is timed
+    from megatron.core import parallel_state  # noqa: F401
+
+    context = multiprocessing.get_context("fork")
+    found = {}
+    for rank in (0, world_size // 3, world_size - 1):
+        queue = context.SimpleQueue()
+        process = context.Process(target=_groups_of, args=(rank, world_size, queue))
+        process.start()
+        found[rank] = queue.get()
+        process.join()
+    return {
+        "world_size": world_size,
+        "cpu_seconds": max(seconds for seconds, _ in found.values()),
+        "ranks": list(found),
+        "sizes": found[0][1],
+        "as_computed": all(sizes == _computed_sizes(rank, world_size) for rank, (_, sizes) in found.items()),
     }
-    seconds = resource.getrusage(resource.RUSAGE_SELF).ru_utime - before
-    return {"world_size": world_size, "cpu_seconds": round(seconds, 4), "sizes": sizes}
+
+
+_PARALLEL = {"tp": 8, "pp": 16, "cp": 16, "ep": 64, "etp": 1}
+
+
+def _groups_of(rank: int, world_size: int, queue: Any) -> None:
+    import torch.distributed as dist
+    from megatron.core import parallel_state as state
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    before = time.process_time()
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    with only_own_groups(rank):
+        state.initialize_model_parallel(
+            _PARALLEL["tp"],
+            _PARALLEL["pp"],
+            context_parallel_size=_PARALLEL["cp"],
+            expert_model_parallel_size=_PARALLEL["ep"],
+            expert_tensor_parallel_size=_PARALLEL["etp"],
+            create_gloo_process_groups=False,
+        )
+    seconds = round(time.process_time() - before, 2)
+    sizes = {
+        "tp": state.get_tensor_model_parallel_world_size(),
+        "cp": state.get_context_parallel_world_size(),
+        "pp": state.get_pipeline_model_parallel_world_size(),
+        "dp-cp": state.get_data_parallel_world_size(with_context_parallel=True),
+        "ep": state.get_expert_model_parallel_world_size(),
+        "tp-pp": state.get_model_parallel_group().size(),
+    }
+    queue.put((seconds, sizes))
+
+
+def _computed_sizes(rank: int, world_size: int) -> dict[str, int]:
+    layout = Layout(world_size, **_PARALLEL)
+    names = ("tp", "cp", "pp", "dp-cp", "ep", "tp-pp")
+    return {name: layout.group(rank, name.split("-"), name == "ep").size for name in names}
 
 
 def extrapolated(command: LaunchCommand) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Patch
+from mindspeed_core.platforms.equal_blocks import without_values
 from mindspeed_core.platforms.fake.answers import Answers, reading_place
 from mindspeed_core.platforms.fake.known import known_values, run_known, tell_all
 
@@ -148,6 +149,7 @@ def shapes_only(mode: ShapesOnly, answering: AnsweringMode) -> Iterator[Answerin
     """
     with ExitStack() as stack:
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        stack.enter_context(without_values())
         stack.enter_context(mode)
         stack.enter_context(answering)
         yield answering

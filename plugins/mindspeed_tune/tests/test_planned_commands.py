@@ -104,3 +104,33 @@ def test_the_command_is_one_of_mindspeed_features_too():
     found = CliRunner().invoke(features, ["plan-scale", "--", "bash", "run.sh"])
     assert found.exit_code == 1
     assert "a shell script hides its command" in found.output
+
+
+DENSE = MODEL.replace("--num-layers 6", "--num-layers 2")
+CONTEXT = "--context-parallel-size 4 --context-parallel-algo kvallgather_cp_algo --global-batch-size 16"
+EXPERTS = (
+    "--num-experts 8 --moe-router-topk 2 --moe-token-dispatcher-type alltoall --expert-model-parallel-size 4 "
+    "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1 "
+    "--global-batch-size 16"
+)
+
+
+@pytest.mark.parametrize(
+    ("flags", "group", "forms"),
+    [
+        (f"{CONTEXT} --use-flash-attn --pre-tockens 20", "CONTEXT_PARALLEL_GROUP", 2),
+        pytest.param(EXPERTS, "EXPERT_", 4, marks=pytest.mark.thorough),
+    ],
+    ids=["context", "experts"],
+)
+def test_closed_forms_of_split_sequences_and_experts_are_what_was_counted(flags, group, forms):
+    with Ranks(read_command(f"mindspeed-train --fake-world-size 8 {DENSE} {flags}".split(), {})) as runner:
+        [record] = runner.run([5])
+    found = [form for kind in make_plan(("train",), [record]).kinds for form in kind.forms]
+    assert [form.difference for form in found] == [0.0] * len(found)
+    assert sum(group in form.expected.group for form in found) == forms
+
+
+def test_contradictory_variables_are_one_sentence():
+    with pytest.raises(UserError, match="--fake-world-size says 8 ranks and the variable WORLD_SIZE says 4"):
+        read_command(COMMAND.split(), {"WORLD_SIZE": "4"})

@@ -13,6 +13,8 @@ _SIZES = (
     "hidden_size",
     "num_attention_heads",
     "moe_router_topk",
+    "num_moe_experts",
+    "pre_tockens",
 )
 _FLAGS = (
     "sequence_parallel",
@@ -23,6 +25,18 @@ _FLAGS = (
     "num_experts",
     "multi_latent_attention",
     "moe_token_dispatcher_type",
+    "moe_router_dtype",
+    "context_parallel_algo",
+    "cp_grad_comm_dtype",
+    "cp_fetch_head_groups",
+    "cp_layout",
+    "cp_chunks_per_rank",
+    "context_parallel_kv_cache_policy",
+    "attention_mask_type",
+    "sparse_mode",
+    "reset_attention_mask",
+    "use_flash_attn",
+    "use_fusion_attn_v2",
 )
 
 
@@ -66,6 +80,11 @@ def sizes(run: Any) -> dict[str, float]:
         held = [buffer for chunk in run.model for buffer in _buffers(chunk, buffers)]
         found[f"{name}_elements"] = sum(buffer.numel for buffer in held)
         found[f"{name}_buckets"] = sum(len(buffer.buckets) for buffer in held)
+    # The flags leave open what the configuration has decided.
+    for name in ("num_query_groups", "kv_channels"):
+        found[name] = getattr(config, name, None) or 0
+    # Without overlap each of them brings the parameters of all others back too.
+    found["optimizers"] = len(getattr(run.optimizer, "chained_optimizers", ())) or 1
     found["moe_layers"] = sum(
         type(module).__name__ == "MoELayer" for chunk in run.model for module in chunk.modules()
     )

@@ -1,7 +1,8 @@
 """Closed forms of communication: calls and input bytes of a step, per group, without running anything.
 
 They cover megatron-core's own GPT: tensor parallelism with and without sequence parallelism, data parallelism
-with and without the distributed optimizer, pipelines, and experts dispatched by all-to-all. What they do not
+with and without the distributed optimizer, pipelines, experts dispatched by all-to-all, and sequences whose
+keys every rank fetches. What they do not
 cover is left out rather than guessed. A plan compares them with what was counted, in both directions: a form
 that disagrees is an error of the form or of the run.
 """
@@ -18,9 +19,12 @@ PIPELINE = "PIPELINE_MODEL_PARALLEL_GROUP"
 DATA = "DATA_PARALLEL_GROUP_WITH_CP"
 EXPERT = "EXPERT_MODEL_PARALLEL_GROUP"
 EXPERT_DATA = "EXPERT_DATA_PARALLEL_GROUP"
+EXPERT_BOTH = "EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP"
+CONTEXT = "CONTEXT_PARALLEL_GROUP"
 
 GATHER, SCATTER, REDUCE = "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"
 EXCHANGE = "all_to_all_single"
+_GATHERED = "kvallgather_cp_algo"
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,8 @@ def _all(record: RankRecord) -> Iterator[Expected]:
             yield from _tensor_parallel(record, stage)
     yield from _pipeline(record)
     yield from _data_parallel(record)
+    if record.flags.get("context_parallel_algo") == _GATHERED:
+        yield from _fetched_keys(record, stage)
     if record.flags.get("moe_token_dispatcher_type") == "alltoall":
         yield from _experts(record, stage)
 
@@ -183,8 +189,11 @@ def _data_parallel(record: RankRecord) -> Iterator[Expected]:
         param = 4 if param_dtype == "float32" else 2
         form = f"{gradient} bytes a parameter, buffers padded"
         yield Expected(group, SCATTER, grad_dtype, buckets, elements * gradient, form)
+        times = 1.0 if flags.get("overlap_param_gather") else sizes.get("optimizers", 1.0)
         form = f"{param} bytes a parameter / {shards} shards, buffers padded"
-        yield Expected(group, GATHER, param_dtype, buckets, elements * param / shards, form)
+        if times > 1:
+            form += f", once for each of {times:.0f} optimizers"
+        yield Expected(group, GATHER, param_dtype, times * buckets, times * elements * param / shards, form)
 
 
 def _experts(record: RankRecord, stage: Stage) -> Iterator[Expected]:
@@ -196,7 +205,68 @@ def _experts(record: RankRecord, stage: Stage) -> Iterator[Expected]:
     positions, hidden, dtype, size = _sizes(record)
     if record.flags.get("sequence_parallel"):
         positions /= layout.tp
-    calls = 4 * sizes["moe_layers"] * record.microbatches
+    passes = sizes["moe_layers"] * record.microbatches
     routed = positions * sizes["moe_router_topk"]
-    form = "4 m L tensors of s b topk h, tokens balanced"
-    yield Expected(EXPERT, EXCHANGE, dtype, calls, calls * routed * hidden * size, form)
+    rows, weights = 4 * passes * routed * hidden * size, 2 * passes * routed
+    wide = {"fp32": ("float32", 4), "fp64": ("float64", 8)}.get(str(record.flags.get("moe_router_dtype")))
+    if wide is None:
+        form = "4 m L tensors of s b topk h, 2 m L of s b topk, tokens balanced"
+        yield Expected(EXPERT, EXCHANGE, dtype, 6 * passes, rows + weights * size, form)
+    else:
+        form = "4 m L tensors of s b topk h, tokens balanced"
+        yield Expected(EXPERT, EXCHANGE, dtype, 4 * passes, rows, form)
+        form = "2 m L tensors of s b topk"
+        yield Expected(EXPERT, EXCHANGE, wide[0], 2 * passes, weights * wide[1], form)
+    counts = passes * sizes.get("num_moe_experts", 0) * 8
+    yield Expected(EXPERT_BOTH, GATHER, "int64", passes if counts else 0, counts, "m L counts of all experts")
+
+
+def _fetched_keys(record: RankRecord, stage: Stage) -> Iterator[Expected]:
+    """Yield the exchange of keys and values, and of their gradients, among ranks with two chunks each."""
+    layout, sizes, flags = record.layout, record.sizes, record.flags
+    unlike = ("multi_latent_attention", "recompute_granularity", "reset_attention_mask")
+    if layout.cp == 1 or any(flags.get(name) for name in unlike) or stage.predictions:
+        return
+    if (flags.get("sparse_mode") or 0) not in (0, 2) or flags.get("attention_mask_type", "causal") != "causal":
+        return
+    if flags.get("cp_layout", "auto") not in ("auto", "zigzag") or flags.get("cp_chunks_per_rank"):
+        return
+    if flags.get("cp_fetch_head_groups", 1) > 1:
+        return
+    _, _, dtype, size = _sizes(record)
+    length, place = int(sizes["seq_length"]), layout.place(record.rank)["cp"]
+    banded = (flags.get("use_flash_attn") or flags.get("use_fusion_attn_v2")) and not flags.get("sparse_mode")
+    window = int(sizes.get("pre_tockens", length)) if banded else length
+    owned = [_chunks(length, layout.cp, rank) for rank in range(layout.cp)]
+    sent = sum(_fetched(queries, owned[place], window) for queries in owned)
+    received = sum(_fetched(owned[place], keys, window) for keys in owned)
+    heads = max(1.0, sizes.get("num_query_groups", sizes["num_attention_heads"]) / layout.tp)
+    row = sizes["micro_batch_size"] * heads * 2 * sizes["kv_channels"]
+    passes = record.microbatches * sum(stage.layers.values())
+    wide = flags.get("cp_grad_comm_dtype") == "fp32"
+    fetched, gradients = 2 * passes * sent * row * size, passes * received * row
+    form = "2 m L fetches of the keys and values that others see of this rank's"
+    if not wide:
+        form += ", m L exchanges of gradients"
+        yield Expected(CONTEXT, EXCHANGE, dtype, 3 * passes, fetched + gradients * size, form)
+        return
+    if dtype == "float32":
+        yield Expected(CONTEXT, EXCHANGE, dtype, 3 * passes, fetched + gradients * 4, form)
+        return
+    yield Expected(CONTEXT, EXCHANGE, dtype, 2 * passes, fetched, form)
+    form = "m L gradients of the keys and values that this rank sees"
+    yield Expected(CONTEXT, EXCHANGE, "float32", passes, gradients * 4, form)
+
+
+def _chunks(length: int, ranks: int, rank: int) -> tuple[tuple[int, int], ...]:
+    """Return the positions of a rank of context parallelism: a chunk from either end."""
+    step = length // (2 * ranks)
+    return tuple((chunk * step, (chunk + 1) * step) for chunk in (rank, 2 * ranks - 1 - rank))
+
+
+def _fetched(queries: tuple[tuple[int, int], ...], keys: tuple[tuple[int, int], ...], window: int) -> int:
+    """Return how many of the keys some of the queries see, causally and within a window."""
+    seen = [(max(0, start - window), end) for start, end in queries]
+    if seen[0][1] > seen[1][0]:
+        seen = [(min(seen[0][0], seen[1][0]), seen[1][1])]
+    return sum(max(0, min(high, end) - max(low, start)) for low, high in seen for start, end in keys)

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
+from mindspeed_core.platforms.equal_blocks import times
 from mindspeed_tune.roofline import ATTENTION, BYTES, OPERATORS, matrix_key
 
 _aten = torch.ops.aten
@@ -53,20 +54,21 @@ class WorkCounter(TorchDispatchMode):
         if first is not None:
             a, b = args[first], args[first + 1]
             batch = prod(a.shape[:-2])
-            counts[matrix_key(_dtype(a), a.shape[-2] * batch, b.shape[-1], a.shape[-1])] += 1
+            counts[matrix_key(_dtype(a), a.shape[-2] * batch, b.shape[-1], a.shape[-1])] += times()
             return
         if packet in (_FLASH, _FLASH_BACKWARD):
             query, key, value = args[:3] if packet is _FLASH else args[1:4]
-            counts[f"{ATTENTION} {_dtype(query)}"] += _flash(query, key, value, packet is _FLASH)
+            counts[f"{ATTENTION} {_dtype(query)}"] += times() * _flash(query, key, value, packet is _FLASH)
             return
         formula = flop_registry.get(packet)
         if formula is not None:
             given = next(_tensors(args), None)
             dtype = _dtype(given) if given is not None else "float32"
-            counts[f"{ATTENTION} {dtype}"] += int(formula(*args, **kwargs, out_val=result))
+            counts[f"{ATTENTION} {dtype}"] += times() * int(formula(*args, **kwargs, out_val=result))
             return
-        counts[OPERATORS] += 1
-        counts[BYTES] += sum(t.numel() * t.element_size() for t in _tensors((args, kwargs, result)))
+        counts[OPERATORS] += times()
+        moved = sum(t.numel() * t.element_size() for t in _tensors((args, kwargs, result)))
+        counts[BYTES] += times() * moved
 
 
 def _flash(query: Any, key: Any, value: Any, forward: bool) -> int:

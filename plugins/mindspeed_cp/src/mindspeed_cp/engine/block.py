@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import Tensor
 
+from mindspeed_core.platforms.equal_blocks import run_blocks
 from mindspeed_cp.engine.kernels.choice import kernel_for
-from mindspeed_cp.engine.kernels.contract import BackwardBlock
+from mindspeed_cp.engine.kernels.contract import BackwardBlock, BlockKernel
+from mindspeed_cp.engine.kernels.rows import part_shape
 from mindspeed_cp.engine.merging import Merger
 from mindspeed_cp.engine.scores import Scores
 from mindspeed_cp.engine.tasks import Task
 
 Work = tuple[tuple[slice, tuple[Task, ...], Scores], ...]
 """Samples that share a mask rule, the tasks in their local rows, and scale, mask rule, bias and dropout."""
+
+
+def _parts(kernel: BlockKernel, task: Task, scores: Scores, heads: int) -> Iterable[Task]:
+    return run_blocks(kernel.parts(task, scores, heads), lambda part: part_shape(part, scores))
 
 
 def attend(merger: Merger, query: Tensor, key: Tensor, value: Tensor, work: Work) -> None:
@@ -29,7 +37,7 @@ def attend(merger: Merger, query: Tensor, key: Tensor, value: Tensor, work: Work
         heads = queries.shape[0] * queries.shape[1]
         for task in tasks:
             kernel = kernel_for(queries, keys, values, task, scores)
-            for part in kernel.parts(task, scores, heads):
+            for part in _parts(kernel, task, scores, heads):
                 q = queries[:, :, slice(*part.rows)]
                 k, v = keys[:, :, slice(*part.columns)], values[:, :, slice(*part.columns)]
                 merger.add(samples, part.rows, *kernel.forward(q, k, v, part, scores))
@@ -58,7 +66,7 @@ def attend_backward(
         heads = len(range(*samples.indices(query.shape[0]))) * query.shape[1]
         for task in tasks:
             kernel = kernel_for(query, key, value, task, scores)
-            for part in kernel.parts(task, scores, heads):
+            for part in _parts(kernel, task, scores, heads):
                 rows = (samples, slice(None), slice(*part.rows))
                 columns = (samples, slice(None), slice(*part.columns))
                 tensors = outer[rows], query[rows], key[columns], value[columns], output[rows], logsum[rows]

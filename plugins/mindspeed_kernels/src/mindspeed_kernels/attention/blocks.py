@@ -83,6 +83,13 @@ class Block:
     whole: bool
     number: int
 
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """Return everything that decides which operations the block takes, and on how many elements."""
+        rows, columns = (interval[1] - interval[0] for interval in (self.rows, self.columns))
+        limits = () if self.whole else self.piece.visibility.limits(self.rows, self.columns)
+        return id(self.piece), rows, columns, self.causal, self.whole, limits
+
     def of_rows(self, tensor: Tensor) -> Tensor:
         """Return the block's queries of ``[b, n, sq, ...]``."""
         first = self.piece.rows[0]

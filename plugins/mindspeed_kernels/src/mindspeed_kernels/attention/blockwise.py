@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mindspeed_core.platforms.equal_blocks import run_blocks
 from mindspeed_kernels.attention.block_kernels import (
     flash_backward,
     flash_forward,
@@ -87,7 +88,7 @@ def attend(
     if not whole:
         result = query.new_zeros(batch, heads, sq, width)
         logsums = query.new_full((batch, heads, sq), float("inf"), dtype=wide)
-    for block in blocks:
+    for block in run_blocks(blocks, _shape):
         mask = mask_of(attention, block, query.device)
         inputs = block.of_rows(query), block.of_columns(key), block.of_columns(value)
         context, logsum = kernel(*inputs, mask, block, attention)
@@ -100,6 +101,10 @@ def attend(
             block.of_rows(result).copy_(context[..., :width])
             block.of_rows(logsums).copy_(logsum)
     return with_sink(result, logsums, sink)
+
+
+def _shape(block: Block) -> tuple[object, ...]:
+    return block.shape
 
 
 def _covers(blocks: list[Block], query: Tensor, key: Tensor) -> bool:
@@ -147,7 +152,7 @@ def attend_backward(
     if not _covers(blocks, query, key):
         sums = torch.zeros_like(query), _sums_like(key), _sums_like(value)
     to_query, to_key, to_value = sums or (query, key, value)
-    for block in blocks:
+    for block in run_blocks(blocks, _shape):
         mask = mask_of(attention, block, query.device)
         outer, inner = block.of_rows, block.of_columns
         tensors = outer(gradient), outer(query), inner(key), inner(value), outer(context), outer(logsum)

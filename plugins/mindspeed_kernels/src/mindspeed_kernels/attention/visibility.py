@@ -88,6 +88,12 @@ class Visibility:
             first, last = 0, max(last, *self.prefix)
         return first, max(first, last)
 
+    def limits(self, rows: tuple[int, int], columns: tuple[int, int]) -> tuple[bool, bool]:
+        """Return whether a block has keys too far behind some of its queries, and too far ahead."""
+        first, last = columns
+        behind = self.left is not None and rows[1] - 1 + self.offset - self.left > first
+        return behind, self.right is not None and rows[0] + self.offset + self.right < last - 1
+
     def block(self, rows: tuple[int, int], columns: tuple[int, int], device: torch.device) -> Tensor | None:
         """Return which keys are visible in a block; None when all are.
 
@@ -98,9 +104,10 @@ class Visibility:
         position = torch.arange(rows[0] + self.offset, rows[1] + self.offset, device=device).unsqueeze(1)
         key = torch.arange(first, last, device=device).unsqueeze(0)
         visible: Tensor | None = None
-        if self.left is not None and rows[1] - 1 + self.offset - self.left > first:
+        behind, ahead = self.limits(rows, columns)
+        if behind and self.left is not None:
             visible = key >= position - self.left
-        if self.right is not None and rows[0] + self.offset + self.right < last - 1:
+        if ahead and self.right is not None:
             near = key <= position + self.right
             visible = near if visible is None else visible & near
         if visible is not None:

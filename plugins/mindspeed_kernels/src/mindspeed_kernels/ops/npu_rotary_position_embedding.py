@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from mindspeed_kernels.call import Call, TensorFacts
 from mindspeed_kernels.contract import NPU_FLOATING, Choice, ContractError, Divisible, Dtype, Holds, Rank
 from mindspeed_kernels.ops.availability import kernel_of_training_devices
-from mindspeed_kernels.ops.cached_rows import rows_at_a_time
+from mindspeed_kernels.ops.cached_rows import row_blocks, rows_at_a_time
 from mindspeed_kernels.ops.compiled import add_compiled
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
@@ -68,8 +68,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, mode: int, backward: bool) -> 
     step = rows_at_a_time(x, _CACHED_ELEMENTS)
     # Converted rows use the same memory again and again.
     rooms = None if x.dtype == wide else x.new_empty(2, step, *x.shape[1:], dtype=wide)
-    for start in range(0, x.shape[0], step):
-        block = slice(start, start + step)
+    for block in row_blocks(x.shape[0], step):
         cosine, sine = _block(cos, block).to(wide), _block(sin, block).to(wide)
         sine_a, sine_b = _parts(sine, mode)
         if backward:

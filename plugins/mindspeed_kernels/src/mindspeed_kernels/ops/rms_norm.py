@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from mindspeed_kernels.call import Call
 from mindspeed_kernels.contract import NPU_FLOATING, Dtype, NotEmpty, Range, Rank, SameSize
 from mindspeed_kernels.ops.availability import ascend_generation, torch_npu_missing
-from mindspeed_kernels.ops.cached_rows import rows_at_a_time
+from mindspeed_kernels.ops.cached_rows import row_blocks, rows_at_a_time
 from mindspeed_kernels.ops.compiled import add_compiled
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
@@ -100,7 +100,8 @@ def _normalized_in_blocks(rows: Tensor, scale: Tensor, eps: float) -> tuple[Tens
     result = torch.empty_like(rows, memory_format=torch.contiguous_format)
     rstd = scale.new_empty(rows.shape[0], 1)
     room = None if rows.dtype == scale.dtype else scale.new_empty(step, width)
-    for part, out, factor in zip(rows.split(step), result.split(step), rstd.split(step), strict=True):
+    for block in row_blocks(rows.shape[0], step):
+        part, out, factor = rows[block], result[block], rstd[block]
         values = part if room is None else room[: part.shape[0]].copy_(part)
         torch.linalg.vector_norm(values, dim=-1, keepdim=True, out=factor)
         factor.square_().div_(width).add_(eps).rsqrt_()
@@ -116,9 +117,10 @@ def _gradients_in_blocks(rows: Tensor, outer: Tensor, scale: Tensor, rstd: Tenso
     to_rows, to_scale = torch.empty_like(rows, memory_format=torch.contiguous_format), torch.zeros_like(scale)
     cubes = rstd.pow(3).div_(-width)
     rooms = scale.new_empty(1 if rows.dtype == scale.dtype else 3, step, width)
-    for part, gradient, factor, cube, result in zip(
-        *(tensor.split(step) for tensor in (rows, outer, rstd, cubes, to_rows)), strict=True
-    ):
+    for block in row_blocks(rows.shape[0], step):
+        part, gradient, factor, cube, result = (
+            tensor[block] for tensor in (rows, outer, rstd, cubes, to_rows)
+        )
         count, values, target = part.shape[0], part, result
         if len(rooms) > 1:
             values, gradient = rooms[1, :count].copy_(part), rooms[2, :count].copy_(gradient)

@@ -8,7 +8,7 @@ rounded once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from mindspeed_kernels.contract import NPU_FLOATING, ContractError, Dtype, NotEmpty, Rank
 from mindspeed_kernels.ops.availability import ascend_generation, torch_npu_missing
-from mindspeed_kernels.ops.cached_rows import rows_at_a_time
+from mindspeed_kernels.ops.cached_rows import row_blocks, rows_at_a_time
 from mindspeed_kernels.ops.compiled import add_compiled
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
@@ -120,11 +120,8 @@ def _room(rows: Tensor, wide: torch.dtype, copies: int = 2) -> Tensor | None:
     return rows.new_empty(copies, rows_at_a_time(rows, _CACHED_ELEMENTS), rows.shape[1], dtype=wide)
 
 
-def _blocks(rows: Tensor) -> Iterator[slice]:
-    """Return slices of rows, so few that intermediate results stay in a CPU's cache."""
-    step = rows_at_a_time(rows, _CACHED_ELEMENTS)
-    for start in range(0, rows.shape[0], step):
-        yield slice(start, start + step)
+def _blocks(rows: Tensor) -> Iterable[slice]:
+    return row_blocks(rows.shape[0], rows_at_a_time(rows, _CACHED_ELEMENTS))
 
 
 def _check(x: Tensor, dim: int) -> None:

@@ -6,6 +6,7 @@ What is made for each score must stay small, whatever the length of the sequence
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Hashable
 from functools import lru_cache
 
 import numpy as np
@@ -64,6 +65,19 @@ def in_rows(task: Task, most: int) -> tuple[Task, ...]:
         else:
             found.append(Task((low, high), (first, last), task.kind, origin))
     return tuple(found)
+
+
+def part_shape(task: Task, scores: Scores) -> Hashable:
+    """Return everything that decides which operations a part takes, and on how many elements."""
+    rows, columns = task.rows[1] - task.rows[0], task.columns[1] - task.columns[0]
+    if task.kind != MASKED:
+        return task.kind, rows, columns
+    if scores.rule.matrix is not None:
+        return task
+    start = task.origin[1]
+    low, high = scores.rule.reach(positions(task)[0])
+    hides = bool(low.max() > start or high.min() < start + columns)
+    return task.kind, rows, columns, hides, is_band(task, scores.rule)
 
 
 def positions(task: Task) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
