@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from itertools import groupby
 from typing import TypeVar
 
 T = TypeVar("T")
 
-_dry: ContextVar[bool] = ContextVar("dry", default=False)
-_times: ContextVar[int] = ContextVar("times", default=1)
+# Plain names: torch.compile traces code that asks for them, and stops at a context variable.
+_dry = False
+_times = 1
 
 
 def run_blocks(blocks: Iterable[T], shape: Callable[[T], Hashable]) -> Iterable[T]:
@@ -26,33 +26,36 @@ def run_blocks(blocks: Iterable[T], shape: Callable[[T], Hashable]) -> Iterable[
         blocks: whose results are written into memory that is there before, and of which nothing is kept.
         shape: everything that decides which operations a block takes, and on how many elements.
     """
-    return _representatives(blocks, shape) if _dry.get() else blocks
+    return _representatives(blocks, shape) if _dry else blocks
 
 
 def times() -> int:
     """Return for how many blocks the one stands that runs."""
-    return _times.get()
+    return _times
 
 
 @contextmanager
 def without_values() -> Iterator[None]:
     """Let blocks of one shape stand for each other inside the context: nothing is computed."""
-    before = _dry.set(True)
+    global _dry
+    before, _dry = _dry, True
     try:
         yield
     finally:
-        _dry.reset(before)
+        _dry = before
 
 
 def _representatives(blocks: Iterable[T], shape: Callable[[T], Hashable]) -> Iterator[T]:
+    global _times
+    before = _times
     for _, alike in groupby(blocks, key=shape):
         found = list(alike)
         yield found[0]
         if len(found) > 2:
-            before = _times.set(_times.get() * (len(found) - 2))
+            _times = before * (len(found) - 2)
             try:
                 yield found[1]
             finally:
-                _times.reset(before)
+                _times = before
         if len(found) > 1:
             yield found[-1]

@@ -54,9 +54,8 @@ def measured(build, blocks_stand_for_others: bool):
     with ExitStack() as stack:
         stack.enter_context(shapes_only(ShapesOnly(), AnsweringMode()))
         stack.enter_context(tracker)
-        if not blocks_stand_for_others:
-            token = equal_blocks._dry.set(False)
-            stack.callback(equal_blocks._dry.reset, token)
+        patched = stack.enter_context(pytest.MonkeyPatch.context())
+        patched.setattr(equal_blocks, "_dry", blocks_stand_for_others)
         stack.enter_context(work)
         work.key = "forward"
         result = build()

@@ -227,11 +227,11 @@ def _fetched_keys(record: RankRecord, stage: Stage) -> Iterator[Expected]:
     unlike = ("multi_latent_attention", "recompute_granularity", "reset_attention_mask")
     if layout.cp == 1 or any(flags.get(name) for name in unlike) or stage.predictions:
         return
-    if (flags.get("sparse_mode") or 0) not in (0, 2) or flags.get("attention_mask_type", "causal") != "causal":
+    if (flags.get("sparse_mode") or 0) not in (0, 2):
+        return
+    if flags.get("attention_mask_type", "causal") != "causal" or flags.get("cp_fetch_head_groups", 1) > 1:
         return
     if flags.get("cp_layout", "auto") not in ("auto", "zigzag") or flags.get("cp_chunks_per_rank"):
-        return
-    if flags.get("cp_fetch_head_groups", 1) > 1:
         return
     _, _, dtype, size = _sizes(record)
     length, place = int(sizes["seq_length"]), layout.place(record.rank)["cp"]
