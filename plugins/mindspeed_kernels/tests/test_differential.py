@@ -42,6 +42,7 @@ DIFFERENTIABLE = [
     "npu_fusion_attention",
     "npu_gmm",
     "npu_gmm_v2",
+    "npu_lightning_indexer",
     "npu_moe_token_permute",
     "npu_moe_token_permute_with_routing_map",
     "npu_moe_token_unpermute",

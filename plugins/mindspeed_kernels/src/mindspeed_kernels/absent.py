@@ -36,7 +36,6 @@ ABSENT: Mapping[str, str] = {
         "training with 4-bit weights is not here; use npu_gmm, or npu_weight_quant_gmm for int8 weights "
         "without gradients"
     ),
-    "npu_lightning_indexer": _SPARSE,
     "npu_sparse_lightning_indexer_grad_kl_loss": _SPARSE,
     "npu_sparse_attn_shared_kv": (
         "sparse attention is not part of mindspeed-kernels, and torch_npu 2.13 has no such kernel"

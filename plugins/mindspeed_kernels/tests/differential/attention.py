@@ -294,3 +294,52 @@ def triangle_attention(draws):
         return (context.permute(2, 0, 1, 3) * (1.0 - dropout),)
 
     return Case((q, k, v), formula, options, tolerance=TOLERANCE)
+
+
+@generates("npu_lightning_indexer")
+def indexer(draws):
+    batch, rows, keys, dtype = draws.size(), draws.size(), draws.size(), draws.dtype()
+    heads = draws.choice((2, 1, 3) if draws.checkable else (8, 1, 3, 64))
+    width = 3 if draws.checkable else draws.choice((128, 8))
+    query = draws.tensor(batch, rows, heads, width, dtype=dtype)
+    key = draws.tensor(batch, keys, 1, width, dtype=dtype)
+    weights = draws.tensor(batch, rows, heads, dtype=dtype)
+    options = {"sparse_count": draws.choice((4, 1, 40)), "sparse_mode": draws.choice((3, 0))}
+
+    def formula(query, key, weights, places, sparse_count, sparse_mode):
+        products = torch.einsum("bsnd,btd->bsnt", query, key[:, :, 0])
+        scores = (torch.where(products > 0, products, 0.0) * weights.unsqueeze(-1)).sum(2)
+        seen = torch.ones(rows, keys, dtype=torch.bool)
+        if sparse_mode == 3:
+            seen = torch.arange(keys) <= torch.arange(rows).unsqueeze(1) + keys - rows
+        check_choice(scores.detach(), seen, places.squeeze(2).long(), sparse_count)
+        chosen = places.squeeze(2).long()
+        values = torch.gather(scores, 2, chosen.clamp(min=0))
+        values = torch.where(chosen < 0, torch.zeros_like(values), values)
+        return places, values.unsqueeze(2)
+
+    def results(found):
+        # Small differences of infinite numbers are none.
+        return (found[0], found[1].masked_fill(found[1].isneginf(), 0.0))
+
+    return Case(
+        (query, key, weights), formula, options, dtypes=(torch.int32, dtype), knows=(0,), results=results
+    )
+
+
+def check_choice(scores, seen, places, count):
+    """Judge which keys were chosen: the highest of those that are seen, each once, the highest first."""
+    slack = 1e-4 * max(1.0, scores.abs().max().item())
+    for row in range(scores.shape[1]):
+        visible = seen[row].nonzero().flatten().tolist()
+        for batch in range(scores.shape[0]):
+            chosen = places[batch, row].tolist()
+            found = [place for place in chosen if place >= 0]
+            assert len(set(found)) == len(found) == min(count, len(visible))
+            assert chosen == found + [-1] * (count - len(found))
+            assert set(found) <= set(visible)
+            of_found = scores[batch, row, found]
+            assert bool((of_found[:-1] >= of_found[1:] - slack).all())
+            rest = [place for place in visible if place not in set(found)]
+            if rest and found:
+                assert of_found.min() >= scores[batch, row, rest].max() - slack

@@ -44,6 +44,7 @@ from mindspeed_kernels.ops.npu_all_to_all_all_gather_bmm import npu_alltoall_all
 from mindspeed_kernels.ops.npu_bmm_reduce_scatter_all_to_all import npu_bmm_reducescatter_alltoall
 from mindspeed_kernels.ops.npu_grouped_mat_mul_all_reduce import npu_grouped_mat_mul_all_reduce
 from mindspeed_kernels.ops.npu_groupmatmul_add import npu_groupmatmul_add_fp32
+from mindspeed_kernels.ops.npu_lightning_indexer import npu_lightning_indexer
 from mindspeed_kernels.ops.npu_matmul_add import npu_matmul_add_fp32
 from mindspeed_kernels.ops.npu_mm_all_reduce_add_rms_norm import npu_mm_all_reduce_add_rms_norm
 from mindspeed_kernels.ops.npu_mm_all_reduce_add_rms_norm_ import npu_mm_all_reduce_add_rms_norm_
@@ -96,6 +97,7 @@ __all__ = [
     "npu_gmm_v2",
     "npu_grouped_mat_mul_all_reduce",
     "npu_groupmatmul_add_fp32",
+    "npu_lightning_indexer",
     "npu_matmul_add_fp32",
     "npu_mm_all_reduce_add_rms_norm",
     "npu_mm_all_reduce_add_rms_norm_",

@@ -10,8 +10,7 @@ import json
 from pathlib import Path
 
 UNUSED = {
-    "the lightning indexer of sparse attention": ("npu_lightning_indexer",),
-    "the gradient of its KL loss": (
+    "the gradient of the KL loss of the lightning indexer": (
         "npu_sparse_lightning_indexer_grad_kl_loss",
         "npu_dense_lightning_indexer_grad_kl_loss",
     ),
