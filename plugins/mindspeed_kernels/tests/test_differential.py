@@ -48,6 +48,7 @@ DIFFERENTIABLE = [
     "npu_moe_token_unpermute",
     "npu_moe_token_unpermute_with_routing_map",
     "npu_rotary_position_embedding",
+    "npu_sparse_lightning_indexer_grad_kl_loss",
     "rms_norm",
     "scaled_masked_softmax",
     "swiglu",

@@ -58,6 +58,9 @@ from mindspeed_kernels.ops.npu_moe_token_unpermute_with_routing_map import (
 )
 from mindspeed_kernels.ops.npu_ring_attention_update import npu_ring_attention_update
 from mindspeed_kernels.ops.npu_rotary_position_embedding import npu_rotary_position_embedding
+from mindspeed_kernels.ops.npu_sparse_lightning_indexer_grad_kl_loss import (
+    npu_sparse_lightning_indexer_grad_kl_loss,
+)
 from mindspeed_kernels.ops.operator import OPERATORS, Operator, Sample
 from mindspeed_kernels.ops.overlapped_matmul import (
     all_gather_matmul,
@@ -109,6 +112,7 @@ __all__ = [
     "npu_quant_gmm_v2",
     "npu_ring_attention_update",
     "npu_rotary_position_embedding",
+    "npu_sparse_lightning_indexer_grad_kl_loss",
     "npu_weight_quant_gmm",
     "npu_weight_quant_gmm_v2",
     "rms_norm",

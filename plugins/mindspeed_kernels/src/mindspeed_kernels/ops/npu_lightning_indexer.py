@@ -76,7 +76,7 @@ def npu_lightning_indexer_reference(
         differentiable. Which of equal scores comes first is up to the backend.
     """
     check_numbers(sparse_count, sparse_mode, (pre_tokens, next_tokens), cmp_ratio)
-    scores = _scores(query, key, weights)
+    scores = index_scores(query, key, weights)
     rows, keys = scores.shape[1:]
     seen = torch.ones(rows, keys, dtype=torch.bool, device=query.device)
     if sparse_mode == 3:
@@ -86,13 +86,13 @@ def npu_lightning_indexer_reference(
     ranked = ranked[..., :sparse_count]
     found = seen.expand(scores.shape).gather(-1, ranked)
     places = ranked.masked_fill(~found, -1).to(torch.int32)
-    values = _at(scores, ranked).masked_fill(~found, lowest).to(query.dtype)
+    values = entries_at(scores, ranked).masked_fill(~found, lowest).to(query.dtype)
     missing = (0, sparse_count - ranked.shape[-1])
     places = torch.nn.functional.pad(places, missing, value=-1)
     return places.unsqueeze(2), torch.nn.functional.pad(values, missing, value=lowest).unsqueeze(2)
 
 
-def _at(scores: Tensor, places: Tensor) -> Tensor:
+def entries_at(scores: Tensor, places: Tensor) -> Tensor:
     """Return the entries ``[b, s1, k]`` of scores; `torch.gather` has another backward on each device."""
     count = scores.shape[0] * scores.shape[1]
     starts = torch.arange(count, device=scores.device).view(*scores.shape[:2], 1) * scores.shape[2]
@@ -112,7 +112,7 @@ def check_numbers(count: int, mode: int, window: tuple[int, int], ratio: int) ->
         )
 
 
-def _scores(query: Tensor, key: Tensor, weights: Tensor) -> Tensor:
+def index_scores(query: Tensor, key: Tensor, weights: Tensor) -> Tensor:
     """Return the scores ``[b, s1, s2]``, in float32 at least."""
     dtype = torch.promote_types(query.dtype, torch.float32)
     products = torch.einsum("bsnd,btd->bsnt", query.to(dtype), key.squeeze(2).to(dtype)).relu()
@@ -238,7 +238,7 @@ class IndexOnNpu(torch.autograd.Function):
         else:
             with torch.enable_grad():
                 leaves = [one.detach().requires_grad_() for one in (query, key, weights)]
-                scores = _scores(*leaves)
+                scores = index_scores(*leaves)
             found = places.squeeze(2) >= 0
             chosen = places.squeeze(2).long().clamp(min=0)
             outer = gradient.squeeze(2).to(scores.dtype).masked_fill(~found, 0.0)
