@@ -100,7 +100,7 @@ SUCCESSORS = (
     ),
     _gone("training with simulated quantization is not here", "--qat-scheme"),
     _gone(
-        "sparse attention (DSA) and its kernels are not here",
+        "sparse attention (DSA) is not here; its indexer and the loss of that are operators",
         "--apply-rope-in-complex --use-dsa-absorb --use-fused-lightning-indexer* "
         "--use-fused-sparse-flash-attention",
     ),

@@ -6,10 +6,6 @@ from collections.abc import Mapping
 
 _SINGLE = "it is the call below the operator of the name without single, which is here; use that one"
 _OPTIMIZER = "a fused optimizer step is no operator of a model; torch.optim.AdamW(fused=True) is one"
-_SPARSE = (
-    "sparse attention is not part of mindspeed-kernels; torch_npu 2.13 has the kernel, for which no contract "
-    "is written here"
-)
 _TENSOR_PARALLEL = "it belongs to a package for tensor parallelism, which does not exist yet"
 _EXCHANGE = (
     "torch_npu 2.13 has the kernel, for which no contract is written here; exchange the rows with "
@@ -36,8 +32,6 @@ ABSENT: Mapping[str, str] = {
         "training with 4-bit weights is not here; use npu_gmm, or npu_weight_quant_gmm for int8 weights "
         "without gradients"
     ),
-    "npu_lightning_indexer": _SPARSE,
-    "npu_sparse_lightning_indexer_grad_kl_loss": _SPARSE,
     "npu_sparse_attn_shared_kv": (
         "sparse attention is not part of mindspeed-kernels, and torch_npu 2.13 has no such kernel"
     ),

@@ -294,3 +294,105 @@ def triangle_attention(draws):
         return (context.permute(2, 0, 1, 3) * (1.0 - dropout),)
 
     return Case((q, k, v), formula, options, tolerance=TOLERANCE)
+
+
+@generates("npu_lightning_indexer")
+def indexer(draws):
+    batch, rows, keys, dtype = draws.size(), draws.size(), draws.size(), draws.dtype()
+    heads = draws.choice((2, 1, 3) if draws.checkable else (8, 1, 3, 64))
+    width = 3 if draws.checkable else draws.choice((128, 8))
+    query = draws.tensor(batch, rows, heads, width, dtype=dtype)
+    key = draws.tensor(batch, keys, 1, width, dtype=dtype)
+    weights = draws.tensor(batch, rows, heads, dtype=dtype)
+    options = {"sparse_count": draws.choice((4, 1, 40)), "sparse_mode": draws.choice((3, 0))}
+
+    def formula(query, key, weights, places, sparse_count, sparse_mode):
+        products = torch.einsum("bsnd,btd->bsnt", query, key[:, :, 0])
+        scores = (torch.where(products > 0, products, 0.0) * weights.unsqueeze(-1)).sum(2)
+        seen = torch.ones(rows, keys, dtype=torch.bool)
+        if sparse_mode == 3:
+            seen = torch.arange(keys) <= torch.arange(rows).unsqueeze(1) + keys - rows
+        check_choice(scores.detach(), seen, places.squeeze(2).long(), sparse_count)
+        chosen = places.squeeze(2).long()
+        values = torch.gather(scores, 2, chosen.clamp(min=0))
+        values = torch.where(chosen < 0, torch.zeros_like(values), values)
+        return places, values.unsqueeze(2)
+
+    def results(found):
+        # Small differences of infinite numbers are none.
+        return (found[0], found[1].masked_fill(found[1].isneginf(), 0.0))
+
+    return Case(
+        (query, key, weights), formula, options, dtypes=(torch.int32, dtype), knows=(0,), results=results
+    )
+
+
+def check_choice(scores, seen, places, count):
+    """Judge which keys were chosen: the highest of those that are seen, each once, the highest first."""
+    slack = 1e-4 * max(1.0, scores.abs().max().item())
+    for row in range(scores.shape[1]):
+        visible = seen[row].nonzero().flatten().tolist()
+        for batch in range(scores.shape[0]):
+            chosen = places[batch, row].tolist()
+            found = [place for place in chosen if place >= 0]
+            assert len(set(found)) == len(found) == min(count, len(visible))
+            assert chosen == found + [-1] * (count - len(found))
+            assert set(found) <= set(visible)
+            of_found = scores[batch, row, found]
+            assert bool((of_found[:-1] >= of_found[1:] - slack).all())
+            rest = [place for place in visible if place not in set(found)]
+            if rest and found:
+                assert of_found.min() >= scores[batch, row, rest].max() - slack
+
+
+@generates("npu_sparse_lightning_indexer_grad_kl_loss")
+def indexer_loss(draws):
+    batch, rows, dtype = draws.size(), draws.choice((2, 1, 5)), draws.dtype()
+    keys, count = rows + draws.choice((0, 1, 4)), draws.choice((3, 1, 40))
+    heads, index_heads, width = draws.choice((2, 1)), draws.choice((2, 1, 3)), draws.choice((4, 3))
+    rope = draws.choice((None, 2))
+    places = torch.full((batch, rows, count), -1, dtype=torch.int32)
+    for b in range(batch):
+        for row in range(rows):
+            chosen = draws.order(keys - rows + row + 1)[:count]
+            places[b, row, : len(chosen)] = chosen.to(torch.int32)
+    given = {
+        "query": draws.tensor(rows, batch, heads, width, dtype=dtype),
+        "key": draws.tensor(keys, batch, width, dtype=dtype),
+        "query_index": draws.tensor(rows, batch, index_heads, width, dtype=dtype),
+        "key_index": draws.tensor(keys, batch, 1, width, dtype=dtype),
+        "weights": draws.tensor(rows, batch, index_heads, dtype=dtype) / 4,
+        "topk_indices": places,
+    }
+    if rope is not None:
+        given["query_rope"] = draws.tensor(rows, batch, heads, rope, dtype=dtype)
+        given["key_rope"] = draws.tensor(keys, batch, 1, rope, dtype=dtype)
+
+    def logits(b, row, query, key, query_rope=None, key_rope=None, **others):
+        kept = places[b, row][places[b, row] >= 0].long()
+        found = 0.5 * query[row, b] @ key[kept, b].T
+        return found if query_rope is None else found + 0.5 * query_rope[row, b] @ key_rope[kept, b, 0].T
+
+    wide = {name: one.double() if one.is_floating_point() else one for name, one in given.items()}
+    highest, total = torch.empty(2, batch, 1, rows, heads, dtype=torch.float64)
+    for b in range(batch):
+        for row in range(rows):
+            found = logits(b, row, **wide)
+            highest[b, 0, row] = found.amax(1)
+            total[b, 0, row] = torch.exp(found - found.amax(1, keepdim=True)).sum(1)
+    kind = torch.promote_types(dtype, torch.float32)
+    given |= {"softmax_max": highest.to(kind), "softmax_sum": total.to(kind), "scale_value": 0.5}
+
+    def formula(query_index, key_index, weights, **others):
+        loss = torch.zeros((), dtype=torch.float64)
+        for b in range(batch):
+            for row in range(rows):
+                kept = places[b, row][places[b, row] >= 0].long()
+                p = torch.softmax(logits(b, row, **others).detach(), 1).mean(0)
+                products = query_index[row, b] @ key_index[kept, b, 0].T
+                scores = weights[row, b] @ torch.where(products > 0, products, 0.0)
+                loss = loss + (p * (p.log() - torch.log_softmax(scores, 0))).sum()
+        return (loss / (rows * batch),)
+
+    attended = ("query", "key", "query_rope", "key_rope", "softmax_max", "softmax_sum")
+    return Case((), formula, given, frozen=attended, dtypes=(kind,))

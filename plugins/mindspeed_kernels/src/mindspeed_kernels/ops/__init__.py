@@ -44,6 +44,7 @@ from mindspeed_kernels.ops.npu_all_to_all_all_gather_bmm import npu_alltoall_all
 from mindspeed_kernels.ops.npu_bmm_reduce_scatter_all_to_all import npu_bmm_reducescatter_alltoall
 from mindspeed_kernels.ops.npu_grouped_mat_mul_all_reduce import npu_grouped_mat_mul_all_reduce
 from mindspeed_kernels.ops.npu_groupmatmul_add import npu_groupmatmul_add_fp32
+from mindspeed_kernels.ops.npu_lightning_indexer import npu_lightning_indexer
 from mindspeed_kernels.ops.npu_matmul_add import npu_matmul_add_fp32
 from mindspeed_kernels.ops.npu_mm_all_reduce_add_rms_norm import npu_mm_all_reduce_add_rms_norm
 from mindspeed_kernels.ops.npu_mm_all_reduce_add_rms_norm_ import npu_mm_all_reduce_add_rms_norm_
@@ -57,6 +58,9 @@ from mindspeed_kernels.ops.npu_moe_token_unpermute_with_routing_map import (
 )
 from mindspeed_kernels.ops.npu_ring_attention_update import npu_ring_attention_update
 from mindspeed_kernels.ops.npu_rotary_position_embedding import npu_rotary_position_embedding
+from mindspeed_kernels.ops.npu_sparse_lightning_indexer_grad_kl_loss import (
+    npu_sparse_lightning_indexer_grad_kl_loss,
+)
 from mindspeed_kernels.ops.operator import OPERATORS, Operator, Sample
 from mindspeed_kernels.ops.overlapped_matmul import (
     all_gather_matmul,
@@ -96,6 +100,7 @@ __all__ = [
     "npu_gmm_v2",
     "npu_grouped_mat_mul_all_reduce",
     "npu_groupmatmul_add_fp32",
+    "npu_lightning_indexer",
     "npu_matmul_add_fp32",
     "npu_mm_all_reduce_add_rms_norm",
     "npu_mm_all_reduce_add_rms_norm_",
@@ -107,6 +112,7 @@ __all__ = [
     "npu_quant_gmm_v2",
     "npu_ring_attention_update",
     "npu_rotary_position_embedding",
+    "npu_sparse_lightning_indexer_grad_kl_loss",
     "npu_weight_quant_gmm",
     "npu_weight_quant_gmm_v2",
     "rms_norm",

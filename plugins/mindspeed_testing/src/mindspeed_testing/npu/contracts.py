@@ -10,11 +10,7 @@ import json
 from pathlib import Path
 
 UNUSED = {
-    "the lightning indexer of sparse attention": ("npu_lightning_indexer",),
-    "the gradient of its KL loss": (
-        "npu_sparse_lightning_indexer_grad_kl_loss",
-        "npu_dense_lightning_indexer_grad_kl_loss",
-    ),
+    "the gradient of the KL loss of an indexer over every key": ("npu_dense_lightning_indexer_grad_kl_loss",),
     "sparse flash attention": ("npu_sparse_flash_attention", "npu_sparse_flash_attention_grad"),
     "grouped products with an exchange between ranks": ("npu_alltoallv_gmm", "npu_gmm_alltoallv"),
     "quantization to MX formats": ("npu_dynamic_mx_quant", "npu_grouped_dynamic_mx_quant"),
