@@ -41,7 +41,7 @@ def serve(work: str, memory: int, trainer: int) -> None:
     module, _, name = work.partition(":")
     function = getattr(import_module(module), name)
     # On a machine without a free core training goes first.
-    os.nice(_LOWEST_PRIORITY)
+    os.setpriority(os.PRIO_PROCESS, 0, _LOWEST_PRIORITY)
     beats = mmap.mmap(memory, MEMORY_BEGIN)
 
     def beat() -> None:
