@@ -1,7 +1,7 @@
 """What a background save costs a training: its call against one copy of the state, and the steps that follow.
 
 In one process and on one state ours and torch's `async_save` take turns, with plain steps and copies between
-them, so that whatever the machine does meets all of them alike.
+them, so that whatever the machine does meets all of them alike. Ranks begin a call together, as after a step.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def train_and_save(flags: Sequence[str], rounds: int, folder: str) -> list[dict[
 
 
 def _round(run: Any, number: int, folder: Path) -> dict[str, float]:
+    import torch.distributed as dist
     from torch.distributed.checkpoint import async_save
 
     from mindspeed_core.hosts.standalone.checkpoint.save import Saver
@@ -61,12 +62,14 @@ def _round(run: Any, number: int, folder: Path) -> dict[str, float]:
     buffers = [tensor.clone() for tensor in state.values()]
     record["copy"] = statistics.median(_seconds(partial(_copy, buffers, state)) for _ in range(3))
     del buffers
+    dist.barrier()
     record["call"] = _seconds(lambda: run.session.call("save_checkpoint", run=run, reason="interval"))
     record["step_after"] = _steps(run, STEPS)
     record["rest"] = _seconds(lambda: saver.poll(blocking=True))
     record["plain_step_again"] = _steps(run, STEPS)
     future: list[Any] = []
     where = folder / f"torch{number}"
+    dist.barrier()
     record["torch_call"] = _seconds(lambda: future.append(async_save(state, checkpoint_id=where)))
     record["torch_step_after"] = _steps(run, STEPS)
     record["torch_rest"] = _seconds(lambda: future[0].result())

@@ -33,11 +33,13 @@ FLAGS = (
 ).split()
 TOKENS = 2 * 256
 SAVED = [*FLAGS, "--hidden-size", "384", "--num-layers", "6", "--seq-length", "64"]
+LARGER = [*SAVED, *"--hidden-size 768 --num-layers 7 --seq-length 16".split()]
 BACKGROUND = {
     "10 million weights": (SAVED, 1),
     "10 million weights, 2 ranks": (SAVED, 2),
     "10 million weights, 2 ranks, not sharded": ([f for f in SAVED if "distributed" not in f], 2),
-    "50 million weights": ([*SAVED, *"--hidden-size 768 --num-layers 7 --seq-length 16".split()], 1),
+    "50 million weights": (LARGER, 1),
+    "50 million weights, 2 ranks": (LARGER, 2),
 }
 HAND, HOST, MEGATRON = "hand-written loop", "host", "Megatron-LM's loop"
 

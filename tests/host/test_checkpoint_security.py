@@ -6,6 +6,7 @@ import contextlib
 import io
 import pickle
 import random
+import resource
 import struct
 import zipfile
 from collections import OrderedDict
@@ -245,6 +246,26 @@ def refusal(load, content):
 def test_noise_is_refused_with_the_files_name_or_harmless(noise):
     assert refusal(security.load_pickle, noise).startswith("noise: ")
     assert refusal(security.load_archive, noise).startswith("noise: ")
+
+
+@pytest.mark.parametrize(
+    "keeping", [b"Nr\xff\xff\xff\xff.", b"Np99999999999\n.", b"\x96\xff\xff\xff\xff\xff\xff\xff\x0f."]
+)
+@pytest.mark.parametrize("load", [security.load_pickle, security.load_archive])
+def test_no_pickle_of_a_few_bytes_takes_the_memory_of_the_machine(keeping, load):
+    content = rewritten([("archive/version", b"3\n"), ("archive/data.pkl", keeping)])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    found = refusal(load, content if load is security.load_archive else keeping)
+
+    assert "keeps an object under the number" in found or "bytearray8" in found
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+
+
+def test_a_pickle_may_keep_an_object_under_every_number_that_its_objects_reach():
+    values = [[number] for number in range(70_000)]
+
+    assert security.load_pickle(pickle.dumps(values, protocol=2), "values") == values
 
 
 def mutated(draw):

@@ -15,7 +15,7 @@ from mindspeed_core.hosts.standalone.arguments.run_length import samples_wanted
 from mindspeed_core.hosts.standalone.arguments.sizes import check_weights_fit, exhausted
 from mindspeed_core.hosts.standalone.checkpoint import rng_state
 from mindspeed_core.hosts.standalone.checkpoint.content import LoadedBatch, layout_metadata
-from mindspeed_core.hosts.standalone.checkpoint.save import select_saved
+from mindspeed_core.hosts.standalone.checkpoint.saved_state import select_saved
 from mindspeed_core.hosts.standalone.step import configure_for_training
 from mindspeed_core.hosts.standalone.text.stages import BuiltTokenizer
 from mindspeed_core.megatron.brought_choices import check_optimizer, check_schedule

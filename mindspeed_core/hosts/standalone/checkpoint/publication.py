@@ -12,38 +12,41 @@ from mindspeed_core.hosts.standalone.checkpoint.collective import FAILURES
 
 
 class Publication:
-    """A checkpoint that is being published in a thread; without an action, by another rank."""
+    """A checkpoint that is being published in a thread of rank 0; the other ranks have nothing to do."""
 
     def __init__(self, action: Callable[[], None] | None) -> None:
-        """Start ``action``, which publishes, in a thread of its own."""
+        """Start ``action``, which publishes, in a thread of its own; None where another rank publishes."""
         self._error: BaseException | None = None
-        self._action = action
-        # A disk that hangs must not hold up the end of the process.
-        self._thread = threading.Thread(target=self._run, name="mindspeed publishing", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        if action is not None:
+            # A disk that hangs must not hold up the end of the process.
+            self._thread = threading.Thread(
+                target=self._run, args=(action,), name="mindspeed publishing", daemon=True
+            )
+            self._thread.start()
 
     def running(self) -> bool:
         """Return whether it has not ended."""
-        return self._thread.is_alive()
+        return self._thread is not None and self._thread.is_alive()
 
     def wait(self, seconds: float | None = None) -> None:
         """Wait for its end, at most for so many seconds."""
-        self._thread.join(seconds)
+        if self._thread is not None:
+            self._thread.join(seconds)
 
     def result(self) -> None:
-        """Raise the error that ended it."""
+        """Wait for its end; raise the error that ended it."""
         self.wait()
         if self._error is not None:
             raise self._error
 
-    def succeeded(self) -> bool:
-        """Wait for its end; return whether the checkpoint is published, as far as this rank publishes it."""
-        self.wait()
-        return self._error is None
+    @property
+    def failed(self) -> bool:
+        """Return whether an error has ended it."""
+        return self._error is not None
 
-    def _run(self) -> None:
+    def _run(self, action: Callable[[], None]) -> None:
         try:
-            if self._action is not None:
-                self._action()
+            action()
         except FAILURES as error:
             self._error = error

@@ -7,9 +7,8 @@ message, and the previous checkpoint stays the latest.
 
 from __future__ import annotations
 
-import io
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,11 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
-from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.hosts.standalone.checkpoint import content as checkpoint_content
 from mindspeed_core.hosts.standalone.checkpoint import publish
 from mindspeed_core.hosts.standalone.checkpoint.background import BackgroundProcess
 from mindspeed_core.hosts.standalone.checkpoint.collective import (
@@ -31,23 +27,18 @@ from mindspeed_core.hosts.standalone.checkpoint.collective import (
     on_first_rank,
 )
 from mindspeed_core.hosts.standalone.checkpoint.destination import Destination, destination
-from mindspeed_core.hosts.standalone.checkpoint.model_arguments import model_arguments
 from mindspeed_core.hosts.standalone.checkpoint.publication import Publication
 from mindspeed_core.hosts.standalone.checkpoint.reasons import WorkerLost, reason_of
+from mindspeed_core.hosts.standalone.checkpoint.saved_state import SavedState, collect_state
 from mindspeed_core.hosts.standalone.checkpoint.shard_files import Digests, ShardFile
 from mindspeed_core.hosts.standalone.checkpoint.shard_plan import (
     FILES_PER_RANK,
-    Layout,
     ShardPlan,
-    layout_of,
     make_plan,
 )
 from mindspeed_core.hosts.standalone.checkpoint.staging import Staging
 from mindspeed_core.hosts.standalone.checkpoint.writer import WRITER, job_of, write_rank
 from mindspeed_core.hosts.standalone.fault_tolerance.hang_watch import Progress, seconds_to_hang
-from mindspeed_core.launch.environment import current_job
-from mindspeed_core.megatron import model_state, optimizer_state
-from mindspeed_core.megatron.feature_state import feature_parts
 from mindspeed_core.run import SaveInfo
 
 if TYPE_CHECKING:
@@ -56,8 +47,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("mindspeed_core")
 
 _BACKEND = "torch_dist"
-_COMMON = "common.pt"
 _LOOK_SECONDS = 0.05
+_Staged = list[tuple[int, int]] | WorkerLost
+"""Where a rank's tensors lie in the memory that it shares with its writer, or why they do not."""
 _SHARE_OF_HANG = 0.8
 """Of the time after which the hang watch ends the run: a writer that hangs is found before."""
 
@@ -76,18 +68,6 @@ class _Target:
         return self.destination.what
 
 
-@dataclass(frozen=True)
-class _Content:
-    """State that a rank saves: its shards, and on rank 0 in a file the state that all ranks hold alike."""
-
-    sharded: Any
-    shards: list[Any]
-    layout: Layout
-    common: Mapping[str, Any]
-    common_files: list[ShardFile]
-    manifest: publish.Manifest
-
-
 @dataclass
 class _Pending:
     """A checkpoint on its way: its plan, this rank's files, and their writer or why there is none.
@@ -101,12 +81,21 @@ class _Pending:
     writer: BackgroundProcess | WorkerLost
     publication: Publication | None = None
 
-    def abandon(self) -> None:
+    def abandon(self, limit: float) -> None:
+        """Give it up; one that is being published may end within ``limit`` seconds."""
         _stop(self.writer)
-        if self.publication is not None and self.publication.succeeded():
-            self.target.destination.close()
-        else:
-            self.target.destination.abandon()
+        if self.publication is not None:
+            self.publication.wait(limit)
+            if self.publication.running():
+                # Whatever is removed now may be written again.
+                logger.warning(
+                    "%s: not published after %g s; what is written of it stays there", self.target.what, limit
+                )
+                return
+            if not self.publication.failed:
+                self.target.destination.close()
+                return
+        self.target.destination.abandon()
 
 
 class Saver:
@@ -119,6 +108,7 @@ class Saver:
         self._staging: Staging | None = None
         self._pending: _Pending | None = None
         self._waits = Progress()
+        self._limit = 0.0
 
     def save(self, run: Run, reason: str) -> SaveInfo:
         """Save the run; returns when it is published, or, with ``--async-save``, when the writers run.
@@ -161,7 +151,7 @@ class Saver:
             ended = self._advance(pending, blocking)
         except BaseException:
             self._pending = None
-            pending.abandon()
+            pending.abandon(self._limit)
             raise
         if ended:
             self._pending = None
@@ -170,9 +160,12 @@ class Saver:
     def _advance(self, pending: _Pending, blocking: bool) -> bool:
         """Bring a checkpoint as far as it goes, or without waiting; return whether it is published."""
         if pending.publication is None:
-            if not self._all_written(pending, blocking):
+            digests = self._written(pending, blocking)
+            if digests is None:
                 return False
-            pending.publication = Publication(_publishing(pending))
+            everyones = _gathered(pending.plan, pending.files, digests)
+            publish_it = partial(_publish, pending.target, pending.plan, everyones)
+            pending.publication = Publication(publish_it if dist.get_rank() == 0 else None)
             if not blocking:
                 return False
         while True:
@@ -185,8 +178,10 @@ class Saver:
         on_first_rank(pending.target.what, pending.publication.result)
         return True
 
-    def _all_written(self, pending: _Pending, blocking: bool) -> bool:
-        """Return whether the writers of all ranks have finished; wait for that where ``blocking``.
+    def _written(self, pending: _Pending, blocking: bool) -> Digests | None:
+        """Return the digests of this rank's files once the writers of all ranks have finished, else None.
+
+        Wait for them where ``blocking``.
 
         Raises:
             CheckpointError: one of them has failed.
@@ -200,7 +195,7 @@ class Saver:
             if any_lost or not any_runs:
                 break
             if not blocking:
-                return False
+                return None
             if any_moved:
                 # Whoever waits for a disk that writes does not hang.
                 self._waits.count += 1
@@ -208,58 +203,74 @@ class Saver:
             if isinstance(writer, BackgroundProcess):
                 writer.wait(_LOOK_SECONDS)
         # After a failure nobody reads what the others write; they stop before the directory goes.
-        end = partial(_stop if running else _result, writer)
-        on_all_ranks(pending.target.what, end)
-        return True
+        return on_all_ranks(pending.target.what, partial(_stop if running else _result, writer))
 
     def _write(self, run: Run, where: Destination, *, in_background: bool) -> None:
         what = where.what
-        content: _Content | None = None
+        content: SavedState | None = None
         error: BaseException | None = None
         try:
-            content = _collect(run)
+            content = collect_state(run)
             where.begin()
         except FAILURES as caught:
             error = caught
         stale = self._plan is None or content is None or self._plan.layout != content.layout
         # The one exchange of a save whose layout is that of the last.
-        any_failed, any_stale = _on_any_rank(error is not None, stale)
+        ask = _ask_any_rank(error is not None, stale)
+        staged: _Staged | None = None
+        if in_background and content is not None and self._plan is not None and not stale and error is None:
+            # Most likely nobody objects, and the ranks seldom come together.
+            staged = self._stage(run, self._plan, content)
+        any_failed, any_stale = ask()
         if any_failed:
             on_all_ranks(what, lambda: _raise(error))
         assert content is not None
         if any_stale:
-            self._plan = None
+            self._plan, staged = None, None
             self._process = on_first_rank(what, publish.process_id)
             self._plan = make_plan(what, content.sharded, content.common, content.layout, run.pg.dp_cp)
         assert self._plan is not None
         target = _Target(where, where.settle(self._process), content.manifest, run.args.keep_last_n)
         if in_background:
-            self._pending = self._start_writer(run, target, self._plan, content)
+            if staged is None:
+                staged = self._stage(run, self._plan, content)
+            self._pending = self._start_writer(run, target, self._plan, content, staged)
             return
         files, digests = on_all_ranks(target.what, partial(_write_now, run, target, self._plan, content))
         _finish(target, self._plan, files, digests)
 
-    def _start_writer(self, run: Run, target: _Target, plan: ShardPlan, content: _Content) -> _Pending:
+    def _stage(self, run: Run, plan: ShardPlan, content: SavedState) -> _Staged:
+        """Copy what this rank writes to where its writer reads it."""
+        try:
+            _, staging = self._beside(run)
+            return staging.copy(plan.tensors(content.shards))
+        except FAILURES as error:
+            # The others are past the exchange, or wait in it; they learn of this at the next poll.
+            return _no_writer(error)
+
+    def _start_writer(
+        self, run: Run, target: _Target, plan: ShardPlan, content: SavedState, staged: _Staged
+    ) -> _Pending:
         self._waits = run.session.state(Progress)
+        if isinstance(staged, WorkerLost):
+            return _Pending(target, plan, [], staged)
         files: list[ShardFile] = []
         try:
             writer, staging = self._beside(run)
-            places = staging.copy(plan.tensors(content.shards))
             run.session.platform.synchronize()
-            files = plan.fill(content.shards, places)
+            files = plan.fill(content.shards, staged)
             job = job_of(target.temporary, [*files, *content.common_files], target.destination.upload())
             writer.start(job, staging.share)
         except FAILURES as error:
-            # The others are past the exchange; they learn of it at the next poll.
-            lost = WorkerLost(f"no writer could be started in the background: {reason_of(error)}")
-            return _Pending(target, plan, files, lost)
+            return _Pending(target, plan, files, _no_writer(error))
         return _Pending(target, plan, files, writer)
 
     def _beside(self, run: Run) -> tuple[BackgroundProcess, Staging]:
         """Return what this session writes with in the background, made at its first such save."""
         if self._writer is None or self._staging is None:
             platform = run.session.platform
-            self._writer = BackgroundProcess(WRITER, limit=_SHARE_OF_HANG * seconds_to_hang(run.args))
+            self._limit = _SHARE_OF_HANG * seconds_to_hang(run.args)
+            self._writer = BackgroundProcess(WRITER, limit=self._limit)
             on_host = "cpu" in platform.kinds()
             self._staging = Staging(self._writer, None if on_host else platform.pinned_empty)
             run.session.at_close(self._close)
@@ -268,19 +279,33 @@ class Saver:
     def _close(self) -> None:
         pending, self._pending = self._pending, None
         if pending is not None:
-            pending.abandon()
+            pending.abandon(self._limit)
         writer, self._writer, self._staging = self._writer, None, None
         if writer is not None:
             writer.close()
 
 
+def _no_writer(error: BaseException) -> WorkerLost:
+    return WorkerLost(f"no writer could be started in the background: {reason_of(error)}")
+
+
 def _on_any_rank(*flags: bool) -> list[bool]:
     """Return for each flag whether it is set on any rank. Collective."""
+    return _ask_any_rank(*flags)()
+
+
+def _ask_any_rank(*flags: bool) -> Callable[[], list[bool]]:
+    """Begin what `_on_any_rank` does; the result waits for the other ranks. Collective."""
     if dist.get_world_size() == 1:
-        return list(flags)
+        return lambda: list(flags)
     found = torch.tensor(flags, dtype=torch.int32, device=torch.cuda.current_device())
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return [bool(value) for value in found.tolist()]
+    exchange = dist.all_reduce(found, op=dist.ReduceOp.MAX, async_op=True)
+
+    def answer() -> list[bool]:
+        exchange.wait()
+        return [bool(value) for value in found.tolist()]
+
+    return answer
 
 
 def _raise(error: BaseException | None) -> None:
@@ -299,72 +324,8 @@ def _stop(writer: BackgroundProcess | WorkerLost) -> None:
         writer.kill()
 
 
-def _collect(run: Run) -> _Content:
-    """Describe everything that is saved, and serialize what is small. Collective for some optimizers."""
-    described = checkpoint_content.layout_metadata(run)
-    features = feature_parts(run)
-    weights = select_saved(run, described)
-    try:
-        state = checkpoint_content.sharded_state(
-            run,
-            described,
-            weights,
-            is_loading=False,
-            with_optimizer=not run.args.no_save_optim,
-            with_rng=not run.args.no_save_rng,
-            features=features,
-        )
-    finally:
-        if run.optimizer is not None:
-            optimizer_state.forget_overrides(run.optimizer)
-    state.update(checkpoint_content.common_state(run))
-    state["content_metadata"] = checkpoint_content.without_groups(described)
-    # Whether the shards of all ranks make up whole tensors is checked with the plan.
-    sharded, common = save_preprocess(state, validate_access_integrity=False)
-    checkpoint_content.check_plain(common)
-    common_files = []
-    if dist.get_rank() == 0:
-        serialized = io.BytesIO()
-        torch.save(common, serialized)
-        common_files.append(ShardFile(_COMMON, [(serialized.getvalue(),)]))
-    shards = list(nested_values(sharded))
-    return _Content(
-        sharded,
-        shards,
-        layout_of(shards),
-        common,
-        common_files,
-        _manifest(run, tuple(features)),
-    )
-
-
-def _manifest(run: Run, features: tuple[str, ...]) -> publish.Manifest:
-    return publish.Manifest(
-        iteration=run.iteration,
-        files={},
-        plan=run.session.plan.as_dict(),
-        versions=checkpoint_content.versions(run),
-        layout=checkpoint_content.layout(run),
-        model=model_arguments(run.args),
-        features=features,
-        job=current_job().name,
-    )
-
-
-def select_saved(run: Run, described: Mapping[str, Any]) -> model_state.Selection:
-    """Return the weights that a save holds; collective where a feature chooses them.
-
-    Raises:
-        CheckpointError: a feature leaves weights out that are trained.
-    """
-    weights = model_state.select(run, described)
-    if weights.chosen is not weights.all:
-        on_all_ranks(f"--save {run.args.save}", lambda: model_state.check_saved(run, weights))
-    return weights
-
-
 def _write_now(
-    run: Run, target: _Target, plan: ShardPlan, content: _Content
+    run: Run, target: _Target, plan: ShardPlan, content: SavedState
 ) -> tuple[list[ShardFile], Digests]:
     """Write this rank's files in the foreground."""
     tensors = [tensor.detach().to("cpu", non_blocking=True) for tensor in plan.tensors(content.shards)]
@@ -390,12 +351,6 @@ def _finish(target: _Target, plan: ShardPlan, files: list[ShardFile], digests: D
     everyones = _gathered(plan, files, digests)
     on_first_rank(target.what, lambda: _publish(target, plan, everyones))
     target.destination.close()
-
-
-def _publishing(pending: _Pending) -> Callable[[], None] | None:
-    """Return what publishes a checkpoint that all ranks have written, on rank 0. Collective."""
-    everyones = _gathered(pending.plan, pending.files, _result(pending.writer))
-    return partial(_publish, pending.target, pending.plan, everyones) if dist.get_rank() == 0 else None
 
 
 def _gathered(plan: ShardPlan, files: list[ShardFile], digests: Digests) -> list[Any]:

@@ -11,12 +11,13 @@ import _compat_pickle
 import io
 import json
 import pickle
+import pickletools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch.distributed.checkpoint import filesystem
@@ -84,12 +85,24 @@ holds everything it imports."""
 
 
 _ANOTHER = "choose another checkpoint with --ckpt-step"
+_KEEPING = ("PUT", "BINPUT", "LONG_BINPUT")
+"""Operations of pickles that keep an object under a number of their own choice."""
 
 
 class _AllowedUnpickler(pickle.Unpickler):
     """Unpickles listed globals alone; ``where`` names the file."""
 
     where = ""
+
+    def __init__(self, file: IO[bytes], **options: Any) -> None:
+        """Read a pickle from ``file``, to its end.
+
+        Raises:
+            ValueError: it would take memory without bound, or is cut off.
+        """
+        content = file.read()
+        self.length = _checked_length(content)
+        super().__init__(io.BytesIO(content), **options)
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a listed global.
@@ -118,12 +131,28 @@ def load_pickle(content: bytes, where: str) -> Any:
     Raises:
         CheckpointError: it names another one, or is no pickle.
     """
-    stream = io.BytesIO(content)
     with _explained(where):
-        value = _unpickler(where)(stream).load()
-        if stream.read(1):
+        unpickler = _unpickler(where)(io.BytesIO(content))
+        if unpickler.length != len(content):
             raise ValueError("something follows the pickle")
-    return value
+        return unpickler.load()
+
+
+def _checked_length(content: bytes) -> int:
+    """Return the length of the pickle that ``content`` begins with.
+
+    The unpickler makes its memo as long as the largest number that a pickle keeps an object under: seven
+    bytes of a forged or damaged file are enough for all memory of a machine.
+
+    Raises:
+        ValueError: it keeps an object under a number that its objects cannot reach, or is cut off.
+    """
+    end = 0
+    for operation, number, position in pickletools.genops(content):
+        if operation.name in _KEEPING and not 0 <= int(number or 0) < len(content):
+            raise ValueError(f"it keeps an object under the number {number}, and has {len(content)} bytes")
+        end = (position or 0) + 1
+    return end
 
 
 def load_archive(content: bytes, where: str) -> Any:

@@ -36,7 +36,7 @@ class Staging:
                 memory, which no other process sees.
         """
         self._process, self._pinned = process, pinned
-        self._form: list[tuple[torch.Size, torch.dtype]] = []
+        self._form: list[tuple[int, torch.dtype]] = []
         self._shared: list[torch.Tensor] = []
         self._copies: list[torch.Tensor] = []
         self.places: list[tuple[int, int]] = []
@@ -47,7 +47,8 @@ class Staging:
         They are there once whoever calls has waited for the device and `share`, where there is one, has run;
         until the next call.
         """
-        form = [(tensor.shape, tensor.dtype) for tensor in tensors]
+        # The planning of a first save puts axes in front of some.
+        form = [(tensor.numel(), tensor.dtype) for tensor in tensors]
         if form != self._form:
             self._allocate(form)
         # A device copies all at once; on the host a rank may have cores that nobody uses at this moment.
@@ -70,24 +71,24 @@ class Staging:
         for shared, copy in zip(self._shared, self._copies):
             shared.copy_(copy)
 
-    def _allocate(self, form: list[tuple[torch.Size, torch.dtype]]) -> None:
+    def _allocate(self, form: list[tuple[int, torch.dtype]]) -> None:
         self._form, self._shared, self._copies, self.places = [], [], [], []
         offset = MEMORY_BEGIN
-        for shape, dtype in form:
-            self.places.append((offset, shape.numel() * dtype.itemsize))
+        for count, dtype in form:
+            self.places.append((offset, count * dtype.itemsize))
             offset += -(-self.places[-1][1] // _ALIGNMENT) * _ALIGNMENT
         memory = torch.frombuffer(self._process.share(offset - MEMORY_BEGIN), dtype=torch.uint8)
-        for (shape, dtype), (begin, length) in zip(form, self.places):
-            self._shared.append(memory[begin : begin + length].view(dtype).view(shape))
+        for (_, dtype), (begin, length) in zip(form, self.places):
+            self._shared.append(memory[begin : begin + length].view(dtype))
         pinned = self._pinned
-        self._copies = self._shared if pinned is None else [pinned(shape, dtype) for shape, dtype in form]
+        self._copies = self._shared if pinned is None else [pinned((count,), dtype) for count, dtype in form]
         self._form = form
 
 
 @torch.no_grad()
 def _copy(copies: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
     for copy, tensor in zip(copies, tensors):
-        copy.copy_(tensor, non_blocking=True)
+        copy.view(tensor.shape).copy_(tensor, non_blocking=True)
 
 
 def _threads(size: int) -> int:

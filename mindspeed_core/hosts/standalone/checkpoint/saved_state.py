@@ -1,0 +1,104 @@
+"""The state that a save holds: all that is kept of a run, described, and its small parts serialized."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
+
+from mindspeed_core.hosts.standalone.checkpoint import content as checkpoint_content
+from mindspeed_core.hosts.standalone.checkpoint import publish
+from mindspeed_core.hosts.standalone.checkpoint.collective import on_all_ranks
+from mindspeed_core.hosts.standalone.checkpoint.model_arguments import model_arguments
+from mindspeed_core.hosts.standalone.checkpoint.shard_files import ShardFile
+from mindspeed_core.hosts.standalone.checkpoint.shard_plan import Layout, layout_of
+from mindspeed_core.launch.environment import current_job
+from mindspeed_core.megatron import model_state, optimizer_state
+from mindspeed_core.megatron.feature_state import feature_parts
+
+if TYPE_CHECKING:
+    from mindspeed_core.run import Run
+
+_COMMON = "common.pt"
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """State that a rank saves: its shards, and on rank 0 in a file the state that all ranks hold alike."""
+
+    sharded: Any
+    shards: list[Any]
+    layout: Layout
+    common: Mapping[str, Any]
+    common_files: list[ShardFile]
+    manifest: publish.Manifest
+
+
+def collect_state(run: Run) -> SavedState:
+    """Describe everything that is saved, and serialize what is small. Collective for some optimizers."""
+    described = checkpoint_content.layout_metadata(run)
+    features = feature_parts(run)
+    weights = select_saved(run, described)
+    try:
+        state = checkpoint_content.sharded_state(
+            run,
+            described,
+            weights,
+            is_loading=False,
+            with_optimizer=not run.args.no_save_optim,
+            with_rng=not run.args.no_save_rng,
+            features=features,
+        )
+    finally:
+        if run.optimizer is not None:
+            optimizer_state.forget_overrides(run.optimizer)
+    state.update(checkpoint_content.common_state(run))
+    state["content_metadata"] = checkpoint_content.without_groups(described)
+    # Whether the shards of all ranks make up whole tensors is checked with the plan.
+    sharded, common = save_preprocess(state, validate_access_integrity=False)
+    checkpoint_content.check_plain(common)
+    common_files = []
+    if dist.get_rank() == 0:
+        serialized = io.BytesIO()
+        torch.save(common, serialized)
+        common_files.append(ShardFile(_COMMON, [(serialized.getvalue(),)]))
+    shards = list(nested_values(sharded))
+    return SavedState(
+        sharded,
+        shards,
+        layout_of(shards),
+        common,
+        common_files,
+        _manifest(run, tuple(features)),
+    )
+
+
+def _manifest(run: Run, features: tuple[str, ...]) -> publish.Manifest:
+    return publish.Manifest(
+        iteration=run.iteration,
+        files={},
+        plan=run.session.plan.as_dict(),
+        versions=checkpoint_content.versions(run),
+        layout=checkpoint_content.layout(run),
+        model=model_arguments(run.args),
+        features=features,
+        job=current_job().name,
+    )
+
+
+def select_saved(run: Run, described: Mapping[str, Any]) -> model_state.Selection:
+    """Return the weights that a save holds; collective where a feature chooses them.
+
+    Raises:
+        CheckpointError: a feature leaves weights out that are trained.
+    """
+    weights = model_state.select(run, described)
+    if weights.chosen is not weights.all:
+        on_all_ranks(f"--save {run.args.save}", lambda: model_state.check_saved(run, weights))
+    return weights
