@@ -6,12 +6,10 @@ tensors with values and in a dry run alike, which is how both are compared.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +17,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_iter
 
+from mindspeed_core.instruments.code_places import running_code
 from mindspeed_core.instruments.kept_state import inner_optimizers
 from mindspeed_core.instruments.memory import TensorBytes
 from mindspeed_core.megatron.unwrap import unwrap
@@ -310,7 +309,7 @@ class StorageTracker(TensorBytes):
         held = _Held(storage.nbytes(), tensor.device.type, self._clock, str(self._operation))
         held.module = self._modules[-1] if self._modules else None
         held.backward = torch._C._current_graph_task_id() != -1
-        held.frames = _frames()
+        held.frames = running_code(_BETWEEN, _FRAMES)
         held.shape, held.dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
         self._hold(storage._cdata, held)
 
@@ -398,7 +397,7 @@ class StorageTracker(TensorBytes):
             host=host,
             operation=last.operation if last is not None else "",
             module=self._name(last) if last is not None else "",
-            stack=_stack(last.frames) if last is not None else (),
+            stack=tuple(map(str, last.frames)) if last is not None else (),
             kinds={kind: kinds[kind] for kind in KINDS if kinds[kind]},
             modules=dict(modules.most_common()),
             largest=tuple(self._tensor(held) for held in top),
@@ -413,7 +412,7 @@ class StorageTracker(TensorBytes):
             held.dtype,
             self._name(held),
             held.operation,
-            _stack(held.frames),
+            tuple(map(str, held.frames)),
         )
 
     def _name(self, held: _Held) -> str:
@@ -441,33 +440,3 @@ def _gradients(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         for gradient in (getattr(parameter, "main_grad", None), parameter.grad):
             if isinstance(gradient, torch.Tensor):
                 yield gradient
-
-
-def _frames() -> tuple[tuple[CodeType, int], ...]:
-    """Return code and line of the innermost frames outside of torch and of this package."""
-    found: list[tuple[CodeType, int]] = []
-    frame: Any = sys._getframe(2)
-    while frame is not None and len(found) < _FRAMES:
-        if not frame.f_code.co_filename.startswith(_BETWEEN):
-            found.append((frame.f_code, frame.f_lineno))
-        frame = frame.f_back
-    return tuple(found)
-
-
-def _stack(frames: Sequence[tuple[CodeType, int]]) -> tuple[str, ...]:
-    return tuple(f"{source_place(code.co_filename)}:{line} ({code.co_name})" for code, line in frames)
-
-
-def source_place(file: str) -> str:
-    """Return a path as of its installed package: ``megatron/core/optimizer/clip_grads.py``."""
-    return _below(file, tuple(sys.path))
-
-
-@lru_cache(maxsize=4096)
-def _below(file: str, folders: tuple[str, ...]) -> str:
-    for folder in sorted(filter(None, folders), key=len, reverse=True):
-        try:
-            return Path(file).relative_to(folder).as_posix()
-        except ValueError:
-            continue
-    return file

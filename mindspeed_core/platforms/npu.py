@@ -8,9 +8,10 @@ transfer leaves out is patched here. Names and signatures were checked against t
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -47,12 +48,33 @@ _LEFT_OUT = (
         reason="torch's own raises on a build without CUDA",
     ),
     Patch(
+        target="torch.cuda:get_device_capability",
+        new=f"{__name__}:known_capability",
+        kind="wrap",
+        reason="torch's broadcast compares it with CUDA versions, and torch_npu returns None",
+    ),
+    Patch(
         target="torch:Tensor.type",
         new="mindspeed_core.platforms.device_arguments:tensor_type",
         kind="wrap",
         reason="megatron's optimizer compares type names with torch.cuda.FloatTensor",
     ),
 )
+
+
+_VERSION = "TORCH_NPU_DEVICE_CAPABILITY"
+
+
+def known_capability(original: Callable[..., Any]) -> Callable[..., tuple[int, int]]:
+    """Wrap ``get_device_capability``: older than every CUDA version unless the user's variable says one."""
+
+    @functools.wraps(original)
+    def get_device_capability(device: Any = None) -> tuple[int, int]:
+        # torch_npu warns on each call without the variable.
+        found: tuple[int, int] | None = original(device) if os.environ.get(_VERSION) else None
+        return found or (0, 0)
+
+    return get_device_capability
 
 
 class NpuPlatform(AcceleratorPlatform):

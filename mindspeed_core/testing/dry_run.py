@@ -10,13 +10,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST
-from mindspeed_core.feature import Patch
+from mindspeed_core.feature import Patch, hookimpl
 from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.proof_files import flags_with_files
@@ -25,14 +25,17 @@ from mindspeed_core.testing.worlds import WorldError, run_world
 
 if TYPE_CHECKING:
     from mindspeed_core.feature import Feature, Scenario
+    from mindspeed_core.hooks import Done
     from mindspeed_core.instruments.communication import CommunicationLog
     from mindspeed_core.instruments.storage import PhaseBytes, StorageTracker
     from mindspeed_core.registry import Registry
+    from mindspeed_core.run import StepResult
     from mindspeed_core.session import Session
 
 TOLERANCE = 1024
 """Bytes by which a phase may differ: single numbers that a step makes on its way."""
 _STEPS = 2
+_AGAIN = 3
 _ROUTING = Patch(
     target="megatron.core.transformer.moe.router:TopKRouter.forward",
     new="mindspeed_core.platforms.fake.balanced:balanced_routing",
@@ -58,6 +61,77 @@ class MeasuredRank:
     groups: tuple[tuple[str, tuple[int, ...]], ...]
     features: tuple[str, ...]
     answers: tuple[str, ...] = ()
+
+
+class FollowedRun:
+    """Extra plugin of a session of any host, which measures the rank from `start_run` to `finish_run`.
+
+    Attributes:
+        plugins: what the session needs to be followed, this plugin among it.
+        measured: the rank; there is none before the run is finished.
+    """
+
+    measured: MeasuredRank
+
+    def __init__(self, storage: StorageTracker | None = None, log: CommunicationLog | None = None) -> None:
+        """Read a dry run's own instruments, or these, which follow a world that computes."""
+        from mindspeed_core.instruments.phases import StoragePhases
+
+        self._storage, self._log, self._first = storage, log, 0
+        self.plugins: tuple[object, ...] = (self,)
+        if storage is not None:
+            self.plugins += (StoragePhases(storage),)
+
+    @hookimpl(wrapper=True)
+    def start_run(self, session: Session) -> Iterator[None]:
+        """Begin with the steps; what was communicated before them is left out."""
+        platform: Any = session.platform
+        if self._storage is None:
+            self._storage, self._log = platform.storage, platform.communication
+        assert self._log is not None
+        self._first = len(self._log.calls)
+        result: Done = yield  # type: ignore[assignment]
+        return result  # type: ignore[return-value]
+
+    @hookimpl(wrapper=True)
+    def train_step(self) -> Iterator[None]:
+        """Begin without garbage of the step before."""
+        gc.collect()
+        result: StepResult = yield  # type: ignore[assignment]
+        return result  # type: ignore[return-value]
+
+    @hookimpl(wrapper=True)
+    def finish_run(self, session: Session) -> Iterator[None]:
+        """Measure what the steps held and communicated."""
+        assert self._storage is not None
+        assert self._log is not None
+        self.measured = _taken(session, self._storage, self._log, self._first)
+        result: Done = yield  # type: ignore[assignment]
+        return result  # type: ignore[return-value]
+
+
+@contextmanager
+def followed_run(platform: str) -> Iterator[FollowedRun]:
+    """Follow one run on a platform; its session is opened inside, with the ``plugins`` of what is yielded."""
+    from mindspeed_core.instruments.communication import count_communication
+    from mindspeed_core.instruments.storage import StorageTracker
+
+    if _is_dry(platform):
+        yield FollowedRun()
+        return
+    with count_communication(objects=True) as log, StorageTracker() as storage:
+        yield FollowedRun(storage, log)
+
+
+def _taken(session: Session, storage: StorageTracker, log: CommunicationLog, first: int) -> MeasuredRank:
+    platform: Any = session.platform
+    return MeasuredRank(
+        phases={phase.name: phase for phase in storage.report()},
+        calls=tuple(str(call) for call in log.calls[first:]),
+        groups=tuple((group.description, group.ranks) for group in log.groups),
+        features=session.plan.names,
+        answers=tuple(str(answer) for answer, _ in platform.answers.table()) if platform.dry_run else (),
+    )
 
 
 @dataclass(frozen=True)
@@ -134,7 +208,7 @@ def measure_rank(request: MeasureRequest) -> MeasuredRank:
     options: dict[str, Any] = {"registry": _registry(request.declarations), "host": DEFAULT_HOST}
     with ExitStack() as stack:
         session: Session
-        if _is_dry(request):
+        if _is_dry(request.platform):
             session = prepare(request.flags, platform=request.platform, **options)
             stack.enter_context(session)
             platform: Any = session.platform
@@ -163,14 +237,7 @@ def _measured(session: Session, storage: StorageTracker, log: CommunicationLog) 
             session.call("train_step", run=run)
             run.iteration += 1
             run.consumed_train_samples += batch_at(run.args, run.consumed_train_samples).samples
-    platform: Any = session.platform
-    measured = MeasuredRank(
-        phases={phase.name: phase for phase in storage.report()},
-        calls=tuple(str(call) for call in log.calls[first:]),
-        groups=tuple((group.description, group.ranks) for group in log.groups),
-        features=session.plan.names,
-        answers=tuple(str(answer) for answer, _ in platform.answers.table()) if platform.dry_run else (),
-    )
+    measured = _taken(session, storage, log, first)
     loop.teardown(session)
     return measured
 
@@ -217,6 +284,27 @@ def _first_difference(rank: int, what: str, real: Sequence[str], dry: Sequence[s
     return []
 
 
+def least(measured: Sequence[MeasuredRank], again: Sequence[MeasuredRank]) -> list[MeasuredRank]:
+    """Return ranks with the smaller bytes of two measurements of a world that computes.
+
+    A thread of gloo lets go of the tensors of a collective some time after whoever waits is told that it is
+    over. Until then they count, at a peak perhaps: such bytes come and go, all others are the same each time.
+    """
+    found = []
+    for one, other in zip(measured, again):
+        phases = {}
+        for name, phase in one.phases.items():
+            same = other.phases[name]
+            phases[name] = replace(
+                phase,
+                begin=min(phase.begin, same.begin),
+                peak=min(phase.peak, same.peak),
+                end=min(phase.end, same.end),
+            )
+        found.append(replace(one, phases=phases))
+    return found
+
+
 def verify_dry_run(
     feature: type[Feature], scenario: Scenario, *, declarations: Sequence[str] = (), timeout: float = 300.0
 ) -> Verdict:
@@ -232,21 +320,26 @@ def verify_dry_run(
         The verdict; a world that cannot run is a failed verdict with its error, not an exception.
     """
     name = f"{scenario.name}, dry run"
-    try:
-        computed, planned = (
-            measure_world(
-                scenario.flags,
-                scenario.world_size,
-                platform=platform,
-                files=scenario.files,
-                declarations=declarations,
-                timeout=timeout,
-            )
-            for platform in ("cpu", "fake")
+
+    def measure(platform: str) -> list[MeasuredRank]:
+        return measure_world(
+            scenario.flags,
+            scenario.world_size,
+            platform=platform,
+            files=scenario.files,
+            declarations=declarations,
+            timeout=timeout,
         )
+
+    try:
+        computed, planned = measure("cpu"), measure("fake")
+        lines = differences(computed, planned)
+        for _ in range(_AGAIN):
+            if lines:
+                computed = least(computed, measure("cpu"))
+                lines = differences(computed, planned)
     except WorldError as error:
         return Verdict(feature.name, name, passed=False, tolerance=TOLERANCE, error=str(error))
-    lines = differences(computed, planned)
     problem = ""
     if feature.name not in planned[0].features:
         active = ", ".join(planned[0].features) or "none"
@@ -263,10 +356,10 @@ def verify_dry_run(
     )
 
 
-def _is_dry(request: MeasureRequest) -> bool:
+def _is_dry(platform: str) -> bool:
     from mindspeed_core.registry import Registry
 
-    return Registry.discover().platform(request.platform).dry_run
+    return Registry.discover().platform(platform).dry_run
 
 
 def _registry(declarations: Sequence[str]) -> Registry | None:

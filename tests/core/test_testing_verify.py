@@ -380,6 +380,19 @@ def test_further_scenarios_can_be_left_to_a_longer_run(monkeypatch, always, mark
     assert sum(len(parameter.marks) for parameter in found) == marked
 
 
+def test_a_suite_chooses_how_many_scenarios_stay_and_which_suit(monkeypatch):
+    further = [replace(Harmless.verify[0], name=name) for name in ("second", "third")]
+    monkeypatch.setattr(Harmless, "verify", (*Harmless.verify, *further))
+
+    def names(**choices):
+        found = scenario_parameters([Harmless], always=(), **choices)
+        return [parameter.id + "*" * len(parameter.marks) for parameter in found]
+
+    assert names(first=2) == ["harmless-small", "harmless-second", "harmless-third*"]
+    suits = names(suits=lambda feature, scenario: scenario.name != "small")
+    assert suits == ["harmless-second", "harmless-third*"]
+
+
 def test_a_feature_without_proof_is_an_error():
     class Bare(Feature):
         name = "bare"

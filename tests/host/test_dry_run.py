@@ -39,7 +39,7 @@ APART = {
     "fused kernels, tensor parallel": (*FUSED, "--tensor-model-parallel-size", "2", "--sequence-parallel"),
     "further tokens, pipeline": (
         *("--mtp-num-layers", "1", "--position-embedding-type", "rope"),
-        *("--pipeline-model-parallel-size", "2"),
+        *("--untie-embeddings-and-output-weights", "--pipeline-model-parallel-size", "2"),
     ),
 }
 

@@ -76,11 +76,11 @@ class _Recorder:
         return batch
 
 
-def plain_configs(*flags: str) -> tuple[Any, Any, Any]:
-    """Configurations of model, data parallelism and optimizer, as a framework of its own builds them."""
+def described(*flags: str) -> tuple[Any, tuple[Any, Any, Any]]:
+    """Arguments, and configurations of model, data parallelism and optimizer, as other programs have."""
     with prepare(training_flags(flags, STEPS), host="standalone", platform="cpu") as session:
         args = session.call("validate_arguments", args=session.args, plan=session.plan)
-        return (
+        return args, (
             session.call("build_transformer_config", args=args),
             DistributedDataParallelConfig(),
             session.call("build_optimizer_config", args=args),
@@ -173,8 +173,8 @@ def both(model_flags: Sequence[str], feature_flags: Sequence[str], *, mean: bool
     with recorded(*model_flags, *feature_flags) as (memory, run):
         args = run.args
         per_step = len(memory.batches) // STEPS
-    configs = plain_configs(*model_flags)
-    flags = [*_of_the_batches(args), *feature_flags]
+    _, configs = described(*model_flags)
+    flags = [*of_the_batches(args), *feature_flags]
     with activate(flags, platform="cpu", configs=configs) as session:
         own = OwnLoop(session, configs, memory, args, mean)
         losses, numbers = [], []
@@ -188,5 +188,6 @@ def both(model_flags: Sequence[str], feature_flags: Sequence[str], *, mean: bool
     return memory.losses, losses, memory.numbers, numbers, report
 
 
-def _of_the_batches(args: Any) -> list[str]:
+def of_the_batches(args: Any) -> list[str]:
+    """Flags that say how large a batch is."""
     return ["--micro-batch-size", str(args.micro_batch_size), "--seq-length", str(args.seq_length)]

@@ -1,7 +1,10 @@
 """A loop of one's own with a session trains, to the bit, what the standalone host trains."""
 
+from importlib.metadata import version
+
 import pytest
 from own_loop import both
+from packaging.version import Version
 
 from mindspeed_core.testing import run_world
 
@@ -49,9 +52,17 @@ TOGETHER = {
     "experts": (WHOLE, ()),
     "grouped experts": ((*WHOLE, "--moe-grouped-gemm"), ()),
     "overlapped experts": ((*SPREAD, "--moe-alltoall-overlap-comm"), ()),
+    "a former name of a dispatcher": ((*SPREAD, "--moe-token-dispatcher-type", "alltoall_seq"), ()),
+    "fused permutation": (SPREAD, ("--use-fused-moe-token-permute-and-unpermute",)),
     "a ring, dropout": ((*SPLIT, "--attention-dropout", "0.1"), ()),
     "heads, documents": (SPLIT, ("--context-parallel-algo", "ulysses_cp_algo", *DOCUMENTS)),
 }
+if Version(version("megatron-core")) >= Version("0.16"):
+    # An older layer specification names no router.
+    TOGETHER["balanced devices, weighed by tokens"] = (
+        (*SPREAD, "--calculate-per-token-loss"),
+        ("--moe-device-level-aux-loss-coeff", "0.5", "--moe-comm-aux-loss-coeff", "0.2"),
+    )
 
 
 def train_all(cases):

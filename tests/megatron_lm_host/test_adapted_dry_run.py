@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 import fake_training as fake
 import pytest
 
-from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone import loop as _standalone  # noqa: F401 - preloads what worlds need
-from mindspeed_core.instruments.phases import StoragePhases
-from mindspeed_core.testing.dry_run import MeasuredRank, differences
+from mindspeed_core.testing.dry_run import differences, followed_run
 from mindspeed_core.testing.worlds import run_world
 
 LENGTH = ("--train-iters", "2", "--eval-iters", "0", "--use-cpu-initialization")
@@ -19,30 +15,6 @@ LAYOUTS = {
     "tensor and sequence": ("--tensor-model-parallel-size", "2", "--sequence-parallel"),
     "pipeline": ("--pipeline-model-parallel-size", "2"),
 }
-
-
-class Followed:
-    """Keeps what the steps of a run held and communicated."""
-
-    def __init__(self, storage=None, log=None):
-        self.storage, self.log, self.first = storage, log, 0
-
-    @hookimpl(wrapper=True)
-    def start_run(self, session):
-        if session.platform.dry_run:
-            self.storage, self.log = session.platform.storage, session.platform.communication
-        self.first = len(self.log.calls)
-        return (yield)
-
-    @hookimpl(wrapper=True)
-    def finish_run(self, session):
-        self.measured = MeasuredRank(
-            phases={phase.name: phase for phase in self.storage.report()},
-            calls=tuple(str(call) for call in self.log.calls[self.first :]),
-            groups=tuple((group.description, group.ranks) for group in self.log.groups),
-            features=session.plan.names,
-        )
-        return (yield)
 
 
 def follow_all(platform):
@@ -54,18 +26,8 @@ def follow_all(platform):
 
 
 def follow(platform, *flags):
-    from mindspeed_core.instruments.communication import count_communication
-    from mindspeed_core.instruments.storage import StorageTracker
-
-    with ExitStack() as stack:
-        if platform == "fake":
-            followed = Followed()
-            fake.adapt(extra=(followed,))
-        else:
-            log = stack.enter_context(count_communication(objects=True))
-            storage = stack.enter_context(StorageTracker())
-            followed = Followed(storage, log)
-            fake.adapt(extra=(followed, StoragePhases(storage)))
+    with followed_run(platform) as followed:
+        fake.adapt(extra=followed.plugins)
         ended = fake.run_script("--platform", platform, *fake.GPT, *LENGTH, *flags)
     assert ended["status"] == 0, ended["out"] + ended["err"]
     return followed.measured

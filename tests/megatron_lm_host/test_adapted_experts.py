@@ -7,7 +7,7 @@ from mindspeed_core.feature import Feature, Flag, hookimpl
 from mindspeed_core.layer_spec import SpecEditor
 from mindspeed_core.testing.worlds import run_world
 from mindspeed_kernels.features.weight_gradients import GroupedExperts
-from mindspeed_moe.features import AllToAllOverlap, ExpertLayer
+from mindspeed_moe.features import AllToAllOverlap, ExpertLayer, SequentialDispatcher
 
 MODEL = (
     *("--platform", "cpu", "--use-cpu-initialization", "--num-experts", "4", "--moe-ffn-hidden-size", "32"),
@@ -94,16 +94,26 @@ SPREAD = (
 
 def train_spread():
     found = []
-    for flags in ((), ("--moe-alltoall-overlap-comm",)):
+    for flags in ((), ("--moe-alltoall-overlap-comm",), ("--moe-token-dispatcher-type", "alltoall_seq")):
         norms = Norms()
-        fake.adapt(GroupedExperts, ExpertLayer, AllToAllOverlap, extra=(norms,))
+        fake.adapt(GroupedExperts, ExpertLayer, AllToAllOverlap, SequentialDispatcher, extra=(norms,))
         log = fake.run_script(*MODEL, *SPREAD, *flags)["log"]
         found.append(([line["lm loss"] for line in log if "lm loss" in line], norms.seen))
         fake.forget_run()
     return found
 
 
-def test_overlapped_experts_learn_as_without_the_overlap():
-    for plain, overlapped in run_world(train_spread, 2):
+@pytest.fixture(scope="module")
+def spread():
+    return run_world(train_spread, 2)
+
+
+def test_overlapped_experts_learn_as_without_the_overlap(spread):
+    for plain, overlapped, _ in spread:
         assert len(plain[1]) == 3
         assert overlapped == plain
+
+
+def test_the_former_name_of_a_dispatcher_trains_as_its_successor(spread):
+    for plain, _, former in spread:
+        assert former == plain

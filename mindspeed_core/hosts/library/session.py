@@ -178,7 +178,7 @@ class LibrarySession(EmbeddedSession):
         )
         check_optimizer(self, made)
         self.run.optimizer = made
-        if self.features_in("optimizer_step"):
+        if len(self.implementations("optimizer_step")) > 1:
             self.instances.set("optimizer_step", made, "step", self._step_with_features(made))
         return made
 

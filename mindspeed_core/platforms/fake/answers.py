@@ -9,17 +9,15 @@ be silently wrong: one that is not known is refused with its place.
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from mindspeed_core import instruments
 from mindspeed_core.errors import UserError
-from mindspeed_core.instruments.storage import source_place
+from mindspeed_core.instruments.code_places import CodePlace, running_code
 
 _BETWEEN = (
     os.path.join(Path(__file__).parent, ""),
@@ -27,6 +25,8 @@ _BETWEEN = (
     os.path.join(Path(torch.__file__).parent, ""),
 )
 """Code between the one that reads and its answer."""
+_FRAMES = 8
+"""No more modes than these pass an operation on."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +85,15 @@ class Answers:
         Raises:
             UnknownNumber: an integer.
         """
-        place = _innermost()
+        place = _reading_code()
         value: bool | int | float
         if tensor.dtype == torch.bool:
             value = False
         elif tensor.dtype.is_floating_point:
             value = 1.0
         else:
-            raise UnknownNumber(_text(place))
-        self.counts[Answer(*place, value)] += 1
+            raise UnknownNumber(str(place))
+        self.counts[Answer(place.file, place.line, place.function, value)] += 1
         return value
 
     def numbers(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -111,20 +111,11 @@ class Answers:
 
 def reading_place() -> str:
     """Return the place in the code that led to the running operation: ``file:line (function)``."""
-    return _text(_innermost())
+    return str(_reading_code())
 
 
-def _text(place: tuple[str, int, str]) -> str:
-    file, line, function = place
-    return f"{file}:{line} ({function})"
-
-
-def _innermost() -> tuple[str, int, str]:
-    """Return file, line and function of the innermost code outside of torch and of this package."""
-    frame: Any = sys._getframe(2)
+def _reading_code() -> CodePlace:
+    """Return the innermost code outside of torch and of this package."""
+    found = running_code(_BETWEEN, _FRAMES)
     # Modes of others may pass the operation on.
-    while frame.f_back is not None and (
-        frame.f_code.co_filename.startswith(_BETWEEN) or frame.f_code.co_name == "__torch_dispatch__"
-    ):
-        frame = frame.f_back
-    return source_place(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name
+    return next((place for place in found if place.function != "__torch_dispatch__"), found[-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -37,6 +38,41 @@ def named_backend(original: Callable[..., Any]) -> Callable[..., Any]:
     return _get_backend
 
 
+def posted_one_by_one(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``batch_isend_irecv``: each send and receive is a call of its own, as others count them."""
+
+    @functools.wraps(original)
+    def batch_isend_irecv(p2p_op_list: Sequence[Any]) -> list[Any]:
+        posted = [one.op(one.tensor, one.peer, one.group, one.tag) for one in p2p_op_list]
+        return [work for work in posted if work is not None]
+
+    return batch_isend_irecv
+
+
+def nothing_to_wait_for(original: Callable[..., Any]) -> Callable[..., None]:
+    """Wrap ``synchronize``: nothing runs on the device, and the stand-in runtime refuses to wait."""
+
+    @functools.wraps(original)
+    def synchronize(device: Any = None) -> None:
+        return None
+
+    return synchronize
+
+
+SYNCHRONIZED = Patch(
+    target="torch_npu.npu.utils:synchronize",
+    new=f"{__name__}:nothing_to_wait_for",
+    kind="wrap",
+    reason="megatron-core waits for the device after each batch of messages between pipeline stages",
+    also=("torch_npu.npu:synchronize", "torch.cuda:synchronize"),
+)
+BATCHES = Patch(
+    target="torch.distributed.distributed_c10d:batch_isend_irecv",
+    new=f"{__name__}:posted_one_by_one",
+    kind="wrap",
+    reason="torch_npu hands a batch to the group's backend, which a group without peers does not have",
+    also=("torch.distributed:batch_isend_irecv",),
+)
 COMMUNICATORS = Patch(
     target="torch.distributed.distributed_c10d:ProcessGroup._get_backend",
     new=f"{__name__}:named_backend",
@@ -52,8 +88,8 @@ class FakeNpuPlatform(DryRun, NpuPlatform):
     like: ClassVar[str] = "npu"
 
     def patches(self) -> Sequence[Patch]:
-        """Return the patches of the npu platform and of dry runs, and names of communicators."""
-        return (*super().patches(), COMMUNICATORS)
+        """Return the patches of the npu platform and of dry runs, and those of this device."""
+        return (*super().patches(), BATCHES, SYNCHRONIZED, COMMUNICATORS)
 
     def shapes(self) -> Mapping[str, Callable[..., Any]]:
         """Return shape functions that torch_npu lacks or has wrong."""

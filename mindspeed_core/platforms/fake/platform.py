@@ -111,6 +111,13 @@ class DryRun(StoragePhases, Platform):
     def set_device(self, local_rank: int) -> None:
         """Choose nothing: there is no device."""
 
+    # Nothing is launched on the device that is planned: there is nothing to order and to wait for.
+    synchronize = Platform.synchronize
+    stream = Platform.stream
+    current_stream = Platform.current_stream
+    use_stream = Platform.use_stream
+    event = Platform.event
+
     def shapes(self) -> Mapping[str, Callable[..., Any]]:
         """Return shape functions that take the place of an operation's own, by name with overload."""
         return {}

@@ -40,11 +40,17 @@ class UnusableDevice(UserError):
 
 
 class ShapesOnly(FakeTensorMode):
-    """Fake tensors; of a device that is announced and must not be started."""
+    """Fake tensors; of a device that is announced and must not be started.
+
+    Attributes:
+        made_once: tensors that a process would make once and keep, by a key of whoever makes them; a dry run
+            has its own, which end with it.
+    """
 
     def __init__(self) -> None:
         """Accept tensors with values beside those without."""
         super().__init__(allow_non_fake_inputs=True)
+        self.made_once: dict[object, torch.Tensor] = {}
 
     @property
     def avoid_device_init(self) -> bool:

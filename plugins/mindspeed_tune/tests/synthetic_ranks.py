@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from mindspeed_tune.closed_form import DATA, PIPELINE, TENSOR
 from mindspeed_tune.record import Call, Group, LargeTensor, Peak, RankRecord, Run, Stage, Update
 from mindspeed_tune.roofline import matrix_key
 from mindspeed_tune.schedules import BACKWARD, FORWARD, in_flight, order
-from mindspeed_tune.traffic import DATA, PIPELINE, TENSOR
 
 S, B, H, V = 4096, 1, 1024, 32000
 PER_LAYER, EMBEDDED, WORKING = 900_000, 70_000, 5_000_000

@@ -1,6 +1,8 @@
 import pytest
+from click.testing import CliRunner
 
 from mindspeed_core.errors import UserError
+from mindspeed_tune.command import program
 from mindspeed_tune.launch_command import MODULE, SCRIPT, TRAIN, read_command
 
 
@@ -55,3 +57,20 @@ def test_a_command_that_cannot_be_planned_is_one_sentence(text, message):
         read_command(text.split(), {})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_kernels_of_npus_without_torch_npu_are_one_sentence(monkeypatch):
+    def nothing_installed():
+        raise UserError("torch_npu is not installed here")
+
+    monkeypatch.delenv("MINDSPEED_NPU_STUB_DEVICES", raising=False)
+    monkeypatch.setattr("mindspeed_testing.npu.stubs.installed_version", nothing_installed)
+    found = CliRunner().invoke(program, ["plan", "--plan-target", "npu", "--", "mindspeed-train"])
+    assert found.exit_code == 1
+    assert "--plan-target npu: torch_npu is not installed here" in found.output
+
+
+def test_kernels_of_cuda_are_refused_in_one_sentence():
+    found = CliRunner().invoke(program, ["plan", "--plan-target", "cuda", "--", "mindspeed-train"])
+    assert found.exit_code == 1
+    assert "--plan-target cuda: there is no dry run of CUDA's kernels" in found.output

@@ -1,17 +1,21 @@
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from click.testing import CliRunner
 from synthetic_ranks import every_stage, record, stages
 
 from mindspeed_core.errors import UserError
 from mindspeed_tune.chrome_trace import chrome_trace
+from mindspeed_tune.command import program
 from mindspeed_tune.hardware import read_hardware
 from mindspeed_tune.html_report import html_report
 from mindspeed_tune.kinds import chosen_ranks, group_partners, kinds_of, stage_partners
 from mindspeed_tune.launch_plan import make_plan
 from mindspeed_tune.layout import Layout
+from mindspeed_tune.record import BackendMemory
 from mindspeed_tune.summary import markdown, print_summary
 
 LAYOUT = Layout(64, tp=2, pp=4)
@@ -97,6 +101,77 @@ def test_a_swapped_collective_makes_the_plan_fail():
     plan = make_plan(COMMAND, ranks)
     assert not plan.ok
     assert "order of calls: PIPELINE_MODEL_PARALLEL_GROUP: ranks 0 and 16" in plan.problems[0]
+
+
+def without(ranks, position, operation):
+    """Return records of which one rank lacks its first call of an operation."""
+    first = ranks[position].runs[0]
+    left = list(first.calls)
+    left.remove(next(call for call in left if call.operation == operation))
+    changed = replace(ranks[position], runs=(replace(first, calls=tuple(left)), *ranks[position].runs[1:]))
+    return [*ranks[:position], changed, *ranks[position + 1 :]]
+
+
+def swapped(ranks, position):
+    """Return records of which one rank makes two neighbouring collectives in the other order."""
+    first = ranks[position].runs[0]
+    calls = list(first.calls)
+    place = next(n for n, call in enumerate(calls) if call.operation == "reduce_scatter_tensor")
+    calls[place - 1], calls[place] = calls[place], calls[place - 1]
+    changed = replace(ranks[position], runs=(replace(first, calls=tuple(calls)), *ranks[position].runs[1:]))
+    return [*ranks[:position], changed, *ranks[position + 1 :]]
+
+
+WRONG = {
+    "a swapped collective": (
+        lambda: swapped([record(LAYOUT, 0), record(LAYOUT, 1)], 1),
+        (),
+        "order of calls: TENSOR_MODEL_PARALLEL_GROUP: ranks 0 and 1 differ at call",
+    ),
+    "a missing receive": (
+        lambda: without(every_stage(LAYOUT), 1, "irecv"),
+        (),
+        "order of calls: PIPELINE_MODEL_PARALLEL_GROUP: ranks 0 and 16 differ at call",
+    ),
+    "a stage over capacity": (
+        lambda: every_stage(LAYOUT, static={"parameters": 1e12}, update=huge_update()),
+        ("--plan-hardware", "ascend-910b"),
+        "stage 0: ",
+    ),
+}
+
+
+def huge_update():
+    from synthetic_ranks import update
+
+    return replace(update(LAYOUT), after={"optimizer state": 1e12})
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_with_a_launch_is_named_and_is_exit_status_1(monkeypatch, case):
+    ranks, options, named = WRONG[case]
+    monkeypatch.setattr("mindspeed_tune.driver.records_of", lambda runner, wanted: ranks())
+    monkeypatch.setattr("mindspeed_tune.driver.Ranks", lambda *args, **options: nullcontext())
+    found = CliRunner().invoke(program, ["plan", *options, "--json", "--", *COMMAND, "--fake-world-size=64"])
+    assert found.exit_code == 1, found.output
+    problems = json.loads(found.stdout)["problems"]
+    assert problems[0].startswith(named)
+
+
+def test_a_backend_of_the_planned_platform_takes_what_it_declares(hardware):
+    takes = BackendMemory(3e9, "reduce_scatter_tensor in DATA_PARALLEL_GROUP_WITH_CP")
+    ranks = every_stage(LAYOUT, backend=takes)
+    without_hardware, with_hardware = (make_plan(COMMAND, ranks, one) for one in (None, hardware))
+    memory = without_hardware.fullest.fullest
+    assert memory.outside == 3e9
+    assert memory.needed == memory.reserved + 3e9
+    assert "during reduce_scatter_tensor in DATA_PARALLEL_GROUP_WITH_CP" in markdown(without_hardware)
+    # Its file speaks for the library of the device.
+    assert (
+        with_hardware.fullest.fullest.outside
+        == make_plan(COMMAND, every_stage(LAYOUT), hardware).fullest.fullest.outside
+    )
+    assert "the backend takes" not in markdown(with_hardware)
 
 
 def test_a_step_has_seconds_bubble_and_mfu(plan):

@@ -4,7 +4,8 @@ import pytest
 from megatron.core.parallel_state import RankGenerator
 
 from mindspeed_tune.layout import Layout
-from mindspeed_tune.one_rank_groups import only_own_groups, own_group
+from mindspeed_tune.one_rank_groups import only_own_groups
+from mindspeed_tune.rank_lists import ranks_along
 
 ORDERS = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp", "cp-tp-dp-ep-pp")
 TOKENS = ("tp", "pp", "dp", "cp", "dp-cp", "tp-pp", "tp-dp-cp", "tp-cp", "tp-dp")
@@ -16,7 +17,7 @@ def test_groups_of_every_rank_are_megatron_cores(order):
     for token, rank in itertools.product(TOKENS, range(24)):
         expected = next(ranks for ranks in generator.get_ranks(token) if rank in ranks)
         mask = generator.get_mask(generator.order, token)
-        assert own_group(generator.ordered_size, mask, rank) == expected
+        assert list(ranks_along(generator.ordered_size, mask, rank)) == expected
         assert list(Layout(24, tp=2, cp=2, pp=2, order=order).group(rank, token.split("-"))) == expected
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -9,24 +10,32 @@ from click.testing import CliRunner
 from mindspeed_core.cli.features import program as features
 from mindspeed_core.errors import UserError
 from mindspeed_tune.command import program
-from mindspeed_tune.driver import Ranks, records_of
+from mindspeed_tune.driver import PlanError, Ranks, records_of
 from mindspeed_tune.extrapolate import whole
 from mindspeed_tune.launch_command import read_command
 from mindspeed_tune.launch_plan import make_plan
+from mindspeed_tune.summary import markdown
 
 MODEL = (
     "--mock-data --num-layers 6 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --vocab-size 256 "
     "--position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear --bf16 "
-    "--use-distributed-optimizer --micro-batch-size 2 --train-iters 2 --lr 1e-3"
+    "--use-distributed-optimizer --micro-batch-size 2 --train-iters 2 --lr 1e-3 --attention-dropout 0"
 )
 LAYOUT = "--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2"
 COMMAND = f"mindspeed-train --fake-world-size 8 {MODEL} {LAYOUT} --global-batch-size 16"
 
 
 @pytest.fixture(scope="module")
-def records():
+def runner():
+    """Runs ranks of any command: the imports of torch and megatron-core are done once."""
     with Ranks(read_command(COMMAND.split(), {})) as runner:
-        return records_of(runner)
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def records(runner):
+    runner.command = read_command(COMMAND.split(), {})
+    return records_of(runner)
 
 
 def test_every_kind_is_run_and_every_kind_of_call_has_a_partner(records):
@@ -55,17 +64,36 @@ def test_a_rank_costs_little(records):
     assert all(record.cost["peak_bytes"] < 2**30 for record in records)
 
 
+@pytest.fixture(scope="module")
+def exact(runner):
+    return run_exactly(runner, layers=True, microbatches=True)
+
+
+def run_exactly(runner, *, layers, microbatches):
+    """Return the records of both stages, of which layers or micro-batches are not extrapolated."""
+    runner.command = read_command(COMMAND.split(), {})
+    runner.exact_layers, runner.exact_microbatches = layers, microbatches
+    try:
+        return runner.run([0, 4])
+    finally:
+        runner.exact_layers = runner.exact_microbatches = False
+
+
 @pytest.mark.thorough
-def test_extrapolated_bytes_and_traffic_are_those_of_the_whole_step(records):
-    command = read_command(COMMAND.split(), {})
-    with Ranks(command, exact_layers=True, exact_microbatches=True) as runner:
-        exact = {record.rank: record for record in runner.run([0, 4])}
-    for record in records:
-        if record.rank in exact:
-            one, other = whole(record), whole(exact[record.rank])
-            assert sum(one.peak.values()) == pytest.approx(sum(other.peak.values()), rel=0.005)
-            for key, counted in other.traffic.items():
-                assert one.traffic[key] == pytest.approx(counted, rel=0.005)
+@pytest.mark.parametrize(
+    ("layers", "microbatches"),
+    [(False, True), (True, False), (False, False)],
+    ids=["layers", "micro-batches", "both"],
+)
+def test_extrapolated_bytes_and_traffic_are_those_of_the_whole_step(runner, exact, layers, microbatches):
+    for record, whole_record in zip(run_exactly(runner, layers=layers, microbatches=microbatches), exact):
+        one, other = whole(record), whole(whole_record)
+        assert other.exact
+        assert not one.exact
+        assert sum(one.peak.values()) == pytest.approx(sum(other.peak.values()), rel=0.005)
+        assert one.traffic.keys() == other.traffic.keys()
+        for key, counted in other.traffic.items():
+            assert one.traffic[key] == pytest.approx(counted, rel=0.005)
 
 
 @pytest.mark.thorough
@@ -106,29 +134,141 @@ def test_the_command_is_one_of_mindspeed_features_too():
     assert "a shell script hides its command" in found.output
 
 
-DENSE = MODEL.replace("--num-layers 6", "--num-layers 2")
-CONTEXT = "--context-parallel-size 4 --context-parallel-algo kvallgather_cp_algo --global-batch-size 16"
+DENSE = MODEL.replace("--num-layers 6", "--num-layers 2") + " --global-batch-size 16"
+FETCHED = "--context-parallel-size 4 --context-parallel-algo kvallgather_cp_algo"
+RING = "--context-parallel-size 4 --context-parallel-algo megatron_cp_algo"
+HEADS = "--context-parallel-size 4 --context-parallel-algo ulysses_cp_algo"
+HYBRID = "--context-parallel-size 4 --context-parallel-algo hybrid_cp_algo --ulysses-degree-in-cp 2"
+GROUPED = "--group-query-attention --num-query-groups 2"
+KEPT = "--context-parallel-kv-cache-policy"
+LATENT = (
+    "--multi-latent-attention --q-lora-rank 16 --kv-lora-rank 16 --qk-head-dim 16 --qk-pos-emb-head-dim 8 "
+    "--v-head-dim 12"
+)
 EXPERTS = (
     "--num-experts 8 --moe-router-topk 2 --moe-token-dispatcher-type alltoall --expert-model-parallel-size 4 "
-    "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1 "
-    "--global-batch-size 16"
+    "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1"
 )
+FORMS = {
+    "fetched keys": (f"{FETCHED} --use-flash-attn --pre-tockens 20", {"CONTEXT": 2}),
+    "experts": (EXPERTS, {"EXPERT_": 4}),
+    "ring": (f"{RING} {GROUPED}", {"CONTEXT": 4}),
+    "ring that keeps keys": (f"{RING} {KEPT} half", {"CONTEXT": 4}),
+    "ring in two groups": (f"{RING} --use-cp-send-recv-overlap", {"CONTEXT": 2, "cp.second": 2}),
+    "double ring": (f"{RING} --cp-window-size 2 --cp-grad-comm-dtype model", {"CONTEXT": 2, "cp.across": 2}),
+    "heads": (f"{HEADS} {GROUPED}", {"CONTEXT": 1}),
+    "heads exchanged again": (f"{HEADS} {KEPT} full", {"CONTEXT": 1}),
+    "heads, gathered keys": (f"{HEADS} {GROUPED} --use-ulysses-allgather-kv", {"CONTEXT": 3}),
+    "hybrid": (f"{HYBRID} {GROUPED} --tensor-model-parallel-size 2", {"cp.inner": 1, "cp.outer": 4}),
+    "latent ring": (f"{RING} {LATENT}", {"CONTEXT": 4}),
+    "latent hybrid": (f"{HYBRID} {LATENT}", {"cp.inner": 1, "cp.outer": 4}),
+    "latent fetched keys": (f"{FETCHED} {LATENT}", {"CONTEXT": 2}),
+}
+
+
+ALWAYS = ("fetched keys", "hybrid")
 
 
 @pytest.mark.parametrize(
-    ("flags", "group", "forms"),
-    [
-        (f"{CONTEXT} --use-flash-attn --pre-tockens 20", "CONTEXT_PARALLEL_GROUP", 2),
-        pytest.param(EXPERTS, "EXPERT_", 4, marks=pytest.mark.thorough),
-    ],
-    ids=["context", "experts"],
+    "case", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.thorough) for name in FORMS]
 )
-def test_closed_forms_of_split_sequences_and_experts_are_what_was_counted(flags, group, forms):
-    with Ranks(read_command(f"mindspeed-train --fake-world-size 8 {DENSE} {flags}".split(), {})) as runner:
-        [record] = runner.run([5])
-    found = [form for kind in make_plan(("train",), [record]).kinds for form in kind.forms]
-    assert [form.difference for form in found] == [0.0] * len(found)
-    assert sum(group in form.expected.group for form in found) == forms
+def test_closed_forms_of_split_sequences_and_experts_are_what_was_counted(runner, case):
+    flags, wanted = FORMS[case]
+    runner.command = read_command(f"mindspeed-train --fake-world-size 8 {DENSE} {flags}".split(), {})
+    [record] = runner.run([5])
+    [kind] = make_plan(("train",), [record]).kinds
+    assert [form for form in kind.forms if form.difference] == []
+    for group, forms in wanted.items():
+        found = [form for form in kind.forms if group in form.expected.group]
+        assert len(found) == forms
+
+
+@pytest.mark.thorough
+def test_more_tokens_on_the_experts_of_a_rank_are_more_bytes(runner):
+    runner.command = read_command(f"mindspeed-train --fake-world-size 8 {DENSE} {EXPERTS}".split(), {})
+    kept, peaks = {}, {}
+    for skew in (None, 1.0, 1.5):
+        runner.skew = skew
+        [record] = runner.run([0])
+        peak = whole(record)
+        kept[skew] = peak.modules["decoder.layers.*.mlp.experts.local_experts.*.linear_fc1"]
+        peaks[skew] = sum(peak.peak.values())
+    runner.skew = None
+    assert 1.5 * kept[None] == 1.5 * kept[1.0] == kept[1.5]
+    assert peaks[None] == peaks[1.0] < peaks[1.5]
+
+
+@pytest.mark.thorough
+def test_an_interleaved_schedule_runs_in_the_order_of_the_timeline(runner):
+    from mindspeed_tune.schedules import order
+
+    flags = f"{LAYOUT} --num-layers-per-virtual-pipeline-stage 1 --global-batch-size 32"
+    model = MODEL.replace("--num-layers 6", "--num-layers 8")
+    runner.command = read_command(f"mindspeed-train --fake-world-size 8 {model} {flags}".split(), {})
+    records = runner.run([0, 4])
+    plan = make_plan(("train",), records)
+    assert plan.order.differences == ()
+    assert [form for kind in plan.kinds for form in kind.forms if form.difference] == []
+    for record in records:
+        assert record.layout.vpp == 4
+        size = int(record.sizes["microbatch_group_size"])
+        for run in record.runs:
+            assert list(run.steps) == order(record.layout, record.stage, run.microbatches, size)
+
+
+def refused(runner, command):
+    """Return the sentence with which a command cannot be planned."""
+    runner.command = read_command(command.split(), {})
+    with pytest.raises(PlanError) as caught:
+        runner.run([0])
+    # Which stage raised it stands below.
+    return str(caught.value).splitlines()[0]
+
+
+@pytest.mark.thorough
+def test_a_feature_that_needs_data_is_one_sentence(runner):
+    documents = "--context-parallel-size 2 --reset-attention-mask --reset-position-ids"
+    said = refused(runner, f"mindspeed-train --fake-world-size 2 {DENSE} {documents}")
+    assert "what depends on the content of data cannot be planned" in said
+
+
+@pytest.mark.thorough
+def test_a_feature_without_fake_support_makes_a_plan_incomplete_by_name(runner):
+    flags = "--reset-attention-mask --fix-sub-seq-length 16"
+    runner.command = read_command(f"mindspeed-train --fake-world-size 2 {DENSE} {flags}".split(), {})
+    plan = make_plan(("train",), runner.run([0]))
+    assert list(plan.incomplete) == ["packed-documents"]
+    assert "incomplete: packed-documents: does not state that it works on tensors" in markdown(plan)
+
+
+MEGATRON = Path(__file__).parents[3] / "tests" / "megatron_lm_host" / "fake"
+SCRIPT_FLAGS = "--no-persist-layer-norm --use-cpu-initialization --use-distributed-optimizer"
+
+
+def test_a_script_of_megatron_lm_is_planned_by_its_own_command_line(runner):
+    script = f"torchrun --nproc-per-node 4 {MEGATRON / 'pretrain_fake.py'} {SCRIPT_FLAGS}"
+    runner.command = read_command(f"{script} --tensor-model-parallel-size 2".split(), {})
+    plan = make_plan(("train",), records_of(runner))
+    assert str(plan.records[0].layout) == "tp2 dp2"
+    assert plan.ok
+    assert plan.order.unchecked == ()
+    forms = [form for kind in plan.kinds for form in kind.forms]
+    assert {form.expected.operation for form in forms} >= {"all_reduce", "reduce_scatter_tensor"}
+    assert [form for form in forms if form.difference] == []
+
+
+@pytest.mark.thorough
+def test_a_model_that_depends_on_data_is_one_sentence_with_its_place(runner, tmp_path):
+    text = (MEGATRON / "pretrain_fake.py").read_text(encoding="utf-8")
+    by_data = text.replace(
+        "    return GPTModel(", "    torch.rand(4).argmax().item()\n    return GPTModel("
+    ).replace("Path(__file__).parent", f"Path({str(MEGATRON)!r})")
+    assert by_data != text
+    script = tmp_path / "pretrain_by_data.py"
+    script.write_text(by_data, encoding="utf-8")
+    said = refused(runner, f"PYTHONPATH={MEGATRON} torchrun --nproc-per-node 2 {script} {SCRIPT_FLAGS}")
+    assert "the model depends on data, which a dry run does not have: " in said
+    assert "pretrain_by_data.py:" in said
 
 
 def test_contradictory_variables_are_one_sentence():

@@ -62,7 +62,7 @@ def program() -> None:
     type=click.Choice(["cpu", "npu", "cuda"]),
     default="cpu",
     show_default=True,
-    help="Whose kernels run; npu needs torch_npu with its stand-in runtime; cuda cannot be planned yet.",
+    help="Whose kernels run; npu needs torch_npu and mindspeed-tune[npu]; cuda cannot be planned yet.",
 )
 @click.option("--plan-skew", type=float, metavar="F", help="Tokens of this rank's experts, over the average.")
 @click.option("--plan-out", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Reports.")

@@ -15,6 +15,8 @@ _SIZES = (
     "moe_router_topk",
     "num_moe_experts",
     "pre_tockens",
+    "cp_window_size",
+    "context_parallel_cache_interval",
 )
 _FLAGS = (
     "sequence_parallel",
@@ -32,11 +34,16 @@ _FLAGS = (
     "cp_layout",
     "cp_chunks_per_rank",
     "context_parallel_kv_cache_policy",
+    "ulysses_degree_in_cp",
+    "use_cp_send_recv_overlap",
+    "use_ulysses_allgather_kv",
     "attention_mask_type",
     "sparse_mode",
     "reset_attention_mask",
     "use_flash_attn",
     "use_fusion_attn_v2",
+    "batch_p2p_comm",
+    "cross_entropy_loss_fusion",
 )
 
 
@@ -81,8 +88,13 @@ def sizes(run: Any) -> dict[str, float]:
         found[f"{name}_elements"] = sum(buffer.numel for buffer in held)
         found[f"{name}_buckets"] = sum(len(buffer.buckets) for buffer in held)
     # The flags leave open what the configuration has decided.
-    for name in ("num_query_groups", "kv_channels"):
-        found[name] = getattr(config, name, None) or 0
+    if getattr(config, "multi_latent_attention", False):
+        found["key_heads"] = config.num_attention_heads
+        found["key_channels"] = config.qk_head_dim + config.qk_pos_emb_head_dim
+        found["value_channels"] = config.v_head_dim
+    else:
+        found["key_heads"] = config.num_query_groups or config.num_attention_heads
+        found["key_channels"] = found["value_channels"] = config.kv_channels
     # Without overlap each of them brings the parameters of all others back too.
     found["optimizers"] = len(getattr(run.optimizer, "chained_optimizers", ())) or 1
     found["moe_layers"] = sum(

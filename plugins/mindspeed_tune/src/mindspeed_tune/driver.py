@@ -6,21 +6,23 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_tune.kinds import chosen_ranks, group_partners, kinds_of, stage_partners
 from mindspeed_tune.launch_command import LaunchCommand
-from mindspeed_tune.layout import Layout
+from mindspeed_tune.layout import RANKS_PER_NODE, Layout
 from mindspeed_tune.record import RankRecord
 
 KINDS, ALL = "kinds", "all"
 _MOST = 512
-_DEFAULT_NODE = 8
+_NPU = "fake-npu"
 
 
 class PlanError(UserError):
@@ -46,13 +48,18 @@ class Ranks:
         self.exact_layers, self.exact_microbatches = exact_layers, exact_microbatches
         self.skew = skew
         self.parallel = parallel or os.cpu_count() or 1
-        self.per_node = command.ranks_per_node or _DEFAULT_NODE
+        self.per_node = command.ranks_per_node or RANKS_PER_NODE
         self._process: subprocess.Popen[str] | None = None
+        self._files = ExitStack()
 
     def __enter__(self) -> Ranks:
-        """Start the process that forks ranks."""
+        """Start the process that forks ranks.
+
+        Raises:
+            UserError: the kernels of NPUs are wanted, and torch_npu or its stand-in runtime is missing.
+        """
         environment = {
-            **os.environ,
+            **(self._stand_ins() if self.platform == _NPU else os.environ),
             "OMP_NUM_THREADS": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
             "CUDA_VISIBLE_DEVICES": "",
@@ -80,6 +87,30 @@ class Ranks:
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
+        self._files.close()
+
+    def _stand_ins(self) -> Mapping[str, str]:
+        """Return the environment of a process that imports torch_npu where there is no NPU.
+
+        The libraries are made in a temporary folder, for the installed version.
+        """
+        from mindspeed_core.platforms.fake.npu import STAND_IN
+
+        if os.environ.get(STAND_IN) == "1":
+            return os.environ
+        try:
+            from mindspeed_testing.npu.stubs import build_stubs, installed_version
+        except ModuleNotFoundError:
+            raise UserError(
+                "--plan-target npu needs a stand-in runtime: pip install mindspeed-tune[npu], or plan "
+                "with --plan-target cpu"
+            ) from None
+        try:
+            installed_version()
+            folder = self._files.enter_context(tempfile.TemporaryDirectory(prefix="mindspeed-npu-"))
+            return build_stubs(Path(folder)).environment(device=True)
+        except UserError as error:
+            raise UserError(f"--plan-target npu: {error}") from None
 
     def run(self, ranks: Sequence[int], *, only_order: bool = False) -> list[RankRecord]:
         """Run ranks; return their records in the order asked for.

@@ -7,11 +7,11 @@ is built once (parameters, buffers, optimizer state) is never extrapolated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mindspeed_tune.record import RankRecord, Run
+from mindspeed_tune.record import Call, RankRecord, Run
 from mindspeed_tune.schedules import in_flight
 
 Numbers = Mapping[str, float]
@@ -34,7 +34,7 @@ class Whole:
     peak: Numbers
     modules: Numbers
     work: Mapping[str, Numbers]
-    traffic: Mapping[tuple[int, str, str, str], tuple[float, float]]
+    traffic: Mapping[Traffic, tuple[float, float]]
     exact: bool
 
 
@@ -52,7 +52,7 @@ def whole(record: RankRecord, stage: int | None = None) -> Whole:
     runs = record.runs
     layers = record.stages[record.stage].layers
     place = record.stage if stage is None else stage
-    full = in_flight(record.layout, place, record.microbatches, _group_size(record))
+    full = in_flight(record.layout, place, record.microbatches, record.microbatch_group)
     alive = _Linear(runs, layers, full, lambda run: run.in_flight)
     passed = _Linear(runs, layers, record.microbatches, lambda run: run.microbatches)
     directions = sorted({name for run in runs for name in run.work})
@@ -67,10 +67,12 @@ def whole(record: RankRecord, stage: int | None = None) -> Whole:
     once = _Linear(runs, layers, 1, lambda run: 1)
     traffic: dict[Traffic, tuple[float, float]] = {}
     for line, wanted in ((passed, False), (once, True)):
-        calls = line.keyed([_totals(run, 1, wanted) for run in runs])
-        sizes = line.keyed([_totals(run, 2, wanted) for run in runs])
+        added = [_added(call for call in run.calls if (call.phase in _ONCE) == wanted) for run in runs]
+        calls, sizes = (
+            line.keyed([{key: pair[index] for key, pair in one.items()} for one in added]) for index in (0, 1)
+        )
         traffic |= {key: (calls[key], sizes[key]) for key in calls}
-    for key, (count, size) in _of_update(record).items():
+    for key, (count, size) in _added(record.update.calls).items():
         before = traffic.get(key, (0.0, 0.0))
         traffic[key] = (before[0] + count, before[1] + size)
     return Whole(
@@ -181,24 +183,11 @@ class _Linear:
         raise ValueError(f"no pass has another number of micro-batches than {base.microbatches}")
 
 
-def _totals(run: Run, which: int, once: bool) -> dict[Traffic, float]:
-    found: dict[Traffic, float] = {}
-    for call in run.calls:
-        if (call.phase in _ONCE) == once:
-            key = (call.group, call.operation, call.dtype, call.phase)
-            found[key] = found.get(key, 0.0) + (1 if which == 1 else call.bytes)
-    return found
-
-
-def _of_update(record: RankRecord) -> dict[tuple[int, str, str, str], tuple[float, float]]:
-    found: dict[tuple[int, str, str, str], tuple[float, float]] = {}
-    for call in record.update.calls:
+def _added(calls: Iterable[Call]) -> dict[Traffic, tuple[float, float]]:
+    """Return how many calls there are of each kind, and their bytes."""
+    found: dict[Traffic, tuple[float, float]] = {}
+    for call in calls:
         key = (call.group, call.operation, call.dtype, call.phase)
         count, size = found.get(key, (0.0, 0.0))
         found[key] = (count + 1, size + call.bytes)
     return found
-
-
-def _group_size(record: RankRecord) -> int | None:
-    size = record.sizes.get("microbatch_group_size")
-    return int(size) if size else None

@@ -200,7 +200,7 @@ def _memory(plan: LaunchPlan) -> Iterator[str]:
     categories = list(dict.fromkeys(name for one in stages for name in one.categories))
     shown = {f"c{index}": name for index, name in enumerate(categories)}
     shown |= {"pad": "allocator's rounding, estimated"}
-    if plan.hardware is not None:
+    if any(one.outside for one in stages):
         shown |= {"pad2": "runtime and communication buffers"}
     yield "<h2>Memory by category per pipeline stage</h2>"
     yield "<p>At the highest peak of a step, on the fullest rank of each stage. Tensors are exact bytes.</p>"

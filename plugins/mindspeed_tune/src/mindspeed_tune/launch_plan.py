@@ -9,6 +9,7 @@ from typing import Any
 from mindspeed_tune.extrapolate import Whole, whole
 from mindspeed_tune.hardware import Hardware
 from mindspeed_tune.kinds import Kind, kinds_of
+from mindspeed_tune.layout import RANKS_PER_NODE
 from mindspeed_tune.memory_plan import MemoryPlan, memory_plan
 from mindspeed_tune.nearest_fit import nearest_fit
 from mindspeed_tune.order_check import OrderCheck, check_order
@@ -17,7 +18,6 @@ from mindspeed_tune.step_plan import StepPlan, step_plan
 from mindspeed_tune.traffic import Compared, compare
 
 GIB = 2**30
-DEFAULT_NODE = 8
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def make_plan(
     ranks = tuple(sorted(records, key=lambda record: record.rank))
     by_rank = {record.rank: record for record in ranks}
     layout, stages = ranks[0].layout, ranks[0].stages
-    devices = ranks_per_node or (hardware.devices if hardware is not None else DEFAULT_NODE)
+    devices = ranks_per_node or (hardware.devices if hardware is not None else RANKS_PER_NODE)
     kinds: list[KindPlan] = []
     per_stage: dict[int, tuple[RankRecord, Whole]] = {}
     for kind in kinds_of(layout, stages):
@@ -209,7 +209,7 @@ def make_plan(
         steps = {stage: whole(record, stage) for stage in kind.stages}
         used = len({group for group, *_ in steps[kind.stages[0]].traffic})
         memory = [memory_plan(record, steps[stage], stage, hardware, used) for stage in kind.stages]
-        step = whole(record)
+        step = steps[record.stage]
         kinds.append(KindPlan(kind, record, step, tuple(memory), tuple(compare(record, step.traffic))))
         per_stage |= dict.fromkeys(kind.stages, (record, step))
     known = [per_stage.get(stage, next(iter(per_stage.values()))) for stage in range(layout.pp)]

@@ -11,10 +11,12 @@ from dataclasses import dataclass, fields
 from math import prod
 from typing import Any
 
-from mindspeed_tune.rank_lists import RankList
+from mindspeed_tune.rank_lists import RankList, ranks_along
 
 ORDER = "tp-cp-ep-dp-pp"
 """megatron-core's order of dimensions: the ranks of the first one are neighbours."""
+RANKS_PER_NODE = 8
+"""Ranks of a node where neither the command nor the hardware says it."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,7 @@ class Layout:
         Raises:
             ValueError: the rank is not in the world.
         """
-        if not 0 <= rank < self.world_size:
-            raise ValueError(f"rank {rank} is not in a world of {self.world_size} ranks")
+        self._check(rank)
         found, rest = {}, rank
         for name, size in self.sizes(expert).items():
             found[name], rest = rest % size, rest // size
@@ -92,15 +93,18 @@ class Layout:
         return rank
 
     def group(self, rank: int, dimensions: Iterable[str], expert: bool = False) -> RankList:
-        """Return the ranks that differ from ``rank`` in some dimensions only, in the order of the group."""
-        wanted, place, stride = set(dimensions), self.place(rank, expert), 1
-        start, steps = rank, []
-        for name, size in self.sizes(expert).items():
-            if name in wanted and size > 1:
-                steps.append((size, stride))
-                start -= place[name] * stride
-            stride *= size
-        return RankList(start, tuple(_joined(steps)))
+        """Return the ranks that differ from ``rank`` in some dimensions only, in the order of the group.
+
+        Raises:
+            ValueError: the rank is not in the world.
+        """
+        self._check(rank)
+        wanted, sizes = set(dimensions), self.sizes(expert)
+        return ranks_along([*sizes.values()], [name in wanted for name in sizes], rank)
+
+    def _check(self, rank: int) -> None:
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"rank {rank} is not in a world of {self.world_size} ranks")
 
     def as_json(self) -> dict[str, Any]:
         """Return the sizes for a JSON file."""
@@ -110,14 +114,3 @@ class Layout:
         """Return ``tp8 cp16 pp16 dp8``."""
         shown = {"tp": self.tp, "cp": self.cp, "pp": self.pp, "vpp": self.vpp, "ep": self.ep, "dp": self.dp}
         return " ".join(f"{name}{size}" for name, size in shown.items() if size > 1) or "one rank"
-
-
-def _joined(steps: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join progressions that continue each other: 8 ranks by 1, 16 times by 8, are 128 ranks by 1."""
-    joined: list[tuple[int, int]] = []
-    for count, stride in steps:
-        if joined and joined[-1][0] * joined[-1][1] == stride:
-            joined[-1] = (joined[-1][0] * count, joined[-1][1])
-        else:
-            joined.append((count, stride))
-    return joined

@@ -50,7 +50,8 @@ class MemoryPlan:
         allocated: the same with every tensor rounded up as an allocator does.
         reserved: estimate of what the allocator takes from the device.
         expandable: likewise with expandable segments.
-        outside: bytes of runtime and communication buffers beside the allocator.
+        outside: bytes beside the allocator: of runtime and communication buffers as the hardware's file says;
+            without one what the platform that is planned declares of its communication backend.
         capacity: bytes of the device; None where no hardware is known.
         largest: the largest tensors at the peak.
         advice: what would help, best first.
@@ -112,7 +113,9 @@ def memory_plan(
         allocated=exact * record.cost.get("allocated_ratio", 1.0),
         reserved=exact * record.cost.get("reserved_ratio", 1.0),
         expandable=exact * record.cost.get("expandable_ratio", 1.0),
-        outside=0.0 if hardware is None else hardware.context + used_groups * hardware.per_group,
+        outside=record.backend.bytes
+        if hardware is None
+        else hardware.context + used_groups * hardware.per_group,
         capacity=None if hardware is None else hardware.memory,
         largest=peak.largest,
         advice=tuple(_advice(record, categories)),
@@ -198,5 +201,4 @@ def _layer_inputs(record: RankRecord) -> float:
     layers = sum(record.stages[record.stage].layers.values())
     in_flight = max(run.in_flight for run in record.runs)
     full = min(record.microbatches, layout.pp - record.stage)
-    # One layer's own activations come on top while it runs again: taken as a tenth of what a rank keeps.
     return one * layers * max(in_flight, full)

@@ -15,28 +15,9 @@ from contextlib import contextmanager
 from math import prod
 from typing import Any
 
-from mindspeed_tune.layout import _joined
-from mindspeed_tune.rank_lists import RankList
+from mindspeed_tune.rank_lists import ranks_along
 
 _JOINED = "tp-ep-pp"
-
-
-def own_group(sizes: list[int], mask: list[bool], rank: int) -> list[int]:
-    """Return the group of a rank.
-
-    Args:
-        sizes: of the dimensions, fastest first.
-        mask: the dimensions in which the members of the group differ.
-        rank: within the world of these sizes.
-    """
-    steps, start, stride, rest = [], rank, 1, rank
-    for size, differs in zip(sizes, mask):
-        coordinate, rest = rest % size, rest // size
-        if differs and size > 1:
-            steps.append((size, stride))
-            start -= coordinate * stride
-        stride *= size
-    return list(RankList(start, tuple(_joined(steps))))
 
 
 @contextmanager
@@ -59,8 +40,8 @@ def only_own_groups(rank: int) -> Iterator[None]:
         if joined or not 0 <= position < prod(self.ordered_size):
             listed: list[list[int]] = original(self, token)
             return listed
-        mask = self.get_mask(self.order, token)
-        return [[self.rank_offset + one for one in own_group(self.ordered_size, mask, position)]]
+        own = ranks_along(self.ordered_size, self.get_mask(self.order, token), position)
+        return [[self.rank_offset + one for one in own]]
 
     generator.get_ranks = get_ranks
     try:

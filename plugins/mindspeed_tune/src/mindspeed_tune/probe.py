@@ -6,22 +6,29 @@ schedule over few micro-batches and layers, once for every number that the whole
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from mindspeed_core.feature import Patch, hookimpl
+from mindspeed_core.instruments import communication
+from mindspeed_core.instruments.code_places import CodePlace, running_code
 from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_tune import allocator, described_run, layer_kinds, schedules
 from mindspeed_tune.allocation_events import AllocationEvents
+from mindspeed_tune.layout import Layout
 from mindspeed_tune.one_rank_groups import only_own_groups
 from mindspeed_tune.rank_lists import RankList, compressed
 from mindspeed_tune.record import (
     POINT_TO_POINT,
     Answer,
+    BackendMemory,
     Call,
     Group,
     LargeTensor,
@@ -41,6 +48,12 @@ if TYPE_CHECKING:
 
 _FRAMES = 6
 _LARGEST = 5
+_BETWEEN = (
+    *(str(Path(file).parent) for file in (torch.__file__, communication.__file__, __file__)),
+    contextlib.__file__,
+    "<",
+)
+"""Code between a call and its record."""
 _SHARDED = ("DATA_PARALLEL", "DP_CP")
 
 
@@ -69,7 +82,7 @@ class Probe:
         self._run: Any = None
         self._work = WorkCounter()
         self._phases: list[str] = []
-        self._stacks: list[tuple[str, ...]] = []
+        self._stacks: list[tuple[CodePlace, ...]] = []
         self._runs: list[tuple[str, dict[str, Any]]] = []
         self._update: dict[str, Any] = {}
         self._static: Mapping[str, float] = {}
@@ -209,8 +222,7 @@ class Probe:
             layout = described_run.layout_of(self._run)
             size = described_run.group_size(self._run.config)
             stage = layout.place(self._session.place_in_world()[0])["pp"]
-            steps = schedules.order(layout, stage, taken["microbatches"], size)
-            backwards = [step for step in steps if step[0] == schedules.BACKWARD]
+            backwards = _backwards(layout, stage, taken["microbatches"], size)
             _, chunk, microbatch = backwards[self._backwards % len(backwards)]
             self._backwards += 1
             self._enter(schedules.BACKWARD, chunk, microbatch)
@@ -234,7 +246,7 @@ class Probe:
     def _seen(self, call: Any) -> None:
         """Note the phase and the code of a call."""
         self._phases.append(self._direction)
-        self._stacks.append(_stack())
+        self._stacks.append(running_code(_BETWEEN, _FRAMES))
 
     def _record(self) -> RankRecord:
         session, run = self._session, self._run
@@ -286,6 +298,7 @@ class Probe:
             features=tuple(session.plan.names),
             host_bytes=storage.host,
             cost=_ratios(self._runs[0][1]["events"]),
+            backend=_backend(log, session.platform.backend_temporaries),
         )
 
     def _call(self, call: Any, index: Mapping[Any, int], seen: int) -> Call:
@@ -296,7 +309,6 @@ class Probe:
         elif sharded and phase in (schedules.FORWARD, schedules.BACKWARD, "between"):
             # Overlapped with the passes, it belongs to what it overlaps with them.
             phase = "update" if "gather" in call.operation else "gradients"
-        stack = self._stacks[seen]
         return Call(
             group=index[call.group, call.ranks],
             operation=call.operation,
@@ -304,8 +316,22 @@ class Probe:
             dtype=call.dtype,
             peer=call.peer if call.operation in POINT_TO_POINT else None,
             phase=phase,
-            stack=stack,
+            stack=tuple(map(str, self._stacks[seen])),
         )
+
+
+def _backend(log: Any, temporaries: Mapping[str, float]) -> BackendMemory:
+    size, call = log.largest_temporary(temporaries)
+    return BackendMemory(size, f"{call.operation} in {call.group}") if call is not None else BackendMemory()
+
+
+@functools.lru_cache(maxsize=8)
+def _backwards(
+    layout: Layout, stage: int, microbatches: int, group_size: int | None
+) -> tuple[schedules.Step, ...]:
+    """Return the backward passes of a stage, in order."""
+    order = schedules.order(layout, stage, microbatches, group_size)
+    return tuple(step for step in order if step[0] == schedules.BACKWARD)
 
 
 class _Observed(list[Any]):
@@ -384,20 +410,3 @@ def _ratios(events: AllocationEvents) -> dict[str, float]:
         "reserved_ratio": fixed.reserved / exact,
         "expandable_ratio": grown.reserved / exact,
     }
-
-
-def _stack() -> tuple[str, ...]:
-    """Return the innermost lines outside of torch and of the instruments."""
-    from mindspeed_core.instruments.storage import source_place
-
-    found: list[str] = []
-    frame: Any = sys._getframe(2)
-    while frame is not None and len(found) < _FRAMES:
-        file = frame.f_code.co_filename
-        if not any(part in file for part in _BETWEEN):
-            found.append(f"{source_place(file)}:{frame.f_lineno} ({frame.f_code.co_name})")
-        frame = frame.f_back
-    return tuple(found)
-
-
-_BETWEEN = ("/torch/", "/mindspeed_core/instruments/", "/mindspeed_tune/", "/contextlib.py", "<")

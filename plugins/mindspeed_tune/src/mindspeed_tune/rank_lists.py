@@ -120,6 +120,36 @@ class RankList:
         return cls(found["start"], tuple((count, stride) for count, stride in found["steps"]))
 
 
+def ranks_along(sizes: Sequence[int], differs: Sequence[bool], rank: int) -> RankList:
+    """Return the ranks whose coordinates differ from those of ``rank`` in some dimensions only.
+
+    Args:
+        sizes: of the dimensions, fastest first.
+        differs: the dimensions in which they differ.
+        rank: within the world of these sizes.
+    """
+    steps: list[tuple[int, int]] = []
+    start, stride, rest = rank, 1, rank
+    for size, along in zip(sizes, differs):
+        coordinate, rest = rest % size, rest // size
+        if along and size > 1:
+            steps.append((size, stride))
+            start -= coordinate * stride
+        stride *= size
+    return RankList(start, tuple(_joined(steps)))
+
+
+def _joined(steps: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join progressions that continue each other: 8 ranks by 1, 16 times by 8, are 128 ranks by 1."""
+    joined: list[tuple[int, int]] = []
+    for count, stride in steps:
+        if joined and joined[-1][0] * joined[-1][1] == stride:
+            joined[-1] = (joined[-1][0] * count, joined[-1][1])
+        else:
+            joined.append((count, stride))
+    return joined
+
+
 def compressed(ranks: Sequence[int]) -> RankList:
     """Return ranks in short form.
 

@@ -38,6 +38,9 @@ def run_rank(job: Mapping[str, Any], deliver: Callable[[str], None]) -> None:
     except SystemExit as stop:
         if stop.code not in (None, 0):
             outcome["text"] = f"the command ended with status {stop.code} before its first training step"
+            # A host that has told an error ends the program with it.
+            if stop.__context__ is not None and (told := _explained(stop.__context__))["kind"] == EXPLAINED:
+                outcome = told
     except BaseException as error:
         outcome = _explained(error)
     _end(deliver, outcome)
@@ -65,12 +68,12 @@ def _run(job: Mapping[str, Any], deliver: Callable[[Any], None]) -> None:
     arguments = list(command.arguments)
     if command.kind == MODULE:
         sys.argv = [command.target, *arguments]
-        _adapt()
+        _adapt(probe)
         runpy.run_module(command.target, run_name="__main__", alter_sys=True)
         return
     sys.argv = [command.target, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(command.target)))
-    _adapt()
+    _adapt(probe)
     runpy.run_path(command.target, run_name="__main__")
 
 
@@ -84,15 +87,18 @@ def _train(arguments: list[str]) -> None:
         load_object(session.host.train)(session)
 
 
-def _adapt() -> None:
+def _adapt(probe: Any) -> None:
     """Let a Megatron-LM script run through the adaptor, whether it imports it or not."""
     if find_spec("megatron.training") is not None:
-        import_module("mindspeed_core.megatron_adaptor")
+        # The host asks who is there before it chooses what to intercept.
+        import_module("mindspeed_core.megatron_adaptor").install(extra_plugins=(probe,))
 
 
 def _set_place(job: Mapping[str, Any], given: Mapping[str, str]) -> None:
     per_node = job["per_node"]
     os.environ.update(given)
+    # The interpreter that runs the command is there already.
+    sys.path[:0] = filter(None, given.get("PYTHONPATH", "").split(os.pathsep))
     os.environ.update(
         RANK=str(job["rank"]),
         WORLD_SIZE=str(job["world_size"]),
@@ -118,7 +124,8 @@ def _plan_on(platform: str, probe: Any, skew: float | None) -> None:
 
     def watched(original: Callable[..., Any]) -> Callable[..., Any]:
         def __init__(self: Session, plan: Any, args: Any, **options: Any) -> None:
-            extra = (*options.pop("extra_plugins", ()), probe)
+            given = tuple(options.pop("extra_plugins", ()))
+            extra = given if probe in given else (*given, probe)
             if skew is not None:
                 args.plan_skew = skew
             original(self, plan, args, extra_plugins=extra, **options)

@@ -174,6 +174,19 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class BackendMemory:
+    """Memory that the platform's communication backend takes during a call, and that is no tensor.
+
+    Attributes:
+        bytes: the most of any call; 0 where the platform declares none.
+        call: the call: operation and group.
+    """
+
+    bytes: float = 0.0
+    call: str = ""
+
+
+@dataclass(frozen=True)
 class RankRecord:
     """One rank of a launch.
 
@@ -193,6 +206,7 @@ class RankRecord:
         features: that are active, in plan order.
         host_bytes: tensors in host memory.
         cost: CPU seconds and peak resident bytes of the process.
+        backend: what the communication backend takes, by what the platform declares of it.
     """
 
     rank: int
@@ -210,11 +224,17 @@ class RankRecord:
     features: tuple[str, ...] = ()
     host_bytes: float = 0
     cost: Mapping[str, float] = field(default_factory=dict)
+    backend: BackendMemory = BackendMemory()
 
     @property
     def stage(self) -> int:
         """Return the rank's pipeline stage."""
         return self.layout.place(self.rank)["pp"]
+
+    @property
+    def microbatch_group(self) -> int | None:
+        """Return the micro-batches that an interleaved chunk runs in a row; None is the pipeline size."""
+        return int(self.sizes.get("microbatch_group_size", 0)) or None
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -252,6 +272,7 @@ class RankRecord:
                 ),
                 "answers": tuple(Answer(**answer) for answer in found["answers"]),
                 "features": tuple(found["features"]),
+                "backend": BackendMemory(**found["backend"]),
             }
         )
 

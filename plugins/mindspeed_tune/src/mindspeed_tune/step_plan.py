@@ -54,10 +54,9 @@ def step_plan(records: Sequence[RankRecord], wholes: Sequence[Whole], hardware: 
             something.
     """
     layout, microbatches = records[0].layout, records[0].microbatches
-    group_size = int(records[0].sizes.get("microbatch_group_size", 0)) or None
     durations = [_durations(record, step, hardware) for record, step in zip(records, wholes)]
     transfer = 0.0 if hardware is None else _transfer(records[0], wholes[0], hardware)
-    orders = [order(layout, stage, microbatches, group_size) for stage in range(layout.pp)]
+    orders = [order(layout, stage, microbatches, records[0].microbatch_group) for stage in range(layout.pp)]
     timeline = simulate(orders, [total for total, _ in durations], transfer)
     tokens = records[0].sizes.get("global_batch_size", 0) * records[0].sizes.get("seq_length", 0)
     model_flops = records[0].sizes.get("model_flops", 0.0)

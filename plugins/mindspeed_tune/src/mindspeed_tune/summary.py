@@ -65,8 +65,8 @@ def headline(plan: LaunchPlan) -> list[str]:
 def _tables(plan: LaunchPlan) -> Iterator[tuple[str, Sequence[str], list[Sequence[object]]]]:
     categories = list(dict.fromkeys(c for kind in plan.kinds for c in kind.fullest.categories))
     headers = ["kind", "ranks", *categories, "exact", "allocator"]
-    if plan.hardware is not None:
-        headers += ["beside it", "headroom"]
+    headers += ["beside it"] if _shows_outside(plan) else []
+    headers += ["headroom"] if plan.hardware is not None else []
     yield (
         "memory of the fullest rank of each kind",
         headers,
@@ -118,9 +118,13 @@ def _memory_row(kind: KindPlan, categories: Sequence[str], plan: LaunchPlan) -> 
     row: list[object] = [kind.kind.name, count(kind.kind.count)]
     row += [size(memory.categories.get(name, 0.0)) for name in categories]
     row += [size(memory.exact), size(memory.reserved)]
-    if plan.hardware is not None and memory.headroom is not None:
-        row += [size(memory.outside), size(memory.headroom)]
+    row += [size(memory.outside)] if _shows_outside(plan) else []
+    row += [size(memory.headroom)] if memory.headroom is not None else []
     return row
+
+
+def _shows_outside(plan: LaunchPlan) -> bool:
+    return any(kind.fullest.outside for kind in plan.kinds)
 
 
 def _remarks(plan: LaunchPlan) -> Iterator[str]:
@@ -128,6 +132,12 @@ def _remarks(plan: LaunchPlan) -> Iterator[str]:
         where = f" in {tensor.module}" if tensor.module else ""
         place = f" ({tensor.stack[0]})" if tensor.stack else ""
         yield f"large at the peak: {size(tensor.bytes)} of {tensor.category}{where}{place}"
+    backend = max((kind.record.backend for kind in plan.kinds), key=lambda one: one.bytes)
+    if plan.hardware is None and backend.bytes:
+        yield (
+            f"beside tensors, the backend takes up to {size(backend.bytes)} during {backend.call}, as the "
+            "platform that was planned declares"
+        )
     for rank, difference in plan.differing.items():
         sign = "more" if difference > 0 else "less"
         yield f"rank {rank} keeps {count(abs(difference))} bytes {sign} than its kind: an uneven division"

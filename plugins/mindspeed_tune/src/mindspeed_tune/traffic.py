@@ -1,10 +1,9 @@
 """Closed forms of communication: calls and input bytes of a step, per group, without running anything.
 
 They cover megatron-core's own GPT: tensor parallelism with and without sequence parallelism, data parallelism
-with and without the distributed optimizer, pipelines, experts dispatched by all-to-all, and sequences whose
-keys every rank fetches. What they do not
-cover is left out rather than guessed. A plan compares them with what was counted, in both directions: a form
-that disagrees is an error of the form or of the run.
+with and without the distributed optimizer, pipelines, experts dispatched by all-to-all, and split sequences
+(`mindspeed_tune.sequence_traffic`). What they do not cover is left out rather than guessed. A plan compares
+them with what was counted, in both directions: a form that disagrees is an error of the form or of the run.
 """
 
 from __future__ import annotations
@@ -12,40 +11,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from mindspeed_tune.closed_form import (
+    DATA,
+    EXCHANGE,
+    EXPERT,
+    EXPERT_BOTH,
+    EXPERT_DATA,
+    GATHER,
+    PIPELINE,
+    REDUCE,
+    SCATTER,
+    TENSOR,
+    WORLD,
+    Expected,
+    tensor_sizes,
+)
 from mindspeed_tune.record import RankRecord, Stage
-
-TENSOR = "TENSOR_MODEL_PARALLEL_GROUP"
-PIPELINE = "PIPELINE_MODEL_PARALLEL_GROUP"
-DATA = "DATA_PARALLEL_GROUP_WITH_CP"
-EXPERT = "EXPERT_MODEL_PARALLEL_GROUP"
-EXPERT_DATA = "EXPERT_DATA_PARALLEL_GROUP"
-EXPERT_BOTH = "EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP"
-CONTEXT = "CONTEXT_PARALLEL_GROUP"
-
-GATHER, SCATTER, REDUCE = "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"
-EXCHANGE = "all_to_all_single"
-_GATHERED = "kvallgather_cp_algo"
-
-
-@dataclass(frozen=True)
-class Expected:
-    """Prediction of a closed form for one operation in one group.
-
-    Attributes:
-        group: name of the group.
-        operation: of the calls.
-        dtype: of their tensors.
-        calls: number of calls of a step.
-        bytes: inputs of all of them together.
-        form: how it is computed, for a reader.
-    """
-
-    group: str
-    operation: str
-    dtype: str
-    calls: float
-    bytes: float
-    form: str
+from mindspeed_tune.sequence_traffic import split_sequences
 
 
 @dataclass(frozen=True)
@@ -99,8 +81,7 @@ def _all(record: RankRecord) -> Iterator[Expected]:
             yield from _tensor_parallel(record, stage)
     yield from _pipeline(record)
     yield from _data_parallel(record)
-    if record.flags.get("context_parallel_algo") == _GATHERED:
-        yield from _fetched_keys(record, stage)
+    yield from split_sequences(record, stage)
     if record.flags.get("moe_token_dispatcher_type") == "alltoall":
         yield from _experts(record, stage)
 
@@ -117,16 +98,8 @@ def _plain(record: RankRecord) -> bool:
     )
 
 
-def _sizes(record: RankRecord) -> tuple[float, float, str, float]:
-    """Return positions of a micro-batch on this rank's context, hidden size, dtype and its bytes."""
-    sizes = record.sizes
-    positions = sizes["seq_length"] / record.layout.cp * sizes["micro_batch_size"]
-    dtype = str(record.flags.get("params_dtype", "bfloat16"))
-    return positions, sizes["hidden_size"], dtype, 4 if dtype == "float32" else 2
-
-
 def _sequence_parallel(record: RankRecord, stage: Stage) -> Iterator[Expected]:
-    positions, hidden, dtype, size = _sizes(record)
+    positions, hidden, dtype, size = tensor_sizes(record)
     m, tp = record.microbatches, record.layout.tp
     layers = sum(stage.layers.values())
     whole = positions * hidden * size
@@ -140,18 +113,24 @@ def _sequence_parallel(record: RankRecord, stage: Stage) -> Iterator[Expected]:
 
 
 def _tensor_parallel(record: RankRecord, stage: Stage) -> Iterator[Expected]:
-    positions, hidden, dtype, size = _sizes(record)
+    positions, hidden, dtype, size = tensor_sizes(record)
     layers = sum(stage.layers.values())
     calls = record.microbatches * (4 * layers + stage.embedding + stage.head)
+    total = calls * positions * hidden * size
     form = "m (4 L + embedding + head) inputs of s b h"
-    yield Expected(TENSOR, REDUCE, dtype, calls, calls * positions * hidden * size, form)
+    if dtype == "float32" and stage.head:
+        # The loss over a split vocabulary has the same dtype: largest, own and summed logits of a position.
+        calls += record.microbatches * (2 if record.flags.get("cross_entropy_loss_fusion") else 3)
+        total += record.microbatches * 3 * positions * 4
+        form += ", and 3 m of s b for the loss"
+    yield Expected(TENSOR, REDUCE, dtype, calls, total, form)
 
 
 def _pipeline(record: RankRecord) -> Iterator[Expected]:
     layout, here = record.layout, record.stage
     if layout.pp == 1 or record.flags.get("changes_boundary"):
         return
-    positions, hidden, dtype, size = _sizes(record)
+    positions, hidden, dtype, size = tensor_sizes(record)
     if record.flags.get("sequence_parallel"):
         positions /= layout.tp
     chunks = layout.vpp
@@ -164,7 +143,10 @@ def _pipeline(record: RankRecord) -> Iterator[Expected]:
         if operation == "irecv":
             count = record.microbatches * ((chunks - (here == 0)) + (chunks - (here == layout.pp - 1)))
         form = "m (chunks with a next one + chunks with one before) tensors of s b h"
-        yield Expected(PIPELINE, operation, dtype, count, count * positions * hidden * size, form)
+        # Two stages that do not batch their messages send those of the second one in the world's group.
+        apart = layout.pp == 2 and not record.flags.get("batch_p2p_comm", True)
+        group = WORLD if apart and (operation == "isend") == (here == 1) else PIPELINE
+        yield Expected(group, operation, dtype, count, count * positions * hidden * size, form)
 
 
 def _data_parallel(record: RankRecord) -> Iterator[Expected]:
@@ -202,7 +184,7 @@ def _experts(record: RankRecord, stage: Stage) -> Iterator[Expected]:
         return
     if record.flags.get("recompute_granularity") or record.flags.get("moe_capacity"):
         return
-    positions, hidden, dtype, size = _sizes(record)
+    positions, hidden, dtype, size = tensor_sizes(record)
     if record.flags.get("sequence_parallel"):
         positions /= layout.tp
     passes = sizes["moe_layers"] * record.microbatches
@@ -219,54 +201,3 @@ def _experts(record: RankRecord, stage: Stage) -> Iterator[Expected]:
         yield Expected(EXPERT, EXCHANGE, wide[0], 2 * passes, weights * wide[1], form)
     counts = passes * sizes.get("num_moe_experts", 0) * 8
     yield Expected(EXPERT_BOTH, GATHER, "int64", passes if counts else 0, counts, "m L counts of all experts")
-
-
-def _fetched_keys(record: RankRecord, stage: Stage) -> Iterator[Expected]:
-    """Yield the exchange of keys and values, and of their gradients, among ranks with two chunks each."""
-    layout, sizes, flags = record.layout, record.sizes, record.flags
-    unlike = ("multi_latent_attention", "recompute_granularity", "reset_attention_mask")
-    if layout.cp == 1 or any(flags.get(name) for name in unlike) or stage.predictions:
-        return
-    if (flags.get("sparse_mode") or 0) not in (0, 2):
-        return
-    if flags.get("attention_mask_type", "causal") != "causal" or flags.get("cp_fetch_head_groups", 1) > 1:
-        return
-    if flags.get("cp_layout", "auto") not in ("auto", "zigzag") or flags.get("cp_chunks_per_rank"):
-        return
-    _, _, dtype, size = _sizes(record)
-    length, place = int(sizes["seq_length"]), layout.place(record.rank)["cp"]
-    banded = (flags.get("use_flash_attn") or flags.get("use_fusion_attn_v2")) and not flags.get("sparse_mode")
-    window = int(sizes.get("pre_tockens", length)) if banded else length
-    owned = [_chunks(length, layout.cp, rank) for rank in range(layout.cp)]
-    sent = sum(_fetched(queries, owned[place], window) for queries in owned)
-    received = sum(_fetched(owned[place], keys, window) for keys in owned)
-    heads = max(1.0, sizes.get("num_query_groups", sizes["num_attention_heads"]) / layout.tp)
-    row = sizes["micro_batch_size"] * heads * 2 * sizes["kv_channels"]
-    passes = record.microbatches * sum(stage.layers.values())
-    wide = flags.get("cp_grad_comm_dtype") == "fp32"
-    fetched, gradients = 2 * passes * sent * row * size, passes * received * row
-    form = "2 m L fetches of the keys and values that others see of this rank's"
-    if not wide:
-        form += ", m L exchanges of gradients"
-        yield Expected(CONTEXT, EXCHANGE, dtype, 3 * passes, fetched + gradients * size, form)
-        return
-    if dtype == "float32":
-        yield Expected(CONTEXT, EXCHANGE, dtype, 3 * passes, fetched + gradients * 4, form)
-        return
-    yield Expected(CONTEXT, EXCHANGE, dtype, 2 * passes, fetched, form)
-    form = "m L gradients of the keys and values that this rank sees"
-    yield Expected(CONTEXT, EXCHANGE, "float32", passes, gradients * 4, form)
-
-
-def _chunks(length: int, ranks: int, rank: int) -> tuple[tuple[int, int], ...]:
-    """Return the positions of a rank of context parallelism: a chunk from either end."""
-    step = length // (2 * ranks)
-    return tuple((chunk * step, (chunk + 1) * step) for chunk in (rank, 2 * ranks - 1 - rank))
-
-
-def _fetched(queries: tuple[tuple[int, int], ...], keys: tuple[tuple[int, int], ...], window: int) -> int:
-    """Return how many of the keys some of the queries see, causally and within a window."""
-    seen = [(max(0, start - window), end) for start, end in queries]
-    if seen[0][1] > seen[1][0]:
-        seen = [(min(seen[0][0], seen[1][0]), seen[1][1])]
-    return sum(max(0, min(high, end) - max(low, start)) for low, high in seen for start, end in keys)
