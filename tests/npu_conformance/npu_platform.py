@@ -48,6 +48,17 @@ def test_the_type_of_a_tensor_is_told_to_megatron_in_its_words(platform):
         ledger.revert()
 
 
+def test_a_device_has_a_version_that_torch_can_compare(platform, monkeypatch):
+    ledger = PatchLedger()
+    ledger.apply(platform.patches(), owner=platform.name)
+    try:
+        assert torch.cuda.get_device_capability() == (0, 0)
+        monkeypatch.setenv("TORCH_NPU_DEVICE_CAPABILITY", "8.0")
+        assert torch.cuda.get_device_capability(0) == (8, 0)
+    finally:
+        ledger.revert()
+
+
 def test_a_world_without_peers_starts_after_cuda_names_were_transferred(platform):
     platform.patches()
     with fake_world(4, rank=1) as group:

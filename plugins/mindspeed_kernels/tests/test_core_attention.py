@@ -16,6 +16,7 @@ from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from mindspeed_core.platforms.fake.tensors import ShapesOnly
 from mindspeed_kernels.attention.bias import alibi_slopes
 from mindspeed_kernels.attention.mask_store import (
     STORE,
@@ -75,7 +76,10 @@ class Groups:
 def groups():
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
-    yield
+    with pytest.MonkeyPatch.context() as patched:
+        # Where megatron-core's attention gets its scratch memory.
+        patched.setattr(torch.cuda, "current_device", lambda: "cpu")
+        yield
     parallel_state.destroy_model_parallel()
     torch.distributed.destroy_process_group()
 
@@ -422,6 +426,18 @@ def test_alibi_stays_precise_in_half_precision():
     truth = alibi_by_hand(*[tensor.double() for tensor in rounded], torch.tensor(alibi_slopes(4)))
     error = (module(*rounded, None).double() - truth).norm() / truth.norm()
     assert float(error) <= 5e-3
+
+
+def test_a_dry_run_has_one_mask_for_all_layers_and_leaves_none_behind():
+    store, device = MaskStore(), torch.device("cpu")
+    with ShapesOnly():
+        planned = store.causal(device)
+        assert store.causal(device) is planned
+    with ShapesOnly():
+        assert store.causal(device) is not planned
+    with FakeTensorMode():
+        assert store.causal(device) is not store.causal(device)
+    assert store.causal(device).sum() == 2048 * 2047 // 2
 
 
 def test_one_mask_serves_every_layer_and_is_small():

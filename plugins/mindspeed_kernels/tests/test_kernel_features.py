@@ -8,7 +8,7 @@ import pytest
 
 from mindspeed_core import check_feature
 from mindspeed_core.activation import prepare
-from mindspeed_core.feature import Feature
+from mindspeed_core.discovery.feature_checks import declared_features
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.testing.model_flags import training_flags
@@ -16,7 +16,7 @@ from mindspeed_core.testing.scenarios import scenario_parameters
 from mindspeed_core.testing.verify import assert_equivalent, verify
 from mindspeed_kernels.features import DECLARATIONS
 
-FEATURES = [item for item in DECLARATIONS if isinstance(item, type) and issubclass(item, Feature)]
+FEATURES = declared_features(DECLARATIONS)
 
 
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)

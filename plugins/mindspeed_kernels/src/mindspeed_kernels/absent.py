@@ -7,10 +7,6 @@ from collections.abc import Mapping
 _SINGLE = "it is the call below the operator of the name without single, which is here; use that one"
 _OPTIMIZER = "a fused optimizer step is no operator of a model; torch.optim.AdamW(fused=True) is one"
 _TENSOR_PARALLEL = "it belongs to a package for tensor parallelism, which does not exist yet"
-_EXCHANGE = (
-    "torch_npu 2.13 has the kernel, for which no contract is written here; exchange the rows with "
-    "torch.distributed.all_to_all_single and use npu_gmm_v2"
-)
 
 ABSENT: Mapping[str, str] = {
     "npu_alltoall_allgather_bmm_single": _SINGLE,
@@ -20,13 +16,6 @@ ABSENT: Mapping[str, str] = {
     "npu_apply_fused_adamw_v2": _OPTIMIZER,
     "npu_apply_fused_ema_adamw": (
         "a fused optimizer step is no operator of a model, and nothing here averages weights"
-    ),
-    "all2all_grouped_matmul": _EXCHANGE,
-    "grouped_matmul_all2all": _EXCHANGE,
-    "npu_quant_group_gemm": (
-        "training in MX formats, float8 with a shared exponent, is not here, and of the kernels that "
-        "torch_npu 2.13 has for them no contract is written; use npu_gmm in bfloat16, or npu_quant_gmm for "
-        "int8 without gradients"
     ),
     "W4A8GMMFunction": (
         "training with 4-bit weights is not here; use npu_gmm, or npu_weight_quant_gmm for int8 weights "

@@ -104,3 +104,44 @@ generates("npu_quant_gmm_v2")(quant(counts=True))
 generates("weight_quant_grouped_matmul")(weight_quant(None))
 generates("npu_weight_quant_gmm")(weight_quant(counts=False))
 generates("npu_weight_quant_gmm_v2")(weight_quant(counts=True))
+
+
+MOST_EXPONENT, LARGEST = 8, 448.0
+"""Of float8 E4M3."""
+
+
+def mx_rounded(x, axis):
+    """Blocks of 32 numbers along an axis, by torch's float8 at a power of two of their own."""
+    blocks = []
+    for block in x.split(32, axis):
+        highest = block.abs().amax(axis, keepdim=True)
+        scale = 2.0 ** (highest.where(highest > 0, 1.0).log2().floor() - MOST_EXPONENT)
+        scaled = (block / scale).clamp(-LARGEST, LARGEST).float()
+        blocks.append(scaled.to(torch.float8_e4m3fn).double() * scale)
+    return torch.cat(blocks, axis)
+
+
+def mx_product(public):
+    def generator(draws):
+        (rows, ends), k, n = groups_of(draws), draws.choice((4, 33, 70)), draws.size()
+        dtype = draws.choice((torch.float32, torch.bfloat16, torch.float16))
+        # Forward rounds to the same format with either.
+        kind = draws.choice(("E4M3", "HYBRID"))
+        x, weight = draws.tensor(rows, k, dtype=dtype), draws.tensor(len(ends), k, n, dtype=dtype)
+        bias = draws.tensor(len(ends), n, dtype=dtype) if public and draws.maybe() else None
+
+        def formula(x, weight, *others):
+            product = grouped(mx_rounded(x, 1), mx_rounded(weight, 1), ends)
+            return (product if bias is None else product + bias.double()[owners(ends)],)
+
+        if not public:
+            return Case((x, weight, torch.tensor(ends), kind), formula, gradients=False)
+        counts = counts_of(ends)
+        counts = draws.choice((counts, counts.tolist()))
+        return Case((x, weight, bias, counts, None, kind, False), formula, gradients=False)
+
+    return generator
+
+
+generates("mx_grouped_matmul")(mx_product(public=False))
+generates("npu_quant_group_gemm")(mx_product(public=True))

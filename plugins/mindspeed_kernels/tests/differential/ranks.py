@@ -469,3 +469,53 @@ def from_experts(draws, groups):
         return results
 
     return WorldCase(whole, local, formula, world, options={"shard_type": shard})
+
+
+def exchanged_product(to_experts):
+    """Rows of tokens sent to experts and multiplied there, or of experts multiplied and sent back."""
+
+    def generator(draws, groups):
+        group = draws.choice(groups)
+        ranks, dtype, experts = group.size(), draws.dtype(), draws.integer(1, 3)
+        k, n = draws.choice((4, 5)), draws.choice((3, 1, 6))
+        every = [(t, r, e) for t in range(ranks) for r in range(ranks) for e in range(experts)]
+        counts = {place: draws.choice((2, 1, 0, 5)) for place in every}
+        by_tokens = [[place for place in every if place[0] == rank] for rank in range(ranks)]
+        by_experts = [
+            sorted((p for p in every if p[1] == rank), key=lambda p: (p[2], p[0])) for rank in range(ranks)
+        ]
+        given, returned = (by_tokens, by_experts) if to_experts else (by_experts, by_tokens)
+        sizes_of = [sum(counts[place] for place in places) for places in given]
+        whole = {
+            "x": draws.tensor(sum(sizes_of), k, dtype=dtype),
+            "weight": draws.tensor(ranks, experts, k, n, dtype=dtype),
+        }
+        if draws.maybe():
+            whole |= {"shared": draws.tensor(ranks, 2, 3, dtype=dtype)}
+            whole |= {"dense": draws.tensor(ranks, 3, 4, dtype=dtype)}
+        tensors = draws.maybe()
+
+        def local(rank, x, weight, shared=None, dense=None):
+            mine = [counts[rank, r, e] for r in range(ranks) for e in range(experts)]
+            own = [counts[t, rank, e] for t in range(ranks) for e in range(experts)]
+            numbers = (mine, own) if to_experts else (own, mine)
+            numbers = tuple(torch.tensor(one) for one in numbers) if tensors else numbers
+            more = () if shared is None else (shared[rank], dense[rank])
+            return (x.split(sizes_of)[rank], weight[rank], group, *numbers, *more), {}
+
+        def formula(x, weight, shared=None, dense=None):
+            order = [place for places in given for place in places]
+            pieces = dict(zip(order, x.split([counts[place] for place in order])))
+            results = []
+            for rank, places in enumerate(returned):
+                result = torch.cat([torch.einsum("mk,kn->mn", pieces[p], weight[p[1], p[2]]) for p in places])
+                results.append((result,) if shared is None else (result, shared[rank] @ dense[rank]))
+            return results
+
+        return WorldCase(whole, local, formula, group)
+
+    return generator
+
+
+generates_worlds("all2all_grouped_matmul")(exchanged_product(to_experts=True))
+generates_worlds("grouped_matmul_all2all")(exchanged_product(to_experts=False))

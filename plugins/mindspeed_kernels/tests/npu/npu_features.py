@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from device_kernels import IN_FLOAT32
 
-from mindspeed_core.feature import Feature
+from mindspeed_core.discovery.feature_checks import declared_features
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_kernels.features import DECLARATIONS
 from mindspeed_testing.npu import shape_only_training
@@ -23,11 +23,7 @@ _PADDED = ("--moe-expert-capacity-factor", "1.0", "--moe-pad-expert-input-to-cap
 STATIC = {"grouped-experts": _PADDED, "gmm-add": (*_PADDED, "--bf16"), "matmul-add": ("--bf16",)}
 """Further flags, so that shapes do not depend on data, and kernels of half precision are asked."""
 
-FEATURES = [
-    feature
-    for feature in DECLARATIONS
-    if isinstance(feature, type) and issubclass(feature, Feature) and feature.name in KERNELS
-]
+FEATURES = [feature for feature in declared_features(DECLARATIONS) if feature.name in KERNELS]
 
 
 def chosen(feature):

@@ -15,7 +15,7 @@ TRAININGS = device_scenarios(DECLARATIONS, first=2)
 
 @pytest.mark.parametrize(("feature", "scenario"), TRAININGS)
 def test_a_feature_trains_as_the_cpu(feature, scenario):
-    training = assert_equals_cpu(scenario, tolerance=max(scenario.tolerance, 1e-5))
+    training = assert_equals_cpu(scenario)
     assert feature in training.side.features
     if "--bf16" not in scenario.flags:
         assert [name for name in IN_FLOAT32.get(feature, ()) if not training.count(name)] == []
@@ -34,5 +34,5 @@ def on_two_ranks():
 @pytest.mark.parametrize("soc", [soc for soc in SOCS if soc != "910B"])
 @pytest.mark.parametrize(("feature", "scenario"), on_two_ranks())
 def test_a_feature_trains_as_the_cpu_on_other_generations(feature, scenario, soc):
-    training = assert_equals_cpu(scenario, soc=soc, tolerance=max(scenario.tolerance, 1e-5))
+    training = assert_equals_cpu(scenario, soc=soc)
     assert feature in training.side.features

@@ -68,7 +68,6 @@ class _LayoutRotary:
     def __init__(self, module: RotaryEmbedding) -> None:
         self.length: Callable[..., int] = module.get_rotary_seq_len
         self.whole: Callable[..., Any] = module.forward
-        self.module = module
         self.described_batch: SplitBatch | None = None
         self.batch: SplitBatch | None = None
 
@@ -86,7 +85,8 @@ class _LayoutRotary:
         if self.batch is None or self.batch.positions is None:
             return self.whole(max_seq_len, *args, **options)
         positions = self.batch.positions
-        found = self.module.get_emb(max_seq_len)
+        # Of packed sequences megatron-core gives the angles of every position.
+        found = self.whole(max_seq_len, packed_seq=True)
         if isinstance(found, tuple):
             return found[0].index_select(0, positions), *found[1:]
         angles: Tensor = found

@@ -73,12 +73,15 @@ class MaskStore:
         self._made = {name: made for name, made in self._made.items() if name[0] != kind}
 
     def _once(self, name: tuple[object, ...], make: Callable[[], Tensor]) -> Tensor:
-        if active_fake_mode() is not None:
-            # Tensors with and without storage do not mix, and those of a dry run belong to it alone.
+        # Tensors with and without storage do not mix: those of a dry run belong to it alone, and what is
+        # traced belongs to nobody.
+        mode = active_fake_mode()
+        made = self._made if mode is None else getattr(mode, "made_once", None)
+        if made is None:
             return make()
-        if name not in self._made:
-            self._made[name] = make()
-        return self._made[name]
+        if name not in made:
+            made[name] = make()
+        return made[name]
 
 
 def _hidden(visibility: Visibility, device: torch.device) -> Tensor:

@@ -39,6 +39,8 @@ from mindspeed_kernels.ops.ffn import npu_ffn
 from mindspeed_kernels.ops.fusion_attention import npu_fusion_attention
 from mindspeed_kernels.ops.fusion_attention_grad import npu_fusion_attention_grad
 from mindspeed_kernels.ops.gmm import grouped_matmul, npu_gmm, npu_gmm_v2
+from mindspeed_kernels.ops.gmm_mxfp8 import mx_grouped_matmul, npu_quant_group_gemm
+from mindspeed_kernels.ops.grouped_matmul_mc2 import all2all_grouped_matmul, grouped_matmul_all2all
 from mindspeed_kernels.ops.lcal_functional import coc_ops
 from mindspeed_kernels.ops.npu_all_to_all_all_gather_bmm import npu_alltoall_allgather_bmm
 from mindspeed_kernels.ops.npu_bmm_reduce_scatter_all_to_all import npu_bmm_reducescatter_alltoall
@@ -82,13 +84,16 @@ __all__ = [
     "Explanation",
     "Operator",
     "Sample",
+    "all2all_grouped_matmul",
     "all_gather_matmul",
     "checking",
     "coc_ops",
     "explain",
     "grouped_matmul",
+    "grouped_matmul_all2all",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
+    "mx_grouped_matmul",
     "npu_alltoall_allgather_bmm",
     "npu_bmm_reducescatter_alltoall",
     "npu_dropout_add_layer_norm",
@@ -110,6 +115,7 @@ __all__ = [
     "npu_moe_token_unpermute_with_routing_map",
     "npu_quant_gmm",
     "npu_quant_gmm_v2",
+    "npu_quant_group_gemm",
     "npu_ring_attention_update",
     "npu_rotary_position_embedding",
     "npu_sparse_lightning_indexer_grad_kl_loss",

@@ -6,7 +6,8 @@ reduce-scatter are each other's backward, and so is the exchange of its own inve
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +36,14 @@ def exchanged(x: Tensor, group: ProcessGroup) -> Tensor:
     """Return the chunks of the first dimension that all ranks send here, by sender; no autograd."""
     result = torch.empty_like(x, memory_format=torch.contiguous_format)
     dist.all_to_all_single(result, x.contiguous(), group=group)
+    return result
+
+
+def _exchanged_rows(
+    x: Tensor, group: ProcessGroup, *, sent: Sequence[int], received: Sequence[int]
+) -> Tensor:
+    result = x.new_empty(sum(received), *x.shape[1:])
+    dist.all_to_all_single(result, x.contiguous(), list(received), list(sent), group=group)
     return result
 
 
@@ -82,4 +91,13 @@ def reduce_scatter(x: Tensor, group: ProcessGroup) -> Tensor:
 def all_to_all(x: Tensor, group: ProcessGroup) -> Tensor:
     """Send chunk ``i`` of the first dimension to rank ``i``; the result holds the chunks by sender."""
     result: Tensor = _Collective.apply(x, group, exchanged, exchanged)
+    return result
+
+
+def all_to_all_rows(x: Tensor, sent: Sequence[int], received: Sequence[int], group: ProcessGroup) -> Tensor:
+    """Send the next ``sent[i]`` rows to rank ``i``; the result holds ``received[i]`` rows of each rank."""
+    there = partial(_exchanged_rows, sent=sent, received=received)
+    result: Tensor = _Collective.apply(
+        x, group, there, partial(_exchanged_rows, sent=received, received=sent)
+    )
     return result

@@ -90,7 +90,8 @@ def _npu_rows(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return npu_grouped_product(x, weight, ends)
 
 
-def _npu_weights(x: Tensor, dy: Tensor, ends: Tensor) -> Tensor:
+def npu_weight_gradients(x: Tensor, dy: Tensor, ends: Tensor) -> Tensor:
+    """Compute ``x_eᵀ · dy_e`` for every group of rows on an NPU: ``[E, k, n]``."""
     if ends.numel() == 1:
         return (x.t() @ dy).unsqueeze(0)
     if not x.shape[0]:
@@ -102,7 +103,7 @@ def _npu_weights(x: Tensor, dy: Tensor, ends: Tensor) -> Tensor:
 _PRODUCTS: dict[str, tuple[Any, Any]] = {
     "loop": (_loop, _loop_weights),
     "grouped_mm": (_grouped_mm, _grouped_mm_weights),
-    "npu": (_npu_rows, _npu_weights),
+    "npu": (_npu_rows, npu_weight_gradients),
 }
 """Products of a backend: groups of rows with weights, and groups of rows with one another."""
 

@@ -262,27 +262,14 @@ class IndexOnNpu(torch.autograd.Function):
     ),
 )
 @with_signature_of(npu_lightning_indexer_reference)
-def _npu(
-    *,
-    query: Tensor,
-    key: Tensor,
-    weights: Tensor,
-    layout: str,
-    cu_seq_lens_q: Tensor | None,
-    cu_seq_lens_k: Tensor | None,
-    sparse_count: int,
-    sparse_mode: int,
-    pre_tokens: int,
-    next_tokens: int,
-    cmp_ratio: int,
-) -> tuple[Tensor, Tensor]:
-    check_numbers(sparse_count, sparse_mode, (pre_tokens, next_tokens), cmp_ratio)
-    served = query.shape[3] == WIDTH and query.shape[2] in _heads() and _returned(sparse_count)
+def _npu(**given: Any) -> tuple[Tensor, Tensor]:
+    count, mode = given["sparse_count"], given["sparse_mode"]
+    check_numbers(count, mode, (given["pre_tokens"], given["next_tokens"]), given["cmp_ratio"])
+    query, key = given["query"], given["key"]
+    served = query.shape[3] == WIDTH and query.shape[2] in _heads() and _returned(count)
     if not (served and query.numel() and key.numel()):
         # Sizes differ between calls of one kind, of which only the first was judged by the contract.
-        return npu_lightning_indexer_reference(
-            query, key, weights, sparse_count=sparse_count, sparse_mode=sparse_mode
-        )
-    operands = (query.contiguous(), key.contiguous(), weights.contiguous())
-    result: tuple[Tensor, Tensor] = IndexOnNpu.apply(*operands, sparse_count, sparse_mode)
+        return npu_lightning_indexer_reference(**given)
+    operands = (query.contiguous(), key.contiguous(), given["weights"].contiguous())
+    result: tuple[Tensor, Tensor] = IndexOnNpu.apply(*operands, count, mode)
     return result

@@ -282,58 +282,26 @@ def _served(query: Tensor, index: Tensor, places: Tensor, rope: Tensor | None) -
     ),
 )
 @with_signature_of(npu_sparse_lightning_indexer_grad_kl_loss_reference)
-def _npu(
-    *,
-    query: Tensor,
-    key: Tensor,
-    query_index: Tensor,
-    key_index: Tensor,
-    weights: Tensor,
-    topk_indices: Tensor,
-    softmax_max: Tensor,
-    softmax_sum: Tensor,
-    scale_value: float,
-    query_rope: Tensor | None,
-    key_rope: Tensor | None,
-    actual_seq_qlen: list[int] | None,
-    actual_seq_klen: list[int] | None,
-    layout: str,
-    sparse_mode: int,
-    pre_tokens: int,
-    next_tokens: int,
-    cmp_ratio: int,
-) -> Tensor:
-    check_call(query, key, sparse_mode, (pre_tokens, next_tokens), cmp_ratio)
-    if not _served(query, query_index, topk_indices, query_rope):
-        return npu_sparse_lightning_indexer_grad_kl_loss_reference(
-            query,
-            key,
-            query_index,
-            key_index,
-            weights,
-            topk_indices,
-            softmax_max,
-            softmax_sum,
-            scale_value,
-            query_rope=query_rope,
-            key_rope=key_rope,
-        )
+def _npu(**given: Any) -> Tensor:
+    query, key, rope = given["query"], given["key"], given["query_rope"]
+    check_call(
+        query, key, given["sparse_mode"], (given["pre_tokens"], given["next_tokens"]), given["cmp_ratio"]
+    )
+    if not _served(query, given["query_index"], given["topk_indices"], rope):
+        return npu_sparse_lightning_indexer_grad_kl_loss_reference(**given)
 
     def turned(one: Tensor | None) -> Tensor | None:
         return None if one is None else one.transpose(0, 1).contiguous()
 
     key = key.unsqueeze(2) if key.dim() == 3 else key
     loss: Tensor = LossOnNpu.apply(
-        turned(query_index),
-        turned(key_index),
-        turned(weights),
+        *(turned(given[name]) for name in ("query_index", "key_index", "weights")),
         turned(query.detach()),
         turned(key.detach()),
-        topk_indices.to(torch.int32).unsqueeze(2).contiguous(),
-        softmax_max.detach().contiguous(),
-        softmax_sum.detach().contiguous(),
-        float(scale_value),
-        turned(query_rope),
-        turned(key_rope),
+        given["topk_indices"].to(torch.int32).unsqueeze(2).contiguous(),
+        *(given[name].detach().contiguous() for name in ("softmax_max", "softmax_sum")),
+        float(given["scale_value"]),
+        turned(rope),
+        turned(given["key_rope"]),
     )
     return loss / (query.shape[0] * query.shape[1])

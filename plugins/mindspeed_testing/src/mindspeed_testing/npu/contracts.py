@@ -11,9 +11,8 @@ from pathlib import Path
 
 UNUSED = {
     "the gradient of the KL loss of an indexer over every key": ("npu_dense_lightning_indexer_grad_kl_loss",),
+    "grouped products in MX formats that add to a gradient": ("npu_add_quant_gmm_",),
     "sparse flash attention": ("npu_sparse_flash_attention", "npu_sparse_flash_attention_grad"),
-    "grouped products with an exchange between ranks": ("npu_alltoallv_gmm", "npu_gmm_alltoallv"),
-    "quantization to MX formats": ("npu_dynamic_mx_quant", "npu_grouped_dynamic_mx_quant"),
 }
 """Kernels of torch_npu for large models that nothing here calls, so that no contract of them is written."""
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from mindspeed_core.feature import Feature
+from mindspeed_core.feature import Feature, Scenario
+from mindspeed_core.testing.scenarios import scenario_parameters
 
 MOST_RANKS = 2
 """Ranks of a world in which kernels are computed in float64 within the time of a test."""
@@ -25,14 +26,13 @@ def device_scenarios(
         always: names of scenarios, or of one feature's (``"FEATURE-SCENARIO"``).
         first: how many of each feature's come along with them; all others get the mark ``thorough``.
     """
-    found = []
-    for feature in declarations:
-        if not (isinstance(feature, type) and issubclass(feature, Feature)):
-            continue
-        small = [s for s in feature.verify if s.world_size <= MOST_RANKS and s.resume is None]
-        for index, scenario in enumerate(small):
-            name = f"{feature.name}-{scenario.name}"
-            chosen = index < first or bool({scenario.name, name} & {*always})
-            marks = () if chosen else (pytest.mark.thorough,)
-            found.append(pytest.param(feature.name, scenario, id=name, marks=marks))
-    return found
+    found = scenario_parameters(declarations, always=always, first=first, suits=_small)
+    return [
+        pytest.param(feature.name, scenario, id=parameter.id, marks=parameter.marks)
+        for parameter in found
+        for feature, scenario in [parameter.values]
+    ]
+
+
+def _small(feature: type[Feature], scenario: Scenario) -> bool:
+    return scenario.world_size <= MOST_RANKS and scenario.resume is None

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mindspeed_testing.npu.kernels.contract import Arguments, Kernel, Rule, unwritten
-from mindspeed_testing.npu.kernels.repositories import atb, op_plugin, ops_transformer
+from mindspeed_testing.npu.kernels.mx_formats import E8M0, FLOAT8, PAIR, exponents_of, widened
+from mindspeed_testing.npu.kernels.repositories import atb, later_ops_transformer, op_plugin, ops_transformer
 from mindspeed_testing.npu.kernels.rules import HALF, accumulated, both_half, not_empty
 
 _BY_ROWS, _BY_SUM = 0, 2
@@ -49,6 +50,8 @@ def _groups(a: Arguments) -> int:
 
 def _dtypes_match(a: Arguments) -> bool:
     x, weight = _x(a).dtype, _weight(a).dtype
+    if x in FLOAT8:
+        return weight in FLOAT8 and a.soc == "950"
     if x == weight:
         allowed = (torch.float16,) if a.soc == "310P" else (*HALF, torch.float32, torch.int8)
         return x in allowed
@@ -58,11 +61,38 @@ def _dtypes_match(a: Arguments) -> bool:
 def _options_match(a: Arguments) -> bool:
     x, weight = _x(a).dtype, _weight(a).dtype
     given = {name for name in _OPTIONS if a[name] is not None}
+    if x in FLOAT8:
+        return given == {"scale", "per_token_scale"} and _exponents_match(a)
     if x == torch.int8:
         return given <= {"bias", "scale", "per_token_scale", "offset"} and "scale" in given
     if weight == torch.int8:
         return given <= {"bias", "antiquant_scale", "antiquant_offset"} and len(given) >= 2
     return given <= {"bias"}
+
+
+def _exponents_match(a: Arguments) -> bool:
+    """Judge the exponents of MX formats, in pairs: their dtype, sizes, and which way they lie."""
+    x, weight, (of_x,), (of_weight,) = _x(a), _weight(a), a["per_token_scale"], a["scale"]
+    pairs = -(-x.shape[1] // PAIR)
+    if a["group_type"] == _BY_SUM:
+        pairs = x.shape[1] // PAIR + a["group_list"].numel()
+    rows, columns = x.shape[0], weight.shape[-1]
+    return (
+        {of_x.dtype, of_weight.dtype} == {torch.uint8}
+        and a["scale_dtype"] == a["per_token_scale_dtype"] == E8M0
+        and tuple(of_x.shape) == (rows, pairs, 2)
+        and tuple(of_weight.shape) == (*weight.shape[:-2], pairs, columns, 2)
+        and all(_lie_alike(*both) for both in ((of_x, x), (of_weight, weight)))
+        and _output_dtype(a) in (*HALF, torch.float32)
+    )
+
+
+def _lie_alike(exponents: Tensor, operand: Tensor) -> bool:
+    *_, rows, columns, _ = exponents.shape
+    if rows == columns == 1:
+        return True
+    transposed = exponents.stride()[-3:] == (2, 2 * rows, 1)
+    return transposed == is_transposed(operand)
 
 
 def _bias_matches(a: Arguments) -> bool:
@@ -124,7 +154,9 @@ def grouped_matmul(a: Arguments) -> list[Tensor]:
         return [result]
     begin = 0
     for group, end in enumerate(_ends(a)):
-        if by_sum:
+        if by_sum and x.dtype in FLOAT8:
+            result[group] = _sum_of_rounded(a, group, begin, end).to(dtype)
+        elif by_sum:
             result[group] = (x[:, begin:end].double() @ weight[begin:end].double()).to(dtype)
         else:
             result[begin:end] = _rows(a, x[begin:end], group, slice(begin, end)).to(dtype)
@@ -132,7 +164,24 @@ def grouped_matmul(a: Arguments) -> list[Tensor]:
     return [result]
 
 
+def _sum_of_rounded(a: Arguments, group: int, begin: int, end: int) -> Tensor:
+    """Multiply a group of the summed dimension in MX formats; pairs of exponents begin anew with it."""
+    length, first = end - begin, begin // PAIR + group
+    of_x = exponents_of(a["per_token_scale"][0].transpose(0, 1), length, first)
+    of_weight = exponents_of(a["scale"][0], length, first)
+    x, weight = _x(a)[:, begin:end], _weight(a)[begin:end]
+    return widened(x, of_x.t()) @ widened(weight, of_weight)
+
+
+def _rows_of_rounded(a: Arguments, x: Tensor, group: int, rows: slice) -> Tensor:
+    of_x = exponents_of(a["per_token_scale"][0][rows].transpose(0, 1), x.shape[1])
+    of_weight = exponents_of(a["scale"][0][group], x.shape[1])
+    return widened(x, of_x.t()) @ widened(_weight(a)[group], of_weight)
+
+
 def _rows(a: Arguments, x: Tensor, group: int, rows: slice) -> Tensor:
+    if x.dtype in FLOAT8:
+        return _rows_of_rounded(a, x, group, rows)
     weight = _weight(a)[group].double()
     if a["antiquant_scale"] is not None:
         weight = (weight + a["antiquant_offset"][0][group].double()) * a["antiquant_scale"][0][group].double()
@@ -167,7 +216,10 @@ GROUPED_MATMUL = Kernel(
                 and a["group_list_type"] in (0, 1)
             ),
         ),
-        Rule("x and weight of one dtype of the generation, or half precision with int8", _dtypes_match),
+        Rule(
+            "x and weight of one dtype of the generation, half precision with int8, or float8 on 950",
+            _dtypes_match,
+        ),
         Rule("x [m, k] and weight [E, k, n]; with group_type 2 x [m, k] and weight [k, n]", _shapes_match),
         Rule("x is transposed with group_type 2 and never with group_type 0", _strides_match),
         Rule("rows that lie behind one another have at most 65535 numbers", _rows_are_short),
@@ -195,12 +247,20 @@ GROUPED_MATMUL = Kernel(
     sources=(
         ops_transformer("gmm/grouped_matmul/op_host/op_api/aclnn_grouped_matmul.cpp"),
         ops_transformer("gmm/grouped_matmul/op_kernel/grouped_matmul.cpp"),
+        later_ops_transformer(
+            "gmm/grouped_matmul/op_host/op_api/aclnn_grouped_matmul_DAV_3510_checker.cpp", "5ddb9b96"
+        ),
+        later_ops_transformer(
+            "gmm/grouped_matmul/op_kernel/arch35/quant_adaptive_sliding_window_templates/gqmm_init_output.h",
+            "288b6b0e",
+        ),
         op_plugin("op_plugin/ops/opapi/GroupedMatmulKernelNpuOpApi.cpp"),
     ),
     unwritten="the whole result when x has no element: the call succeeds and nothing is launched",
     differs=(
         "group_type has no default that works; with group_type 2 the result is [E, m, n]",
         "a bias for bfloat16 operands is float32",
+        "float8 comes with exponents in pairs for 64 numbers (E8M0), transposed where the operand is",
     ),
 )
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mindspeed_testing.npu.kernels.contract import Arguments, Kernel, Rule, Source
-from mindspeed_testing.npu.kernels.repositories import op_plugin
+from mindspeed_testing.npu.kernels.repositories import later_ops_transformer, op_plugin
 from mindspeed_testing.npu.kernels.rules import HALF, of_dtypes, one_dtype
 
 _FOLDER = "attention/sparse_lightning_indexer_grad_kl_loss"
@@ -16,7 +16,7 @@ _STATISTICS = ("softmax_max", "softmax_sum")
 
 
 def _source(path: str, commit: str) -> Source:
-    return Source("ops-transformer", f"{_FOLDER}/{path}", commit, "2026-11-23")
+    return later_ops_transformer(f"{_FOLDER}/{path}", commit)
 
 
 def _count(a: Arguments, row: int) -> int:
