@@ -2,23 +2,15 @@
 
 import pytest
 
-from mindspeed_core.feature import Feature
 from mindspeed_core.testing.dry_run import verify_dry_run
+from mindspeed_core.testing.scenarios import scenario_parameters
 from mindspeed_moe.features import DECLARATIONS
 
-ALWAYS = ("moe-core/ep2",)
-PROOFS = {
-    f"{feature.name}/{scenario.name}": (feature, scenario)
-    for feature in DECLARATIONS
-    if isinstance(feature, type) and issubclass(feature, Feature)
-    for scenario in feature.verify
-}
+ALWAYS = ("moe-core-ep2",)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.thorough) for name in PROOFS]
-)
-def test_a_dry_run_of_a_proof_is_right(name):
-    verdict = verify_dry_run(*PROOFS[name])
+@pytest.mark.parametrize(("feature", "scenario"), scenario_parameters(DECLARATIONS, always=ALWAYS, first=0))
+def test_a_dry_run_of_a_proof_is_right(feature, scenario):
+    verdict = verify_dry_run(feature, scenario)
 
     assert verdict.passed, verdict

@@ -8,7 +8,7 @@ import pytest
 
 from mindspeed_core import check_feature
 from mindspeed_core.activation import plan_for, prepare
-from mindspeed_core.feature import Feature
+from mindspeed_core.discovery.feature_checks import declared_features
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.testing.model_flags import training_flags
@@ -18,7 +18,7 @@ from mindspeed_moe.features import DECLARATIONS
 from mindspeed_moe.features.proofs import EP2, GATHER_OVERLAP, GATHERED, MODEL, OVERLAP, SHARED
 from mindspeed_moe.options import LayerOptions
 
-FEATURES = [item for item in DECLARATIONS if isinstance(item, type) and issubclass(item, Feature)]
+FEATURES = declared_features(DECLARATIONS)
 
 
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
@@ -64,12 +64,33 @@ def test_every_host_takes_the_flags(host):
     assert {"moe-alltoall-overlap", "moe-shared-experts"} <= set(made.names)
 
 
+@pytest.mark.parametrize("host", ["standalone", "library", "megatron-lm"])
+def test_the_former_name_of_a_dispatcher_is_taken_by_every_host_and_noted_once(host):
+    made, _ = plan_for(
+        [*MODEL[2:], *EP2, *SHARED, *OVERLAP, "--moe-token-dispatcher-type", "alltoall_seq"],
+        platform="cpu",
+        host=host,
+        registry=INSTALLED,
+    )
+    assert {"moe-alltoall-seq", "moe-alltoall-overlap"} <= set(made.names)
+    (note,) = made.notes
+    assert "--moe-token-dispatcher-type alltoall_seq is alltoall" in str(note)
+
+
+def test_only_the_former_name_of_a_dispatcher_is_translated():
+    assert "moe-alltoall-seq" not in plan(*MODEL, *EP2).names
+
+
 ZERO = ("--moe-zero-memory",)
 RECOMPUTED = (
     *("--recompute-granularity", "full"),
     *("--recompute-method", "uniform", "--recompute-num-layers", "1"),
 )
 ASYNC = ("--moe-permutation-async-comm",)
+BALANCED = ("--moe-device-level-aux-loss-coeff",)
+FUSED = ("--use-fused-moe-token-permute-and-unpermute",)
+CAPACITY = ("--moe-expert-capacity-factor", "1.0")
+SINKHORN = ("--moe-router-load-balancing-type", "sinkhorn")
 
 
 def without(flag, *, values=1):
@@ -126,9 +147,51 @@ def without(flag, *, values=1):
             "--moe-shared-expert-intermediate-size 48 cannot be used together: 2 experts of width 32 have 64",
         ),
         (("--n-shared-experts", "2"), "shared experts stand beside routed ones"),
+        ((*MODEL, *EP2, *FUSED, *CAPACITY), "add --moe-pad-expert-input-to-capacity, or drop one"),
+        ((*GATHERED, *EP2, *FUSED), "other dispatchers do not permute as many rows of each token"),
+        ((*MODEL, *SHARED, *FUSED, "--moe-shared-expert-overlap"), "the dispatcher calls no shared experts"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_way_out(flags, message):
+    with pytest.raises(PlanError) as error:
+        plan(*flags)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((*MODEL, *BALANCED, "0.1"), "--moe-device-level-aux-loss-coeff 0.1 has one device of experts"),
+        (
+            (*MODEL, "--moe-comm-aux-loss-coeff", "-1", "--moe-router-num-groups", "2"),
+            "--moe-comm-aux-loss-coeff -1 would reward imbalance; use a number above 0",
+        ),
+        (
+            (*MODEL, *BALANCED, "0.1", "--moe-router-num-groups", "3"),
+            "--num-experts 4 has not on 3; use a multiple",
+        ),
+        ((*MODEL, *EP2, *BALANCED, "0.1", *CAPACITY), "choices are counted before any is dropped"),
+        (
+            (*without("--moe-aux-loss-coeff"), *EP2, *BALANCED, "0.1", *SINKHORN),
+            "routes are then not those of the scores",
+        ),
+        ((*MODEL, *EP2, *BALANCED, "0.1", "--fix-router"), "router"),
+        ((*MODEL, "--fix-router", *CAPACITY), "experts that are evenly loaded drop nothing"),
+        (
+            (*without("--moe-aux-loss-coeff"), "--fix-router", *SINKHORN),
+            "both choose the routes; keep one of the two",
+        ),
+        (
+            (
+                *(*MODEL, "--fix-router", "--moe-router-enable-expert-bias"),
+                *("--moe-router-score-function", "sigmoid"),
+            ),
+            "the bias learns from routes that are not taken",
+        ),
+        (("--fix-router",), "without experts there are no routes"),
+    ],
+)
+def test_what_routers_cannot_do_is_refused_with_the_way_out(flags, message):
     with pytest.raises(PlanError) as error:
         plan(*flags)
     assert message in str(error.value)
@@ -150,6 +213,28 @@ def test_a_flag_without_communication_to_launch_is_noted():
     (said,) = plan(*MODEL, *ASYNC).notes
     assert "--moe-permutation-async-comm changes nothing, all experts are on one rank" in str(said)
     assert plan(*MODEL, *EP2, *ASYNC).notes == ()
+
+
+@pytest.mark.parametrize("host", ["standalone", "library", "megatron-lm"])
+@pytest.mark.parametrize("flags", [FUSED, ("--moe-permute-fusion",)])
+def test_both_spellings_of_fused_permutation_are_taken_by_every_host(host, flags):
+    made, _ = plan_for([*MODEL[2:], *EP2, *flags], platform="cpu", host=host, registry=INSTALLED)
+    assert "moe-permute-fusion" in made.names
+
+
+def test_a_loss_that_depends_on_the_layout_is_noted():
+    (said,) = plan(*MODEL, *EP2, *BALANCED, "0.1").notes
+    assert "with another size another loss is trained; --moe-router-num-groups" in str(said)
+    assert plan(*MODEL, *BALANCED, "0.1", "--moe-router-num-groups", "2").notes == ()
+
+
+@pytest.mark.parametrize("host", ["standalone", "library", "megatron-lm"])
+@pytest.mark.parametrize(
+    "flags", [(*BALANCED, "0.1"), ("--moe-comm-aux-loss-coeff", "0.1"), ("--fix-router",)]
+)
+def test_every_host_takes_the_routers(host, flags):
+    made, _ = plan_for([*MODEL[2:], *EP2, *flags], platform="cpu", host=host, registry=INSTALLED)
+    assert "moe-core" in made.names
 
 
 def test_a_number_of_shared_experts_agrees_with_the_width_that_says_the_same():

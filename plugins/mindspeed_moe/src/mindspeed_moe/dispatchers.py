@@ -1,8 +1,8 @@
 """megatron-core's dispatchers with communication that is launched in one place and waited for in another.
 
-Permutations and numbers of rows are megatron-core's. A layer takes a copy of its dispatcher for each call:
-what belongs to one call (splits, routing map, exchanges) stays on that copy, since several micro-batches may
-be between forward and backward.
+Numbers of rows are megatron-core's, and so are permutations unless they are fused. A layer takes a copy of
+its dispatcher for each call: what belongs to one call (splits, routing map, exchanges) stays on that copy,
+since several micro-batches may be between forward and backward.
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ from megatron.core.transformer.moe.token_dispatcher import (
 )
 from torch import Tensor
 
+from mindspeed_kernels.ops.npu_moe_token_permute_with_routing_map import (
+    npu_moe_token_permute_with_routing_map,
+)
+from mindspeed_kernels.ops.npu_moe_token_unpermute_with_routing_map import (
+    npu_moe_token_unpermute_with_routing_map,
+)
 from mindspeed_moe.launch_wait import AllGather, AllToAll, ReduceScatter
 
 T = TypeVar("T")
@@ -70,17 +76,11 @@ class LaunchedAllToAllDispatcher(MoEAlltoAllTokenDispatcher):
     def send_again(self, with_probs: bool) -> Callable[[], tuple[Tensor, Tensor | None]]:
         """Launch in backward what `launch_dispatch` sent, without gradients; returns what waits for it."""
         tokens = self._tokens.view(-1, self._tokens.shape[-1])
-        rows, probs, _ = permute(
-            tokens,
-            self.routing_map,
-            probs=self._token_probs if with_probs else None,
-            num_out_tokens=self.num_out_tokens,
-            drop_and_pad=self.drop_and_pad,
-        )
+        rows, probs, _ = self._permute(tokens, self._token_probs if with_probs else None)
         of_rows = AllToAll("dispatch again", self.ep_group, *self._splits)
         of_probs = AllToAll("probs again", self.ep_group, *self._splits)
         of_rows.start(rows, mirrored=False)
-        if with_probs:
+        if probs is not None:
             of_probs.start(probs, mirrored=False)
 
         def arrive() -> tuple[Tensor, Tensor | None]:
@@ -111,6 +111,17 @@ class LaunchedAllToAllDispatcher(MoEAlltoAllTokenDispatcher):
         output: Tensor = self.combine_postprocess(results)
         return output
 
+    def _permute(self, tokens: Tensor, probs: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Return rows ``[m, h]`` of ``[tokens, h]`` by expert, their probabilities ``[m]``, and the order."""
+        permuted: tuple[Tensor, Tensor | None, Tensor] = permute(
+            tokens,
+            self.routing_map,
+            probs=probs,
+            num_out_tokens=self.num_out_tokens,
+            drop_and_pad=self.drop_and_pad,
+        )
+        return permuted
+
     def _split(self, splits: Any) -> list[int]:
         """Return numbers of rows as integers; without any each rank gets the capacity of its experts."""
         if splits is None and self.drop_and_pad:
@@ -119,6 +130,45 @@ class LaunchedAllToAllDispatcher(MoEAlltoAllTokenDispatcher):
         if splits is None:
             return [int(self.num_out_tokens)]
         return [int(rows) for rows in splits]
+
+
+class FusedAllToAllDispatcher(LaunchedAllToAllDispatcher):
+    """Tokens are sorted by expert, and results brought back, by one kernel each."""
+
+    def dispatch_preprocess(
+        self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return rows ``[m, h]`` of ``[s, b, h]`` sorted by expert, and their probabilities ``[m]``."""
+        self.hidden_shape = hidden_states.shape
+        self.probs, self.routing_map = probs, routing_map
+        tokens = hidden_states.view(-1, self.hidden_shape[-1])
+        self.tokens_per_expert = self._maybe_dtoh_and_synchronize(
+            "before_permutation_1", self.preprocess(routing_map)
+        )
+        rows, row_probs, self._order = self._permute(tokens, probs)
+        assert row_probs is not None
+        return rows, row_probs
+
+    def combine_postprocess(self, permutated_local_input_tokens: Tensor) -> Tensor:
+        """Return the sums of each token's results, ``[s, b, h]``, from ``[m, h]``."""
+        width = self.hidden_shape[-1]
+        sums: Tensor = npu_moe_token_unpermute_with_routing_map(
+            permutated_local_input_tokens,
+            self._order,
+            (self.routing_map.shape[0], width),
+            drop_and_pad=bool(self.drop_and_pad),
+        )
+        return sums.view(self.hidden_shape)
+
+    def _permute(self, tokens: Tensor, probs: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+        permuted: tuple[Tensor, Tensor | None, Tensor] = npu_moe_token_permute_with_routing_map(
+            tokens,
+            self.routing_map,
+            probs=probs,
+            num_out_tokens=int(self.num_out_tokens),
+            drop_and_pad=bool(self.drop_and_pad),
+        )
+        return permuted
 
 
 class LaunchedAllGatherDispatcher(MoEAllGatherTokenDispatcher):
@@ -144,6 +194,7 @@ class LaunchedAllGatherDispatcher(MoEAllGatherTokenDispatcher):
         """Return rows ``[m, h]`` sorted by local expert, their numbers ``[E]`` and probabilities ``[m]``."""
         self.routing_map = self._of_map.wait(self._map)
         probs, rows = self._with_them.wait(self._probs), self._there.wait(self._rows)
+        del self._map, self._probs, self._rows
         found: tuple[Tensor, Tensor, Tensor] = self.dispatch_postprocess(rows, probs)
         return found
 
@@ -155,7 +206,9 @@ class LaunchedAllGatherDispatcher(MoEAllGatherTokenDispatcher):
 
     def wait_combine(self) -> Tensor:
         """Return the sums of each token's results, ``[s, b, h]``."""
-        output: Tensor = self.combine_postprocess(self._back.wait(self._results).to(self._dtype))
+        sums = self._back.wait(self._results)
+        del self._results
+        output: Tensor = self.combine_postprocess(sums.to(self._dtype))
         return output
 
 

@@ -10,7 +10,7 @@ from megatron.core import tensor_parallel
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from torch import Tensor
 
-from mindspeed_moe.dispatchers import DISPATCHERS
+from mindspeed_moe.dispatchers import DISPATCHERS, FusedAllToAllDispatcher
 from mindspeed_moe.experts import Later, LaterGroupedExperts
 from mindspeed_moe.options import DISABLED
 from mindspeed_moe.zero_memory import Saving
@@ -38,6 +38,7 @@ class LaunchedMoELayer(MoELayer):
         groups: Callable[[], ProcessGroupCollection],
         overlaps: bool,
         saves: str = DISABLED,
+        fuses: bool = False,
     ) -> None:
         """Build megatron-core's layer with another dispatcher.
 
@@ -51,6 +52,7 @@ class LaunchedMoELayer(MoELayer):
             overlaps: compute shared experts and weight gradients while rows travel; otherwise only the
                 collectives of a direction run beside one another.
             saves: what is kept of the experts, one of the levels of `mindspeed_moe.options`.
+            fuses: sort tokens by expert and bring results back by one kernel each, for an all-to-all.
         """
         given = pg_collection or groups()
         super().__init__(config, submodules, layer_number, given)
@@ -58,7 +60,8 @@ class LaunchedMoELayer(MoELayer):
         self._saves = saves
         # A module that computes shared experts apart is not called by megatron-core's dispatcher.
         self.shared_expert_overlap = overlaps
-        self.token_dispatcher = DISPATCHERS[config.moe_token_dispatcher_type](
+        kind = FusedAllToAllDispatcher if fuses else DISPATCHERS[config.moe_token_dispatcher_type]
+        self.token_dispatcher = kind(
             self.num_local_experts, self.local_expert_indices, config=config, pg_collection=given
         )
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from mindspeed_core.feature import HookApi
 from mindspeed_moe.features.async_comm import AsyncCommunication
 from mindspeed_moe.features.core import ExpertLayer
+from mindspeed_moe.features.device_losses import DeviceLevelLosses
+from mindspeed_moe.features.fixed_routes import FixedRoutes
 from mindspeed_moe.features.overlap import AllGatherOverlap, AllToAllOverlap
+from mindspeed_moe.features.permute_fusion import PermuteFusion
+from mindspeed_moe.features.sequential_dispatcher import SequentialDispatcher
 from mindspeed_moe.features.shared_experts import SharedExpertCount
 from mindspeed_moe.features.zero_memory import ZeroMemory
 
@@ -17,6 +21,10 @@ DECLARATIONS = (
     AllGatherOverlap,
     ZeroMemory,
     SharedExpertCount,
+    SequentialDispatcher,
+    DeviceLevelLosses,
+    FixedRoutes,
+    PermuteFusion,
 )
 
 __all__ = [
@@ -24,7 +32,11 @@ __all__ = [
     "AllGatherOverlap",
     "AllToAllOverlap",
     "AsyncCommunication",
+    "DeviceLevelLosses",
     "ExpertLayer",
+    "FixedRoutes",
+    "PermuteFusion",
+    "SequentialDispatcher",
     "SharedExpertCount",
     "ZeroMemory",
 ]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement
+from mindspeed_core.feature import Feature, Flag, Requirement
+from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
 from mindspeed_moe.features.proofs import ASYNC_PROOFS
+from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
 
 _FLAG = "--moe-permutation-async-comm"
 
@@ -19,20 +21,15 @@ class AsyncCommunication(Feature):
     summary = "Collectives of a token dispatcher launched together, forward and backward"
     flags = (Flag(_FLAG, help="Launch the collectives of a token dispatcher together."),)
     requires = (
-        Requirement(feature="moe-core", reason="it places the layer that communicates", implies=True),
+        PLACED_LAYER,
         Requirement(flag="--num-experts", reason="without experts no token travels"),
         Requirement(
             flag="--moe-token-dispatcher-type",
-            one_of=("allgather", "alltoall"),
+            one_of=("allgather", "alltoall", "alltoall_seq"),
             reason="the flexible dispatcher communicates by kernels of its own",
         ),
     )
-    conflicts = (
-        Conflict(
-            flag="--overlap-moe-expert-parallel-comm",
-            reason="both order the communication of a layer; keep one of the two",
-        ),
-    )
+    conflicts = (ORDERS_COMMUNICATION,)
     docs = "mindspeed_moe:docs/moe-async-comm.md"
     fake_tensors = True
     deterministic = True
@@ -42,14 +39,8 @@ class AsyncCommunication(Feature):
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
-        """Refuse shared experts on a stream of their own, which follow megatron-core's dispatcher."""
-        overlapped = getattr(args, "moe_alltoall_overlap_comm", False)
-        if getattr(args, "moe_shared_expert_overlap", False) and not overlapped:
-            return (
-                f"{_FLAG} with --moe-shared-expert-overlap: the dispatcher calls no shared experts; add "
-                "--moe-alltoall-overlap-comm, which overlaps them in both directions, or drop one of the two",
-            )
-        return ()
+        """Refuse shared experts on a stream of their own."""
+        return shared_experts_on_a_stream(_FLAG, args)
 
     @classmethod
     def notes(cls, args: Any) -> Sequence[str]:

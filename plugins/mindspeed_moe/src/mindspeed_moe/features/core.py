@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Requirement, hookimpl
 from mindspeed_moe.features.proofs import CORE_PROOFS
 from mindspeed_moe.options import layer_options
 
@@ -56,3 +56,16 @@ class ExpertLayer(Feature):
         options = layer_options(args, session.plan.names)
         place = Place(vp_stage or 0, config.virtual_pipeline_model_parallel_size or 1)
         return place_layers(session, spec, lambda: self._groups, options, place)
+
+
+PLACED_LAYER = Requirement(
+    feature=ExpertLayer.name, reason="it places the layer that communicates", implies=True
+)
+"""Of features that communicate."""
+PLACED_ROUTER = Requirement(feature=ExpertLayer.name, reason="it places the router", implies=True)
+"""Of features that route tokens otherwise."""
+ORDERS_COMMUNICATION = Conflict(
+    flag="--overlap-moe-expert-parallel-comm",
+    reason="both order the communication of a layer; keep one of the two",
+)
+"""Of features with a dispatcher of their own."""

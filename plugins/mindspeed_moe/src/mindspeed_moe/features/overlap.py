@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement
+from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
 from mindspeed_moe.features.proofs import GATHER_OVERLAP_PROOFS, OVERLAP_PROOFS
 
 _LAYER = (
-    Requirement(feature="moe-core", reason="it places the layer that communicates", implies=True),
+    PLACED_LAYER,
     Requirement(flag="--num-experts", reason="without experts no token travels"),
     Requirement(
         feature="grouped-experts",
@@ -17,16 +18,13 @@ _LAYER = (
     ),
 )
 _CONFLICTS = (
-    Conflict(
-        flag="--overlap-moe-expert-parallel-comm",
-        reason="both order the communication of a layer; keep one of the two",
-    ),
+    ORDERS_COMMUNICATION,
     Conflict(flag="--use-megatron-fsdp", reason="it frees weights between the products that are kept apart"),
 )
 
 
-def _dispatcher(kind: str, reason: str) -> Requirement:
-    return Requirement(flag="--moe-token-dispatcher-type", equals=kind, reason=reason)
+def _dispatcher(reason: str, *kinds: str) -> Requirement:
+    return Requirement(flag="--moe-token-dispatcher-type", one_of=kinds, reason=reason)
 
 
 class _Overlap(Feature):
@@ -35,6 +33,7 @@ class _Overlap(Feature):
     family = "moe"
     conflicts = _CONFLICTS
     slots = ("layer-schedule",)
+    fake_tensors = True
     deterministic = True
     affects_checkpoint = False
 
@@ -82,9 +81,8 @@ class AllToAllOverlap(_Overlap):
     )
     requires = (
         *_LAYER,
-        _dispatcher("alltoall", "it is the all-to-all that is hidden"),
+        _dispatcher("it is the all-to-all that is hidden", "alltoall", "alltoall_seq"),
     )
-    fake_tensors = True
     tuning = {"--moe-alltoall-overlap-comm": (False, True)}
     docs = "mindspeed_moe:docs/moe-alltoall-overlap.md"
     verify = OVERLAP_PROOFS
@@ -107,7 +105,7 @@ class AllGatherOverlap(_Overlap):
             feature="moe-async-comm",
             reason="it launches the gathering that is hidden; add --moe-permutation-async-comm",
         ),
-        _dispatcher("allgather", "it is the gathering that is hidden"),
+        _dispatcher("it is the gathering that is hidden", "allgather"),
     )
     tuning = {"--moe-allgather-overlap-comm": (False, True)}
     docs = "mindspeed_moe:docs/moe-allgather-overlap.md"

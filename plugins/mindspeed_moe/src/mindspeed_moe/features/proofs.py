@@ -176,3 +176,73 @@ SHARED_PROOFS = (
         resume=Resume(flags=(*MODEL, *_SHARDED, *_TWO), world_size=1),
     ),
 )
+_SEQ = ("--moe-token-dispatcher-type", "alltoall_seq")
+SEQUENTIAL_DISPATCHER_PROOFS = (
+    as_without("tp2-ep2", *TP2, ranks=4, flags=_SEQ),
+    as_without("overlapped", *_BOTH_OVERLAPS, flags=(*OVERLAP, *_SEQ)),
+    _resumed(*_SEQ),
+)
+_GROUPS = ("--num-experts", "8", "--moe-router-num-groups", "4", "--moe-router-group-topk", "2")
+_DEVICE_LOSSES = ("--moe-device-level-aux-loss-coeff", "0.5", "--moe-comm-aux-loss-coeff", "0.2")
+_BALANCED = (*MODEL, *_GROUPS, *_DEVICE_LOSSES)
+_FIXED = (*MODEL, "--fix-router")
+_CP2 = ("--context-parallel-size", "2", "--position-embedding-type", "rope")
+
+
+def _as_on_one_rank(
+    name: str, model: tuple[str, ...], *layout: str, ranks: int = 2, both: tuple[str, ...] = ()
+) -> Scenario:
+    """Compare a model with a feature on several ranks to the same one on one rank."""
+    return Scenario(
+        name,
+        flags=(*model, *layout, *both),
+        baseline=(*model, *both),
+        world_size=ranks,
+        baseline_world_size=1,
+        same_feature=True,
+        tolerance=1e-5,
+    )
+
+
+def _on_other_layouts(model: tuple[str, ...]) -> tuple[Scenario, ...]:
+    """Compare a router of this package on several ranks to the same one on one rank."""
+    per_token = ("--calculate-per-token-loss",)
+    whole = (*TP2, "--expert-tensor-parallel-size", "1")
+    return (
+        _as_on_one_rank("ep2", model, *EP2, *_BOTH_OVERLAPS),
+        _as_on_one_rank("tp2", model, *TP2),
+        _as_on_one_rank("tp2-per-token-loss", model, *whole, *EP2, both=per_token),
+        _as_on_one_rank("cp2-per-token-loss", model, *_CP2, both=(*per_token, *_CP2[2:])),
+        _as_on_one_rank("cp2", model, *_CP2, both=_CP2[2:]),
+        _as_on_one_rank("recompute", model, *EP2, *_FULL),
+        _as_on_one_rank("overlapped", model, *EP2, *OVERLAP),
+        Scenario(
+            "resume",
+            flags=(*model, *EP2, *_BOTH_OVERLAPS),
+            world_size=2,
+            tolerance=1e-5,
+            resume=Resume(flags=(*model, *_SHARDED), world_size=1),
+        ),
+    )
+
+
+DEVICE_LOSS_PROOFS = _on_other_layouts(_BALANCED)
+FIXED_ROUTE_PROOFS = _on_other_layouts(_FIXED)
+_FUSED = ("--use-fused-moe-token-permute-and-unpermute",)
+PERMUTE_PROOFS = (
+    as_without("ep2", flags=_FUSED),
+    as_without("megatron-lms-flag", flags=("--moe-permute-fusion",)),
+    as_without("distributed-optimizer-overlapped", *_BOTH_OVERLAPS, plain=_SHARDED, flags=_FUSED),
+    as_without("bf16", *_BF16, flags=_FUSED),
+    as_without(
+        "padded-capacity",
+        *("--moe-expert-capacity-factor", "1.0", "--moe-pad-expert-input-to-capacity"),
+        flags=_FUSED,
+    ),
+    as_without("recompute-full", *_FULL, flags=_FUSED),
+    as_without("tp2-cut-experts", *TP2, ranks=4, flags=_FUSED),
+    as_without("overlapped", flags=(*OVERLAP, *_FUSED)),
+    as_without("level1", flags=(*_LEVEL1, *_FUSED)),
+    Scenario("one-rank", flags=(*MODEL, *SHARED, *_FUSED), baseline=(*MODEL, *SHARED), tolerance=0.0),
+    _resumed(*_FUSED),
+)

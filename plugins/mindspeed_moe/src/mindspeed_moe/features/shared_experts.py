@@ -59,3 +59,19 @@ def _width(args: Any) -> int | None:
     """Return the width of a routed expert, None where no flag says it."""
     width: int | None = getattr(args, "moe_ffn_hidden_size", None) or getattr(args, "ffn_hidden_size", None)
     return width
+
+
+def shared_experts_on_a_stream(flag: str, args: Any) -> Sequence[str]:
+    """Refuse shared experts on a stream of their own, which follow megatron-core's dispatcher.
+
+    Args:
+        flag: of a feature that has another dispatcher.
+        args: the arguments.
+    """
+    overlapped = getattr(args, "moe_alltoall_overlap_comm", False)
+    if getattr(args, "moe_shared_expert_overlap", False) and not overlapped:
+        return (
+            f"{flag} with --moe-shared-expert-overlap: the dispatcher calls no shared experts; add "
+            "--moe-alltoall-overlap-comm, which overlaps them in both directions, or drop one of the two",
+        )
+    return ()

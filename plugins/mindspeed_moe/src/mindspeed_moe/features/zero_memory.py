@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement
+from mindspeed_moe.features.core import PLACED_LAYER
 from mindspeed_moe.features.proofs import ZERO_MEMORY_PROOFS
 from mindspeed_moe.options import DISABLED, LEVEL0, LEVEL1
 
@@ -33,7 +34,7 @@ class ZeroMemory(Feature):
         ),
     )
     requires = (
-        Requirement(feature="moe-core", reason="it places the layer that communicates", implies=True),
+        PLACED_LAYER,
         Requirement(
             feature="moe-alltoall-overlap",
             reason="rows are sent again beside computation; add --moe-alltoall-overlap-comm",
@@ -43,6 +44,7 @@ class ZeroMemory(Feature):
         Conflict(flag="--moe-apply-probs-on-input", reason="rows are kept apart from their probabilities"),
     )
     docs = "mindspeed_moe:docs/moe-zero-memory.md"
+    fake_tensors = True
     deterministic = True
     tuning = {_FLAG: (DISABLED, LEVEL0, LEVEL1)}
     affects_checkpoint = False

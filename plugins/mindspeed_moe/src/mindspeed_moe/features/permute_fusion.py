@@ -1,0 +1,73 @@
+"""The declaration of permutations of tokens by one kernel each."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
+from mindspeed_moe.features.core import ORDERS_COMMUNICATION
+from mindspeed_moe.features.proofs import PERMUTE_PROOFS
+from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
+
+_FLAG, _MEGATRONS = "--use-fused-moe-token-permute-and-unpermute", "--moe-permute-fusion"
+
+
+class PermuteFusion(Feature):
+    """Tokens are sorted by expert, and results brought back, by one kernel each."""
+
+    name = "moe-permute-fusion"
+    family = "moe"
+    summary = "Tokens sorted by expert, and results brought back, by one kernel each"
+    flags = (
+        Flag(_FLAG, help="Sort tokens by expert, and bring results back, by one kernel each."),
+        Flag(_MEGATRONS, help=f"The same as {_FLAG}."),
+    )
+    requires = (
+        Requirement(feature="moe-core", reason="it places the dispatcher that permutes", implies=True),
+        Requirement(flag="--num-experts", reason="without experts no token is permuted"),
+        Requirement(
+            flag="--moe-token-dispatcher-type",
+            one_of=("alltoall", "alltoall_seq"),
+            reason="other dispatchers do not permute as many rows of each token",
+        ),
+    )
+    conflicts = (
+        Conflict(
+            flag="--moe-router-padding-for-quantization",
+            reason="the kernel needs as many experts of each token; drop one of the two",
+        ),
+        ORDERS_COMMUNICATION,
+    )
+    docs = "mindspeed_moe:docs/moe-permute-fusion.md"
+    fake_tensors = True
+    deterministic = True
+    tuning = {_FLAG: (False, True)}
+    affects_checkpoint = False
+    verify = PERMUTE_PROOFS
+
+    @classmethod
+    def enabled(cls, args: Any) -> bool:
+        """Return whether one of the two spellings is given."""
+        return any(getattr(args, flag.lstrip("-").replace("-", "_"), False) for flag in (_FLAG, _MEGATRONS))
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Refuse tokens of unequal numbers of experts, and shared experts on a stream of their own."""
+        found = list(shared_experts_on_a_stream(_FLAG, args))
+        factor = getattr(args, "moe_expert_capacity_factor", None)
+        if factor is not None and not getattr(args, "moe_pad_expert_input_to_capacity", False):
+            found.append(
+                f"{_FLAG} with --moe-expert-capacity-factor {factor:g} drops choices, and the kernel needs "
+                "as many experts of each token; add --moe-pad-expert-input-to-capacity, or drop one of "
+                "the two"
+            )
+        return found
+
+    @hookimpl(wrapper=True)
+    def validate_arguments_early(self) -> Generator[None, Any, Any]:
+        """Keep the flag from megatron-core, which demands TransformerEngine for it."""
+        args = copy.copy((yield))
+        args.moe_permute_fusion = False
+        return args

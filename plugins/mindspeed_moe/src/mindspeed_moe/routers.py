@@ -1,0 +1,109 @@
+"""megatron-core's router, with balance between devices or with fixed routes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.transformer.moe.moe_utils import (
+    MoEAuxLossAutoScaler,
+    compute_routing_scores_for_aux_loss,
+)
+from megatron.core.transformer.moe.router import TopKRouter
+from torch import Tensor
+
+from mindspeed_core.megatron.expert_losses import ranks_sharing_expert_losses
+from mindspeed_moe.device_losses import device_losses
+
+if TYPE_CHECKING:
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer import TransformerConfig
+
+    from mindspeed_moe.options import DeviceLosses
+
+
+class DeviceBalancedRouter(TopKRouter):
+    """Adds the gradients of losses of balance between devices."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        pg_collection: ProcessGroupCollection | None = None,
+        *,
+        losses: DeviceLosses,
+    ) -> None:
+        """Build megatron-core's router.
+
+        Args:
+            config: of the model.
+            pg_collection: the groups.
+            losses: coefficients and devices.
+        """
+        super().__init__(config=config, pg_collection=pg_collection)
+        self._losses = losses
+
+    def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return probabilities and map ``[tokens, experts]`` of ``[s, b, experts]``.
+
+        Args:
+            logits: ``[s, b, experts]``.
+            padding_mask: bool ``[s, b]``, True for tokens that do not count.
+        """
+        probs, routing_map = super().routing(logits, padding_mask=padding_mask)
+        # Nothing in the first forward of a layer that is recomputed.
+        if not (self.training and torch.is_grad_enabled()):
+            return probs, routing_map
+        _, scores = compute_routing_scores_for_aux_loss(
+            logits.view(-1, logits.shape[-1]), self.topk, self.score_function
+        )
+        valid = None if padding_mask is None else ~padding_mask.reshape(-1)
+        loss = device_losses(scores, routing_map, valid, self._losses, self._total)
+        if self.calculate_per_token_loss:
+            # Gradients will be divided by the tokens of the step.
+            tokens: Any = routing_map.shape[0] if valid is None else valid.sum()
+            loss = loss * tokens * ranks_sharing_expert_losses(self.config)
+        return MoEAuxLossAutoScaler.apply(probs, loss), routing_map
+
+    def _total(self, counts: Tensor) -> Tensor:
+        """Return the sums over the ranks that share a sequence."""
+        if self.tp_cp_group.size() > 1:
+            dist.all_reduce(counts, group=self.tp_cp_group)
+        return counts
+
+
+class FixedRouter(TopKRouter):
+    """Sends tokens to experts in turn, whatever their scores; probabilities are those of the scores."""
+
+    def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return probabilities and map ``[tokens, experts]`` of ``[s, b, experts]``.
+
+        Args:
+            logits: ``[s, b, experts]``.
+            padding_mask: bool ``[s, b]``, True for tokens that do not count for balance losses.
+        """
+        # For the losses on logits and probabilities, whose gradients go with the sum of no entry.
+        chosen, _ = super().routing(logits, padding_mask=padding_mask)
+        flat = logits.view(-1, logits.shape[-1])
+        experts = self._in_turn(flat.shape[0], flat.shape[1], flat.device)
+        probs = torch.zeros_like(flat).scatter(1, experts, self._probabilities(flat, experts))
+        routing_map = torch.zeros_like(flat, dtype=torch.bool).scatter(1, experts, True)
+        return probs + 0 * chosen, routing_map
+
+    def _in_turn(self, tokens: int, experts: int, device: torch.device) -> Tensor:
+        """Return int64 ``[tokens, k]``; ranks go on where the one before stops."""
+        choices = tokens * self.topk
+        first = self.tp_dp_cp_group.rank() * choices
+        in_turn = torch.arange(first, first + choices, device=device) % experts
+        return in_turn.view(tokens, self.topk)
+
+    def _probabilities(self, logits: Tensor, experts: Tensor) -> Tensor:
+        """Return what megatron-core's scoring gives for these experts, ``[tokens, k]``."""
+        if self.score_function == "sigmoid":
+            scores = torch.sigmoid(logits.float()).type_as(logits).gather(1, experts)
+            probs = scores / (scores.sum(dim=-1, keepdim=True) + 1e-20) if self.topk > 1 else scores
+        elif self.config.moe_router_pre_softmax:
+            probs = torch.softmax(logits, dim=-1, dtype=torch.float32).type_as(logits).gather(1, experts)
+        else:
+            probs = torch.softmax(logits.gather(1, experts), dim=-1, dtype=torch.float32).type_as(logits)
+        return probs * (self.config.moe_router_topk_scaling_factor or 1.0)
