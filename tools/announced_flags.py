@@ -118,7 +118,7 @@ ANNOUNCED_FEATURES = {
 
 def plugins_in_the_tree() -> dict[str, tuple[set[str], set[str]]]:
     """Collect flags and feature names that the plugins of this repository declare, installed or not."""
-    from mindspeed_core.feature import Feature
+    from mindspeed_core.discovery.feature_checks import declared_features
 
     found: dict[str, tuple[set[str], set[str]]] = {}
     for metadata in sorted(ROOT.glob("plugins/*/pyproject.toml")):
@@ -130,10 +130,9 @@ def plugins_in_the_tree() -> dict[str, tuple[set[str], set[str]]]:
             and not (metadata.parent / "src" / package / "features").is_dir()
         ):
             continue  # a package of tools
-        for item in import_module(f"{package}.features").DECLARATIONS:
-            if isinstance(item, type) and issubclass(item, Feature):
-                names.add(item.name)
-                flags.update(option for flag in item.flags for option in flag.options)
+        for feature in declared_features(import_module(f"{package}.features").DECLARATIONS):
+            names.add(feature.name)
+            flags.update(option for flag in feature.flags for option in flag.options)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mindspeed_core.discovery.spelling import guess
@@ -26,13 +26,22 @@ def _formula_problems(feature: type[Feature]) -> list[str]:
     return problems
 
 
+def declared_features(declarations: Iterable[Any]) -> list[type[Feature]]:
+    """Return the features among declarations, in order; slots, platforms and stages are left out."""
+    return [item for item in declarations if _is_feature(item)]
+
+
+def _is_feature(item: Any) -> bool:
+    return isinstance(item, type) and issubclass(item, Feature)
+
+
 def check_feature(feature: Any) -> list[str]:
     """Return what is wrong with one declaration, a sentence each; nothing when it is sound.
 
     Slot names, duplicate names, flags with two meanings and stage names depend on other declarations and are
     checked in `declaration_checks`.
     """
-    if not (isinstance(feature, type) and issubclass(feature, Feature)):
+    if not _is_feature(feature):
         return [f"{feature!r} is not a subclass of mindspeed_core.Feature"]
     problems: list[str] = []
     if not isinstance(feature.name, str) or not _KEBAB.match(feature.name):

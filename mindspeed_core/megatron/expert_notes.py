@@ -14,18 +14,23 @@ def notes(args: Any) -> list[str]:
     parts = _parts(args)
     if getattr(args, "num_experts", None) is None or parts == 1:
         return []
-    balancing = getattr(args, "moe_router_load_balancing_type", None) or ()
     decided = []
     factor = getattr(args, "moe_expert_capacity_factor", None)
     if factor is not None:
         decided.append(f"--moe-expert-capacity-factor {factor:g} drops tokens")
-    if "sinkhorn" in ([balancing] if isinstance(balancing, str) else balancing):
+    if routes_by_sinkhorn(args):
         decided.append("--moe-router-load-balancing-type sinkhorn chooses experts")
     return [
         f"{what} in each of the {parts} parts of a sequence by itself, so that the run differs from one on "
         "whole sequences, as in Megatron-LM"
         for what in decided
     ]
+
+
+def routes_by_sinkhorn(args: Any) -> bool:
+    """Return whether ``--moe-router-load-balancing-type``, a name or several, chooses experts by sinkhorn."""
+    kinds = getattr(args, "moe_router_load_balancing_type", None) or ()
+    return "sinkhorn" in ([kinds] if isinstance(kinds, str) else kinds)
 
 
 def _parts(args: Any) -> int:
