@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.feature import Patch, hookimpl
 from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
+from mindspeed_core.testing.gloo_threads import released_when_waited
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.proof_files import flags_with_files
 from mindspeed_core.testing.verify import Verdict
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 TOLERANCE = 1024
 """Bytes by which a phase may differ: single numbers that a step makes on its way."""
 _STEPS = 2
-_AGAIN = 3
 _ROUTING = Patch(
     target="megatron.core.transformer.moe.router:TopKRouter.forward",
     new="mindspeed_core.platforms.fake.balanced:balanced_routing",
@@ -119,7 +119,7 @@ def followed_run(platform: str) -> Iterator[FollowedRun]:
     if _is_dry(platform):
         yield FollowedRun()
         return
-    with count_communication(objects=True) as log, StorageTracker() as storage:
+    with released_when_waited(), count_communication(objects=True) as log, StorageTracker() as storage:
         yield FollowedRun(storage, log)
 
 
@@ -220,6 +220,7 @@ def measure_rank(request: MeasureRequest) -> MeasuredRank:
             )
             stack.enter_context(session)
             session.ledger.apply([_ROUTING], owner="dry run")
+            stack.enter_context(released_when_waited())
             log = stack.enter_context(count_communication(objects=True))
             stack.enter_context(storage)
         return _measured(session, storage, log)
@@ -284,27 +285,6 @@ def _first_difference(rank: int, what: str, real: Sequence[str], dry: Sequence[s
     return []
 
 
-def least(measured: Sequence[MeasuredRank], again: Sequence[MeasuredRank]) -> list[MeasuredRank]:
-    """Return ranks with the smaller bytes of two measurements of a world that computes.
-
-    A thread of gloo lets go of the tensors of a collective some time after whoever waits is told that it is
-    over. Until then they count, at a peak perhaps: such bytes come and go, all others are the same each time.
-    """
-    found = []
-    for one, other in zip(measured, again):
-        phases = {}
-        for name, phase in one.phases.items():
-            same = other.phases[name]
-            phases[name] = replace(
-                phase,
-                begin=min(phase.begin, same.begin),
-                peak=min(phase.peak, same.peak),
-                end=min(phase.end, same.end),
-            )
-        found.append(replace(one, phases=phases))
-    return found
-
-
 def verify_dry_run(
     feature: type[Feature], scenario: Scenario, *, declarations: Sequence[str] = (), timeout: float = 300.0
 ) -> Verdict:
@@ -334,10 +314,6 @@ def verify_dry_run(
     try:
         computed, planned = measure("cpu"), measure("fake")
         lines = differences(computed, planned)
-        for _ in range(_AGAIN):
-            if lines:
-                computed = least(computed, measure("cpu"))
-                lines = differences(computed, planned)
     except WorldError as error:
         return Verdict(feature.name, name, passed=False, tolerance=TOLERANCE, error=str(error))
     problem = ""

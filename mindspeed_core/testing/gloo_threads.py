@@ -1,0 +1,76 @@
+"""Let the threads of gloo let go of tensors before whoever waited for a collective goes on.
+
+A thread of gloo still holds the tensors of a collective for a moment after it has said that it is over. Which
+bytes are alive then depends on the machine's scheduler; a measurement waits that moment out.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mindspeed_core.feature import Patch
+from mindspeed_core.runtime.patches import PatchLedger
+
+_THREADS = Path("/proc/self/task")
+_NAME = "pt_gloo_runloop"
+_SLEEPING = "S"
+_IN_A_ROW = 2
+
+
+@contextmanager
+def released_when_waited() -> Iterator[None]:
+    """Return from every ``Work.wait`` only when no thread of gloo of this process runs.
+
+    Synchronous collectives wait too. A system that does not show its threads as Linux does is left as it is.
+    """
+    ledger = PatchLedger()
+    ledger.apply(
+        [
+            Patch(
+                target="torch.distributed.distributed_c10d:Work.wait",
+                new=_waiting,
+                reason="a measurement counts no tensors that a thread is about to let go of",
+                kind="wrap",
+                owner="gloo threads",
+            )
+        ]
+    )
+    try:
+        yield
+    finally:
+        ledger.revert()
+
+
+def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        asleep = 0
+        while asleep < _IN_A_ROW:
+            asleep = asleep + 1 if _all_asleep() else 0
+            time.sleep(0)
+        return result
+
+    return wait
+
+
+def _all_asleep() -> bool:
+    if not _THREADS.is_dir():
+        return True
+    return all(_state(thread) == _SLEEPING for thread in os.listdir(_THREADS))
+
+
+def _state(thread: str) -> str:
+    """Return the scheduler's letter of a thread of gloo; that of a sleeping one for any other."""
+    try:
+        stat = (_THREADS / thread / "stat").read_text()
+    except OSError:  # It has ended.
+        return _SLEEPING
+    name, _, rest = stat.partition("(")[2].rpartition(")")
+    return rest.split()[0] if name.startswith(_NAME) else _SLEEPING
