@@ -46,6 +46,12 @@ OF_THE_NEWEST = (
             "scenarios[moe-fix-router",
         )
     ),
+    # Sequences split over ranks shift predicted tokens in a function that gets the batch since 0.16.
+    "plugins/mindspeed_cp/tests/test_context_parallel.py::test_every_proof_holds[context-parallel-predictions",
+    "plugins/mindspeed_cp/tests/test_checkpoints.py::test_predictions_replace_the_shift",
+    "plugins/mindspeed_cp/tests/test_split_models.py::test_predictions_of_further_tokens",
+    # Cut over tensor-parallel ranks, gated layers start with other weights in 0.15.
+    "plugins/mindspeed_cp/tests/test_checkpoints.py::test_attention_drops_the_same_weights_in_every_layout",
     # Corrections of Megatron-FSDP are those of 0.16.
     "tests/host/test_megatron_fsdp.py",
 )

@@ -156,9 +156,11 @@ class ContextParallel(Feature):
     def build_model(self, session: Any) -> Generator[None, Any, Any]:
         """Give rotary embeddings the positions of this rank."""
         model = yield
+        from mindspeed_cp.modules.described_attention import keep_samples
         from mindspeed_cp.modules.rotary import follow_layout
 
         follow_layout(session, model)
+        keep_samples(session, model)
         return model
 
     @hookimpl(wrapper=True)

@@ -17,13 +17,14 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from torch import Tensor
 
 from mindspeed_core.layer_spec import SpecEditor
+from mindspeed_core.megatron.sharded_modules import sharded_tensors
 from mindspeed_cp import attention_flags
 from mindspeed_cp.engine.attention import CallOptions, Members, split_attention
 from mindspeed_cp.engine.masks import MaskRule
 from mindspeed_cp.engine.scores import Dropout
 from mindspeed_cp.modules.batch import SplitBatch
 from mindspeed_cp.modules.members import members_of
-from mindspeed_cp.modules.softmax_offset import add_offset, sharded_offset
+from mindspeed_cp.modules.softmax_offset import add_offset
 from mindspeed_cp.options import CPOptions, cp_options
 
 if TYPE_CHECKING:
@@ -178,8 +179,10 @@ class SplitCoreAttention(MegatronModule):
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> Any:
         """Return the learnable offset of the softmax, sharded as in megatron-core's core attention."""
-        state = self.state_dict(prefix="", keep_vars=True)
-        return sharded_offset(state, prefix, sharded_offsets, metadata, self._heads_group())
+        state, axes = self.state_dict(prefix="", keep_vars=True), {"softmax_offset": 0}
+        return sharded_tensors(
+            state, prefix, axes, sharded_offsets, tp_group=self._heads_group(), metadata=metadata
+        )
 
 
 def place_attention(session: Session, args: Namespace, spec: Any, owner: str) -> Any:

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
-from torch import Tensor, nn
+from torch import nn
 
 
 def add_offset(module: nn.Module, config: TransformerConfig, heads_group: Callable[[], Any]) -> None:
@@ -34,22 +33,3 @@ def add_offset(module: nn.Module, config: TransformerConfig, heads_group: Callab
     module.register_parameter("softmax_offset", learned)
     if config.perform_initialization:
         config.init_method(learned)
-
-
-def sharded_offset(
-    state: dict[str, Tensor],
-    prefix: str,
-    offsets: tuple[Any, ...],
-    metadata: dict[str, Any] | None,
-    tp_group: Any,
-) -> Any:
-    """Return the sharded state of a core attention: its offset, cut by heads, where that is learned.
-
-    ``state`` is that of the module without ``prefix``; ``tp_group`` shares the heads.
-    """
-    if not state:
-        return {}
-    groups = {"dp_cp_group": metadata["dp_cp_group"]} if metadata and "dp_cp_group" in metadata else {}
-    return make_sharded_tensors_for_checkpoint(
-        state, prefix, {"softmax_offset": 0}, offsets, tp_group=tp_group, **groups
-    )

@@ -13,10 +13,11 @@ from megatron.core import tensor_parallel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
-from megatron.core.transformer.utils import is_layer_window_attention, make_sharded_tensors_for_checkpoint
+from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
 from mindspeed_core.layer_spec import SpecEditor
+from mindspeed_core.megatron.sharded_modules import sharded_tensors
 from mindspeed_kernels.attention.bias import COMPRESSED_ROWS, alibi_slopes
 from mindspeed_kernels.attention.mask_store import STORE
 from mindspeed_kernels.attention.visibility import UNLIMITED
@@ -296,12 +297,9 @@ class FusedCoreAttention(MegatronModule):
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> Any:
         """Return the learnable offset of the softmax, cut by heads, under megatron-core's name for it."""
-        state = self.state_dict(prefix="", keep_vars=True)
-        if not state:
-            return {}
-        groups = {"dp_cp_group": metadata["dp_cp_group"]} if metadata and "dp_cp_group" in metadata else {}
-        return make_sharded_tensors_for_checkpoint(
-            state, prefix, {"softmax_offset": 0}, sharded_offsets, tp_group=self._tp_group(), **groups
+        state, axes = self.state_dict(prefix="", keep_vars=True), {"softmax_offset": 0}
+        return sharded_tensors(
+            state, prefix, axes, sharded_offsets, tp_group=self._tp_group(), metadata=metadata
         )
 
 
