@@ -27,6 +27,35 @@ SPREAD = (
 )
 PP2 = ("--pipeline-model-parallel-size", "2")
 
+LATENT = (
+    *(
+        "--multi-latent-attention",
+        "--kv-lora-rank",
+        "16",
+        "--qk-head-dim",
+        "16",
+        "--qk-pos-emb-head-dim",
+        "8",
+    ),
+    *("--v-head-dim", "12", "--qk-layernorm", "--position-embedding-type", "rope"),
+)
+QWEN3 = (
+    *(*SPREAD[:-2], "--normalization", "RMSNorm", "--position-embedding-type", "rope", "--qk-layernorm"),
+    *("--group-query-attention", "--num-query-groups", "2"),
+)
+DEEPSEEK = (
+    *(*SPREAD, "--normalization", "RMSNorm", *LATENT, "--moe-layer-freq", "[0,1]"),
+    *("--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias"),
+    *(
+        "--moe-router-num-groups",
+        "2",
+        "--moe-router-group-topk",
+        "1",
+        "--moe-router-topk-scaling-factor",
+        "2.5",
+    ),
+)
+
 ALONE = {
     "nothing": ((), ()),
     "kernels": (LLAMA, KERNELS),
@@ -54,6 +83,8 @@ TOGETHER = {
     "overlapped experts": ((*SPREAD, "--moe-alltoall-overlap-comm"), ()),
     "a former name of a dispatcher": ((*SPREAD, "--moe-token-dispatcher-type", "alltoall_seq"), ()),
     "fused permutation": (SPREAD, ("--use-fused-moe-token-permute-and-unpermute",)),
+    "Qwen3's experts": (QWEN3, ("--moe-alltoall-overlap-comm",)),
+    "DeepSeek-V3's experts": (DEEPSEEK, ("--moe-alltoall-overlap-comm", "--moe-zero-memory", "level0")),
     "a ring, dropout": ((*SPLIT, "--attention-dropout", "0.1"), ()),
     "heads, documents": (SPLIT, ("--context-parallel-algo", "ulysses_cp_algo", *DOCUMENTS)),
 }
