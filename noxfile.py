@@ -35,6 +35,7 @@ OF_THE_NEWEST = (
     # The gate of shared experts is a flag since 0.16.
     "plugins/mindspeed_moe/tests/test_gated_shared_experts.py",
     # Layer specifications name the router since 0.16.
+    "tests/core/test_layer_spec.py::test_the_session_knows_the_roles_that_were_sought_and_replaced",
     "plugins/mindspeed_moe/tests/test_routers.py",
     *(
         f"plugins/mindspeed_moe/tests/test_moe_features.py::test_{name}"
@@ -52,6 +53,13 @@ OF_THE_NEWEST = (
     "plugins/mindspeed_cp/tests/test_split_models.py::test_predictions_of_further_tokens",
     # Cut over tensor-parallel ranks, gated layers start with other weights in 0.15.
     "plugins/mindspeed_cp/tests/test_checkpoints.py::test_attention_drops_the_same_weights_in_every_layout",
+    "tests/library/test_around_the_program.py::test_the_plain_script_trains_the_same_on_two_processes",
+    # The made-up Megatron-LM is that of core_v0.16.1.
+    "tests/megatron_lm_host/test_adapted",
+    "plugins/mindspeed_tune/tests/test_planned_commands.py::test_a_script_of_megatron_lm",
+    # 0.15 cannot reduce the gradient of a weight that a recomputed layer reads beside its own.
+    "tests/megatron/test_parameter_gather.py::test_a_weight_that_is_read_outside_its_modules_call",
+    "tests/megatron/test_parameter_gather.py::test_waiting_",
     # Corrections of Megatron-FSDP are those of 0.16.
     "tests/host/test_megatron_fsdp.py",
 )

@@ -6,11 +6,13 @@ import json
 import os
 import resource
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 import object_store_driver as driver
 import pytest
 from object_store_driver import Faults
+from packaging.version import Version
 from test_checkpoint_resume import (
     NO_DROPOUT,
     SHARDED,
@@ -28,6 +30,10 @@ from test_megatron_fsdp import FULL, LLAMA
 from mindspeed_core.testing.worlds import run_world
 
 BUCKET = "objects://bucket"
+FULLY_SHARDED = {"torch FSDP2": ("--use-torch-fsdp2",)}
+if Version(version("megatron-core")) >= Version("0.16"):
+    # Megatron-FSDP's parts are described as 0.16 cuts them.
+    FULLY_SHARDED["Megatron-FSDP"] = FULL
 
 
 def staging(root):
@@ -254,8 +260,10 @@ def pair_world(directory):
     results = {
         "sharded dp2": uninterrupted_and_resumed(f"{BUCKET}/sharded", [*SHARDED[:2], *flags]),
         "async dp2": uninterrupted_and_resumed(f"{BUCKET}/async", [*SHARDED[:1], "--async-save", *flags]),
-        "torch FSDP2": uninterrupted_and_resumed(f"{BUCKET}/fsdp2", ["--use-torch-fsdp2", *LLAMA, *flags]),
-        "Megatron-FSDP": uninterrupted_and_resumed(f"{BUCKET}/fsdp", [*FULL, *LLAMA, *flags]),
+        **{
+            name: uninterrupted_and_resumed(f"{BUCKET}/{number}", [*sharded, *LLAMA, *flags])
+            for number, (name, sharded) in enumerate(FULLY_SHARDED.items())
+        },
         "refused": refused_uploads([*flags, "--async-save"], rank),
     }
     source = f"{BUCKET}/reshard"
@@ -288,7 +296,7 @@ def test_a_run_resumes_from_a_store_bit_for_bit(single, case):
     assert resumed == expected
 
 
-@pytest.mark.parametrize("case", ["sharded dp2", "async dp2", "torch FSDP2", "Megatron-FSDP"])
+@pytest.mark.parametrize("case", ["sharded dp2", "async dp2", *FULLY_SHARDED])
 def test_two_ranks_resume_from_a_store_bit_for_bit(pair, case):
     expected, resumed, start, _ = pair[0][case]
     assert start == (2, 8)

@@ -20,6 +20,7 @@ from mindspeed_core.megatron.data_parallel import ddp_config_of
 from mindspeed_core.megatron.environment import restore_attention_choice
 from mindspeed_core.megatron.expert_check import remember_placed
 from mindspeed_core.megatron.fully_sharded.torch_fsdp2 import sharding_config
+from mindspeed_core.megatron.router_bias import draw_router_biases
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -92,6 +93,7 @@ def build_model(
         )
         chunk.model_type = ModelType.encoder_or_decoder
         chunk.vp_stage = vp_stage
+        draw_router_biases(chunk, config, args.seed)
         for parameter in chunk.parameters():
             set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
         chunks.append(chunk)
