@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from mindspeed_core.feature import HookApi
+from mindspeed_moe.extension_points import COMM_PLANS
 from mindspeed_moe.features.async_comm import AsyncCommunication
+from mindspeed_moe.features.comm_plan import CommunicationPlan
 from mindspeed_moe.features.core import ExpertLayer
 from mindspeed_moe.features.device_losses import DeviceLevelLosses
 from mindspeed_moe.features.fixed_routes import FixedRoutes
@@ -25,6 +27,8 @@ DECLARATIONS = (
     DeviceLevelLosses,
     FixedRoutes,
     PermuteFusion,
+    COMM_PLANS,
+    CommunicationPlan,
 )
 
 __all__ = [
@@ -32,6 +36,7 @@ __all__ = [
     "AllGatherOverlap",
     "AllToAllOverlap",
     "AsyncCommunication",
+    "CommunicationPlan",
     "DeviceLevelLosses",
     "ExpertLayer",
     "FixedRoutes",
