@@ -216,7 +216,7 @@ class GatheredByAll(HopCall):
 
     def _first_experts(self, routing_map: Tensor) -> Tensor:
         """Return each row's experts, ``[n, width]``, and others behind them where it has fewer."""
-        return routing_map.to(torch.uint8).argsort(1, descending=True, stable=True)[:, : self._width]
+        return routing_map.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, : self._width]
 
     def _arrived(self, rows: Tensor, masks: Tensor, probs: Tensor) -> Routed:
         routing_map = unpacked(masks, self._experts * self._group.size())

@@ -13,6 +13,7 @@ from mindspeed_moe.features.overlap import AllGatherOverlap, AllToAllOverlap
 from mindspeed_moe.features.permute_fusion import PermuteFusion
 from mindspeed_moe.features.sequential_dispatcher import SequentialDispatcher
 from mindspeed_moe.features.shared_experts import SharedExpertCount
+from mindspeed_moe.features.tp_extend_ep import TensorRanksExtendExperts
 from mindspeed_moe.features.zero_memory import ZeroMemory
 
 DECLARATIONS = (
@@ -29,6 +30,7 @@ DECLARATIONS = (
     PermuteFusion,
     COMM_PLANS,
     CommunicationPlan,
+    TensorRanksExtendExperts,
 )
 
 __all__ = [
@@ -43,5 +45,6 @@ __all__ = [
     "PermuteFusion",
     "SequentialDispatcher",
     "SharedExpertCount",
+    "TensorRanksExtendExperts",
     "ZeroMemory",
 ]
