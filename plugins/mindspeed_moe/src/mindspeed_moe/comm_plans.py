@@ -85,7 +85,10 @@ def hops_of(name: str, ranks: int, node_size: int) -> Hops:
     hops = tuple(planner(ranks, node_size))
     if hops and (not all(isinstance(hop, Hop) for hop in hops) or prod(hop.ranks for hop in hops) != ranks):
         raise ArgumentError(
-            FLAG, name, f"reaches {ranks} ranks by {hops!r}", "a plan returns hops whose ranks multiply to them"
+            FLAG,
+            name,
+            f"reaches {ranks} ranks by {hops!r}",
+            "a plan returns hops whose ranks multiply to them",
         )
     return tuple(hop for hop in hops if hop.ranks > 1)
 

@@ -9,6 +9,7 @@ from mindspeed_moe.features.comm_plan import CommunicationPlan
 from mindspeed_moe.features.core import ExpertLayer
 from mindspeed_moe.features.device_losses import DeviceLevelLosses
 from mindspeed_moe.features.fixed_routes import FixedRoutes
+from mindspeed_moe.features.load_record import LoadRecord
 from mindspeed_moe.features.overlap import AllGatherOverlap, AllToAllOverlap
 from mindspeed_moe.features.permute_fusion import PermuteFusion
 from mindspeed_moe.features.sequential_dispatcher import SequentialDispatcher
@@ -31,6 +32,7 @@ DECLARATIONS = (
     COMM_PLANS,
     CommunicationPlan,
     TensorRanksExtendExperts,
+    LoadRecord,
 )
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "DeviceLevelLosses",
     "ExpertLayer",
     "FixedRoutes",
+    "LoadRecord",
     "PermuteFusion",
     "SequentialDispatcher",
     "SharedExpertCount",
