@@ -1,8 +1,8 @@
-"""Plans of communication: how rows travel to the ranks of their experts, in one exchange or several; no torch.
+"""Plans of communication: how rows travel to their experts, in one exchange or several; no torch.
 
 The ranks of experts are numbered digit by digit: with nodes of two ranks, rank 5 of 8 is rank 1 of node 2. A
-plan is a sequence of hops, one per digit from the slowest network to the fastest: each takes a row to the rank
-that has the digit of its experts, once for all experts that lie there. After the last hop a row is where its
+plan is a sequence of hops, one per digit from the slowest network to the fastest. Each takes a row to a rank
+that has the digit of its experts, once for all experts that lie there; after the last hop a row is where its
 experts are. Without hops a row travels once for each of its experts, in one exchange (`flat`).
 """
 
@@ -61,7 +61,7 @@ def check_planner(contributed: Any) -> None:
     """
     if not callable(contributed):
         raise DeclarationError(
-            f"a plan of communication is a function from ranks and ranks of a node to hops, not {contributed!r}"
+            f"a plan is a function from ranks and ranks of a node to hops, not {contributed!r}"
         )
 
 

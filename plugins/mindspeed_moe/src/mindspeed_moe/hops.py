@@ -256,7 +256,7 @@ def hop_call(
 
 
 def packed(masks: Tensor) -> Tensor:
-    """Return bool ``[n, experts]`` as uint8 ``[n, ceil(experts / 8)]``, the first expert in the lowest bit."""
+    """Return bool ``[n, experts]`` as uint8 ``[n, ceil(experts / 8)]``, the first expert the lowest bit."""
     padded = torch.nn.functional.pad(masks.to(torch.uint8), (0, -masks.shape[1] % 8))
     octets = padded.view(masks.shape[0], -(-masks.shape[1] // 8), 8)
     return (octets * _weights(masks.device)).sum(-1).to(torch.uint8)

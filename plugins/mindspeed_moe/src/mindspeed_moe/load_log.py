@@ -1,4 +1,4 @@
-"""The file of tokens per expert, layer and step: one JSON object a line, the first describes the run; no torch.
+"""The file of tokens per expert, layer and step: JSON lines, the first describes the run; no torch.
 
 A run that is resumed appends a description and goes on, so that the last record of a step counts.
 """
@@ -122,7 +122,8 @@ def read_log(path: Path) -> LoadLog:
             step = _step(record, model.experts)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UserError(
-                f"{path}, line {number}: is damaged or cut off ({error}); remove the line, or name another file"
+                f"{path}, line {number}: is damaged or cut off ({error}); remove the line, or "
+                "name another file"
             ) from error
         steps[step.step] = step
     if model is None or not steps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from mindspeed_moe.load_log import LoadLog, StepLoads
 
@@ -41,7 +42,7 @@ def picture(log: LoadLog) -> str:
 def _parts(steps: Sequence[StepLoads]) -> list[Sequence[StepLoads]]:
     columns = min(len(steps), _COLUMNS)
     cuts = [len(steps) * column // columns for column in range(columns + 1)]
-    return [steps[first:end] for first, end in zip(cuts, cuts[1:], strict=False)]
+    return [steps[first:end] for first, end in pairwise(cuts)]
 
 
 def _cell(column: int, y: int, share: float) -> str:

@@ -149,7 +149,7 @@ def _plan(model: LoadedModel) -> tuple[str, str]:
     ]
     return (
         cheapest(sizes, model.ranks, model.node_size),
-        f"expected bytes of a rank to other nodes, per layer, micro-batch and direction: {', '.join(counted)}",
+        f"expected bytes to other nodes, per rank, layer, micro-batch and direction: {', '.join(counted)}",
     )
 
 

@@ -22,7 +22,7 @@ def asked_plan(args: Any) -> str:
 def node_size(args: Any) -> int:
     """Return how many ranks of experts are on one node.
 
-    Without a flag those of the launcher's processes per node, one for each device; all where no launcher says.
+    Without a flag the launcher's processes per node, one for each device; all where no launcher says.
     """
     if getattr(args, "moe_zerc", False):
         return 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -54,7 +55,7 @@ class RowCounts:
         dist.all_gather_into_tensor(everyones, counts, group=group)
         table: Any = everyones.view(self._ranks, -1).cpu().numpy()
         ends = torch.tensor([0, *reached]).cumsum(0).tolist()
-        self._rows = [table[:, start:end] for start, end in zip(ends, ends[1:], strict=False)]
+        self._rows = [table[:, start:end] for start, end in pairwise(ends)]
         self._entries = table[:, ends[-1] : ends[-1] + experts]
         self.width = int(table[:, -1].max())
 

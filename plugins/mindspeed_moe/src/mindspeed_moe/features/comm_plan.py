@@ -30,8 +30,8 @@ class CommunicationPlan(Feature):
             default=FLAT,
             choices=(FLAT, GATHER, DEDUP, AUTO),
             choices_from="moe.comm_plans",
-            help="How rows travel: once for each expert (flat), gathered between nodes (gather), once to each "
-            "node and rank (dedup), or what sends the fewest bytes between nodes (auto).",
+            help="How rows travel: once for each expert (flat), gathered between nodes (gather), once to "
+            "each node and rank (dedup), or what sends the fewest bytes between nodes (auto).",
         ),
         Flag(NODE_SIZE, type=int, help="Ranks of experts on one node; those of the launcher without it."),
         Flag(_HIERARCHICAL, help=f"The same as {FLAG} {AUTO}."),
@@ -90,8 +90,8 @@ class CommunicationPlan(Feature):
             )
         elif given is not None and (given < 1 or ranks % given):
             found.append(
-                f"{NODE_SIZE} {given} does not divide the {ranks} ranks of --expert-model-parallel-size; use a "
-                "divisor"
+                f"{NODE_SIZE} {given} does not divide the {ranks} ranks of --expert-model-parallel-size; use "
+                "a divisor"
             )
         elif ranks % node_size(args):
             found.append(

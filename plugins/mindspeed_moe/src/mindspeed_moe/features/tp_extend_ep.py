@@ -72,7 +72,8 @@ class TensorRanksExtendExperts(Feature):
             raise ArgumentError(
                 _FLAG,
                 None,
-                f"pipeline × tensor × expert = {stages} × {tensor} × {own} does not divide the world size {world}",
+                f"pipeline × tensor × expert = {stages} × {tensor} × {own} does not divide the world size "
+                f"{world}",
                 "lower a size, or drop the flag",
             )
         setattr(args, _EP, ranks)
@@ -89,8 +90,8 @@ def _check_groups(session: Any, ranks: int) -> None:
         ArgumentError: somebody else makes or has made the groups.
     """
     remedy = (
-        f"give initialize_model_parallel expert_model_parallel_size={ranks} and expert_tensor_parallel_size=1, "
-        "and drop the flag"
+        f"give initialize_model_parallel expert_model_parallel_size={ranks} and "
+        "expert_tensor_parallel_size=1, and drop the flag"
     )
     if session.host.name == "library":
         raise ArgumentError(_FLAG, None, "your program makes the process groups, not this session", remedy)
