@@ -1,5 +1,6 @@
 """A loop of one's own with a session trains, to the bit, what the standalone host trains."""
 
+import os
 from importlib.metadata import version
 
 import pytest
@@ -54,6 +55,7 @@ TOGETHER = {
     "overlapped experts": ((*SPREAD, "--moe-alltoall-overlap-comm"), ()),
     "a former name of a dispatcher": ((*SPREAD, "--moe-token-dispatcher-type", "alltoall_seq"), ()),
     "fused permutation": (SPREAD, ("--use-fused-moe-token-permute-and-unpermute",)),
+    "rows that travel once": (SPREAD, ("--moe-zerc", "--moe-load-log", os.devnull)),
     "a ring, dropout": ((*SPLIT, "--attention-dropout", "0.1"), ()),
     "heads, documents": (SPLIT, ("--context-parallel-algo", "ulysses_cp_algo", *DOCUMENTS)),
 }

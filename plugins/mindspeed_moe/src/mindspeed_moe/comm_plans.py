@@ -116,7 +116,9 @@ class Exchanged:
     def expected_parts(self, parts: int) -> float:
         """Return into how many of ``parts`` equal parts a token's experts fall, if all are chosen alike."""
         size = self.experts // parts
-        missed = comb(self.experts - size, self.choices) / comb(self.experts, self.choices)
+        # A router that chooses more experts than there are is refused later, with its own flag.
+        choices = min(self.choices, self.experts)
+        missed = comb(self.experts - size, choices) / comb(self.experts, choices)
         found = parts * (1 - missed)
         return min(found, self.reached) if self.reached else found
 

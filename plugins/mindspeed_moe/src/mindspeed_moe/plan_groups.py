@@ -6,6 +6,8 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from mindspeed_core.errors import UserError
+from mindspeed_core.runtime.gather import all_gather_values
+from mindspeed_moe.comm_plans import NODE_SIZE
 from mindspeed_moe.planned_dispatcher import Plan
 
 if TYPE_CHECKING:
@@ -33,8 +35,14 @@ def create_groups(session: Session, hops: Hops, pg: ProcessGroupCollection) -> N
     """Create the groups of all hops; every rank calls it.
 
     Raises:
-        UserError: whoever made the groups of megatron-core made others than flags say.
+        UserError: whoever made the groups of megatron-core made others than flags say, or ranks follow
+            different plans.
     """
+    if len({tuple(everyones) for everyones in all_gather_values(hops)}) > 1:
+        raise UserError(
+            f"ranks follow different plans, since their launchers started different numbers of processes per "
+            f"node; add {NODE_SIZE}"
+        )
     ranks = prod(hop.ranks for hop in hops)
     if hops and pg.ep.size() != ranks:
         raise UserError(

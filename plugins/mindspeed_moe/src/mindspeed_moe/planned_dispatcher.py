@@ -64,7 +64,7 @@ class PlannedDispatcher:
         create_last: bool = False,
     ) -> T:
         """Launch the first hop of ``[s, b, h]``; see `LaunchedAllToAllDispatcher`."""
-        self._shape = hidden.shape
+        self._shape, routing_map = hidden.shape, routing_map.contiguous()
         rows = hidden.reshape(-1, hidden.shape[-1])
         self._tokens, self._token_probs = rows.detach(), probs.detach()
         sizes = [hop.ranks for hop in self._plan.hops]
