@@ -103,7 +103,7 @@ ANNOUNCED_FEATURES = {
     "mindspeed-pp": "pp-engine nanopipe dualpipev noop-layers unaligned-pipeline num-layer-list send-recv",
     "mindspeed-moe": """moe-core moe-permute-fusion moe-async-comm moe-alltoall-overlap
         moe-allgather-overlap moe-zero-memory moe-adaptive-recompute moe-tp-extend-ep moe-shared-experts
-        moe-hierarchical-a2a moe-zerc moe-experts-pipeline moe-fb-overlap moe-pipe-experts moe-ampipe
+        moe-comm-plan moe-experts-pipeline moe-fb-overlap moe-pipe-experts moe-ampipe
         moe-expert-placement moe-balanced-experts moe-mc2 moe-deepspeed moe-token-rearrange moe-dropless
         moe-fix-router""",
     "mindspeed-memory": """recompute-activation recompute-norm recompute-in-bubble recompute-in-advance

@@ -121,6 +121,28 @@ def test_integers_that_follow_from_known_ones_are_known():
     assert found == ([0, 2, 4, 6], 12, [2, 4])
 
 
+@pytest.mark.parametrize(
+    ("sent", "received", "arrived"), [((1, 2), (2, 2), [5, 6, 5, 6]), ((1, 2), (1, 3), None)]
+)
+def test_every_rank_is_taken_to_send_what_this_one_sends(sent, received, arrived):
+    ledger = PatchLedger()
+    ledger.apply(world_patches(Position(1, 2, 0)), owner="test")
+    try:
+        dist.init_process_group("gloo")
+        with without_values():
+            output = torch.empty(4, dtype=torch.int64)
+            dist.all_to_all_single(output, torch.tensor([4, 5, 6]), list(received), list(sent))
+            if arrived is None:
+                with pytest.raises(UnknownNumber):
+                    output.tolist()
+            else:
+                assert output.tolist() == arrived
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        ledger.revert()
+
+
 def test_an_unknown_integer_is_refused_with_its_place():
     with (
         without_values(),

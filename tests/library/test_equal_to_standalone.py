@@ -1,5 +1,6 @@
 """A loop of one's own with a session trains, to the bit, what the standalone host trains."""
 
+import os
 from importlib.metadata import version
 
 import pytest
@@ -85,6 +86,7 @@ TOGETHER = {
     "fused permutation": (SPREAD, ("--use-fused-moe-token-permute-and-unpermute",)),
     "Qwen3's experts": (QWEN3, ("--moe-alltoall-overlap-comm",)),
     "DeepSeek-V3's experts": (DEEPSEEK, ("--moe-alltoall-overlap-comm", "--moe-zero-memory", "level0")),
+    "rows that travel once": (SPREAD, ("--moe-zerc", "--moe-load-log", os.devnull)),
     "a ring, dropout": ((*SPLIT, "--attention-dropout", "0.1"), ()),
     "heads, documents": (SPLIT, ("--context-parallel-algo", "ulysses_cp_algo", *DOCUMENTS)),
 }

@@ -1,5 +1,7 @@
 """Experts in Megatron-LM's scripts train the same on every layout, or are refused by name."""
 
+import json
+
 import fake_training as fake
 import pytest
 
@@ -7,7 +9,14 @@ from mindspeed_core.feature import Feature, Flag, hookimpl
 from mindspeed_core.layer_spec import SpecEditor
 from mindspeed_core.testing.worlds import run_world
 from mindspeed_kernels.features.weight_gradients import GroupedExperts
-from mindspeed_moe.features import AllToAllOverlap, ExpertLayer, SequentialDispatcher
+from mindspeed_moe.features import (
+    AllToAllOverlap,
+    CommunicationPlan,
+    ExpertLayer,
+    LoadRecord,
+    SequentialDispatcher,
+    TensorRanksExtendExperts,
+)
 
 MODEL = (
     *("--platform", "cpu", "--use-cpu-initialization", "--num-experts", "4", "--moe-ffn-hidden-size", "32"),
@@ -117,3 +126,34 @@ def test_overlapped_experts_learn_as_without_the_overlap(spread):
 def test_the_former_name_of_a_dispatcher_trains_as_its_successor(spread):
     for plain, _, former in spread:
         assert former == plain
+
+
+TOGETHER = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
+
+
+def train_extended(folder):
+    log = ("--moe-load-log", f"{folder}/loads.jsonl")
+    layouts = {
+        "sizes": (*SPREAD, *TOGETHER, "--expert-tensor-parallel-size", "1"),
+        "extended": (*SPREAD[2:], *TOGETHER, "--moe-tp-extend-ep"),
+        "planned": (*SPREAD[2:], *TOGETHER, "--moe-tp-extend-ep", "--moe-zerc", *log),
+    }
+    found = {}
+    for name, flags in layouts.items():
+        norms = Norms()
+        features = GroupedExperts, ExpertLayer, TensorRanksExtendExperts, CommunicationPlan, LoadRecord
+        fake.adapt(*features, extra=(norms,))
+        lines = fake.run_script(*MODEL, *flags)["log"]
+        found[name] = [line["lm loss"] for line in lines if "lm loss" in line], norms.seen
+        fake.forget_run()
+    return found
+
+
+def test_extended_experts_are_those_of_the_two_sizes_with_and_without_a_plan(tmp_path):
+    for rank in run_world(train_extended, 2, str(tmp_path)):
+        assert len(rank["sizes"][1]) == 3
+        assert rank["extended"] == rank["sizes"]
+        for ours, plain in zip(rank["planned"], rank["sizes"], strict=True):
+            assert ours == pytest.approx(plain, rel=1e-5)
+    steps = (tmp_path / "loads.jsonl").read_text().splitlines()[1:]
+    assert [json.loads(line)["step"] for line in steps] == [1, 2, 3]

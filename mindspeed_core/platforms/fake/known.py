@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor
+from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map_only
 
@@ -178,12 +179,28 @@ def tell_all(func: Any, args: tuple[Any, ...]) -> None:
         for outputs, mine in zip(args[0], args[1]):
             for output in outputs:
                 _repeat(output, mine)
+    elif name == "alltoall_base_":
+        _exchange(*args[:5])
     elif name not in ("broadcast_", "barrier", "allreduce_"):
         for tensor in tree_iter(args):
             forget(tensor)
     elif name == "allreduce_":
         for tensor in args[0]:
             forget(tensor)
+
+
+def _exchange(output: torch.Tensor, mine: torch.Tensor, group: Any, received: Any, sent: Any) -> None:
+    """Let what this rank sends to itself be known of every part that arrives, where lengths agree."""
+    values = known_values(mine) if is_countable(mine) else None
+    unboxed = ProcessGroup.unbox(group)
+    size, rank = unboxed.size(), unboxed.rank()
+    lengths = list(sent) or [mine.shape[0] // size] * size
+    if values is None or output.shape[0] != lengths[rank] * size or set(received) - {lengths[rank]}:
+        forget(output)
+        return
+    with _disable_current_modes():
+        part = values.split(lengths)[rank]
+        set_known(output, part.repeat(size, *[1] * (part.dim() - 1)))
 
 
 def _repeat(output: torch.Tensor, mine: torch.Tensor) -> None:

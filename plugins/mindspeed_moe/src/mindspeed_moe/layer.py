@@ -13,6 +13,7 @@ from torch import Tensor
 from mindspeed_moe.dispatchers import DISPATCHERS, FusedAllToAllDispatcher
 from mindspeed_moe.experts import Later, LaterGroupedExperts
 from mindspeed_moe.options import DISABLED
+from mindspeed_moe.planned_dispatcher import Plan, PlannedDispatcher
 from mindspeed_moe.zero_memory import Saving
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class LaunchedMoELayer(MoELayer):
         overlaps: bool,
         saves: str = DISABLED,
         fuses: bool = False,
+        plan: Callable[[], Plan] | None = None,
     ) -> None:
         """Build megatron-core's layer with another dispatcher.
 
@@ -53,6 +55,7 @@ class LaunchedMoELayer(MoELayer):
                 collectives of a direction run beside one another.
             saves: what is kept of the experts, one of the levels of `mindspeed_moe.options`.
             fuses: sort tokens by expert and bring results back by one kernel each, for an all-to-all.
+            plan: returns the plan of communication; without one rows are exchanged at once.
         """
         given = pg_collection or groups()
         super().__init__(config, submodules, layer_number, given)
@@ -60,6 +63,9 @@ class LaunchedMoELayer(MoELayer):
         self._saves = saves
         # A module that computes shared experts apart is not called by megatron-core's dispatcher.
         self.shared_expert_overlap = overlaps
+        if plan is not None:
+            self.token_dispatcher = PlannedDispatcher(plan(), self.num_local_experts)
+            return
         kind = FusedAllToAllDispatcher if fuses else DISPATCHERS[config.moe_token_dispatcher_type]
         self.token_dispatcher = kind(
             self.num_local_experts, self.local_expert_indices, config=config, pg_collection=given

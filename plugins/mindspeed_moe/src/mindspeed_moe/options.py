@@ -6,8 +6,13 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
+from mindspeed_moe.comm_plans import Hops
+from mindspeed_moe.expert_ranks import expert_ranks
+from mindspeed_moe.plan_choice import chosen_hops
+
 OVERLAPS = ("moe-alltoall-overlap", "moe-allgather-overlap")
 """Features that compute while tokens travel."""
+_LAUNCHING = (*OVERLAPS, "moe-async-comm", "moe-permute-fusion", "moe-comm-plan")
 DISABLED, LEVEL0, LEVEL1, ACTIVATION = "disable", "level0", "level1", "activation"
 """Activations of experts kept for backward: all; the first product's result; none; all but the activation
 function's."""
@@ -46,6 +51,7 @@ class LayerOptions:
         fuses: tokens are sorted by expert, and results brought back, by one kernel each.
         fixed_routes: tokens go to experts in turn.
         device_losses: of the router, None for none.
+        hops: of the plan of communication, none for one exchange of all rows.
     """
 
     overlaps: bool
@@ -55,6 +61,7 @@ class LayerOptions:
     fuses: bool = False
     fixed_routes: bool = False
     device_losses: DeviceLosses | None = None
+    hops: Hops = ()
 
     def of_layer(self, position: int, chunk: int, chunks: int) -> str:
         """Return what one layer keeps.
@@ -76,10 +83,11 @@ def layer_options(args: Any, active: Container[str]) -> LayerOptions:
         overlaps=any(name in active for name in OVERLAPS),
         saves=args.moe_zero_memory if saves else DISABLED,
         saving_layers=args.moe_zero_memory_num_layers if saves else None,
-        launches=any(name in active for name in (*OVERLAPS, "moe-async-comm", "moe-permute-fusion")),
+        launches=any(name in active for name in _LAUNCHING),
         fuses="moe-permute-fusion" in active,
         fixed_routes="moe-fix-router" in active,
         device_losses=device_losses(args) if "moe-device-losses" in active else None,
+        hops=chosen_hops(args) if "moe-comm-plan" in active else (),
     )
 
 
@@ -98,4 +106,4 @@ def device_losses(args: Any) -> DeviceLosses:
 def number_of_devices(args: Any) -> int:
     """Return the groups of experts of the router, or else the ranks that experts are spread over."""
     groups = getattr(args, "moe_router_num_groups", None)
-    return int(groups or getattr(args, "expert_model_parallel_size", None) or 1)
+    return int(groups or expert_ranks(args))

@@ -18,6 +18,7 @@ from mindspeed_kernels.modules.grouped_experts import GroupedExperts
 from mindspeed_moe.experts import LaterGroupedExperts, SharedExpertHalves
 from mindspeed_moe.layer import LaunchedMoELayer
 from mindspeed_moe.options import LayerOptions
+from mindspeed_moe.plan_groups import plan_on_this_rank
 from mindspeed_moe.routers import DeviceBalancedRouter, FixedRouter
 
 if TYPE_CHECKING:
@@ -82,7 +83,12 @@ def place_layers(
         position = int(numbers[0]) if (numbers := re.findall(r"layers\.(\d+)\.", site.path)) else 0
         saves = options.of_layer(position, place.chunk, place.chunks)
         return site.carry(
-            LaunchedMoELayer, groups=groups, overlaps=options.overlaps, saves=saves, fuses=options.fuses
+            LaunchedMoELayer,
+            groups=groups,
+            overlaps=options.overlaps,
+            saves=saves,
+            fuses=options.fuses,
+            plan=(lambda: plan_on_this_rank(session, options.hops, groups())) if options.hops else None,
         )
 
     editor.replace("mlp", layer, wrap=True)

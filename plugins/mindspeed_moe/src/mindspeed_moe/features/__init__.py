@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from mindspeed_core.feature import HookApi
+from mindspeed_moe.extension_points import COMM_PLANS
 from mindspeed_moe.features.async_comm import AsyncCommunication
+from mindspeed_moe.features.comm_plan import CommunicationPlan
 from mindspeed_moe.features.core import ExpertLayer
 from mindspeed_moe.features.device_losses import DeviceLevelLosses
 from mindspeed_moe.features.fixed_routes import FixedRoutes
+from mindspeed_moe.features.load_record import LoadRecord
 from mindspeed_moe.features.overlap import AllGatherOverlap, AllToAllOverlap
 from mindspeed_moe.features.permute_fusion import PermuteFusion
 from mindspeed_moe.features.sequential_dispatcher import SequentialDispatcher
 from mindspeed_moe.features.shared_experts import SharedExpertCount
+from mindspeed_moe.features.tp_extend_ep import TensorRanksExtendExperts
 from mindspeed_moe.features.zero_memory import ZeroMemory
 
 DECLARATIONS = (
@@ -25,6 +29,10 @@ DECLARATIONS = (
     DeviceLevelLosses,
     FixedRoutes,
     PermuteFusion,
+    COMM_PLANS,
+    CommunicationPlan,
+    TensorRanksExtendExperts,
+    LoadRecord,
 )
 
 __all__ = [
@@ -32,11 +40,14 @@ __all__ = [
     "AllGatherOverlap",
     "AllToAllOverlap",
     "AsyncCommunication",
+    "CommunicationPlan",
     "DeviceLevelLosses",
     "ExpertLayer",
     "FixedRoutes",
+    "LoadRecord",
     "PermuteFusion",
     "SequentialDispatcher",
     "SharedExpertCount",
+    "TensorRanksExtendExperts",
     "ZeroMemory",
 ]

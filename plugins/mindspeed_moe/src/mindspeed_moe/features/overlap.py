@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement
+from mindspeed_moe.expert_ranks import expert_ranks
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
 from mindspeed_moe.features.proofs import GATHER_OVERLAP_PROOFS, OVERLAP_PROOFS
 
@@ -41,7 +42,7 @@ class _Overlap(Feature):
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse layouts without communication, and shared experts that are recomputed as a whole."""
         flag, found = cls.flags[0].name, []
-        size = getattr(args, "expert_model_parallel_size", 1) or 1
+        size = expert_ranks(args)
         if size < 2:
             found.append(
                 f"{flag} with --expert-model-parallel-size {size} has no communication to hide; use 2 or "

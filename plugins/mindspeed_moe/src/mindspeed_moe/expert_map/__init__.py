@@ -1,0 +1,1 @@
+"""Where experts are computed."""
