@@ -6,7 +6,9 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
-OVERLAPS = ("moe-alltoall-overlap", "moe-allgather-overlap")
+PAIRS = "moe-fb-overlap"
+"""The feature under which the passes of two micro-batches take turns."""
+OVERLAPS = ("moe-alltoall-overlap", "moe-allgather-overlap", PAIRS)
 """Features that compute while tokens travel."""
 DISABLED, LEVEL0, LEVEL1, ACTIVATION = "disable", "level0", "level1", "activation"
 """Activations of experts kept for backward: all; the first product's result; none; all but the activation
@@ -46,6 +48,7 @@ class LayerOptions:
         fuses: tokens are sorted by expert, and results brought back, by one kernel each.
         fixed_routes: tokens go to experts in turn.
         device_losses: of the router, None for none.
+        pairs: before a layer waits, the pass of another micro-batch goes on.
     """
 
     overlaps: bool
@@ -55,6 +58,7 @@ class LayerOptions:
     fuses: bool = False
     fixed_routes: bool = False
     device_losses: DeviceLosses | None = None
+    pairs: bool = False
 
     def of_layer(self, position: int, chunk: int, chunks: int) -> str:
         """Return what one layer keeps.
@@ -80,6 +84,7 @@ def layer_options(args: Any, active: Container[str]) -> LayerOptions:
         fuses="moe-permute-fusion" in active,
         fixed_routes="moe-fix-router" in active,
         device_losses=device_losses(args) if "moe-device-losses" in active else None,
+        pairs=PAIRS in active,
     )
 
 

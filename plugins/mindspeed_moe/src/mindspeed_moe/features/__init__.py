@@ -6,6 +6,7 @@ from mindspeed_core.feature import HookApi
 from mindspeed_moe.features.async_comm import AsyncCommunication
 from mindspeed_moe.features.core import ExpertLayer
 from mindspeed_moe.features.device_losses import DeviceLevelLosses
+from mindspeed_moe.features.fb_overlap import ForwardBackwardOverlap
 from mindspeed_moe.features.fixed_routes import FixedRoutes
 from mindspeed_moe.features.overlap import AllGatherOverlap, AllToAllOverlap
 from mindspeed_moe.features.permute_fusion import PermuteFusion
@@ -19,6 +20,7 @@ DECLARATIONS = (
     AsyncCommunication,
     AllToAllOverlap,
     AllGatherOverlap,
+    ForwardBackwardOverlap,
     ZeroMemory,
     SharedExpertCount,
     SequentialDispatcher,
@@ -35,6 +37,7 @@ __all__ = [
     "DeviceLevelLosses",
     "ExpertLayer",
     "FixedRoutes",
+    "ForwardBackwardOverlap",
     "PermuteFusion",
     "SequentialDispatcher",
     "SharedExpertCount",
