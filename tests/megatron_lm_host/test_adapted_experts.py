@@ -7,7 +7,12 @@ from mindspeed_core.feature import Feature, Flag, hookimpl
 from mindspeed_core.layer_spec import SpecEditor
 from mindspeed_core.testing.worlds import run_world
 from mindspeed_kernels.features.weight_gradients import GroupedExperts
-from mindspeed_moe.features import AllToAllOverlap, ExpertLayer, SequentialDispatcher
+from mindspeed_moe.features import (
+    AllToAllOverlap,
+    ExpertLayer,
+    ForwardBackwardOverlap,
+    SequentialDispatcher,
+)
 
 MODEL = (
     *("--platform", "cpu", "--use-cpu-initialization", "--num-experts", "4", "--moe-ffn-hidden-size", "32"),
@@ -92,11 +97,15 @@ SPREAD = (
 )
 
 
+SPREAD_FEATURES = (GroupedExperts, ExpertLayer, AllToAllOverlap, ForwardBackwardOverlap, SequentialDispatcher)
+
+
 def train_spread():
     found = []
-    for flags in ((), ("--moe-alltoall-overlap-comm",), ("--moe-token-dispatcher-type", "alltoall_seq")):
+    former = ("--moe-token-dispatcher-type", "alltoall_seq")
+    for flags in ((), ("--moe-alltoall-overlap-comm",), ("--moe-fb-overlap",), former):
         norms = Norms()
-        fake.adapt(GroupedExperts, ExpertLayer, AllToAllOverlap, SequentialDispatcher, extra=(norms,))
+        fake.adapt(*SPREAD_FEATURES, extra=(norms,))
         log = fake.run_script(*MODEL, *SPREAD, *flags)["log"]
         found.append(([line["lm loss"] for line in log if "lm loss" in line], norms.seen))
         fake.forget_run()
@@ -109,11 +118,16 @@ def spread():
 
 
 def test_overlapped_experts_learn_as_without_the_overlap(spread):
-    for plain, overlapped, _ in spread:
+    for plain, overlapped, _, _ in spread:
         assert len(plain[1]) == 3
         assert overlapped == plain
 
 
+def test_passes_side_by_side_learn_as_one_after_the_other(spread):
+    for plain, _, paired, _ in spread:
+        assert paired == plain
+
+
 def test_the_former_name_of_a_dispatcher_trains_as_its_successor(spread):
-    for plain, _, former in spread:
+    for plain, _, _, former in spread:
         assert former == plain

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_moe.features.fb_overlap import without_pairs
 from mindspeed_moe.turns import Turns
 
 if TYPE_CHECKING:
@@ -146,14 +147,14 @@ class PairedSchedule:
         """Run the schedule over one batch, see megatron-core's ``get_forward_backward_func``.
 
         Raises:
-            UserError: the model or the schedule has no plans of forward passes.
+            UserError: the model or the schedule pairs no micro-batches.
         """
         if options.get("forward_only"):
             return self._schedule(forward_step_func=forward_step_func, model=model, **options)
         chunks = model if isinstance(model, list) else [model]
-        _check(chunks)
-        before = self._turns.pairs
-        with _told_to_pair(get_model_config(chunks[0])):
+        config = get_model_config(chunks[0])
+        _check(chunks, config)
+        with _told_to_pair(config):
             result = self._schedule(
                 forward_step_func=self._planning(forward_step_func, chunks), model=model, **options
             )
@@ -177,19 +178,32 @@ class PairedSchedule:
             plain = unwrap(chunk)
             whole = wrapped[id(plain)]
             if not return_schedule_plan:
-                return step(data_iterator, whole)
+                name = getattr(self._schedule, "__qualname__", type(self._schedule).__name__)
+                raise UserError(
+                    f"--moe-fb-overlap: the pipeline schedule {name} runs no two micro-batches side by side; "
+                    "drop the flag, or the feature that brings the schedule"
+                )
             plan = ForwardStep(lambda: step(data_iterator, whole), plain, self)
             return plan, plan.loss
 
         return planning
 
 
-def _check(chunks: Sequence[Any]) -> None:
+def _check(chunks: Sequence[Any], config: Any) -> None:
+    stages = config.pipeline_model_parallel_size
+    if stages > 1 and (config.virtual_pipeline_model_parallel_size or 1) == 1:
+        raise UserError(without_pairs(stages))
     for chunk in chunks:
-        if not isinstance(unwrap(chunk), GPTModel):
+        plain = unwrap(chunk)
+        if not isinstance(plain, GPTModel):
             raise UserError(
-                f"--moe-fb-overlap pairs micro-batches of GPTModel, and a chunk is {type(unwrap(chunk)).__name__}; "
-                "drop it"
+                f"--moe-fb-overlap: megatron-core pairs micro-batches of GPTModel, and this model is "
+                f"{type(plain).__name__}; drop the flag"
+            )
+        if not parallel_state.is_initialized():
+            raise UserError(
+                "--moe-fb-overlap: megatron-core's schedule of two micro-batches reads its global groups; "
+                "call parallel_state.initialize_model_parallel, or drop the flag"
             )
 
 
