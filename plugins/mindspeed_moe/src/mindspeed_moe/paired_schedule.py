@@ -1,9 +1,8 @@
 """megatron-core's schedules, with the passes of two micro-batches side by side.
 
-megatron-core asks the model for a plan of a forward pass and hands it two of them, one to compute forward and
-an earlier one to compute backward, when its option ``overlap_moe_expert_parallel_comm`` is set. The plans here
-call the forward step as it is, so that wrappers, hooks and modules are those of any other training, and run
-both passes by turns.
+When its option ``overlap_moe_expert_parallel_comm`` is set, megatron-core asks for plans of forward passes and
+runs two of them together: one forward, an earlier one backward. The plans here call the forward step as it is,
+so that wrappers, hooks and modules are those of any other training, and run both passes by turns.
 """
 
 from __future__ import annotations
@@ -155,10 +154,9 @@ class PairedSchedule:
         config = get_model_config(chunks[0])
         _check(chunks, config)
         with _told_to_pair(config):
-            result = self._schedule(
+            return self._schedule(
                 forward_step_func=self._planning(forward_step_func, chunks), model=model, **options
             )
-        return result
 
     def run_both(self, ahead: ForwardStep, behind: ForwardStep, gradient: Tensor) -> Tensor:
         """Compute one plan forward and another one backward by turns; returns the output of the first."""

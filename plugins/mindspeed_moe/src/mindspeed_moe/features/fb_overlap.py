@@ -23,8 +23,8 @@ class ForwardBackwardOverlap(Feature):
     summary = "All-to-alls of a micro-batch under computation of another, forward beside backward"
     flags = (
         Flag(_FLAG, help="Run the forward pass of a micro-batch beside the backward pass of another."),
-        Flag(_UNPERMUTED[0], help="Accepted with --moe-fb-overlap, which keeps no results of experts anyway."),
-        Flag(_UNPERMUTED[1], help="Accepted with --moe-fb-overlap, which keeps no results of experts anyway."),
+        Flag(_UNPERMUTED[0], help="Accepted with --moe-fb-overlap; no results of experts are kept anyway."),
+        Flag(_UNPERMUTED[1], help="Accepted with --moe-fb-overlap; no results of experts are kept anyway."),
     )
     requires = (
         PLACED_LAYER,
@@ -48,9 +48,7 @@ class ForwardBackwardOverlap(Feature):
             flag="--enable-autocast",
             reason="megatron-core's schedule of two micro-batches leaves it; use --bf16",
         ),
-        Conflict(
-            flag="--hybrid-context-parallel", reason="it has another schedule; keep one of the two"
-        ),
+        Conflict(flag="--hybrid-context-parallel", reason="it has another schedule; keep one of the two"),
         Conflict(
             flag="--fine-grained-activation-offloading",
             reason="it expects the passes of a stage one after the other; keep one of the two",
@@ -74,7 +72,7 @@ class ForwardBackwardOverlap(Feature):
         """Refuse what there is nothing to overlap in, and layers that are computed again."""
         alone = [flag for flag in _UNPERMUTED if _given(args, flag)]
         if not _given(args, _FLAG):
-            return (f"{alone[0]} is an option of {_FLAG}, which keeps its results anyway; add it, or drop both",)
+            return (f"{alone[0]} is an option of {_FLAG}; add that one, or drop both",)
         found = []
         size = getattr(args, "expert_model_parallel_size", 1) or 1
         if size < 2:
@@ -125,8 +123,9 @@ class ForwardBackwardOverlap(Feature):
 def without_pairs(stages: int) -> str:
     """Return the refusal of a pipeline whose passes depend on one another."""
     return (
-        f"{_FLAG} with --pipeline-model-parallel-size {stages} and one model chunk per rank has no forward and "
-        "backward pass to run side by side; use 1, or virtual stages (--num-layers-per-virtual-pipeline-stage)"
+        f"{_FLAG} with --pipeline-model-parallel-size {stages} and one model chunk per rank has no forward "
+        "and backward pass to run side by side; use 1, or virtual stages "
+        "(--num-layers-per-virtual-pipeline-stage)"
     )
 
 
@@ -138,9 +137,9 @@ def _interleaves(args: Any, stages: int) -> bool:
         return True
     if (getattr(args, "num_virtual_stages_per_pipeline_rank", None) or 1) > 1:
         return True
-    per_chunk = getattr(args, "num_layers_per_virtual_pipeline_stage", None)
-    layers = getattr(args, "num_layers", None) or 0
-    return bool(per_chunk) and (not layers or layers // stages > per_chunk)
+    per_chunk: int = getattr(args, "num_layers_per_virtual_pipeline_stage", None) or 0
+    layers: int = getattr(args, "num_layers", None) or 0
+    return per_chunk > 0 and (not layers or layers // stages > per_chunk)
 
 
 def _given(args: Any, flag: str) -> bool:

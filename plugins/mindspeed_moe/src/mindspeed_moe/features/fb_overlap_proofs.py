@@ -21,18 +21,18 @@ _RECOMPUTED = ("--recompute-granularity", "selective", "--recompute-modules", "c
 
 FB_OVERLAP_PROOFS = (
     as_without(
+        "distributed-optimizer-overlapped",
+        *(*FOUR_MICRO_BATCHES, *_BOTH_OVERLAPS),
+        plain=(*FOUR_MICRO_BATCHES, *_SHARDED),
+        flags=PAIRED,
+    ),
+    as_without(
         "ep2",
         *FOUR_MICRO_BATCHES,
         flags=PAIRED,
         gains=(Gain("collective_calls", 1.0), Gain("sent_bytes", 1.0)),
     ),
     as_without("no-shared-experts", *FOUR_MICRO_BATCHES, model=MODEL, flags=PAIRED),
-    as_without(
-        "distributed-optimizer-overlapped",
-        *(*FOUR_MICRO_BATCHES, *_BOTH_OVERLAPS),
-        plain=(*FOUR_MICRO_BATCHES, *_SHARDED),
-        flags=PAIRED,
-    ),
     as_without("bf16", *FOUR_MICRO_BATCHES, *_BF16, flags=PAIRED),
     as_without("accumulated-in-place", "--gemm-gradient-accumulation-fusion", flags=PAIRED),
     as_without("dropout", *FOUR_MICRO_BATCHES, *_DROPPED, flags=PAIRED),
