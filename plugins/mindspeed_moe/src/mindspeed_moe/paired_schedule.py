@@ -1,8 +1,8 @@
 """megatron-core's schedules, with the passes of two micro-batches side by side.
 
-When its option ``overlap_moe_expert_parallel_comm`` is set, megatron-core asks for plans of forward passes and
-runs two of them together: one forward, an earlier one backward. The plans here call the forward step as it is,
-so that wrappers, hooks and modules are those of any other training, and run both passes by turns.
+When its option ``overlap_moe_expert_parallel_comm`` is set, megatron-core asks for plans of forward passes
+and runs two of them together: one forward, an earlier one backward. The plans here call the forward step as
+it is, so that wrappers, hooks and modules are those of any other training, and run both passes by turns.
 """
 
 from __future__ import annotations
