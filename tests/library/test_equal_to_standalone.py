@@ -82,6 +82,7 @@ TOGETHER = {
     "experts": (WHOLE, ()),
     "grouped experts": ((*WHOLE, "--moe-grouped-gemm"), ()),
     "overlapped experts": ((*SPREAD, "--moe-alltoall-overlap-comm"), ()),
+    "experts side by side": ((*SPREAD, "--moe-fb-overlap"), ()),
     "a former name of a dispatcher": ((*SPREAD, "--moe-token-dispatcher-type", "alltoall_seq"), ()),
     "fused permutation": (SPREAD, ("--use-fused-moe-token-permute-and-unpermute",)),
     "Qwen3's experts": (QWEN3, ("--moe-alltoall-overlap-comm",)),

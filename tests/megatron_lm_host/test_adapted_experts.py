@@ -13,6 +13,7 @@ from mindspeed_moe.features import (
     AllToAllOverlap,
     CommunicationPlan,
     ExpertLayer,
+    ForwardBackwardOverlap,
     LoadRecord,
     SequentialDispatcher,
     TensorRanksExtendExperts,
@@ -101,11 +102,15 @@ SPREAD = (
 )
 
 
+SPREAD_FEATURES = (GroupedExperts, ExpertLayer, AllToAllOverlap, ForwardBackwardOverlap, SequentialDispatcher)
+
+
 def train_spread():
     found = []
-    for flags in ((), ("--moe-alltoall-overlap-comm",), ("--moe-token-dispatcher-type", "alltoall_seq")):
+    former = ("--moe-token-dispatcher-type", "alltoall_seq")
+    for flags in ((), ("--moe-alltoall-overlap-comm",), ("--moe-fb-overlap",), former):
         norms = Norms()
-        fake.adapt(GroupedExperts, ExpertLayer, AllToAllOverlap, SequentialDispatcher, extra=(norms,))
+        fake.adapt(*SPREAD_FEATURES, extra=(norms,))
         log = fake.run_script(*MODEL, *SPREAD, *flags)["log"]
         found.append(([line["lm loss"] for line in log if "lm loss" in line], norms.seen))
         fake.forget_run()
@@ -118,13 +123,18 @@ def spread():
 
 
 def test_overlapped_experts_learn_as_without_the_overlap(spread):
-    for plain, overlapped, _ in spread:
+    for plain, overlapped, _, _ in spread:
         assert len(plain[1]) == 3
         assert overlapped == plain
 
 
+def test_passes_side_by_side_learn_as_one_after_the_other(spread):
+    for plain, _, paired, _ in spread:
+        assert paired == plain
+
+
 def test_the_former_name_of_a_dispatcher_trains_as_its_successor(spread):
-    for plain, _, former in spread:
+    for plain, _, _, former in spread:
         assert former == plain
 
 

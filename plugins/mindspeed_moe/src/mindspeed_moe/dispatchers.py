@@ -29,9 +29,14 @@ T = TypeVar("T")
 
 
 class LaunchedAllToAllDispatcher(MoEAlltoAllTokenDispatcher):
-    """Rows and their probabilities travel to the experts at the same time, results travel back."""
+    """Rows and their probabilities travel to the experts at the same time, results travel back.
+
+    Attributes:
+        before_gradients: of a call, called in backward before it waits for what it launched.
+    """
 
     tokens_per_expert: Any
+    before_gradients: Callable[[], None] | None = None
 
     def launch_dispatch(
         self,
@@ -65,6 +70,9 @@ class LaunchedAllToAllDispatcher(MoEAlltoAllTokenDispatcher):
         self._there = AllToAll("dispatch", self.ep_group, received, sent)
         self._with_them = AllToAll("probs", self.ep_group, received, sent)
         self._back = AllToAll("combine", self.ep_group, sent, received)
+        if self.before_gradients is not None:
+            # Of gradients that are in flight together, those launched last are waited for first.
+            self._with_them.before_gradients = self._back.before_gradients = self.before_gradients
         self._rows = self._there.launch(rows)
         if create_last:
             self._probs = self._with_them.launch(row_probs)

@@ -9,7 +9,7 @@ forward, or was created there, is computed between the mirrored launch and its w
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -26,6 +26,7 @@ class Exchange(ABC):
 
     Attributes:
         name: for whoever records the order of events.
+        before_gradients: called in backward before it waits for the gradients.
     """
 
     def __init__(self, name: str, group: dist.ProcessGroup) -> None:
@@ -37,6 +38,7 @@ class Exchange(ABC):
         """
         self.name = name
         self.group = group
+        self.before_gradients: Callable[[], None] = _nothing
         self._work: Any = None
         self._buffers: tuple[Tensor, ...] = ()
 
@@ -125,6 +127,10 @@ class ReduceScatter(AllGather):
     _sums = True
 
 
+def _nothing() -> None:
+    """Go on waiting."""
+
+
 class _Launch(Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, exchange: Exchange) -> Tensor:
@@ -134,6 +140,7 @@ class _Launch(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        ctx.exchange.before_gradients()
         return ctx.exchange.finish(), None
 
 

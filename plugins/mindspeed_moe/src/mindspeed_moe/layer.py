@@ -14,6 +14,7 @@ from mindspeed_moe.dispatchers import DISPATCHERS, FusedAllToAllDispatcher
 from mindspeed_moe.experts import Later, LaterGroupedExperts
 from mindspeed_moe.options import DISABLED
 from mindspeed_moe.planned_dispatcher import Plan, PlannedDispatcher
+from mindspeed_moe.turns import Turns
 from mindspeed_moe.zero_memory import Saving
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class LaunchedMoELayer(MoELayer):
         saves: str = DISABLED,
         fuses: bool = False,
         plan: Callable[[], Plan] | None = None,
+        turns: Callable[[], Turns] | None = None,
     ) -> None:
         """Build megatron-core's layer with another dispatcher.
 
@@ -56,11 +58,14 @@ class LaunchedMoELayer(MoELayer):
             saves: what is kept of the experts, one of the levels of `mindspeed_moe.options`.
             fuses: sort tokens by expert and bring results back by one kernel each, for an all-to-all.
             plan: returns the plan of communication; without one rows are exchanged at once.
+            turns: returns the passes that take turns, where it overlaps: before this layer waits, the pass of
+                another micro-batch goes on.
         """
         given = pg_collection or groups()
         super().__init__(config, submodules, layer_number, given)
         self._overlaps = overlaps
         self._saves = saves
+        self._turns = turns
         # A module that computes shared experts apart is not called by megatron-core's dispatcher.
         self.shared_expert_overlap = overlaps
         if plan is not None:
@@ -114,9 +119,11 @@ class LaunchedMoELayer(MoELayer):
             experts = cast(LaterGroupedExperts, self.experts)
             later, saving = self._launch(call, hidden, routing_map, probs)
             inner = shared(first, half=1) if shared is not None else None
+            self._take_turns()
             results, _ = experts(*call.wait_dispatch(), later, saving)
             call.launch_combine(results)
             of_shared = shared(inner, gate, half=2) if shared is not None else None
+            self._take_turns()
         output = call.wait_combine()
         return output if shared is None else output + of_shared
 
@@ -125,7 +132,13 @@ class LaunchedMoELayer(MoELayer):
     ) -> tuple[Later, Saving | None]:
         """Launch the exchanges to the experts; returns later gradients, and what is kept of the call."""
         create = cast(LaterGroupedExperts, self.experts).later_gradients
-        if self._saves == DISABLED:
+        if self._turns is not None:
+            call.before_gradients = self._turns().in_backward
+        if self._saves == DISABLED and self._turns is None:
             return call.launch_dispatch(hidden, routing_map, probs, create), None
         later = call.launch_dispatch(hidden, routing_map, probs, create, create_last=True)
-        return later, Saving(self._saves, call.send_again)
+        return later, None if self._saves == DISABLED else Saving(self._saves, call.send_again)
+
+    def _take_turns(self) -> None:
+        if self._turns is not None:
+            self._turns().in_forward()

@@ -10,7 +10,9 @@ from mindspeed_moe.comm_plans import Hops
 from mindspeed_moe.expert_ranks import expert_ranks
 from mindspeed_moe.plan_choice import chosen_hops
 
-OVERLAPS = ("moe-alltoall-overlap", "moe-allgather-overlap")
+PAIRS = "moe-fb-overlap"
+"""The feature under which the passes of two micro-batches take turns."""
+OVERLAPS = ("moe-alltoall-overlap", "moe-allgather-overlap", PAIRS)
 """Features that compute while tokens travel."""
 _LAUNCHING = (*OVERLAPS, "moe-async-comm", "moe-permute-fusion", "moe-comm-plan")
 DISABLED, LEVEL0, LEVEL1, ACTIVATION = "disable", "level0", "level1", "activation"
@@ -52,6 +54,7 @@ class LayerOptions:
         fixed_routes: tokens go to experts in turn.
         device_losses: of the router, None for none.
         hops: of the plan of communication, none for one exchange of all rows.
+        pairs: before a layer waits, the pass of another micro-batch goes on.
     """
 
     overlaps: bool
@@ -62,6 +65,7 @@ class LayerOptions:
     fixed_routes: bool = False
     device_losses: DeviceLosses | None = None
     hops: Hops = ()
+    pairs: bool = False
 
     def of_layer(self, position: int, chunk: int, chunks: int) -> str:
         """Return what one layer keeps.
@@ -88,6 +92,7 @@ def layer_options(args: Any, active: Container[str]) -> LayerOptions:
         fixed_routes="moe-fix-router" in active,
         device_losses=device_losses(args) if "moe-device-losses" in active else None,
         hops=chosen_hops(args) if "moe-comm-plan" in active else (),
+        pairs=PAIRS in active,
     )
 
 

@@ -20,6 +20,7 @@ from mindspeed_moe.layer import LaunchedMoELayer
 from mindspeed_moe.options import LayerOptions
 from mindspeed_moe.plan_groups import plan_on_this_rank
 from mindspeed_moe.routers import DeviceBalancedRouter, FixedRouter
+from mindspeed_moe.turns import Turns
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from mindspeed_core.session import Session
 
 OWNER = "moe-core"
-_OVERLAPS = "--moe-alltoall-overlap-comm or --moe-allgather-overlap-comm"
+_OVERLAPS = "--moe-alltoall-overlap-comm, --moe-allgather-overlap-comm or --moe-fb-overlap"
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,14 @@ def place_layers(
     if options.overlaps:
         editor.replace("experts", _refining(GroupedExperts, LaterGroupedExperts, _OVERLAPS), wrap=True)
 
+    turns = session.state(Turns)
+
     def layer(site: Site) -> ModuleSpec | None:
         if site.spec is None or site.spec.module is not MoELayer:
             return None
         position = int(numbers[0]) if (numbers := re.findall(r"layers\.(\d+)\.", site.path)) else 0
         saves = options.of_layer(position, place.chunk, place.chunks)
+        taking = {"turns": lambda: turns} if options.pairs else {}
         return site.carry(
             LaunchedMoELayer,
             groups=groups,
@@ -89,6 +93,7 @@ def place_layers(
             saves=saves,
             fuses=options.fuses,
             plan=(lambda: plan_on_this_rank(session, options.hops, groups())) if options.hops else None,
+            **taking,
         )
 
     editor.replace("mlp", layer, wrap=True)

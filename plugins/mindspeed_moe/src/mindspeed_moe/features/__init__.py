@@ -8,6 +8,7 @@ from mindspeed_moe.features.async_comm import AsyncCommunication
 from mindspeed_moe.features.comm_plan import CommunicationPlan
 from mindspeed_moe.features.core import ExpertLayer
 from mindspeed_moe.features.device_losses import DeviceLevelLosses
+from mindspeed_moe.features.fb_overlap import ForwardBackwardOverlap
 from mindspeed_moe.features.fixed_routes import FixedRoutes
 from mindspeed_moe.features.load_record import LoadRecord
 from mindspeed_moe.features.overlap import AllGatherOverlap, AllToAllOverlap
@@ -23,6 +24,7 @@ DECLARATIONS = (
     AsyncCommunication,
     AllToAllOverlap,
     AllGatherOverlap,
+    ForwardBackwardOverlap,
     ZeroMemory,
     SharedExpertCount,
     SequentialDispatcher,
@@ -44,6 +46,7 @@ __all__ = [
     "DeviceLevelLosses",
     "ExpertLayer",
     "FixedRoutes",
+    "ForwardBackwardOverlap",
     "LoadRecord",
     "PermuteFusion",
     "SequentialDispatcher",

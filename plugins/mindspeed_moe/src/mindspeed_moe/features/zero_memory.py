@@ -36,8 +36,9 @@ class ZeroMemory(Feature):
     requires = (
         PLACED_LAYER,
         Requirement(
-            feature="moe-alltoall-overlap",
-            reason="rows are sent again beside computation; add --moe-alltoall-overlap-comm",
+            any_of=("moe-alltoall-overlap", "moe-fb-overlap"),
+            reason="rows are sent again beside computation; add --moe-alltoall-overlap-comm or "
+            "--moe-fb-overlap",
         ),
     )
     conflicts = (

@@ -1,0 +1,146 @@
+"""The declaration of forward and backward passes side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
+from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
+from mindspeed_moe.features.fb_overlap_proofs import FB_OVERLAP_PROOFS
+from mindspeed_moe.options import PAIRS
+
+_FLAG = "--moe-fb-overlap"
+_UNPERMUTED = ("--moe-unperm2-mem-optim", "--moe-unperm2-mem-optim-swap")
+_RECOMPUTED = ("moe", "shared_experts")
+
+
+class ForwardBackwardOverlap(Feature):
+    """Tokens of one micro-batch travel while another one computes."""
+
+    name = PAIRS
+    family = "moe"
+    summary = "All-to-alls of a micro-batch under computation of another, forward beside backward"
+    flags = (
+        Flag(_FLAG, help="Run the forward pass of a micro-batch beside the backward pass of another."),
+        Flag(_UNPERMUTED[0], help="Accepted with --moe-fb-overlap; no results of experts are kept anyway."),
+        Flag(_UNPERMUTED[1], help="Accepted with --moe-fb-overlap; no results of experts are kept anyway."),
+    )
+    requires = (
+        PLACED_LAYER,
+        Requirement(flag="--num-experts", reason="without experts no token travels"),
+        Requirement(
+            feature="grouped-experts",
+            reason="weight gradients of all experts of a rank are computed at once; add --moe-grouped-gemm",
+        ),
+        Requirement(
+            flag="--moe-token-dispatcher-type",
+            one_of=("alltoall", "alltoall_seq"),
+            reason="it is the all-to-all that is hidden",
+        ),
+    )
+    conflicts = (
+        ORDERS_COMMUNICATION,
+        Conflict(
+            flag="--use-megatron-fsdp", reason="it frees weights between the products that are kept apart"
+        ),
+        Conflict(
+            flag="--enable-autocast",
+            reason="megatron-core's schedule of two micro-batches leaves it; use --bf16",
+        ),
+        Conflict(flag="--hybrid-context-parallel", reason="it has another schedule; keep one of the two"),
+        Conflict(
+            flag="--fine-grained-activation-offloading",
+            reason="it expects the passes of a stage one after the other; keep one of the two",
+        ),
+    )
+    slots = ("layer-schedule",)
+    docs = "mindspeed_moe:docs/moe-fb-overlap.md"
+    fake_tensors = True
+    deterministic = True
+    affects_checkpoint = False
+    tuning = {_FLAG: (False, True)}
+    verify = FB_OVERLAP_PROOFS
+
+    @classmethod
+    def enabled(cls, args: Any) -> bool:
+        """Return whether one of the flags is given; the others need the first."""
+        return any(_given(args, flag.name) for flag in cls.flags)
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Refuse what there is nothing to overlap in, and layers that are computed again."""
+        alone = [flag for flag in _UNPERMUTED if _given(args, flag)]
+        if not _given(args, _FLAG):
+            return (f"{alone[0]} is an option of {_FLAG}; add that one, or drop both",)
+        found = []
+        size = getattr(args, "expert_model_parallel_size", 1) or 1
+        if size < 2:
+            found.append(
+                f"{_FLAG} with --expert-model-parallel-size {size} has no communication to hide; use 2 or "
+                "more, or drop it"
+            )
+        stages = getattr(args, "pipeline_model_parallel_size", 1) or 1
+        if stages > 1 and not _interleaves(args, stages):
+            found.append(without_pairs(stages))
+        granularity = getattr(args, "recompute_granularity", None)
+        modules = [name for name in getattr(args, "recompute_modules", None) or () if name in _RECOMPUTED]
+        if granularity == "full":
+            found.append(
+                f"{_FLAG} with --recompute-granularity full computes exchanges again that nothing hides; use "
+                "selective, or --moe-zero-memory level0"
+            )
+        elif granularity == "selective" and modules:
+            found.append(
+                f"{_FLAG} with --recompute-modules {modules[0]} computes again what two micro-batches take "
+                "turns in; drop it from --recompute-modules, or use --moe-zero-memory level0"
+            )
+        return found
+
+    @classmethod
+    def notes(cls, args: Any) -> Sequence[str]:
+        """Return which flags change nothing."""
+        said = [
+            f"{flag} changes nothing, probabilities are applied before results of experts are sent back"
+            for flag in _UNPERMUTED
+            if _given(args, flag)
+        ]
+        if getattr(args, "moe_shared_expert_overlap", False):
+            said.append(
+                "--moe-shared-expert-overlap changes nothing, shared experts overlap in both directions"
+            )
+        return said
+
+    @hookimpl(wrapper=True)
+    def get_forward_backward(self, session: Any) -> Generator[None, Any, Any]:
+        """Let the passes of two micro-batches take turns."""
+        schedule = yield
+        from mindspeed_moe.paired_schedule import PairedSchedule
+
+        return PairedSchedule(session, schedule)
+
+
+def without_pairs(stages: int) -> str:
+    """Return the refusal of a pipeline whose passes depend on one another."""
+    return (
+        f"{_FLAG} with --pipeline-model-parallel-size {stages} and one model chunk per rank has no forward "
+        "and backward pass to run side by side; use 1, or virtual stages "
+        "(--num-layers-per-virtual-pipeline-stage)"
+    )
+
+
+def _interleaves(args: Any, stages: int) -> bool:
+    """Return whether ranks have several model chunks, as far as flags say; a layout says it later."""
+    if getattr(args, "pipeline_model_parallel_layout", None):
+        return True
+    if (getattr(args, "virtual_pipeline_model_parallel_size", None) or 1) > 1:
+        return True
+    if (getattr(args, "num_virtual_stages_per_pipeline_rank", None) or 1) > 1:
+        return True
+    per_chunk: int = getattr(args, "num_layers_per_virtual_pipeline_stage", None) or 0
+    layers: int = getattr(args, "num_layers", None) or 0
+    return per_chunk > 0 and (not layers or layers // stages > per_chunk)
+
+
+def _given(args: Any, flag: str) -> bool:
+    return bool(getattr(args, flag.lstrip("-").replace("-", "_"), False))
