@@ -39,6 +39,7 @@ class LaunchedMoELayer(MoELayer):
         overlaps: bool,
         saves: str = DISABLED,
         fuses: bool = False,
+        dispatcher: Callable[..., Any] | None = None,
     ) -> None:
         """Build megatron-core's layer with another dispatcher.
 
@@ -53,6 +54,7 @@ class LaunchedMoELayer(MoELayer):
                 collectives of a direction run beside one another.
             saves: what is kept of the experts, one of the levels of `mindspeed_moe.options`.
             fuses: sort tokens by expert and bring results back by one kernel each, for an all-to-all.
+            dispatcher: builds another dispatcher than those of megatron-core's names.
         """
         given = pg_collection or groups()
         super().__init__(config, submodules, layer_number, given)
@@ -61,7 +63,7 @@ class LaunchedMoELayer(MoELayer):
         # A module that computes shared experts apart is not called by megatron-core's dispatcher.
         self.shared_expert_overlap = overlaps
         kind = FusedAllToAllDispatcher if fuses else DISPATCHERS[config.moe_token_dispatcher_type]
-        self.token_dispatcher = kind(
+        self.token_dispatcher = (dispatcher or kind)(
             self.num_local_experts, self.local_expert_indices, config=config, pg_collection=given
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from megatron.core.transformer import ModuleSpec
@@ -15,7 +16,9 @@ from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from mindspeed_core.errors import SessionError
 from mindspeed_core.layer_spec import Site, SpecEditor
 from mindspeed_kernels.modules.grouped_experts import GroupedExperts
+from mindspeed_moe.capacity_dispatcher import CapacityDispatcher
 from mindspeed_moe.experts import LaterGroupedExperts, SharedExpertHalves
+from mindspeed_moe.gshard_router import GShardRouter
 from mindspeed_moe.layer import LaunchedMoELayer
 from mindspeed_moe.options import LayerOptions
 from mindspeed_moe.routers import DeviceBalancedRouter, FixedRouter
@@ -69,6 +72,9 @@ def place_layers(
         editor.replace(
             "router", _refining(TopKRouter, DeviceBalancedRouter, flags, losses=options.device_losses)
         )
+    if options.gshard is not None:
+        flags = "--moe-model-type deepspeed_moe"
+        editor.replace("router", _refining(TopKRouter, GShardRouter, flags, gshard=options.gshard))
     if not options.launches:
         return editor.spec
     if options.overlaps and editor.find("shared_experts"):
@@ -82,11 +88,23 @@ def place_layers(
         position = int(numbers[0]) if (numbers := re.findall(r"layers\.(\d+)\.", site.path)) else 0
         saves = options.of_layer(position, place.chunk, place.chunks)
         return site.carry(
-            LaunchedMoELayer, groups=groups, overlaps=options.overlaps, saves=saves, fuses=options.fuses
+            LaunchedMoELayer,
+            groups=groups,
+            overlaps=options.overlaps,
+            saves=saves,
+            fuses=options.fuses,
+            dispatcher=_dispatcher(options),
         )
 
     editor.replace("mlp", layer, wrap=True)
     return editor.spec
+
+
+def _dispatcher(options: LayerOptions) -> Callable[..., Any] | None:
+    """Return what builds another dispatcher than those of megatron-core's names."""
+    if options.gshard is None or not options.gshard.padded:
+        return None
+    return partial(CapacityDispatcher, factor=options.gshard.factor)
 
 
 def _refining(known: type, refined: type, flags: str, **params: Any) -> Callable[[Site], ModuleSpec]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mindspeed_core.feature import HookApi
 from mindspeed_moe.features.async_comm import AsyncCommunication
 from mindspeed_moe.features.core import ExpertLayer
+from mindspeed_moe.features.deepspeed import DeepSpeedExperts, FormerDropless
 from mindspeed_moe.features.device_losses import DeviceLevelLosses
 from mindspeed_moe.features.fixed_routes import FixedRoutes
 from mindspeed_moe.features.overlap import AllGatherOverlap, AllToAllOverlap
@@ -25,6 +26,8 @@ DECLARATIONS = (
     DeviceLevelLosses,
     FixedRoutes,
     PermuteFusion,
+    DeepSpeedExperts,
+    FormerDropless,
 )
 
 __all__ = [
@@ -32,9 +35,11 @@ __all__ = [
     "AllGatherOverlap",
     "AllToAllOverlap",
     "AsyncCommunication",
+    "DeepSpeedExperts",
     "DeviceLevelLosses",
     "ExpertLayer",
     "FixedRoutes",
+    "FormerDropless",
     "PermuteFusion",
     "SequentialDispatcher",
     "SharedExpertCount",
