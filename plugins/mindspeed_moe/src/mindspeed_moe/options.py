@@ -68,6 +68,7 @@ class LayerOptions:
         fixed_routes: tokens go to experts in turn.
         device_losses: of the router, None for none.
         gshard: routing with a capacity of experts, None for megatron-core's.
+        slices: parts of the places of an expert that travel by themselves; None for all experts at once.
     """
 
     overlaps: bool
@@ -78,6 +79,7 @@ class LayerOptions:
     fixed_routes: bool = False
     device_losses: DeviceLosses | None = None
     gshard: GShard | None = None
+    slices: int | None = None
 
     def of_layer(self, position: int, chunk: int, chunks: int) -> str:
         """Return what one layer keeps.
@@ -106,7 +108,16 @@ def layer_options(args: Any, active: Container[str]) -> LayerOptions:
         fixed_routes="moe-fix-router" in active,
         device_losses=device_losses(args) if "moe-device-losses" in active else None,
         gshard=gshard,
+        slices=args.pipe_experts_multi_data
+        if "moe-pipe-experts" in active and items_of_layer(args) > 1
+        else None,
     )
+
+
+def items_of_layer(args: Any) -> int:
+    """Return how many parts the rows of a layer's experts travel in, where they are pipelined."""
+    experts, ranks = args.num_experts or 1, getattr(args, "expert_model_parallel_size", 1) or 1
+    return int(experts // ranks * args.pipe_experts_multi_data)
 
 
 def gshard_options(args: Any) -> GShard:

@@ -15,12 +15,18 @@ from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 
 from mindspeed_core.errors import SessionError
 from mindspeed_core.layer_spec import Site, SpecEditor
+from mindspeed_core.megatron.experts import PlainExperts
 from mindspeed_kernels.modules.grouped_experts import GroupedExperts
 from mindspeed_moe.capacity_dispatcher import CapacityDispatcher
 from mindspeed_moe.experts import LaterGroupedExperts, SharedExpertHalves
 from mindspeed_moe.gshard_router import GShardRouter
 from mindspeed_moe.layer import LaunchedMoELayer
 from mindspeed_moe.options import LayerOptions
+from mindspeed_moe.pipelined_experts import (
+    PipelinedDispatcher,
+    PipelinedGroupedExperts,
+    PipelinedPlainExperts,
+)
 from mindspeed_moe.routers import DeviceBalancedRouter, FixedRouter
 
 if TYPE_CHECKING:
@@ -81,6 +87,8 @@ def place_layers(
         editor.replace("shared_experts", _refining(SharedExpertMLP, SharedExpertHalves, _OVERLAPS))
     if options.overlaps:
         editor.replace("experts", _refining(GroupedExperts, LaterGroupedExperts, _OVERLAPS), wrap=True)
+    if options.slices is not None:
+        editor.replace("experts", _pipelined_experts, wrap=True)
 
     def layer(site: Site) -> ModuleSpec | None:
         if site.spec is None or site.spec.module is not MoELayer:
@@ -100,10 +108,20 @@ def place_layers(
     return editor.spec
 
 
+def _pipelined_experts(site: Site) -> ModuleSpec:
+    grouped = site.spec is not None and site.spec.module is GroupedExperts
+    known, refined = (
+        (GroupedExperts, PipelinedGroupedExperts) if grouped else (PlainExperts, PipelinedPlainExperts)
+    )
+    return _refining(known, refined, "--use-pipe-experts")(site)
+
+
 def _dispatcher(options: LayerOptions) -> Callable[..., Any] | None:
     """Return what builds another dispatcher than those of megatron-core's names."""
     if options.gshard is None or not options.gshard.padded:
         return None
+    if options.slices is not None:
+        return partial(PipelinedDispatcher, factor=options.gshard.factor, multiple=options.slices)
     return partial(CapacityDispatcher, factor=options.gshard.factor)
 
 

@@ -10,6 +10,7 @@ from mindspeed_moe.features.device_losses import DeviceLevelLosses
 from mindspeed_moe.features.fixed_routes import FixedRoutes
 from mindspeed_moe.features.overlap import AllGatherOverlap, AllToAllOverlap
 from mindspeed_moe.features.permute_fusion import PermuteFusion
+from mindspeed_moe.features.pipe_experts import PipelinedExperts
 from mindspeed_moe.features.sequential_dispatcher import SequentialDispatcher
 from mindspeed_moe.features.shared_experts import SharedExpertCount
 from mindspeed_moe.features.zero_memory import ZeroMemory
@@ -28,6 +29,7 @@ DECLARATIONS = (
     PermuteFusion,
     DeepSpeedExperts,
     FormerDropless,
+    PipelinedExperts,
 )
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "FixedRoutes",
     "FormerDropless",
     "PermuteFusion",
+    "PipelinedExperts",
     "SequentialDispatcher",
     "SharedExpertCount",
     "ZeroMemory",
