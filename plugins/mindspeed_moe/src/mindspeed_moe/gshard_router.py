@@ -108,7 +108,7 @@ class GShardRouter(TopKRouter):
         if not coefficient:
             return weights
         tokens, experts = scores.shape
-        valid = tokens
+        valid: int | Tensor = tokens
         if padding_mask is not None:
             counts = ~padding_mask
             scores, first, valid = scores * counts[:, None], first & counts[:, None], counts.sum()

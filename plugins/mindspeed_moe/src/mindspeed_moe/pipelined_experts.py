@@ -113,7 +113,7 @@ class PipelinedGroupedExperts(GroupedExperts):
 class PipelinedPlainExperts(PlainExperts):
     """Sequential experts that are computed while rows of the next one travel."""
 
-    def forward(self, run: Run) -> tuple[list[Tensor], None]:  # type: ignore[override]
+    def forward(self, run: Run) -> tuple[list[Tensor], None]:
         """Run a pipeline with this rank's experts; see `Run`."""
 
         def compute(expert: int, rows: Tensor) -> Tensor:
