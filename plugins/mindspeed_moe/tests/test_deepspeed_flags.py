@@ -8,7 +8,7 @@ from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_moe.features.deepspeed_proofs import DEEPSPEED, NO_DROP, PADDED
 from mindspeed_moe.features.pipe_experts_proofs import PIPE
-from mindspeed_moe.features.proofs import EP2, MODEL, OVERLAP, SHARED
+from mindspeed_moe.features.proofs import EP2, GATHERED, MODEL, OVERLAP, SHARED, TP2
 from mindspeed_moe.options import layer_options
 
 INSTALLED = Registry.discover()
@@ -69,9 +69,21 @@ def options(*flags):
         ),
         ((*MODEL, *DEEPSPEED, "--moe-dropless"), "which drops tokens; use --moe-no-drop instead"),
         ((*MODEL, "--moe-dropless", "--moe-expert-capacity-factor", "1"), "that one drops tokens"),
-        ((*MODEL, *EP2, *PIPE), "add --moe-model-type deepspeed_moe"),
+        (
+            (*MODEL, *EP2, *PIPE, "--pipe-experts-multi-data", "2"),
+            "--pipe-experts-multi-data 2 cuts the capacity of experts",
+        ),
+        (
+            (*MODEL, *EP2, *PIPE, *TP2),
+            "--use-pipe-experts with --expert-tensor-parallel-size 2 would gather unequal parts",
+        ),
+        ((*GATHERED, *EP2, *PIPE), "it is the all-to-all that is cut by experts"),
+        ((*MODEL, *EP2, *PIPE, "--moe-permute-fusion"), "rows are sorted for all experts at once"),
         ((*MODEL, *DEEPSPEED, *PIPE), "--expert-model-parallel-size 1 has no communication to hide"),
-        ((*MODEL, *EP2, *NO_DROP, *PIPE), "add --moe-dynamic-padding, or drop one of the two"),
+        (
+            (*MODEL, *EP2, *NO_DROP, *PIPE, "--pipe-experts-multi-data", "2"),
+            "with --moe-no-drop, --moe-dynamic-padding too",
+        ),
         ((*MODEL, *EP2, *DEEPSPEED, *PIPE, *OVERLAP), "layer-schedule"),
         (
             (*MODEL, *EP2, *DEEPSPEED, *PIPE, "--pipe-experts-multi-data", "0"),

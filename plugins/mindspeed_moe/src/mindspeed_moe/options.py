@@ -68,7 +68,7 @@ class LayerOptions:
         fixed_routes: tokens go to experts in turn.
         device_losses: of the router, None for none.
         gshard: routing with a capacity of experts, None for megatron-core's.
-        slices: parts of the places of an expert that travel by themselves; None for all experts at once.
+        slices: experts travel one by one, their places in so many parts; None for all experts at once.
     """
 
     overlaps: bool
@@ -98,19 +98,20 @@ def layer_options(args: Any, active: Container[str]) -> LayerOptions:
     """Return the options of the active features, by name."""
     saves = "moe-zero-memory" in active
     gshard = gshard_options(args) if "moe-deepspeed" in active else None
+    pipelined = "moe-pipe-experts" in active and items_of_layer(args) > 1
+    slices = args.pipe_experts_multi_data if pipelined else None
     return LayerOptions(
         overlaps=any(name in active for name in OVERLAPS),
         saves=args.moe_zero_memory if saves else DISABLED,
         saving_layers=args.moe_zero_memory_num_layers if saves else None,
         launches=any(name in active for name in (*OVERLAPS, "moe-async-comm", "moe-permute-fusion"))
+        or slices is not None
         or (gshard is not None and gshard.padded),
         fuses="moe-permute-fusion" in active,
         fixed_routes="moe-fix-router" in active,
         device_losses=device_losses(args) if "moe-device-losses" in active else None,
         gshard=gshard,
-        slices=args.pipe_experts_multi_data
-        if "moe-pipe-experts" in active and items_of_layer(args) > 1
-        else None,
+        slices=slices,
     )
 
 

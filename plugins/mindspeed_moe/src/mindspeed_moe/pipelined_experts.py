@@ -1,4 +1,4 @@
-"""Experts that are computed one after another while the rows of the next one travel, and their dispatcher."""
+"""Experts that are computed while the rows of the next one travel, and their dispatchers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from mindspeed_core.megatron.experts import PlainExperts
 from mindspeed_kernels.modules.grouped_experts import GroupedExperts
 from mindspeed_moe.capacity_dispatcher import CapacityDispatcher
 from mindspeed_moe.chunked import Item, pipelined
+from mindspeed_moe.dispatchers import LaunchedAllToAllDispatcher
 from mindspeed_moe.launch_wait import AllToAll
 
 T = TypeVar("T")
@@ -90,6 +91,67 @@ class PipelinedDispatcher(CapacityDispatcher):
             return compute(expert, rows)
         rows = gather_from_sequence_parallel_region(rows, group=self.tp_group)
         return reduce_scatter_to_sequence_parallel_region(compute(expert, rows), group=self.tp_group)
+
+
+class PipelinedRowsDispatcher(LaunchedAllToAllDispatcher):
+    """Rows travel by local expert, as many as there are, each expert's by an exchange of its own.
+
+    The router's weights stay with the tokens and multiply the results that come back.
+    """
+
+    def launch_dispatch(
+        self,
+        hidden: Tensor,
+        routing_map: Tensor,
+        probs: Tensor,
+        create: Callable[[], T],
+        *,
+        create_last: bool = False,
+    ) -> T:
+        """Cut the rows into items; see `LaunchedAllToAllDispatcher`."""
+        rows, self._weights = self.dispatch_preprocess(hidden, routing_map, probs)
+        numbers = self.tokens_per_expert
+        for point in ("before_ep_alltoall", "before_permutation_2"):
+            numbers = self._maybe_dtoh_and_synchronize(point, numbers)
+        experts = self.num_local_experts
+        # By rank and local expert: the numbers of rows to others, in the order of the rows, and from them.
+        self._sent: list[int] = self.routing_map.sum(0).tolist()
+        received: list[list[int]] = self.num_global_tokens_per_local_expert.tolist()
+        parts = rows.split(self._sent)
+        self._items = []
+        for expert in range(experts):
+            there = [of_rank[expert] for of_rank in received]
+            here = self._sent[expert::experts]
+            self._items.append(
+                Item(
+                    expert,
+                    torch.cat(parts[expert::experts]),
+                    AllToAll(f"dispatch {expert}", self.ep_group, there, here),
+                    AllToAll(f"combine {expert}", self.ep_group, here, there),
+                )
+            )
+        return create()
+
+    def wait_dispatch(self) -> Any:
+        """Return the pipeline, for the experts."""
+        items = self._items
+        # This object may live until backward, the rows need not.
+        del self._items
+        return (lambda compute: pipelined(items, compute),)
+
+    def launch_combine(self, results: Any) -> None:
+        """Take over the results of the items, which are back already."""
+        self._parts: list[Tensor] = results
+
+    def wait_combine(self) -> Tensor:
+        """Return the weighted sums of each token's results, ``[s, b, h]``."""
+        experts = self.num_local_experts
+        by_expert = [part.split(self._sent[at::experts]) for at, part in enumerate(self._parts)]
+        del self._parts
+        rows = torch.cat([part for of_rank in zip(*by_expert, strict=True) for part in of_rank])
+        weighted = (rows * self._weights.unsqueeze(-1)).to(rows.dtype)
+        output: Tensor = self.combine_postprocess(weighted)
+        return output
 
 
 class PipelinedGroupedExperts(GroupedExperts):

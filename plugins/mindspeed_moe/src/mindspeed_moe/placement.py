@@ -26,6 +26,7 @@ from mindspeed_moe.pipelined_experts import (
     PipelinedDispatcher,
     PipelinedGroupedExperts,
     PipelinedPlainExperts,
+    PipelinedRowsDispatcher,
 )
 from mindspeed_moe.routers import DeviceBalancedRouter, FixedRouter
 
@@ -119,7 +120,7 @@ def _pipelined_experts(site: Site) -> ModuleSpec:
 def _dispatcher(options: LayerOptions) -> Callable[..., Any] | None:
     """Return what builds another dispatcher than those of megatron-core's names."""
     if options.gshard is None or not options.gshard.padded:
-        return None
+        return None if options.slices is None else PipelinedRowsDispatcher
     if options.slices is not None:
         return partial(PipelinedDispatcher, factor=options.gshard.factor, multiple=options.slices)
     return partial(CapacityDispatcher, factor=options.gshard.factor)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement
-from mindspeed_moe.features.core import PLACED_LAYER
+from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
 from mindspeed_moe.features.pipe_experts_proofs import PIPE_EXPERTS_PROOFS
+from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
 from mindspeed_moe.options import items_of_layer
 
 _FLAG, _SLICES = "--use-pipe-experts", "--pipe-experts-multi-data"
@@ -30,12 +31,27 @@ class PipelinedExperts(Feature):
     )
     requires = (
         PLACED_LAYER,
+        Requirement(flag="--num-experts", reason="without experts no row travels"),
         Requirement(
-            feature="moe-deepspeed",
-            reason="places of experts are cut into equal parts; add --moe-model-type deepspeed_moe",
+            flag="--moe-token-dispatcher-type",
+            one_of=("alltoall", "alltoall_seq"),
+            reason="it is the all-to-all that is cut by experts",
         ),
     )
     conflicts = (
+        ORDERS_COMMUNICATION,
+        *(
+            Conflict(flag=flag, reason="rows are sorted for all experts at once; drop one of the two")
+            for flag in ("--use-fused-moe-token-permute-and-unpermute", "--moe-permute-fusion")
+        ),
+        Conflict(
+            flag="--moe-pad-expert-input-to-capacity",
+            reason="places that are cut are those of --moe-model-type deepspeed_moe; use it, or drop one",
+        ),
+        Conflict(
+            flag="--moe-apply-probs-on-input",
+            reason="weights multiply the results of experts; drop one of the two",
+        ),
         Conflict(
             flag="--gemm-gradient-accumulation-fusion",
             reason="weight gradients of experts are computed one by one; drop one of the two",
@@ -72,11 +88,9 @@ class PipelinedExperts(Feature):
                 f"{_FLAG} with --expert-model-parallel-size {size} has no communication to hide; use 2 or "
                 "more, or drop it"
             )
-        if getattr(args, "moe_no_drop", False) and not getattr(args, "moe_dynamic_padding", False):
-            found.append(
-                f"{_FLAG} with --moe-no-drop: rows are exchanged without places that could be cut; add "
-                "--moe-dynamic-padding, or drop one of the two"
-            )
+        found += shared_experts_on_a_stream(_FLAG, args)
+        if not _has_places(args):
+            found += _of_rows(args, slices)
         modules = getattr(args, "recompute_modules", None) or ()
         if getattr(args, "recompute_granularity", None) == "selective" and "moe_act" in modules:
             found.append(
@@ -93,6 +107,32 @@ class PipelinedExperts(Feature):
         return (
             f"{_FLAG} changes nothing, a rank has one expert and one slice of it; {_SLICES} 2 would cut it",
         )
+
+
+def _has_places(args: Any) -> bool:
+    """Return whether experts have equally many places for the tokens of each rank."""
+    return getattr(args, "moe_model_type", None) == "deepspeed_moe" and (
+        not getattr(args, "moe_no_drop", False) or getattr(args, "moe_dynamic_padding", False)
+    )
+
+
+def _of_rows(args: Any, slices: int) -> Sequence[str]:
+    """Refuse what needs equal parts, where as many rows travel as there are."""
+    found = []
+    way = "add --moe-model-type deepspeed_moe (with --moe-no-drop, --moe-dynamic-padding too)"
+    if slices > 1:
+        found.append(
+            f"{_SLICES} {slices} cuts the capacity of experts, and here each has as many rows as there are; "
+            f"{way}, or drop it"
+        )
+    cut = getattr(args, "expert_tensor_parallel_size", None)
+    cut = int(cut or getattr(args, "tensor_model_parallel_size", None) or 1)
+    if cut > 1:
+        found.append(
+            f"{_FLAG} with --expert-tensor-parallel-size {cut} would gather unequal parts of each expert; "
+            f"use --expert-tensor-parallel-size 1, or {way}"
+        )
+    return found
 
 
 def _slices(args: Any) -> int:

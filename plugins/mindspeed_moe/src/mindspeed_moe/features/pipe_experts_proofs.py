@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from mindspeed_core.feature import Gain, Resume, Scenario
-from mindspeed_moe.features.deepspeed_proofs import DEEPSPEED, PADDED, ROOMY
+from mindspeed_moe.features.deepspeed_proofs import DEEPSPEED, NO_DROP, PADDED, ROOMY
 from mindspeed_moe.features.proofs import EP2, MODEL, SHARED, TP2
 
 PIPE = ("--use-pipe-experts",)
 SLICES = (*PIPE, "--pipe-experts-multi-data", "3")
 _MODEL = (*MODEL, *SHARED, *DEEPSPEED)
+_ROWS = (*MODEL, *SHARED)
 _SEQUENTIAL = tuple(flag for flag in _MODEL if flag != "--moe-grouped-gemm")
+_SEQUENTIAL_ROWS = tuple(flag for flag in _ROWS if flag != "--moe-grouped-gemm")
 _SHARDED = ("--use-distributed-optimizer",)
 _BOTH_OVERLAPS = (*_SHARDED, "--overlap-grad-reduce", "--overlap-param-gather")
 _BF16 = ("--bf16", "--moe-router-dtype", "fp32")
@@ -65,6 +67,22 @@ PIPE_EXPERTS_PROOFS = (
         "--position-embedding-type",
         "rope",
         model=(*_MODEL, *ROOMY[2:]),
+    ),
+    _as_without("rows", model=_ROWS, gains=(Gain("sent_bytes", 1.0),)),
+    _as_without("rows-sequential-experts", model=_SEQUENTIAL_ROWS),
+    _as_without("rows-distributed-optimizer-overlapped", *_BOTH_OVERLAPS, model=_ROWS),
+    _as_without("rows-bf16", *_BF16, model=_ROWS, tolerance=2e-2),
+    _as_without("rows-capacity", "--moe-expert-capacity-factor", "1.0", model=_ROWS),
+    _as_without("rows-recompute-full", *_FULL, model=_ROWS),
+    _as_without("rows-tp2", *TP2, "--expert-tensor-parallel-size", "1", model=_ROWS),
+    _as_without("rows-no-drop", model=(*_ROWS, *NO_DROP)),
+    _as_without("rows-pp2", "--pipeline-model-parallel-size", "2", model=_ROWS, ranks=4),
+    Scenario(
+        "rows-resume",
+        flags=(*_ROWS, *EP2, *_BOTH_OVERLAPS, *PIPE),
+        world_size=2,
+        tolerance=1e-5,
+        resume=Resume(flags=(*_ROWS, *_SHARDED), world_size=1, with_feature=False),
     ),
     Scenario(
         "one-process",
