@@ -7,7 +7,7 @@ back, so that a layer exchanges once in each direction.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -120,10 +120,12 @@ class CapacityDispatcher(LaunchedAllToAllDispatcher):
         if self._factor is not None:
             capacity, step = capacity_of(tokens, experts, self.config.moe_router_topk, self._factor), 1
         else:
-            most: Any = routing_map.sum(0).max()
-            if self.tp_ep_group.size() > 1:
-                # All ranks that exchange rows have as many places.
-                dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self.tp_ep_group)
+            most = routing_map.sum(0).max().view(1)
+            if (ranks := self.tp_ep_group.size()) > 1:
+                # All ranks that exchange rows have as many places. A dry run knows what a gather returns.
+                of_all = most.new_empty(ranks)
+                dist.all_gather_into_tensor(of_all, most, group=self.tp_ep_group)
+                most = of_all.max()
             capacity, step = max(int(most), 1), STEP
         for of in (step, self._multiple):
             capacity = -(-capacity // of) * of
