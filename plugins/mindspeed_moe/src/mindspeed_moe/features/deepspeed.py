@@ -8,7 +8,7 @@ from typing import Any
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement
 from mindspeed_core.megatron.expert_notes import routes_by_sinkhorn
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
-from mindspeed_moe.features.deepspeed_proofs import DEEPSPEED_PROOFS
+from mindspeed_moe.features.deepspeed_proofs import DEEPSPEED_PROOFS, DROPLESS_PROOFS
 from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
 from mindspeed_moe.options import JITTER, RESAMPLE
 
@@ -263,6 +263,7 @@ class FormerDropless(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
+    verify = DROPLESS_PROOFS
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:

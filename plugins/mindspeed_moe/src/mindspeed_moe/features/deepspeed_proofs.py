@@ -99,3 +99,13 @@ DEEPSPEED_PROOFS = (
         resume=Resume(flags=(*MODEL, *SHARED, *_TIGHT, *_SHARDED), world_size=1),
     ),
 )
+DROPLESS_PROOFS = (
+    Scenario("one-rank", flags=(*MODEL, "--moe-dropless"), baseline=MODEL, tolerance=0.0),
+    Scenario(
+        "distributed-optimizer-overlapped",
+        flags=(*MODEL, *EP2, *_BOTH_OVERLAPS, "--moe-dropless"),
+        baseline=(*MODEL, *EP2, *_BOTH_OVERLAPS),
+        world_size=2,
+        tolerance=0.0,
+    ),
+)
