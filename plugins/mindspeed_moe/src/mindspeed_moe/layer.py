@@ -43,6 +43,7 @@ class LaunchedMoELayer(MoELayer):
         fuses: bool = False,
         plan: Callable[[], Plan] | None = None,
         turns: Callable[[], Turns] | None = None,
+        dispatcher: Callable[..., Any] | None = None,
     ) -> None:
         """Build megatron-core's layer with another dispatcher.
 
@@ -60,6 +61,7 @@ class LaunchedMoELayer(MoELayer):
             plan: returns the plan of communication; without one rows are exchanged at once.
             turns: returns the passes that take turns, where it overlaps: before this layer waits, the pass of
                 another micro-batch goes on.
+            dispatcher: builds another dispatcher than those of megatron-core's names.
         """
         given = pg_collection or groups()
         super().__init__(config, submodules, layer_number, given)
@@ -72,7 +74,7 @@ class LaunchedMoELayer(MoELayer):
             self.token_dispatcher = PlannedDispatcher(plan(), self.num_local_experts)
             return
         kind = FusedAllToAllDispatcher if fuses else DISPATCHERS[config.moe_token_dispatcher_type]
-        self.token_dispatcher = kind(
+        self.token_dispatcher = (dispatcher or kind)(
             self.num_local_experts, self.local_expert_indices, config=config, pg_collection=given
         )
 

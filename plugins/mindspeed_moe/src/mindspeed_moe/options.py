@@ -18,6 +18,8 @@ _LAUNCHING = (*OVERLAPS, "moe-async-comm", "moe-permute-fusion", "moe-comm-plan"
 DISABLED, LEVEL0, LEVEL1, ACTIVATION = "disable", "level0", "level1", "activation"
 """Activations of experts kept for backward: all; the first product's result; none; all but the activation
 function's."""
+JITTER, RESAMPLE = "Jitter", "RSample"
+"""Noise of a router in training: on its input; on the scores that choose."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,25 @@ class DeviceLosses:
 
 
 @dataclass(frozen=True)
+class GShard:
+    """Routing with a capacity of experts.
+
+    Attributes:
+        factor: of the capacity, None where no token is dropped.
+        padded: exchange equal parts; otherwise as many rows as there are.
+        noise: `JITTER`, `RESAMPLE` or None.
+        random_tokens: an expert with too many first choices keeps some at random instead of the first ones.
+        sinkhorn: choose by balanced scores.
+    """
+
+    factor: float | None
+    padded: bool = True
+    noise: str | None = None
+    random_tokens: bool = True
+    sinkhorn: bool = False
+
+
+@dataclass(frozen=True)
 class LayerOptions:
     """Options of layers of experts: their routes, their communication, and the activations that they keep.
 
@@ -55,6 +76,8 @@ class LayerOptions:
         device_losses: of the router, None for none.
         hops: of the plan of communication, none for one exchange of all rows.
         pairs: before a layer waits, the pass of another micro-batch goes on.
+        gshard: routing with a capacity of experts, None for megatron-core's.
+        slices: experts travel one by one, their places in so many parts; None for all experts at once.
     """
 
     overlaps: bool
@@ -66,6 +89,8 @@ class LayerOptions:
     device_losses: DeviceLosses | None = None
     hops: Hops = ()
     pairs: bool = False
+    gshard: GShard | None = None
+    slices: int | None = None
 
     def of_layer(self, position: int, chunk: int, chunks: int) -> str:
         """Return what one layer keeps.
@@ -83,16 +108,40 @@ class LayerOptions:
 def layer_options(args: Any, active: Container[str]) -> LayerOptions:
     """Return the options of the active features, by name."""
     saves = "moe-zero-memory" in active
+    gshard = gshard_options(args) if "moe-deepspeed" in active else None
+    pipelined = "moe-pipe-experts" in active and items_of_layer(args) > 1
+    slices = args.pipe_experts_multi_data if pipelined else None
     return LayerOptions(
         overlaps=any(name in active for name in OVERLAPS),
         saves=args.moe_zero_memory if saves else DISABLED,
         saving_layers=args.moe_zero_memory_num_layers if saves else None,
-        launches=any(name in active for name in _LAUNCHING),
+        launches=any(name in active for name in _LAUNCHING)
+        or slices is not None
+        or (gshard is not None and gshard.padded),
         fuses="moe-permute-fusion" in active,
         fixed_routes="moe-fix-router" in active,
         device_losses=device_losses(args) if "moe-device-losses" in active else None,
         hops=chosen_hops(args) if "moe-comm-plan" in active else (),
         pairs=PAIRS in active,
+        gshard=gshard,
+        slices=slices,
+    )
+
+
+def items_of_layer(args: Any) -> int:
+    """Return how many parts the rows of a layer's experts travel in, where they are pipelined."""
+    return int((args.num_experts or 1) // expert_ranks(args) * args.pipe_experts_multi_data)
+
+
+def gshard_options(args: Any) -> GShard:
+    """Return the routing that arguments ask for."""
+    drops = not args.moe_no_drop
+    return GShard(
+        factor=args.moe_train_capacity_factor if drops else None,
+        padded=drops or args.moe_dynamic_padding,
+        noise=None if args.noisy_gate_policy in (None, "None") else args.noisy_gate_policy,
+        random_tokens=args.use_rts,
+        sinkhorn=args.moe_use_sinkhorn,
     )
 
 

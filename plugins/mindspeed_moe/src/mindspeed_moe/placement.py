@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from megatron.core.transformer import ModuleSpec
@@ -14,10 +15,19 @@ from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 
 from mindspeed_core.errors import SessionError
 from mindspeed_core.layer_spec import Site, SpecEditor
+from mindspeed_core.megatron.experts import PlainExperts
 from mindspeed_kernels.modules.grouped_experts import GroupedExperts
+from mindspeed_moe.capacity_dispatcher import CapacityDispatcher
 from mindspeed_moe.experts import LaterGroupedExperts, SharedExpertHalves
+from mindspeed_moe.gshard_router import GShardRouter
 from mindspeed_moe.layer import LaunchedMoELayer
 from mindspeed_moe.options import LayerOptions
+from mindspeed_moe.pipelined_experts import (
+    PipelinedDispatcher,
+    PipelinedGroupedExperts,
+    PipelinedPlainExperts,
+    PipelinedRowsDispatcher,
+)
 from mindspeed_moe.plan_groups import plan_on_this_rank
 from mindspeed_moe.routers import DeviceBalancedRouter, FixedRouter
 from mindspeed_moe.turns import Turns
@@ -71,12 +81,17 @@ def place_layers(
         editor.replace(
             "router", _refining(TopKRouter, DeviceBalancedRouter, flags, losses=options.device_losses)
         )
+    if options.gshard is not None:
+        flags = "--moe-model-type deepspeed_moe"
+        editor.replace("router", _refining(TopKRouter, GShardRouter, flags, gshard=options.gshard))
     if not options.launches:
         return editor.spec
     if options.overlaps and editor.find("shared_experts"):
         editor.replace("shared_experts", _refining(SharedExpertMLP, SharedExpertHalves, _OVERLAPS))
     if options.overlaps:
         editor.replace("experts", _refining(GroupedExperts, LaterGroupedExperts, _OVERLAPS), wrap=True)
+    if options.slices is not None:
+        editor.replace("experts", _pipelined_experts, wrap=True)
 
     turns = session.state(Turns)
 
@@ -94,10 +109,28 @@ def place_layers(
             fuses=options.fuses,
             plan=(lambda: plan_on_this_rank(session, options.hops, groups())) if options.hops else None,
             **taking,
+            dispatcher=_dispatcher(options),
         )
 
     editor.replace("mlp", layer, wrap=True)
     return editor.spec
+
+
+def _pipelined_experts(site: Site) -> ModuleSpec:
+    grouped = site.spec is not None and site.spec.module is GroupedExperts
+    known, refined = (
+        (GroupedExperts, PipelinedGroupedExperts) if grouped else (PlainExperts, PipelinedPlainExperts)
+    )
+    return _refining(known, refined, "--use-pipe-experts")(site)
+
+
+def _dispatcher(options: LayerOptions) -> Callable[..., Any] | None:
+    """Return what builds another dispatcher than those of megatron-core's names."""
+    if options.gshard is None or not options.gshard.padded:
+        return None if options.slices is None else PipelinedRowsDispatcher
+    if options.slices is not None:
+        return partial(PipelinedDispatcher, factor=options.gshard.factor, multiple=options.slices)
+    return partial(CapacityDispatcher, factor=options.gshard.factor)
 
 
 def _refining(known: type, refined: type, flags: str, **params: Any) -> Callable[[Site], ModuleSpec]:

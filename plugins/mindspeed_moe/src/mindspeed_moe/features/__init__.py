@@ -7,12 +7,14 @@ from mindspeed_moe.extension_points import COMM_PLANS
 from mindspeed_moe.features.async_comm import AsyncCommunication
 from mindspeed_moe.features.comm_plan import CommunicationPlan
 from mindspeed_moe.features.core import ExpertLayer
+from mindspeed_moe.features.deepspeed import DeepSpeedExperts, FormerDropless
 from mindspeed_moe.features.device_losses import DeviceLevelLosses
 from mindspeed_moe.features.fb_overlap import ForwardBackwardOverlap
 from mindspeed_moe.features.fixed_routes import FixedRoutes
 from mindspeed_moe.features.load_record import LoadRecord
 from mindspeed_moe.features.overlap import AllGatherOverlap, AllToAllOverlap
 from mindspeed_moe.features.permute_fusion import PermuteFusion
+from mindspeed_moe.features.pipe_experts import PipelinedExperts
 from mindspeed_moe.features.sequential_dispatcher import SequentialDispatcher
 from mindspeed_moe.features.shared_experts import SharedExpertCount
 from mindspeed_moe.features.tp_extend_ep import TensorRanksExtendExperts
@@ -35,6 +37,9 @@ DECLARATIONS = (
     CommunicationPlan,
     TensorRanksExtendExperts,
     LoadRecord,
+    DeepSpeedExperts,
+    FormerDropless,
+    PipelinedExperts,
 )
 
 __all__ = [
@@ -43,12 +48,15 @@ __all__ = [
     "AllToAllOverlap",
     "AsyncCommunication",
     "CommunicationPlan",
+    "DeepSpeedExperts",
     "DeviceLevelLosses",
     "ExpertLayer",
     "FixedRoutes",
+    "FormerDropless",
     "ForwardBackwardOverlap",
     "LoadRecord",
     "PermuteFusion",
+    "PipelinedExperts",
     "SequentialDispatcher",
     "SharedExpertCount",
     "TensorRanksExtendExperts",
