@@ -54,6 +54,14 @@ TOGETHER = {
     "overlapped experts": ((*SPREAD, "--moe-alltoall-overlap-comm"), ()),
     "a former name of a dispatcher": ((*SPREAD, "--moe-token-dispatcher-type", "alltoall_seq"), ()),
     "fused permutation": (SPREAD, ("--use-fused-moe-token-permute-and-unpermute",)),
+    "moving experts": (SPREAD, ("--enable-expert-placement", "--expert-placement-freq", "1")),
+    "copied experts": (
+        SPREAD,
+        (
+            *("--balanced-moe-experts", "--balanced-moe-hot-expert-num", "1"),
+            *("--trans-hot-expert-group-num", "1"),
+        ),
+    ),
     "a ring, dropout": ((*SPLIT, "--attention-dropout", "0.1"), ()),
     "heads, documents": (SPLIT, ("--context-parallel-algo", "ulysses_cp_algo", *DOCUMENTS)),
 }

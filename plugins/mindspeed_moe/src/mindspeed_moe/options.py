@@ -8,9 +8,14 @@ from typing import Any
 
 OVERLAPS = ("moe-alltoall-overlap", "moe-allgather-overlap")
 """Features that compute while tokens travel."""
+LAUNCHES = ("moe-async-comm", "moe-permute-fusion", "moe-expert-placement", "moe-balanced-experts")
+"""Further features that need the layer of this package."""
 DISABLED, LEVEL0, LEVEL1, ACTIVATION = "disable", "level0", "level1", "activation"
 """Activations of experts kept for backward: all; the first product's result; none; all but the activation
 function's."""
+
+HOT_GROUPS = "moe.hot-experts."
+"""Begin of the names of process groups that carry copies of hot experts."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class LayerOptions:
         fuses: tokens are sorted by expert, and results brought back, by one kernel each.
         fixed_routes: tokens go to experts in turn.
         device_losses: of the router, None for none.
+        moves: experts move between ranks from step to step.
+        hot_experts: so many at most are copied to all ranks for each micro-batch; 0 for none.
     """
 
     overlaps: bool
@@ -55,6 +62,8 @@ class LayerOptions:
     fuses: bool = False
     fixed_routes: bool = False
     device_losses: DeviceLosses | None = None
+    moves: bool = False
+    hot_experts: int = 0
 
     def of_layer(self, position: int, chunk: int, chunks: int) -> str:
         """Return what one layer keeps.
@@ -76,10 +85,12 @@ def layer_options(args: Any, active: Container[str]) -> LayerOptions:
         overlaps=any(name in active for name in OVERLAPS),
         saves=args.moe_zero_memory if saves else DISABLED,
         saving_layers=args.moe_zero_memory_num_layers if saves else None,
-        launches=any(name in active for name in (*OVERLAPS, "moe-async-comm", "moe-permute-fusion")),
+        launches=any(name in active for name in (*OVERLAPS, *LAUNCHES)),
         fuses="moe-permute-fusion" in active,
         fixed_routes="moe-fix-router" in active,
         device_losses=device_losses(args) if "moe-device-losses" in active else None,
+        moves="moe-expert-placement" in active,
+        hot_experts=args.balanced_moe_hot_expert_num if "moe-balanced-experts" in active else 0,
     )
 
 

@@ -15,9 +15,9 @@ from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from mindspeed_core.errors import SessionError
 from mindspeed_core.layer_spec import Site, SpecEditor
 from mindspeed_kernels.modules.grouped_experts import GroupedExperts
-from mindspeed_moe.experts import LaterGroupedExperts, SharedExpertHalves
+from mindspeed_moe.experts import CopiedExperts, LaterGroupedExperts, SharedExpertHalves
 from mindspeed_moe.layer import LaunchedMoELayer
-from mindspeed_moe.options import LayerOptions
+from mindspeed_moe.options import HOT_GROUPS, LayerOptions
 from mindspeed_moe.routers import DeviceBalancedRouter, FixedRouter
 
 if TYPE_CHECKING:
@@ -73,6 +73,11 @@ def place_layers(
         return editor.spec
     if options.overlaps and editor.find("shared_experts"):
         editor.replace("shared_experts", _refining(SharedExpertMLP, SharedExpertHalves, _OVERLAPS))
+    copies = (options.hot_experts, lambda: communicators(session)) if options.hot_experts else None
+    if copies:
+        editor.replace(
+            "experts", _refining(GroupedExperts, CopiedExperts, "--balanced-moe-experts"), wrap=True
+        )
     if options.overlaps:
         editor.replace("experts", _refining(GroupedExperts, LaterGroupedExperts, _OVERLAPS), wrap=True)
 
@@ -82,11 +87,22 @@ def place_layers(
         position = int(numbers[0]) if (numbers := re.findall(r"layers\.(\d+)\.", site.path)) else 0
         saves = options.of_layer(position, place.chunk, place.chunks)
         return site.carry(
-            LaunchedMoELayer, groups=groups, overlaps=options.overlaps, saves=saves, fuses=options.fuses
+            LaunchedMoELayer,
+            groups=groups,
+            overlaps=options.overlaps,
+            saves=saves,
+            fuses=options.fuses,
+            moves=options.moves,
+            copies=copies,
         )
 
     editor.replace("mlp", layer, wrap=True)
     return editor.spec
+
+
+def communicators(session: Session) -> list[Any]:
+    """Return the communicators of copies of hot experts, which the feature created."""
+    return [session.groups[name] for name in session.groups if name.startswith(HOT_GROUPS)]
 
 
 def _refining(known: type, refined: type, flags: str, **params: Any) -> Callable[[Site], ModuleSpec]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from mindspeed_core.feature import HookApi
 from mindspeed_moe.features.async_comm import AsyncCommunication
+from mindspeed_moe.features.balanced_experts import BalancedExperts
 from mindspeed_moe.features.core import ExpertLayer
 from mindspeed_moe.features.device_losses import DeviceLevelLosses
+from mindspeed_moe.features.expert_placement import ExpertPlacement
 from mindspeed_moe.features.fixed_routes import FixedRoutes
 from mindspeed_moe.features.overlap import AllGatherOverlap, AllToAllOverlap
 from mindspeed_moe.features.permute_fusion import PermuteFusion
@@ -25,6 +27,8 @@ DECLARATIONS = (
     DeviceLevelLosses,
     FixedRoutes,
     PermuteFusion,
+    ExpertPlacement,
+    BalancedExperts,
 )
 
 __all__ = [
@@ -32,8 +36,10 @@ __all__ = [
     "AllGatherOverlap",
     "AllToAllOverlap",
     "AsyncCommunication",
+    "BalancedExperts",
     "DeviceLevelLosses",
     "ExpertLayer",
+    "ExpertPlacement",
     "FixedRoutes",
     "PermuteFusion",
     "SequentialDispatcher",
