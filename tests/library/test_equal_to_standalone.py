@@ -88,6 +88,14 @@ TOGETHER = {
     "Qwen3's experts": (QWEN3, ("--moe-alltoall-overlap-comm",)),
     "DeepSeek-V3's experts": (DEEPSEEK, ("--moe-alltoall-overlap-comm", "--moe-zero-memory", "level0")),
     "rows that travel once": (SPREAD, ("--moe-zerc", "--moe-load-log", os.devnull)),
+    "moving experts": (SPREAD, ("--enable-expert-placement", "--expert-placement-freq", "1")),
+    "copied experts": (
+        SPREAD,
+        (
+            *("--balanced-moe-experts", "--balanced-moe-hot-expert-num", "1"),
+            *("--trans-hot-expert-group-num", "1"),
+        ),
+    ),
     "a ring, dropout": ((*SPLIT, "--attention-dropout", "0.1"), ()),
     "heads, documents": (SPLIT, ("--context-parallel-algo", "ulysses_cp_algo", *DOCUMENTS)),
 }

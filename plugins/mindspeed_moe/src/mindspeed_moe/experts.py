@@ -11,12 +11,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mindspeed_kernels.modules.grouped_experts import GroupedExperts
+from mindspeed_kernels.ops.gmm import grouped_matmul
 from mindspeed_kernels.ops.row_groups import ends_of_groups
 from mindspeed_moe.weight_gradients import LaterGradient, product_with_later_gradient
 from mindspeed_moe.zero_memory import Saving, experts_that_save
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
+
+    from mindspeed_moe.expert_map.copies import Copies
 
 Later = dict[Tensor, LaterGradient]
 """The later gradients of one call, by parameter."""
@@ -70,6 +73,37 @@ class LaterGroupedExperts(GroupedExperts):
         return product_with_later_gradient(
             rows, parameter.view(shape), ends, self._later[parameter], accumulates=accumulates
         )
+
+
+class CopiedExperts(GroupedExperts):
+    """Grouped experts that also compute rows of copies of other ranks' experts."""
+
+    def forward(
+        self,
+        permuted_local_hidden_states: Tensor,
+        tokens_per_expert: Tensor,
+        permuted_probs: Tensor,
+        copies: Copies | None = None,
+    ) -> tuple[Tensor, None]:
+        """Compute the experts, see `GroupedExperts`.
+
+        Args:
+            permuted_local_hidden_states: ``[m, h]``, rows sorted by expert.
+            tokens_per_expert: number of rows of each.
+            permuted_probs: ``[m]``, the router's probability of each row.
+            copies: compute them instead of this rank's experts.
+        """
+        if copies is None:
+            return super().forward(permuted_local_hidden_states, tokens_per_expert, permuted_probs)
+        count, hidden = self.num_local_experts, self.config.hidden_size
+        first, second = copies.receive((self.weight1, count), (self.weight2, count))
+        rows = permuted_local_hidden_states
+        ends = ends_of_groups(
+            "--balanced-moe-experts", tokens_per_expert, rows.shape[0], first.shape[0], counts=True
+        )
+        inner = grouped_matmul(rows, first.view(first.shape[0], hidden, -1), ends)
+        inner = self.activation_func_with_probs(inner, permuted_probs.unsqueeze(-1))
+        return grouped_matmul(inner, second.view(second.shape[0], -1, hidden), ends), None
 
 
 class SharedExpertHalves(SharedExpertMLP):

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from copy import copy
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from megatron.core import tensor_parallel
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from torch import Tensor
 
 from mindspeed_moe.dispatchers import DISPATCHERS, FusedAllToAllDispatcher
+from mindspeed_moe.expert_map.copies import Groups, HotExperts
+from mindspeed_moe.expert_map.layer_map import LayerMap
 from mindspeed_moe.experts import Later, LaterGroupedExperts
 from mindspeed_moe.options import DISABLED
 from mindspeed_moe.planned_dispatcher import Plan, PlannedDispatcher
@@ -44,6 +47,8 @@ class LaunchedMoELayer(MoELayer):
         plan: Callable[[], Plan] | None = None,
         turns: Callable[[], Turns] | None = None,
         dispatcher: Callable[..., Any] | None = None,
+        moves: bool = False,
+        copies: tuple[int, Groups] | None = None,
     ) -> None:
         """Build megatron-core's layer with another dispatcher.
 
@@ -62,12 +67,16 @@ class LaunchedMoELayer(MoELayer):
             turns: returns the passes that take turns, where it overlaps: before this layer waits, the pass of
                 another micro-batch goes on.
             dispatcher: builds another dispatcher than those of megatron-core's names.
+            moves: experts are not always where megatron-core puts them.
+            copies: of so many hot experts at most, with the communicators that carry them.
         """
         given = pg_collection or groups()
         super().__init__(config, submodules, layer_number, given)
         self._overlaps = overlaps
         self._saves = saves
         self._turns = turns
+        self.expert_map = LayerMap(int(config.num_moe_experts or 0), given.ep.size()) if moves else None
+        self._hot = HotExperts(copies[0], given.ep, copies[1]) if copies is not None else None
         # A module that computes shared experts apart is not called by megatron-core's dispatcher.
         self.shared_expert_overlap = overlaps
         if plan is not None:
@@ -112,7 +121,16 @@ class LaunchedMoELayer(MoELayer):
         elif shared is not None:
             first, gate = hidden.view_as(hidden), hidden.view_as(hidden)
         probs, routing_map = self.router(hidden, *(() if padding_mask is None else (padding_mask,)))
+        if self.expert_map is not None:
+            # Once per micro-batch: what is recomputed runs without gradients first.
+            if self.training and torch.is_grad_enabled():
+                self.expert_map.count(routing_map)
+            probs, routing_map = self.expert_map.columns_by_slot(probs, routing_map)
         call = copy(self.token_dispatcher)
+        chosen = self._hot.choose(routing_map) if self._hot is not None else []
+        if self._hot is not None and chosen:
+            output = self._mix_with_copies(call, hidden, probs, routing_map, chosen)
+            return output if shared is None else output + of_shared
         if not self._overlaps:
             call.launch_dispatch(hidden, routing_map, probs, lambda: None)
             results, _ = self.experts(*call.wait_dispatch())
@@ -128,6 +146,20 @@ class LaunchedMoELayer(MoELayer):
             self._take_turns()
         output = call.wait_combine()
         return output if shared is None else output + of_shared
+
+    def _mix_with_copies(
+        self, call: Any, hidden: Tensor, probs: Tensor, routing_map: Tensor, chosen: list[int]
+    ) -> Tensor:
+        """Return ``[s, b, h]``; rows of hot experts are computed while the others travel."""
+        assert self._hot is not None
+        experts: Any = self.experts
+        copies = self._hot.copies(chosen, routing_map, probs)
+        hidden = copies.at_input(hidden, experts.weight1, experts.weight2)
+        call.launch_dispatch(hidden, copies.others, probs, lambda: None)
+        here, _ = experts(copies.tokens(hidden), copies.rows, copies.probs, copies)
+        results, _ = experts(*call.wait_dispatch())
+        call.launch_combine(results)
+        return copies.add(call.wait_combine(), here)
 
     def _launch(
         self, call: Any, hidden: Tensor, routing_map: Tensor, probs: Tensor

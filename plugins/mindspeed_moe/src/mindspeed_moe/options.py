@@ -14,12 +14,19 @@ PAIRS = "moe-fb-overlap"
 """The feature under which the passes of two micro-batches take turns."""
 OVERLAPS = ("moe-alltoall-overlap", "moe-allgather-overlap", PAIRS)
 """Features that compute while tokens travel."""
-_LAUNCHING = (*OVERLAPS, "moe-async-comm", "moe-permute-fusion", "moe-comm-plan")
+LAUNCHES = (
+    *("moe-async-comm", "moe-permute-fusion", "moe-comm-plan"),
+    *("moe-expert-placement", "moe-balanced-experts"),
+)
+"""Further features that need the layer of this package."""
 DISABLED, LEVEL0, LEVEL1, ACTIVATION = "disable", "level0", "level1", "activation"
 """Activations of experts kept for backward: all; the first product's result; none; all but the activation
 function's."""
 JITTER, RESAMPLE = "Jitter", "RSample"
 """Noise of a router in training: on its input; on the scores that choose."""
+
+HOT_GROUPS = "moe.hot-experts."
+"""Begin of the names of process groups that carry copies of hot experts."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,8 @@ class LayerOptions:
         pairs: before a layer waits, the pass of another micro-batch goes on.
         gshard: routing with a capacity of experts, None for megatron-core's.
         slices: experts travel one by one, their places in so many parts; None for all experts at once.
+        moves: experts move between ranks from step to step.
+        hot_experts: so many at most are copied to all ranks for each micro-batch; 0 for none.
     """
 
     overlaps: bool
@@ -91,6 +100,8 @@ class LayerOptions:
     pairs: bool = False
     gshard: GShard | None = None
     slices: int | None = None
+    moves: bool = False
+    hot_experts: int = 0
 
     def of_layer(self, position: int, chunk: int, chunks: int) -> str:
         """Return what one layer keeps.
@@ -115,7 +126,7 @@ def layer_options(args: Any, active: Container[str]) -> LayerOptions:
         overlaps=any(name in active for name in OVERLAPS),
         saves=args.moe_zero_memory if saves else DISABLED,
         saving_layers=args.moe_zero_memory_num_layers if saves else None,
-        launches=any(name in active for name in _LAUNCHING)
+        launches=any(name in active for name in (*OVERLAPS, *LAUNCHES))
         or slices is not None
         or (gshard is not None and gshard.padded),
         fuses="moe-permute-fusion" in active,
@@ -125,6 +136,8 @@ def layer_options(args: Any, active: Container[str]) -> LayerOptions:
         pairs=PAIRS in active,
         gshard=gshard,
         slices=slices,
+        moves="moe-expert-placement" in active,
+        hot_experts=args.balanced_moe_hot_expert_num if "moe-balanced-experts" in active else 0,
     )
 
 

@@ -18,10 +18,10 @@ from mindspeed_core.layer_spec import Site, SpecEditor
 from mindspeed_core.megatron.experts import PlainExperts
 from mindspeed_kernels.modules.grouped_experts import GroupedExperts
 from mindspeed_moe.capacity_dispatcher import CapacityDispatcher
-from mindspeed_moe.experts import LaterGroupedExperts, SharedExpertHalves
+from mindspeed_moe.experts import CopiedExperts, LaterGroupedExperts, SharedExpertHalves
 from mindspeed_moe.gshard_router import GShardRouter
 from mindspeed_moe.layer import LaunchedMoELayer
-from mindspeed_moe.options import LayerOptions
+from mindspeed_moe.options import HOT_GROUPS, LayerOptions
 from mindspeed_moe.pipelined_experts import (
     PipelinedDispatcher,
     PipelinedGroupedExperts,
@@ -88,6 +88,11 @@ def place_layers(
         return editor.spec
     if options.overlaps and editor.find("shared_experts"):
         editor.replace("shared_experts", _refining(SharedExpertMLP, SharedExpertHalves, _OVERLAPS))
+    copies = (options.hot_experts, lambda: communicators(session)) if options.hot_experts else None
+    if copies:
+        editor.replace(
+            "experts", _refining(GroupedExperts, CopiedExperts, "--balanced-moe-experts"), wrap=True
+        )
     if options.overlaps:
         editor.replace("experts", _refining(GroupedExperts, LaterGroupedExperts, _OVERLAPS), wrap=True)
     if options.slices is not None:
@@ -110,6 +115,8 @@ def place_layers(
             plan=(lambda: plan_on_this_rank(session, options.hops, groups())) if options.hops else None,
             **taking,
             dispatcher=_dispatcher(options),
+            moves=options.moves,
+            copies=copies,
         )
 
     editor.replace("mlp", layer, wrap=True)
@@ -131,6 +138,11 @@ def _dispatcher(options: LayerOptions) -> Callable[..., Any] | None:
     if options.slices is not None:
         return partial(PipelinedDispatcher, factor=options.gshard.factor, multiple=options.slices)
     return partial(CapacityDispatcher, factor=options.gshard.factor)
+
+
+def communicators(session: Session) -> list[Any]:
+    """Return the communicators of copies of hot experts, which the feature created."""
+    return [session.groups[name] for name in session.groups if name.startswith(HOT_GROUPS)]
 
 
 def _refining(known: type, refined: type, flags: str, **params: Any) -> Callable[[Site], ModuleSpec]:

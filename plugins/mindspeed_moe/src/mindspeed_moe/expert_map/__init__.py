@@ -1,1 +1,1 @@
-"""Where experts are computed."""
+"""Which rank computes which expert: plans, maps, migration of experts between steps, copies of hot ones."""

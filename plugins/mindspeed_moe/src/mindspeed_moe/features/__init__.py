@@ -5,10 +5,12 @@ from __future__ import annotations
 from mindspeed_core.feature import HookApi
 from mindspeed_moe.extension_points import COMM_PLANS
 from mindspeed_moe.features.async_comm import AsyncCommunication
+from mindspeed_moe.features.balanced_experts import BalancedExperts
 from mindspeed_moe.features.comm_plan import CommunicationPlan
 from mindspeed_moe.features.core import ExpertLayer
 from mindspeed_moe.features.deepspeed import DeepSpeedExperts, FormerDropless
 from mindspeed_moe.features.device_losses import DeviceLevelLosses
+from mindspeed_moe.features.expert_placement import ExpertPlacement
 from mindspeed_moe.features.fb_overlap import ForwardBackwardOverlap
 from mindspeed_moe.features.fixed_routes import FixedRoutes
 from mindspeed_moe.features.load_record import LoadRecord
@@ -40,6 +42,8 @@ DECLARATIONS = (
     DeepSpeedExperts,
     FormerDropless,
     PipelinedExperts,
+    ExpertPlacement,
+    BalancedExperts,
 )
 
 __all__ = [
@@ -47,10 +51,12 @@ __all__ = [
     "AllGatherOverlap",
     "AllToAllOverlap",
     "AsyncCommunication",
+    "BalancedExperts",
     "CommunicationPlan",
     "DeepSpeedExperts",
     "DeviceLevelLosses",
     "ExpertLayer",
+    "ExpertPlacement",
     "FixedRoutes",
     "FormerDropless",
     "ForwardBackwardOverlap",
