@@ -53,6 +53,10 @@ class BalancedExperts(Feature):
             flag="--gemm-gradient-accumulation-fusion",
             reason="gradients of copies arrive apart from those that it adds in place; drop one of the two",
         ),
+        *(
+            Conflict(feature=name, reason="it computes experts in a way of its own; drop one of the two")
+            for name in ("moe-fb-overlap", "moe-pipe-experts", "moe-zero-memory", "moe-adaptive-recompute")
+        ),
         Conflict(flag="--use-megatron-fsdp", reason="weights are not whole when they are copied"),
         Conflict(flag="--use-torch-fsdp2", reason="weights are not whole when they are copied"),
         Conflict(

@@ -60,6 +60,14 @@ class CommunicationPlan(Feature):
             flag="--moe-router-padding-for-quantization",
             reason="tokens that fill up an expert are other ones than the router chose; drop one of the two",
         ),
+        Conflict(
+            feature="moe-fb-overlap",
+            reason="passes that take turns know when one exchange is waited for, not several; drop one of the two",
+        ),
+        Conflict(
+            feature="moe-pipe-experts",
+            reason="experts of a pipeline exchange their rows by themselves; drop one of the two",
+        ),
     )
     docs = "mindspeed_moe:docs/moe-comm-plan.md"
     fake_tensors = True
