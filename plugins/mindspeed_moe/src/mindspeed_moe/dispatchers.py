@@ -177,9 +177,16 @@ class LaunchedAllGatherDispatcher(MoEAllGatherTokenDispatcher):
     routing_map: Any
 
     def launch_dispatch(
-        self, hidden: Tensor, routing_map: Tensor, probs: Tensor, create: Callable[[], T]
+        self,
+        hidden: Tensor,
+        routing_map: Tensor,
+        probs: Tensor,
+        create: Callable[[], T],
+        *,
+        create_last: bool = False,
     ) -> T:
         """Launch the gathering of what every rank has; see `LaunchedAllToAllDispatcher`."""
+        self._tokens, self._token_probs = hidden.detach(), probs.detach()
         rows, probs = self.dispatch_preprocess(hidden, routing_map, probs)
         self._of_map = AllGather("map", self.tp_ep_group)
         self._with_them = AllGather("probs", self.tp_ep_group)
@@ -189,6 +196,23 @@ class LaunchedAllGatherDispatcher(MoEAllGatherTokenDispatcher):
         self._probs = self._with_them.launch(probs)
         self._rows = self._there.launch(rows)
         return create()
+
+    def send_again(self, with_probs: bool) -> Callable[[], tuple[Tensor, Tensor | None]]:
+        """Gather in backward what `launch_dispatch` gathered; see `LaunchedAllToAllDispatcher`."""
+        of_probs, of_rows = (AllGather(name, self.tp_ep_group) for name in ("probs again", "dispatch again"))
+        if with_probs:
+            of_probs.start(self._token_probs, mirrored=False)
+        of_rows.start(self._tokens.view(-1, self._tokens.shape[-1]), mirrored=False)
+
+        def arrive() -> tuple[Tensor, Tensor | None]:
+            probs = None
+            if with_probs:
+                first, last = self.local_expert_indices[0], self.local_expert_indices[-1]
+                local = of_probs.finish()[:, first : last + 1]
+                probs = local.T.contiguous().masked_select(self.local_map.T.contiguous())
+            return of_rows.finish().index_select(0, self.reversed_local_input_permutation_mapping), probs
+
+        return arrive
 
     def wait_dispatch(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return rows ``[m, h]`` sorted by local expert, their numbers ``[E]`` and probabilities ``[m]``."""
@@ -203,6 +227,7 @@ class LaunchedAllGatherDispatcher(MoEAllGatherTokenDispatcher):
         sums = self.combine_preprocess(results)
         self._dtype = sums.dtype
         self._results = self._back.launch(sums.to(self.local_probs.dtype))
+        del self.local_probs
 
     def wait_combine(self) -> Tensor:
         """Return the sums of each token's results, ``[s, b, h]``."""

@@ -27,9 +27,15 @@ class LaterGroupedExperts(GroupedExperts):
 
     _later: Later | None = None
 
-    def later_gradients(self) -> Later:
-        """Create, here in the graph, the nodes that will compute the weight gradients of one call."""
-        return {parameter: LaterGradient(parameter) for parameter in (self.weight1, self.weight2)}
+    def later_gradients(self, *, both: bool) -> Later:
+        """Create, here in the graph, the nodes that will compute the weight gradients of one call.
+
+        Args:
+            both: of both weights; otherwise the second one's is created with its product, and its operands
+                are let go of before backward computes the gradient of the activation.
+        """
+        parameters = (self.weight1, self.weight2) if both else (self.weight1,)
+        return {parameter: LaterGradient(parameter) for parameter in parameters}
 
     def forward(
         self,
@@ -53,10 +59,14 @@ class LaterGroupedExperts(GroupedExperts):
             ends = ends_of_groups(
                 "--moe-grouped-gemm", tokens_per_expert, rows.shape[0], self.num_local_experts, counts=True
             )
-            both = later[self.weight1], later[self.weight2]
+
+            def second() -> LaterGradient:
+                return self._later_gradient(later, self.weight2)
+
             experts, hidden = self.num_local_experts, self.config.hidden_size
             weights = self.weight1.view(experts, hidden, -1), self.weight2.view(experts, -1, hidden)
-            return experts_that_save(self, weights, rows, permuted_probs, ends, both, saving), None
+            of_weights = later[self.weight1], second
+            return experts_that_save(self, weights, rows, permuted_probs, ends, of_weights, saving), None
         self._later = later
         try:
             return super().forward(permuted_local_hidden_states, tokens_per_expert, permuted_probs)
@@ -67,9 +77,15 @@ class LaterGroupedExperts(GroupedExperts):
         if self._later is None or not torch.is_grad_enabled():
             return super()._product(rows, parameter, shape, ends)
         accumulates = self.accumulates and hasattr(parameter, "main_grad")
+        later = self._later_gradient(self._later, parameter)
         return product_with_later_gradient(
-            rows, parameter.view(shape), ends, self._later[parameter], accumulates=accumulates
+            rows, parameter.view(shape), ends, later, accumulates=accumulates
         )
+
+    @staticmethod
+    def _later_gradient(later: Later, parameter: Any) -> LaterGradient:
+        found = later.get(parameter)
+        return found if found is not None else LaterGradient(parameter)
 
 
 class SharedExpertHalves(SharedExpertMLP):

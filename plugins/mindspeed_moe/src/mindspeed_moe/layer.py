@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from megatron.core import tensor_parallel
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from mindspeed_moe.dispatchers import DISPATCHERS, FusedAllToAllDispatcher
 from mindspeed_moe.experts import Later, LaterGroupedExperts
-from mindspeed_moe.options import DISABLED
+from mindspeed_moe.options import ACTIVATION, DISABLED, LEVEL0, LEVEL1
 from mindspeed_moe.zero_memory import Saving
 
 if TYPE_CHECKING:
@@ -58,6 +59,11 @@ class LaunchedMoELayer(MoELayer):
         super().__init__(config, submodules, layer_number, given)
         self._overlaps = overlaps
         self._saves = saves
+        self._delays_both = (
+            saves == DISABLED
+            and not config.moe_apply_probs_on_input
+            and delaying_both_costs_nothing(config)
+        )
         # A module that computes shared experts apart is not called by megatron-core's dispatcher.
         self.shared_expert_overlap = overlaps
         kind = FusedAllToAllDispatcher if fuses else DISPATCHERS[config.moe_token_dispatcher_type]
@@ -118,8 +124,28 @@ class LaunchedMoELayer(MoELayer):
         self, call: Any, hidden: Tensor, routing_map: Tensor, probs: Tensor
     ) -> tuple[Later, Saving | None]:
         """Launch the exchanges to the experts; returns later gradients, and what is kept of the call."""
-        create = cast(LaterGroupedExperts, self.experts).later_gradients
-        if self._saves == DISABLED:
+        experts = cast(LaterGroupedExperts, self.experts)
+        create = partial(experts.later_gradients, both=self._delays_both)
+        if self.config.moe_apply_probs_on_input:
             return call.launch_dispatch(hidden, routing_map, probs, create), None
-        later = call.launch_dispatch(hidden, routing_map, probs, create, create_last=True)
-        return later, Saving(self._saves, call.send_again)
+        again = self._saves in (LEVEL0, LEVEL1)
+        later = call.launch_dispatch(hidden, routing_map, probs, create, create_last=again)
+        level = ACTIVATION if self._saves == DISABLED and experts.activation_recompute else self._saves
+        return later, Saving(level, call.send_again)
+
+
+def delaying_both_costs_nothing(config: TransformerConfig) -> bool:
+    """Return whether both weight gradients of experts can wait for the exchange without a higher peak.
+
+    While backward computes the gradient of the activation, the second one holds ``h + f`` numbers of each row.
+    Every other layer of the rank keeps ``2 f`` numbers less than megatron-core's, which keeps what each
+    operation of the activation reads.
+    """
+    width = (config.moe_ffn_hidden_size or 0) // (config.expert_tensor_parallel_size or 1)
+    others = config.num_layers // config.pipeline_model_parallel_size - 1
+    frequency = config.moe_layer_freq
+    if isinstance(frequency, list):
+        others = sum(frequency) // config.pipeline_model_parallel_size - 1
+    elif frequency > 1:
+        others //= frequency
+    return config.gated_linear_unit and 2 * width * others >= config.hidden_size + width
