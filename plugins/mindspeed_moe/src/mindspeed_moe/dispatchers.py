@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
+import torch.distributed as dist
 from megatron.core.transformer.moe.moe_utils import permute
 from megatron.core.transformer.moe.token_dispatcher import (
     MoEAllGatherTokenDispatcher,
@@ -62,6 +64,7 @@ class LaunchedAllToAllDispatcher(MoEAlltoAllTokenDispatcher):
         received, sent = self._split(self.output_splits), self._split(self.input_splits)
         self._splits = received, sent
         self._tokens, self._token_probs = hidden.detach(), probs.detach()
+        self._received = sum(received)
         self._there = AllToAll("dispatch", self.ep_group, received, sent)
         self._with_them = AllToAll("probs", self.ep_group, received, sent)
         self._back = AllToAll("combine", self.ep_group, sent, received)
@@ -91,6 +94,21 @@ class LaunchedAllToAllDispatcher(MoEAlltoAllTokenDispatcher):
             return here, beside if with_probs else None
 
         return arrive
+
+    def most_rows(self) -> int:
+        """Return how many rows come to the rank to which most come; every rank that exchanges has to ask."""
+        here = self._received if self.output_splits_tp is None else int(sum(self.output_splits_tp))
+        if self.output_splits_tp is None:
+            here *= self.tp_size
+        most = torch.tensor([here], device=self._tokens.device)
+        if self.tp_ep_group.size() > 1:
+            dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self.tp_ep_group)
+        return int(most)
+
+    def mean_rows(self) -> float:
+        """Return the mean of the rows that come to a rank, before any is dropped."""
+        tokens = self._tokens.shape[0] * self._tokens.shape[1]
+        return tokens * int(self.config.moe_router_topk) * self.tp_size
 
     def wait_dispatch(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return rows ``[m, h]`` sorted by local expert, their numbers ``[E]`` and probabilities ``[m]``."""
@@ -187,6 +205,7 @@ class LaunchedAllGatherDispatcher(MoEAllGatherTokenDispatcher):
     ) -> T:
         """Launch the gathering of what every rank has; see `LaunchedAllToAllDispatcher`."""
         self._tokens, self._token_probs = hidden.detach(), probs.detach()
+        self._chosen = routing_map
         rows, probs = self.dispatch_preprocess(hidden, routing_map, probs)
         self._of_map = AllGather("map", self.tp_ep_group)
         self._with_them = AllGather("probs", self.tp_ep_group)
@@ -213,6 +232,18 @@ class LaunchedAllGatherDispatcher(MoEAllGatherTokenDispatcher):
             return of_rows.finish().index_select(0, self.reversed_local_input_permutation_mapping), probs
 
         return arrive
+
+    def most_rows(self) -> int:
+        """Return how many rows come to the rank to which most come; every rank that exchanges has to ask."""
+        counts = self._chosen.sum(0)
+        if self.tp_ep_group.size() > 1:
+            dist.all_reduce(counts, group=self.tp_ep_group)
+        return int(counts.view(self.ep_size, -1).sum(1).max())
+
+    def mean_rows(self) -> float:
+        """Return the mean of the rows that come to a rank, before any is dropped."""
+        tokens = self._tokens.shape[0] * self._tokens.shape[1]
+        return tokens * int(self.config.moe_router_topk) * self.tp_ep_group.size() / self.ep_size
 
     def wait_dispatch(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return rows ``[m, h]`` sorted by local expert, their numbers ``[E]`` and probabilities ``[m]``."""

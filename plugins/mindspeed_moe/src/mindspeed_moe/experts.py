@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from megatron.core.tensor_parallel import CheckpointWithoutOutput
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from torch import Tensor
 from torch.nn import functional as F
 
 from mindspeed_kernels.modules.grouped_experts import GroupedExperts
 from mindspeed_kernels.ops.row_groups import ends_of_groups
+from mindspeed_moe.options import DISABLED, LEVEL1
 from mindspeed_moe.weight_gradients import LaterGradient, product_with_later_gradient
 from mindspeed_moe.zero_memory import Saving, experts_that_save
 
@@ -52,20 +56,21 @@ class LaterGroupedExperts(GroupedExperts):
             tokens_per_expert: ``[E]``, number of rows of each.
             permuted_probs: ``[m]``, the router's probability of each row.
             later: what `later_gradients` returned for this call; without it nothing is delayed.
-            saving: what is kept for backward, with ``later``; everything without it.
+            saving: what is kept for backward; without it what megatron-core keeps.
         """
-        if later is not None and saving is not None and torch.is_grad_enabled():
+        if saving is not None and torch.is_grad_enabled():
+            later = later or {}
             rows = permuted_local_hidden_states
             ends = ends_of_groups(
                 "--moe-grouped-gemm", tokens_per_expert, rows.shape[0], self.num_local_experts, counts=True
             )
 
-            def second() -> LaterGradient:
-                return self._later_gradient(later, self.weight2)
-
             experts, hidden = self.num_local_experts, self.config.hidden_size
             weights = self.weight1.view(experts, hidden, -1), self.weight2.view(experts, -1, hidden)
-            of_weights = later[self.weight1], second
+            of_weights = (
+                self._later_gradient(later, self.weight1),
+                partial(self._later_gradient, later, self.weight2),
+            )
             return experts_that_save(self, weights, rows, permuted_probs, ends, of_weights, saving), None
         self._later = later
         try:
@@ -78,14 +83,26 @@ class LaterGroupedExperts(GroupedExperts):
             return super()._product(rows, parameter, shape, ends)
         accumulates = self.accumulates and hasattr(parameter, "main_grad")
         later = self._later_gradient(self._later, parameter)
-        return product_with_later_gradient(
-            rows, parameter.view(shape), ends, later, accumulates=accumulates
-        )
+        return product_with_later_gradient(rows, parameter.view(shape), ends, later, accumulates=accumulates)
 
     @staticmethod
     def _later_gradient(later: Later, parameter: Any) -> LaterGradient:
         found = later.get(parameter)
         return found if found is not None else LaterGradient(parameter)
+
+
+@dataclass
+class SharedCall:
+    """One call of both halves of a shared expert.
+
+    Attributes:
+        level: what is kept of it, one of the levels of `mindspeed_moe.options`: without the activation from
+            `ACTIVATION` on, without the first product's result with `LEVEL1`.
+        again: computes in backward what the halves share, once the gradient of their result is there.
+    """
+
+    level: str
+    again: CheckpointWithoutOutput | None = None
 
 
 class SharedExpertHalves(SharedExpertMLP):
@@ -104,13 +121,20 @@ class SharedExpertHalves(SharedExpertMLP):
         # The configuration that its methods read is a copy of its own.
         self.config.moe_shared_expert_overlap = True
 
-    def forward(self, hidden_states: Tensor, gate_input: Tensor | None = None, half: int = 0) -> Tensor:
+    def forward(
+        self,
+        hidden_states: Tensor,
+        gate_input: Tensor | None = None,
+        half: int = 0,
+        call: SharedCall | None = None,
+    ) -> Tensor:
         """Compute the shared expert, or one half of it.
 
         Args:
             hidden_states: ``[s, b, h]``; for the second half the result of the first, ``[s, b, f/tp]``.
             gate_input: for the second half, the ``[s, b, h]`` that went into the first.
             half: 1 or 2; 0 for both.
+            call: the same for both halves: what is kept for backward; everything without it.
 
         Returns:
             ``[s, b, h]``; the first half ``[s, b, f/tp]``.
@@ -118,12 +142,50 @@ class SharedExpertHalves(SharedExpertMLP):
         if not half:
             return super().forward(hidden_states)
         if half == 1:
-            self.cached_fc1_input = hidden_states
-            self.linear_fc1_forward_and_act()
-            inner, self.cached_fc2_input = self.cached_fc2_input, None
-            return inner
+            if call is None or call.level == DISABLED or not torch.is_grad_enabled():
+                return self._activate(self._first(hidden_states))
+            # Without arguments it takes a path of TransformerEngine.
+            call.again = CheckpointWithoutOutput(fp8=None)
+            if call.level == LEVEL1:
+                found: Tensor = call.again.checkpoint(
+                    lambda rows: self._activate(self._first(rows)), hidden_states
+                )
+                return found
+            found = call.again.checkpoint(self._activate, self._first(hidden_states))
+            return found
         output, _ = self.linear_fc2(hidden_states)
+        if call is not None and call.again is not None:
+            call.again.discard_output_and_register_recompute(output)
+            call.again = None
         if self.use_shared_expert_gate:
             assert gate_input is not None
             output = output * torch.sigmoid(F.linear(gate_input, self.gate_weight))
         return output
+
+    def _first(self, hidden: Tensor) -> Tensor:
+        """Return the first product ``[s, b, g f/tp]`` of ``[s, b, h]``."""
+        result: Tensor
+        result, _ = self.linear_fc1(hidden)
+        return result
+
+    def _activate(self, inner: Tensor) -> Tensor:
+        """Return the activation ``[s, b, f/tp]`` that megatron-core's method computes behind the product."""
+        # The method caches its results on the module that it is given.
+        own = copy(self)
+        own._modules = {**self._modules, "linear_fc1": _Computed(inner)}
+        own.cached_fc1_input = inner
+        own.linear_fc1_forward_and_act()
+        result: Tensor = own.cached_fc2_input
+        return result
+
+
+class _Computed(torch.nn.Module):
+    """Stands for a linear layer whose result is there already."""
+
+    def __init__(self, result: Tensor) -> None:
+        super().__init__()
+        self._result = result
+
+    def forward(self, rows: Tensor) -> tuple[Tensor, None]:
+        """Return the result."""
+        return self._result, None

@@ -7,12 +7,14 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from megatron.core import tensor_parallel
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from torch import Tensor
 
 from mindspeed_moe.dispatchers import DISPATCHERS, FusedAllToAllDispatcher
-from mindspeed_moe.experts import Later, LaterGroupedExperts
+from mindspeed_moe.crowded import level_of_call
+from mindspeed_moe.experts import LaterGroupedExperts, SharedCall
 from mindspeed_moe.options import ACTIVATION, DISABLED, LEVEL0, LEVEL1
 from mindspeed_moe.zero_memory import Saving
 
@@ -39,6 +41,7 @@ class LaunchedMoELayer(MoELayer):
         groups: Callable[[], ProcessGroupCollection],
         overlaps: bool,
         saves: str = DISABLED,
+        crowded: float | None = None,
         fuses: bool = False,
     ) -> None:
         """Build megatron-core's layer with another dispatcher.
@@ -53,14 +56,17 @@ class LaunchedMoELayer(MoELayer):
             overlaps: compute shared experts and weight gradients while rows travel; otherwise only the
                 collectives of a direction run beside one another.
             saves: what is kept of the experts, one of the levels of `mindspeed_moe.options`.
+            crowded: keep less in a call that brings a rank more than so many times the mean of rows; None for
+                never.
             fuses: sort tokens by expert and bring results back by one kernel each, for an all-to-all.
         """
         given = pg_collection or groups()
         super().__init__(config, submodules, layer_number, given)
         self._overlaps = overlaps
         self._saves = saves
+        self._crowded = crowded
         self._delays_both = (
-            saves == DISABLED
+            (saves, crowded) == (DISABLED, None)
             and not config.moe_apply_probs_on_input
             and delaying_both_costs_nothing(config)
         )
@@ -108,30 +114,37 @@ class LaunchedMoELayer(MoELayer):
         call = copy(self.token_dispatcher)
         if not self._overlaps:
             call.launch_dispatch(hidden, routing_map, probs, lambda: None)
-            results, _ = self.experts(*call.wait_dispatch())
+            saving: Any = (None, self._saving(call)) if self._saves_at_times else ()
+            results, _ = self.experts(*call.wait_dispatch(), *saving)
             call.launch_combine(results)
         else:
             experts = cast(LaterGroupedExperts, self.experts)
-            later, saving = self._launch(call, hidden, routing_map, probs)
-            inner = shared(first, half=1) if shared is not None else None
+            create = partial(experts.later_gradients, both=self._delays_both)
+            later = call.launch_dispatch(hidden, routing_map, probs, create, create_last=self._saves_at_times)
+            saving = self._saving(call)
+            halves = SharedCall(saving.level if saving is not None else DISABLED)
+            inner = shared(first, half=1, call=halves) if shared is not None else None
             results, _ = experts(*call.wait_dispatch(), later, saving)
             call.launch_combine(results)
-            of_shared = shared(inner, gate, half=2) if shared is not None else None
+            of_shared = shared(inner, gate, half=2, call=halves) if shared is not None else None
         output = call.wait_combine()
         return output if shared is None else output + of_shared
 
-    def _launch(
-        self, call: Any, hidden: Tensor, routing_map: Tensor, probs: Tensor
-    ) -> tuple[Later, Saving | None]:
-        """Launch the exchanges to the experts; returns later gradients, and what is kept of the call."""
-        experts = cast(LaterGroupedExperts, self.experts)
-        create = partial(experts.later_gradients, both=self._delays_both)
+    @property
+    def _saves_at_times(self) -> bool:
+        """Whether some calls send rows a second time."""
+        return self._saves in (LEVEL0, LEVEL1) or self._crowded is not None
+
+    def _saving(self, call: Any) -> Saving | None:
+        """Return what is kept of a call whose rows are on their way; the same on all ranks that exchange."""
         if self.config.moe_apply_probs_on_input:
-            return call.launch_dispatch(hidden, routing_map, probs, create), None
-        again = self._saves in (LEVEL0, LEVEL1)
-        later = call.launch_dispatch(hidden, routing_map, probs, create, create_last=again)
-        level = ACTIVATION if self._saves == DISABLED and experts.activation_recompute else self._saves
-        return later, Saving(level, call.send_again)
+            return None
+        level = self._saves
+        if level == DISABLED and cast(LaterGroupedExperts, self.experts).activation_recompute:
+            level = ACTIVATION
+        if self._crowded is not None and torch.is_grad_enabled():
+            level = level_of_call(level, call.most_rows(), call.mean_rows(), self._crowded)
+        return Saving(level, call.send_again)
 
 
 def delaying_both_costs_nothing(config: TransformerConfig) -> bool:

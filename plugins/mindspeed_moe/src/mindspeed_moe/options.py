@@ -8,6 +8,11 @@ from typing import Any
 
 OVERLAPS = ("moe-alltoall-overlap", "moe-allgather-overlap")
 """Features that compute while tokens travel."""
+LAUNCHING = (
+    *OVERLAPS,
+    *("moe-async-comm", "moe-permute-fusion", "moe-zero-memory", "moe-adaptive-recompute"),
+)
+"""Features with a dispatcher of this package."""
 DISABLED, LEVEL0, LEVEL1, ACTIVATION = "disable", "level0", "level1", "activation"
 """Activations of experts kept for backward: all; the first product's result; none; all but the activation
 function's."""
@@ -41,6 +46,7 @@ class LayerOptions:
         saves: `DISABLED`, `LEVEL0` or `LEVEL1`.
         saving_layers: of each pipeline stage, so many layers save like that, the others their activation;
             None for all.
+        crowded: times the mean of rows above which a call keeps less; None for never.
         launches: exchanges are launched in one place and waited for in another; otherwise the layer and its
             dispatcher stay megatron-core's.
         fuses: tokens are sorted by expert, and results brought back, by one kernel each.
@@ -51,10 +57,16 @@ class LayerOptions:
     overlaps: bool
     saves: str = DISABLED
     saving_layers: int | None = None
+    crowded: float | None = None
     launches: bool = True
     fuses: bool = False
     fixed_routes: bool = False
     device_losses: DeviceLosses | None = None
+
+    @property
+    def own_experts(self) -> bool:
+        """Whether experts keep for backward, or compute later, something else than megatron-core's."""
+        return self.overlaps or self.saves != DISABLED or self.crowded is not None
 
     def of_layer(self, position: int, chunk: int, chunks: int) -> str:
         """Return what one layer keeps.
@@ -71,12 +83,13 @@ class LayerOptions:
 
 def layer_options(args: Any, active: Container[str]) -> LayerOptions:
     """Return the options of the active features, by name."""
-    saves = "moe-zero-memory" in active
+    saves, crowded = "moe-zero-memory" in active, "moe-adaptive-recompute" in active
     return LayerOptions(
         overlaps=any(name in active for name in OVERLAPS),
         saves=args.moe_zero_memory if saves else DISABLED,
         saving_layers=args.moe_zero_memory_num_layers if saves else None,
-        launches=any(name in active for name in (*OVERLAPS, "moe-async-comm", "moe-permute-fusion")),
+        crowded=args.moe_adaptive_recompute_activation_scale if crowded else None,
+        launches=any(name in active for name in LAUNCHING),
         fuses="moe-permute-fusion" in active,
         fixed_routes="moe-fix-router" in active,
         device_losses=device_losses(args) if "moe-device-losses" in active else None,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mindspeed_core.session import Session
 
 OWNER = "moe-core"
+_EXPERTS = "what overlaps or recomputes experts (--moe-*-overlap-comm, --moe-zero-memory, --moe-adaptive-*)"
 _OVERLAPS = "--moe-alltoall-overlap-comm or --moe-allgather-overlap-comm"
 
 
@@ -73,8 +74,8 @@ def place_layers(
         return editor.spec
     if options.overlaps and editor.find("shared_experts"):
         editor.replace("shared_experts", _refining(SharedExpertMLP, SharedExpertHalves, _OVERLAPS))
-    if options.overlaps:
-        editor.replace("experts", _refining(GroupedExperts, LaterGroupedExperts, _OVERLAPS), wrap=True)
+    if options.own_experts:
+        editor.replace("experts", _refining(GroupedExperts, LaterGroupedExperts, _EXPERTS), wrap=True)
 
     def layer(site: Site) -> ModuleSpec | None:
         if site.spec is None or site.spec.module is not MoELayer:
@@ -82,7 +83,12 @@ def place_layers(
         position = int(numbers[0]) if (numbers := re.findall(r"layers\.(\d+)\.", site.path)) else 0
         saves = options.of_layer(position, place.chunk, place.chunks)
         return site.carry(
-            LaunchedMoELayer, groups=groups, overlaps=options.overlaps, saves=saves, fuses=options.fuses
+            LaunchedMoELayer,
+            groups=groups,
+            overlaps=options.overlaps,
+            saves=saves,
+            crowded=options.crowded,
+            fuses=options.fuses,
         )
 
     editor.replace("mlp", layer, wrap=True)

@@ -103,7 +103,8 @@ class _Call:
     def through_activation(self, gradient: Tensor) -> tuple[Tensor, ...]:
         """Return the gradients of the first product and of the probabilities."""
         edge, leaves = self._edge, self._leaves
-        assert edge is not None and leaves is not None
+        assert edge is not None
+        assert leaves is not None
         self._edge = self._leaves = None
         return torch.autograd.grad(edge, leaves, gradient)
 
@@ -134,8 +135,8 @@ def experts_that_save(
         rows: ``[m, h]``, sorted by local expert.
         probs: ``[m]``, the router's probability of each row.
         ends: int64 ``[E]``, where the rows of each expert end.
-        later: of the first weight, and what returns that of the second one; an anchor created there is reached
-            in front of the gradient of the activation, and lets go of its operands.
+        later: of the first weight, and what returns that of the second one; an anchor created there is
+            reached in front of the gradient of the activation, and lets go of its operands.
         saving: what is kept for backward.
 
     Returns:
@@ -192,9 +193,7 @@ class _Activation(Function):
 
 class _Second(Function):
     @staticmethod
-    def forward(
-        ctx: Any, activated: Tensor, token: Tensor, kept: tuple[Tensor, ...], call: _Call
-    ) -> Tensor:
+    def forward(ctx: Any, activated: Tensor, token: Tensor, kept: tuple[Tensor, ...], call: _Call) -> Tensor:
         ctx.save_for_backward(*kept)
         ctx.call = call
         return grouped_matmul(activated, call.w2, call.ends)

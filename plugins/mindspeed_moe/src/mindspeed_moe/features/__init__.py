@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mindspeed_core.feature import HookApi
+from mindspeed_moe.features.adaptive import AdaptiveRecompute
 from mindspeed_moe.features.async_comm import AsyncCommunication
 from mindspeed_moe.features.core import ExpertLayer
 from mindspeed_moe.features.device_losses import DeviceLevelLosses
@@ -20,6 +21,7 @@ DECLARATIONS = (
     AllToAllOverlap,
     AllGatherOverlap,
     ZeroMemory,
+    AdaptiveRecompute,
     SharedExpertCount,
     SequentialDispatcher,
     DeviceLevelLosses,
@@ -29,6 +31,7 @@ DECLARATIONS = (
 
 __all__ = [
     "DECLARATIONS",
+    "AdaptiveRecompute",
     "AllGatherOverlap",
     "AllToAllOverlap",
     "AsyncCommunication",
