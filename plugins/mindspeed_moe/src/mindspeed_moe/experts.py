@@ -144,15 +144,14 @@ class SharedExpertHalves(SharedExpertMLP):
         if half == 1:
             if call is None or call.level == DISABLED or not torch.is_grad_enabled():
                 return self._activate(self._first(hidden_states))
-            # Without arguments it takes a path of TransformerEngine.
+            # By default it takes a path of TransformerEngine.
             call.again = CheckpointWithoutOutput(fp8=None)
+            shared: Tensor
             if call.level == LEVEL1:
-                found: Tensor = call.again.checkpoint(
-                    lambda rows: self._activate(self._first(rows)), hidden_states
-                )
-                return found
-            found = call.again.checkpoint(self._activate, self._first(hidden_states))
-            return found
+                shared = call.again.checkpoint(lambda rows: self._activate(self._first(rows)), hidden_states)
+            else:
+                shared = call.again.checkpoint(self._activate, self._first(hidden_states))
+            return shared
         output, _ = self.linear_fc2(hidden_states)
         if call is not None and call.again is not None:
             call.again.discard_output_and_register_recompute(output)

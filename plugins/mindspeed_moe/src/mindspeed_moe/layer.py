@@ -12,8 +12,8 @@ from megatron.core import tensor_parallel
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from torch import Tensor
 
-from mindspeed_moe.dispatchers import DISPATCHERS, FusedAllToAllDispatcher
 from mindspeed_moe.crowded import level_of_call
+from mindspeed_moe.dispatchers import DISPATCHERS, FusedAllToAllDispatcher
 from mindspeed_moe.experts import LaterGroupedExperts, SharedCall
 from mindspeed_moe.options import ACTIVATION, DISABLED, LEVEL0, LEVEL1
 from mindspeed_moe.zero_memory import Saving
@@ -136,7 +136,7 @@ class LaunchedMoELayer(MoELayer):
         return self._saves in (LEVEL0, LEVEL1) or self._crowded is not None
 
     def _saving(self, call: Any) -> Saving | None:
-        """Return what is kept of a call whose rows are on their way; the same on all ranks that exchange."""
+        """Return what is kept of a call whose rows are on their way, the same on all ranks."""
         if self.config.moe_apply_probs_on_input:
             return None
         level = self._saves
@@ -150,7 +150,7 @@ class LaunchedMoELayer(MoELayer):
 def delaying_both_costs_nothing(config: TransformerConfig) -> bool:
     """Return whether both weight gradients of experts can wait for the exchange without a higher peak.
 
-    While backward computes the gradient of the activation, the second one holds ``h + f`` numbers of each row.
+    While backward computes the gradient of the activation, the second one holds ``h + f`` numbers of a row.
     Every other layer of the rank keeps ``2 f`` numbers less than megatron-core's, which keeps what each
     operation of the activation reads.
     """

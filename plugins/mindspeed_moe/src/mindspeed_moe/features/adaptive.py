@@ -59,9 +59,7 @@ class AdaptiveRecompute(Feature):
             return (f"{_SCALE} {scale:g} needs {_FLAG}; add it, or drop the scale",)
         found = [*recomputed_already(_FLAG, args), *shared_experts_on_a_stream(_FLAG, args)]
         if not (isfinite(scale) and scale > 0):
-            found.append(
-                f"{_SCALE} {scale:g} is no multiple of the mean of rows; use a number above 0, as the default 2"
-            )
+            found.append(f"{_SCALE} {scale:g} is no multiple of the mean of rows; use a number above 0, as 2")
         return found
 
     @classmethod

@@ -109,8 +109,8 @@ def recomputed_already(given: str, args: Any) -> Sequence[str]:
     modules = [name for name in getattr(args, "recompute_modules", None) or () if name in ("moe", "moe_act")]
     if granularity == "full":
         return (
-            f"{given} with --recompute-granularity full is redundant, experts are computed again anyway; drop "
-            "one of the two",
+            f"{given} with --recompute-granularity full is redundant, experts are computed again anyway; "
+            "drop one of the two",
         )
     if granularity == "selective" and modules:
         return (
