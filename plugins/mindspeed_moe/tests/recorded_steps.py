@@ -139,9 +139,9 @@ def recorder(found: Recorded) -> Iterator[None]:
         found.events.append(f"B {name} dW")
         return result
 
-    def new_shared(self, hidden_states, gate_input=None, half=0, call=None):
+    def new_shared(self, hidden_states, gate_input=None, half=0):
         found.events.append(f"F shared fc{half}")
-        result = shared(self, hidden_states, gate_input, half, call)
+        result = shared(self, hidden_states, gate_input, half)
         if result.requires_grad:
             result.register_hook(lambda gradient: found.events.append(f"B shared fc{half}"))
         return result

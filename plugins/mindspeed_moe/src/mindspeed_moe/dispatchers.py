@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.moe.moe_utils import permute
 from megatron.core.transformer.moe.token_dispatcher import (
     MoEAllGatherTokenDispatcher,
@@ -100,10 +100,8 @@ class LaunchedAllToAllDispatcher(MoEAlltoAllTokenDispatcher):
         here = self._received if self.output_splits_tp is None else int(sum(self.output_splits_tp))
         if self.output_splits_tp is None:
             here *= self.tp_size
-        most = torch.tensor([here], device=self._tokens.device)
-        if self.tp_ep_group.size() > 1:
-            dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self.tp_ep_group)
-        return int(most)
+        mine = torch.tensor([here], device=self._tokens.device)
+        return int(gather_from_sequence_parallel_region(mine, group=self.tp_ep_group).max())
 
     def mean_rows(self) -> float:
         """Return the mean of the rows that come to a rank, before any is dropped."""
@@ -235,10 +233,9 @@ class LaunchedAllGatherDispatcher(MoEAllGatherTokenDispatcher):
 
     def most_rows(self) -> int:
         """Return how many rows come to the rank to which most come; every rank that exchanges has to ask."""
-        counts = self._chosen.sum(0)
-        if self.tp_ep_group.size() > 1:
-            dist.all_reduce(counts, group=self.tp_ep_group)
-        return int(counts.view(self.ep_size, -1).sum(1).max())
+        mine = self._chosen.sum(0)
+        counts = gather_from_sequence_parallel_region(mine, group=self.tp_ep_group)
+        return int(counts.view(-1, self.ep_size, mine.numel() // self.ep_size).sum((0, 2)).max())
 
     def mean_rows(self) -> float:
         """Return the mean of the rows that come to a rank, before any is dropped."""

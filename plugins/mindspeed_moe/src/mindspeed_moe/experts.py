@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from megatron.core.tensor_parallel import CheckpointWithoutOutput
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from torch import Tensor
 from torch.nn import functional as F
 
 from mindspeed_kernels.modules.grouped_experts import GroupedExperts
 from mindspeed_kernels.ops.row_groups import ends_of_groups
-from mindspeed_moe.options import DISABLED, LEVEL1
 from mindspeed_moe.weight_gradients import LaterGradient, product_with_later_gradient
 from mindspeed_moe.zero_memory import Saving, experts_that_save
 
@@ -91,20 +88,6 @@ class LaterGroupedExperts(GroupedExperts):
         return found if found is not None else LaterGradient(parameter)
 
 
-@dataclass
-class SharedCall:
-    """One call of both halves of a shared expert.
-
-    Attributes:
-        level: what is kept of it, one of the levels of `mindspeed_moe.options`: without the activation from
-            `ACTIVATION` on, without the first product's result with `LEVEL1`.
-        again: computes in backward what the halves share, once the gradient of their result is there.
-    """
-
-    level: str
-    again: CheckpointWithoutOutput | None = None
-
-
 class SharedExpertHalves(SharedExpertMLP):
     """megatron-core's shared expert, whose two products may run apart from one another.
 
@@ -121,20 +104,13 @@ class SharedExpertHalves(SharedExpertMLP):
         # The configuration that its methods read is a copy of its own.
         self.config.moe_shared_expert_overlap = True
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        gate_input: Tensor | None = None,
-        half: int = 0,
-        call: SharedCall | None = None,
-    ) -> Tensor:
+    def forward(self, hidden_states: Tensor, gate_input: Tensor | None = None, half: int = 0) -> Tensor:
         """Compute the shared expert, or one half of it.
 
         Args:
             hidden_states: ``[s, b, h]``; for the second half the result of the first, ``[s, b, f/tp]``.
             gate_input: for the second half, the ``[s, b, h]`` that went into the first.
             half: 1 or 2; 0 for both.
-            call: the same for both halves: what is kept for backward; everything without it.
 
         Returns:
             ``[s, b, h]``; the first half ``[s, b, f/tp]``.
@@ -142,49 +118,12 @@ class SharedExpertHalves(SharedExpertMLP):
         if not half:
             return super().forward(hidden_states)
         if half == 1:
-            if call is None or call.level == DISABLED or not torch.is_grad_enabled():
-                return self._activate(self._first(hidden_states))
-            # By default it takes a path of TransformerEngine.
-            call.again = CheckpointWithoutOutput(fp8=None)
-            shared: Tensor
-            if call.level == LEVEL1:
-                shared = call.again.checkpoint(lambda rows: self._activate(self._first(rows)), hidden_states)
-            else:
-                shared = call.again.checkpoint(self._activate, self._first(hidden_states))
-            return shared
+            self.cached_fc1_input = hidden_states
+            self.linear_fc1_forward_and_act()
+            inner, self.cached_fc2_input = self.cached_fc2_input, None
+            return inner
         output, _ = self.linear_fc2(hidden_states)
-        if call is not None and call.again is not None:
-            call.again.discard_output_and_register_recompute(output)
-            call.again = None
         if self.use_shared_expert_gate:
             assert gate_input is not None
             output = output * torch.sigmoid(F.linear(gate_input, self.gate_weight))
         return output
-
-    def _first(self, hidden: Tensor) -> Tensor:
-        """Return the first product ``[s, b, g f/tp]`` of ``[s, b, h]``."""
-        result: Tensor
-        result, _ = self.linear_fc1(hidden)
-        return result
-
-    def _activate(self, inner: Tensor) -> Tensor:
-        """Return the activation ``[s, b, f/tp]`` that megatron-core's method computes behind the product."""
-        # The method caches its results on the module that it is given.
-        own = copy(self)
-        own._modules = {**self._modules, "linear_fc1": _Computed(inner)}
-        own.cached_fc1_input = inner
-        own.linear_fc1_forward_and_act()
-        result: Tensor = own.cached_fc2_input
-        return result
-
-
-class _Computed(torch.nn.Module):
-    """Stands for a linear layer whose result is there already."""
-
-    def __init__(self, result: Tensor) -> None:
-        super().__init__()
-        self._result = result
-
-    def forward(self, rows: Tensor) -> tuple[Tensor, None]:
-        """Return the result."""
-        return self._result, None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mindspeed_moe.crowded import level_of_call
 from mindspeed_moe.dispatchers import DISPATCHERS, FusedAllToAllDispatcher
-from mindspeed_moe.experts import LaterGroupedExperts, SharedCall
+from mindspeed_moe.experts import LaterGroupedExperts
 from mindspeed_moe.options import ACTIVATION, DISABLED, LEVEL0, LEVEL1
 from mindspeed_moe.zero_memory import Saving
 
@@ -122,11 +122,10 @@ class LaunchedMoELayer(MoELayer):
             create = partial(experts.later_gradients, both=self._delays_both)
             later = call.launch_dispatch(hidden, routing_map, probs, create, create_last=self._saves_at_times)
             saving = self._saving(call)
-            halves = SharedCall(saving.level if saving is not None else DISABLED)
-            inner = shared(first, half=1, call=halves) if shared is not None else None
+            inner = shared(first, half=1) if shared is not None else None
             results, _ = experts(*call.wait_dispatch(), later, saving)
             call.launch_combine(results)
-            of_shared = shared(inner, gate, half=2, call=halves) if shared is not None else None
+            of_shared = shared(inner, gate, half=2) if shared is not None else None
         output = call.wait_combine()
         return output if shared is None else output + of_shared
 

@@ -136,7 +136,7 @@ def exposed_again(given: str, args: Any) -> Sequence[str]:
     if overlapped or ranks == 1:
         return ()
     return (
-        f"{given} sends rows again beside gradients of the experts only, and shared experts keep everything; "
+        f"{given} sends rows again beside gradients of the experts only; "
         "--moe-alltoall-overlap-comm (or --moe-permutation-async-comm --moe-allgather-overlap-comm) hides "
         "more of it",
     )
