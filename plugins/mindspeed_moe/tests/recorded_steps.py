@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,12 @@ from mindspeed_core.activation import activate
 from mindspeed_core.hosts.standalone import loop
 from mindspeed_core.instruments.communication import count_communication
 from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_moe import experts, launch_wait, weight_gradients
+from mindspeed_moe import experts, launch_wait, weight_gradients, zero_memory
+
+WIDTHS = {32, 96}
+"""Of experts: the narrow ones of the model of proofs, and wide ones."""
+DIRECTIONS = {"forward": "F {}", "backward": "B {} dx", "activate_again": "B {} again"}
+"""Event of a product, by who computes it; a layer that is recomputed goes forward in backward."""
 
 
 @dataclass
@@ -27,6 +33,7 @@ class Recorded:
         kept: exchanges that hold a handle or a buffer after the step.
         sent: calls of this rank and bytes it sends, by operation.
         kept_bytes: that the routed experts keep for backward, weights and numbers of rows left out.
+        metrics: means of all steps.
         losses: of each step.
         parameters: after the last step, by name.
     """
@@ -36,6 +43,7 @@ class Recorded:
     kept: int = 0
     sent: dict[str, tuple[int, float]] = field(default_factory=dict)
     kept_bytes: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -73,6 +81,7 @@ def recorded(flags, *, steps=1, crowded=False) -> Recorded:
             found.losses.append(result.losses["lm loss"])
             operations = {call.operation for call in log.calls}
             found.sent = {name: (log.count(name), log.sent_bytes(name)) for name in operations}
+        found.metrics = {name: value / count for name, (_, value, count) in run.metrics.local().items()}
         for chunk in run.model:
             for name, parameter in chunk.named_parameters():
                 found.parameters[name] = parameter.detach().clone()
@@ -85,7 +94,7 @@ def recorder(found: Recorded) -> Iterator[None]:
     exchanges, directions = [], {}
     start, finish = launch_wait.Exchange.start, launch_wait.Exchange.finish
     init = launch_wait.AllToAll.__init__
-    product, compute = experts.product_with_later_gradient, weight_gradients.LaterGradient.compute
+    product, compute = zero_memory.grouped_matmul, weight_gradients.LaterGradient.compute
     shared = experts.SharedExpertHalves.forward
     routed = experts.LaterGroupedExperts.forward
 
@@ -103,13 +112,11 @@ def recorder(found: Recorded) -> Iterator[None]:
         found.events.append(f"{directions[self]} {self.name} wait")
         return finish(self)
 
-    def new_product(rows, weight, ends, later, **options):
-        name = "gmm1" if weight.shape[1] == 64 else "gmm2"
-        found.events.append(f"F {name}")
-        result = product(rows, weight, ends, later, **options)
-        if result.requires_grad:  # Not so in the first forward of a layer that is recomputed.
-            result.register_hook(lambda gradient: found.events.append(f"B {name} dx"))
-        return result
+    def new_product(rows, weight, ends):
+        name = "gmm2" if WIDTHS & set(weight.shape) else "gmm1"
+        direction = DIRECTIONS[sys._getframe(1).f_code.co_name].format(name)
+        found.events.append(direction)
+        return product(rows, weight, ends)
 
     def new_routed(self, *args, **options):
         weights = {weight.untyped_storage().data_ptr() for weight in self.parameters()}
@@ -143,7 +150,7 @@ def recorder(found: Recorded) -> Iterator[None]:
         patch.object(launch_wait.AllToAll, "__init__", new_init),
         patch.object(launch_wait.Exchange, "start", new_start),
         patch.object(launch_wait.Exchange, "finish", new_finish),
-        patch.object(experts, "product_with_later_gradient", new_product),
+        patch.object(zero_memory, "grouped_matmul", new_product),
         patch.object(weight_gradients.LaterGradient, "compute", new_compute),
         patch.object(experts.SharedExpertHalves, "forward", new_shared),
         patch.object(experts.LaterGroupedExperts, "forward", new_routed),

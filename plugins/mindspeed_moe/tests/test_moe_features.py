@@ -82,6 +82,8 @@ def test_only_the_former_name_of_a_dispatcher_is_translated():
 
 
 ZERO = ("--moe-zero-memory",)
+ADAPTIVE = ("--moe-adaptive-recompute-activation",)
+ADAPTIVE_SCALE = ("--moe-adaptive-recompute-activation-scale",)
 RECOMPUTED = (
     *("--recompute-granularity", "full"),
     *("--recompute-method", "uniform", "--recompute-num-layers", "1"),
@@ -121,7 +123,27 @@ def without(flag, *, values=1):
         ),
         ((*MODEL, *EP2, *OVERLAP, "--cuda-graph-impl", "local"), "cut it at other places"),
         ((*MODEL, *EP2, *OVERLAP, "--use-megatron-fsdp"), "it frees weights between the products"),
-        ((*MODEL, *EP2, *ZERO, "level0"), "add --moe-alltoall-overlap-comm"),
+        (
+            (*without("--moe-grouped-gemm", values=0), *EP2, *ZERO, "level0"),
+            "computed again at once; add --moe-grouped-gemm",
+        ),
+        ((*MODEL, *ADAPTIVE_SCALE, "3"), "-scale 3 needs --moe-adaptive-recompute-activation; add it"),
+        (
+            (*MODEL, *ADAPTIVE, *ADAPTIVE_SCALE, "0"),
+            "--moe-adaptive-recompute-activation-scale 0 is no multiple of the mean of rows",
+        ),
+        (
+            (*MODEL, *ADAPTIVE, *RECOMPUTED),
+            "--moe-adaptive-recompute-activation with --recompute-granularity full is redundant",
+        ),
+        (
+            (
+                *(*MODEL, *ADAPTIVE),
+                *("--recompute-granularity", "selective", "--recompute-modules", "moe_act"),
+            ),
+            "--moe-adaptive-recompute-activation with --recompute-modules moe_act is redundant",
+        ),
+        ((*MODEL, *ADAPTIVE, "--moe-apply-probs-on-input"), "rows are kept apart from their"),
         (
             (*MODEL, *EP2, *OVERLAP, "--moe-zero-memory-num-layers", "1"),
             "--moe-zero-memory-num-layers 1 needs a level; add --moe-zero-memory level0 or level1",
@@ -220,6 +242,19 @@ def test_a_flag_without_communication_to_launch_is_noted():
 def test_both_spellings_of_fused_permutation_are_taken_by_every_host(host, flags):
     made, _ = plan_for([*MODEL[2:], *EP2, *flags], platform="cpu", host=host, registry=INSTALLED)
     assert "moe-permute-fusion" in made.names
+
+
+@pytest.mark.parametrize("flags", [(*ZERO, "level1"), ADAPTIVE])
+def test_rows_that_are_sent_again_in_the_open_are_noted(flags):
+    (said,) = plan(*MODEL, *EP2, *flags).notes
+    assert "sends rows again beside gradients of the experts only" in str(said)
+    assert plan(*MODEL, *flags).notes == ()
+
+
+@pytest.mark.parametrize("host", ["standalone", "library", "megatron-lm"])
+def test_every_host_takes_what_crowded_calls_keep(host):
+    made, _ = plan_for([*MODEL[2:], *EP2, *ADAPTIVE], platform="cpu", host=host, registry=INSTALLED)
+    assert {"moe-adaptive-recompute", "moe-core"} <= set(made.names)
 
 
 def test_a_loss_that_depends_on_the_layout_is_noted():

@@ -7,6 +7,8 @@ from mindspeed_core.testing import run_world
 from mindspeed_moe.features.proofs import EP2, GATHER_OVERLAP, MODEL, OVERLAP, SHARED
 
 ONE_CALL = (*MODEL, *EP2, "--num-layers", "1", "--global-batch-size", "2", "--micro-batch-size", "1")
+ADAPTIVE = ("--moe-adaptive-recompute-activation", "--moe-adaptive-recompute-activation-scale")
+WIDE = ("--num-layers", "2", "--moe-ffn-hidden-size", "96")
 GATHERED = ("--moe-token-dispatcher-type", "allgather")
 ASYNC = ("--moe-permutation-async-comm",)
 ZERO = ("--moe-zero-memory",)
@@ -21,6 +23,11 @@ BACKWARD = (
     *("combine launch", "shared fc2", "combine wait", "gmm2 dx", "gmm1 dx", "probs launch"),
     *("dispatch launch", "shared fc1", "probs wait", "gmm2 dW", "gmm1 dW", "dispatch wait"),
 )
+# Where waiting would raise the peak, the second weight learns at once.
+AT_ONCE = (
+    *("combine launch", "shared fc2", "combine wait", "gmm2 dx", "gmm2 dW", "gmm1 dx", "probs launch"),
+    *("dispatch launch", "shared fc1", "probs wait", "gmm1 dW", "dispatch wait"),
+)
 
 GATHERED_FORWARD = (
     *("map launch", "probs launch", "dispatch launch", "shared fc1"),
@@ -28,8 +35,8 @@ GATHERED_FORWARD = (
     *("combine launch", "shared fc2", "combine wait"),
 )
 GATHERED_BACKWARD = (
-    *("combine launch", "shared fc2", "combine wait", "gmm2 dx", "gmm1 dx", "dispatch launch"),
-    *("probs launch", "shared fc1", "gmm2 dW", "gmm1 dW", "dispatch wait", "probs wait"),
+    *("combine launch", "shared fc2", "combine wait", "gmm2 dx", "gmm2 dW", "gmm1 dx"),
+    *("dispatch launch", "probs launch", "shared fc1", "gmm1 dW", "dispatch wait", "probs wait"),
 )
 
 
@@ -38,6 +45,7 @@ def train_all():
 
     return {
         "shared": recorded((*ONE_CALL, *SHARED, *OVERLAP)),
+        "wide": recorded((*ONE_CALL, *SHARED, *OVERLAP, *WIDE)),
         "recomputed": recorded((*ONE_CALL, *SHARED, *OVERLAP, *RECOMPUTED)),
         "gathered": recorded((*ONE_CALL, *SHARED, *GATHERED, *GATHER_OVERLAP)),
         "level0": recorded((*ONE_CALL, *SHARED, *OVERLAP, *ZERO, "level0")),
@@ -45,6 +53,12 @@ def train_all():
         "activation": recorded((*ONE_CALL, *SHARED, *OVERLAP, *ZERO, "level1", *NO_LAYER)),
         "together": recorded((*ONE_CALL, *SHARED, *ASYNC)),
         "crowded": recorded((*ONE_CALL, *SHARED, *SHARDED, *OVERLAP), steps=2, crowded=True),
+        "moderate": recorded((*ONE_CALL, *SHARED, *ADAPTIVE, "1.5"), steps=2, crowded=True),
+        "extreme": recorded((*ONE_CALL, *SHARED, *OVERLAP, *ADAPTIVE, "0.9"), steps=2, crowded=True),
+        "gathered extreme": recorded(
+            (*ONE_CALL, *SHARED, *GATHERED, *ADAPTIVE, "0.9"), steps=2, crowded=True
+        ),
+        "even": recorded((*ONE_CALL, *SHARED, *ADAPTIVE, "1.9")),
         "crowded plain": recorded((*ONE_CALL, *SHARED, *SHARDED), steps=2, crowded=True),
     }
 
@@ -65,7 +79,12 @@ def test_forward_computes_shared_experts_while_rows_travel(ranks):
 
 def test_backward_mirrors_it_and_computes_weight_gradients_in_between(ranks):
     for rank in ranks:
-        assert directed(rank["shared"].events, "B") == BACKWARD
+        assert directed(rank["wide"].events, "B") == (*BACKWARD, *BACKWARD)
+
+
+def test_the_second_weight_learns_at_once_where_waiting_would_raise_the_peak(ranks):
+    for rank in ranks:
+        assert directed(rank["shared"].events, "B") == AT_ONCE
 
 
 def test_gathered_tokens_travel_beside_shared_experts_and_weight_gradients(ranks):
@@ -96,7 +115,7 @@ def test_a_recomputed_layer_keeps_the_order(ranks):
         # Without gradients the experts multiply as they do without the feature.
         first = tuple(event for event in FORWARD if not event.startswith("gmm"))
         assert directed(rank["recomputed"].events, "F") == (*first, *FORWARD)
-        assert directed(rank["recomputed"].events, "B") == BACKWARD
+        assert directed(rank["recomputed"].events, "B") == AT_ONCE
 
 
 def test_a_layer_exchanges_three_times_forward_and_three_times_backward(ranks):
@@ -120,13 +139,17 @@ def rows_of(found, me):
 
 @pytest.mark.parametrize(
     ("level", "row"),
-    [("activation", 4 * (64 + 64) + 4), ("level0", 4 * 64 + 4), ("level1", 0)],
+    [
+        ("shared", 4 * (64 + 64 + 32) + 4),
+        ("activation", 4 * (64 + 64) + 4),
+        ("level0", 4 * 64 + 4),
+        ("level1", 0),
+    ],
 )
 def test_experts_keep_what_the_formula_says(ranks, level, row):
     for me, rank in enumerate(ranks):
         rows, _ = rows_of(rank[level], me)
         assert rank[level].kept_bytes == rows * row
-        assert rank["shared"].kept_bytes > rows * 4 * (64 + 64 + 32)
 
 
 @pytest.mark.parametrize(("level", "again", "number"), [("level0", 1, 0), ("level1", 2, 4)])
@@ -164,3 +187,26 @@ def test_a_rank_without_rows_takes_part_and_trains_the_same(ranks):
         assert [
             name for name, value in ours.parameters.items() if not torch.equal(value, plain.parameters[name])
         ] == []
+
+
+@pytest.mark.parametrize(
+    ("case", "row", "crowded"),
+    [
+        ("moderate", 4 * 64 + 4, 1),
+        ("extreme", 0, 1),
+        ("gathered extreme", 0, 1),
+        ("even", 4 * (64 + 64 + 32) + 4, 0),
+    ],
+)
+def test_a_crowded_call_keeps_what_its_rows_allow(ranks, case, row, crowded):
+    """Twice the mean of rows come to the first rank, where routes are crowded."""
+    for me, rank in enumerate(ranks):
+        if case != "gathered extreme":
+            rows, _ = rows_of(rank[case], me)
+            assert rank[case].kept_bytes == rows * row
+        assert rank[case].metrics["moe crowded calls"] == crowded
+        assert rank[case].metrics["moe calls"] == 1
+        if crowded:
+            assert rank[case].losses == rank["crowded plain"].losses
+    if case == "gathered extreme":
+        assert [rank[case].kept_bytes for rank in ranks] == [0, 0]

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.moe.moe_utils import permute
 from megatron.core.transformer.moe.token_dispatcher import (
     MoEAllGatherTokenDispatcher,
@@ -67,6 +69,7 @@ class LaunchedAllToAllDispatcher(MoEAlltoAllTokenDispatcher):
         received, sent = self._split(self.output_splits), self._split(self.input_splits)
         self._splits = received, sent
         self._tokens, self._token_probs = hidden.detach(), probs.detach()
+        self._received = sum(received)
         self._there = AllToAll("dispatch", self.ep_group, received, sent)
         self._with_them = AllToAll("probs", self.ep_group, received, sent)
         self._back = AllToAll("combine", self.ep_group, sent, received)
@@ -99,6 +102,19 @@ class LaunchedAllToAllDispatcher(MoEAlltoAllTokenDispatcher):
             return here, beside if with_probs else None
 
         return arrive
+
+    def most_rows(self) -> int:
+        """Return how many rows come to the rank to which most come; every rank that exchanges has to ask."""
+        here = self._received if self.output_splits_tp is None else int(sum(self.output_splits_tp))
+        if self.output_splits_tp is None:
+            here *= self.tp_size
+        mine = torch.tensor([here], device=self._tokens.device)
+        return int(gather_from_sequence_parallel_region(mine, group=self.tp_ep_group).max())
+
+    def mean_rows(self) -> float:
+        """Return the mean of the rows that come to a rank, before any is dropped."""
+        tokens = self._tokens.shape[0] * self._tokens.shape[1]
+        return tokens * int(self.config.moe_router_topk) * self.tp_size
 
     def wait_dispatch(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return rows ``[m, h]`` sorted by local expert, their numbers ``[E]`` and probabilities ``[m]``."""
@@ -185,9 +201,17 @@ class LaunchedAllGatherDispatcher(MoEAllGatherTokenDispatcher):
     routing_map: Any
 
     def launch_dispatch(
-        self, hidden: Tensor, routing_map: Tensor, probs: Tensor, create: Callable[[], T]
+        self,
+        hidden: Tensor,
+        routing_map: Tensor,
+        probs: Tensor,
+        create: Callable[[], T],
+        *,
+        create_last: bool = False,
     ) -> T:
         """Launch the gathering of what every rank has; see `LaunchedAllToAllDispatcher`."""
+        self._tokens, self._token_probs = hidden.detach(), probs.detach()
+        self._chosen = routing_map
         rows, probs = self.dispatch_preprocess(hidden, routing_map, probs)
         self._of_map = AllGather("map", self.tp_ep_group)
         self._with_them = AllGather("probs", self.tp_ep_group)
@@ -197,6 +221,34 @@ class LaunchedAllGatherDispatcher(MoEAllGatherTokenDispatcher):
         self._probs = self._with_them.launch(probs)
         self._rows = self._there.launch(rows)
         return create()
+
+    def send_again(self, with_probs: bool) -> Callable[[], tuple[Tensor, Tensor | None]]:
+        """Gather in backward what `launch_dispatch` gathered; see `LaunchedAllToAllDispatcher`."""
+        of_probs, of_rows = (AllGather(name, self.tp_ep_group) for name in ("probs again", "dispatch again"))
+        if with_probs:
+            of_probs.start(self._token_probs, mirrored=False)
+        of_rows.start(self._tokens.view(-1, self._tokens.shape[-1]), mirrored=False)
+
+        def arrive() -> tuple[Tensor, Tensor | None]:
+            probs = None
+            if with_probs:
+                first, last = self.local_expert_indices[0], self.local_expert_indices[-1]
+                local = of_probs.finish()[:, first : last + 1]
+                probs = local.T.contiguous().masked_select(self.local_map.T.contiguous())
+            return of_rows.finish().index_select(0, self.reversed_local_input_permutation_mapping), probs
+
+        return arrive
+
+    def most_rows(self) -> int:
+        """Return how many rows come to the rank to which most come; every rank that exchanges has to ask."""
+        mine = self._chosen.sum(0)
+        counts = gather_from_sequence_parallel_region(mine, group=self.tp_ep_group)
+        return int(counts.view(-1, self.ep_size, mine.numel() // self.ep_size).sum((0, 2)).max())
+
+    def mean_rows(self) -> float:
+        """Return the mean of the rows that come to a rank, before any is dropped."""
+        tokens = self._tokens.shape[0] * self._tokens.shape[1]
+        return tokens * int(self.config.moe_router_topk) * self.tp_ep_group.size() / self.ep_size
 
     def wait_dispatch(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return rows ``[m, h]`` sorted by local expert, their numbers ``[E]`` and probabilities ``[m]``."""
@@ -211,6 +263,7 @@ class LaunchedAllGatherDispatcher(MoEAllGatherTokenDispatcher):
         sums = self.combine_preprocess(results)
         self._dtype = sums.dtype
         self._results = self._back.launch(sums.to(self.local_probs.dtype))
+        del self.local_probs
 
     def wait_combine(self) -> Tensor:
         """Return the sums of each token's results, ``[s, b, h]``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,9 +31,15 @@ class LaterGroupedExperts(GroupedExperts):
 
     _later: Later | None = None
 
-    def later_gradients(self) -> Later:
-        """Create, here in the graph, the nodes that will compute the weight gradients of one call."""
-        return {parameter: LaterGradient(parameter) for parameter in (self.weight1, self.weight2)}
+    def later_gradients(self, *, both: bool) -> Later:
+        """Create, here in the graph, the nodes that will compute the weight gradients of one call.
+
+        Args:
+            both: of both weights; otherwise the second one's is created with its product, and its operands
+                are let go of before backward computes the gradient of the activation.
+        """
+        parameters = (self.weight1, self.weight2) if both else (self.weight1,)
+        return {parameter: LaterGradient(parameter) for parameter in parameters}
 
     def forward(
         self,
@@ -49,17 +56,22 @@ class LaterGroupedExperts(GroupedExperts):
             tokens_per_expert: ``[E]``, number of rows of each.
             permuted_probs: ``[m]``, the router's probability of each row.
             later: what `later_gradients` returned for this call; without it nothing is delayed.
-            saving: what is kept for backward, with ``later``; everything without it.
+            saving: what is kept for backward; without it what megatron-core keeps.
         """
-        if later is not None and saving is not None and torch.is_grad_enabled():
+        if saving is not None and torch.is_grad_enabled():
+            later = later or {}
             rows = permuted_local_hidden_states
             ends = ends_of_groups(
                 "--moe-grouped-gemm", tokens_per_expert, rows.shape[0], self.num_local_experts, counts=True
             )
-            both = later[self.weight1], later[self.weight2]
+
             experts, hidden = self.num_local_experts, self.config.hidden_size
             weights = self.weight1.view(experts, hidden, -1), self.weight2.view(experts, -1, hidden)
-            return experts_that_save(self, weights, rows, permuted_probs, ends, both, saving), None
+            of_weights = (
+                self._later_gradient(later, self.weight1),
+                partial(self._later_gradient, later, self.weight2),
+            )
+            return experts_that_save(self, weights, rows, permuted_probs, ends, of_weights, saving), None
         self._later = later
         try:
             return super().forward(permuted_local_hidden_states, tokens_per_expert, permuted_probs)
@@ -70,9 +82,13 @@ class LaterGroupedExperts(GroupedExperts):
         if self._later is None or not torch.is_grad_enabled():
             return super()._product(rows, parameter, shape, ends)
         accumulates = self.accumulates and hasattr(parameter, "main_grad")
-        return product_with_later_gradient(
-            rows, parameter.view(shape), ends, self._later[parameter], accumulates=accumulates
-        )
+        later = self._later_gradient(self._later, parameter)
+        return product_with_later_gradient(rows, parameter.view(shape), ends, later, accumulates=accumulates)
+
+    @staticmethod
+    def _later_gradient(later: Later, parameter: Any) -> LaterGradient:
+        found = later.get(parameter)
+        return found if found is not None else LaterGradient(parameter)
 
 
 class CopiedExperts(GroupedExperts):

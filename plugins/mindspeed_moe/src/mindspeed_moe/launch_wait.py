@@ -58,6 +58,9 @@ class Exchange(ABC):
 
     def start(self, rows: Tensor, *, mirrored: bool) -> Tensor:
         """Start one direction, and return the buffer that is being filled."""
+        if self.group.size() == 1:
+            self._buffers = rows, rows
+            return rows
         rows = rows.contiguous()
         buffer = rows.new_empty((self._length(rows, mirrored), *rows.shape[1:]))
         self._work = self._communicate(buffer, rows, mirrored)
@@ -66,7 +69,8 @@ class Exchange(ABC):
 
     def finish(self) -> Tensor:
         """Wait for the direction that was started, and return its buffer."""
-        self._work.wait()
+        if self._work is not None:
+            self._work.wait()
         buffer, _ = self._buffers
         # A finished handle holds its tensors.
         self._work, self._buffers = None, ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -11,11 +12,12 @@ from megatron.core import tensor_parallel
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from torch import Tensor
 
+from mindspeed_moe.crowded import Calls, level_of_call
 from mindspeed_moe.dispatchers import DISPATCHERS, FusedAllToAllDispatcher
 from mindspeed_moe.expert_map.copies import Groups, HotExperts
 from mindspeed_moe.expert_map.layer_map import LayerMap
-from mindspeed_moe.experts import Later, LaterGroupedExperts
-from mindspeed_moe.options import DISABLED
+from mindspeed_moe.experts import LaterGroupedExperts
+from mindspeed_moe.options import ACTIVATION, DISABLED, LEVEL0, LEVEL1
 from mindspeed_moe.planned_dispatcher import Plan, PlannedDispatcher
 from mindspeed_moe.turns import Turns
 from mindspeed_moe.zero_memory import Saving
@@ -43,6 +45,7 @@ class LaunchedMoELayer(MoELayer):
         groups: Callable[[], ProcessGroupCollection],
         overlaps: bool,
         saves: str = DISABLED,
+        crowded: tuple[float, Callable[[], Calls]] | None = None,
         fuses: bool = False,
         plan: Callable[[], Plan] | None = None,
         turns: Callable[[], Turns] | None = None,
@@ -62,6 +65,8 @@ class LaunchedMoELayer(MoELayer):
             overlaps: compute shared experts and weight gradients while rows travel; otherwise only the
                 collectives of a direction run beside one another.
             saves: what is kept of the experts, one of the levels of `mindspeed_moe.options`.
+            crowded: keep less in a call that brings a rank more than so many times the mean of rows, counted by
+                what the function returns; None for never.
             fuses: sort tokens by expert and bring results back by one kernel each, for an all-to-all.
             plan: returns the plan of communication; without one rows are exchanged at once.
             turns: returns the passes that take turns, where it overlaps: before this layer waits, the pass of
@@ -77,6 +82,13 @@ class LaunchedMoELayer(MoELayer):
         self._turns = turns
         self.expert_map = LayerMap(int(config.num_moe_experts or 0), given.ep.size()) if moves else None
         self._hot = HotExperts(copies[0], given.ep, copies[1]) if copies is not None else None
+        self._crowded = crowded
+        # A pass that goes on meanwhile needs both to be computed while gradients of rows travel.
+        self._delays_both = turns is not None or (
+            (saves, crowded) == (DISABLED, None)
+            and not config.moe_apply_probs_on_input
+            and delaying_both_costs_nothing(config)
+        )
         # A module that computes shared experts apart is not called by megatron-core's dispatcher.
         self.shared_expert_overlap = overlaps
         if plan is not None:
@@ -126,18 +138,24 @@ class LaunchedMoELayer(MoELayer):
             if self.training and torch.is_grad_enabled():
                 self.expert_map.count(routing_map)
             probs, routing_map = self.expert_map.columns_by_slot(probs, routing_map)
-        call = copy(self.token_dispatcher)
+        call: Any = copy(self.token_dispatcher)
         chosen = self._hot.choose(routing_map) if self._hot is not None else []
         if self._hot is not None and chosen:
             output = self._mix_with_copies(call, hidden, probs, routing_map, chosen)
             return output if shared is None else output + of_shared
         if not self._overlaps:
             call.launch_dispatch(hidden, routing_map, probs, lambda: None)
-            results, _ = self.experts(*call.wait_dispatch())
+            saving: Any = (None, self._saving(call)) if self._saves_at_times else ()
+            results, _ = self.experts(*call.wait_dispatch(), *saving)
             call.launch_combine(results)
         else:
             experts = cast(LaterGroupedExperts, self.experts)
-            later, saving = self._launch(call, hidden, routing_map, probs)
+            create = partial(experts.later_gradients, both=self._delays_both)
+            if self._turns is not None:
+                call.before_gradients = self._turns().in_backward
+            last = self._saves_at_times or self._turns is not None
+            later = call.launch_dispatch(hidden, routing_map, probs, create, create_last=last)
+            saving = self._saving(call)
             inner = shared(first, half=1) if shared is not None else None
             self._take_turns()
             results, _ = experts(*call.wait_dispatch(), later, saving)
@@ -161,18 +179,40 @@ class LaunchedMoELayer(MoELayer):
         call.launch_combine(results)
         return copies.add(call.wait_combine(), here)
 
-    def _launch(
-        self, call: Any, hidden: Tensor, routing_map: Tensor, probs: Tensor
-    ) -> tuple[Later, Saving | None]:
-        """Launch the exchanges to the experts; returns later gradients, and what is kept of the call."""
-        create = cast(LaterGroupedExperts, self.experts).later_gradients
-        if self._turns is not None:
-            call.before_gradients = self._turns().in_backward
-        if self._saves == DISABLED and self._turns is None:
-            return call.launch_dispatch(hidden, routing_map, probs, create), None
-        later = call.launch_dispatch(hidden, routing_map, probs, create, create_last=True)
-        return later, None if self._saves == DISABLED else Saving(self._saves, call.send_again)
-
     def _take_turns(self) -> None:
         if self._turns is not None:
             self._turns().in_forward()
+
+    @property
+    def _saves_at_times(self) -> bool:
+        """Whether some calls send rows a second time."""
+        return self._saves in (LEVEL0, LEVEL1) or self._crowded is not None
+
+    def _saving(self, call: Any) -> Saving | None:
+        """Return what is kept of a call whose rows are on their way, the same on all ranks."""
+        if self.config.moe_apply_probs_on_input:
+            return None
+        level = self._saves
+        if level == DISABLED and cast(LaterGroupedExperts, self.experts).activation_recompute:
+            level = ACTIVATION
+        if self._crowded is not None and torch.is_grad_enabled():
+            scale, calls = self._crowded
+            level = level_of_call(level, call.most_rows(), call.mean_rows(), scale, calls())
+        return Saving(level, call.send_again)
+
+
+def delaying_both_costs_nothing(config: TransformerConfig) -> bool:
+    """Return whether both weight gradients of experts can wait for the exchange without a higher peak.
+
+    While backward computes the gradient of the activation, the second one holds ``h + f`` numbers of a row.
+    Every other layer of the rank keeps ``2 f`` numbers less than megatron-core's, which keeps what each
+    operation of the activation reads.
+    """
+    width = (config.moe_ffn_hidden_size or 0) // (config.expert_tensor_parallel_size or 1)
+    others = config.num_layers // config.pipeline_model_parallel_size - 1
+    frequency = config.moe_layer_freq
+    if isinstance(frequency, list):
+        others = sum(frequency) // config.pipeline_model_parallel_size - 1
+    elif frequency > 1:
+        others //= frequency
+    return config.gated_linear_unit and 2 * width * others >= config.hidden_size + width

@@ -14,11 +14,12 @@ PAIRS = "moe-fb-overlap"
 """The feature under which the passes of two micro-batches take turns."""
 OVERLAPS = ("moe-alltoall-overlap", "moe-allgather-overlap", PAIRS)
 """Features that compute while tokens travel."""
-LAUNCHES = (
-    *("moe-async-comm", "moe-permute-fusion", "moe-comm-plan"),
+LAUNCHING = (
+    *OVERLAPS,
+    *("moe-async-comm", "moe-permute-fusion", "moe-comm-plan", "moe-zero-memory", "moe-adaptive-recompute"),
     *("moe-expert-placement", "moe-balanced-experts"),
 )
-"""Further features that need the layer of this package."""
+"""Features that need the layer of this package."""
 DISABLED, LEVEL0, LEVEL1, ACTIVATION = "disable", "level0", "level1", "activation"
 """Activations of experts kept for backward: all; the first product's result; none; all but the activation
 function's."""
@@ -76,6 +77,7 @@ class LayerOptions:
         saves: `DISABLED`, `LEVEL0` or `LEVEL1`.
         saving_layers: of each pipeline stage, so many layers save like that, the others their activation;
             None for all.
+        crowded: times the mean of rows above which a call keeps less; None for never.
         launches: exchanges are launched in one place and waited for in another; otherwise the layer and its
             dispatcher stay megatron-core's.
         fuses: tokens are sorted by expert, and results brought back, by one kernel each.
@@ -92,6 +94,7 @@ class LayerOptions:
     overlaps: bool
     saves: str = DISABLED
     saving_layers: int | None = None
+    crowded: float | None = None
     launches: bool = True
     fuses: bool = False
     fixed_routes: bool = False
@@ -102,6 +105,11 @@ class LayerOptions:
     slices: int | None = None
     moves: bool = False
     hot_experts: int = 0
+
+    @property
+    def own_experts(self) -> bool:
+        """Whether experts keep for backward, or compute later, something else than megatron-core's."""
+        return self.overlaps or self.saves != DISABLED or self.crowded is not None
 
     def of_layer(self, position: int, chunk: int, chunks: int) -> str:
         """Return what one layer keeps.
@@ -118,7 +126,7 @@ class LayerOptions:
 
 def layer_options(args: Any, active: Container[str]) -> LayerOptions:
     """Return the options of the active features, by name."""
-    saves = "moe-zero-memory" in active
+    saves, crowded = "moe-zero-memory" in active, "moe-adaptive-recompute" in active
     gshard = gshard_options(args) if "moe-deepspeed" in active else None
     pipelined = "moe-pipe-experts" in active and items_of_layer(args) > 1
     slices = args.pipe_experts_multi_data if pipelined else None
@@ -126,7 +134,8 @@ def layer_options(args: Any, active: Container[str]) -> LayerOptions:
         overlaps=any(name in active for name in OVERLAPS),
         saves=args.moe_zero_memory if saves else DISABLED,
         saving_layers=args.moe_zero_memory_num_layers if saves else None,
-        launches=any(name in active for name in (*OVERLAPS, *LAUNCHES))
+        crowded=args.moe_adaptive_recompute_activation_scale if crowded else None,
+        launches=any(name in active for name in LAUNCHING)
         or slices is not None
         or (gshard is not None and gshard.padded),
         fuses="moe-permute-fusion" in active,

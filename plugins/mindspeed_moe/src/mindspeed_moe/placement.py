@@ -18,6 +18,7 @@ from mindspeed_core.layer_spec import Site, SpecEditor
 from mindspeed_core.megatron.experts import PlainExperts
 from mindspeed_kernels.modules.grouped_experts import GroupedExperts
 from mindspeed_moe.capacity_dispatcher import CapacityDispatcher
+from mindspeed_moe.crowded import Calls
 from mindspeed_moe.experts import CopiedExperts, LaterGroupedExperts, SharedExpertHalves
 from mindspeed_moe.gshard_router import GShardRouter
 from mindspeed_moe.layer import LaunchedMoELayer
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 
 OWNER = "moe-core"
 _OVERLAPS = "--moe-alltoall-overlap-comm, --moe-allgather-overlap-comm or --moe-fb-overlap"
+_EXPERTS = (
+    "what overlaps or recomputes experts (--moe-*-overlap-comm, --moe-fb-overlap, --moe-zero-memory, "
+    "--moe-adaptive-*)"
+)
 
 
 @dataclass(frozen=True)
@@ -93,12 +98,12 @@ def place_layers(
         editor.replace(
             "experts", _refining(GroupedExperts, CopiedExperts, "--balanced-moe-experts"), wrap=True
         )
-    if options.overlaps:
-        editor.replace("experts", _refining(GroupedExperts, LaterGroupedExperts, _OVERLAPS), wrap=True)
+    if options.own_experts:
+        editor.replace("experts", _refining(GroupedExperts, LaterGroupedExperts, _EXPERTS), wrap=True)
     if options.slices is not None:
         editor.replace("experts", _pipelined_experts, wrap=True)
 
-    turns = session.state(Turns)
+    turns, calls = session.state(Turns), session.state(Calls)
 
     def layer(site: Site) -> ModuleSpec | None:
         if site.spec is None or site.spec.module is not MoELayer:
@@ -111,6 +116,7 @@ def place_layers(
             groups=groups,
             overlaps=options.overlaps,
             saves=saves,
+            crowded=None if options.crowded is None else (options.crowded, lambda: calls),
             fuses=options.fuses,
             plan=(lambda: plan_on_this_rank(session, options.hops, groups())) if options.hops else None,
             **taking,

@@ -1,24 +1,26 @@
-"""Grouped experts that keep less for backward, and have their rows sent again.
+"""Grouped experts as three autograd nodes, which keep for backward what a level says.
 
 The rows that experts received are the largest part of what they keep, although the ranks that sent them have
 them anyway: they are permuted and sent a second time in backward, while gradients are computed that do not
 need them. The activation is computed again from the result of the first product, and that result, where it
-is not kept either, from the rows.
+is not kept either, from the rows. There are three nodes, so that autograd lets go of each gradient once the
+next node has read it, and so that a weight's gradient may be computed between two of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from mindspeed_kernels.ops.gmm import grouped_matmul
-from mindspeed_moe.options import ACTIVATION, LEVEL1
+from mindspeed_moe.options import ACTIVATION, DISABLED, LEVEL0, LEVEL1
 from mindspeed_moe.weight_gradients import LaterGradient, Operands
 
 if TYPE_CHECKING:
@@ -41,28 +43,79 @@ class Saving:
     send_again: Callable[[bool], Arrival]
 
 
-@dataclass(frozen=True)
 class _Call:
-    """One call of experts.
+    """One call of experts, and what a node leaves for the next one.
 
     Attributes:
-        experts: the module.
-        ends: int64 ``[E]``, where the rows of each expert end.
-        first: of the first weight.
         second: of the second weight.
-        saving: what the call keeps.
     """
 
-    experts: GroupedExperts
-    ends: Tensor
-    first: LaterGradient
     second: LaterGradient
-    saving: Saving
+
+    def __init__(
+        self,
+        experts: GroupedExperts,
+        weights: tuple[Tensor, Tensor],
+        ends: Tensor,
+        first: LaterGradient,
+        saving: Saving,
+    ) -> None:
+        self.w1, self.w2 = (weight.detach() for weight in weights)
+        self.learns = weights[0].requires_grad
+        self.ends = ends
+        self.first = first
+        self.level = saving.level
+        self.accumulates = experts.accumulates and hasattr(experts.weight1, "main_grad")
+        self._activation = experts.activation_func_with_probs
+        self._send_again = saving.send_again
+        self._arrival: Arrival | None = None
+        self._rows: Tensor | None = None
+        self._leaves: tuple[Tensor, Tensor] | None = None
+        self._edge: GradientEdge | None = None
 
     def activated(self, inner: Tensor, probs: Tensor) -> Tensor:
         """Return the weighted activation ``[m, f]`` of ``[m, g f]``."""
-        result: Tensor = self.experts.activation_func_with_probs(inner, probs.unsqueeze(-1))
+        result: Tensor = self._activation(inner, probs.unsqueeze(-1))
         return result
+
+    def begin_backward(self) -> None:
+        """Send rows again, where they are needed and not kept."""
+        if self.level == LEVEL1 or (self.learns and self.level == LEVEL0):
+            self._arrival = self._send_again(self.level == LEVEL1)
+
+    def activate_again(self, kept: tuple[Tensor, ...]) -> Tensor:
+        """Compute the activation a second time, from what was kept for it; its graph stays for backward."""
+        if self.level == LEVEL1:
+            assert self._arrival is not None
+            self._rows, probs = self._arrival()
+            self._arrival = None
+            inner = grouped_matmul(self._rows, self.w1, self.ends)
+        else:
+            inner, probs = kept
+        assert probs is not None
+        with torch.enable_grad():
+            self._leaves = inner.detach().requires_grad_(), probs.detach().requires_grad_()
+            activated = self.activated(*self._leaves)
+        # The edge does not hold the result itself.
+        self._edge = get_gradient_edge(activated)
+        return activated.detach()
+
+    def through_activation(self, gradient: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients of the first product and of the probabilities."""
+        edge, leaves = self._edge, self._leaves
+        assert edge is not None
+        assert leaves is not None
+        self._edge = self._leaves = None
+        return torch.autograd.grad(edge, leaves, gradient)
+
+    def rows(self) -> Tensor | Callable[[], Tensor]:
+        """Return the rows that were not kept, or a function that waits for them."""
+        rows, arrival = self._rows, self._arrival
+        self._rows = self._arrival = None
+        if rows is not None:
+            return rows
+        assert arrival is not None
+        return lambda: arrival()[0]
 
 
 def experts_that_save(
@@ -71,7 +124,7 @@ def experts_that_save(
     rows: Tensor,
     probs: Tensor,
     ends: Tensor,
-    later: tuple[LaterGradient, LaterGradient],
+    later: tuple[LaterGradient, Callable[[], LaterGradient]],
     saving: Saving,
 ) -> Tensor:
     """Compute grouped experts.
@@ -82,65 +135,80 @@ def experts_that_save(
         rows: ``[m, h]``, sorted by local expert.
         probs: ``[m]``, the router's probability of each row.
         ends: int64 ``[E]``, where the rows of each expert end.
-        later: of both weights.
+        later: of the first weight, and what returns that of the second one; an anchor created there is
+            reached in front of the gradient of the activation, and lets go of its operands.
         saving: what is kept for backward.
 
     Returns:
         ``[m, h]``.
     """
-    call = _Call(experts, ends, *later, saving)
-    w1, w2 = (weight.detach() for weight in weights)
-    result: Tensor = _SavingExperts.apply(rows, probs, w1, w2, later[0].token, later[1].token, call)
+    call = _Call(experts, weights, ends, later[0], saving)
+    inner: Tensor = _First.apply(rows, call.first.token, call)
+    activated: Tensor = _Activation.apply(inner, probs, call)
+    kept: tuple[Tensor, ...] = ()
+    if saving.level == DISABLED:
+        kept = (activated.detach(),)
+    elif saving.level != LEVEL1:
+        kept = inner.detach(), probs.detach()
+    call.second = later[1]()
+    result: Tensor = _Second.apply(activated, call.second.token, kept, call)
     return result
 
 
-class _SavingExperts(Function):
+class _First(Function):
     @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, probs: Tensor, w1: Tensor, w2: Tensor, t1: Tensor, t2: Tensor, call: _Call
-    ) -> Tensor:
-        inner = grouped_matmul(rows, w1, call.ends)
-        level = call.saving.level
-        kept = () if level == LEVEL1 else (inner, probs, *((rows,) if level == ACTIVATION else ()))
-        ctx.save_for_backward(w1, w2, *kept)
+    def forward(ctx: Any, rows: Tensor, token: Tensor, call: _Call) -> Tensor:
+        ctx.save_for_backward(*((rows,) if call.level in (DISABLED, ACTIVATION) else ()))
         ctx.call = call
-        return grouped_matmul(call.activated(inner, probs), w2, call.ends)
+        return grouped_matmul(rows, call.w1, call.ends)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
-        level, ends = call.saving.level, call.ends
-        w1, w2, *kept = ctx.saved_tensors
         gradient = gradients[0].contiguous()
-        learns1, learns2 = ctx.needs_input_grad[4:6]
-        arrival = None
-        if level == LEVEL1 or (learns1 and level != ACTIVATION):
-            arrival = call.saving.send_again(level == LEVEL1)
-        of_activated = grouped_matmul(gradient, w2.transpose(1, 2), ends)
-        rows: Tensor | None = None
-        if level == LEVEL1:
-            assert arrival is not None
-            rows, probs = arrival()
-            inner = grouped_matmul(rows, w1, ends)
-        else:
-            inner, probs, *rest = kept
-            rows = rest[0] if rest else None
-        with torch.enable_grad():
-            leaves = inner.detach().requires_grad_(), cast(Tensor, probs).detach().requires_grad_()
-            activated = call.activated(*leaves)
-        of_inner, of_probs = torch.autograd.grad(activated, leaves, of_activated)
-        accumulates = call.experts.accumulates and hasattr(call.experts.weight1, "main_grad")
-        if learns2:
-            call.second.leave(Operands(activated.detach(), gradient, ends, w2.shape, accumulates))
-        if learns1:
-            again = rows if rows is not None else _rows_of(arrival)
-            call.first.leave(Operands(again, of_inner, ends, w1.shape, accumulates))
-        of_rows = grouped_matmul(of_inner, w1.transpose(1, 2), ends)
-        tokens = [gradient.new_zeros(()) if learns else None for learns in (learns1, learns2)]
-        return of_rows, of_probs, None, None, *tokens, None
+        to_token = None
+        if ctx.needs_input_grad[1]:
+            rows = ctx.saved_tensors[0] if ctx.saved_tensors else call.rows()
+            call.first.leave(Operands(rows, gradient, call.ends, call.w1.shape, call.accumulates))
+            to_token = gradient.new_zeros(())
+        of_rows = grouped_matmul(gradient, call.w1.transpose(1, 2), call.ends)
+        return of_rows, to_token, None
 
 
-def _rows_of(arrival: Arrival | None) -> Callable[[], Tensor]:
-    assert arrival is not None
-    return lambda: arrival()[0]
+class _Activation(Function):
+    @staticmethod
+    def forward(ctx: Any, inner: Tensor, probs: Tensor, call: _Call) -> Tensor:
+        ctx.call = call
+        ctx.save_for_backward(*((inner, probs) if call.level == DISABLED else ()))
+        return call.activated(inner, probs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.saved_tensors:
+            ctx.call.activate_again(ctx.saved_tensors)
+        return (*ctx.call.through_activation(gradients[0]), None)
+
+
+class _Second(Function):
+    @staticmethod
+    def forward(ctx: Any, activated: Tensor, token: Tensor, kept: tuple[Tensor, ...], call: _Call) -> Tensor:
+        ctx.save_for_backward(*kept)
+        ctx.call = call
+        return grouped_matmul(activated, call.w2, call.ends)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        call: _Call = ctx.call
+        gradient = gradients[0].contiguous()
+        call.begin_backward()
+        of_activated = grouped_matmul(gradient, call.w2.transpose(1, 2), call.ends)
+        kept = ctx.saved_tensors
+        activated = kept[0] if call.level == DISABLED else call.activate_again(kept)
+        to_token = None
+        if ctx.needs_input_grad[1]:
+            call.second.leave(Operands(activated, gradient, call.ends, call.w2.shape, call.accumulates))
+            to_token = gradient.new_zeros(())
+        return of_activated, to_token, None, None

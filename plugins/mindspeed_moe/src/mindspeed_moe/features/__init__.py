@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mindspeed_core.feature import HookApi
 from mindspeed_moe.extension_points import COMM_PLANS
+from mindspeed_moe.features.adaptive import AdaptiveRecompute
 from mindspeed_moe.features.async_comm import AsyncCommunication
 from mindspeed_moe.features.balanced_experts import BalancedExperts
 from mindspeed_moe.features.comm_plan import CommunicationPlan
@@ -30,6 +31,7 @@ DECLARATIONS = (
     AllGatherOverlap,
     ForwardBackwardOverlap,
     ZeroMemory,
+    AdaptiveRecompute,
     SharedExpertCount,
     SequentialDispatcher,
     DeviceLevelLosses,
@@ -48,6 +50,7 @@ DECLARATIONS = (
 
 __all__ = [
     "DECLARATIONS",
+    "AdaptiveRecompute",
     "AllGatherOverlap",
     "AllToAllOverlap",
     "AsyncCommunication",

@@ -62,7 +62,11 @@ class CommunicationPlan(Feature):
         ),
         Conflict(
             feature="moe-fb-overlap",
-            reason="passes that take turns know when one exchange is waited for, not several; drop one of the two",
+            reason="passes take turns at one exchange in each direction, not at several; drop one of the two",
+        ),
+        Conflict(
+            feature="moe-adaptive-recompute",
+            reason="rows that travel once are not those that a rank computes; drop one of the two",
         ),
         Conflict(
             feature="moe-pipe-experts",
