@@ -65,8 +65,8 @@ class LaunchedMoELayer(MoELayer):
             overlaps: compute shared experts and weight gradients while rows travel; otherwise only the
                 collectives of a direction run beside one another.
             saves: what is kept of the experts, one of the levels of `mindspeed_moe.options`.
-            crowded: keep less in a call that brings a rank more than so many times the mean of rows, counted by
-                what the function returns; None for never.
+            crowded: keep less in a call that brings a rank more than so many times the mean of rows, counted
+                by what the function returns; None for never.
             fuses: sort tokens by expert and bring results back by one kernel each, for an all-to-all.
             plan: returns the plan of communication; without one rows are exchanged at once.
             turns: returns the passes that take turns, where it overlaps: before this layer waits, the pass of
