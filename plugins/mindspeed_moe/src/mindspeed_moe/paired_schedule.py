@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.megatron.unwrap import unwrap
-from mindspeed_moe.features.fb_overlap import without_pairs
+from mindspeed_moe.pairing import without_pairs
 from mindspeed_moe.turns import Turns
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimp
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
 from mindspeed_moe.features.fb_overlap_proofs import FB_OVERLAP_PROOFS
 from mindspeed_moe.options import PAIRS
+from mindspeed_moe.pairing import without_pairs
 
 _FLAG = "--moe-fb-overlap"
 _UNPERMUTED = ("--moe-unperm2-mem-optim", "--moe-unperm2-mem-optim-swap")
@@ -118,15 +119,6 @@ class ForwardBackwardOverlap(Feature):
         from mindspeed_moe.paired_schedule import PairedSchedule
 
         return PairedSchedule(session, schedule)
-
-
-def without_pairs(stages: int) -> str:
-    """Return the refusal of a pipeline whose passes depend on one another."""
-    return (
-        f"{_FLAG} with --pipeline-model-parallel-size {stages} and one model chunk per rank has no forward "
-        "and backward pass to run side by side; use 1, or virtual stages "
-        "(--num-layers-per-virtual-pipeline-stage)"
-    )
 
 
 def _interleaves(args: Any, stages: int) -> bool:
