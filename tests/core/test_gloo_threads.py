@@ -44,3 +44,10 @@ def test_a_running_thread_of_gloo_is_seen_and_others_are_not(monkeypatch, tmp_pa
     assert gloo_threads._state("12") == "S"
     assert gloo_threads._state("gone") == "S"
     assert not gloo_threads._all_asleep()
+
+
+def test_a_thread_that_never_sleeps_holds_no_measurement_up(monkeypatch):
+    monkeypatch.setattr(gloo_threads, "_all_asleep", lambda: False)
+    monkeypatch.setattr(gloo_threads, "_MOST_SECONDS", 0.01)
+
+    assert gloo_threads._waiting(_Done.wait)(_Done()) is True
