@@ -11,9 +11,10 @@ Run it in an environment that has mindspeed-core, mindspeed-kernels and mindspee
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-import resource
+import signal
 import subprocess
 import sys
 import time
@@ -34,6 +35,8 @@ TRAINING = (
 ).split()
 STACK = 1 << 20
 """Bytes of a thread's stack: they count as memory whether they are used or not."""
+_LIMITED = ("sh", "-c", 'ulimit -s "$1"; [ "$2" = 0 ] || ulimit -d "$2"; shift 2; exec "$@"', "limited")
+"""Runs a command after two limits in KiB, of the stack and (unless 0) of private memory."""
 
 
 @dataclass
@@ -96,19 +99,17 @@ def _allowed(cap: int) -> str:
     return f"{cap >> 20:,} MiB each" if cap else "as much memory as they like"
 
 
-def train(ranks: int, cap: int, flags: Sequence[str], folder: Path) -> Result:
-    """Train in new processes and watch their memory."""
+def train(ranks: int, cap: int, flags: Sequence[str], folder: Path, most_seconds: float = 3600.0) -> Result:
+    """Train in new processes and watch their memory.
 
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_STACK, (STACK, STACK))
-        if cap:
-            resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
-
+    A program that is refused memory may wait for ever, in a library that tries again: it is ended after
+    ``most_seconds``.
+    """
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     # One process gets attention without a score matrix too: what is compared is the split alone.
     attention = ["--context-parallel-size", str(ranks)] if ranks > 1 else ["--use-flash-attn"]
     command = [*launcher, "-m", "mindspeed_core.train", *MODEL, *TRAINING, *flags, *attention]
-    command += ["--run-dir", str(folder)]
+    command = [*_LIMITED, *(str(size >> 10) for size in (STACK, cap)), *command, "--run-dir", str(folder)]
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "output.log"
     peak = 0
@@ -118,16 +119,22 @@ def train(ranks: int, cap: int, flags: Sequence[str], folder: Path) -> Result:
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
-            preexec_fn=limit,
         )
-        while True:
+        last = time.monotonic() + most_seconds
+        status: int | None = None
+        while status is None and time.monotonic() < last:
             try:
                 status = program.wait(0.1)
-                break
             except subprocess.TimeoutExpired:
                 peak = max([peak, *map(private_bytes, children(program.pid))])
+        if status is None:
+            for process in (*children(program.pid), program.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            program.wait()
     losses = _losses(folder / "metrics.jsonl")
-    return Result(ranks, bool(cap), status == 0, peak, losses, "" if status == 0 else _reason(log))
+    reason = "" if status == 0 else _reason(log) if status else f"did not end within {most_seconds:g} s"
+    return Result(ranks, bool(cap), status == 0, peak, losses, reason)
 
 
 def children(parent: int) -> list[int]:

@@ -33,6 +33,7 @@ def test_a_sequence_trains_alike_on_one_and_two_processes_under_a_limit(tmp_path
 def test_the_operating_system_holds_the_limit(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLE.parent)
     train = runpy.run_path(str(EXAMPLE))["train"]
-    result = train(1, 160 << 20, ["--seq-length", "256", "--train-iters", "1"], tmp_path)
+    flags = ["--seq-length", "256", "--train-iters", "1"]
+    result = train(1, 160 << 20, flags, tmp_path, most_seconds=120.0)
     assert not result.trained
     assert result.reason
