@@ -117,6 +117,13 @@ SUCCESSORS = (
 )
 
 
+def written_answers(status: str) -> Mapping[str, str]:
+    """Return the answers of a status that are written down above, by flag of MindSpeed."""
+    facts: Mapping[str, Mapping[str, list[str]]] = json.loads(FACTS.read_text(encoding="utf-8"))
+    found = {option: _successor(option) for option in facts["flags"]}
+    return {option: one.answer for option, one in found.items() if one is not None and one.status == status}
+
+
 @dataclass(frozen=True)
 class Answer:
     """Name the place of one flag of MindSpeed here."""

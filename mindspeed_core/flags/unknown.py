@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.feature import Flag
-from mindspeed_core.flags.announced import choice_owners, flag_owners
+from mindspeed_core.flags.announced import choice_owners, flag_owners, new_names, reasons_of_absence
 from mindspeed_core.flags.values import SHOWN, bad_value, shown_option
 from mindspeed_core.resolver.plan import Problem
 
@@ -43,6 +43,12 @@ def unknown_flag(option: str, known: Iterable[str], registry: Registry | None, h
     reason = registry.why_absent(host, option) if registry is not None and host else ""
     if reason:
         return Problem("E-UNKNOWN-FLAG", reason, "leave it out", flag=shown)
+    if option in reasons_of_absence():
+        reason = f"this flag of MindSpeed is not here: {reasons_of_absence()[option]}"
+        return Problem("E-UNKNOWN-FLAG", reason, "leave it out", flag=shown)
+    if option in new_names():
+        reason = "this flag of MindSpeed has another name here"
+        return Problem("E-UNKNOWN-FLAG", reason, new_names()[option], flag=shown)
     candidates = {**dict.fromkeys(known), **flag_owners()}
     close = get_close_matches(option[:80], candidates, n=3, cutoff=0.6)
     remedies = [f"did you mean {' or '.join(close)}?"] if close else ["see --help"]

@@ -113,6 +113,23 @@ def test_a_flag_of_an_announced_package_names_the_package():
     assert problem.remedy == "pip install mindspeed-cp"
 
 
+@pytest.mark.parametrize(
+    ("option", "reason", "remedy"),
+    [
+        ("--use-batch-invariant-ops", "results that do not depend on the batch are not", "leave it out"),
+        ("--use-flash-attn-npu-batch-invariant", "do not depend on the batch", "leave it out"),
+        ("--use-fused-lightning-indexer", "its indexer and the loss of that are operators", "leave it out"),
+        ("--use-fused-lightning-indexer-kl-loss", "sparse attention (DSA) is not here", "leave it out"),
+        ("--enable-zero3", "has another name here", "--layerzero"),
+    ],
+)
+def test_a_flag_of_mindspeed_is_answered_by_its_meaning(option, reason, remedy):
+    problem = only(parse(option))
+    assert problem.code == "E-UNKNOWN-FLAG"
+    assert reason in problem.reason
+    assert remedy in problem.remedy
+
+
 def test_a_flag_that_the_installed_package_lacks_asks_for_an_upgrade():
     registry = Registry.of((HOST, feature("x")), dist="mindspeed-cp", version="0.0.1")
     problem = only(flag_set(registry, "demo").parse(["--cp-window-size", "2"]))

@@ -1,4 +1,4 @@
-"""Contracts of norms, SwiGLU, rotary embedding and masked softmax: refusals, and memory left unwritten."""
+"""Contracts of small kernels, such as norms and SwiGLU: refusals, values, and memory left unwritten."""
 
 from __future__ import annotations
 
@@ -158,3 +158,17 @@ def test_no_two_rules_of_a_kernel_say_the_same():
     for kernel in all_kernels().values():
         said = [(rule.text, rule.socs) for rule in kernel.rules]
         assert len(said) == len(set(said)), kernel.operation
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_the_gradient_of_gathered_numbers_is_added_where_they_were(dim):
+    index = torch.tensor([[[0, 1, 1]], [[2, 0, 2]]])
+    gradients = []
+    with value_device() as device:
+        for place in ("npu", "cpu"):
+            x = made(3, 3, 4).cpu().to(place).requires_grad_()
+            found = x.gather(dim, index.to(place))
+            (found * torch.arange(6.0).reshape(2, 1, 3).to(place)).sum().backward()
+            gradients.append(x.grad.cpu())
+        assert device.count("npu_gather_backward") == 1
+    assert torch.equal(*gradients)

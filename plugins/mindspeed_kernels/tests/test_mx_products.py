@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mindspeed_kernels.ops import ContractError, npu_quant_group_gemm
-from mindspeed_kernels.ops.mx_formats import E4M3, E5M2, mx_rounded, mx_rounded_groups
+from mindspeed_kernels.ops import ContractError, gmm_w4a8, npu_quant_group_gemm
+from mindspeed_kernels.ops.mx_formats import E2M1, E4M3, E5M2, mx_rounded, mx_rounded_groups
 
 COUNTS = [40, 0, 3]
 FORMATS = {"E4M3": (E4M3, E4M3), "HYBRID": (E4M3, E5M2)}
@@ -114,3 +114,79 @@ def test_what_is_not_computed_is_refused(changes, message):
     given |= {"gemm_gradient_accumulation_fusion": False, **changes}
     with pytest.raises(ContractError, match=message):
         npu_quant_group_gemm(x, weight, **given)
+
+
+FOUR_BITS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=torch.float64)
+"""What 4 bits can say, without a sign; every other one has an even mantissa."""
+
+
+def by_list(x):
+    """Blocks of 32 numbers of a row, each number the nearest of the list at the block's power of two."""
+    blocks = []
+    for block in x.double().split(32, -1):
+        largest = block.abs().amax(-1, keepdim=True)
+        scale = torch.where(largest > 0, torch.exp2(torch.floor(torch.log2(largest)) - 2), 1.0)
+        distance = ((block / scale).abs().unsqueeze(-1) - FOUR_BITS).abs()
+        near = distance == distance.amin(-1, keepdim=True)
+        # Of two that are as near, the even one.
+        even = torch.arange(8) % 2 == 0
+        chosen = torch.where((near & even).any(-1), (near & even).int().argmax(-1), near.int().argmax(-1))
+        blocks.append(FOUR_BITS[chosen] * block.sign() * scale)
+    return torch.cat(blocks, -1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_numbers_of_four_bits_are_the_nearest_of_their_list(dtype):
+    torch.manual_seed(3)
+    x = (torch.randn(4, 70) * torch.exp2(torch.randint(-12, 12, (4, 70)))).to(dtype)
+    x[0, :8] = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, -7.9])
+    x[0, 8:32], x[1, :32] = 0, 0
+    assert torch.equal(mx_rounded(x, -1, E2M1).double(), by_list(x))
+    assert mx_rounded(x, -1, E2M1)[0, :8].tolist() == [0, 1, 1, 2, 2, 4, 4, -6]
+
+
+@pytest.mark.parametrize("ends", [[40, 40, 43], torch.tensor([40, 40, 43])], ids=["list", "tensor"])
+def test_weights_of_four_bits_are_multiplied_with_rows_of_eight(ends):
+    x, weight, dy = operands()
+    y = gmm_w4a8.npu_gmm(x, weight, group_list=ends)
+    y.backward(dy)
+    few_bits = by_list(weight.detach()).bfloat16()
+    assert torch.equal(few_bits.double(), by_list(weight.detach()))
+    for got, wanted in zip((y, x.grad, weight.grad), expected_of(x, few_bits, dy, "E4M3")):
+        assert got.dtype == torch.bfloat16
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-2, atol=1e-2)
+    below = gmm_w4a8.W4A8GMMFunction.apply(None, x, weight, None, (torch.tensor([40, 40, 43]), 0, 0, 0, 32))
+    assert torch.equal(below, y)
+
+
+def test_few_bits_are_exact_in_eight_whichever_dimension_shares_the_exponents():
+    _, weight, _ = operands(torch.float32)
+    few_bits = mx_rounded(weight.detach(), -1, E2M1)
+    for axis in (-1, -2):
+        assert torch.equal(mx_rounded(few_bits, axis, E4M3), few_bits)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"block_size": 128}, "block_size must be 32, as MX formats have it, got 128"),
+        ({"group_type": 2}, "group_type must be 0"),
+        ({"group_list": None}, "must say where each group"),
+        ({"group_list": [40, 40, 44]}, "must cover all 43 rows"),
+        ({"bias": torch.ones(3, 36, requires_grad=True)}, "bias has no gradient"),
+    ],
+)
+def test_what_is_not_computed_with_four_bits_is_refused(changes, message):
+    x, weight, _ = operands()
+    with pytest.raises(ContractError, match=message):
+        gmm_w4a8.npu_gmm(x, weight, **{"group_list": [40, 40, 43], **changes})
+    with pytest.raises(ContractError, match="group_list_type must be 0, ends of groups, got 1"):
+        gmm_w4a8.W4A8GMMFunction.apply(None, x, weight, None, (torch.tensor(COUNTS), 0, 1, 0, 32))
+
+
+def test_a_bias_is_added_to_products_of_four_bits():
+    x, weight, _ = operands()
+    bias = torch.tensor([[1.0], [2.0], [3.0]]).expand(3, 36).bfloat16()
+    without = gmm_w4a8.npu_gmm(x, weight, group_list=[40, 40, 43])
+    with_bias = gmm_w4a8.npu_gmm(x, weight, bias=bias, group_list=[40, 40, 43])
+    assert torch.equal(with_bias, without + torch.tensor([1.0] * 40 + [3.0] * 3).bfloat16().unsqueeze(1))

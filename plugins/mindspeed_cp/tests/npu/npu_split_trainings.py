@@ -16,6 +16,7 @@ QUICK = (
     "fused-update",
     "by-token",
     "uneven-loss-per-token",
+    "interleaved-angles",
 )
 TRAININGS = device_scenarios(DECLARATIONS, always=QUICK)
 

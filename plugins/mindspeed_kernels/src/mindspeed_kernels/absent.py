@@ -17,10 +17,6 @@ ABSENT: Mapping[str, str] = {
     "npu_apply_fused_ema_adamw": (
         "a fused optimizer step is no operator of a model, and nothing here averages weights"
     ),
-    "W4A8GMMFunction": (
-        "training with 4-bit weights is not here; use npu_gmm, or npu_weight_quant_gmm for int8 weights "
-        "without gradients"
-    ),
     "npu_sparse_attn_shared_kv": (
         "sparse attention is not part of mindspeed-kernels, and torch_npu 2.13 has no such kernel"
     ),

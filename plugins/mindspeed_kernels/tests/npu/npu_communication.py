@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from torch.distributed import ProcessGroup
 
+from mindspeed_kernels.contract import ContractError
 from mindspeed_kernels.ops.npu_all_to_all_all_gather_bmm import npu_alltoall_allgather_bmm
 from mindspeed_kernels.ops.npu_bmm_reduce_scatter_all_to_all import npu_bmm_reducescatter_alltoall
 from mindspeed_kernels.ops.npu_grouped_mat_mul_all_reduce import npu_grouped_mat_mul_all_reduce
@@ -17,6 +19,7 @@ from mindspeed_kernels.ops.overlapped_matmul import (
     matmul_all_reduce,
     matmul_reduce_scatter,
 )
+from mindspeed_kernels.ops.process_groups import hccl_name, process_group
 from mindspeed_testing.npu import Call, FakeNpu, fake_world, run_call
 
 RANKS = 4
@@ -126,3 +129,27 @@ def test_experts_gather_multiply_and_return(expert_world):
         tensors((2, 12, 32), (2, 32, 16)),
     )
     assert shapes(run_call(back).results) == [(4, 6, 8)]
+
+
+class Communicators:
+    """Backends that note whether they were to start a communicator, which all ranks have to do together."""
+
+    def __init__(self):
+        self.started = []
+
+    def get_hccl_comm_name(self, rank, init_comm=True):
+        self.started.append(init_comm)
+        return "hccl-1" if any(self.started) else ""
+
+
+def test_groups_are_looked_through_without_starting_a_communicator(expert_world, monkeypatch):
+    *groups, everyone = expert_world
+    communicators = Communicators()
+    monkeypatch.setattr(ProcessGroup, "_get_backend", lambda group, device: communicators)
+    for group in (*groups, everyone):
+        assert process_group(group.group_name, "group") is group
+    with pytest.raises(ContractError, match="no process group is called 'hccl-1'"):
+        process_group("hccl-1", "hcom")
+    assert set(communicators.started) == {False}
+    assert hccl_name(everyone) == "hccl-1"
+    assert communicators.started[-1] is True

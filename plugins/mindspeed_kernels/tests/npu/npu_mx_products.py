@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from mindspeed_kernels.ops import checking, npu_quant_group_gemm
+from mindspeed_kernels.ops import checking, gmm_w4a8, npu_quant_group_gemm
 from mindspeed_kernels.ops.availability import ascend_generation
 from mindspeed_kernels.ops.mx_formats import E4M3, E5M2, mx_rounded, mx_rounded_groups
 from mindspeed_testing.npu import value_device
@@ -41,8 +41,19 @@ def outcome(device, counts, sizes=(70, 36), quant_format="E4M3", dtype=torch.bfl
     return [one.detach().float().cpu() for one in (y, *(leaf.grad for leaf in leaves))]
 
 
-def compare(*given, **options):
-    for got, wanted in zip(outcome("npu", *given, **options), outcome("cpu", *given, **options)):
+def outcome_of_four_bits(device, counts, dtype=torch.bfloat16):
+    """The same with weights of 4 bits."""
+    torch.manual_seed(5)
+    x, weight = torch.randn(sum(counts), 70).to(dtype), torch.randn(len(counts), 70, 36).to(dtype)
+    leaves = [one.to(device).requires_grad_() for one in (x, weight)]
+    ends = torch.tensor(counts).cumsum(0).to(device)
+    y = gmm_w4a8.npu_gmm(*leaves, group_list=ends)
+    y.backward(torch.randn(sum(counts), 36).to(dtype).to(device))
+    return [one.detach().float().cpu() for one in (y, *(leaf.grad for leaf in leaves))]
+
+
+def compare(*given, of=outcome, **options):
+    for got, wanted in zip(of("npu", *given, **options), of("cpu", *given, **options)):
         torch.testing.assert_close(got, wanted, rtol=2e-2, atol=2e-2)
 
 
@@ -52,6 +63,15 @@ def test_each_product_is_rounded_and_multiplied_by_the_kernels(counts, quant_for
     with device_of("950") as device:
         compare(counts, quant_format=quant_format)
         assert [device.count(kernel) for kernel in KERNELS] == [4, 2, 3]
+
+
+@pytest.mark.parametrize(("soc", "calls"), [("950", [4, 2, 3]), ("910B", [0, 0, 0])])
+def test_weights_of_four_bits_are_multiplied_by_the_kernels_where_there_are_any(soc, calls):
+    with device_of(soc) as device:
+        compare((40, 0, 130, 3), of=outcome_of_four_bits)
+        assert [device.count(kernel) for kernel in KERNELS[:2]] == calls[:2]
+        if calls[2]:
+            assert device.count(KERNELS[2]) == calls[2]
 
 
 @pytest.mark.parametrize("sizes", [(2, 130), (64, 2)])

@@ -66,6 +66,9 @@ MODEL_PROOFS = (
     same_model("interleaved", _RING, (*MODEL, *_VPP2), ranks=2),
     same_model("uneven-loss", _RING, (*MODEL, *_UNEVEN)),
     same_model("uneven-loss-per-token", _RING, (*MODEL, *_UNEVEN, "--calculate-per-token-loss")),
+    same_model(
+        "interleaved-angles", _RING, (*MODEL, *_UNEVEN, "--rotary-interleaved", "--use-fused-rotary-pos-emb")
+    ),
     same_model("learned-positions", split_flags(2, ADAPTIVE_ALGO), _positions("learned_absolute")),
     same_model("no-positions", _RING, _positions("none")),
     same_model("fused-documents", (*_FETCHED, _FLASH), (*MODEL, *_DOCUMENTS), _DENSE),

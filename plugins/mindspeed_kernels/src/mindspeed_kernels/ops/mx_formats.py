@@ -1,8 +1,8 @@
-"""Rounding to MX formats: 32 numbers behind one another are float8 with an exponent that they share.
+"""Rounding to MX formats: 32 numbers behind one another have few bits and an exponent that they share.
 
 The shared exponent is that of the largest number, less the largest of the format, as OCP's Microscaling
-formats say; what is above the largest float8 then becomes the largest. Arithmetic is that of float32 on its
-bits, so that it is exact and needs no device that knows float8.
+formats say; what is above the largest number then becomes the largest. Arithmetic is that of float32 on its
+bits, so that it is exact and needs no device that knows the formats.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _LEAST_EXPONENT, _EXPONENT_OF_INF = -127, 128
 
 
 class Format(NamedTuple):
-    """A float8.
+    """A float of 8 or 4 bits.
 
     Attributes:
-        dtype: torch's.
+        dtype: torch's; None for 4 bits, which torch keeps in pairs only.
         bits: of the mantissa.
         least_exponent: of its normal numbers.
         most_exponent: of its largest number.
         largest: that number.
     """
 
-    dtype: torch.dtype
+    dtype: torch.dtype | None
     bits: int
     least_exponent: int
     most_exponent: int
@@ -40,6 +40,7 @@ class Format(NamedTuple):
 
 E4M3 = Format(torch.float8_e4m3fn, 3, -6, 8, 448.0)
 E5M2 = Format(torch.float8_e5m2, 2, -14, 15, 57344.0)
+E2M1 = Format(None, 1, 0, 2, 6.0)
 
 
 def mx_rounded(x: Tensor, axis: int, form: Format) -> Tensor:

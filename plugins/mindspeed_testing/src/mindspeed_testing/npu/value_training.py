@@ -61,6 +61,8 @@ def value_training(
     files: Sequence[str] = (),
     declarations: Sequence[str] = (),
     extra_parameters: Sequence[str] = (),
+    feature_state: bool = False,
+    optimizer_state: bool = False,
     timeout: float = 300.0,
 ) -> ValueTraining:
     """Train the small GPT with ``flags`` added on value devices, one process a rank.
@@ -74,6 +76,8 @@ def value_training(
         files: small files behind ``{files}`` in the flags.
         declarations: ``"module:Name"`` of features that are not installed.
         extra_parameters: patterns of parameters that ``initial`` may lack.
+        feature_state: record what features keep, after the last step.
+        optimizer_state: record the optimizer's state too.
         timeout: seconds for the whole world.
 
     Raises:
@@ -89,6 +93,8 @@ def value_training(
             declarations=declarations,
             platform="npu",
             extra_parameters=extra_parameters,
+            feature_state=feature_state,
+            optimizer_state=optimizer_state,
         )
         # Started as a 950, torch_npu copies by operators of CANN, which the stand-in runtime lacks.
         started = PRODUCTS["910B" if soc == "950" else soc][0]
@@ -123,14 +129,19 @@ def assert_equals_cpu(
     from mindspeed_core.testing.compare_sides import compare_sides
 
     extra = scenario.extra_parameters
+    options: dict[str, Any] = {
+        "feature_state": "feature state" in scenario.quantities,
+        "optimizer_state": "optimizer state" in scenario.quantities,
+        "files": scenario.files,
+        "timeout": timeout,
+    }
     with plain_fork_server():
         cpu = train_side(
             scenario.baseline,
             scenario.baseline_world_size or scenario.world_size,
             scenario.steps,
             platform="cpu",
-            files=scenario.files,
-            timeout=timeout,
+            **options,
         )
     npu = value_training(
         scenario.flags,
@@ -138,15 +149,15 @@ def assert_equals_cpu(
         steps=scenario.steps,
         initial=cpu.initial,
         soc=soc,
-        files=scenario.files,
         extra_parameters=extra,
-        timeout=timeout,
+        **options,
     )
     comparison, _ = compare_sides(
         npu.side,
         cpu,
         tolerance=max(scenario.tolerance, _rounding(scenario)) if tolerance is None else tolerance,
         quantities=scenario.quantities,
+        demanded=scenario.compare,
         extra_losses=scenario.extra_losses,
         extra_parameters=extra,
     )
@@ -157,8 +168,9 @@ def assert_equals_cpu(
 
 def _rounding(scenario: Scenario) -> float:
     """Return the relative error of sums that a device makes in another order than the CPU."""
-    # Half a unit of bfloat16 is 4e-3; few numbers of a tensor fall to the other side.
-    return 2e-3 if {"--bf16", "--fp16"} & {*scenario.flags} else 2e-5
+    # A unit of bfloat16 is 4e-3 to 8e-3 of a number. Gradients differ by a part of it; of the numbers of an
+    # updated parameter some fall to the other side.
+    return 5e-3 if {"--bf16", "--fp16"} & {*scenario.flags} else 2e-5
 
 
 def value_rank(request: SideRequest, soc: str) -> tuple[RankRecord, Counter[str], tuple[str, ...]]:
