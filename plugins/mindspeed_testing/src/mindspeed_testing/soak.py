@@ -1,11 +1,11 @@
 """A long training in several processes after each other, and the trend of what its processes hold.
 
-Three numbers are sampled late between two checkpoints, while no writer is at work, and not in the first part
+Three numbers are sampled between two checkpoints, when the first is in its place, and not in the first part
 of a process, when caches fill. A leak raises the bytes that the C library has handed out and not got back,
 or the number of Python's small blocks, which it takes from memory of its own. Anonymous memory also holds the
 gaps between them.
 
-One block in a hundred steps is seen where the caches of libraries stand still: those of the C library and of
+One block in fifty steps is seen where the caches of libraries stand still: those of the C library and of
 c10d by `ENVIRONMENT`, that of numpy because it is filled at the start of a process.
 """
 
@@ -17,8 +17,6 @@ import itertools
 import math
 import os
 import sys
-import threading
-import time
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, fields
@@ -28,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mindspeed_core.feature import Feature, hookimpl
+from mindspeed_core.hosts.standalone.checkpoint.save import Saver
 from mindspeed_core.testing.worlds import run_world
 
 if TYPE_CHECKING:
@@ -44,10 +43,6 @@ WARM_UP = 0.3
 """The share of a process's samples that are left out of a trend."""
 SMALLEST_BLOCK = 32
 """Bytes that the C library takes from its memory for the smallest block."""
-_READINGS = 3
-_BETWEEN_READINGS = 0.005
-_PUBLISHING = "mindspeed publishing"
-"""Name of the standalone host's thread that publishes a checkpoint beside training."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +116,8 @@ class Sampler(Feature):
     def train_step(self, run: Run) -> Iterator[None]:
         """Sample, then train."""
         if run.iteration % self._every == self._at:
+            # On a slow machine a checkpoint may still be on its way, which is no leak.
+            run.session.state(Saver).poll(blocking=True)
             size = len(fields(Sample))
             begin = self._count * size
             self._numbers[begin : begin + size] = array("q", astuple(_sample(run.iteration)))
@@ -235,10 +232,6 @@ def as_json(processes: Sequence[Sequence[Sample]]) -> dict[str, Any]:
 
 
 def _sample(step: int) -> Sample:
-    for thread in threading.enumerate():
-        # On a slow machine a checkpoint may still be on its way into its place, which is no leak.
-        if thread.name == _PUBLISHING:
-            thread.join()
     handed_out, blocks = _handed_out(), sys.getallocatedblocks()
     status = Path("/proc/self/status").read_text()
     memory = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon:"))
@@ -269,11 +262,10 @@ def _handed_out() -> int:
     """Return the bytes that the C library has handed out, of all arenas and in mappings of their own."""
     library = ctypes.CDLL(None)
     library.mallinfo2.restype = _MallocInfo
-    gc.collect()
     readings: list[int] = []
-    while len(readings) < _READINGS:
+    # In between threads of libraries give back what the last step has used.
+    while len(readings) < 2:
+        gc.collect()
         info = library.mallinfo2()
         readings.append(int(info.uordblks) + int(info.hblkhd))
-        # Threads of libraries give back what a step has used when they are next scheduled.
-        time.sleep(_BETWEEN_READINGS)
     return min(readings)
