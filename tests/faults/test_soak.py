@@ -45,7 +45,7 @@ def test_memory_stays_where_it_is(attempts):
 def held(slope, seed):
     draw = random.Random(seed)
     return [
-        Sample(step, int(4e8 + seed * 1e7 + slope * step + draw.gauss(0, 1e5)), 500_000_000, 9, 3)
+        Sample(step, int(4e8 + seed * 1e7 + slope * step + draw.gauss(0, 1e5)), 300_000, 500_000_000, 9, 3)
         for step in range(0, 5000, 50)
     ]
 
@@ -54,11 +54,13 @@ def held(slope, seed):
 def test_a_trend_tells_growth_from_noise(slope, flat):
     trend = fit([held(slope, seed) for seed in range(4)])
     assert trend.is_flat() == flat
+    assert trend.excludes(slope + 100)
+    assert not trend.excludes(slope + 1)
     assert trend.slope == pytest.approx(slope, abs=4 * trend.error)
 
 
 def test_what_changes_is_listed():
-    samples = [*held(0.0, 1), Sample(5000, 400_000_000, 500_000_000, 10, 3)]
+    samples = [*held(0.0, 1), Sample(5000, 400_000_000, 300_000, 500_000_000, 10, 3)]
     found = as_json([samples])
     assert found["descriptors"] == [9, 10]
     assert found["threads"] == [3]

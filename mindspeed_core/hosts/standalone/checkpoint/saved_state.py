@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
+from megatron.core.dist_checkpointing.mapping import (
+    LocalNonpersistentObject,
+    ShardedBase,
+    ShardedTensor,
+    ShardedTensorFactory,
+)
 
 from mindspeed_core.hosts.standalone.checkpoint import content as checkpoint_content
 from mindspeed_core.hosts.standalone.checkpoint import publish
@@ -61,7 +67,7 @@ def collect_state(run: Run) -> SavedState:
     state.update(checkpoint_content.common_state(run))
     state["content_metadata"] = checkpoint_content.without_groups(described)
     # Whether the shards of all ranks make up whole tensors is checked with the plan.
-    sharded, common = save_preprocess(state, validate_access_integrity=False)
+    sharded, common = split(state)
     checkpoint_content.check_plain(common)
     common_files = []
     if dist.get_rank() == 0:
@@ -77,6 +83,43 @@ def collect_state(run: Run) -> SavedState:
         common_files,
         _manifest(run, tuple(features)),
     )
+
+
+def split(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the sharded part of a state and the rest, with factories built and what is not kept left out.
+
+    The same as ``megatron.core.dist_checkpointing.state_dict_utils.save_preprocess`` without its checks, in
+    one pass: training waits for it.
+    """
+    sharded: dict[Any, Any] = {}
+    common: dict[Any, Any] = {}
+    for key, value in state.items():
+        _put(value, partial(sharded.__setitem__, key), partial(common.__setitem__, key))
+    return sharded, common
+
+
+def _put(value: Any, into_sharded: Callable[[Any], None], into_common: Callable[[Any], None]) -> None:
+    if isinstance(value, ShardedTensorFactory):
+        value = value.build()
+    if isinstance(value, (dict, list)) and value:
+        sharded: Any
+        common: Any
+        if isinstance(value, dict):
+            sharded, common = split(value)
+        else:
+            sharded, common = [], []
+            for item in value:
+                _put(item, sharded.append, common.append)
+        if sharded:
+            into_sharded(sharded)
+        if common:
+            into_common(common)
+    elif isinstance(value, ShardedBase):
+        part = value.flattened_range if isinstance(value, ShardedTensor) else None
+        if part is None or part.start != part.stop:
+            into_sharded(value)
+    elif not isinstance(value, LocalNonpersistentObject):
+        into_common(value)
 
 
 def _manifest(run: Run, features: tuple[str, ...]) -> publish.Manifest:

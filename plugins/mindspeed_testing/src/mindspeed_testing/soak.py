@@ -1,8 +1,12 @@
 """A long training in several processes after each other, and the trend of what its processes hold.
 
-Two numbers are sampled late between two checkpoints, while no writer is at work, and not in the first part
-of a process, when caches fill: the bytes that the C library has handed out and not got back, which a leak
-raises, and anonymous memory, which also holds the gaps between them.
+Three numbers are sampled between two checkpoints, when the first is in its place, and not in the first part
+of a process, when caches fill. A leak raises the bytes that the C library has handed out and not got back,
+or the number of Python's small blocks, which it takes from memory of its own. Anonymous memory also holds the
+gaps between them.
+
+One block in fifty steps is seen where the caches of libraries stand still: those of the C library and of
+c10d by `ENVIRONMENT`, that of numpy because it is filled at the start of a process.
 """
 
 from __future__ import annotations
@@ -12,30 +16,51 @@ import gc
 import itertools
 import math
 import os
-import threading
+import sys
+from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mindspeed_core.feature import Feature, hookimpl
+from mindspeed_core.hosts.standalone.checkpoint.save import Saver
 from mindspeed_core.testing.worlds import run_world
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
 
+ENVIRONMENT = {
+    # Freed blocks that a thread keeps for itself would count as handed out.
+    "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
+    # Each of 2,000 places for the last collectives keeps room for the longest names that it has held.
+    "TORCH_FR_BUFFER_SIZE": "64",
+}
+"""Variables of the program that calls `soak`, from before its first world on."""
 WARM_UP = 0.3
 """The share of a process's samples that are left out of a trend."""
-_PUBLISHING = "mindspeed publishing"
-"""Name of the standalone host's thread that publishes a checkpoint beside training."""
+SMALLEST_BLOCK = 32
+"""Bytes that the C library takes from its memory for the smallest block."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """State of a process before a step: bytes handed out and in anonymous memory, descriptors, threads."""
+    """State of a process before a step.
+
+    Attributes:
+        step: its number.
+        memory: bytes that the C library has handed out.
+        blocks: number of Python's small blocks.
+        resident: bytes of anonymous memory.
+        descriptors: number of open files.
+        threads: number of threads.
+    """
 
     step: int
     memory: int
+    blocks: int
     resident: int
     descriptors: int
     threads: int
@@ -43,12 +68,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Trend:
-    """A straight line through samples of memory, by least squares, with a level for each process.
+    """A straight line through samples, by least squares, with a level for each process.
 
     Attributes:
-        slope: bytes per step.
-        error: its standard error, in bytes per step, with neighbouring samples counted as far as they differ.
-        level: mean memory in bytes.
+        slope: bytes, or blocks, per step.
+        error: its standard error, with neighbouring samples counted as far as they differ.
+        level: mean bytes, or blocks.
     """
 
     slope: float
@@ -56,8 +81,12 @@ class Trend:
     level: float
 
     def is_flat(self, errors: float = 3.0) -> bool:
-        """Return whether memory does not grow, within so many standard errors."""
+        """Return whether there is no growth, within so many standard errors."""
         return self.slope <= errors * self.error
+
+    def excludes(self, slope: float, errors: float = 3.0) -> bool:
+        """Return whether a growth of ``slope`` per step is that many standard errors away."""
+        return self.slope + errors * self.error < slope
 
     def share_after(self, steps: int) -> float:
         """Return the growth after so many steps as a share of the level."""
@@ -70,16 +99,29 @@ class Sampler(Feature):
     name = "soak-sampler"
     summary = "counts memory, descriptors and threads of its process"
 
-    def __init__(self, every: int, at: int) -> None:
-        """Sample before the steps whose number leaves the remainder ``at``."""
+    def __init__(self, every: int, at: int, most: int) -> None:
+        """Sample before the steps whose number leaves the remainder ``at``, ``most`` times."""
         self._every, self._at = every, at
-        self.samples: list[Sample] = []
+        # Samples that took memory would be a growth of their own.
+        self._numbers = array("q", bytes(8 * len(fields(Sample)) * most))
+        self._count = 0
+
+    @property
+    def samples(self) -> list[Sample]:
+        """Return what was sampled."""
+        size = len(fields(Sample))
+        return [Sample(*self._numbers[at * size : (at + 1) * size]) for at in range(self._count)]
 
     @hookimpl(wrapper=True)
     def train_step(self, run: Run) -> Iterator[None]:
         """Sample, then train."""
         if run.iteration % self._every == self._at:
-            self.samples.append(_sample(run.iteration))
+            # On a slow machine a checkpoint may still be on its way, which is no leak.
+            run.session.state(Saver).poll(blocking=True)
+            size = len(fields(Sample))
+            begin = self._count * size
+            self._numbers[begin : begin + size] = array("q", astuple(_sample(run.iteration)))
+            self._count += 1
         return (yield)
 
 
@@ -120,18 +162,20 @@ def soak(
             processes,
             [*flags, *own, *modes[attempt % len(modes)]],
             every,
+            length // every,
             timeout=timeout,
         )
         for attempt in range(restarts + 1)
     ]
 
 
-def train_attempt(flags: Sequence[str], every: int) -> list[Sample]:
-    """Train in this rank until the flags end it; return its samples."""
+def train_attempt(flags: Sequence[str], every: int, most: int) -> list[Sample]:
+    """Train in this rank until the flags end it; return its samples, at most ``most``."""
     from mindspeed_core.activation import activate
     from mindspeed_core.discovery.entry_points import load_object
 
-    sampler = Sampler(every, every - every // 4)
+    sampler = Sampler(every, every - every // 4, most)
+    _fill_array_cache()
     with activate(flags, extra_plugins=[sampler], host="standalone") as session:
         load_object(session.host.train)(session)
     return sampler.samples
@@ -143,7 +187,7 @@ def warmed_up(samples: Sequence[Sample]) -> Sequence[Sample]:
 
 
 def fit(processes: Sequence[Sequence[Sample]], of: str = "memory") -> Trend:
-    """Fit a common slope through a number of several processes: ``memory`` or ``resident``.
+    """Fit a common slope through a number of several processes: ``memory``, ``blocks`` or ``resident``.
 
     Raises:
         ValueError: there are too few samples.
@@ -173,13 +217,14 @@ def fit(processes: Sequence[Sequence[Sample]], of: str = "memory") -> Trend:
 
 
 def as_json(processes: Sequence[Sequence[Sample]]) -> dict[str, Any]:
-    """Return both trends of some processes, and the numbers of descriptors and threads that were seen."""
-    memory, resident = fit(processes), fit(processes, "resident")
+    """Return the trends of some processes, and the numbers of descriptors and threads that were seen."""
+    trends = {of: fit(processes, of) for of in ("memory", "blocks", "resident")}
     behind = [sample for samples in processes for sample in warmed_up(samples)]
     return {
-        "memory": {name: round(value, 2) for name, value in asdict(memory).items()},
-        "resident": {name: round(value, 2) for name, value in asdict(resident).items()},
-        "flat": memory.is_flat(),
+        **{
+            of: {name: round(value, 4) for name, value in asdict(trend).items()}
+            for of, trend in trends.items()
+        },
         "samples": len(behind),
         "descriptors": sorted({sample.descriptors for sample in behind}),
         "threads": sorted({sample.threads for sample in behind}),
@@ -187,14 +232,18 @@ def as_json(processes: Sequence[Sequence[Sample]]) -> dict[str, Any]:
 
 
 def _sample(step: int) -> Sample:
-    for thread in threading.enumerate():
-        # On a slow machine a checkpoint may still be on its way into its place, which is no leak.
-        if thread.name == _PUBLISHING:
-            thread.join()
+    handed_out, blocks = _handed_out(), sys.getallocatedblocks()
     status = Path("/proc/self/status").read_text()
     memory = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon:"))
     descriptors, threads = (len(os.listdir(f"/proc/self/{name}")) for name in ("fd", "task"))
-    return Sample(step, _handed_out(), memory * 1024, descriptors, threads)
+    return Sample(step, handed_out, blocks, memory * 1024, descriptors, threads)
+
+
+def _fill_array_cache() -> None:
+    """Have numpy keep as much memory of small arrays as it ever does: up to 7 blocks of each length."""
+    for length in range(1, 1024):
+        held = [np.empty(length, np.uint8) for _ in range(7)]
+        del held
 
 
 class _MallocInfo(ctypes.Structure):
@@ -213,6 +262,10 @@ def _handed_out() -> int:
     """Return the bytes that the C library has handed out, of all arenas and in mappings of their own."""
     library = ctypes.CDLL(None)
     library.mallinfo2.restype = _MallocInfo
-    gc.collect()
-    info = library.mallinfo2()
-    return int(info.uordblks) + int(info.hblkhd)
+    readings: list[int] = []
+    # In between threads of libraries give back what the last step has used.
+    while len(readings) < 2:
+        gc.collect()
+        info = library.mallinfo2()
+        readings.append(int(info.uordblks) + int(info.hblkhd))
+    return min(readings)
