@@ -13,10 +13,6 @@ from typing import Any
 from mindspeed_tune.layout import Layout
 from mindspeed_tune.rank_lists import RankList
 
-POINT_TO_POINT = frozenset({"send", "isend", "recv", "irecv"})
-"""Operations between two ranks."""
-SENDS = frozenset({"send", "isend"})
-
 
 @dataclass(frozen=True)
 class Group:
