@@ -1,8 +1,8 @@
-"""Order of communication: ranks that share a group make the same calls in the same order, sends meet receives.
+"""Order of communication: ranks of a group make the same calls in the same order, sends meet receives.
 
-Two ranks compare the collectives of all groups that hold both of them, in one sequence: the groups a rank is in
-share its time, so that a swapped pair of collectives of two groups blocks as surely as one of a single group.
-Messages are compared by sender and receiver, each direction in its own order.
+Two ranks compare the collectives of all groups that hold both of them, in one sequence: the groups a rank is
+in share its time, so that a swapped pair of collectives of two groups blocks as surely as one of a single
+group. Messages are compared by sender and receiver, each direction in its own order.
 """
 
 from __future__ import annotations
