@@ -15,7 +15,7 @@ from mindspeed_tune.html_report import html_report
 from mindspeed_tune.kinds import chosen_ranks, group_partners, kinds_of, stage_partners
 from mindspeed_tune.launch_plan import make_plan
 from mindspeed_tune.layout import Layout
-from mindspeed_tune.record import BackendMemory
+from mindspeed_tune.record import BackendMemory, Relief
 from mindspeed_tune.summary import markdown, print_summary
 
 LAYOUT = Layout(64, tp=2, pp=4)
@@ -217,3 +217,35 @@ def test_the_page_stands_alone_and_tells_people_what_to_do(plan):
         assert never not in page
     for always in ("prefers-color-scheme:dark", 'lang="en"', 'role="img"', "What would help", "stage 3"):
         assert always in page
+
+
+def test_a_feature_that_would_keep_less_is_advised_by_name_where_it_takes_part(hardware):
+    flash = Relief("flash", "--flash", ("core_attention",), 1000.0)
+    worse = Relief("half", "--half", ("core_attention",), 400_000.0)
+    absent = Relief("norms", "--norms", ("input_layernorm",), 10.0)
+    ranks = [replace(one, reliefs=(worse, flash, absent)) for one in every_stage(LAYOUT)]
+    for index, one in enumerate(ranks):
+        runs = [replace(run, peak=attended(run.peak)) for run in one.runs]
+        ranks[index] = replace(one, runs=tuple(runs))
+    plan = make_plan(COMMAND, ranks, hardware)
+    [advice] = [one for one in plan.fullest.fullest.advice if one.feature]
+    # Four micro-batches are in flight on the first stage.
+    now = plan.fullest.fullest.modules["decoder.layers.*.core_attention"]
+    assert (advice.feature, advice.flags, advice.saves) == ("flash", "--flash", now - 4 * 1000.0)
+    page = html_report(plan)
+    assert page.count('<span class="name">flash</span>') == 1
+    assert "| --flash | flash |" in markdown(plan)
+
+
+def attended(peak):
+    """Return a peak whose activations are those of core attention."""
+    kept = peak.modules["TransformerLayer"]
+    return replace(peak, modules={"decoder.layers.*.core_attention": kept})
+
+
+def test_the_operation_and_code_of_the_peak_are_told(plan):
+    memory = plan.fullest.fullest
+    assert (memory.operator, memory.stack) == ("aten.mm", ("mlp.py:80 (forward)",))
+    assert "during aten.mm (mlp.py:80 (forward))" in markdown(plan)
+    assert plan.as_json()["kinds"][0]["memory"][0]["operator"] == "aten.mm"
+    assert "mlp.<wbr>py:80 (forward)" in html_report(plan)

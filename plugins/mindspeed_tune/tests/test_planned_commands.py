@@ -60,6 +60,14 @@ def test_the_schedule_that_ran_is_the_one_of_the_timeline(records):
         assert list(first.steps) == order(record.layout, record.stage, first.microbatches)
 
 
+def test_features_that_would_keep_less_are_found_by_their_formulas(records):
+    found = {relief.feature: relief for relief in records[0].reliefs}
+    assert {"flash-attn", "fused-rmsnorm"} <= found.keys()
+    # Half a batch of 2 x 64 tokens on this rank, in each of 3 layers, 4 heads: context and one number.
+    assert found["flash-attn"].kept == 3 * 64 * 4 * (2 * 16 + 4)
+    assert found["flash-attn"].flags == "--use-flash-attn"
+
+
 def test_a_rank_costs_little(records):
     assert all(record.cost["peak_bytes"] < 2**30 for record in records)
 

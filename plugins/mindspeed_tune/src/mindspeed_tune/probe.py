@@ -37,6 +37,7 @@ from mindspeed_tune.record import (
     Run,
     Update,
 )
+from mindspeed_tune.relief import reliefs
 from mindspeed_tune.work_counter import WorkCounter
 
 if TYPE_CHECKING:
@@ -299,6 +300,7 @@ class Probe:
             host_bytes=storage.host,
             cost=_ratios(self._runs[0][1]["events"]),
             backend=_backend(log, session.platform.backend_temporaries),
+            reliefs=() if self.options.only_order else reliefs(session, run),
         )
 
     def _call(self, call: Any, index: Mapping[Any, int], seen: int) -> Call:
