@@ -224,6 +224,30 @@ def test_an_interleaved_schedule_runs_in_the_order_of_the_timeline(runner):
             assert list(run.steps) == order(record.layout, record.stage, run.microbatches, size)
 
 
+KERNELS = "--use-flash-attn --use-fused-rmsnorm --use-fused-swiglu --use-fused-rotary-pos-emb"
+
+
+def test_the_kernels_of_cuda_are_planned_where_there_is_no_cuda(runner):
+    command = f"mindspeed-train --fake-world-size 8 {DENSE} {LAYOUT} {KERNELS}"
+    runner.command = read_command(command.split(), {})
+    [cpu] = runner.run([0])
+    runner.kernels = "cuda"
+    try:
+        [cuda] = runner.run([0])
+    finally:
+        runner.kernels = ""
+    one, other = (record.runs[0].work["0 forward"] for record in (cuda, cpu))
+    # The same products and the same traffic; attention is one kernel in place of many blocks.
+    assert one["operators"] < other["operators"]
+    assert one["attention bfloat16"] == other["attention bfloat16"]
+    assert cuda.static == cpu.static
+    assert whole(cuda).traffic == whole(cpu).traffic
+    modules = [whole(record).modules for record in (cpu, cuda)]
+    for name in ("input_layernorm", "pre_mlp_layernorm", "mlp.linear_fc1"):
+        kept = [one[f"decoder.layers.*.{name}"] for one in modules]
+        assert kept[0] == kept[1]
+
+
 def refused(runner, command):
     """Return the sentence with which a command cannot be planned."""
     runner.command = read_command(command.split(), {})
