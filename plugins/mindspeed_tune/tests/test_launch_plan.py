@@ -174,6 +174,13 @@ def test_a_backend_of_the_planned_platform_takes_what_it_declares(hardware):
     assert "the backend takes" not in markdown(with_hardware)
 
 
+def test_bytes_of_the_host_are_told_apart():
+    plan = make_plan(COMMAND, every_stage(LAYOUT, host_bytes=3 * 2**20))
+    assert "up to 3.00 MiB of tensors lie in the host's memory" in markdown(plan)
+    assert {kind["host_bytes"] for kind in plan.as_json()["kinds"]} == {3 * 2**20}
+    assert "host's memory" not in markdown(make_plan(COMMAND, every_stage(LAYOUT)))
+
+
 def test_a_step_has_seconds_bubble_and_mfu(plan):
     step = plan.step
     assert step.seconds > step.timeline.seconds > 0

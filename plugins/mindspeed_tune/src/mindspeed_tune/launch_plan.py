@@ -287,6 +287,7 @@ def _kind_json(kind: KindPlan) -> dict[str, Any]:
         "count": kind.kind.count,
         "representative": kind.kind.representative,
         "exact": kind.step.exact,
+        "host_bytes": kind.record.host_bytes,
         "memory": [
             {
                 **{name: value for name, value in asdict(one).items() if name != "largest"},

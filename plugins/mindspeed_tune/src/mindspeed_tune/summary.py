@@ -137,6 +137,9 @@ def _remarks(plan: LaunchPlan) -> Iterator[str]:
         where = f" in {tensor.module}" if tensor.module else ""
         place = f" ({tensor.stack[0]})" if tensor.stack else ""
         yield f"large at the peak: {size(tensor.bytes)} of {tensor.category}{where}{place}"
+    host = max(kind.record.host_bytes for kind in plan.kinds)
+    if host:
+        yield f"up to {size(host)} of tensors lie in the host's memory"
     backend = max((kind.record.backend for kind in plan.kinds), key=lambda one: one.bytes)
     if plan.hardware is None and backend.bytes:
         yield (
