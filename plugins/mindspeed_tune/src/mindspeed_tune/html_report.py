@@ -107,6 +107,7 @@ dd small{display:block;font-size:.8rem;font-weight:400;color:var(--quiet)}
 figure{margin:12px 0;overflow-x:auto}
 svg[role=img]{width:100%;min-width:640px;height:auto;display:block}
 svg text{font:12px system-ui,sans-serif;fill:var(--ink)}
+svg text{paint-order:stroke;stroke:var(--paper);stroke-width:3px}
 svg text.quiet{fill:var(--quiet)}
 svg text.bad{fill:var(--bad);font-weight:600}
 svg .grid{stroke:var(--line);stroke-width:1;stroke-dasharray:2 3}

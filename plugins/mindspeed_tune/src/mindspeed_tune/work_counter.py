@@ -68,8 +68,8 @@ class WorkCounter(TorchDispatchMode):
             forward = packet is _ROWS_FIRST
             tensors = args[:3] if forward else args[1:4]
             # Packed sequences, [t, n, d], are counted as if each saw all others.
-            shapes = [(*one.shape[:-3], one.shape[-2], one.shape[-3], one.shape[-1]) for one in tensors]
-            work = _flash(*shapes, forward)
+            q, k, v = ((*one.shape[:-3], one.shape[-2], one.shape[-3], one.shape[-1]) for one in tensors)
+            work = _flash(q, k, v, forward)
             counts[f"{ATTENTION} {_dtype(tensors[0])}"] += times() * work
             return
         formula = flop_registry.get(packet)
