@@ -33,7 +33,7 @@ SECTIONS = (
     Section(
         "attention",
         "attention_errors",
-        240,
+        210,
         "errors of fused attention and of context parallelism's block kernels, forward and gradients, "
         "against float64, and which kernel computed them",
     ),
@@ -45,16 +45,22 @@ SECTIONS = (
         "without and with features: step time, tokens/s, MFU, peak memory",
     ),
     Section(
+        "plan",
+        "planned_memory",
+        120,
+        "the planned peak of that GPT, without and with features, against the allocator's: at most 5 % off",
+    ),
+    Section(
         "kernels",
         "operator_speed",
-        240,
+        210,
         "every operator's backends against their references, and their time against the composition, "
         "torch.compile, Liger-Kernel and FlashAttention",
     ),
     Section(
         "features",
         "feature_proofs",
-        360,
+        300,
         "every proof of the features of kernels, profile and context parallelism that fits the GPUs at hand: "
         "losses, gradients and parameters with and without the feature",
     ),

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -42,6 +42,14 @@ _FRAMES = 8
 _BETWEEN = (str(Path(__file__).parent), str(Path(torch.__file__).parent), "<")
 
 
+class _Module(NamedTuple):
+    """A module whose forward pass runs, within another one's."""
+
+    identity: int
+    kind: str
+    within: _Module | None
+
+
 class _Held:
     """One storage while it has one size."""
 
@@ -64,7 +72,7 @@ class _Held:
         self.born = born
         self.operation = operation
         self.kind = ""
-        self.module: tuple[int, str] | None = None
+        self.module: _Module | None = None
         self.backward = False
         self.frames: tuple[tuple[CodeType, int], ...] = ()
         self.shape: tuple[int, ...] = ()
@@ -177,7 +185,7 @@ class StorageTracker(TensorBytes):
         self._peak_at = 0
         self._last: _Held | None = None
         self._departed: list[_Held] = []
-        self._modules: list[tuple[int, str]] = []
+        self._modules: list[_Module] = []
         self._names: dict[int, str] = {}
         self._operation: Any = None
         self._phase = _Phase(_FIRST, 0)
@@ -298,10 +306,11 @@ class StorageTracker(TensorBytes):
         return {kind: kinds[kind] for kind in KINDS if kinds[kind]}
 
     def _enter_module(self, module: torch.nn.Module, args: Any) -> None:
-        self._modules.append((id(module), type(module).__name__))
+        within = self._modules[-1] if self._modules else None
+        self._modules.append(_Module(id(module), type(module).__name__, within))
 
     def _leave_module(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        while self._modules and self._modules.pop()[0] != id(module):
+        while self._modules and self._modules.pop().identity != id(module):
             pass
 
     def _allocated(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
@@ -416,10 +425,18 @@ class StorageTracker(TensorBytes):
         )
 
     def _name(self, held: _Held) -> str:
-        if held.module is None:
-            return ""
-        identity, kind = held.module
-        return self._names.get(identity) or kind
+        """Return a module's path; of one that is made on the way, the path around it and its class.
+
+        Where no module around it has a name either, the class stands alone.
+        """
+        module, unknown = held.module, ""
+        while module is not None:
+            known = self._names.get(module.identity)
+            if known is not None:
+                return ".".join(filter(None, (known, unknown)))
+            unknown = ".".join(filter(None, (module.kind, unknown)))
+            module = module.within
+        return held.module.kind if held.module is not None else ""
 
 
 def without_numbers(name: str) -> str:

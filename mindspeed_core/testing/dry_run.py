@@ -2,6 +2,7 @@
 
 The same instruments follow both. The calls must be the same, with their groups, operations, bytes, dtypes,
 peers and order, and the bytes of every phase within `TOLERANCE`. What a backend allocates itself is not seen.
+Ranks of the dry run must agree on the order of their calls, as those of a launch that is planned have to.
 Where tokens go depends on numbers: in the world that computes routers choose as a dry run takes them to.
 """
 
@@ -18,6 +19,7 @@ from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.feature import Patch, hookimpl
 from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
+from mindspeed_core.instruments.call_order import OrderedCall, disagreements
 from mindspeed_core.testing.gloo_threads import released_when_waited
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.proof_files import flags_with_files
@@ -50,14 +52,14 @@ class MeasuredRank:
 
     Attributes:
         phases: bytes by phase.
-        calls: what the steps communicated, in order, one line each.
+        calls: what the steps communicated, in order.
         groups: process groups in the order in which they were made: description and ranks.
         features: the active features.
         answers: the numbers that a dry run answered, with their places; empty in a world that computes.
     """
 
     phases: Mapping[str, PhaseBytes]
-    calls: tuple[str, ...]
+    calls: tuple[OrderedCall, ...]
     groups: tuple[tuple[str, tuple[int, ...]], ...]
     features: tuple[str, ...]
     answers: tuple[str, ...] = ()
@@ -127,7 +129,10 @@ def _taken(session: Session, storage: StorageTracker, log: CommunicationLog, fir
     platform: Any = session.platform
     return MeasuredRank(
         phases={phase.name: phase for phase in storage.report()},
-        calls=tuple(str(call) for call in log.calls[first:]),
+        calls=tuple(
+            OrderedCall(call.group, call.ranks, call.operation, call.tensor_bytes, call.dtype, call.peer)
+            for call in log.calls[first:]
+        ),
         groups=tuple((group.description, group.ranks) for group in log.groups),
         features=session.plan.names,
         answers=tuple(str(answer) for answer, _ in platform.answers.table()) if platform.dry_run else (),
@@ -259,7 +264,9 @@ def _collecting_between() -> Iterator[Callable[[], object]]:
 
 
 def differences(computed: Sequence[MeasuredRank], planned: Sequence[MeasuredRank]) -> list[str]:
-    """Return what a dry run has other than the world that computed, one line each; empty when it is right.
+    """Return what a dry run has other than the world that computed, and where its own ranks disagree.
+
+    One line each; empty when it is right.
 
     Args:
         computed: the ranks of the world that computed.
@@ -273,9 +280,9 @@ def differences(computed: Sequence[MeasuredRank], planned: Sequence[MeasuredRank
                 ours, theirs = getattr(other, what), getattr(phase, what)
                 if abs(ours - theirs) > TOLERANCE:
                     found.append(f"rank {rank}, {name}, {what}: {ours:,} B planned, {theirs:,} B computed")
-        found += _first_difference(rank, "call", real.calls, dry.calls)
+        found += _first_difference(rank, "call", list(map(str, real.calls)), list(map(str, dry.calls)))
         found += _first_difference(rank, "group", list(map(str, real.groups)), list(map(str, dry.groups)))
-    return found
+    return found + disagreements([rank.calls for rank in planned])
 
 
 def _first_difference(rank: int, what: str, real: Sequence[str], dry: Sequence[str]) -> list[str]:

@@ -15,6 +15,7 @@ import torch
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.transformer.module import Float16Module
 from megatron.core.utils import unwrap_model
 
 from mindspeed_core.activation import activate, prepare
@@ -99,23 +100,15 @@ class OwnLoop:
 
     def __post_init__(self) -> None:
         """Build model, optimizer and schedule."""
-        session, args = self.session, self.model_flags
+        session = self.session
         config, ddp_config, optimizer_config = self.configs
         self.config = config = session.config(config)
-        from megatron.core import parallel_state
-
-        model = GPTModel(
-            config,
-            session.layer_spec(config),
-            vocab_size=args.padded_vocab_size,
-            max_sequence_length=args.seq_length,
-            pre_process=parallel_state.is_pipeline_first_stage(),
-            post_process=parallel_state.is_pipeline_last_stage(),
-            share_embeddings_and_output_weights=True,
-            position_embedding_type=args.position_embedding_type,
-        )
+        chunks = config.virtual_pipeline_model_parallel_size
+        model = [self._chunk(vp_stage) for vp_stage in ((None,) if chunks is None else range(chunks))]
         model = session.model(model)
-        self.chunks = session.wrap_ddp([model], ddp_config)
+        if config.bf16:
+            model = [Float16Module(config, chunk) for chunk in model]
+        self.chunks = session.wrap_ddp(model, ddp_config)
         with torch.no_grad():
             for chunk, weights in zip(unwrap_model(self.chunks), self.memory.weights):
                 for name, parameter in chunk.named_parameters():
@@ -127,6 +120,30 @@ class OwnLoop:
         self.schedule = session.forward_backward(config)
         self.step = session.train_step(self._step)
         self.forward = session.forward_step(self._forward)
+
+    def _chunk(self, vp_stage: int | None) -> GPTModel:
+        """Build a chunk; the chunks of an interleaved schedule know their place."""
+        from megatron.core import parallel_state
+        from megatron.core.models.gpt.gpt_layer_specs import get_gpt_mtp_block_spec
+
+        args, config = self.model_flags, self.config
+        place = {} if vp_stage is None else {"ignore_virtual": False, "vp_stage": vp_stage}
+        layers = self.session.layer_spec(config, vp_stage=vp_stage)
+        further = None
+        if config.mtp_num_layers:
+            further = get_gpt_mtp_block_spec(config, layers, use_transformer_engine=False, vp_stage=vp_stage)
+        return GPTModel(
+            config,
+            layers,
+            mtp_block_spec=further,
+            vocab_size=args.padded_vocab_size,
+            max_sequence_length=args.seq_length,
+            pre_process=parallel_state.is_pipeline_first_stage(**place),
+            post_process=parallel_state.is_pipeline_last_stage(**place),
+            share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+            position_embedding_type=args.position_embedding_type,
+            vp_stage=vp_stage,
+        )
 
     def _forward(self, iterator: Iterator[Any], model: Any) -> Any:
         batch = self.session.batch(next(iterator))
@@ -141,7 +158,7 @@ class OwnLoop:
         self.optimizer.zero_grad()
         reports = self.schedule(
             forward_step_func=self.forward,
-            data_iterator=[iter(batches)],
+            data_iterator=[iter(batches) for _ in self.chunks],
             model=self.chunks,
             num_microbatches=len(batches),
             seq_length=args.seq_length,

@@ -13,15 +13,45 @@ from mindspeed_core.testing.worlds import run_world
 STEPS = 2
 KERNELS = ("--use-fused-rmsnorm", "--use-fused-swiglu", "--use-flash-attn")
 LLAMA = ("--swiglu", "--normalization", "RMSNorm", "--disable-bias-linear", "--no-bias-swiglu-fusion")
+ROTARY = ("--position-embedding-type", "rope")
+SMALLER = ("--num-layers", "2")
+PADDED_EXPERTS = (
+    *("--num-experts", "4", "--moe-router-topk", "2", "--expert-model-parallel-size", "2"),
+    *("--moe-token-dispatcher-type", "alltoall", "--moe-expert-capacity-factor", "1.0"),
+    *("--moe-pad-expert-input-to-capacity", "--no-gradient-accumulation-fusion"),
+)
 LAYOUTS = {
     "tensor and sequence, kernels": (
-        (*LLAMA, "--num-layers", "2", "--tensor-model-parallel-size", "2", "--sequence-parallel"),
+        (*LLAMA, *SMALLER, "--tensor-model-parallel-size", "2", "--sequence-parallel"),
         KERNELS,
     ),
     "pipeline, distributed optimizer": (
         ("--pipeline-model-parallel-size", "2", "--use-distributed-optimizer"),
         (),
     ),
+    "two replicas": (SMALLER, ()),
+    "distributed optimizer, bfloat16": ((*SMALLER, "--use-distributed-optimizer", "--bf16"), ()),
+    "interleaved": (
+        ("--pipeline-model-parallel-size", "2", "--num-virtual-stages-per-pipeline-rank", "2"),
+        (),
+    ),
+    "split sequence": (
+        (*SMALLER, *ROTARY, "--context-parallel-size", "2"),
+        ("--context-parallel-algo", "ulysses_cp_algo"),
+    ),
+    "full recompute": (
+        (
+            *(*SMALLER, "--recompute-granularity", "full", "--recompute-method", "uniform"),
+            *("--recompute-num-layers", "1"),
+        ),
+        (),
+    ),
+    "padded experts": ((*SMALLER, *PADDED_EXPERTS), ()),
+    "latent attention": (
+        (*LLAMA, *SMALLER, *ROTARY, "--multi-latent-attention", "--untie-embeddings-and-output-weights"),
+        (),
+    ),
+    "further tokens": ((*SMALLER, *ROTARY, "--mtp-num-layers", "1"), ()),
 }
 ALWAYS = ("tensor and sequence, kernels",)
 
@@ -41,7 +71,11 @@ def train(platform, model_flags, feature_flags):
         with activate(flags, **options) as session:
             torch.distributed.init_process_group("gloo")
             parallel_state.initialize_model_parallel(
-                args.tensor_model_parallel_size, args.pipeline_model_parallel_size
+                args.tensor_model_parallel_size,
+                args.pipeline_model_parallel_size,
+                config.virtual_pipeline_model_parallel_size,
+                context_parallel_size=args.context_parallel_size,
+                expert_model_parallel_size=args.expert_model_parallel_size,
             )
             tensor_parallel.model_parallel_cuda_manual_seed(1234)
             own = OwnLoop(session, configs, Recorded(), args)

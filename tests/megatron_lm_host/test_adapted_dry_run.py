@@ -10,38 +10,93 @@ from mindspeed_core.testing.dry_run import differences, followed_run
 from mindspeed_core.testing.worlds import run_world
 
 LENGTH = ("--train-iters", "2", "--eval-iters", "0", "--use-cpu-initialization")
+PADDED_EXPERTS = (
+    *("--num-experts", "4", "--moe-ffn-hidden-size", "32", "--expert-model-parallel-size", "2"),
+    *("--moe-token-dispatcher-type", "alltoall", "--moe-expert-capacity-factor", "1.0"),
+    *("--moe-pad-expert-input-to-capacity", "--disable-bias-linear", "--swiglu"),
+)
+FUSED = (
+    *("--swiglu", "--normalization", "RMSNorm", "--disable-bias-linear", "--position-embedding-type", "rope"),
+    *("--use-flash-attn", "--use-fused-rmsnorm", "--use-fused-swiglu", "--use-fused-rotary-pos-emb"),
+)
+ROTARY = ("--position-embedding-type", "rope")
+LATENT = (
+    *("--multi-latent-attention", "--normalization", "RMSNorm", "--disable-bias-linear", *ROTARY),
+    "--untie-embeddings-and-output-weights",
+)
 LAYOUTS = {
     "distributed optimizer": ("--use-distributed-optimizer", "--bf16", "--overlap-grad-reduce"),
     "tensor and sequence": ("--tensor-model-parallel-size", "2", "--sequence-parallel"),
     "pipeline": ("--pipeline-model-parallel-size", "2"),
 }
+FURTHER = {
+    "two replicas": (),
+    "interleaved": (
+        *("--pipeline-model-parallel-size", "2", "--num-virtual-stages-per-pipeline-rank", "2"),
+        *("--num-layers", "4", "--micro-batch-size", "1"),
+    ),
+    "split sequence": ("--context-parallel-size", "2", *ROTARY),
+    "full recompute": (
+        *("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"),
+    ),
+    "padded experts": PADDED_EXPERTS,
+    "fused kernels": FUSED,
+    "latent attention": LATENT,
+    "further tokens": ("--mtp-num-layers", "1", *ROTARY),
+}
 
 
-def follow_all(platform):
+def follow_all(platform, layouts, features):
+    declarations = every_feature() if features else ()
     found = []
-    for flags in LAYOUTS.values():
-        found.append(follow(platform, *flags))
+    for flags in layouts.values():
+        found.append(follow(platform, declarations, *flags))
         fake.forget_run()
     return found
 
 
-def follow(platform, *flags):
+def every_feature():
+    from mindspeed_cp.features import DECLARATIONS as SEQUENCES
+    from mindspeed_kernels.features import DECLARATIONS as KERNELS
+
+    return (*SEQUENCES, *KERNELS)
+
+
+def follow(platform, declarations, *flags):
     with followed_run(platform) as followed:
-        fake.adapt(extra=followed.plugins)
+        fake.adapt(*declarations, extra=followed.plugins)
         ended = fake.run_script("--platform", platform, *fake.GPT, *LENGTH, *flags)
     assert ended["status"] == 0, ended["out"] + ended["err"]
     return followed.measured
 
 
+def measure(layouts, *, features):
+    sides = [run_world(follow_all, 2, name, layouts, features, timeout=400) for name in ("cpu", "fake")]
+    return dict(zip(layouts, zip(*(zip(*ranks) for ranks in sides))))
+
+
 @pytest.fixture(scope="module")
 def measured():
-    sides = [run_world(follow_all, 2, name, timeout=240) for name in ("cpu", "fake")]
-    return dict(zip(LAYOUTS, zip(*(zip(*ranks) for ranks in sides))))
+    return measure(LAYOUTS, features=False)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_dry_run_has_the_bytes_and_calls_of_the_real_one(measured, layout):
     computed, planned = measured[layout]
+
+    assert differences(computed, planned) == []
+    assert computed[0].calls
+
+
+@pytest.fixture(scope="module")
+def measured_further():
+    return measure(FURTHER, features=True)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("layout", FURTHER)
+def test_a_dry_run_of_a_further_layout_is_right_too(measured_further, layout):
+    computed, planned = measured_further[layout]
 
     assert differences(computed, planned) == []
     assert computed[0].calls

@@ -68,9 +68,3 @@ def test_kernels_of_npus_without_torch_npu_are_one_sentence(monkeypatch):
     found = CliRunner().invoke(program, ["plan", "--plan-target", "npu", "--", "mindspeed-train"])
     assert found.exit_code == 1
     assert "--plan-target npu: torch_npu is not installed here" in found.output
-
-
-def test_kernels_of_cuda_are_refused_in_one_sentence():
-    found = CliRunner().invoke(program, ["plan", "--plan-target", "cuda", "--", "mindspeed-train"])
-    assert found.exit_code == 1
-    assert "--plan-target cuda: there is no dry run of CUDA's kernels" in found.output

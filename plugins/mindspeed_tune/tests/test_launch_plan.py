@@ -15,7 +15,7 @@ from mindspeed_tune.html_report import html_report
 from mindspeed_tune.kinds import chosen_ranks, group_partners, kinds_of, stage_partners
 from mindspeed_tune.launch_plan import make_plan
 from mindspeed_tune.layout import Layout
-from mindspeed_tune.record import BackendMemory
+from mindspeed_tune.record import BackendMemory, Relief
 from mindspeed_tune.summary import markdown, print_summary
 
 LAYOUT = Layout(64, tp=2, pp=4)
@@ -83,7 +83,7 @@ def test_a_stage_over_capacity_says_by_how_much_and_what_would_fit(hardware):
     plan = make_plan(COMMAND, every_stage(LAYOUT, microbatches=64), tight)
     assert not plan.ok
     [problem] = [one for one in plan.problems if one.startswith("stage 0")]
-    assert "GiB are missing on 16 ranks" in problem
+    assert "are missing on 16 ranks" in problem
     assert "the nearest layout that fits" in problem
     tiny = replace(small, memory=10.0)
     problem = make_plan(COMMAND, every_stage(LAYOUT), tiny).problems[0]
@@ -174,6 +174,13 @@ def test_a_backend_of_the_planned_platform_takes_what_it_declares(hardware):
     assert "the backend takes" not in markdown(with_hardware)
 
 
+def test_bytes_of_the_host_are_told_apart():
+    plan = make_plan(COMMAND, every_stage(LAYOUT, host_bytes=3 * 2**20))
+    assert "up to 3.00 MiB of tensors lie in the host's memory" in markdown(plan)
+    assert {kind["host_bytes"] for kind in plan.as_json()["kinds"]} == {3 * 2**20}
+    assert "host's memory" not in markdown(make_plan(COMMAND, every_stage(LAYOUT)))
+
+
 def test_a_step_has_seconds_bubble_and_mfu(plan):
     step = plan.step
     assert step.seconds > step.timeline.seconds > 0
@@ -217,3 +224,35 @@ def test_the_page_stands_alone_and_tells_people_what_to_do(plan):
         assert never not in page
     for always in ("prefers-color-scheme:dark", 'lang="en"', 'role="img"', "What would help", "stage 3"):
         assert always in page
+
+
+def test_a_feature_that_would_keep_less_is_advised_by_name_where_it_takes_part(hardware):
+    flash = Relief("flash", "--flash", ("core_attention",), 1000.0)
+    worse = Relief("half", "--half", ("core_attention",), 400_000.0)
+    absent = Relief("norms", "--norms", ("input_layernorm",), 10.0)
+    ranks = [replace(one, reliefs=(worse, flash, absent)) for one in every_stage(LAYOUT)]
+    for index, one in enumerate(ranks):
+        runs = [replace(run, peak=attended(run.peak)) for run in one.runs]
+        ranks[index] = replace(one, runs=tuple(runs))
+    plan = make_plan(COMMAND, ranks, hardware)
+    [advice] = [one for one in plan.fullest.fullest.advice if one.feature]
+    # Four micro-batches are in flight on the first stage.
+    now = plan.fullest.fullest.modules["decoder.layers.*.core_attention"]
+    assert (advice.feature, advice.flags, advice.saves) == ("flash", "--flash", now - 4 * 1000.0)
+    page = html_report(plan)
+    assert page.count('<span class="name">flash</span>') == 1
+    assert "| --flash | flash |" in markdown(plan)
+
+
+def attended(peak):
+    """Return a peak whose activations are those of core attention."""
+    kept = peak.modules["TransformerLayer"]
+    return replace(peak, modules={"decoder.layers.*.core_attention": kept})
+
+
+def test_the_operation_and_code_of_the_peak_are_told(plan):
+    memory = plan.fullest.fullest
+    assert (memory.operator, memory.stack) == ("aten.mm", ("mlp.py:80 (forward)",))
+    assert "during aten.mm (mlp.py:80 (forward))" in markdown(plan)
+    assert plan.as_json()["kinds"][0]["memory"][0]["operator"] == "aten.mm"
+    assert "mlp.<wbr>py:80 (forward)" in html_report(plan)

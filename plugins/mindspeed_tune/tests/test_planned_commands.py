@@ -60,6 +60,14 @@ def test_the_schedule_that_ran_is_the_one_of_the_timeline(records):
         assert list(first.steps) == order(record.layout, record.stage, first.microbatches)
 
 
+def test_features_that_would_keep_less_are_found_by_their_formulas(records):
+    found = {relief.feature: relief for relief in records[0].reliefs}
+    assert {"flash-attn", "fused-rmsnorm"} <= found.keys()
+    # Half a batch of 2 x 64 tokens on this rank, in each of 3 layers, 4 heads: context and one number.
+    assert found["flash-attn"].kept == 3 * 64 * 4 * (2 * 16 + 4)
+    assert found["flash-attn"].flags == "--use-flash-attn"
+
+
 def test_a_rank_costs_little(records):
     assert all(record.cost["peak_bytes"] < 2**30 for record in records)
 
@@ -214,6 +222,30 @@ def test_an_interleaved_schedule_runs_in_the_order_of_the_timeline(runner):
         size = int(record.sizes["microbatch_group_size"])
         for run in record.runs:
             assert list(run.steps) == order(record.layout, record.stage, run.microbatches, size)
+
+
+KERNELS = "--use-flash-attn --use-fused-rmsnorm --use-fused-swiglu --use-fused-rotary-pos-emb"
+
+
+def test_the_kernels_of_cuda_are_planned_where_there_is_no_cuda(runner):
+    command = f"mindspeed-train --fake-world-size 8 {DENSE} {LAYOUT} {KERNELS}"
+    runner.command = read_command(command.split(), {})
+    [cpu] = runner.run([0])
+    runner.kernels = "cuda"
+    try:
+        [cuda] = runner.run([0])
+    finally:
+        runner.kernels = ""
+    one, other = (record.runs[0].work["0 forward"] for record in (cuda, cpu))
+    # The same products and the same traffic; attention is one kernel in place of many blocks.
+    assert one["operators"] < other["operators"]
+    assert one["attention bfloat16"] == other["attention bfloat16"]
+    assert cuda.static == cpu.static
+    assert whole(cuda).traffic == whole(cpu).traffic
+    modules = [whole(record).modules for record in (cpu, cuda)]
+    for name in ("input_layernorm", "pre_mlp_layernorm", "mlp.linear_fc1"):
+        kept = [one[f"decoder.layers.*.{name}"] for one in modules]
+        assert kept[0] == kept[1]
 
 
 def refused(runner, command):

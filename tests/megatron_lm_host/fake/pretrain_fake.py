@@ -6,7 +6,8 @@ import torch
 from megatron.core import mpu
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
+from megatron.core.utils import get_attr_wrapped_model
 from megatron.training import get_args, pretrain
 from megatron.training.arguments import core_transformer_config_from_args
 from megatron.training.utils import (
@@ -19,11 +20,19 @@ from megatron.training.utils import (
 def gpt_builder(args, pre_process, post_process, vp_stage=None, config=None, pg_collection=None):
     if config is None:
         config = core_transformer_config_from_args(args)
+    layer = get_gpt_layer_local_spec(
+        num_experts=args.num_experts,
+        normalization=args.normalization,
+        qk_layernorm=args.qk_layernorm,
+        multi_latent_attention=args.multi_latent_attention,
+    )
+    further = None
+    if args.mtp_num_layers is not None:
+        further = get_gpt_mtp_block_spec(config, layer, use_transformer_engine=False, vp_stage=vp_stage)
     return GPTModel(
         config=config,
-        transformer_layer_spec=get_gpt_layer_local_spec(
-            num_experts=args.num_experts, normalization=args.normalization, qk_layernorm=args.qk_layernorm
-        ),
+        transformer_layer_spec=layer,
+        mtp_block_spec=further,
         vocab_size=args.padded_vocab_size,
         max_sequence_length=args.max_position_embeddings,
         pre_process=pre_process,
@@ -58,7 +67,8 @@ def loss_func(loss_mask, output_tensor, model=None):
 
 
 def forward_step(data_iterator, model, return_schedule_plan=False):
-    tokens, labels, loss_mask, attention_mask, position_ids, packed = get_batch(data_iterator, None)
+    vp_stage = get_attr_wrapped_model(model, "vp_stage")
+    tokens, labels, loss_mask, attention_mask, position_ids, packed = get_batch(data_iterator, vp_stage)
     output = model(tokens, position_ids, attention_mask, labels=labels, packed_seq_params=packed)
     return output, partial(loss_func, loss_mask, model=model)
 

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mindspeed_core.platforms.planned_kernels import kernels_for
+
 
 class _Unknown:
     """Stands for a number, or something compound, whose value is not known while a graph is traced."""
@@ -50,7 +52,8 @@ class Call:
     """One kind of call of an operator.
 
     Attributes:
-        device: type of the device of the first tensor: ``cpu``, ``cuda``, ``npu``.
+        device: type of the device of the first tensor: ``cpu``, ``cuda``, ``npu``; in a dry run that plans
+            the kernels of another one, that one.
         arguments: by parameter name, defaults included: `TensorFacts` for tensors, tuples of them for lists
             of tensors, `UNKNOWN` where the value is not known, the value itself for everything else.
     """
@@ -90,9 +93,8 @@ def call_of(signature: inspect.Signature, args: tuple[Any, ...], options: Mappin
     bound = signature.bind(*args, **options)
     bound.apply_defaults()
     devices = [item.device.type for value in bound.arguments.values() for item in _tensors(value)]
-    return Call(
-        devices[0] if devices else "cpu", {name: _facts(value) for name, value in bound.arguments.items()}
-    )
+    facts = {name: _facts(value) for name, value in bound.arguments.items()}
+    return Call(kernels_for(devices[0] if devices else "cpu"), facts)
 
 
 def trace_key(args: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Hashable, ...]:
@@ -109,7 +111,7 @@ def trace_key(args: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Hashab
             device = value[0].device.type
     positional = tuple([_constant(value) for value in args])
     named = tuple([(name, _constant(value)) for name, value in options.items()])
-    return (device, positional, named)
+    return (kernels_for(device or "cpu"), positional, named)
 
 
 def traced_call(signature: inspect.Signature, key: tuple[Any, ...]) -> Call:
@@ -117,7 +119,7 @@ def traced_call(signature: inspect.Signature, key: tuple[Any, ...]) -> Call:
     device, positional, named = key
     bound = signature.bind(*map(_from_constant, positional), **{n: _from_constant(v) for n, v in named})
     bound.apply_defaults()
-    return Call(device or "cpu", dict(bound.arguments))
+    return Call(device, dict(bound.arguments))
 
 
 def eager_key(args: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Hashable, ...]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "mindspeed-tune"
 EXIT_PROBLEMS = 1
-_PLATFORMS = {"cpu": "fake", "npu": "fake-npu"}
+_PLATFORMS = {"cpu": "fake", "npu": "fake-npu", "cuda": "fake"}
 
 
 @click.group(cls=ExplainedGroup, name=PROGRAM, context_settings={"help_option_names": ["-h", "--help"]})
@@ -62,7 +62,7 @@ def program() -> None:
     type=click.Choice(["cpu", "npu", "cuda"]),
     default="cpu",
     show_default=True,
-    help="Whose kernels run; npu needs torch_npu and mindspeed-tune[npu]; cuda cannot be planned yet.",
+    help="Whose kernels run; npu needs torch_npu and mindspeed-tune[npu].",
 )
 @click.option("--plan-skew", type=float, metavar="F", help="Tokens of this rank's experts, over the average.")
 @click.option("--plan-out", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Reports.")
@@ -97,16 +97,12 @@ def plan(
     from mindspeed_tune.launch_command import read_command
     from mindspeed_tune.launch_plan import make_plan
 
-    if plan_target not in _PLATFORMS:
-        raise UserError(
-            f"--plan-target {plan_target}: there is no dry run of CUDA's kernels; plan with cpu, "
-            "whose attention keeps something else"
-        )
     hardware = read_hardware(plan_hardware) if plan_hardware else None
     launch = read_command(command)
     runner = Ranks(
         launch,
         platform=_PLATFORMS[plan_target],
+        kernels="cuda" if plan_target == "cuda" else "",
         exact_layers=plan_layers == "exact",
         exact_microbatches=plan_microbatches == "exact",
         skew=plan_skew,

@@ -6,12 +6,14 @@ apart without hue as well: by order, by labels, and by the tables below each pic
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from html import escape
 
 from mindspeed_tune.charts import groups_chart, legend, memory_chart, timeline_chart
 from mindspeed_tune.launch_plan import LaunchPlan
 from mindspeed_tune.quantities import count, duration, percent, size
+from mindspeed_tune.record import LargeTensor
 
 _LIGHT = {
     "ink": "#1d2430",
@@ -105,6 +107,7 @@ dd small{display:block;font-size:.8rem;font-weight:400;color:var(--quiet)}
 figure{margin:12px 0;overflow-x:auto}
 svg[role=img]{width:100%;min-width:640px;height:auto;display:block}
 svg text{font:12px system-ui,sans-serif;fill:var(--ink)}
+svg text{paint-order:stroke;stroke:var(--paper);stroke-width:3px}
 svg text.quiet{fill:var(--quiet)}
 svg text.bad{fill:var(--bad);font-weight:600}
 svg .grid{stroke:var(--line);stroke-width:1;stroke-dasharray:2 3}
@@ -118,6 +121,8 @@ th,td{text-align:left;padding:5px 10px;border-bottom:1px solid var(--line);verti
 th{font-weight:600;background:var(--panel)}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 code,pre{font-family:ui-monospace,monospace;font-size:.86rem}
+td code{overflow-wrap:break-word}
+.name{white-space:nowrap}
 pre.command{background:var(--panel);border:1px solid var(--line);border-radius:8px;padding:12px;
 white-space:pre-wrap;overflow-wrap:anywhere}
 details{margin:8px 0}
@@ -328,25 +333,52 @@ def _advice(plan: LaunchPlan) -> Iterator[str]:
     if kind.fullest.advice:
         yield "<h2>What would help</h2>"
         yield f"<p>For {escape(kind.kind.name)}, the fullest; savings are estimated, plan again.</p>"
-        rows = [[_code(one.flags), size(one.saves), escape(one.why)] for one in kind.fullest.advice]
-        yield _table(["flags", "saves", "why"], rows, numeric=1, escaped=True)
+        rows = [
+            [
+                _code(one.flags),
+                f'<span class="name">{escape(one.feature or "megatron-core")}</span>',
+                size(one.saves),
+                escape(one.why),
+            ]
+            for one in kind.fullest.advice
+        ]
+        yield _table(["flags", "feature", "saves", "why"], rows, numeric=1, escaped=True)
 
 
 def _largest(plan: LaunchPlan) -> Iterator[str]:
-    found = plan.fullest.fullest.largest
-    if found:
-        yield "<h2>Largest tensors at the peak</h2>"
-        rows = [
-            [
-                size(one.bytes),
-                escape(one.category),
-                escape(one.module or "–"),
-                _code(one.operator),
-                "<br>".join(_code(line) for line in one.stack[:3]),
-            ]
-            for one in found
+    kind = plan.fullest
+    memory = kind.fullest
+    if not memory.largest:
+        return
+    yield "<h2>The peak, and the largest tensors at it</h2>"
+    if memory.operator:
+        places = "".join(f"<br>{_path(line)}" for line in memory.stack[:4])
+        yield (
+            f"<p>Of {escape(kind.kind.name)}, in {escape(memory.phase)}, while {_code(memory.operator)} "
+            f"runs:{places}</p>"
+        )
+    rows = [
+        [
+            size(one.bytes),
+            escape(one.category),
+            _path(one.module),
+            "<br>".join(map(_path, (one.operator, *one.stack[:3]))),
+            escape(", ".join(_would_remove(plan, one)) or "–"),
         ]
-        yield _table(["bytes", "category", "module", "operator", "made at"], rows, numeric=0, escaped=True)
+        for one in memory.largest
+    ]
+    headers = ["bytes", "category", "module", "made by", "kept smaller by"]
+    yield _table(headers, rows, numeric=0, escaped=True)
+
+
+def _would_remove(plan: LaunchPlan, tensor: LargeTensor) -> list[str]:
+    """Return the features that keep less of the module which made a tensor."""
+    advised = {one.feature for one in plan.fullest.fullest.advice}
+    return [
+        relief.feature
+        for relief in plan.fullest.record.reliefs
+        if relief.feature in advised and tensor.category == "activations" and relief.concerns(tensor.module)
+    ]
 
 
 def _limits(plan: LaunchPlan) -> Iterator[str]:
@@ -395,6 +427,12 @@ def _cell(tag: str, text: str, right: bool) -> str:
 
 def _code(text: str) -> str:
     return f"<code>{escape(text)}</code>" if text else "–"
+
+
+def _path(text: str) -> str:
+    """Return the path of a module or of code, which may be broken where one of its parts ends."""
+    whole = re.sub(r"(?<=[/.])", "<wbr>", escape(text))
+    return f"<code>{whole}</code>" if text else "–"
 
 
 def _lines(text: str) -> str:

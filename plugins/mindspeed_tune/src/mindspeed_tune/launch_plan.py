@@ -13,11 +13,10 @@ from mindspeed_tune.layout import RANKS_PER_NODE
 from mindspeed_tune.memory_plan import MemoryPlan, memory_plan
 from mindspeed_tune.nearest_fit import nearest_fit
 from mindspeed_tune.order_check import OrderCheck, check_order
+from mindspeed_tune.quantities import size
 from mindspeed_tune.record import Answer, Group, RankRecord
 from mindspeed_tune.step_plan import StepPlan, step_plan
 from mindspeed_tune.traffic import Compared, compare
-
-GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -126,19 +125,19 @@ class LaunchPlan:
         assert memory.capacity is not None
         assert memory.headroom is not None
         text = (
-            f"{kind.kind.name}: {memory.needed / GIB:.1f} GiB do not fit into the "
-            f"{memory.capacity / GIB:.1f} GiB of {self.hardware.name}: {-memory.headroom / GIB:.1f} GiB are "
-            f"missing on {kind.kind.count:,} rank{'s' if kind.kind.count > 1 else ''}"
+            f"{kind.kind.name}: {size(memory.needed)} do not fit into the {size(memory.capacity)} of "
+            f"{self.hardware.name}: {size(-memory.headroom)} are missing on {kind.kind.count:,} "
+            f"rank{'s' if kind.kind.count > 1 else ''}"
         )
         nearest, smallest = nearest_fit(kind.record, memory, self.devices)
         if nearest is not None:
             return (
-                f"{text}; the nearest layout that fits, estimated at {nearest.needed / GIB:.1f} GiB on "
+                f"{text}; the nearest layout that fits, estimated at {size(nearest.needed)} on "
                 f"{nearest.world_size:,} ranks: {nearest.flags}"
             )
         return (
             f"{text}; no layout of {smallest.world_size:,} ranks fits: the smallest needs an estimated "
-            f"{smallest.needed / GIB:.1f} GiB ({smallest.flags})"
+            f"{size(smallest.needed)} ({smallest.flags})"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -237,11 +236,11 @@ def _groups(kinds: Sequence[KindPlan], devices: int) -> list[GroupPlan]:
     for kind in kinds:
         for index, group in enumerate(kind.record.groups):
             operations: dict[str, tuple[float, float]] = {}
-            for (number, operation, dtype, _), (calls, size) in kind.step.traffic.items():
+            for (number, operation, dtype, _), (calls, given) in kind.step.traffic.items():
                 if number == index:
                     name = f"{operation} {dtype}"
                     before = operations.get(name, (0.0, 0.0))
-                    operations[name] = (before[0] + calls, before[1] + size)
+                    operations[name] = (before[0] + calls, before[1] + given)
             key = (group.name, group.ranks)
             if key in found and found[key].used:
                 continue
@@ -250,7 +249,7 @@ def _groups(kinds: Sequence[KindPlan], devices: int) -> list[GroupPlan]:
                 kind.record.rank,
                 group.ranks.crosses(devices),
                 sum(calls for calls, _ in operations.values()),
-                sum(size for _, size in operations.values()),
+                sum(given for _, given in operations.values()),
                 operations,
             )
     return list(found.values())
@@ -287,6 +286,7 @@ def _kind_json(kind: KindPlan) -> dict[str, Any]:
         "count": kind.kind.count,
         "representative": kind.kind.representative,
         "exact": kind.step.exact,
+        "host_bytes": kind.record.host_bytes,
         "memory": [
             {
                 **{name: value for name, value in asdict(one).items() if name != "largest"},
@@ -321,6 +321,6 @@ def _group_json(one: GroupPlan) -> dict[str, Any]:
         "calls": one.calls,
         "bytes": one.bytes,
         "operations": {
-            name: {"calls": calls, "bytes": size} for name, (calls, size) in one.operations.items()
+            name: {"calls": calls, "bytes": given} for name, (calls, given) in one.operations.items()
         },
     }

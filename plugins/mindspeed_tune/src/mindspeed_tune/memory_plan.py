@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mindspeed_tune.extrapolate import Whole
 from mindspeed_tune.hardware import Hardware
 from mindspeed_tune.record import LargeTensor, RankRecord
+from mindspeed_tune.schedules import in_flight
 
 CATEGORIES = (
     "parameters",
@@ -30,11 +31,13 @@ class Advice:
         flags: to add or change.
         saves: bytes, estimated.
         why: one sentence.
+        feature: whose flags they are; empty for those of megatron-core.
     """
 
     flags: str
     saves: float
     why: str
+    feature: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class MemoryPlan:
         outside: bytes beside the allocator: of runtime and communication buffers as the hardware's file says;
             without one what the platform that is planned declares of its communication backend.
         capacity: bytes of the device; None where no hardware is known.
+        operator: during which the peak is reached.
+        stack: the code that called it, innermost first.
         largest: the largest tensors at the peak.
         advice: what would help, best first.
     """
@@ -67,6 +72,8 @@ class MemoryPlan:
     expandable: float
     outside: float
     capacity: float | None
+    operator: str
+    stack: tuple[str, ...]
     largest: tuple[LargeTensor, ...]
     advice: tuple[Advice, ...]
 
@@ -117,8 +124,10 @@ def memory_plan(
         if hardware is None
         else hardware.context + used_groups * hardware.per_group,
         capacity=None if hardware is None else hardware.memory,
+        operator=peak.operator,
+        stack=peak.stack,
         largest=peak.largest,
-        advice=tuple(_advice(record, categories)),
+        advice=tuple(_advice(record, categories, step.modules, stage)),
     )
 
 
@@ -137,10 +146,12 @@ def _ordered(categories: Mapping[str, float]) -> dict[str, float]:
     return {name: categories[name] for name in (*known, *(n for n in categories if n not in known))}
 
 
-def _advice(record: RankRecord, categories: Mapping[str, float]) -> list[Advice]:
+def _advice(
+    record: RankRecord, categories: Mapping[str, float], modules: Mapping[str, float], stage: int
+) -> list[Advice]:
     """Return what lowers the largest categories, by what the flags of this launch leave open."""
     layout, flags, sizes = record.layout, record.flags, record.sizes
-    found: list[Advice] = []
+    found = list(_by_features(record, modules, stage))
     shards = layout.optimizer_shards
     state = categories.get("main parameters", 0.0) + categories.get("optimizer state", 0.0)
     if not flags.get("use_distributed_optimizer") and shards > 1 and state:
@@ -189,6 +200,26 @@ def _advice(record: RankRecord, categories: Mapping[str, float]) -> list[Advice]
     return sorted(found, key=lambda one: -one.saves)
 
 
+_WORTH_A_LINE = 0.01
+"""Part of the activations that a feature must save to be named."""
+
+
+def _by_features(record: RankRecord, modules: Mapping[str, float], stage: int) -> Iterator[Advice]:
+    """Yield features that are not active and would keep less: of several of the same modules the best one."""
+    held = in_flight(record.layout, stage, record.microbatches, record.microbatch_group) / record.layout.vpp
+    best: dict[tuple[str, ...], Advice] = {}
+    for relief in record.reliefs:
+        now = sum(size for path, size in modules.items() if relief.concerns(path))
+        saves = now - relief.kept * held
+        if saves <= _WORTH_A_LINE * sum(modules.values()):
+            continue
+        if relief.roles not in best or saves > best[relief.roles].saves:
+            part = relief.roles[0].replace("_", " ") if len(relief.roles) == 1 else "its modules"
+            why = f"keeps less of {part} for backward, by its formula"
+            best[relief.roles] = Advice(relief.flags, saves, why, relief.feature)
+    yield from best.values()
+
+
 def _layer_inputs(record: RankRecord) -> float:
     """Return the bytes of layer inputs that full recompute keeps on a rank."""
     sizes, layout = record.sizes, record.layout
@@ -199,6 +230,6 @@ def _layer_inputs(record: RankRecord) -> float:
     if record.flags.get("sequence_parallel"):
         one /= layout.tp
     layers = sum(record.stages[record.stage].layers.values())
-    in_flight = max(run.in_flight for run in record.runs)
+    alive = max(run.in_flight for run in record.runs)
     full = min(record.microbatches, layout.pp - record.stage)
-    return one * layers * max(in_flight, full)
+    return one * layers * max(alive, full)

@@ -1,8 +1,4 @@
-"""Order check: ranks that share a group make the same calls in the same order, sends meet their receives.
-
-Two ranks compare the calls of all groups that hold both of them, in one sequence: the groups a rank is in
-share its time, so that a swapped pair of collectives of two groups blocks as surely as one of a single group.
-"""
+"""Order check of a plan: all pairs of recorded ranks that share a group, with the code of what differs."""
 
 from __future__ import annotations
 
@@ -10,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from mindspeed_tune.record import POINT_TO_POINT, SENDS, Call, Group, RankRecord
+from mindspeed_core.instruments.call_order import OrderedCall, compare_order
+from mindspeed_tune.record import Call, RankRecord
 
 
 @dataclass(frozen=True)
@@ -64,93 +61,36 @@ def shown(call: Call | None) -> str:
 
 
 def check_order(records: Sequence[RankRecord]) -> OrderCheck:
-    """Compare all pairs of recorded ranks that share a group."""
+    """Compare all pairs of recorded ranks that share a group.
+
+    Layers that only one of two pipeline stages has repeat calls in groups of that stage alone, so that both
+    sides count the same groups even where they ran other layers.
+    """
     differences: list[Difference] = []
     pairs = compared = 0
+    calls = {record.rank: _ordered(record) for record in records}
     for a, b in combinations(sorted(records, key=lambda record: record.rank), 2):
-        if not _comparable(a, b):
+        if a.runs[0].microbatches != b.runs[0].microbatches:
             continue
-        counted, found = _compare(a, b)
+        counted, found = compare_order(a.rank, calls[a.rank], b.rank, calls[b.rank])
         if counted:
             pairs, compared = pairs + 1, compared + counted
         if found is not None:
-            differences.append(found)
+            by_rank = {a.rank: a.calls, b.rank: b.calls}
+            one, other = (
+                None if place is None else by_rank[rank][place]
+                for rank, place in zip(found.ranks, found.places)
+            )
+            differences.append(Difference(found.group, found.ranks, found.index, (one, other)))
     return OrderCheck(tuple(differences), pairs, compared, tuple(_unchecked(records)))
 
 
-def _comparable(a: RankRecord, b: RankRecord) -> bool:
-    return a.runs[0].microbatches == b.runs[0].microbatches
-
-
-def _compare(a: RankRecord, b: RankRecord) -> tuple[int, Difference | None]:
-    """Return how many calls two ranks share, and their first difference."""
-    counted, found = _compare_collectives(a, b)
-    if found is None:
-        further, found = _compare_messages(a, b)
-        counted += further
-    return counted, found
-
-
-def _compare_collectives(a: RankRecord, b: RankRecord) -> tuple[int, Difference | None]:
-    mine, theirs = list(_collectives(a, b.rank)), list(_collectives(b, a.rank))
-    # Layers that only one of two pipeline stages has repeat calls in groups of that stage alone, so that
-    # both sides count the same groups even where they ran other layers.
-    for index in range(max(len(mine), len(theirs))):
-        one = mine[index] if index < len(mine) else None
-        other = theirs[index] if index < len(theirs) else None
-        if one is None or other is None or _key(*one) != _key(*other):
-            present = one or other
-            assert present is not None
-            calls = (one[1] if one else None, other[1] if other else None)
-            return index, Difference(present[0].name, (a.rank, b.rank), index, calls)
-    return len(mine), None
-
-
-def _compare_messages(a: RankRecord, b: RankRecord) -> tuple[int, Difference | None]:
-    """Compare what each of two ranks sends with what the other one receives."""
-    counted = 0
-    for sender, receiver in ((a, b), (b, a)):
-        sent = [one for one in _messages(sender, receiver.rank) if one[1].operation in SENDS]
-        received = [one for one in _messages(receiver, sender.rank) if one[1].operation not in SENDS]
-        for index in range(max(len(sent), len(received))):
-            out = sent[index] if index < len(sent) else None
-            come = received[index] if index < len(received) else None
-            same = out is not None and come is not None and _content(out[1]) == _content(come[1])
-            if not same:
-                present = out or come
-                assert present is not None
-                calls = (out[1] if out else None, come[1] if come else None)
-                return counted, Difference(present[0].name, (sender.rank, receiver.rank), index, calls)
-        counted += len(sent)
-    return counted, None
-
-
-def _collectives(record: RankRecord, other: int) -> Iterator[tuple[Group, Call]]:
-    """Yield the collectives of all groups that hold ``other`` too."""
-    shared = [other in group.ranks for group in record.groups]
+def _ordered(record: RankRecord) -> list[OrderedCall]:
+    found = []
     for call in record.calls:
-        if shared[call.group] and call.operation not in POINT_TO_POINT:
-            yield record.groups[call.group], call
-
-
-def _messages(record: RankRecord, other: int) -> Iterator[tuple[Group, Call]]:
-    for call in record.calls:
-        if call.operation in POINT_TO_POINT and call.peer == other:
-            yield record.groups[call.group], call
-
-
-def _key(group: Group, call: Call) -> tuple[object, ...]:
-    # Uneven inputs are what gathers, scatters and all-to-alls are for; there the operation has to agree.
-    size = None if call.operation in _UNEVEN else call.bytes
-    return group.name, group.ranks, call.operation, size, call.dtype
-
-
-_UNEVEN = frozenset({"all_to_all", "all_to_all_single", "gather", "scatter", "barrier"})
-"""Operations whose input may differ between ranks."""
-
-
-def _content(call: Call) -> tuple[object, ...]:
-    return call.bytes, call.dtype
+        group = record.groups[call.group]
+        found.append(OrderedCall(group.name, group.ranks, call.operation, call.bytes, call.dtype, call.peer))
+    return found
 
 
 def _unchecked(records: Sequence[RankRecord]) -> Iterator[str]:

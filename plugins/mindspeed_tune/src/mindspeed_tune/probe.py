@@ -18,6 +18,7 @@ import torch
 
 from mindspeed_core.feature import Patch, hookimpl
 from mindspeed_core.instruments import communication
+from mindspeed_core.instruments.call_order import POINT_TO_POINT
 from mindspeed_core.instruments.code_places import CodePlace, running_code
 from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_tune import allocator, described_run, layer_kinds, schedules
@@ -26,7 +27,6 @@ from mindspeed_tune.layout import Layout
 from mindspeed_tune.one_rank_groups import only_own_groups
 from mindspeed_tune.rank_lists import RankList, compressed
 from mindspeed_tune.record import (
-    POINT_TO_POINT,
     Answer,
     BackendMemory,
     Call,
@@ -37,6 +37,7 @@ from mindspeed_tune.record import (
     Run,
     Update,
 )
+from mindspeed_tune.relief import reliefs
 from mindspeed_tune.work_counter import WorkCounter
 
 if TYPE_CHECKING:
@@ -299,6 +300,7 @@ class Probe:
             host_bytes=storage.host,
             cost=_ratios(self._runs[0][1]["events"]),
             backend=_backend(log, session.platform.backend_temporaries),
+            reliefs=() if self.options.only_order else reliefs(session, run),
         )
 
     def _call(self, call: Any, index: Mapping[Any, int], seen: int) -> Call:

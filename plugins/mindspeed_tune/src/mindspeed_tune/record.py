@@ -13,10 +13,6 @@ from typing import Any
 from mindspeed_tune.layout import Layout
 from mindspeed_tune.rank_lists import RankList
 
-POINT_TO_POINT = frozenset({"send", "isend", "recv", "irecv"})
-"""Operations between two ranks."""
-SENDS = frozenset({"send", "isend"})
-
 
 @dataclass(frozen=True)
 class Group:
@@ -174,6 +170,27 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Relief:
+    """A feature that is not active, and what it would keep where it takes part.
+
+    Attributes:
+        feature: its name.
+        flags: that switch it on.
+        roles: of the modules that it replaces.
+        kept: bytes of a micro-batch that they would keep for backward, in all layers of the rank.
+    """
+
+    feature: str
+    flags: str
+    roles: tuple[str, ...]
+    kept: float
+
+    def concerns(self, module: str) -> bool:
+        """Return whether a module, given by its path, is one of those or within one."""
+        return bool(set(self.roles).intersection(module.split(".")))
+
+
+@dataclass(frozen=True)
 class BackendMemory:
     """Memory that the platform's communication backend takes during a call, and that is no tensor.
 
@@ -207,6 +224,7 @@ class RankRecord:
         host_bytes: tensors in host memory.
         cost: CPU seconds and peak resident bytes of the process.
         backend: what the communication backend takes, by what the platform declares of it.
+        reliefs: what features that are not active would keep less.
     """
 
     rank: int
@@ -225,6 +243,7 @@ class RankRecord:
     host_bytes: float = 0
     cost: Mapping[str, float] = field(default_factory=dict)
     backend: BackendMemory = BackendMemory()
+    reliefs: tuple[Relief, ...] = ()
 
     @property
     def stage(self) -> int:
@@ -273,6 +292,9 @@ class RankRecord:
                 "answers": tuple(Answer(**answer) for answer in found["answers"]),
                 "features": tuple(found["features"]),
                 "backend": BackendMemory(**found["backend"]),
+                "reliefs": tuple(
+                    Relief(**{**relief, "roles": tuple(relief["roles"])}) for relief in found["reliefs"]
+                ),
             }
         )
 

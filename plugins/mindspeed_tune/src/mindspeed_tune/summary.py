@@ -106,11 +106,12 @@ def _tables(plan: LaunchPlan) -> Iterator[tuple[str, Sequence[str], list[Sequenc
         headers = ["kind", "group", "operation", "calls", "closed form", "counted", "difference"]
         yield "closed forms of communication", headers, forms
     advice: list[Sequence[object]] = [
-        (one.flags, size(one.saves), one.why) for one in plan.fullest.fullest.advice[:_NAMED]
+        (one.flags, one.feature or "megatron-core", size(one.saves), one.why)
+        for one in plan.fullest.fullest.advice[:_NAMED]
     ]
     if advice:
         title = f"what would help {plan.fullest.kind.name}, estimated"
-        yield title, ("flags", "saves", "why"), advice
+        yield title, ("flags", "feature", "saves", "why"), advice
 
 
 def _memory_row(kind: KindPlan, categories: Sequence[str], plan: LaunchPlan) -> list[object]:
@@ -128,10 +129,17 @@ def _shows_outside(plan: LaunchPlan) -> bool:
 
 
 def _remarks(plan: LaunchPlan) -> Iterator[str]:
+    peak = plan.fullest.fullest
+    if peak.operator:
+        where = f" ({peak.stack[0]})" if peak.stack else ""
+        yield f"the peak of {plan.fullest.kind.name} is in {peak.phase}, during {peak.operator}{where}"
     for tensor in plan.fullest.fullest.largest[:_NAMED]:
         where = f" in {tensor.module}" if tensor.module else ""
         place = f" ({tensor.stack[0]})" if tensor.stack else ""
         yield f"large at the peak: {size(tensor.bytes)} of {tensor.category}{where}{place}"
+    host = max(kind.record.host_bytes for kind in plan.kinds)
+    if host:
+        yield f"up to {size(host)} of tensors lie in the host's memory"
     backend = max((kind.record.backend for kind in plan.kinds), key=lambda one: one.bytes)
     if plan.hardware is None and backend.bytes:
         yield (
@@ -158,8 +166,8 @@ def _remarks(plan: LaunchPlan) -> Iterator[str]:
         "and what a communication library takes inside the device"
     )
     seconds = sum(record.cost.get("cpu_seconds", 0.0) for record in plan.records)
-    peak = max(record.cost.get("peak_bytes", 0.0) for record in plan.records)
-    yield f"made of {len(plan.records)} ranks in {seconds:.1f} s of CPU time, at most {size(peak)} each"
+    most = max(record.cost.get("peak_bytes", 0.0) for record in plan.records)
+    yield f"made of {len(plan.records)} ranks in {seconds:.1f} s of CPU time, at most {size(most)} each"
 
 
 def _markdown_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -20,6 +20,9 @@ _PRODUCTS = {_aten.mm: 0, _aten.addmm: 1, _aten.bmm: 0, _aten.baddbmm: 1}
 """Matrix products, with the position of their first factor."""
 _FLASH = _aten._scaled_dot_product_flash_attention_for_cpu
 _FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_for_cpu_backward
+_ROWS_FIRST = _aten._flash_attention_forward
+_ROWS_FIRST_BACKWARD = _aten._flash_attention_backward
+"""CUDA's own kernels, ``[b, s, n, d]``; torch's formulas take their rows for heads."""
 
 
 class WorkCounter(TorchDispatchMode):
@@ -58,7 +61,16 @@ class WorkCounter(TorchDispatchMode):
             return
         if packet in (_FLASH, _FLASH_BACKWARD):
             query, key, value = args[:3] if packet is _FLASH else args[1:4]
-            counts[f"{ATTENTION} {_dtype(query)}"] += times() * _flash(query, key, value, packet is _FLASH)
+            work = _flash(query.shape, key.shape, value.shape, packet is _FLASH)
+            counts[f"{ATTENTION} {_dtype(query)}"] += times() * work
+            return
+        if packet in (_ROWS_FIRST, _ROWS_FIRST_BACKWARD):
+            forward = packet is _ROWS_FIRST
+            tensors = args[:3] if forward else args[1:4]
+            # Packed sequences, [t, n, d], are counted as if each saw all others.
+            q, k, v = ((*one.shape[:-3], one.shape[-2], one.shape[-3], one.shape[-1]) for one in tensors)
+            work = _flash(q, k, v, forward)
+            counts[f"{ATTENTION} {_dtype(tensors[0])}"] += times() * work
             return
         formula = flop_registry.get(packet)
         if formula is not None:
@@ -71,10 +83,10 @@ class WorkCounter(TorchDispatchMode):
         counts[BYTES] += times() * moved
 
 
-def _flash(query: Any, key: Any, value: Any, forward: bool) -> int:
-    """Return the operations of an attention kernel: two products forward, five backward."""
-    *batch, queries, width = query.shape
-    keys, value_width = key.shape[-2], value.shape[-1]
+def _flash(query: Sequence[int], key: Sequence[int], value: Sequence[int], forward: bool) -> int:
+    """Return the operations of an attention kernel on these shapes: two products forward, five backward."""
+    *batch, queries, width = query
+    keys, value_width = key[-2], value[-1]
     one, other = 2 * prod(batch) * queries * keys * width, 2 * prod(batch) * queries * keys * value_width
     return one + other if forward else 3 * one + 2 * other
 

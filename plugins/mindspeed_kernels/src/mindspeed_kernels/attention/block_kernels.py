@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mindspeed_core.platforms.planned_kernels import kernels_for
 from mindspeed_kernels.attention.blocks import AttentionCall, Block, Mask
 
 Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -89,7 +90,7 @@ def product_backward(
 def _scores(query: Tensor, key: Tensor, mask: Mask, attention: AttentionCall) -> Tensor:
     """Return ``[b, n, sq, sk]`` in at least float32."""
     wide = torch.promote_types(query.dtype, torch.float32)
-    if query.device.type == "cpu":
+    if kernels_for(query.device.type) == "cpu":
         query, key = query.to(wide), key.to(wide)
     grouped = _grouped(query, key.shape[1])
     scores = grouped.matmul(key.transpose(-1, -2)).view(*query.shape[:3], key.shape[2]).to(wide)

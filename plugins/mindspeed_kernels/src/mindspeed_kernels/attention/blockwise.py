@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mindspeed_core.platforms.equal_blocks import run_blocks
+from mindspeed_core.platforms.planned_kernels import kernels_for
 from mindspeed_kernels.attention.block_kernels import (
     flash_backward,
     flash_forward,
@@ -25,7 +26,7 @@ from mindspeed_kernels.attention.blocks import AttentionCall, Block, blocks_of, 
 
 
 def _with_flash(query: Tensor, attention: AttentionCall, bias_gradient: bool) -> bool:
-    return query.device.type == "cpu" and not attention.drops and not bias_gradient
+    return kernels_for(query.device.type) == "cpu" and not attention.drops and not bias_gradient
 
 
 class BlockwiseAttention(torch.autograd.Function):

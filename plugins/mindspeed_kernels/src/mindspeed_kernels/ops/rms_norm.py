@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mindspeed_core.platforms.planned_kernels import kernels_for
 from mindspeed_kernels.call import Call
 from mindspeed_kernels.contract import NPU_FLOATING, Dtype, NotEmpty, Range, Rank, SameSize
 from mindspeed_kernels.ops.availability import ascend_generation, torch_npu_missing
@@ -136,7 +137,11 @@ def _gradients_in_blocks(rows: Tensor, outer: Tensor, scale: Tensor, rstd: Tenso
 
 def _blockwise(x: Tensor) -> bool:
     # A compiler fuses the whole computation itself; fake tensors have no cache.
-    return x.device.type == "cpu" and x.numel() > _CACHED_ELEMENTS and not torch.compiler.is_compiling()
+    return (
+        kernels_for(x.device.type) == "cpu"
+        and x.numel() > _CACHED_ELEMENTS
+        and not torch.compiler.is_compiling()
+    )
 
 
 def _scale(weight: Tensor, dtype: torch.dtype, zero_centered: bool) -> Tensor:
@@ -183,6 +188,8 @@ def _torch_supports(call: Call) -> str:
     if call["zero_centered"] or call.dtype("gamma") != call.dtype("x"):
         # Torch's kernel takes the scale in the dtype of the input: 1 + gamma would be rounded before use.
         return "it takes gamma in the dtype of x only, and rounds 1 + gamma"
+    if kernels_for("cpu") != "cpu":
+        return "in a dry run it would be taken apart; the other kernel keeps as much"
     return ""
 
 

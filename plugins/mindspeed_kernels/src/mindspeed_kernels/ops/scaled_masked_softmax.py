@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mindspeed_core.platforms.planned_kernels import kernels_for
 from mindspeed_kernels.contract import NPU_FLOATING, ContractError, Divisible, Dtype, Rank, Size
 from mindspeed_kernels.ops.availability import torch_npu_missing
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
@@ -127,7 +128,7 @@ def _to_scores(gradient: Tensor, result: Tensor, scale: float) -> Tensor:
 def _blockwise(x: Tensor) -> bool:
     # A compiler fuses the whole computation itself.
     large = x.numel() > _CACHED_ELEMENTS
-    return x.device.type == "cpu" and large and not torch.compiler.is_compiling()
+    return kernels_for(x.device.type) == "cpu" and large and not torch.compiler.is_compiling()
 
 
 def _blocks(x: Tensor) -> Iterator[tuple[slice, slice, slice]]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from mindspeed_core.platforms.planned_kernels import kernels_for
 from mindspeed_kernels.contract import NPU_FLOATING, ContractError, Dtype, NotEmpty, Rank
 from mindspeed_kernels.ops.availability import ascend_generation, torch_npu_missing
 from mindspeed_kernels.ops.cached_rows import row_blocks, rows_at_a_time
@@ -110,7 +111,7 @@ def _gradient_into(result: Tensor, values: Tensor, gradient: Tensor) -> None:
 
 def _blockwise(x: Tensor) -> bool:
     # A compiler fuses the whole computation itself.
-    return x.device.type == "cpu" and x.shape[-1] > 0 and not torch.compiler.is_compiling()
+    return kernels_for(x.device.type) == "cpu" and x.shape[-1] > 0 and not torch.compiler.is_compiling()
 
 
 def _room(rows: Tensor, wide: torch.dtype, copies: int = 2) -> Tensor | None:

@@ -4,7 +4,7 @@ import argparse
 import os
 
 import torch
-from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from megatron.training.utils import get_device_arch_version
 
 
@@ -35,6 +35,14 @@ def add_megatron_arguments(parser):
         ("save-interval", None),
         ("ddp-bucket-size", None),
         ("lr-warmup-iters", 0),
+        ("num-virtual-stages-per-pipeline-rank", None),
+        ("mtp-num-layers", None),
+        ("q-lora-rank", None),
+        ("kv-lora-rank", 16),
+        ("qk-head-dim", 16),
+        ("qk-pos-emb-head-dim", 8),
+        ("v-head-dim", 16),
+        ("recompute-num-layers", None),
     ):
         add(f"--{name}", type=int, default=default)
     for name in (
@@ -43,7 +51,8 @@ def add_megatron_arguments(parser):
         "overlap-param-gather "
         "accumulate-allreduce-grads-in-fp32 data-parallel-random-init te-rng-tracker inference-rng-tracker "
         "use-persistent-ckpt-worker ddp-average-in-collective no-persist-layer-norm no-load-optim "
-        "no-load-rng qk-layernorm mock-data reset-position-ids reset-attention-mask eod-mask-loss"
+        "no-load-rng qk-layernorm mock-data reset-position-ids reset-attention-mask eod-mask-loss "
+        "multi-latent-attention moe-pad-expert-input-to-capacity"
     ).split():
         add(f"--{name}", action="store_true")
     add("--disable-bias-linear", action="store_false", dest="add_bias_linear")
@@ -79,6 +88,9 @@ def add_megatron_arguments(parser):
     add("--expert-model-parallel-size", type=int, default=1)
     add("--moe-aux-loss-coeff", type=float, default=0.0)
     add("--moe-z-loss-coeff", type=float)
+    add("--moe-expert-capacity-factor", type=float)
+    add("--recompute-granularity", choices=["full", "selective"])
+    add("--recompute-method", choices=["uniform", "block"])
     add("--calculate-per-token-loss", action="store_true")
     add("--use-cpu-initialization", action="store_true")
     add("--save")
@@ -120,13 +132,27 @@ def validate_args(args, defaults=()):
     args.consumed_train_samples = 0
     args.consumed_valid_samples = 0
     args.iteration = 0
-    args.virtual_pipeline_model_parallel_size = None
+    args.virtual_pipeline_model_parallel_size = args.num_virtual_stages_per_pipeline_rank
     return args
 
 
 def core_transformer_config_from_args(args, config_class=None):
+    latent = {}
+    if args.multi_latent_attention:
+        config_class = config_class or MLATransformerConfig
+        ranks = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+        latent = {name: getattr(args, name) for name in ranks}
     config_class = config_class or TransformerConfig
     return config_class(
+        **latent,
+        multi_latent_attention=args.multi_latent_attention,
+        mtp_num_layers=args.mtp_num_layers,
+        virtual_pipeline_model_parallel_size=args.virtual_pipeline_model_parallel_size,
+        recompute_granularity=args.recompute_granularity,
+        recompute_method=args.recompute_method,
+        recompute_num_layers=args.recompute_num_layers,
+        moe_expert_capacity_factor=args.moe_expert_capacity_factor,
+        moe_pad_expert_input_to_capacity=args.moe_pad_expert_input_to_capacity,
         num_layers=args.num_layers,
         hidden_size=args.hidden_size,
         num_attention_heads=args.num_attention_heads,

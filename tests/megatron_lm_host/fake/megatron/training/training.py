@@ -64,9 +64,12 @@ def pretrain(
     set_jit_fusion_options()
     model, optimizer, scheduler = setup_model_and_optimizer(model_provider, model_type)
     config = get_model_config(model[0])
-    train_iterator, valid_iterator, test_iterator = build_train_valid_test_data_iterators(
-        train_valid_test_dataset_provider
-    )
+    chunks = args.virtual_pipeline_model_parallel_size
+    iterators = [
+        build_train_valid_test_data_iterators(train_valid_test_dataset_provider) for _ in range(chunks or 1)
+    ]
+    # Chunks of an interleaved schedule have an iterator each.
+    train_iterator, valid_iterator, test_iterator = map(list, zip(*iterators)) if chunks else iterators[0]
     iteration = train(
         forward_step_func,
         model,
@@ -95,14 +98,19 @@ def get_model(
     args = get_args()
     if pg_collection is None:
         pg_collection = ProcessGroupCollection.use_mpu_process_groups()
-    chunk = model_provider_func(
-        pre_process=mpu.is_pipeline_first_stage(),
-        post_process=mpu.is_pipeline_last_stage(),
-        config=config,
-        pg_collection=pg_collection,
-    )
-    chunk.model_type = model_type
-    model = [chunk.cuda(torch.cuda.current_device())]
+    chunks = args.virtual_pipeline_model_parallel_size
+    model = []
+    for vp_stage in (None,) if chunks is None else range(chunks):
+        place = {} if vp_stage is None else {"ignore_virtual": False, "vp_stage": vp_stage}
+        chunk = model_provider_func(
+            pre_process=mpu.is_pipeline_first_stage(**place),
+            post_process=mpu.is_pipeline_last_stage(**place),
+            config=config,
+            pg_collection=pg_collection,
+            **({} if vp_stage is None else {"vp_stage": vp_stage}),
+        )
+        chunk.model_type = model_type
+        model.append(chunk.cuda(torch.cuda.current_device()))
     if args.bf16:
         model = [Float16Module(get_model_config(chunk), chunk) for chunk in model]
     if wrap_with_ddp:

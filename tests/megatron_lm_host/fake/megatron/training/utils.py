@@ -21,7 +21,8 @@ def get_device_arch_version():
 
 
 def is_first_or_last_pipeline_stage(vp_stage):
-    return mpu.is_pipeline_first_stage() or mpu.is_pipeline_last_stage()
+    place = {} if vp_stage is None else {"ignore_virtual": False, "vp_stage": vp_stage}
+    return mpu.is_pipeline_first_stage(**place) or mpu.is_pipeline_last_stage(**place)
 
 
 def get_batch_on_this_tp_rank(data_iterator, mtp_on_this_rank=False):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mindspeed_core.discovery.extensions import installed_extensions
 from mindspeed_core.feature import DeclarationError
+from mindspeed_core.platforms.planned_kernels import kernels_for
 from mindspeed_cp.engine.kernels.contract import BlockKernel, Case
 from mindspeed_cp.engine.kernels.cpu import CpuFlashKernel
 from mindspeed_cp.engine.kernels.cuda import CudaFlashKernel
@@ -98,7 +99,7 @@ def kernel_for(query: Tensor, key: Tensor, value: Tensor, task: Task, scores: Sc
     sizes = query.shape[1], key.shape[1], query.shape[3], value.shape[3]
     bias, dropout = scores.slopes is not None, scores.dropout is not None
     band = is_band(task, scores.rule)
-    case = Case(task.kind, band, square, query.device.type, query.dtype, *sizes, bias, dropout)
+    case = Case(task.kind, band, square, kernels_for(query.device.type), query.dtype, *sizes, bias, dropout)
     kernel = _chosen.get(case)
     if kernel is None:
         kernel = _chosen[case] = choose(case)
