@@ -20,9 +20,20 @@ from mindspeed_kernels.modules.grouped_experts import GroupedExperts
 from mindspeed_moe.capacity_dispatcher import CapacityDispatcher
 from mindspeed_moe.crowded import Calls
 from mindspeed_moe.experts import CopiedExperts, LaterGroupedExperts, SharedExpertHalves
+from mindspeed_moe.fused_exchange import (
+    BatchedExperts,
+    ExchangingExperts,
+    StayingPlacesDispatcher,
+    StayingRowsDispatcher,
+)
+from mindspeed_moe.gathered_groups import (
+    GatheredGroupsDispatcher,
+    GroupsOfGroupedExperts,
+    GroupsOfPlainExperts,
+)
 from mindspeed_moe.gshard_router import GShardRouter
 from mindspeed_moe.layer import LaunchedMoELayer
-from mindspeed_moe.options import HOT_GROUPS, LayerOptions
+from mindspeed_moe.options import HOT_GROUPS, PLACES, ROWS, LayerOptions
 from mindspeed_moe.pipelined_experts import (
     PipelinedDispatcher,
     PipelinedGroupedExperts,
@@ -44,6 +55,12 @@ _EXPERTS = (
     "what overlaps or recomputes experts (--moe-*-overlap-comm, --moe-fb-overlap, --moe-zero-memory, "
     "--moe-adaptive-*)"
 )
+
+_EXCHANGING: dict[str, tuple[type, type, str]] = {
+    ROWS: (StayingRowsDispatcher, ExchangingExperts, "--moe-alltoall-mc2"),
+    PLACES: (StayingPlacesDispatcher, BatchedExperts, "--moe-bmm-mc2"),
+}
+"""Dispatcher, experts and flag, by what travels inside products."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +119,11 @@ def place_layers(
         editor.replace("experts", _refining(GroupedExperts, LaterGroupedExperts, _EXPERTS), wrap=True)
     if options.slices is not None:
         editor.replace("experts", _pipelined_experts, wrap=True)
+    if options.exchanges_inside is not None:
+        _, experts, flag = _EXCHANGING[options.exchanges_inside]
+        editor.replace("experts", _refining(GroupedExperts, experts, flag), wrap=True)
+    if options.groups is not None:
+        editor.replace("experts", partial(_experts_in_groups, groups=options.groups), wrap=True)
 
     turns, calls = session.state(Turns), session.state(Calls)
 
@@ -137,12 +159,31 @@ def _pipelined_experts(site: Site) -> ModuleSpec:
     return _refining(known, refined, "--use-pipe-experts")(site)
 
 
+def _experts_in_groups(site: Site, groups: int) -> ModuleSpec:
+    grouped = site.spec is not None and site.spec.module is GroupedExperts
+    known, refined = (
+        (GroupedExperts, GroupsOfGroupedExperts) if grouped else (PlainExperts, GroupsOfPlainExperts)
+    )
+    return _refining(known, refined, "--moe-experts-pipeline-degree", groups=groups)(site)
+
+
 def _dispatcher(options: LayerOptions) -> Callable[..., Any] | None:
     """Return what builds another dispatcher than those of megatron-core's names."""
+    if options.exchanges_inside is not None:
+        return _EXCHANGING[options.exchanges_inside][0]
+    if options.groups is not None:
+        return partial(GatheredGroupsDispatcher, groups=options.groups)
     if options.gshard is None or not options.gshard.padded:
-        return None if options.slices is None else PipelinedRowsDispatcher
+        if options.slices is None:
+            return None
+        return partial(PipelinedRowsDispatcher, apart=options.apart)
     if options.slices is not None:
-        return partial(PipelinedDispatcher, factor=options.gshard.factor, multiple=options.slices)
+        return partial(
+            PipelinedDispatcher,
+            factor=options.gshard.factor,
+            multiple=options.slices,
+            apart=options.apart,
+        )
     return partial(CapacityDispatcher, factor=options.gshard.factor)
 
 

@@ -12,8 +12,10 @@ from mindspeed_moe.features.core import ExpertLayer
 from mindspeed_moe.features.deepspeed import DeepSpeedExperts, FormerDropless
 from mindspeed_moe.features.device_losses import DeviceLevelLosses
 from mindspeed_moe.features.expert_placement import ExpertPlacement
+from mindspeed_moe.features.experts_pipeline import ExpertsPipeline
 from mindspeed_moe.features.fb_overlap import ForwardBackwardOverlap
 from mindspeed_moe.features.fixed_routes import FixedRoutes
+from mindspeed_moe.features.fused_products import FusedProducts
 from mindspeed_moe.features.load_record import LoadRecord
 from mindspeed_moe.features.overlap import AllGatherOverlap, AllToAllOverlap
 from mindspeed_moe.features.permute_fusion import PermuteFusion
@@ -44,6 +46,8 @@ DECLARATIONS = (
     DeepSpeedExperts,
     FormerDropless,
     PipelinedExperts,
+    ExpertsPipeline,
+    FusedProducts,
     ExpertPlacement,
     BalancedExperts,
 )
@@ -60,9 +64,11 @@ __all__ = [
     "DeviceLevelLosses",
     "ExpertLayer",
     "ExpertPlacement",
+    "ExpertsPipeline",
     "FixedRoutes",
     "FormerDropless",
     "ForwardBackwardOverlap",
+    "FusedProducts",
     "LoadRecord",
     "PermuteFusion",
     "PipelinedExperts",
