@@ -17,7 +17,7 @@ OVERLAPS = ("moe-alltoall-overlap", "moe-allgather-overlap", PAIRS)
 LAUNCHING = (
     *OVERLAPS,
     *("moe-async-comm", "moe-permute-fusion", "moe-comm-plan", "moe-zero-memory", "moe-adaptive-recompute"),
-    *("moe-expert-placement", "moe-balanced-experts", "moe-experts-pipeline", "moe-mc2"),
+    *("moe-expert-placement", "moe-balanced-experts", "moe-experts-pipeline", "moe-mc2", "moe-ampipe"),
 )
 """Features that need the layer of this package."""
 ROWS, PLACES = "rows", "places"
@@ -92,6 +92,8 @@ class LayerOptions:
         apart: of pipelined experts, exchanges and gathers never run together.
         groups: experts that are cut over ranks are computed in so many groups; None for all at once.
         exchanges_inside: `ROWS` or `PLACES`, what travels inside products of experts; None for nothing.
+        sliced: attention and experts of slices of the sequence run beside one another.
+        gathers_apart: of slices, gathers of experts that are cut too.
         moves: experts move between ranks from step to step.
         hot_experts: so many at most are copied to all ranks for each micro-batch; 0 for none.
     """
@@ -111,6 +113,8 @@ class LayerOptions:
     apart: bool = False
     groups: int | None = None
     exchanges_inside: str | None = None
+    sliced: bool = False
+    gathers_apart: bool = False
     moves: bool = False
     hot_experts: int = 0
 
@@ -156,6 +160,8 @@ def layer_options(args: Any, active: Container[str]) -> LayerOptions:
         apart=slices is not None and args.pipe_experts_multi_stream,
         groups=args.moe_experts_pipeline_degree if "moe-experts-pipeline" in active else None,
         exchanges_inside=(ROWS if args.moe_alltoall_mc2 else PLACES) if "moe-mc2" in active else None,
+        sliced="moe-ampipe" in active,
+        gathers_apart="moe-ampipe" in active and args.ampipe_tp_sp_comm_overlap,
         moves="moe-expert-placement" in active,
         hot_experts=args.balanced_moe_hot_expert_num if "moe-balanced-experts" in active else 0,
     )

@@ -42,6 +42,13 @@ from mindspeed_moe.pipelined_experts import (
 )
 from mindspeed_moe.plan_groups import plan_on_this_rank
 from mindspeed_moe.routers import DeviceBalancedRouter, FixedRouter
+from mindspeed_moe.sliced.gathering import GatheringDispatcher
+from mindspeed_moe.sliced.layer import SlicedMoELayer
+from mindspeed_moe.sliced.routers import (
+    SlicedDeviceBalancedRouter,
+    SlicedGShardRouter,
+    SlicedTopKRouter,
+)
 from mindspeed_moe.turns import Turns
 
 if TYPE_CHECKING:
@@ -56,6 +63,10 @@ _EXPERTS = (
     "--moe-adaptive-*)"
 )
 
+_SLICED_ROUTERS: dict[type, type] = {
+    DeviceBalancedRouter: SlicedDeviceBalancedRouter,
+    GShardRouter: SlicedGShardRouter,
+}
 _EXCHANGING: dict[str, tuple[type, type, str]] = {
     ROWS: (StayingRowsDispatcher, ExchangingExperts, "--moe-alltoall-mc2"),
     PLACES: (StayingPlacesDispatcher, BatchedExperts, "--moe-bmm-mc2"),
@@ -96,16 +107,26 @@ def place_layers(
         SessionError: another module than the one that is refined stands at one of the sites.
     """
     editor = SpecEditor(spec, owner=OWNER, session=session)
+    routers = _SLICED_ROUTERS if options.sliced else {}
     if options.fixed_routes:
         editor.replace("router", _refining(TopKRouter, FixedRouter, "--fix-router"))
     if options.device_losses is not None:
         flags = "--moe-device-level-aux-loss-coeff and --moe-comm-aux-loss-coeff"
         editor.replace(
-            "router", _refining(TopKRouter, DeviceBalancedRouter, flags, losses=options.device_losses)
+            "router",
+            _refining(
+                TopKRouter,
+                routers.get(DeviceBalancedRouter, DeviceBalancedRouter),
+                flags,
+                losses=options.device_losses,
+            ),
         )
     if options.gshard is not None:
         flags = "--moe-model-type deepspeed_moe"
-        editor.replace("router", _refining(TopKRouter, GShardRouter, flags, gshard=options.gshard))
+        router = routers.get(GShardRouter, GShardRouter)
+        editor.replace("router", _refining(TopKRouter, router, flags, gshard=options.gshard))
+    if options.sliced and options.gshard is None and options.device_losses is None:
+        editor.replace("router", _refining(TopKRouter, SlicedTopKRouter, "--ampipe-degree"))
     if not options.launches:
         return editor.spec
     if options.overlaps and editor.find("shared_experts"):
@@ -132,9 +153,11 @@ def place_layers(
             return None
         position = int(numbers[0]) if (numbers := re.findall(r"layers\.(\d+)\.", site.path)) else 0
         saves = options.of_layer(position, place.chunk, place.chunks)
-        taking = {"turns": lambda: turns} if options.pairs else {}
+        taking: dict[str, Any] = {"turns": lambda: turns} if options.pairs else {}
+        if options.sliced:
+            taking["gathers_apart"] = options.gathers_apart
         return site.carry(
-            LaunchedMoELayer,
+            SlicedMoELayer if options.sliced else LaunchedMoELayer,
             groups=groups,
             overlaps=options.overlaps,
             saves=saves,
@@ -169,6 +192,8 @@ def _experts_in_groups(site: Site, groups: int) -> ModuleSpec:
 
 def _dispatcher(options: LayerOptions) -> Callable[..., Any] | None:
     """Return what builds another dispatcher than those of megatron-core's names."""
+    if options.gathers_apart:
+        return GatheringDispatcher
     if options.exchanges_inside is not None:
         return _EXCHANGING[options.exchanges_inside][0]
     if options.groups is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mindspeed_core.feature import HookApi
 from mindspeed_moe.extension_points import COMM_PLANS
 from mindspeed_moe.features.adaptive import AdaptiveRecompute
+from mindspeed_moe.features.ampipe import AttentionExpertsPipeline
 from mindspeed_moe.features.async_comm import AsyncCommunication
 from mindspeed_moe.features.balanced_experts import BalancedExperts
 from mindspeed_moe.features.comm_plan import CommunicationPlan
@@ -48,6 +49,7 @@ DECLARATIONS = (
     PipelinedExperts,
     ExpertsPipeline,
     FusedProducts,
+    AttentionExpertsPipeline,
     ExpertPlacement,
     BalancedExperts,
 )
@@ -58,6 +60,7 @@ __all__ = [
     "AllGatherOverlap",
     "AllToAllOverlap",
     "AsyncCommunication",
+    "AttentionExpertsPipeline",
     "BalancedExperts",
     "CommunicationPlan",
     "DeepSpeedExperts",
