@@ -1,13 +1,20 @@
-"""Trainings with overlapped experts on two value devices: equal to the CPU, update included."""
+"""Trainings with experts on value devices: equal to the CPU, update included."""
 
 from __future__ import annotations
 
 import pytest
 
+from mindspeed_core.feature import Scenario
 from mindspeed_moe.features import DECLARATIONS
+from mindspeed_moe.features.fused_products_proofs import ROWS
+from mindspeed_moe.features.proofs import MODEL, SHARED
 from mindspeed_testing.npu import assert_equals_cpu, device_scenarios
 
 QUICK = ("moe-alltoall-overlap-ep2", "moe-allgather-overlap-ep2")
+FOUR = (
+    *(*MODEL, *SHARED, "--expert-model-parallel-size", "4", "--num-experts", "8", "--bf16"),
+    *("--moe-router-dtype", "fp32"),
+)
 
 
 @pytest.mark.parametrize(("feature", "scenario"), device_scenarios(DECLARATIONS, always=QUICK))
@@ -16,3 +23,12 @@ def test_overlapped_experts_train_as_the_cpu(feature, scenario):
     assert feature in training.side.features
     if "--moe-grouped-gemm" in scenario.flags:
         assert training.count("npu_grouped_matmul")
+
+
+def test_products_exchange_rows_by_kernels_where_these_take_as_many_ranks():
+    scenario = Scenario("four", flags=(*FOUR, *ROWS), baseline=FOUR, world_size=4, tolerance=2e-2)
+    training = assert_equals_cpu(scenario, soc="950")
+    # Each is the other's gradient.
+    assert training.count("npu_alltoallv_gmm")
+    assert training.count("npu_gmm_alltoallv")
+    assert "moe-mc2" in training.side.features
