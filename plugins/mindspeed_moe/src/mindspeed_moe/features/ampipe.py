@@ -81,6 +81,7 @@ class AttentionExpertsPipeline(Feature):
     )
     slots = ("layer-schedule",)
     replaces_roles = ("layer",)
+    packages = ("megatron-core>=0.16",)
     docs = "mindspeed_moe:docs/moe-ampipe.md"
     places_modules = True
     fake_tensors = True

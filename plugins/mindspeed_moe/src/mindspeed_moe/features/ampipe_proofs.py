@@ -14,6 +14,10 @@ _BOTH_OVERLAPS = (*_SHARDED, "--overlap-grad-reduce", "--overlap-param-gather")
 _BF16 = ("--bf16", "--moe-router-dtype", "fp32")
 _FULL = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
 _ROPE = ("--position-embedding-type", "rope")
+_LATENT = (
+    *("--multi-latent-attention", "--q-lora-rank", "16", "--kv-lora-rank", "16", "--qk-head-dim", "16"),
+    *("--qk-pos-emb-head-dim", "8", "--v-head-dim", "12", *_ROPE),
+)
 _WHOLE = (*TP2, "--expert-tensor-parallel-size", "1")
 _LOSSES = (
     *("--moe-router-load-balancing-type", "seq_aux_loss", "--moe-z-loss-coeff", "1e-3"),
@@ -40,6 +44,8 @@ AMPIPE_PROOFS = (
     _as_without("ep2", gains=(Gain("sent_bytes", 1.01),)),
     _as_without("four-slices", flags=("--ampipe-degree", "4")),
     _as_without("rope-fused-attention", *_ROPE, "--use-flash-attn", "--group-query-attention"),
+    _as_without("latent-attention", *_LATENT),
+    _as_without("device-losses", "--moe-device-level-aux-loss-coeff", "0.1"),
     _as_without("sequence-losses-and-bias", *_LOSSES),
     _as_without("global-loss", "--moe-router-load-balancing-type", "global_aux_loss"),
     _as_without("distributed-optimizer-overlapped", *_BOTH_OVERLAPS),

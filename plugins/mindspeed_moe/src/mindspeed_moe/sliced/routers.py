@@ -47,7 +47,8 @@ class SlicedRouting(TopKRouter):
             )
             return routed
         if last:
-            probs, routing_map = self.routing(torch.cat(logits), padding_mask=padding_mask)
+            masked = {} if padding_mask is None else {"padding_mask": padding_mask}
+            probs, routing_map = self.routing(torch.cat(logits), **masked)
             return probs, routing_map[:0]
         self._maintain_float32_expert_bias()
         logits.append(self.gating(self.apply_input_jitter(input)))
