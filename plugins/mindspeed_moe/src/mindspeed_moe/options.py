@@ -172,6 +172,13 @@ def items_of_layer(args: Any) -> int:
     return int((args.num_experts or 1) // expert_ranks(args) * args.pipe_experts_multi_data)
 
 
+def has_places(args: Any) -> bool:
+    """Return whether experts have equally many places for the tokens of each rank, as DeepSpeed's have."""
+    return getattr(args, "moe_model_type", None) == "deepspeed_moe" and (
+        not getattr(args, "moe_no_drop", False) or getattr(args, "moe_dynamic_padding", False)
+    )
+
+
 def gshard_options(args: Any) -> GShard:
     """Return the routing that arguments ask for."""
     drops = not args.moe_no_drop

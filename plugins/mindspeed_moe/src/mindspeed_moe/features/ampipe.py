@@ -10,6 +10,7 @@ from mindspeed_moe.expert_ranks import expert_cuts, expert_ranks
 from mindspeed_moe.features.ampipe_proofs import AMPIPE_PROOFS
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
 from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
+from mindspeed_moe.options import has_places
 
 _DEGREE, _GATHERS = "--ampipe-degree", "--ampipe-tp-sp-comm-overlap"
 
@@ -156,7 +157,7 @@ class AttentionExpertsPipeline(Feature):
 
 
 def _of_gate(slices: int, args: Any) -> Sequence[str]:
-    if not getattr(args, "moe_no_drop", False) or getattr(args, "moe_dynamic_padding", False):
+    if has_places(args):
         return (
             f"{_DEGREE} {slices} with --moe-model-type deepspeed_moe: a capacity would be that of a slice, "
             "and other tokens dropped; add --moe-no-drop without --moe-dynamic-padding, or drop one of "

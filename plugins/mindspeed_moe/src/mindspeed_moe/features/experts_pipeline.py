@@ -10,6 +10,7 @@ from mindspeed_moe.expert_ranks import expert_cuts
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
 from mindspeed_moe.features.experts_pipeline_proofs import EXPERTS_PIPELINE_PROOFS
 from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
+from mindspeed_moe.options import has_places
 
 _FLAG = "--moe-experts-pipeline-degree"
 
@@ -91,7 +92,7 @@ class ExpertsPipeline(Feature):
                 "--tensor-model-parallel-size 2 or more with --sequence-parallel, without "
                 "--expert-tensor-parallel-size 1 and --moe-tp-extend-ep, or drop it"
             )
-        if getattr(args, "moe_model_type", None) == "deepspeed_moe":
+        if has_places(args):
             found.append(
                 f"{_FLAG} {groups} with --moe-model-type deepspeed_moe, whose experts have places: "
                 "--use-pipe-experts pipelines those; use it, or drop one of the two"

@@ -10,6 +10,7 @@ from mindspeed_moe.expert_ranks import expert_cuts, expert_ranks
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
 from mindspeed_moe.features.fused_products_proofs import FUSED_PRODUCTS_PROOFS
 from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
+from mindspeed_moe.options import has_places
 
 _ROWS, _PLACES = "--moe-alltoall-mc2", "--moe-bmm-mc2"
 
@@ -87,7 +88,7 @@ class FusedProducts(Feature):
                 f"{flag} with --expert-model-parallel-size {ranks} has no exchange to be part of a product; "
                 "use 2 or more, or drop it"
             )
-        if getattr(args, "moe_model_type", None) == "deepspeed_moe":
+        if has_places(args):
             found.append(
                 f"{flag} with --moe-model-type deepspeed_moe, whose places travel without probabilities; "
                 "drop one of the two"

@@ -10,7 +10,7 @@ from mindspeed_moe.expert_ranks import expert_cuts
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
 from mindspeed_moe.features.pipe_experts_proofs import PIPE_EXPERTS_PROOFS
 from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
-from mindspeed_moe.options import items_of_layer
+from mindspeed_moe.options import has_places, items_of_layer
 
 _FLAG, _SLICES, _APART = "--use-pipe-experts", "--pipe-experts-multi-data", "--pipe-experts-multi-stream"
 
@@ -92,7 +92,7 @@ class PipelinedExperts(Feature):
                 "more, or drop it"
             )
         found += shared_experts_on_a_stream(_FLAG, args)
-        if not _has_places(args):
+        if not has_places(args):
             found += _of_rows(args, slices)
         if _apart(args) and expert_cuts(args) < 2:
             found.append(
@@ -116,13 +116,6 @@ class PipelinedExperts(Feature):
         return (
             f"{_FLAG} changes nothing, a rank has one expert and one slice of it; {_SLICES} 2 would cut it",
         )
-
-
-def _has_places(args: Any) -> bool:
-    """Return whether experts have equally many places for the tokens of each rank."""
-    return getattr(args, "moe_model_type", None) == "deepspeed_moe" and (
-        not getattr(args, "moe_no_drop", False) or getattr(args, "moe_dynamic_padding", False)
-    )
 
 
 def _of_rows(args: Any, slices: int) -> Sequence[str]:
