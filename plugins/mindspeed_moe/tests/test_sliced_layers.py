@@ -1,6 +1,7 @@
 """Slices of a sequence: the order of their work in both directions, and what cannot be sliced."""
 
 import pytest
+import torch
 
 from mindspeed_core.activation import plan_for
 from mindspeed_core.registry import Registry
@@ -26,8 +27,10 @@ FORWARD = (
 
 
 def recorded():
-    """Train one step of one layer, and return events of both directions."""
+    """Train one step of one layer; return events of both directions, and whether odd lengths stay whole."""
     from unittest.mock import patch
+
+    from megatron.core.transformer import TransformerLayer
 
     from mindspeed_core.activation import activate
     from mindspeed_core.hosts.standalone import loop
@@ -91,8 +94,15 @@ def recorded():
     ):
         run = loop.setup(session)
         session.call("train_step", run=run)
+        of_step = [event for event in events if "probs" not in event]
+        sliced = next(
+            part for part in run.model[0].modules() if isinstance(part, layer.SlicedTransformerLayer)
+        )
+        hidden = torch.randn(SLICES * 5 + 1, 1, 64)
+        whole = TransformerLayer.forward(sliced, hidden)[0]
+        same = torch.equal(sliced(hidden_states=hidden)[0], whole)
         loop.teardown(session)
-    return [event for event in events if "probs" not in event]
+    return of_step, same
 
 
 @pytest.fixture(scope="module")
@@ -105,12 +115,12 @@ def directed(events, direction):
 
 
 def test_rows_of_a_slice_travel_beside_attention_and_experts_of_others(ranks):
-    for events in ranks:
+    for events, _ in ranks:
         assert directed(events, "F") == FORWARD
 
 
 def test_backward_computes_every_slice_while_gradients_of_others_travel(ranks):
-    for events in ranks:
+    for events, _ in ranks:
         flying, exposed = set(), []
         for event in directed(events, "B"):
             name, _, what = event.rpartition(" ")
@@ -122,6 +132,10 @@ def test_backward_computes_every_slice_while_gradients_of_others_travel(ranks):
                 exposed.append(event)
         # The first slice is reached last, when nothing is left to travel.
         assert exposed in ([], ["attention 0"])
+
+
+def test_a_sequence_that_slices_do_not_divide_is_computed_as_a_whole(ranks):
+    assert all(same for _, same in ranks)
 
 
 def planned(*flags, host="standalone"):

@@ -67,15 +67,20 @@ class SlicedTransformerLayer(TransformerLayer):
 
     def forward(self, hidden_states: Tensor, *args: Any, **given: Any) -> tuple[Tensor, Any]:
         """Compute ``[s, b, h]``; see megatron-core's layer."""
-        whole = args or not self.training or not isinstance(self.mlp, SlicedMoELayer)
-        whole = whole or any(
-            given.get(name) is not None
-            for name in ("inference_context", "inference_params", "packed_seq_params", "attention_bias")
-        )
-        if whole:
+        if args or not self._divides(hidden_states.shape[0], given):
             output: tuple[Tensor, Any] = super().forward(hidden_states, *args, **given)
             return output
         return self._sliced(hidden_states, given), given.get("context")
+
+    def _divides(self, length: int, given: dict[str, Any]) -> bool:
+        """Return whether slices of a call are computed as the whole would be."""
+        if not self.training or not isinstance(self.mlp, SlicedMoELayer):
+            return False
+        # A library session may train on sequences of other lengths than it planned with.
+        return not length % self._slices and all(
+            given.get(name) is None
+            for name in ("inference_context", "inference_params", "packed_seq_params", "attention_bias")
+        )
 
     def _sliced(self, hidden_states: Tensor, given: dict[str, Any]) -> Tensor:
         experts: SlicedMoELayer = self.mlp
