@@ -21,6 +21,7 @@ class SlicedRouting(TopKRouter):
     """
 
     training: bool
+    _logits: list[Tensor] | None = None
 
     def forward(
         self,
@@ -41,29 +42,33 @@ class SlicedRouting(TopKRouter):
             Probabilities and map ``[tokens, experts]``; of the last call the probabilities of all tokens,
             which carry the losses, and an empty map.
         """
+        masked = () if padding_mask is None else (padding_mask,)
+        routed: tuple[Tensor, Tensor]
         if logits is None:
-            routed: tuple[Tensor, Tensor] = super().forward(
-                input, *(() if padding_mask is None else (padding_mask,))
-            )
+            routed = super().forward(input, *masked)
             return routed
         if last:
-            masked = {} if padding_mask is None else {"padding_mask": padding_mask}
-            probs, routing_map = self.routing(torch.cat(logits), **masked)
+            probs, routing_map = self.routing(torch.cat(logits), *masked)
             return probs, routing_map[:0]
-        self._maintain_float32_expert_bias()
-        logits.append(self.gating(self.apply_input_jitter(input)))
         counts = self.local_tokens_per_expert
         before = None if counts is None else counts.clone()
         training = self.training
-        self.training = False
+        self.training, self._logits = False, logits
         try:
-            probs, routing_map = self.routing(logits[-1])
+            routed = super().forward(input)
         finally:
-            self.training = training
+            self.training, self._logits = training, None
         if before is not None:
             # The last call counts.
             counts.copy_(before)
-        return probs, routing_map
+        return routed
+
+    def gating(self, input: Tensor) -> Tensor:
+        """Return logits ``[s, b, experts]`` of ``[s, b, h]``, and remember those of a slice."""
+        logits: Tensor = super().gating(input)
+        if self._logits is not None:
+            self._logits.append(logits)
+        return logits
 
 
 class SlicedTopKRouter(SlicedRouting):
