@@ -1,20 +1,32 @@
 """Count what layers of experts send and keep, with and without the features of mindspeed-moe.
 
 Two processes train the same small GPT from the same weights. Bytes and calls are the same on every machine;
-peak bytes are those of tensors alive during forward and backward of a step. Step times are this machine's;
-the sides take turns.
+peak bytes are those of tensors alive during forward and backward of a step. Exposed communication is that of
+one layer on a clock that moves with its work (`moe_layer`), kept bytes are those at the shape of DeepSeek-V3
+(`moe_kept`), loads of ranks are planned for experts whose loads follow Zipf's law. Step times are this
+machine's; the sides take turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+import moe_kept
+import moe_layer
 from machine import write
 
+from mindspeed_core.testing import run_world
 from mindspeed_core.testing.training import SideResult, train_side
+from mindspeed_moe.expert_map.planning import (
+    contiguous_placement,
+    greedy_placement,
+    rank_loads,
+    rows_with_copies,
+)
 
 LAYERS, HIDDEN, WIDTH, TOPK, EXPERTS, RANKS = 4, 256, 64, 8, 16, 2
 """Experts are a quarter as wide as hidden states, and each token goes to eight: about DeepSeek-V3's shape."""
@@ -64,8 +76,81 @@ def exchanged(side: SideResult) -> tuple[int, float]:
     return sum(total.calls for total in totals), sum(total.sent_bytes for total in totals)
 
 
+_ROW, _NUMBER = 4 * HIDDEN, 4
+_TOKENS = 256 * 2
+"""Of a rank and micro-batch. Fixed routes send all rows of every other one to the other rank."""
+_MASK = -(-EXPERTS // RANKS // 8)
+"""Bytes of a row that say which experts of a rank it goes to."""
+FORMULAS = {
+    "alltoall, overlapped": (OVERLAP, _TOKENS // 2 * TOPK * 2 * (2 * _ROW + _NUMBER)),
+    "alltoall, each row once": (
+        (*ALL_TO_ALL, "--moe-zerc"),
+        _TOKENS // 2 * (4 * _ROW + 2 * TOPK * _NUMBER + _MASK),
+    ),
+}
+"""Flags, and bytes that a rank exchanges per layer and micro-batch with fixed routes."""
+
+
+def byte_counts() -> dict[str, dict[str, float]]:
+    """Return counted and expected bytes of exchanges of a step on both ranks."""
+    found = {}
+    for name, (flags, expected) in FORMULAS.items():
+        side = trained((*flags, "--fix-router"))
+        counted = sum(
+            total.sent_bytes
+            for rank in side.communication
+            for (operation, _), total in rank.items()
+            if operation == "all_to_all_single"
+        )
+        found[name] = {"counted": counted, "expected": float(expected * LAYERS * RANKS)}
+    return found
+
+
+PLACES = {
+    (64, 8, 0.5): (1.11, 1.00),
+    (64, 8, 1.0): (1.88, 1.69),
+    (256, 32, 1.0): (5.37, 5.23),
+    (256, 64, 0.5): (2.49, 2.09),
+    (256, 64, 1.0): (10.57, 10.45),
+}
+"""Largest through mean load of ranks, by experts, ranks and exponent: planned places, and their bound."""
+_COPIES = (1, 3, 8)
+
+
+def balances() -> dict[str, dict[str, float]]:
+    """Return how even ranks are loaded, by experts, ranks and exponent of Zipf's law."""
+    found = {}
+    for (experts, ranks, exponent), (greedy, bound) in PLACES.items():
+        weights = [1 / (index + 1) ** exponent for index in range(experts)]
+        loads = [round(weight / sum(weights) * experts * 10_000) for weight in weights]
+        random.Random(1).shuffle(loads)
+        mean = sum(loads) / ranks
+
+        def largest(placement: Any, loads: Any = loads, mean: float = mean) -> float:
+            return max(rank_loads(loads, placement)) / mean
+
+        counts = [[load // ranks for load in loads] for _ in range(ranks)]
+        of_copies = {
+            f"copies {number}": max(rows_with_copies(counts, number)) * ranks / sum(map(sum, counts))
+            for number in _COPIES
+        }
+        found[f"{experts}/{ranks} a={exponent}"] = {
+            "contiguous": largest(contiguous_placement(experts, ranks)),
+            "planned": largest(greedy_placement(loads, ranks)),
+            "published plan": greedy,
+            "bound": max(1.0, max(loads) / mean),
+            "published bound": bound,
+            **of_copies,
+        }
+    return found
+
+
 _RECOMPUTED = "alltoall, overlapped, layer recomputed"
-_TIMED = (_RECOMPUTED, "alltoall, overlapped, level0", "alltoall, overlapped, level1")
+_PLAIN, _OVERLAPPED = "alltoall", "alltoall, overlapped"
+_TIMED = (
+    *(_PLAIN, _OVERLAPPED, _RECOMPUTED),
+    *("alltoall, overlapped, level0", "alltoall, overlapped, level1"),
+)
 _TURNS, _STEPS = 3, 8
 
 
@@ -114,8 +199,34 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{level} saves {saved:,.0f} bytes of the peak, {saved / whole:.0%} of what recomputing the "
             f"layer saves, in {time:.3f} of its step time"
         )
+    slowdown = seconds[_OVERLAPPED] / seconds[_PLAIN]
+    print(f"overlapped steps take {slowdown:.3f} of the time of plain ones")
+    bytes_found = byte_counts()
+    for name, row in bytes_found.items():
+        off = row["counted"] / row["expected"] - 1
+        print(f"{name}, fixed routes: {row['counted']:,.0f} bytes exchanged, {off:.0%} off the formula")
+    theirs, ours = run_world(moe_layer.both_orders, RANKS)[0]
+    print("\n".join(moe_layer.table(theirs, ours)))
+    clock = {
+        str(ratio): {"megatron-core": theirs.waited(ratio), "overlapped": ours.waited(ratio)}
+        for ratio in moe_layer.RATIOS
+    }
+    kept = {level: moe_kept.kept_bytes(level) / moe_kept.MIB for level in moe_kept.LEVELS}
+    print("kept at DeepSeek-V3's shape, MiB: " + ", ".join(f"{name} {size:g}" for name, size in kept.items()))
+    loads = balances()
+    for name, row in loads.items():
+        print(f"{name:<16}" + "  ".join(f"{what} {value:.2f}" for what, value in row.items()))
     if options.write:
-        print(f"written to {write('moe', {'sides': rows, 'levels': shares}).name}")
+        results = {
+            "sides": rows,
+            "levels": shares,
+            "time_of_plain": slowdown,
+            "exchanged_bytes": bytes_found,
+            "exposed": clock,
+            "kept_mib": kept,
+            "loads": loads,
+        }
+        print(f"written to {write('moe', results).name}")
     return 0
 
 

@@ -105,8 +105,7 @@ ANNOUNCED_FEATURES = {
     "mindspeed-moe": """moe-core moe-permute-fusion moe-async-comm moe-alltoall-overlap
         moe-allgather-overlap moe-zero-memory moe-adaptive-recompute moe-tp-extend-ep moe-shared-experts
         moe-comm-plan moe-experts-pipeline moe-fb-overlap moe-pipe-experts moe-ampipe
-        moe-expert-placement moe-balanced-experts moe-mc2 moe-deepspeed moe-token-rearrange moe-dropless
-        moe-fix-router""",
+        moe-expert-placement moe-balanced-experts moe-mc2 moe-deepspeed moe-dropless moe-fix-router""",
     "mindspeed-memory": """recompute-activation recompute-norm recompute-in-bubble recompute-in-advance
         reuse-fp32-param release-fp32-grad swap-attention swap-layer-input smart-swap swap-optimizer
         virtual-optimizer adaptive-recompute memory-fragmentation compress-activation compress-optimizer""",

@@ -8,7 +8,7 @@ from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_moe.features.deepspeed_proofs import DEEPSPEED, NO_DROP, PADDED
 from mindspeed_moe.features.pipe_experts_proofs import PIPE
-from mindspeed_moe.features.proofs import EP2, GATHERED, MODEL, OVERLAP, SHARED, TP2
+from mindspeed_moe.features.proofs import EP2, GATHERED, MODEL, OVERLAP, SHARED
 from mindspeed_moe.options import layer_options
 
 INSTALLED = Registry.discover()
@@ -74,8 +74,12 @@ def options(*flags):
             "--pipe-experts-multi-data 2 cuts the capacity of experts",
         ),
         (
-            (*MODEL, *EP2, *PIPE, *TP2),
-            "--use-pipe-experts with --expert-tensor-parallel-size 2 would gather unequal parts",
+            (*MODEL, *EP2, *PIPE, "--pipe-experts-multi-stream"),
+            "--pipe-experts-multi-stream orders gathers beside exchanges, and whole experts gather nothing",
+        ),
+        (
+            (*MODEL, *EP2, *DEEPSPEED, "--pipe-experts-multi-stream"),
+            "--pipe-experts-multi-stream needs --use-pipe-experts",
         ),
         ((*GATHERED, *EP2, *PIPE), "it is the all-to-all that is cut by experts"),
         ((*MODEL, *EP2, *PIPE, "--moe-permute-fusion"), "rows are sorted for all experts at once"),

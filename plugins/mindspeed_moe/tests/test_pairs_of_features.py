@@ -9,10 +9,12 @@ from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.testing.verify import verify
 from mindspeed_moe.features import (
     AllToAllOverlap,
+    AttentionExpertsPipeline,
     BalancedExperts,
     CommunicationPlan,
     ExpertPlacement,
     ForwardBackwardOverlap,
+    FusedProducts,
 )
 from mindspeed_moe.features.proofs import EP2, MODEL, OVERLAP, SHARED
 
@@ -22,6 +24,8 @@ COPIED = ("--balanced-moe-experts", "--balanced-moe-hot-expert-num", "1", "--tra
 ONCE = ("--moe-zerc",)
 TURNS = ("--moe-fb-overlap",)
 PIPELINED = ("--use-pipe-experts",)
+SLICED = ("--ampipe-degree", "2")
+INSIDE = ("--moe-alltoall-mc2",)
 LEVEL0 = ("--moe-zero-memory", "level0")
 CROWDED = ("--moe-adaptive-recompute-activation",)
 CAPACITY = ("--moe-model-type", "deepspeed_moe", "--moe-train-capacity-factor", "2.0")
@@ -45,6 +49,12 @@ DEVICES = ("--moe-device-level-aux-loss-coeff", "0.1")
         pytest.param(BalancedExperts, COPIED, DEVICES, id="copied, device losses"),
         pytest.param(BalancedExperts, (*COPIED, *ONCE), (), id="copied, rows once"),
         pytest.param(BalancedExperts, COPIED, CAPACITY, id="copied, capacity"),
+        pytest.param(ExpertPlacement, (*MOVING, *SLICED), (), id="moving, sliced"),
+        pytest.param(ExpertPlacement, (*MOVING, *INSIDE), (), id="moving, exchanged inside products"),
+        pytest.param(CommunicationPlan, (*ONCE, *SLICED), (), id="rows once, sliced"),
+        pytest.param(AttentionExpertsPipeline, SLICED, DEVICES, id="sliced, device losses"),
+        pytest.param(FusedProducts, INSIDE, DEVICES, id="exchanged inside products, device losses"),
+        pytest.param(FusedProducts, INSIDE, NO_DROP, id="exchanged inside products, DeepSpeed's gate"),
         pytest.param(ForwardBackwardOverlap, TURNS, CAPACITY, id="turns, capacity"),
         pytest.param(AllToAllOverlap, OVERLAP, CAPACITY, id="overlapped, capacity"),
     ],

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
@@ -129,6 +130,56 @@ class ReduceScatter(AllGather):
     """The mirror of `AllGather`: rows are summed over ranks, each gets its part of the sums."""
 
     _sums = True
+
+
+class GatherRows(Exchange):
+    """The unequally many rows of all ranks for each of them; each gets its part of summed gradients."""
+
+    _sums = False
+
+    def __init__(self, name: str, group: dist.ProcessGroup, rows: Sequence[int]) -> None:
+        """Describe the exchange.
+
+        Args:
+            name: see `Exchange`.
+            group: see `Exchange`.
+            rows: of each rank, in the order of the group.
+        """
+        super().__init__(name, group)
+        self._rows = list(rows)
+
+    def _length(self, rows: Tensor, mirrored: bool) -> int:
+        return sum(self._rows) if mirrored == self._sums else self._rows[self.group.rank()]
+
+    def _communicate(self, buffer: Tensor, rows: Tensor, mirrored: bool) -> Any:
+        # gloo gathers and scatters equal parts only, but sends unequal ones: as many bytes.
+        mine, size = self._rows[self.group.rank()], self.group.size()
+        equal = [mine] * size
+        if mirrored == self._sums:
+            copies = rows.repeat(size, *[1] * (rows.dim() - 1))
+            work = dist.all_to_all_single(buffer, copies, self._rows, equal, group=self.group, async_op=True)
+            return _Handle(work, copies)
+        parts = rows.new_empty((mine * size, *rows.shape[1:]))
+        work = dist.all_to_all_single(parts, rows, equal, self._rows, group=self.group, async_op=True)
+        return _Handle(work, parts, sum_into=buffer)
+
+
+class ReduceRows(GatherRows):
+    """The mirror of `GatherRows`: rows are summed over ranks, each gets its part of the sums."""
+
+    _sums = True
+
+
+class _Handle:
+    """A handle that keeps a tensor until it is waited for, and may add up what arrived in it."""
+
+    def __init__(self, work: Any, kept: Tensor, *, sum_into: Tensor | None = None) -> None:
+        self._work, self._kept, self._sums = work, kept, sum_into
+
+    def wait(self) -> None:
+        self._work.wait()
+        if self._sums is not None and self._sums.numel():
+            torch.sum(self._kept.view(-1, *self._sums.shape), 0, out=self._sums)
 
 
 def _nothing() -> None:

@@ -17,9 +17,11 @@ OVERLAPS = ("moe-alltoall-overlap", "moe-allgather-overlap", PAIRS)
 LAUNCHING = (
     *OVERLAPS,
     *("moe-async-comm", "moe-permute-fusion", "moe-comm-plan", "moe-zero-memory", "moe-adaptive-recompute"),
-    *("moe-expert-placement", "moe-balanced-experts"),
+    *("moe-expert-placement", "moe-balanced-experts", "moe-experts-pipeline", "moe-mc2", "moe-ampipe"),
 )
 """Features that need the layer of this package."""
+ROWS, PLACES = "rows", "places"
+"""Parts of the input that travel inside products of experts: as many rows as there are; padded places."""
 DISABLED, LEVEL0, LEVEL1, ACTIVATION = "disable", "level0", "level1", "activation"
 """Activations of experts kept for backward: all; the first product's result; none; all but the activation
 function's."""
@@ -87,6 +89,11 @@ class LayerOptions:
         pairs: before a layer waits, the pass of another micro-batch goes on.
         gshard: routing with a capacity of experts, None for megatron-core's.
         slices: experts travel one by one, their places in so many parts; None for all experts at once.
+        apart: of pipelined experts, exchanges and gathers never run together.
+        groups: experts that are cut over ranks are computed in so many groups; None for all at once.
+        exchanges_inside: `ROWS` or `PLACES`, what travels inside products of experts; None for nothing.
+        sliced: attention and experts of slices of the sequence run beside one another.
+        gathers_apart: of slices, gathers of experts that are cut too.
         moves: experts move between ranks from step to step.
         hot_experts: so many at most are copied to all ranks for each micro-batch; 0 for none.
     """
@@ -103,6 +110,11 @@ class LayerOptions:
     pairs: bool = False
     gshard: GShard | None = None
     slices: int | None = None
+    apart: bool = False
+    groups: int | None = None
+    exchanges_inside: str | None = None
+    sliced: bool = False
+    gathers_apart: bool = False
     moves: bool = False
     hot_experts: int = 0
 
@@ -145,6 +157,11 @@ def layer_options(args: Any, active: Container[str]) -> LayerOptions:
         pairs=PAIRS in active,
         gshard=gshard,
         slices=slices,
+        apart=slices is not None and args.pipe_experts_multi_stream,
+        groups=args.moe_experts_pipeline_degree if "moe-experts-pipeline" in active else None,
+        exchanges_inside=(ROWS if args.moe_alltoall_mc2 else PLACES) if "moe-mc2" in active else None,
+        sliced="moe-ampipe" in active,
+        gathers_apart="moe-ampipe" in active and args.ampipe_tp_sp_comm_overlap,
         moves="moe-expert-placement" in active,
         hot_experts=args.balanced_moe_hot_expert_num if "moe-balanced-experts" in active else 0,
     )
@@ -153,6 +170,13 @@ def layer_options(args: Any, active: Container[str]) -> LayerOptions:
 def items_of_layer(args: Any) -> int:
     """Return how many parts the rows of a layer's experts travel in, where they are pipelined."""
     return int((args.num_experts or 1) // expert_ranks(args) * args.pipe_experts_multi_data)
+
+
+def has_places(args: Any) -> bool:
+    """Return whether experts have equally many places for the tokens of each rank, as DeepSpeed's have."""
+    return getattr(args, "moe_model_type", None) == "deepspeed_moe" and (
+        not getattr(args, "moe_no_drop", False) or getattr(args, "moe_dynamic_padding", False)
+    )
 
 
 def gshard_options(args: Any) -> GShard:

@@ -6,18 +6,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from megatron.core.tensor_parallel import (
-    gather_from_sequence_parallel_region,
-    reduce_scatter_to_sequence_parallel_region,
-)
 from torch import Tensor
 
 from mindspeed_core.megatron.experts import PlainExperts
 from mindspeed_kernels.modules.grouped_experts import GroupedExperts
 from mindspeed_moe.capacity_dispatcher import CapacityDispatcher
-from mindspeed_moe.chunked import Item, pipelined
+from mindspeed_moe.chunked import Item, pipelined, pipelined_apart
 from mindspeed_moe.dispatchers import LaunchedAllToAllDispatcher
-from mindspeed_moe.launch_wait import AllToAll
+from mindspeed_moe.launch_wait import AllGather, AllToAll, Exchange, GatherRows, ReduceRows, ReduceScatter
 
 T = TypeVar("T")
 
@@ -31,8 +27,14 @@ class PipelinedDispatcher(CapacityDispatcher):
     """Places of experts travel by local expert and slice, each by an exchange of its own.
 
     What it hands to the experts is the pipeline itself: they are computed inside their own call, which is
-    where their parameters are complete.
+    where their parameters are complete. Where experts are cut over ranks, rows of an item are gathered from
+    those ranks after the exchange, and sums of its results scattered to them before it.
     """
+
+    def __init__(self, *args: Any, apart: bool = False, **options: Any) -> None:
+        """Build a `CapacityDispatcher`; ``apart`` keeps exchanges and gathers from running together."""
+        super().__init__(*args, **options)
+        self._apart = apart
 
     def launch_dispatch(
         self,
@@ -50,17 +52,20 @@ class PipelinedDispatcher(CapacityDispatcher):
         parts = rows.view(self.ep_size, self.num_local_experts, slices, each, -1)
         # One copy for all items, and one for their gradients.
         parts = parts.permute(1, 2, 0, 3, 4).reshape(-1, self.ep_size * each, rows.shape[-1])
-        equal = [each] * self.ep_size
         self._items = [
-            Item(
-                number // slices,
-                part,
-                AllToAll(f"dispatch {number}", self.ep_group, equal, equal),
-                AllToAll(f"combine {number}", self.ep_group, equal, equal),
-            )
+            Item(number // slices, part, *self._exchanges(number, [each] * self.ep_size))
             for number, part in enumerate(parts.unbind())
         ]
         return create()
+
+    def _exchanges(self, number: int, equal: list[int]) -> tuple[list[Exchange], list[Exchange]]:
+        """Return the exchanges of an item, there and back."""
+        there: list[Exchange] = [AllToAll(f"dispatch {number}", self.ep_group, equal, equal)]
+        back: list[Exchange] = [AllToAll(f"combine {number}", self.ep_group, equal, equal)]
+        if self.tp_size > 1:
+            there.append(AllGather(f"gather {number}", self.tp_group))
+            back.insert(0, ReduceScatter(f"scatter {number}", self.tp_group))
+        return there, back
 
     def wait_dispatch(self) -> Any:
         """Return the pipeline, for the experts."""
@@ -68,10 +73,8 @@ class PipelinedDispatcher(CapacityDispatcher):
         # This object may live until backward, the rows need not.
         del self._items
 
-        def run(compute: Compute) -> list[Tensor]:
-            return pipelined(items, lambda expert, rows: self._whole(compute, expert, rows))
-
-        return (run,)
+        order = pipelined_apart if self._apart else pipelined
+        return (lambda compute: order(items, compute),)
 
     def launch_combine(self, results: Any) -> None:
         """Take over the results of the items, which are back already."""
@@ -85,19 +88,18 @@ class PipelinedDispatcher(CapacityDispatcher):
         parts = parts.view(self.num_local_experts, self._multiple, self.ep_size, each, -1)
         return self._leave_places(parts.permute(2, 0, 1, 3, 4).reshape(-1, parts.shape[-1]))
 
-    def _whole(self, compute: Compute, expert: int, rows: Tensor) -> Tensor:
-        """Compute an expert that may be cut over ranks."""
-        if self.tp_size == 1:
-            return compute(expert, rows)
-        rows = gather_from_sequence_parallel_region(rows, group=self.tp_group)
-        return reduce_scatter_to_sequence_parallel_region(compute(expert, rows), group=self.tp_group)
-
 
 class PipelinedRowsDispatcher(LaunchedAllToAllDispatcher):
     """Rows travel by local expert, as many as there are, each expert's by an exchange of its own.
 
-    The router's weights stay with the tokens and multiply the results that come back.
+    The router's weights stay with the tokens and multiply the results that come back. Where experts are cut
+    over ranks, unequally many rows of an item are gathered from those ranks.
     """
+
+    def __init__(self, *args: Any, apart: bool = False, **options: Any) -> None:
+        """Build megatron-core's dispatcher; ``apart`` keeps exchanges and gathers from running together."""
+        super().__init__(*args, **options)
+        self._apart = apart
 
     def launch_dispatch(
         self,
@@ -116,20 +118,17 @@ class PipelinedRowsDispatcher(LaunchedAllToAllDispatcher):
         experts = self.num_local_experts
         # By rank and local expert: the numbers of rows to others, in the order of the rows, and from them.
         self._sent: list[int] = self.routing_map.sum(0).tolist()
-        received: list[list[int]] = self.num_global_tokens_per_local_expert.tolist()
+        # By tensor-parallel rank, expert-parallel rank and local expert.
+        everywhere = self.num_global_tokens_per_local_expert.view(self.tp_size, self.ep_size, experts)
+        received: list[list[int]] = everywhere[self._tensor_rank()].tolist()
+        gathered: list[list[int]] = everywhere.sum(1).tolist()
         parts = rows.split(self._sent)
         self._items = []
         for expert in range(experts):
             there = [of_rank[expert] for of_rank in received]
             here = self._sent[expert::experts]
-            self._items.append(
-                Item(
-                    expert,
-                    torch.cat(parts[expert::experts]),
-                    AllToAll(f"dispatch {expert}", self.ep_group, there, here),
-                    AllToAll(f"combine {expert}", self.ep_group, here, there),
-                )
-            )
+            exchanges = self._exchanges(expert, there, here, [of_rank[expert] for of_rank in gathered])
+            self._items.append(Item(expert, torch.cat(parts[expert::experts]), *exchanges))
         return create()
 
     def wait_dispatch(self) -> Any:
@@ -137,7 +136,22 @@ class PipelinedRowsDispatcher(LaunchedAllToAllDispatcher):
         items = self._items
         # This object may live until backward, the rows need not.
         del self._items
-        return (lambda compute: pipelined(items, compute),)
+        order = pipelined_apart if self._apart else pipelined
+        return (lambda compute: order(items, compute),)
+
+    def _exchanges(
+        self, number: int, received: list[int], sent: list[int], gathered: list[int]
+    ) -> tuple[list[Exchange], list[Exchange]]:
+        """Return the exchanges of an item, there and back."""
+        there: list[Exchange] = [AllToAll(f"dispatch {number}", self.ep_group, received, sent)]
+        back: list[Exchange] = [AllToAll(f"combine {number}", self.ep_group, sent, received)]
+        if self.tp_size > 1:
+            there.append(GatherRows(f"gather {number}", self.tp_group, gathered))
+            back.insert(0, ReduceRows(f"scatter {number}", self.tp_group, gathered))
+        return there, back
+
+    def _tensor_rank(self) -> int:
+        return int(self.tp_group.rank()) if self.tp_size > 1 else 0
 
     def launch_combine(self, results: Any) -> None:
         """Take over the results of the items, which are back already."""

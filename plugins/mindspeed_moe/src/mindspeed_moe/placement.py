@@ -20,9 +20,20 @@ from mindspeed_kernels.modules.grouped_experts import GroupedExperts
 from mindspeed_moe.capacity_dispatcher import CapacityDispatcher
 from mindspeed_moe.crowded import Calls
 from mindspeed_moe.experts import CopiedExperts, LaterGroupedExperts, SharedExpertHalves
+from mindspeed_moe.fused_exchange import (
+    BatchedExperts,
+    ExchangingExperts,
+    StayingPlacesDispatcher,
+    StayingRowsDispatcher,
+)
+from mindspeed_moe.gathered_groups import (
+    GatheredGroupsDispatcher,
+    GroupsOfGroupedExperts,
+    GroupsOfPlainExperts,
+)
 from mindspeed_moe.gshard_router import GShardRouter
 from mindspeed_moe.layer import LaunchedMoELayer
-from mindspeed_moe.options import HOT_GROUPS, LayerOptions
+from mindspeed_moe.options import HOT_GROUPS, PLACES, ROWS, LayerOptions
 from mindspeed_moe.pipelined_experts import (
     PipelinedDispatcher,
     PipelinedGroupedExperts,
@@ -31,6 +42,13 @@ from mindspeed_moe.pipelined_experts import (
 )
 from mindspeed_moe.plan_groups import plan_on_this_rank
 from mindspeed_moe.routers import DeviceBalancedRouter, FixedRouter
+from mindspeed_moe.sliced.gathering import GatheringDispatcher
+from mindspeed_moe.sliced.layer import SlicedMoELayer
+from mindspeed_moe.sliced.routers import (
+    SlicedDeviceBalancedRouter,
+    SlicedGShardRouter,
+    SlicedTopKRouter,
+)
 from mindspeed_moe.turns import Turns
 
 if TYPE_CHECKING:
@@ -44,6 +62,16 @@ _EXPERTS = (
     "what overlaps or recomputes experts (--moe-*-overlap-comm, --moe-fb-overlap, --moe-zero-memory, "
     "--moe-adaptive-*)"
 )
+
+_SLICED_ROUTERS: dict[type, type] = {
+    DeviceBalancedRouter: SlicedDeviceBalancedRouter,
+    GShardRouter: SlicedGShardRouter,
+}
+_EXCHANGING: dict[str, tuple[type, type, str]] = {
+    ROWS: (StayingRowsDispatcher, ExchangingExperts, "--moe-alltoall-mc2"),
+    PLACES: (StayingPlacesDispatcher, BatchedExperts, "--moe-bmm-mc2"),
+}
+"""Dispatcher, experts and flag, by what travels inside products."""
 
 
 @dataclass(frozen=True)
@@ -79,16 +107,26 @@ def place_layers(
         SessionError: another module than the one that is refined stands at one of the sites.
     """
     editor = SpecEditor(spec, owner=OWNER, session=session)
+    routers = _SLICED_ROUTERS if options.sliced else {}
     if options.fixed_routes:
         editor.replace("router", _refining(TopKRouter, FixedRouter, "--fix-router"))
     if options.device_losses is not None:
         flags = "--moe-device-level-aux-loss-coeff and --moe-comm-aux-loss-coeff"
         editor.replace(
-            "router", _refining(TopKRouter, DeviceBalancedRouter, flags, losses=options.device_losses)
+            "router",
+            _refining(
+                TopKRouter,
+                routers.get(DeviceBalancedRouter, DeviceBalancedRouter),
+                flags,
+                losses=options.device_losses,
+            ),
         )
     if options.gshard is not None:
         flags = "--moe-model-type deepspeed_moe"
-        editor.replace("router", _refining(TopKRouter, GShardRouter, flags, gshard=options.gshard))
+        router = routers.get(GShardRouter, GShardRouter)
+        editor.replace("router", _refining(TopKRouter, router, flags, gshard=options.gshard))
+    if options.sliced and options.gshard is None and options.device_losses is None:
+        editor.replace("router", _refining(TopKRouter, SlicedTopKRouter, "--ampipe-degree"))
     if not options.launches:
         return editor.spec
     if options.overlaps and editor.find("shared_experts"):
@@ -102,6 +140,11 @@ def place_layers(
         editor.replace("experts", _refining(GroupedExperts, LaterGroupedExperts, _EXPERTS), wrap=True)
     if options.slices is not None:
         editor.replace("experts", _pipelined_experts, wrap=True)
+    if options.exchanges_inside is not None:
+        _, experts, flag = _EXCHANGING[options.exchanges_inside]
+        editor.replace("experts", _refining(GroupedExperts, experts, flag), wrap=True)
+    if options.groups is not None:
+        editor.replace("experts", partial(_experts_in_groups, groups=options.groups), wrap=True)
 
     turns, calls = session.state(Turns), session.state(Calls)
 
@@ -110,9 +153,11 @@ def place_layers(
             return None
         position = int(numbers[0]) if (numbers := re.findall(r"layers\.(\d+)\.", site.path)) else 0
         saves = options.of_layer(position, place.chunk, place.chunks)
-        taking = {"turns": lambda: turns} if options.pairs else {}
+        taking: dict[str, Any] = {"turns": lambda: turns} if options.pairs else {}
+        if options.sliced:
+            taking["gathers_apart"] = options.gathers_apart
         return site.carry(
-            LaunchedMoELayer,
+            SlicedMoELayer if options.sliced else LaunchedMoELayer,
             groups=groups,
             overlaps=options.overlaps,
             saves=saves,
@@ -137,12 +182,33 @@ def _pipelined_experts(site: Site) -> ModuleSpec:
     return _refining(known, refined, "--use-pipe-experts")(site)
 
 
+def _experts_in_groups(site: Site, groups: int) -> ModuleSpec:
+    grouped = site.spec is not None and site.spec.module is GroupedExperts
+    known, refined = (
+        (GroupedExperts, GroupsOfGroupedExperts) if grouped else (PlainExperts, GroupsOfPlainExperts)
+    )
+    return _refining(known, refined, "--moe-experts-pipeline-degree", groups=groups)(site)
+
+
 def _dispatcher(options: LayerOptions) -> Callable[..., Any] | None:
     """Return what builds another dispatcher than those of megatron-core's names."""
+    if options.gathers_apart:
+        return GatheringDispatcher
+    if options.exchanges_inside is not None:
+        return _EXCHANGING[options.exchanges_inside][0]
+    if options.groups is not None:
+        return partial(GatheredGroupsDispatcher, groups=options.groups)
     if options.gshard is None or not options.gshard.padded:
-        return None if options.slices is None else PipelinedRowsDispatcher
+        if options.slices is None:
+            return None
+        return partial(PipelinedRowsDispatcher, apart=options.apart)
     if options.slices is not None:
-        return partial(PipelinedDispatcher, factor=options.gshard.factor, multiple=options.slices)
+        return partial(
+            PipelinedDispatcher,
+            factor=options.gshard.factor,
+            multiple=options.slices,
+            apart=options.apart,
+        )
     return partial(CapacityDispatcher, factor=options.gshard.factor)
 
 

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.utils.flop_counter import register_flop_formula
 
 from mindspeed_kernels.contract import NPU_FLOATING, ContractError, Dtype, Rank, SameDtype, SameSize
 from mindspeed_kernels.ops.availability import kernel_of_training_devices
-from mindspeed_kernels.ops.library import custom_op
+from mindspeed_kernels.ops.library import NAMESPACE, custom_op
 from mindspeed_kernels.ops.npu_groupmatmul_add import npu_groupmatmul_add_fp32
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 from mindspeed_kernels.ops.row_groups import bounds, by_row, ends_of_groups, npu_grouped_product, row_major
@@ -75,6 +76,16 @@ def _grouped_mm_weights(x: Tensor, dy: Tensor, ends: Tensor) -> Tensor:
 @_grouped_mm_weights.register_fake
 def _(x: Tensor, dy: Tensor, ends: Tensor) -> Tensor:
     return x.new_empty(ends.shape[0], x.shape[1], dy.shape[1])
+
+
+def _operations(rows: Sequence[int], weight: Sequence[int], ends: Any, **_: Any) -> int:
+    """Count the operations of either product: each row meets one weight, or one gradient of a row."""
+    return 2 * rows[0] * rows[1] * weight[-1]
+
+
+_OPERATORS = getattr(torch.ops, NAMESPACE)
+for _product in (_OPERATORS.grouped_matmul_rows, _OPERATORS.grouped_matmul_weights):
+    register_flop_formula(_product)(_operations)
 
 
 def _aligned(matrix: Tensor) -> bool:

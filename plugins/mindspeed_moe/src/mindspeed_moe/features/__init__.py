@@ -5,6 +5,7 @@ from __future__ import annotations
 from mindspeed_core.feature import HookApi
 from mindspeed_moe.extension_points import COMM_PLANS
 from mindspeed_moe.features.adaptive import AdaptiveRecompute
+from mindspeed_moe.features.ampipe import AttentionExpertsPipeline
 from mindspeed_moe.features.async_comm import AsyncCommunication
 from mindspeed_moe.features.balanced_experts import BalancedExperts
 from mindspeed_moe.features.comm_plan import CommunicationPlan
@@ -12,8 +13,10 @@ from mindspeed_moe.features.core import ExpertLayer
 from mindspeed_moe.features.deepspeed import DeepSpeedExperts, FormerDropless
 from mindspeed_moe.features.device_losses import DeviceLevelLosses
 from mindspeed_moe.features.expert_placement import ExpertPlacement
+from mindspeed_moe.features.experts_pipeline import ExpertsPipeline
 from mindspeed_moe.features.fb_overlap import ForwardBackwardOverlap
 from mindspeed_moe.features.fixed_routes import FixedRoutes
+from mindspeed_moe.features.fused_products import FusedProducts
 from mindspeed_moe.features.load_record import LoadRecord
 from mindspeed_moe.features.overlap import AllGatherOverlap, AllToAllOverlap
 from mindspeed_moe.features.permute_fusion import PermuteFusion
@@ -44,6 +47,9 @@ DECLARATIONS = (
     DeepSpeedExperts,
     FormerDropless,
     PipelinedExperts,
+    ExpertsPipeline,
+    FusedProducts,
+    AttentionExpertsPipeline,
     ExpertPlacement,
     BalancedExperts,
 )
@@ -54,15 +60,18 @@ __all__ = [
     "AllGatherOverlap",
     "AllToAllOverlap",
     "AsyncCommunication",
+    "AttentionExpertsPipeline",
     "BalancedExperts",
     "CommunicationPlan",
     "DeepSpeedExperts",
     "DeviceLevelLosses",
     "ExpertLayer",
     "ExpertPlacement",
+    "ExpertsPipeline",
     "FixedRoutes",
     "FormerDropless",
     "ForwardBackwardOverlap",
+    "FusedProducts",
     "LoadRecord",
     "PermuteFusion",
     "PipelinedExperts",

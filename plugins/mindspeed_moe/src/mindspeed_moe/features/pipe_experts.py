@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement
+from mindspeed_moe.expert_ranks import expert_cuts
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
 from mindspeed_moe.features.pipe_experts_proofs import PIPE_EXPERTS_PROOFS
 from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
-from mindspeed_moe.options import items_of_layer
+from mindspeed_moe.options import has_places, items_of_layer
 
-_FLAG, _SLICES = "--use-pipe-experts", "--pipe-experts-multi-data"
+_FLAG, _SLICES, _APART = "--use-pipe-experts", "--pipe-experts-multi-data", "--pipe-experts-multi-stream"
 
 
 class PipelinedExperts(Feature):
@@ -28,6 +29,7 @@ class PipelinedExperts(Feature):
             default=1,
             help="Cut the capacity of each expert into this many slices, which travel by themselves.",
         ),
+        Flag(_APART, help="Let exchanges of experts and gathers of tensor parallelism never run together."),
     )
     requires = (
         PLACED_LAYER,
@@ -70,15 +72,16 @@ class PipelinedExperts(Feature):
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
-        """Return whether it is asked for, or a number of slices, which needs it."""
-        return bool(getattr(args, "use_pipe_experts", False)) or _slices(args) != 1
+        """Return whether it is asked for, or an option of it, which needs it."""
+        return bool(getattr(args, "use_pipe_experts", False)) or _slices(args) != 1 or _apart(args)
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse slices that are none, layouts without communication, and rows that are not padded."""
         slices = _slices(args)
         if not args.use_pipe_experts:
-            return (f"{_SLICES} {slices} needs {_FLAG}; add it, or drop {_SLICES}",)
+            option, given = (_SLICES, f"{_SLICES} {slices}") if slices != 1 else (_APART, _APART)
+            return (f"{given} needs {_FLAG}; add it, or drop {option}",)
         found = []
         if slices < 1:
             found.append(f"{_SLICES} {slices} is no number of slices; use 1 or more")
@@ -89,8 +92,14 @@ class PipelinedExperts(Feature):
                 "more, or drop it"
             )
         found += shared_experts_on_a_stream(_FLAG, args)
-        if not _has_places(args):
+        if not has_places(args):
             found += _of_rows(args, slices)
+        if _apart(args) and expert_cuts(args) < 2:
+            found.append(
+                f"{_APART} orders gathers beside exchanges, and whole experts gather nothing; use "
+                "--tensor-model-parallel-size 2 or more with --sequence-parallel and experts cut over those "
+                "ranks, or drop it"
+            )
         modules = getattr(args, "recompute_modules", None) or ()
         if getattr(args, "recompute_granularity", None) == "selective" and "moe_act" in modules:
             found.append(
@@ -109,13 +118,6 @@ class PipelinedExperts(Feature):
         )
 
 
-def _has_places(args: Any) -> bool:
-    """Return whether experts have equally many places for the tokens of each rank."""
-    return getattr(args, "moe_model_type", None) == "deepspeed_moe" and (
-        not getattr(args, "moe_no_drop", False) or getattr(args, "moe_dynamic_padding", False)
-    )
-
-
 def _of_rows(args: Any, slices: int) -> Sequence[str]:
     """Refuse what needs equal parts, where as many rows travel as there are."""
     found = []
@@ -125,14 +127,11 @@ def _of_rows(args: Any, slices: int) -> Sequence[str]:
             f"{_SLICES} {slices} cuts the capacity of experts, and here each has as many rows as there are; "
             f"{way}, or drop it"
         )
-    cut = getattr(args, "expert_tensor_parallel_size", None)
-    cut = int(cut or getattr(args, "tensor_model_parallel_size", None) or 1)
-    if cut > 1:
-        found.append(
-            f"{_FLAG} with --expert-tensor-parallel-size {cut} would gather unequal parts of each expert; "
-            f"use --expert-tensor-parallel-size 1, or {way}"
-        )
     return found
+
+
+def _apart(args: Any) -> bool:
+    return bool(getattr(args, "pipe_experts_multi_stream", False))
 
 
 def _slices(args: Any) -> int:

@@ -8,6 +8,7 @@ from mindspeed_moe.features.proofs import EP2, MODEL, SHARED, TP2
 
 PIPE = ("--use-pipe-experts",)
 SLICES = (*PIPE, "--pipe-experts-multi-data", "3")
+_APART = ("--pipe-experts-multi-stream",)
 _MODEL = (*MODEL, *SHARED, *DEEPSPEED)
 _ROWS = (*MODEL, *SHARED)
 _SEQUENTIAL = tuple(flag for flag in _MODEL if flag != "--moe-grouped-gemm")
@@ -52,6 +53,7 @@ PIPE_EXPERTS_PROOFS = (
     _as_without("recompute-moe", "--recompute-granularity", "selective", "--recompute-modules", "moe"),
     _as_without("tp2-whole-experts", *TP2, "--expert-tensor-parallel-size", "1"),
     _as_without("tp2-cut-experts", *TP2, ranks=4),
+    _as_without("tp2-apart", *TP2, ranks=4, flags=(*SLICES, *_APART)),
     _as_without("pp2", "--pipeline-model-parallel-size", "2", ranks=4),
     _as_without(
         "interleaved",
@@ -75,6 +77,8 @@ PIPE_EXPERTS_PROOFS = (
     _as_without("rows-capacity", "--moe-expert-capacity-factor", "1.0", model=_ROWS),
     _as_without("rows-recompute-full", *_FULL, model=_ROWS),
     _as_without("rows-tp2", *TP2, "--expert-tensor-parallel-size", "1", model=_ROWS),
+    _as_without("rows-tp2-cut-experts", *TP2, model=_ROWS, ranks=4),
+    _as_without("rows-tp2-apart", *TP2, model=_ROWS, ranks=4, flags=(*PIPE, *_APART)),
     _as_without("rows-no-drop", model=(*_ROWS, *NO_DROP)),
     _as_without("rows-pp2", "--pipeline-model-parallel-size", "2", model=_ROWS, ranks=4),
     Scenario(
