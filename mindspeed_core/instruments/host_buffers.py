@@ -1,7 +1,7 @@
 """Bytes of host buffers that a platform gave for copies from and to the device.
 
-On the cpu platform such a buffer is a tensor like any other; counting where it is given out is what tells host and
-device apart there.
+On the cpu platform such a buffer is a tensor like any other; counting where it is given out is what tells
+host and device apart there.
 """
 
 from __future__ import annotations

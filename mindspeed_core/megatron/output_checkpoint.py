@@ -1,12 +1,13 @@
-"""Repair of megatron-core's checkpoint that drops its output and computes it again for its consumer's backward.
+"""Repair of megatron-core's checkpoint that drops its output and computes it again in backward.
 
-``CheckpointWithoutOutput`` takes its default ``fp8=False`` for "fp8 is on", which without TransformerEngine ends in
-a missing name, and it empties an output even where the consumer needs no gradient and nothing would fill it again.
+``CheckpointWithoutOutput`` takes its default ``fp8=False`` for "fp8 is on", which without TransformerEngine
+ends in a missing name, and it empties an output even where its consumer needs no gradient and nothing would
+fill it again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -30,12 +31,12 @@ def repaired(original: Callable[..., None]) -> Callable[..., None]:
 
 
 @cache
-def _keeping(base: Any) -> Any:
-    class Keeping(base):  # type: ignore[misc]
+def _keeping(base: Hashable) -> Any:
+    class Keeping(base):  # type: ignore[valid-type, misc]
         def discard_output_and_register_recompute(self, hook_tensor: torch.Tensor) -> None:
             """Drop the output, unless backward never reaches its consumer."""
             if hook_tensor.requires_grad:
                 super().discard_output_and_register_recompute(hook_tensor)
 
-    Keeping.__name__ = Keeping.__qualname__ = base.__name__
+    Keeping.__name__ = Keeping.__qualname__ = "CheckpointWithoutOutput"
     return Keeping

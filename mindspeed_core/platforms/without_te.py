@@ -24,7 +24,7 @@ PATCHES = (
         new="mindspeed_core.megatron.output_checkpoint:repaired",
         kind="wrap",
         required=False,
-        reason="takes its default for fp8 without TransformerEngine, and empties outputs that nothing fills again",
+        reason="takes its default for fp8 without TransformerEngine, and empties what nothing fills again",
     ),
     *(
         ()
