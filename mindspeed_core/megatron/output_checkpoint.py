@@ -25,7 +25,7 @@ def repaired(original: Callable[..., None]) -> Callable[..., None]:
 
     def __init__(self: Any, fp8: Any = False) -> None:
         original(self, fp8=None if without_fp8 and fp8 is False else fp8)
-        self.__class__ = _keeping(type(self))
+        self.__class__ = _keeping(self.__class__)
 
     return __init__
 

@@ -112,8 +112,9 @@ class SideResult:
         saved: state of features (and of the optimizer) after the last compared step, where it was asked for.
         measures: ``peak_bytes`` (forward and backward), ``forward_bytes`` (most alive right after a forward
             pass), ``step_peak_bytes`` (with the update), ``host_bytes`` (buffers for copies to the device,
-            alive after the step), ``host_buffers`` (made in the step), ``parameter_bytes``, ``gradient_bytes``, ``optimizer_bytes`` and ``collective_calls`` (largest of
-            all ranks), ``sent_bytes`` (sum over ranks), ``step_seconds`` (median).
+            alive after the step), ``host_buffers`` (made in the step), ``parameter_bytes``,
+            ``gradient_bytes``, ``optimizer_bytes`` and ``collective_calls`` (largest of all ranks),
+            ``sent_bytes`` (sum over ranks), ``step_seconds`` (median).
         communication: per rank, totals by operation and group.
         metrics: what features recorded with ``run.metrics`` in the measured step, reduced.
     """
@@ -313,7 +314,7 @@ class StepProbe:
         result = yield
         if self.tracker is not None:
             self.after_forward = max(self.after_forward, self.tracker.alive)
-        return result  # type: ignore[return-value]
+        return result
 
     @hookimpl(wrapper=True)
     def optimizer_step(self, run: Run) -> Iterator[None]:
