@@ -1,8 +1,8 @@
 """Count what the features of mindspeed-memory save of activations, beside closed formulas.
 
 Part (a) trains one small LLaMA on the CPU with and without each feature, from the same weights, and counts
-bytes of tensors: the same on every machine. Part (e) plans a few layers of LLaMA-7B's shape without values, for
-the bytes that swapping moves and the bandwidth that they need beside a layer's arithmetic.
+bytes of tensors: the same on every machine. Part (e) plans a few layers of LLaMA-7B's shape without values,
+for the bytes that swapping moves and the bandwidth that they need beside a layer's arithmetic.
 """
 
 from __future__ import annotations
