@@ -8,7 +8,13 @@ from mindspeed_core.feature import Feature, Scenario
 from mindspeed_core.registry import Registry
 from mindspeed_core.testing.verify import verify
 
-_DISTRIBUTIONS = ("mindspeed-kernels", "mindspeed-profile", "mindspeed-cp", "mindspeed-moe")
+_DISTRIBUTIONS = (
+    "mindspeed-kernels",
+    "mindspeed-profile",
+    "mindspeed-cp",
+    "mindspeed-moe",
+    "mindspeed-memory",
+)
 
 
 def measure(report: Report) -> None:
