@@ -3,5 +3,7 @@
 from __future__ import annotations
 
 from mindspeed_core.feature import Feature
+from mindspeed_memory.features.block_optimizer import BlockOptimizer
+from mindspeed_memory.features.reuse_fp32_param import ReuseFp32Param
 
-OPTIMIZER_FEATURES: tuple[type[Feature], ...] = ()
+OPTIMIZER_FEATURES: tuple[type[Feature], ...] = (BlockOptimizer, ReuseFp32Param)

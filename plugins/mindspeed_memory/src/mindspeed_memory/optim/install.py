@@ -1,0 +1,58 @@
+"""The block-wise AdamW in the place of the optimizers inside megatron-core's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core.optimizer import ChainedOptimizer
+
+from mindspeed_core.errors import UserError
+from mindspeed_core.megatron.inner_optimizer import put_inside
+from mindspeed_memory.optim.block_adamw import BlockAdamW
+from mindspeed_memory.optim.options import BlockOptions
+from mindspeed_memory.optim.places import Device
+
+if TYPE_CHECKING:
+    from mindspeed_core.session import Session
+
+
+@dataclass
+class InnerOptimizers:
+    """The block-wise optimizers of a session."""
+
+    found: list[BlockAdamW] = field(default_factory=list)
+
+
+def install(session: Session, optimizer: Any, options: BlockOptions, place: Device, owner: str) -> None:
+    """Put a block-wise AdamW in the place of each Adam.
+
+    Raises:
+        UserError: what is there computes other numbers.
+    """
+    decoupled = {_is_decoupled(inner, owner) for inner in _inner(optimizer)}
+    found = put_inside(
+        session,
+        optimizer,
+        lambda groups: BlockAdamW(groups, options, place, decoupled=decoupled == {True}),
+        owner=owner,
+    )
+    session.state(InnerOptimizers).found = found
+
+
+def _inner(optimizer: Any) -> list[Any]:
+    chained = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
+    return [part.optimizer for part in chained if not getattr(part, "is_stub_optimizer", False)]
+
+
+def _is_decoupled(inner: Any, owner: str) -> bool:
+    if type(inner) is torch.optim.AdamW:
+        return True
+    if type(inner) is torch.optim.Adam:
+        return bool(inner.defaults.get("decoupled_weight_decay", False))
+    raise UserError(
+        f"{owner}: the update is that of {type(inner).__module__}.{type(inner).__name__}, whose numbers differ "
+        "from those of torch's AdamW in their last bits; take away what brings it (TransformerEngine, Apex, "
+        f"another --optimizer), or {owner}"
+    )

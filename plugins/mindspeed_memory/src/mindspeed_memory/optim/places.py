@@ -1,0 +1,137 @@
+"""Places where the state of the optimizer lives between steps, and the windows in which a step takes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+
+from mindspeed_memory.optim.transfers import Transfers
+
+if TYPE_CHECKING:
+    from mindspeed_core.platforms.platform import Platform
+
+BLOCK = 2**24
+"""Elements of a window where state lies on the device: what is made for a window stays small beside a model."""
+
+
+class Kept(Protocol):
+    """Float32 numbers of one parameter, in any form; a named tuple, so that measurements find its tensors."""
+
+    def whole(self) -> torch.Tensor:
+        """Return all numbers, flat; not to be changed."""
+
+    def put(self, values: torch.Tensor) -> None:
+        """Overwrite all numbers, from flat ones of any dtype and device."""
+
+    def take(self, start: int, stop: int) -> torch.Tensor:
+        """Return the numbers of a range on the device, which may be changed."""
+
+    def give(self, start: int, stop: int, values: torch.Tensor) -> None:
+        """Take back the numbers that `take` returned, changed."""
+
+
+class OnDevice(NamedTuple):
+    """Numbers on the device of the parameter."""
+
+    tensor: torch.Tensor
+
+    def whole(self) -> torch.Tensor:
+        """Return all numbers, flat; not to be changed."""
+        return self.tensor
+
+    def put(self, values: torch.Tensor) -> None:
+        """Overwrite all numbers, from flat ones of any dtype and device."""
+        self.tensor.copy_(values)
+
+    def take(self, start: int, stop: int) -> torch.Tensor:
+        """Return the numbers of a range in place."""
+        return self.tensor[start:stop]
+
+    def give(self, start: int, stop: int, values: torch.Tensor) -> None:
+        """Do nothing: they were changed in place."""
+
+
+class OnHost(NamedTuple):
+    """Numbers in a buffer of the host, from which copies to the device are asynchronous."""
+
+    tensor: torch.Tensor
+
+    def whole(self) -> torch.Tensor:
+        """Return all numbers, flat, on the host; not to be changed."""
+        return self.tensor
+
+    def put(self, values: torch.Tensor) -> None:
+        """Overwrite all numbers, from flat ones of any dtype and device."""
+        self.tensor.copy_(values)
+
+    def take(self, start: int, stop: int) -> torch.Tensor:
+        """Return the numbers of a range, still on the host."""
+        return self.tensor[start:stop]
+
+    def give(self, start: int, stop: int, values: torch.Tensor) -> None:
+        """Do nothing: they were changed in place."""
+
+
+class Device:
+    """The device, as with megatron-core's own optimizer.
+
+    Attributes:
+        align: parameters are cut at multiples of so many of their elements.
+        block: the most elements for which temporary tensors are made.
+        deferred: copies back to the host may end after the step.
+    """
+
+    align = 1
+    deferred = False
+
+    def __init__(self, platform: Platform, block: int = BLOCK) -> None:
+        """Take the elements of a window."""
+        self.platform = platform
+        self.block = block
+
+    def zeros(self, name: str, size: int, device: torch.device) -> Kept:
+        """Return so many zeros of a parameter on a device, for a kind of state."""
+        return OnDevice(torch.zeros(size, dtype=torch.float32, device=device))
+
+    def adopted(self, name: str, tensor: torch.Tensor) -> Kept | None:
+        """Return a flat tensor of the device as what is kept; None where it is kept elsewhere."""
+        return OnDevice(tensor)
+
+    def window(self, elements: int) -> int:
+        """Return the elements of a window of an optimizer with so many."""
+        return self.block
+
+    def batch(self, elements: int) -> int:
+        """Return how many elements of a window are updated at a time."""
+        return self.block
+
+    def transfers(self, device: torch.device) -> Transfers:
+        """Return what copies windows between host and device."""
+        return Transfers(self.platform, device)
+
+
+class Host(Device):
+    """The host: everything, or moments as far as a budget goes."""
+
+    def __init__(self, platform: Platform, times: int, block: int = BLOCK) -> None:
+        """Take the number of windows of a step; 0 for one, whose copies back end after the step."""
+        super().__init__(platform, block)
+        self._times = times
+        self.deferred = times == 0
+
+    def zeros(self, name: str, size: int, device: torch.device) -> Kept:
+        """Return zeros in a buffer of the host."""
+        return OnHost(self.platform.pinned_empty((size,), torch.float32).zero_())
+
+    def adopted(self, name: str, tensor: torch.Tensor) -> Kept | None:
+        """Return nothing: what is on the device is copied."""
+        return None
+
+    def window(self, elements: int) -> int:
+        """Return a share of the elements, for each of the windows."""
+        return max(1, -(-elements // max(self._times, 1)))
+
+    def batch(self, elements: int) -> int:
+        """Return half a window: what is made beside its two buffers stays below a third one."""
+        return min(self.block, max(1, -(-elements // 2)))
