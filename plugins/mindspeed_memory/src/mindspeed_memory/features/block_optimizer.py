@@ -55,11 +55,18 @@ class BlockOptimizer(Feature):
         """Put the optimizer that all active options describe in place."""
         optimizer = yield
         from mindspeed_memory.optim.install import install
-        from mindspeed_memory.optim.places import Device
 
-        options = block_options(args, session.plan.names)
-        install(session, optimizer, options, Device(session.platform), self.name)
+        install(session, optimizer, block_options(args, session.plan.names), pg, self.name)
         return optimizer
+
+    @hookimpl(wrapper=True)
+    def train_step(self, session: Any) -> Generator[None, Any, Any]:
+        """Free what the last step left to be copied to the host beside what came after it."""
+        from mindspeed_memory.optim.install import InnerOptimizers
+
+        for inner in session.state(InnerOptimizers).found:
+            inner.settle()
+        return (yield)
 
 
 IN_BLOCKS = Requirement(

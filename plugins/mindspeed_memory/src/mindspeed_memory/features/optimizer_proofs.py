@@ -9,7 +9,12 @@ SHARDED = ("--use-distributed-optimizer",)
 OVERLAPS = (*SHARDED, "--overlap-grad-reduce", "--overlap-param-gather")
 TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
 PP2 = ("--pipeline-model-parallel-size", "2")
+FP16 = ("--fp16", "--initial-loss-scale", "1024", "--clip-grad", "0.5")
+HALF_GRADIENTS = ("--grad-reduce-in-bf16",)
 REUSE = ("--reuse-fp32-param",)
+RELEASE = ("--release-fp32-grad",)
+SWAP = ("--swap-optimizer", "--swap-optimizer-times", "5")
+VIRTUAL = ("--virtual-optimizer", "all")
 
 
 def as_without(
@@ -41,24 +46,57 @@ def as_without(
     )
 
 
-def layouts(flags: tuple[str, ...], whole: tuple[Gain, ...] = (), sharded: tuple[Gain, ...] = ()) -> tuple[Scenario, ...]:
+def layouts(
+    flags: tuple[str, ...], gains: tuple[Gain, ...] = (), model: tuple[str, ...] = BF16
+) -> tuple[Scenario, ...]:
     """Return proofs under the layouts that change what an optimizer holds."""
-    return (
-        as_without("dp2-distributed-optimizer", *SHARDED, flags=flags, gains=sharded),
-        as_without("dp2", flags=flags, gains=whole),
-        as_without("dp2-overlaps", *OVERLAPS, flags=flags, gains=sharded),
-        as_without("tp2-sp", *TP2, flags=flags, gains=whole),
-        as_without("pp2", *PP2, *SHARDED, flags=flags, gains=sharded),
+    each = {
+        "dp2-distributed-optimizer": SHARDED,
+        "dp2": (),
+        "dp2-overlaps": OVERLAPS,
+        "tp2-sp": TP2,
+        "pp2": (*PP2, *SHARDED),
+    }
+    return tuple(
+        as_without(name, *layout, flags=flags, model=model, gains=gains) for name, layout in each.items()
     )
 
 
-REUSE_PROOFS = (
-    *layouts(REUSE, (Gain("optimizer_bytes", 0.84),), (Gain("optimizer_bytes", 0.84),)),
-    Scenario(
+def resumed(flags: tuple[str, ...], model: tuple[str, ...] = BF16) -> Scenario:
+    """Continue a checkpoint with the feature and without it, bit for bit; the latter without overlaps."""
+    return Scenario(
         "resume",
-        flags=(*BF16, *OVERLAPS, *REUSE),
+        flags=(*model, *OVERLAPS, *flags),
         world_size=2,
-        resume=Resume(flags=(*BF16, *SHARDED), world_size=1, with_feature=False),
-    ),
+        tolerance=0.0,
+        resume=Resume(flags=(*model, *SHARDED), world_size=2, with_feature=False),
+    )
+
+
+_SAME_BYTES = (Gain("optimizer_bytes", 1.0),)
+_FIVE_SIXTHS = (Gain("optimizer_bytes", 0.84),)
+REUSE_PROOFS = (
+    *layouts(REUSE, _FIVE_SIXTHS),
+    as_without("signs", *SHARDED, flags=(*REUSE, "--reuse-fp32-ties", "sign")),
+    as_without("16-bit-gradients", *SHARDED, *HALF_GRADIENTS, flags=REUSE),
+    resumed(REUSE),
 )
-BLOCK_PROOFS = (as_without("dp2-distributed-optimizer", *SHARDED, flags=REUSE),)
+BLOCK_PROOFS = (as_without("dp2-distributed-optimizer", *SHARDED, flags=REUSE), resumed(REUSE))
+_STEP = (Gain("step_peak_bytes", 0.95), *_SAME_BYTES)
+_HALF = (*BF16, *HALF_GRADIENTS)
+RELEASE_PROOFS = (
+    *layouts(RELEASE, _STEP, _HALF),
+    as_without("float16", *SHARDED, model=FP16, flags=RELEASE),
+    resumed(RELEASE, _HALF),
+)
+SWAP_PROOFS = (
+    *layouts(SWAP),
+    as_without("one-window", *SHARDED, flags=(*SWAP, "--swap-optimizer-times", "0")),
+    as_without("float32", *SHARDED, model=(), flags=SWAP),
+    resumed(SWAP),
+)
+VIRTUAL_PROOFS = (
+    *layouts(VIRTUAL),
+    as_without("partial-budget", *SHARDED, flags=("--virtual-optimizer", "0.0002")),
+    resumed(VIRTUAL),
+)

@@ -11,10 +11,11 @@ from megatron.core.optimizer import ChainedOptimizer
 from mindspeed_core.errors import UserError
 from mindspeed_core.megatron.inner_optimizer import put_inside
 from mindspeed_memory.optim.block_adamw import BlockAdamW
-from mindspeed_memory.optim.options import BlockOptions
-from mindspeed_memory.optim.places import Device
+from mindspeed_memory.optim.options import SWAPPED, VIRTUAL, BlockOptions
+from mindspeed_memory.optim.places import Budget, Device, Host
 
 if TYPE_CHECKING:
+    from mindspeed_core.platforms.platform import Platform
     from mindspeed_core.session import Session
 
 
@@ -25,20 +26,36 @@ class InnerOptimizers:
     found: list[BlockAdamW] = field(default_factory=list)
 
 
-def install(session: Session, optimizer: Any, options: BlockOptions, place: Device, owner: str) -> None:
+def install(session: Session, optimizer: Any, options: BlockOptions, pg: Any, owner: str) -> None:
     """Put a block-wise AdamW in the place of each Adam.
+
+    Args:
+        session: the session.
+        optimizer: megatron-core's.
+        options: forms and place of what it keeps.
+        pg: process groups; budgets are those of a pipeline stage.
+        owner: the feature's name.
 
     Raises:
         UserError: what is there computes other numbers.
     """
     decoupled = {_is_decoupled(inner, owner) for inner in _inner(optimizer)}
-    found = put_inside(
+    place = _place(session.platform, options, pg)
+    session.state(InnerOptimizers).found = put_inside(
         session,
         optimizer,
         lambda groups: BlockAdamW(groups, options, place, decoupled=decoupled == {True}),
         owner=owner,
     )
-    session.state(InnerOptimizers).found = found
+
+
+def _place(platform: Platform, options: BlockOptions, pg: Any) -> Device:
+    if options.place == SWAPPED:
+        return Host(platform, options.times)
+    if options.place == VIRTUAL:
+        stage = pg.pp.rank() if len(options.budget) > 1 else 0
+        return Budget(platform, options.budget[stage])
+    return Device(platform)
 
 
 def _inner(optimizer: Any) -> list[Any]:

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
+from mindspeed_core.megatron.described_optimizer import MOMENTS
 from mindspeed_memory.optim.transfers import Transfers
 
 if TYPE_CHECKING:
     from mindspeed_core.platforms.platform import Platform
 
+_ITEM = 4
 BLOCK = 2**24
 """Elements of a window where state lies on the device: what is made for a window stays small beside a model."""
 
@@ -112,7 +114,7 @@ class Device:
 
 
 class Host(Device):
-    """The host: everything, or moments as far as a budget goes."""
+    """The host, for everything."""
 
     def __init__(self, platform: Platform, times: int, block: int = BLOCK) -> None:
         """Take the number of windows of a step; 0 for one, whose copies back end after the step."""
@@ -135,3 +137,27 @@ class Host(Device):
     def batch(self, elements: int) -> int:
         """Return half a window: what is made beside its two buffers stays below a third one."""
         return min(self.block, max(1, -(-elements // 2)))
+
+
+class Budget(Host):
+    """The host for moments, tensor by tensor as far as a number of bytes goes; the device for the rest.
+
+    Attributes:
+        left: bytes of the budget that are left.
+    """
+
+    def __init__(self, platform: Platform, budget: int, times: int = 16, block: int = BLOCK) -> None:
+        """Take the bytes."""
+        super().__init__(platform, times, block)
+        self.left = budget
+
+    def zeros(self, name: str, size: int, device: torch.device) -> Kept:
+        """Return zeros on the host, where the budget allows it and a moment is asked for."""
+        if name not in MOMENTS or size * _ITEM > self.left:
+            return OnDevice(torch.zeros(size, dtype=torch.float32, device=device))
+        self.left -= size * _ITEM
+        return super().zeros(name, size, device)
+
+    def adopted(self, name: str, tensor: torch.Tensor) -> Kept | None:
+        """Return a flat tensor of the device as what is kept."""
+        return OnDevice(tensor)
