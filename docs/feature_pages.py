@@ -125,16 +125,20 @@ def proof_lines(feature: type[Feature]) -> list[str]:
 
 
 def result_cells(result: Mapping[str, Any] | None) -> tuple[str, str]:
-    """The largest error of a proof that was run, and the ratios that were measured."""
+    """The largest error of a proof that was run, and what was measured."""
     if result is None:
         return "not recorded", ""
-    ratios = (
-        f"{gain['measure']} × {gain['ratio']:.3g}"
-        + ("" if gain["at_most"] is None else f" (at most {gain['at_most']:g})")
-        for gain in result["gains"]
-        if gain["ratio"] is not None
-    )
-    return f"{result['largest_error']:.1e}", "<br>".join(ratios)
+    return f"{result['largest_error']:.1e}", "<br>".join(filter(None, map(_measured, result["gains"])))
+
+
+def _measured(gain: Mapping[str, Any]) -> str:
+    # Results of former versions have the bound of the ratio alone.
+    bound = gain.get("at_most")
+    demand = gain.get("demand", "" if bound is None else f"at most {bound:g}")
+    if gain["ratio"] is not None:
+        return f"{gain['measure']} × {gain['ratio']:.3g}" + (f" ({demand})" if demand else "")
+    value = gain.get("feature")
+    return "" if value is None else f"{gain['measure']} {value:,.6g}" + (f" ({demand})" if demand else "")
 
 
 def command_lines(scenario: Scenario) -> Iterable[str]:

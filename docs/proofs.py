@@ -81,7 +81,8 @@ def record(feature: type[Feature]) -> list[str]:
             "largest_error": verdict["largest_error"],
             "compared": verdict["compared"],
             "gains": [
-                {key: gain[key] for key in ("measure", "ratio", "at_most")} for gain in verdict["gains"]
+                {key: gain[key] for key in ("measure", "feature", "ratio", "demand")}
+                for gain in verdict["gains"]
             ],
         }
         for verdict in answer["verdicts"]

@@ -285,16 +285,40 @@ class Patch:
 
 @dataclass(frozen=True)
 class Gain:
-    """Improvement by a feature, as a bound on the ratio feature / baseline.
+    """Improvement by a feature, as bounds on a number that both sides have, or that the feature's side has.
 
     Attributes:
-        measure: ``"peak_bytes"`` (tensor bytes alive during forward and backward), ``"sent_bytes"``,
-            ``"collective_calls"``, ``"step_seconds"``, or a key of ``run.metrics``.
-        at_most: upper bound of the ratio; ``None`` only reports it.
+        measure: ``"peak_bytes"`` (tensor bytes alive during forward and backward), ``"forward_bytes"`` (most
+            of them alive right after a forward pass), ``"host_bytes"`` (buffers for copies to the device),
+            ``"sent_bytes"``, ``"collective_calls"``, ``"step_seconds"``, others of
+            `mindspeed_core.testing.training.SideResult`, or a key of ``run.metrics``.
+        at_most: upper bound of the ratio feature / baseline.
+        exactly: the value with the feature; the baseline needs none.
+        less: by how much the value is smaller than the baseline's, exactly.
+        value_at_most: upper bound of the value with the feature; the baseline needs none.
+
+    Without any bound the ratio is only reported.
     """
 
     measure: str
     at_most: float | None = None
+    exactly: float | None = None
+    less: float | None = None
+    value_at_most: float | None = None
+
+    @property
+    def demand(self) -> str:
+        """Return what is demanded in words; empty where the ratio is only reported."""
+        words = []
+        if self.at_most is not None:
+            words.append(f"at most {self.at_most:g} x")
+        if self.exactly is not None:
+            words.append(f"exactly {self.exactly:,.12g}")
+        if self.less is not None:
+            words.append(f"exactly {self.less:,.12g} less")
+        if self.value_at_most is not None:
+            words.append(f"a value of at most {self.value_at_most:,.12g}")
+        return ", ".join(words)
 
 
 QUANTITIES = ("losses", "gradients", "parameters", "learning rates", "feature state", "optimizer state")

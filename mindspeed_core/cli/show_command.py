@@ -171,10 +171,7 @@ def _scenario(scenario: Scenario) -> list[str]:
     if scenario.baseline_world_size not in (0, scenario.world_size):
         ranks += f" against {scenario.baseline_world_size}"
     exact = _tolerance(scenario.tolerance)
-    gains = "".join(
-        f"; {gain.measure} " + ("reported" if gain.at_most is None else f"at most {gain.at_most:g} x")
-        for gain in scenario.gains
-    )
+    gains = "".join(f"; {gain.measure} {gain.demand or 'reported'}" for gain in scenario.gains)
     compared = "" if not scenario.compare else f" in {', '.join(scenario.quantities)}"
     if scenario.resume is not None:
         then = scenario.resume

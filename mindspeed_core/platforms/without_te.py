@@ -2,7 +2,7 @@
 
 Its guarded imports leave some names unbound that later code tests for ``None``. Every platform adds them, as
 ``None``, so that the code takes the branch it has for that case. Others are bound to stand-ins, and the code
-believes that TransformerEngine is there.
+believes that TransformerEngine is there. A checkpoint that drops its output needs it for no reason.
 """
 
 from __future__ import annotations
@@ -18,6 +18,13 @@ PATCHES = (
         kind="add",
         required=False,
         reason="the router's gating linear reads a name that only importing TransformerEngine binds",
+    ),
+    Patch(
+        target="megatron.core.tensor_parallel.random:CheckpointWithoutOutput.__init__",
+        new="mindspeed_core.megatron.output_checkpoint:repaired",
+        kind="wrap",
+        required=False,
+        reason="takes its default for fp8 without TransformerEngine, and empties what nothing fills again",
     ),
     *(
         ()

@@ -23,6 +23,7 @@ from mindspeed_core.testing.worlds import run_world
 
 if TYPE_CHECKING:
     from mindspeed_core.instruments.communication import Total
+    from mindspeed_core.instruments.host_buffers import HostBuffers
     from mindspeed_core.instruments.memory import TensorBytes
     from mindspeed_core.registry import Registry
     from mindspeed_core.run import OptimizerStep, Run
@@ -109,9 +110,11 @@ class SideResult:
         gradients: the gradients of each compared step, after reduction and before clipping.
         learning_rates: the different learning rates of all parameter groups, at each compared step.
         saved: state of features (and of the optimizer) after the last compared step, where it was asked for.
-        measures: ``peak_bytes`` (forward and backward), ``step_peak_bytes`` (with the update),
-            ``parameter_bytes``, ``gradient_bytes``, ``optimizer_bytes`` and ``collective_calls`` (largest of
-            all ranks), ``sent_bytes`` (sum over ranks), ``step_seconds`` (median).
+        measures: ``peak_bytes`` (forward and backward), ``forward_bytes`` (most alive right after a forward
+            pass), ``step_peak_bytes`` (with the update), ``host_bytes`` (buffers for copies to the device,
+            alive after the step), ``host_buffers`` (made in the step), ``parameter_bytes``,
+            ``gradient_bytes``, ``optimizer_bytes`` and ``collective_calls`` (largest of all ranks),
+            ``sent_bytes`` (sum over ranks), ``step_seconds`` (median).
         communication: per rank, totals by operation and group.
         metrics: what features recorded with ``run.metrics`` in the measured step, reduced.
     """
@@ -204,6 +207,7 @@ def train_rank(request: SideRequest) -> RankRecord:
     """Train one rank of a side."""
     from mindspeed_core.activation import activate
     from mindspeed_core.hosts.standalone import loop
+    from mindspeed_core.instruments.host_buffers import HostBuffers
     from mindspeed_core.testing.canonical import canonical_parameters, load_canonical
     from mindspeed_core.testing.saved_state import saved_state
 
@@ -216,6 +220,7 @@ def train_rank(request: SideRequest) -> RankRecord:
         host=DEFAULT_HOST,
     )
     try:
+        buffers = HostBuffers(session)
         run = loop.setup(session)
         if request.initial is not None:
             load_canonical(run, request.initial, may_lack=request.extra_parameters)
@@ -230,7 +235,7 @@ def train_rank(request: SideRequest) -> RankRecord:
         parameters = canonical_parameters(run)
         if request.feature_state or request.optimizer_state:
             saved = saved_state(run, with_optimizer=request.optimizer_state)
-        measured = _measure(run, steps, probe) if request.measure else _Measured()
+        measured = _measure(run, steps, probe, buffers) if request.measure else _Measured()
         seconds = tuple(steps.once().seconds for _ in range(request.timed_steps))
         record = RankRecord(
             features=session.plan.names,
@@ -292,7 +297,7 @@ class StepProbe:
         self.gradients: list[CanonicalState] = []
         self.learning_rates: list[tuple[float, ...]] = []
         self.tracker: TensorBytes | None = None
-        self.peak = 0
+        self.peak = self.after_forward = 0
         self._records = self._with_gradients = False
 
     def begin(self, gradients: bool) -> None:
@@ -302,6 +307,14 @@ class StepProbe:
     def end(self) -> None:
         """Record no further step."""
         self._records = False
+
+    @hookimpl(wrapper=True)
+    def forward_step(self) -> Iterator[None]:
+        """Read after a forward pass."""
+        result = yield
+        if self.tracker is not None:
+            self.after_forward = max(self.after_forward, self.tracker.alive)
+        return result
 
     @hookimpl(wrapper=True)
     def optimizer_step(self, run: Run) -> Iterator[None]:
@@ -349,12 +362,13 @@ class _Timed:
     seconds: float
 
 
-def _measure(run: Run, steps: _Steps, probe: StepProbe) -> _Measured:
+def _measure(run: Run, steps: _Steps, probe: StepProbe, buffers: HostBuffers) -> _Measured:
     from mindspeed_core.instruments.communication import COLLECTIVES, count_communication
     from mindspeed_core.instruments.kept_state import state_bytes
     from mindspeed_core.instruments.memory import TensorBytes
 
     run.metrics.clear()
+    made = buffers.made
     with ExitStack() as stack:
         log = stack.enter_context(count_communication())
         tracker = stack.enter_context(TensorBytes())
@@ -363,7 +377,10 @@ def _measure(run: Run, steps: _Steps, probe: StepProbe) -> _Measured:
         probe.tracker = None
     measures: dict[str, float] = {
         "peak_bytes": probe.peak,
+        "forward_bytes": probe.after_forward,
         "step_peak_bytes": tracker.peak,
+        "host_bytes": buffers.alive,
+        "host_buffers": buffers.made - made,
         "sent_bytes": log.sent_bytes(),
         "collective_calls": sum(call.operation in COLLECTIVES for call in log.calls),
         **state_bytes(run),

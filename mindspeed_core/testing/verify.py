@@ -30,8 +30,9 @@ class GainResult:
         feature: the value with the feature.
         baseline: the value without; None where the baseline has no such number.
         ratio: feature / baseline; None where it does not exist.
-        at_most: the bound, None when the ratio is only reported.
-        met: whether the bound holds.
+        at_most: the bound of the ratio, None where there is none.
+        met: whether everything demanded holds.
+        demand: what is demanded, in words; empty where the ratio is only reported.
     """
 
     measure: str
@@ -40,15 +41,16 @@ class GainResult:
     ratio: float | None
     at_most: float | None
     met: bool
+    demand: str = ""
 
     def __str__(self) -> str:
         """Return one line."""
+        demand = f" ({self.demand})" if self.demand else ""
         if self.ratio is None:
-            return f"{self.measure}: no ratio of {_number(self.feature)} to {_number(self.baseline)}"
-        bound = "" if self.at_most is None else f" (at most {self.at_most:g})"
+            return f"{self.measure}: no ratio of {_number(self.feature)} to {_number(self.baseline)}{demand}"
         return (
             f"{self.measure}: {_number(self.feature)} against {_number(self.baseline)}, "
-            f"ratio {self.ratio:.3f}{bound}"
+            f"ratio {self.ratio:.3f}{demand}"
         )
 
 
@@ -299,10 +301,21 @@ def _gain(gain: Gain, side: SideResult, baseline: SideResult) -> GainResult:
         values.append(table.get(gain.measure))
     ours, theirs = values
     ratio = ours / theirs if ours is not None and theirs else None
-    if ratio is None and gain.at_most is None:
-        return GainResult(gain.measure, ours, theirs, None, None, met=ours is not None)
-    met = ratio is not None and (gain.at_most is None or ratio <= gain.at_most)
-    return GainResult(gain.measure, ours, theirs, ratio, gain.at_most, met)
+    return GainResult(
+        gain.measure, ours, theirs, ratio, gain.at_most, _met(gain, ours, theirs, ratio), gain.demand
+    )
+
+
+def _met(gain: Gain, ours: float | None, theirs: float | None, ratio: float | None) -> bool:
+    """Return whether everything demanded of a measure holds; a number that is missing meets no demand."""
+    if ours is None:
+        return False
+    return (
+        (gain.at_most is None or (ratio is not None and ratio <= gain.at_most))
+        and (gain.exactly is None or ours == gain.exactly)
+        and (gain.less is None or (theirs is not None and theirs - ours == gain.less))
+        and (gain.value_at_most is None or ours <= gain.value_at_most)
+    )
 
 
 def _verdict(feature: str, scenario: Scenario, outcome: _Outcome, problem: str) -> Verdict:

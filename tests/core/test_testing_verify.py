@@ -327,6 +327,23 @@ def test_a_side_that_cannot_run_is_a_failed_verdict_with_the_reason():
     assert "--num-attention-heads 7" in verdict.error
 
 
+def test_values_and_differences_can_be_demanded():
+    """Layers of 12 blocks of 64 x 64 float32 weights, their norms and biases: 49,984 parameters each."""
+    flags, baseline = ("--harmless", "--num-layers", "2"), ("--num-layers", "3")
+    per_layer = 4 * 49_984
+    gains = (
+        *(Gain("parameter_bytes", less=per_layer), Gain("parameter_bytes", less=per_layer + 1)),
+        *(Gain("host_buffers", exactly=0), Gain("asked", exactly=1), Gain("asked", exactly=2)),
+        *(Gain("host_bytes", value_at_most=0), Gain("asked", value_at_most=0.5)),
+        *(Gain("forward_bytes", 1.0), Gain("no-such", exactly=0)),
+    )
+    scenario = Scenario("values", flags=flags, baseline=baseline, steps=1, compare=("losses",), gains=gains)
+    verdict = verify(Harmless, scenario, declarations=(f"{HERE}:Harmless",))
+    assert [gain.met for gain in verdict.gains] == [True, False, True, True, False, True, False, True, False]
+    assert "parameter_bytes: " in str(verdict)
+    assert "(exactly 199,936 less)" in str(verdict)
+
+
 def test_metrics_and_time_can_be_gains():
     gains = (Gain("asked"), Gain("step_seconds"))
     one = Scenario("one", flags=("--harmless",), steps=1, gains=gains)

@@ -121,7 +121,6 @@ def test_what_cannot_train_is_refused_by_name(validate, flags, world, named):
         "--tp-comm-overlap",
         "--attention-backend flash",
         "--cpu-offloading",
-        "--recompute-granularity selective --recompute-modules core_attn layernorm",
         "--moe-token-dispatcher-type flex",
         "--moe-grouped-gemm",
         "--experimental-attention-variant gated_delta_net",

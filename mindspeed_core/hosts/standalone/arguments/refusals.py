@@ -189,13 +189,6 @@ REFUSALS: tuple[Refusal, ...] = (
     *_refused("pipeline_model_parallel_comm_backend", "the platform chooses the backend"),
     *_refused("enable_autocast", "parameters are cast as a whole", "use --bf16 or --fp16"),
     *_refused("mrope_section", "positions of text have one dimension", "use --position-embedding-type rope"),
-    Refusal(
-        "recompute_modules",
-        "megatron-core recomputes these without keeping their output through TransformerEngine",
-        "use core_attn, mlp, moe or shared_experts",
-        ("layernorm", "moe_act", "mla_up_proj"),
-        "te",
-    ),
     *_refused(
         "optimizer_cpu_offload optimizer_offload_fraction use_torch_optimizer_for_cpu_offload "
         "overlap_cpu_optimizer_d2h_h2d pin_cpu_grads pin_cpu_params",

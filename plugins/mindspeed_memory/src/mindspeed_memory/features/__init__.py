@@ -1,6 +1,6 @@
 """The declarations of mindspeed-memory; importing them loads neither torch nor megatron.
 
-Declarations about activations and about the optimizer stand in lists of their own, each in the module that names them.
+Declarations about activations and about the optimizer stand in lists of their own.
 """
 
 from __future__ import annotations
