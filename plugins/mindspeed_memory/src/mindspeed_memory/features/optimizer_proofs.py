@@ -15,6 +15,7 @@ REUSE = ("--reuse-fp32-param",)
 RELEASE = ("--release-fp32-grad",)
 SWAP = ("--swap-optimizer", "--swap-optimizer-times", "5")
 VIRTUAL = ("--virtual-optimizer", "all")
+COMPRESS = ("--compress-optimizer",)
 
 
 def as_without(
@@ -99,4 +100,9 @@ VIRTUAL_PROOFS = (
     *layouts(VIRTUAL),
     as_without("partial-budget", *SHARDED, flags=("--virtual-optimizer", "0.0002")),
     resumed(VIRTUAL),
+)
+COMPRESS_PROOFS = (
+    *layouts(COMPRESS, (Gain("optimizer_bytes", 0.95),)),
+    as_without("split-masters", *SHARDED, flags=(*COMPRESS, *REUSE)),
+    resumed(COMPRESS),
 )

@@ -11,8 +11,8 @@ from megatron.core.optimizer import ChainedOptimizer
 from mindspeed_core.errors import UserError
 from mindspeed_core.megatron.inner_optimizer import put_inside
 from mindspeed_memory.optim.block_adamw import BlockAdamW
-from mindspeed_memory.optim.options import SWAPPED, VIRTUAL, BlockOptions
-from mindspeed_memory.optim.places import Budget, Device, Host
+from mindspeed_memory.optim.options import COMPRESSED, SWAPPED, VIRTUAL, BlockOptions
+from mindspeed_memory.optim.places import Budget, Compressor, Device, Host
 
 if TYPE_CHECKING:
     from mindspeed_core.platforms.platform import Platform
@@ -55,7 +55,7 @@ def _place(platform: Platform, options: BlockOptions, pg: Any) -> Device:
     if options.place == VIRTUAL:
         stage = pg.pp.rank() if len(options.budget) > 1 else 0
         return Budget(platform, options.budget[stage])
-    return Device(platform)
+    return Compressor(platform) if options.place == COMPRESSED else Device(platform)
 
 
 def _inner(optimizer: Any) -> list[Any]:

@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 
 from mindspeed_core.megatron.described_optimizer import MOMENTS
+from mindspeed_memory.optim.exponent_codec import decode, encode
 from mindspeed_memory.optim.transfers import Transfers
 
 if TYPE_CHECKING:
     from mindspeed_core.platforms.platform import Platform
 
 _ITEM = 4
+_SHARES = 16
+"""Windows at least, so that what is made for one is small beside a small model too."""
+CHUNK = 2**18
+"""Numbers that are compressed together."""
 BLOCK = 2**24
 """Elements of a window where state lies on the device: what is made for a window stays small beside a model."""
 
@@ -75,6 +80,35 @@ class OnHost(NamedTuple):
         """Do nothing: they were changed in place."""
 
 
+class Compressed(NamedTuple):
+    """Numbers on the device of the parameter, in parts that are compressed each by itself."""
+
+    parts: list[torch.Tensor]
+    size: int
+    chunk: int
+
+    def whole(self) -> torch.Tensor:
+        """Return all numbers, flat."""
+        return self.take(0, self.size)
+
+    def put(self, values: torch.Tensor) -> None:
+        """Overwrite all numbers, from flat ones of any dtype and device."""
+        for index, part in enumerate(values.split(self.chunk)):
+            self.parts[index] = encode(part.to(self.parts[index].device, torch.float32))
+
+    def take(self, start: int, stop: int) -> torch.Tensor:
+        """Return the numbers of a range that begins with a part and ends with one."""
+        result = torch.empty(stop - start, dtype=torch.float32, device=self.parts[0].device)
+        for index, part in enumerate(result.split(self.chunk), start // self.chunk):
+            decode(self.parts[index], part)
+        return result
+
+    def give(self, start: int, stop: int, values: torch.Tensor) -> None:
+        """Compress the numbers that `take` returned, changed."""
+        for index, part in enumerate(values.split(self.chunk), start // self.chunk):
+            self.parts[index] = encode(part)
+
+
 class Device:
     """The device, as with megatron-core's own optimizer.
 
@@ -88,7 +122,7 @@ class Device:
     deferred = False
 
     def __init__(self, platform: Platform, block: int = BLOCK) -> None:
-        """Take the elements of a window."""
+        """Take the most elements of a window."""
         self.platform = platform
         self.block = block
 
@@ -102,7 +136,7 @@ class Device:
 
     def window(self, elements: int) -> int:
         """Return the elements of a window of an optimizer with so many."""
-        return self.block
+        return max(self.align, min(self.block, -(-elements // _SHARES)))
 
     def batch(self, elements: int) -> int:
         """Return how many elements of a window are updated at a time."""
@@ -161,3 +195,16 @@ class Budget(Host):
     def adopted(self, name: str, tensor: torch.Tensor) -> Kept | None:
         """Return a flat tensor of the device as what is kept."""
         return OnDevice(tensor)
+
+
+class Compressor(Device):
+    """The device, with moments that are compressed between steps."""
+
+    align = CHUNK
+
+    def zeros(self, name: str, size: int, device: torch.device) -> Kept:
+        """Return zeros; those of a moment are compressed."""
+        if name not in MOMENTS:
+            return super().zeros(name, size, device)
+        zeros = torch.zeros(size, dtype=torch.float32, device=device)
+        return Compressed([encode(part) for part in zeros.split(CHUNK)], size, CHUNK)
