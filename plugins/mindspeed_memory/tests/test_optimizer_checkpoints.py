@@ -120,10 +120,10 @@ def test_a_run_resumes_bit_for_bit(trained, form):
 def test_adamw_goes_on_from_its_checkpoint_bit_for_bit(trained, form):
     for rank in trained:
         resumed, went_on = rank[form]["resumed by AdamW"]
-        # The step that follows a checkpoint computes with the weights as they were rounded.
-        assert (resumed == went_on) == (form != "half-up") or form == "half-up"
+        if form != "half-up":
+            assert resumed == went_on
     assert trained[0][form]["read by AdamW"] == []
-    assert trained[0][form]["tensors"] > 50
+    assert trained[0][form]["tensors"] == 3 * 16
 
 
 @FORM
@@ -154,4 +154,4 @@ def test_another_layout_reads_the_same_state(trained, form):
 def test_one_process_reads_the_state_of_two(folder, names):
     found = run_world(read_alone, 1, folder, names, timeout=500)[0]
     assert {name: keys for name, (keys, _) in found.items()} == dict.fromkeys(names, [])
-    assert all(count > 50 for _, count in found.values())
+    assert all(count == 3 * 16 for _, count in found.values())
