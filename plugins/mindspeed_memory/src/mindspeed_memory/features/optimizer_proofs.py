@@ -90,14 +90,23 @@ RELEASE_PROOFS = (
     as_without("float16", *SHARDED, model=FP16, flags=RELEASE),
     resumed(RELEASE, _HALF),
 )
+_NO_NEW_BUFFER = Gain("host_buffers", exactly=0)
+# A rank of two holds 105,152 parameters of the small model.
 SWAP_PROOFS = (
-    *layouts(SWAP),
+    as_without(
+        "dp2-bytes", *SHARDED, flags=SWAP, gains=(_NO_NEW_BUFFER, Gain("host_bytes", exactly=12 * 105_152))
+    ),
+    *layouts(SWAP, (_NO_NEW_BUFFER,)),
     as_without("one-window", *SHARDED, flags=(*SWAP, "--swap-optimizer-times", "0")),
     as_without("float32", *SHARDED, model=(), flags=SWAP),
     resumed(SWAP),
 )
 VIRTUAL_PROOFS = (
-    *layouts(VIRTUAL),
+    as_without(
+        "dp2-bytes", *SHARDED, flags=VIRTUAL, gains=(_NO_NEW_BUFFER, Gain("host_bytes", exactly=8 * 105_152))
+    ),
+    *layouts(VIRTUAL, (_NO_NEW_BUFFER,)),
+    as_without("split-masters", *SHARDED, flags=(*VIRTUAL, *REUSE)),
     as_without("partial-budget", *SHARDED, flags=("--virtual-optimizer", "0.0002")),
     resumed(VIRTUAL),
 )
