@@ -33,8 +33,8 @@ def put_inside(
     """Put optimizers of another kind in the place of those inside a megatron-core optimizer.
 
     Groups of parameters, float32 copies of 16-bit parameters and the way into checkpoints stay. Closing the
-    session puts the former ones back, without the state. A `MainParameterOptimizer` takes the copies over; what
-    is put back then refuses to step.
+    session puts the former ones back, without the state. A `MainParameterOptimizer` takes the copies over;
+    what is put back then refuses to step.
 
     Args:
         session: the session.

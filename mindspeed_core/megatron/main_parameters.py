@@ -1,10 +1,10 @@
 """Update rules that keep main parameters themselves, in a form of their own, and read gradients as they are.
 
-megatron-core keeps a float32 copy of every 16-bit parameter and makes a float32 copy of every 16-bit gradient.
-A rule that derives from `MainParameterOptimizer` gets the model's 16-bit parameters themselves (with the
-distributed optimizer this rank's parts of them) and their gradients out of the buffers; where and in which form
-the float32 values live is its own affair. megatron-core makes no copies then, and its checkpoints, its norm of
-gradients, its clipping and its loss scale give the same numbers as before.
+megatron-core keeps a float32 copy of every 16-bit parameter and makes a float32 copy of every 16-bit
+gradient. A rule that derives from `MainParameterOptimizer` gets the model's 16-bit parameters themselves
+(with the distributed optimizer this rank's parts of them) and their gradients out of the buffers; where and
+in which form the float32 values live is its own affair. megatron-core makes no copies then, and its
+checkpoints, its norm of gradients, its clipping and its loss scale give the same numbers as before.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ _FLAG = "use_precision_aware_optimizer_no_fp8_or_ds_fp8"
 class MainParameterOptimizer(DescribedOptimizer):
     """A `DescribedOptimizer` whose parameters may be of 16 bits, and whose main parameters are its own.
 
-    `mindspeed_core.put_inside` puts it in place. A parameter of 16 bits has its gradient in ``decoupled_grad``,
-    in the dtype of the buffer; `gradient_of` finds it for either kind, and `float32_gradient` makes the numbers
-    of it that Adam would have seen. Parameters of float32 are updated in place.
+    `mindspeed_core.put_inside` puts it in place. A parameter of 16 bits has its gradient in
+    ``decoupled_grad``, in the dtype of the buffer; `gradient_of` finds it for either kind, and
+    `float32_gradient` makes the numbers of it that Adam would have seen. Parameters of float32 are updated
+    in place.
 
     Attributes:
         inverse_scale: what gradients are multiplied by for the loss scale, a scalar tensor; None for none.
@@ -67,7 +68,7 @@ class MainParameterOptimizer(DescribedOptimizer):
         return parameter.grad if gradient is None else gradient
 
     def float32_gradient(self, part: torch.Tensor) -> torch.Tensor:
-        """Return a part of a gradient as float32, without the loss scale and clipped; the part stays as it is."""
+        """Return a part of a gradient in float32, unscaled and clipped; the part stays as it is."""
         result = part.float()
         for factor in (self.inverse_scale, self.clip_factor):
             if factor is not None:
@@ -92,9 +93,10 @@ def holds_16_bit_parameters(part: Any) -> bool:
 
 
 def hand_over(part: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Replace float32 copies by the 16-bit parameters they are copies of, in the groups of the inner optimizer.
+    """Replace float32 copies by the 16-bit parameters that they copy, in the groups of the inner optimizer.
 
-    What megatron-core keeps in place of each copy has its shape and no memory, so that whoever reads it fails.
+    What megatron-core keeps in place of each copy has its shape and no memory, so that whoever reads it
+    fails.
 
     Args:
         part: an optimizer of megatron-core's, freshly built.
@@ -126,7 +128,7 @@ def hand_over(part: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def changes(part: Any, inner: MainParameterOptimizer) -> Changes:
-    """Return what has to change in an optimizer of megatron-core's around an inner one that keeps main parameters."""
+    """Return the changes of an optimizer of megatron-core's around an inner one that keeps main parameters."""
     methods: dict[str, Any] = {
         "_copy_model_params_to_main_params": partial(_forget, part, inner),
         "_unscale_main_grads_and_check_for_nan": partial(_check_for_nan, part, inner),
@@ -155,7 +157,10 @@ def clipping_changes(optimizer: Any, inner: Sequence[MainParameterOptimizer]) ->
     chained = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
     norm = partial(_norm, optimizer, chained)
     if not isinstance(optimizer, ChainedOptimizer):
-        return [(optimizer, "clip_grad_norm", partial(_clip, norm, inner)), (optimizer, "get_grad_norm", norm)]
+        return [
+            (optimizer, "clip_grad_norm", partial(_clip, norm, inner)),
+            (optimizer, "get_grad_norm", norm),
+        ]
     largest = optimizer.config.clip_grad
     # The configuration is shared by the chain, which would scale the gradients where they lie.
     return [
@@ -172,9 +177,7 @@ def _nothing() -> None:
     return None
 
 
-def _clip(
-    norm: Callable[[], float], inner: Sequence[MainParameterOptimizer], largest: float
-) -> float:
+def _clip(norm: Callable[[], float], inner: Sequence[MainParameterOptimizer], largest: float) -> float:
     """Return the norm of all gradients, and let the next step clip them by it."""
     total = norm()
     factor = largest / (total + 1.0e-6) if largest > 0.0 else 1.0
@@ -287,4 +290,3 @@ def _load_state(part: Any, inner: MainParameterOptimizer, state: dict[str, Any])
     for parameters, saved in zip(part.float16_groups, state[key]):
         for parameter, value in zip(parameters, saved):
             inner.take_main_parameter(parameter, value)
-

@@ -84,7 +84,9 @@ class Selection:
         try:
             idle = cls.idle(self.request.args)
         except (Exception, SystemExit) as error:
-            self._fail(name, "E-ENABLED", self.request.failure(name, "idle()", error), self.request.ways_out(name))
+            self._fail(
+                name, "E-ENABLED", self.request.failure(name, "idle()", error), self.request.ways_out(name)
+            )
             return False
         if idle:
             self.held[name] = HeldBack(name, idle, flag, "nothing; the flag has no effect here")

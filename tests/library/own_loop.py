@@ -15,6 +15,7 @@ import torch
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.transformer.module import Float16Module
 from megatron.core.utils import unwrap_model
 
 from mindspeed_core.activation import activate, prepare
@@ -115,6 +116,8 @@ class OwnLoop:
             position_embedding_type=args.position_embedding_type,
         )
         model = session.model(model)
+        if config.bf16:
+            model = Float16Module(config, model)
         self.chunks = session.wrap_ddp([model], ddp_config)
         with torch.no_grad():
             for chunk, weights in zip(unwrap_model(self.chunks), self.memory.weights):

@@ -1,4 +1,4 @@
-"""Other forms of optimizer state inside Megatron-LM's loop: trained as by AdamW, resumed and exchanged exactly."""
+"""Other forms of optimizer state in Megatron-LM's loop: trained as by AdamW, resumed exactly."""
 
 import fake_training as fake
 import pytest

@@ -1,4 +1,4 @@
-"""The block-wise AdamW by itself: numbers of torch's AdamW, bytes of its windows, weights overwritten from outside."""
+"""The block-wise AdamW by itself: numbers of torch's AdamW, bytes of windows, overwritten weights."""
 
 import pytest
 import torch

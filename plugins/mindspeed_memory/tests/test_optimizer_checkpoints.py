@@ -1,4 +1,4 @@
-"""Checkpoints of every form of state: resumed exactly, exchanged with torch's AdamW, read under other layouts."""
+"""Checkpoints of every form of state: resumed exactly, exchanged with AdamW, read under other layouts."""
 
 from __future__ import annotations
 
@@ -153,5 +153,5 @@ def test_another_layout_reads_the_same_state(trained, form):
 @pytest.mark.usefixtures("trained")
 def test_one_process_reads_the_state_of_two(folder, names):
     found = run_world(read_alone, 1, folder, names, timeout=500)[0]
-    assert {name: keys for name, (keys, _) in found.items()} == dict.fromkeys(names, [])
+    assert {name: keys for name, (keys, _) in found.items()} == {name: [] for name in names}
     assert all(count == 3 * 16 for _, count in found.values())

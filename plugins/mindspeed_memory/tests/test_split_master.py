@@ -6,7 +6,7 @@ import torch
 from mindspeed_memory.optim.split_master import HALF_UP, RNE, join, split, unsplit
 
 CRITICAL = (0x0000, 0x0001, 0x007F, 0x0080, 0x0081, 0x3F7F, 0x3F80, 0x3F81, 0x7F7E, 0x7F7F, 0x7F80, 0x7FFF)
-"""Upper halves: zero, smallest and largest denormals, smallest normals, about one, largest, infinity, a NaN."""
+"""Upper halves: zero, denormals and normals at their borders, about one, largest, infinity, a NaN."""
 
 
 def numbers():

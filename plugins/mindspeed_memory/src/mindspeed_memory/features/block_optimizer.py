@@ -22,12 +22,15 @@ class BlockOptimizer(Feature):
     conflicts = (
         Conflict(flag="--use-precision-aware-optimizer", reason=_WHERE),
         Conflict(flag="--optimizer-cpu-offload", reason=_WHERE),
-        Conflict(flag="--use-megatron-fsdp", reason="it keeps main parameters and gradients in buffers of its own"),
+        Conflict(
+            flag="--use-megatron-fsdp", reason="it keeps main parameters and gradients in buffers of its own"
+        ),
         Conflict(flag="--use-torch-fsdp2", reason="it keeps gradients and parameters as parts of its own"),
         Conflict(flag="--fp8-param-gather", reason="weights of 8 bits are no half of their main parameters"),
         Conflict(
             flag="--log-params-norm",
-            reason="the norm is taken of float32 copies of parameters, which megatron-core does not hold then",
+            reason="the norm is taken of float32 copies of parameters, which megatron-core does not hold
+            then",
         ),
         Conflict(
             feature="moe-expert-placement",

@@ -36,8 +36,8 @@ class ReleaseFp32Grad(Feature):
             return "nothing to release: a float32 model has float32 gradients"
         if getattr(args, "accumulate_allreduce_grads_in_fp32", False):
             return (
-                "nothing to release: --accumulate-allreduce-grads-in-fp32 reduces gradients in float32, and no "
-                "copy is made of them"
+                "nothing to release: --accumulate-allreduce-grads-in-fp32 reduces gradients in float32, and "
+                "no copy is made of them"
             )
         if getattr(args, "bf16", False) and not getattr(args, "grad_reduce_in_bf16", True):
             return (

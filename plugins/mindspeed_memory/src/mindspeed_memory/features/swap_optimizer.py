@@ -50,7 +50,7 @@ class SwapOptimizer(Feature):
         """Say where a step takes more than it saves."""
         if args.swap_optimizer_times in (0, 1, 2):
             return (
-                f"{_TIMES} {args.swap_optimizer_times}: the windows of an update take as much of the device as the "
-                "state did; memory is saved in forward and backward only",
+                f"{_TIMES} {args.swap_optimizer_times}: the windows of an update take as much of the device "
+                "as the state did; memory is saved in forward and backward only",
             )
         return ()

@@ -51,7 +51,7 @@ class VirtualOptimizer(Feature):
         stages = getattr(args, "pipeline_model_parallel_size", 1) or 1
         if len(found) not in (1, stages):
             return (
-                f"{_FLAG} {given}: {len(found)} budgets for {stages} pipeline stages; give one for all, or one for "
-                "each",
+                f"{_FLAG} {given}: {len(found)} budgets for {stages} pipeline stages; give one for all, or "
+                "one for each",
             )
         return ()

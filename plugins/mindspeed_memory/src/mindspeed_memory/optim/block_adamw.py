@@ -1,9 +1,10 @@
 """AdamW that updates a model window by window, whatever the form and the place of what it keeps.
 
 Each window is brought onto the device in float32, updated by torch's own AdamW, and brought back. So a main
-parameter may be a float32 number or the weight with 16 further bits, moments may lie on the device, on the host or
-compressed, and 16-bit gradients are made float32 for as long as a window takes. AdamW works element by element:
-the numbers are those of torch's optimizer over whole parameters.
+parameter may be a float32 number or the weight with 16 further bits, moments may lie on the device, on the
+host or compressed, and 16-bit gradients are made float32 for as long as a window takes. AdamW works element
+by
+element: the numbers are those of torch's optimizer over whole parameters.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from mindspeed_memory.optim.transfers import Transfers
 from mindspeed_memory.optim.windows import Piece, Window, cut, windows
 
 MAIN, RESIDUAL, TIES = "main", "residual", "ties"
-"""Keys of a state beside the moments: the float32 value; or its lower half, and indices of ties rounded up."""
+"""Keys of a state beside the moments: the float32 value; its lower half, and ties that were rounded up."""
 _FIRST, _SECOND = MOMENTS
 _NO_SIGN = 0x7FFFFFFF
 
@@ -57,7 +58,12 @@ class BlockAdamW(MainParameterOptimizer):
     """
 
     def __init__(
-        self, param_groups: list[dict[str, Any]], options: BlockOptions, place: Device, *, decoupled: bool = True
+        self,
+        param_groups: list[dict[str, Any]],
+        options: BlockOptions,
+        place: Device,
+        *,
+        decoupled: bool = True,
     ) -> None:
         """Take megatron-core's groups of parameters.
 
@@ -105,7 +111,7 @@ class BlockAdamW(MainParameterOptimizer):
         self._run(jobs)
 
     def settle(self) -> None:
-        """Wait for copies to the host that the last step left under way, and free what they were made from."""
+        """Wait for copies to the host that the last step left under way, and free their sources."""
         if self._transfers is not None:
             self._transfers.close()
 
@@ -264,7 +270,9 @@ class BlockAdamW(MainParameterOptimizer):
         own, state = local_part(parameter), self._state_of(parameter)
         gradient = self.gradient_of(parameter)
         assert gradient is not None
-        batch.gradients.append(self.float32_gradient(local_part(gradient).reshape(-1)[piece.start : piece.stop]))
+        batch.gradients.append(
+            self.float32_gradient(local_part(gradient).reshape(-1)[piece.start : piece.stop])
+        )
         moments = [self._fetched(batch, state[name], piece, staged.get(name)) for name in MOMENTS]
         if RESIDUAL in state:
             main = self._joined(parameter, state, piece, moments[1], offset=piece.start)
@@ -280,9 +288,7 @@ class BlockAdamW(MainParameterOptimizer):
         for moment, column in zip(moments, batch.moments):
             column.append(moment)
 
-    def _fetched(
-        self, batch: _Batch, kept: Kept, piece: Piece, staged: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _fetched(self, batch: _Batch, kept: Kept, piece: Piece, staged: torch.Tensor | None) -> torch.Tensor:
         """Return a range of kept numbers on the device, which AdamW changes."""
         if staged is not None:
             return staged

@@ -1,9 +1,11 @@
-"""Float32 numbers in fewer bytes, without loss: signs and mantissas as they are, exponents in as many bits as needed.
+"""Float32 numbers in fewer bytes, without loss: exponents in as many bits as they need.
 
-Numbers that belong together have exponents close to each other. For every 64 of them the smallest exponent is kept,
-and the distance of each from it in the fewest bits that hold the largest; zeros and denormal numbers have a code of
-their own, so that a single zero among ordinary numbers costs nothing. Any bit pattern comes back: NaNs with their
-payloads, infinities, minus zero. The worst case is 1/128 larger than the numbers.
+Signs and mantissas stay as they are.
+
+Numbers that belong together have exponents close to each other. For every 64 of them the smallest exponent
+is kept, and the distance of each from it in the fewest bits that hold the largest; zeros and denormal
+numbers have a code of their own, so that a single zero among ordinary numbers costs nothing. Any bit pattern
+comes back: NaNs with their payloads, infinities, minus zero. The worst case is 1/128 larger than the numbers.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ def encode(numbers: torch.Tensor) -> torch.Tensor:
         numbers: ``[n]`` float32.
 
     Returns:
-        Bytes, uint8: signs and mantissas ``[groups * 64 * 3]``, smallest exponents ``[groups]``, numbers of bits
-        ``[groups]``, and for each bit 8 bytes of every group that has it.
+        Bytes, uint8: signs and mantissas ``[groups * 64 * 3]``, smallest exponents ``[groups]``, numbers of
+        bits ``[groups]``, and for each bit 8 bytes of every group that has it.
     """
     padding = -numbers.numel() % GROUP
     bits = torch.nn.functional.pad(numbers, (0, padding)).view(torch.int32)

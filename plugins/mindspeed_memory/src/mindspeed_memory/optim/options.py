@@ -11,7 +11,7 @@ WHOLE, SPLIT = "whole", "split"
 LIST, SIGN = "list", "sign"
 """Where ties of a split are noted: in a list of indices; in the sign of the second moment."""
 ON_DEVICE, SWAPPED, VIRTUAL, COMPRESSED = "device", "swapped", "virtual", "compressed"
-"""Places of what is kept: the device; the host; moments on the host as far as a budget goes; moments compressed."""
+"""Places of what is kept: the device; the host; the host for moments, within a budget; moments compressed."""
 ALL = "all"
 ALL_GIB = 65.0
 """The budget that ``all`` stands for, in GiB."""

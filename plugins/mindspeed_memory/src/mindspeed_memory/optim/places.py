@@ -19,7 +19,7 @@ _SHARES = 16
 CHUNK = 2**18
 """Numbers that are compressed together."""
 BLOCK = 2**24
-"""Elements of a window where state lies on the device: what is made for a window stays small beside a model."""
+"""Most elements of a window where state lies on the device: what is made for one is small beside a model."""
 
 
 class Kept(Protocol):

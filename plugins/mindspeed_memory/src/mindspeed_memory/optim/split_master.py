@@ -1,9 +1,9 @@
 """A float32 number as a bfloat16 number and 16 further bits.
 
 The bfloat16 number is the weight that the model computes with, and the 16 bits are the lower half of the
-float32 number. Under round-half-to-even, which is how torch casts, one case in 2^17 needs a bit more: a number
-exactly between two bfloat16 numbers that was rounded up. Which elements these are is returned beside it. Under
-round-half-up nothing more is needed, but the weights are not those of a cast.
+float32 number. Under round-half-to-even, which is how torch casts, one case in 2^17 needs a bit more: a
+number exactly between two bfloat16 numbers that was rounded up. Which elements these are is returned beside
+it. Under round-half-up nothing more is needed, but the weights are not those of a cast.
 
 All arithmetic is on integers, in place of the halves of a float32 number (little-endian).
 """
@@ -18,7 +18,9 @@ _HALF = -(2**15)
 """0x8000 as a signed number of 16 bits: the lower half of a number in the middle between two weights."""
 
 
-def split(main: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, rounding: str) -> torch.Tensor | None:
+def split(
+    main: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, rounding: str
+) -> torch.Tensor | None:
     """Split float32 numbers into weights and residuals.
 
     Args:
@@ -43,7 +45,9 @@ def split(main: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, roun
     return (low == _HALF).logical_and_(weight.view(torch.int16) != high)
 
 
-def join(weight: torch.Tensor, residual: torch.Tensor, rounding: str, ties: torch.Tensor | None = None) -> torch.Tensor:
+def join(
+    weight: torch.Tensor, residual: torch.Tensor, rounding: str, ties: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return the float32 numbers that `split` split; where one was a NaN, a NaN.
 
     Args:

@@ -64,6 +64,10 @@ def cut(window: Window, limit: int, align: int = 1) -> Iterator[Window]:
     """Yield the parts of a window that have at most ``limit`` elements each, in order."""
     for part in windows([piece.size for piece in window], limit, align):
         yield tuple(
-            Piece(window[piece.index].index, window[piece.index].start + piece.start, window[piece.index].start + piece.stop)
+            Piece(
+                window[piece.index].index,
+                window[piece.index].start + piece.start,
+                window[piece.index].start + piece.stop,
+            )
             for piece in part
         )
