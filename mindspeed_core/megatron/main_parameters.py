@@ -128,7 +128,7 @@ def hand_over(part: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def changes(part: Any, inner: MainParameterOptimizer) -> Changes:
-    """Return the changes of an optimizer of megatron-core's around an inner one that keeps main parameters."""
+    """Return the changes of a megatron-core optimizer around an inner one that keeps main parameters."""
     methods: dict[str, Any] = {
         "_copy_model_params_to_main_params": partial(_forget, part, inner),
         "_unscale_main_grads_and_check_for_nan": partial(_check_for_nan, part, inner),

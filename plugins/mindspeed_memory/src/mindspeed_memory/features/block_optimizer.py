@@ -29,8 +29,7 @@ class BlockOptimizer(Feature):
         Conflict(flag="--fp8-param-gather", reason="weights of 8 bits are no half of their main parameters"),
         Conflict(
             flag="--log-params-norm",
-            reason="the norm is taken of float32 copies of parameters, which megatron-core does not hold
-            then",
+            reason="the norm is taken of float32 copies of parameters, which there are none of then",
         ),
         Conflict(
             feature="moe-expert-placement",

@@ -33,8 +33,7 @@ class ReuseFp32Param(Feature):
             type=str,
             default="rne",
             choices=("rne", "half-up"),
-            help="Round weights as a cast does, or ties away from zero, which needs no notes and changes
-            weights.",
+            help="Round weights as a cast does, or ties away from zero, which changes weights.",
         ),
     )
     requires = (
