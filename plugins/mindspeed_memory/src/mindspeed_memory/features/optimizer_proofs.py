@@ -115,3 +115,7 @@ COMPRESS_PROOFS = (
     as_without("split-masters", *SHARDED, flags=(*COMPRESS, *REUSE)),
     resumed(COMPRESS),
 )
+FRAGMENTATION_PROOFS = (
+    as_without("dp2", *SHARDED, flags=("--memory-fragmentation",), gains=(Gain("step_peak_bytes", 1.0),)),
+    resumed(("--memory-fragmentation",)),
+)

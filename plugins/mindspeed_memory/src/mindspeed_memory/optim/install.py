@@ -70,7 +70,7 @@ def _is_decoupled(inner: Any, owner: str) -> bool:
         return bool(inner.defaults.get("decoupled_weight_decay", False))
     kind = f"{type(inner).__module__}.{type(inner).__name__}"
     raise UserError(
-        f"{owner}: the update is that of {kind}, whose numbers differ from those of torch's AdamW in their last "
-        "bits; take away what brings it (TransformerEngine, Apex, another --optimizer), or the flags that need "
-        f"{owner}"
+        f"{owner}: the update is that of {kind}, whose numbers differ from those of torch's AdamW in their "
+        "last bits; take away what brings it (TransformerEngine, Apex, another --optimizer), or the flags "
+        f"that need {owner}"
     )
