@@ -13,7 +13,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from mindspeed_core.instruments.storage import StorageTracker
     from mindspeed_core.session import Session
+
+
+def mark_host_buffers(session: Session, storage: StorageTracker) -> None:
+    """Tell a tracker of every buffer that the platform gives from now on, until the session closes.
+
+    Args:
+        session: whose platform it is.
+        storage: counts them as the host's, also where the device is the host.
+    """
+    original = session.platform.pinned_empty
+
+    def pinned_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        buffer = original(shape, dtype)
+        storage.mark_host(buffer)
+        return buffer
+
+    session.instances.set("host buffers", session.platform, "pinned_empty", pinned_empty)
 
 
 class HostBuffers:

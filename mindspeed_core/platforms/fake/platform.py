@@ -26,6 +26,7 @@ from mindspeed_core.platforms.platform import (
 )
 
 if TYPE_CHECKING:
+    import torch
     from megatron.core.transformer.module import MegatronModule
 
     from mindspeed_core.instruments.communication import CommunicationLog
@@ -84,6 +85,7 @@ class DryRun(StoragePhases, Platform):
         """Return the patches of the device, and those of a world without peers and values."""
         from mindspeed_core.platforms.fake.balanced import routing_of
         from mindspeed_core.platforms.fake.tensors import (
+            STORAGE_COPY,
             ShapesOnly,
             reading_patches,
             swap_patch,
@@ -99,7 +101,13 @@ class DryRun(StoragePhases, Platform):
             kind="wrap",
             reason="which experts tokens go to depends on numbers that do not exist",
         )
-        without_values = (_NORM, routing, swap_patch(self._mode), *reading_patches(self.answers))
+        without_values = (
+            _NORM,
+            routing,
+            STORAGE_COPY,
+            swap_patch(self._mode),
+            *reading_patches(self.answers),
+        )
         return (*own, *without_values, *world_patches(self._position))
 
     def answering_mode(self) -> AnsweringMode:
@@ -163,6 +171,12 @@ class DryRun(StoragePhases, Platform):
     def reset_peak_memory(self) -> None:
         """Start a new peak."""
         self.storage.reset_peak()
+
+    def pinned_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Allocate a buffer of the host, which is not counted as the device's."""
+        buffer = super().pinned_empty(shape, dtype)
+        self.storage.mark_host(buffer)
+        return buffer
 
     def total_memory(self) -> int:
         """Return more than anything needs: what has no values fits anywhere."""

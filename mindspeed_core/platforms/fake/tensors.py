@@ -161,6 +161,15 @@ def shapes_only(mode: ShapesOnly, answering: AnsweringMode) -> Iterator[Answerin
         yield answering
 
 
+STORAGE_COPY = Patch(
+    target="torch:UntypedStorage.copy_",
+    new=lambda storage, source, non_blocking=None: storage,
+    kind="replace",
+    reason="there are no values to copy, and the mode would never forget the storages that it copies between",
+)
+"""Code that fills a storage again after it was emptied, as checkpoints without output do, copies storages."""
+
+
 def swap_patch(mode: ShapesOnly) -> Patch:
     """Return the patch of ``torch.utils.swap_tensors``, by which a module of fake parameters is converted.
 

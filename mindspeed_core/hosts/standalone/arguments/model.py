@@ -31,7 +31,7 @@ def check_model(session: Session, args: Namespace) -> None:
     _derive_pipeline(args)
     derive_experts(args)
     _check_attention(session, args)
-    _derive_recompute(args)
+    _derive_recompute(session, args)
     _check_predictions(args)
 
 
@@ -266,7 +266,7 @@ def _check_predictions(args: Namespace) -> None:
         raise argument_error(args, "--mtp-num-layers", reason, "add --untie-embeddings-and-output-weights")
 
 
-def _derive_recompute(args: Namespace) -> None:
+def _derive_recompute(session: Session, args: Namespace) -> None:
     if args.recompute_granularity == "full":
         if args.recompute_method is None:
             raise argument_error(
@@ -277,7 +277,13 @@ def _derive_recompute(args: Namespace) -> None:
                 args, "--recompute-granularity", "needs a number of layers", "add --recompute-num-layers 1"
             )
     modules = args.recompute_modules or ()
-    if args.recompute_granularity == "selective" and "mlp" in modules and args.add_bias_linear:
+    brought = session.claims("--recompute-modules")
+    if (
+        args.recompute_granularity == "selective"
+        and "mlp" in modules
+        and args.add_bias_linear
+        and not brought
+    ):
         # The bias leaves the checkpointed function as it is, becomes its result, and backward never ends.
         reason = "megatron-core recomputes a dense MLP with a bias for ever"
         remedy = "add --disable-bias-linear, or leave mlp out"

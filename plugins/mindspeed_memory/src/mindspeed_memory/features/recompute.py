@@ -1,0 +1,298 @@
+"""The declarations of what is computed again in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
+from mindspeed_memory.features.recompute_proofs import (
+    ACTIVATION_PROOFS,
+    COUNT_PROOFS,
+    DENSE_PROOFS,
+    NORM_PROOFS,
+)
+
+_ACTIVATION, _ACTIVATION_LAYERS = (
+    "--recompute-activation-function",
+    "--recompute-activation-function-num-layers",
+)
+_NORM, _NORM_LAYERS = "--recompute-norm", "--recompute-norm-num-layers"
+_PER_RANK, _SPARE_LAST = "--enable-recompute-layers-per-pp-rank", "--reduce-recompute-for-last-chunk"
+_NOTHING_LEFT = Conflict(
+    flag="--recompute-method",
+    equals="uniform",
+    reason="it computes every layer again as a whole, and no layer is left; use --recompute-method block",
+)
+_IN_GRAPHS = Conflict(
+    flag="--cuda-graph-impl",
+    one_of=("local", "transformer_engine"),
+    reason="a captured graph neither drops nor recomputes; drop one of the two",
+)
+_LOW_PRECISION = Conflict(
+    flag="--fp8-format", reason="TransformerEngine's products have a state of their own; drop one of the two"
+)
+PARTS = (_NOTHING_LEFT, _IN_GRAPHS, _LOW_PRECISION)
+"""Conflicts of what computes parts of layers again."""
+
+
+class RecomputeActivation(Feature):
+    """The activation between two linear layers is dropped, and computed again for the second one."""
+
+    name = "recompute-activation"
+    family = "memory"
+    summary = "Activation functions of feed-forward layers computed again in backward"
+    flags = (
+        Flag(_ACTIVATION, help="Compute activation functions again in backward instead of keeping them."),
+        Flag(
+            _ACTIVATION_LAYERS,
+            type=int,
+            help="Do so in this many layers of each model chunk, behind those recomputed as a whole.",
+        ),
+    )
+    conflicts = (
+        *PARTS,
+        Conflict(
+            feature="moe-pipe-experts",
+            reason="its experts keep the results of each part; drop one of the two",
+        ),
+    )
+    slots = ("mlp-forward",)
+    docs = "mindspeed_memory:docs/recompute-activation.md"
+    places_modules = True
+    fake_tensors = True
+    deterministic = True
+    affects_checkpoint = False
+    formulas = {
+        # Of a dense layer whose activation is one kernel; without one it is more.
+        "saved_bytes": "element_size * seq_length * micro_batch_size * ffn_hidden_size "
+        "/ (context_parallel_size * tensor_model_parallel_size)"
+    }
+    tuning = {_ACTIVATION: (False, True)}
+    verify = ACTIVATION_PROOFS
+
+    @classmethod
+    def enabled(cls, args: Any) -> bool:
+        """Return whether it is asked for, or a number of layers is given, which needs it."""
+        return bool(getattr(args, "recompute_activation_function", False)) or (
+            getattr(args, "recompute_activation_function_num_layers", None) is not None
+        )
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Refuse a number without its switch, numbers of no layers, and layers that are recomputed anyway."""
+        found = _layers(args, _ACTIVATION, _ACTIVATION_LAYERS)
+        if "mlp" in _selected(args):
+            found.append(
+                f"{_ACTIVATION} with --recompute-modules mlp is redundant, the feed-forward part is computed "
+                "again anyway; drop one of the two"
+            )
+        if "moe_act" in _selected(args):
+            found.append(
+                f"{_ACTIVATION} with --recompute-modules moe_act is redundant, both compute activations of "
+                "experts again; drop moe_act"
+            )
+        return found
+
+    @classmethod
+    def notes(cls, args: Any) -> Sequence[str]:
+        """Return that a number is larger than a stage."""
+        return _more_than_there_are(args, _ACTIVATION_LAYERS)
+
+    @hookimpl(wrapper=True)
+    def build_model(self, session: Any, args: Any) -> Generator[None, Any, Any]:
+        """Change the chosen layers."""
+        chunks = yield
+        from mindspeed_memory.recompute.activation import recompute_activations
+
+        count = args.recompute_activation_function_num_layers
+        recompute_activations(session, chunks, self.name, count=count, per_rank=per_rank(args))
+        return chunks
+
+
+class RecomputeNorm(Feature):
+    """The results of a layer's norms are dropped, and computed again for the linear layers behind them."""
+
+    name = "recompute-norm"
+    family = "memory"
+    summary = "Norms of layers computed again in backward"
+    stability = "prototype"
+    flags = (
+        Flag(_NORM, help="Compute the norms of layers again in backward instead of keeping their results."),
+        Flag(
+            _NORM_LAYERS,
+            type=int,
+            help="Do so in this many layers of each model chunk, behind those recomputed as a whole.",
+        ),
+    )
+    conflicts = PARTS
+    docs = "mindspeed_memory:docs/recompute-norm.md"
+    places_modules = True
+    fake_tensors = True
+    deterministic = True
+    affects_checkpoint = False
+    formulas = {
+        "saved_bytes": "2 * element_size * seq_length * micro_batch_size * hidden_size "
+        "/ (context_parallel_size * (tensor_model_parallel_size if sequence_parallel else 1))"
+    }
+    tuning = {_NORM: (False, True)}
+    verify = NORM_PROOFS
+
+    @classmethod
+    def enabled(cls, args: Any) -> bool:
+        """Return whether it is asked for, or a number of layers is given, which needs it."""
+        return bool(getattr(args, "recompute_norm", False)) or (
+            getattr(args, "recompute_norm_num_layers", None) is not None
+        )
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Refuse a number without its switch, numbers of no layers, and norms that are recomputed anyway."""
+        found = _layers(args, _NORM, _NORM_LAYERS)
+        if "layernorm" in _selected(args):
+            found.append(
+                f"{_NORM} with --recompute-modules layernorm is redundant, both compute norms again; drop "
+                "one of the two"
+            )
+        return found
+
+    @classmethod
+    def notes(cls, args: Any) -> Sequence[str]:
+        """Return that a number is larger than a stage."""
+        return _more_than_there_are(args, _NORM_LAYERS)
+
+    @hookimpl(wrapper=True)
+    def build_model(self, session: Any, args: Any) -> Generator[None, Any, Any]:
+        """Change the chosen layers."""
+        chunks = yield
+        from mindspeed_memory.recompute.norm import recompute_norms
+
+        count = args.recompute_norm_num_layers
+        recompute_norms(session, chunks, self.name, count=count, per_rank=per_rank(args))
+        return chunks
+
+
+class RecomputeCounts(Feature):
+    """Layers that are computed again as a whole, counted over a pipeline rank, or spared at the end."""
+
+    name = "recompute-layers-per-pp-rank"
+    family = "memory"
+    summary = "Whole layers computed again, counted over the chunks of a pipeline rank"
+    flags = (
+        Flag(
+            _PER_RANK,
+            help="Numbers of layers that recompute are those of a pipeline rank; its chunks take turns.",
+        ),
+        Flag(
+            _SPARE_LAST,
+            help="Keep the activations of the model's last layer, which backward needs at once.",
+        ),
+    )
+    requires = (
+        Requirement(
+            flag="--recompute-method",
+            equals="block",
+            reason="numbers of layers are those of --recompute-method block; uniform recomputes all of them",
+        ),
+    )
+    slots = ("recompute-count",)
+    docs = "mindspeed_memory:docs/recompute-layers-per-pp-rank.md"
+    places_modules = True
+    fake_tensors = True
+    deterministic = True
+    affects_checkpoint = False
+    verify = COUNT_PROOFS
+
+    @classmethod
+    def enabled(cls, args: Any) -> bool:
+        """Return whether one of its switches is set."""
+        return per_rank(args) or bool(getattr(args, "reduce_recompute_for_last_chunk", False))
+
+    @classmethod
+    def notes(cls, args: Any) -> Sequence[str]:
+        """Return that a number is larger than a stage."""
+        return _more_than_there_are(args, "--recompute-num-layers")
+
+    @hookimpl(wrapper=True)
+    def build_model(self, session: Any, args: Any) -> Generator[None, Any, Any]:
+        """Give every chunk its number."""
+        chunks = yield
+        from mindspeed_memory.recompute.counts import spread_counts
+
+        spare = args.reduce_recompute_for_last_chunk
+        spread_counts(session, chunks, self.name, per_rank=per_rank(args), spare_last=spare)
+        return chunks
+
+
+class RecomputeDense(Feature):
+    """Dense feed-forward layers with biases, which megatron-core's own checkpoint never finishes."""
+
+    name = "recompute-dense-mlp"
+    family = "memory"
+    summary = "Dense feed-forward layers with biases computed again as a whole"
+    flags = (
+        Flag(
+            "--recompute-modules",
+            type=str,
+            nargs="+",
+            help="Parts of layers that selective recomputation computes again.",
+        ),
+    )
+    conflicts = (_IN_GRAPHS, _LOW_PRECISION)
+    slots = ("mlp-forward",)
+    docs = "mindspeed_memory:docs/recompute-dense-mlp.md"
+    places_modules = True
+    fake_tensors = True
+    deterministic = True
+    affects_checkpoint = False
+    verify = DENSE_PROOFS
+
+    @classmethod
+    def enabled(cls, args: Any) -> bool:
+        """Return whether feed-forward layers are to be computed again that have biases."""
+        return "mlp" in _selected(args) and bool(getattr(args, "add_bias_linear", True))
+
+    @hookimpl(wrapper=True)
+    def build_model(self, session: Any) -> Generator[None, Any, Any]:
+        """Change every dense layer."""
+        chunks = yield
+        from mindspeed_memory.recompute.dense import recompute_dense
+
+        recompute_dense(session, chunks, self.name)
+        return chunks
+
+
+def per_rank(args: Any) -> bool:
+    """Return whether numbers of layers are those of a pipeline rank."""
+    return bool(getattr(args, "enable_recompute_layers_per_pp_rank", False))
+
+
+def _selected(args: Any) -> Sequence[str]:
+    """Return what selective recomputation computes again."""
+    if getattr(args, "recompute_granularity", None) != "selective":
+        return ()
+    return getattr(args, "recompute_modules", None) or ()
+
+
+def _layers(args: Any, switch: str, number: str) -> list[str]:
+    value = getattr(args, _dest(number))
+    if value is None:
+        return []
+    if not getattr(args, _dest(switch)):
+        return [f"{number} {value} needs {switch}; add it"]
+    if value < 0:
+        return [f"{number} {value} is no number of layers; use 0 or more, or leave it out for all"]
+    return []
+
+
+def _more_than_there_are(args: Any, number: str) -> Sequence[str]:
+    value = getattr(args, _dest(number), None)
+    layers, stages = getattr(args, "num_layers", None), getattr(args, "pipeline_model_parallel_size", 1) or 1
+    # The largest stage is not known here where layers are spread by hand.
+    if value is None or not layers or value <= layers or stages < 1:
+        return ()
+    return (f"{number} {value}: the model has {layers} layers; all that a stage has are meant",)
+
+
+def _dest(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")

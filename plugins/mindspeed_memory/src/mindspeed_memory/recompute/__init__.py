@@ -1,0 +1,1 @@
+"""Activations that are dropped after forward and computed again in backward."""

@@ -1,0 +1,17 @@
+"""Proofs of the features: training with them is training without them, in fewer bytes."""
+
+import pytest
+
+from mindspeed_core.testing.scenarios import scenario_parameters
+from mindspeed_core.testing.verify import verify
+from mindspeed_memory.features.activations import ACTIVATION_FEATURES
+
+ALWAYS = ("recompute-activation-tp2-sequence-parallel", "recompute-activation-dp2-overlapped")
+
+
+@pytest.mark.parametrize(
+    ("feature", "scenario"), scenario_parameters(ACTIVATION_FEATURES, platform="cpu", always=ALWAYS)
+)
+def test_scenarios(feature, scenario):
+    verdict = verify(feature, scenario, platform="cpu")
+    assert verdict.passed, str(verdict)
