@@ -72,7 +72,7 @@ class MainParameterOptimizer(DescribedOptimizer):
         result = part.float()
         for factor in (self.inverse_scale, self.clip_factor):
             if factor is not None:
-                result = result * factor if result.data_ptr() == part.data_ptr() else result.mul_(factor)
+                result = result * factor if result is part else result.mul_(factor)
         return result
 
 
@@ -214,7 +214,7 @@ def _norm_of(norms: list[torch.Tensor], group: Any) -> float:
     device = torch.cuda.current_device()
     total = torch.zeros(1, dtype=torch.float32, device=device)
     if norms:
-        together = torch.norm(torch.tensor([norms]))
+        together = torch.norm(torch.stack(norms).cpu())
         total = torch.tensor([float(together)], dtype=torch.float32, device=device) ** 2.0
     dist.all_reduce(total, op=dist.ReduceOp.SUM, group=group)
     return float(total.item() ** 0.5)
