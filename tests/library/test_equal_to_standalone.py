@@ -28,6 +28,8 @@ SPREAD = (
 )
 PP2 = ("--pipeline-model-parallel-size", "2")
 
+BLOCK = ("--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", "2")
+SMALL_PARTS = ("--compress-min-elements", "1024")
 LATENT = (
     *(
         "--multi-latent-attention",
@@ -70,6 +72,13 @@ ALONE = {
     "an added loss": ((), ("--acme-z-loss", "0.1")),
     "a snapshot beside the update": ((), ("--toy-snapshot",)),
     "numbers": ((), ("--toy-numbers",)),
+    "parts computed again": ((), ("--recompute-activation-function", "--recompute-norm")),
+    "dense layers computed again": (
+        ("--recompute-granularity", "selective", "--recompute-modules", "mlp", "--disable-bias-linear"),
+        ("--recompute-norm",),
+    ),
+    "swapped attention": (LLAMA, (*KERNELS, "--swap-attention", "--swap-min-bytes", "1024")),
+    "swapped inputs": (BLOCK, ("--swap-layer-input", "--swap-min-bytes", "1024")),
     "a profiler": ((), ("--profile", "--profile-step-start", "1", "--profile-step-end", "2")),
 }
 TOGETHER = {
@@ -77,6 +86,17 @@ TOGETHER = {
     "an added loss, tensor parallel": (TP2[:2], ("--acme-z-loss", "0.1")),
     "gradients over another group": (TP2[:2], ("--toy-norm-gradients",)),
     "shards exchanged after the update": (TP2[:2], ("--toy-exchange-mlp",)),
+    "parts computed again, tensor parallel": (
+        (*TP2, *LLAMA),
+        (*KERNELS, "--recompute-activation-function", "--recompute-norm", "--recompute-norm-num-layers", "2"),
+    ),
+    "swapped attention, pipeline": (
+        (*PP2, *LLAMA),
+        (*KERNELS, "--swap-attention", "--swap-min-bytes", "1024", "--swap-prefetch-depth", "2"),
+    ),
+    "compressed products": ((*PP2, *LLAMA, "--bf16"), ("--compress-dense", "level1", *SMALL_PARTS)),
+    "compressed activations": ((*TP2, *LLAMA, "--bf16"), ("--compress-activation", "1-2", *SMALL_PARTS)),
+    "layers counted over a rank": ((*PP2, *BLOCK), ("--enable-recompute-layers-per-pp-rank",)),
     "kernels, pipeline": ((*PP2, *LLAMA), KERNELS),
     "another boundary": (PP2, ("--toy-double-boundary",)),
     "another schedule": (PP2, ("--toy-sequential-schedule",)),

@@ -101,14 +101,14 @@ class DryRun(StoragePhases, Platform):
             kind="wrap",
             reason="which experts tokens go to depends on numbers that do not exist",
         )
-        without_values = (
+        shapes = (
             _NORM,
             routing,
             STORAGE_COPY,
             swap_patch(self._mode),
             *reading_patches(self.answers),
         )
-        return (*own, *without_values, *world_patches(self._position))
+        return (*own, *shapes, *world_patches(self._position))
 
     def answering_mode(self) -> AnsweringMode:
         """Make the mode that answers what has no shape function."""

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from mindspeed_core.feature import Feature
+from mindspeed_memory.features.compress import CompressActivation, CompressDense
+from mindspeed_memory.features.plans import RecomputePlan, SwapPlan
 from mindspeed_memory.features.recompute import (
     RecomputeActivation,
     RecomputeCounts,
     RecomputeDense,
     RecomputeNorm,
 )
+from mindspeed_memory.features.swap import SwapAttention, SwapLayerInput
 
 ACTIVATION_FEATURES: tuple[type[Feature], ...] = (
     RecomputeActivation,
     RecomputeNorm,
     RecomputeCounts,
     RecomputeDense,
+    SwapAttention,
+    SwapLayerInput,
+    CompressActivation,
+    CompressDense,
+    RecomputePlan,
+    SwapPlan,
 )

@@ -64,7 +64,7 @@ def selection_of(chunks: Sequence[Any], *, per_rank: bool) -> Selection:
     Raises:
         UserError: every layer is computed again as a whole already.
     """
-    config = next((block.config for _, block in blocks(chunks)), None)
+    config = _config(chunks)
     if config is None:
         raise UserError("the model has no layers of megatron-core whose parts could be computed again")
     virtual = getattr(config, "virtual_pipeline_model_parallel_size", None) or 1
@@ -77,3 +77,25 @@ def selection_of(chunks: Sequence[Any], *, per_rank: bool) -> Selection:
             )
         whole = config.recompute_num_layers or 0
     return Selection(whole, virtual, per_rank)
+
+
+def chosen_whole(chunks: Sequence[Any], *, per_rank: bool) -> frozenset[tuple[int, int]] | None:
+    """Return chunk and index of every layer that full recomputation computes again; None without it.
+
+    Args:
+        chunks: the model chunks of the rank.
+        per_rank: ``--enable-recompute-layers-per-pp-rank``.
+    """
+    config = _config(chunks)
+    if config is None or config.recompute_granularity != "full":
+        return None
+    layers = list(layers_of(chunks))
+    if config.recompute_method != "uniform":
+        selection = selection_of(chunks, per_rank=per_rank)
+        layers = [placed for placed in layers if selection.is_whole(placed.index, placed.chunk)]
+    return frozenset((placed.chunk, placed.index) for placed in layers)
+
+
+def _config(chunks: Sequence[Any]) -> Any:
+    """Return the configuration of the model: that of its layers, since blocks may have one of their own."""
+    return next((placed.layer.config for placed in layers_of(chunks)), None)

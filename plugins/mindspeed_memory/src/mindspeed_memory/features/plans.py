@@ -1,0 +1,112 @@
+"""The declarations of plans: modules that patterns of names choose, computed again or swapped."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from mindspeed_core.feature import Conflict, Feature, Flag, hookimpl
+from mindspeed_memory.features.plan_proofs import RECOMPUTE_PROOFS, SWAP_PROOFS
+from mindspeed_memory.features.swap import ENGINE_FLAGS, SwappingFeature
+from mindspeed_memory.patterns import Pattern
+
+_RECOMPUTE, _SWAP = "--recompute-plan", "--swap-activation-plan"
+
+
+class RecomputePlan(Feature):
+    """Modules that patterns name are computed again in backward."""
+
+    name = "recompute-plan"
+    family = "memory"
+    summary = "Modules chosen by patterns of their names computed again in backward"
+    flags = (
+        Flag(
+            _RECOMPUTE,
+            type=str,
+            nargs="+",
+            help="Patterns of the modules that are computed again, such as decoder.layers.{0-3}.mlp.",
+        ),
+    )
+    conflicts = (
+        Conflict(
+            flag="--recompute-granularity",
+            one_of=("full", "selective"),
+            reason="both say what is computed again; drop one of the two",
+        ),
+        Conflict(
+            flag="--cuda-graph-impl",
+            one_of=("local", "transformer_engine"),
+            reason="a captured graph neither drops nor recomputes; drop one of the two",
+        ),
+    )
+    slots = ("recompute-policy",)
+    # Around what drops a part of a module.
+    before = ("recompute-norm", "recompute-activation")
+    docs = "mindspeed_memory:docs/recompute-plan.md"
+    places_modules = True
+    fake_tensors = True
+    deterministic = True
+    affects_checkpoint = False
+    verify = RECOMPUTE_PROOFS
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Refuse texts that are no patterns."""
+        return _wrong(_RECOMPUTE, args.recompute_plan)
+
+    @hookimpl(wrapper=True)
+    def build_model(self, session: Any, args: Any) -> Generator[None, Any, Any]:
+        """Change the modules."""
+        chunks = yield
+        from mindspeed_memory.planned_modules import planned_modules
+        from mindspeed_memory.recompute.modules import checkpointed
+
+        for module in planned_modules(chunks, _RECOMPUTE, args.recompute_plan):
+            session.instances.set(self.name, module, "forward", checkpointed(module))
+        return chunks
+
+
+class SwapPlan(SwappingFeature):
+    """What modules save that patterns name waits on the host."""
+
+    name = "swap-activation-plan"
+    summary = "Saved tensors of modules chosen by patterns of their names kept on the host"
+    flags = (
+        Flag(
+            _SWAP,
+            type=str,
+            nargs="+",
+            help="Patterns of the modules whose saved tensors are swapped, as in decoder.layers.{0-3}.",
+        ),
+        *ENGINE_FLAGS,
+    )
+    # Around what recomputes.
+    before = ("recompute-norm", "recompute-activation", "recompute-plan")
+    docs = "mindspeed_memory:docs/swap-activation-plan.md"
+    verify = SWAP_PROOFS
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Refuse texts that are no patterns."""
+        return [*super().validate(args), *_wrong(_SWAP, args.swap_activation_plan)]
+
+    @hookimpl(wrapper=True)
+    def build_model(self, session: Any, args: Any) -> Generator[None, Any, Any]:
+        """Change the modules."""
+        chunks = yield
+        from mindspeed_memory.planned_modules import planned_modules
+
+        engine = self._start_engine(session, args)
+        for module in planned_modules(chunks, _SWAP, args.swap_activation_plan):
+            session.instances.set(self.name, module, "forward", engine.scope(module.forward))
+        return chunks
+
+
+def _wrong(flag: str, patterns: Sequence[str]) -> Sequence[str]:
+    found = []
+    for text in patterns:
+        try:
+            Pattern.of(text)
+        except ValueError as error:
+            found.append(f"{flag} {text}: {error}")
+    return found

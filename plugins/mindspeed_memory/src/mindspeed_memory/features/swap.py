@@ -1,0 +1,202 @@
+"""The declarations of saved tensors that wait on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, ClassVar
+
+from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
+from mindspeed_memory.features.recompute import per_rank
+from mindspeed_memory.features.swap_proofs import ATTENTION_PROOFS, INPUT_PROOFS
+from mindspeed_memory.names import modules_of
+
+_ATTENTION, _MODULES, _INPUT = "--swap-attention", "--swap-modules", "--swap-layer-input"
+_MIN_BYTES, _DEPTH, _LIMIT = "--swap-min-bytes", "--swap-prefetch-depth", "--swap-host-limit-gb"
+_DEFAULT_MODULES = "input_norm,self_attention,post_attention_norm"
+HOST_LIMIT = Flag(_LIMIT, type=float, help="Most GiB that one process keeps on the host.")
+ENGINE_FLAGS = (
+    Flag(_MIN_BYTES, type=int, default=1048576, help="Smaller storages stay on the device."),
+    Flag(_DEPTH, type=int, default=1, help="How many modules ahead of backward tensors are brought back."),
+    HOST_LIMIT,
+)
+"""Of every feature that puts saved tensors away."""
+ENGINE_CONFLICTS = (
+    Conflict(
+        flag="--cpu-offloading",
+        reason="TransformerEngine moves the same tensors to the host; drop one of the two",
+    ),
+    Conflict(
+        flag="--fine-grained-activation-offloading",
+        reason="megatron-core moves the same tensors to the host; drop one of the two",
+    ),
+    Conflict(
+        flag="--cuda-graph-impl",
+        one_of=("local", "transformer_engine"),
+        reason="a captured graph has no tensors that could be moved; drop one of the two",
+    ),
+)
+"""Of the same."""
+
+
+class SwappingFeature(Feature):
+    """Common part of features with an engine of saved tensors."""
+
+    family = "memory"
+    slots = ("saved-tensors",)
+    conflicts: ClassVar[Sequence[Conflict]] = ENGINE_CONFLICTS
+    places_modules = True
+    fake_tensors = True
+    deterministic = True
+    affects_checkpoint = False
+
+    _engine: Any = None
+    _copies: Any = None
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Refuse sizes, depths and limits that are none."""
+        found = []
+        for flag, least in ((_MIN_BYTES, 0), (_DEPTH, 0)):
+            value = getattr(args, _dest(flag))
+            if value < least:
+                found.append(f"{flag} {value} is negative; use {least} or more")
+        limit = getattr(args, _dest(_LIMIT))
+        if limit is not None and limit <= 0:
+            found.append(f"{_LIMIT} {limit:g} leaves nothing on the host; use more than 0, or drop the flag")
+        return found
+
+    def _start_engine(self, session: Any, args: Any) -> Any:
+        """Make the engine that puts tensors on the host."""
+        from mindspeed_memory.saved.engine import SavedTensors
+        from mindspeed_memory.saved.host_copy import HostCopies
+
+        self._copies = HostCopies(session.platform, args.swap_host_limit_gb)
+        self._engine = SavedTensors(
+            self._copies, min_bytes=args.swap_min_bytes, depth=args.swap_prefetch_depth
+        )
+        return self._engine
+
+    @hookimpl(wrapper=True)
+    def wrap_ddp(self) -> Generator[None, Any, Any]:
+        """Leave parameters where they are, in the buffers of data parallelism too."""
+        chunks = yield
+        self._engine.keep(parameter for chunk in chunks for parameter in chunk.parameters())
+        return chunks
+
+    @hookimpl(wrapper=True)
+    def forward_step(self) -> Generator[None, Any, Any]:
+        """Begin and end the pass of a micro-batch through a chunk."""
+        self._engine.begin()
+        result = yield
+        self._engine.end(result[0] if isinstance(result, tuple) else None)
+        return result
+
+    @hookimpl(wrapper=True)
+    def train_step(self, run: Any) -> Generator[None, Any, Any]:
+        """Record what was swapped."""
+        before = self._copies.moved, self._engine.late
+        result = yield
+        run.metrics.add("swapped bytes", float(self._copies.moved - before[0]), "max")
+        run.metrics.add("late swaps", float(self._engine.late - before[1]), "max")
+        return result
+
+
+class SwapAttention(SwappingFeature):
+    """What attention saves for backward waits on the host."""
+
+    name = "swap-attention"
+    summary = "Saved tensors of attention and norms kept on the host between forward and backward"
+    flags = (
+        Flag(_ATTENTION, aliases=("--prefetch",), help="Keep what attention saves for backward on the host."),
+        Flag(
+            _MODULES,
+            type=str,
+            default=_DEFAULT_MODULES,
+            help="Modules of each layer whose saved tensors go to the host, separated by commas.",
+        ),
+        *ENGINE_FLAGS,
+    )
+    requires = (
+        Requirement(
+            flag="--use-flash-attn",
+            reason="plain attention saves scores of all pairs of tokens, too many to swap; add it",
+        ),
+    )
+    # Around what recomputes: a norm or activation that is dropped is not swapped.
+    before = ("recompute-norm", "recompute-activation", "recompute-layers-per-pp-rank")
+    docs = "mindspeed_memory:docs/swap-attention.md"
+    formulas = {
+        # Of a layer with flash attention: the norm's result; query, key and value; the output.
+        "swapped_bytes": "element_size * seq_length * micro_batch_size / context_parallel_size "
+        "* (hidden_size / (tensor_model_parallel_size if sequence_parallel else 1) "
+        "+ (2 * num_attention_heads + 2 * num_query_groups) * kv_channels / tensor_model_parallel_size)"
+    }
+    tuning = {_ATTENTION: (False, True)}
+    verify = ATTENTION_PROOFS
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Refuse modules that no layer has."""
+        found = list(super().validate(args))
+        try:
+            modules_of(args.swap_modules)
+        except ValueError as error:
+            found.append(f"{_MODULES} {args.swap_modules}: {error}")
+        return found
+
+    @hookimpl(wrapper=True)
+    def build_model(self, session: Any, args: Any) -> Generator[None, Any, Any]:
+        """Change the layers."""
+        chunks = yield
+        from mindspeed_memory.saved.attention import swap_modules
+
+        engine = self._start_engine(session, args)
+        modules = modules_of(args.swap_modules)
+        swap_modules(session, chunks, self.name, engine, modules=modules, per_rank=per_rank(args))
+        return chunks
+
+
+class SwapLayerInput(SwappingFeature):
+    """What a layer keeps that is computed again waits on the host."""
+
+    name = "swap-layer-input"
+    summary = "Inputs of layers that are computed again kept on the host between forward and backward"
+    stability = "prototype"
+    flags = (
+        Flag(_INPUT, help="Keep the inputs of layers that are computed again as a whole on the host."),
+        *ENGINE_FLAGS,
+    )
+    requires = (
+        Requirement(
+            flag="--recompute-granularity",
+            equals="full",
+            reason="it is layers that are computed again whose input is all they keep",
+        ),
+    )
+    conflicts = (
+        *ENGINE_CONFLICTS,
+        Conflict(
+            flag="--distribute-saved-activations",
+            reason="it cuts the inputs that would be swapped; drop one of the two",
+        ),
+    )
+    before = ("recompute-layers-per-pp-rank",)
+    docs = "mindspeed_memory:docs/swap-layer-input.md"
+    formulas = {
+        "swapped_bytes": "element_size * seq_length * micro_batch_size * hidden_size "
+        "/ (context_parallel_size * (tensor_model_parallel_size if sequence_parallel else 1))"
+    }
+    verify = INPUT_PROOFS
+
+    @hookimpl(wrapper=True)
+    def build_model(self, session: Any, args: Any) -> Generator[None, Any, Any]:
+        """Change blocks and layers."""
+        chunks = yield
+        from mindspeed_memory.saved.layer_input import swap_layer_inputs
+
+        swap_layer_inputs(session, chunks, self.name, self._start_engine(session, args))
+        return chunks
+
+
+def _dest(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")

@@ -1,0 +1,29 @@
+"""Names of the modules of a layer whose saved tensors can be swapped; no torch."""
+
+from __future__ import annotations
+
+MODULES = {
+    "input_norm": "input_layernorm",
+    "self_attention": "self_attention",
+    "post_attention_norm": "pre_mlp_layernorm",
+    "input_layernorm": "input_layernorm",
+    "pre_mlp_layernorm": "pre_mlp_layernorm",
+    "mlp": "mlp",
+}
+"""Attribute of the layer by name: those of MindSpeed, and megatron-core's own."""
+
+
+def modules_of(text: str) -> list[str]:
+    """Return the names in a list ``"input_norm,self_attention"``, each attribute once.
+
+    Raises:
+        ValueError: a name is none; the message says which there are.
+    """
+    found: dict[str, str] = {}
+    for name in filter(None, map(str.strip, text.split(","))):
+        if name not in MODULES:
+            raise ValueError(f"{name!r} is no module of a layer; there are {', '.join(MODULES)}")
+        found.setdefault(MODULES[name], name)
+    if not found:
+        raise ValueError(f"names no module; there are {', '.join(MODULES)}")
+    return list(found.values())

@@ -1,0 +1,45 @@
+"""The modules that patterns of names choose, on all ranks together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mindspeed_core.errors import UserError
+from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_core.runtime.gather import all_gather_values
+from mindspeed_memory.patterns import Pattern, outermost
+
+
+def planned_modules(chunks: Sequence[Any], flag: str, patterns: Sequence[str]) -> list[Any]:
+    """Return the modules of this rank whose names match, without those inside of another one.
+
+    Collective over all ranks: a stage of a pipeline holds a part of the names.
+
+    Args:
+        chunks: the model chunks of the rank.
+        flag: that gave the patterns.
+        patterns: see `Pattern`.
+
+    Raises:
+        UserError: a pattern matches nothing on any rank; names what there is.
+    """
+    wanted = [Pattern.of(text) for text in patterns]
+    modules = [{name: module for name, module in unwrap(chunk).named_modules() if name} for chunk in chunks]
+    names = [name for chunk in modules for name in chunk]
+    mine = [any(pattern.matches(name) for name in names) for pattern in wanted]
+    found = all_gather_values(mine)
+    for index, pattern in enumerate(wanted):
+        if not any(rank[index] for rank in found):
+            raise UserError(f"{flag} {pattern.text} matches no module; there are {_kinds(names)}")
+    chosen = []
+    for chunk in modules:
+        matching = [name for name in chunk if any(pattern.matches(name) for pattern in wanted)]
+        chosen += [chunk[name] for name in outermost(matching)]
+    return chosen
+
+
+def _kinds(names: Sequence[str]) -> str:
+    """Return the names of a rank with numbers left out, the shortest twenty."""
+    general = {".".join("{*}" if part.isdecimal() else part for part in name.split(".")) for name in names}
+    return ", ".join(sorted(general, key=lambda name: (name.count("."), name))[:20])

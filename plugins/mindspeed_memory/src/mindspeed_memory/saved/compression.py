@@ -1,0 +1,95 @@
+"""Storages that wait in compressed form, on the device or with their incompressible part on the host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mindspeed_memory.saved.exponents import BLOCK, Compressed, compress, restore
+from mindspeed_memory.saved.host_copy import HostCopies, HostCopy
+
+SMALLEST = 32768
+"""Elements below which nothing is compressed."""
+
+
+class Compressor:
+    """Puts storages into compressed form.
+
+    Attributes:
+        before: bytes of everything that was compressed so far.
+        after: bytes that it had then on the device.
+    """
+
+    def __init__(self, *, smallest: int = SMALLEST, host: HostCopies | None = None) -> None:
+        """Start with nothing compressed.
+
+        Args:
+            smallest: elements below which a storage stays as it is.
+            host: takes sign and mantissa; None keeps them on the device.
+        """
+        self.before = self.after = 0
+        self._smallest = smallest
+        self._host = host
+
+    def __call__(self, flat: Tensor) -> CompressedStorage | None:
+        """Compress a storage ``[n]``; None where it is none of bfloat16, too small, or would not shrink."""
+        count = flat.numel()
+        if flat.dtype is not torch.bfloat16 or count < self._smallest or count % BLOCK:
+            return None
+        compressed = compress(flat)
+        size = compressed.nbytes
+        on_device = size - (compressed.rest.numel() if self._host else 0)
+        if on_device >= count * flat.element_size():
+            return None
+        self.before += count * flat.element_size()
+        self.after += on_device
+        return CompressedStorage(flat, compressed, self._host)
+
+
+class CompressedStorage:
+    """A storage of bfloat16 in compressed form."""
+
+    def __init__(self, flat: Tensor, compressed: Compressed, host: HostCopies | None) -> None:
+        """Keep both forms until the original is let go.
+
+        Args:
+            flat: the original ``[n]``.
+            compressed: what it became.
+            host: takes sign and mantissa.
+        """
+        self._there: Tensor | None = flat
+        self._device, self._count = flat.device, flat.numel()
+        self._rest: HostCopy | None = None
+        if host is not None:
+            self._rest = host(compressed.rest)
+            compressed = replace(compressed, rest=compressed.rest.new_empty(0))
+        self._compressed = compressed
+
+    @property
+    def is_near(self) -> bool:
+        """Return whether it can be read at once."""
+        return self._there is not None or self._rest is None or self._rest.is_near
+
+    def release(self) -> None:
+        """Let go of the original."""
+        self._there = None
+        if self._rest is not None:
+            self._rest.release()
+
+    def fetch(self) -> None:
+        """Begin to bring back what is on the host; numbers are restored when they are read."""
+        if self._there is None and self._rest is not None:
+            self._rest.fetch()
+
+    def flat(self) -> Tensor:
+        """Return the numbers ``[n]``."""
+        if self._there is None:
+            compressed = self._compressed
+            if self._rest is not None:
+                compressed = replace(compressed, rest=self._rest.flat())
+            into = torch.empty(self._count, dtype=torch.bfloat16, device=self._device)
+            with torch.no_grad():
+                self._there = restore(compressed, into)
+        return self._there
