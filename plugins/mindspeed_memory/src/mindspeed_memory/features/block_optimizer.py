@@ -63,11 +63,12 @@ class BlockOptimizer(Feature):
 
     @hookimpl(wrapper=True)
     def train_step(self, session: Any) -> Generator[None, Any, Any]:
-        """Free what the last step left to be copied to the host beside what came after it."""
+        """Let a first step need what every other one needs, and free what the last one left to be copied."""
         from mindspeed_memory.optim.install import InnerOptimizers
 
         for inner in session.state(InnerOptimizers).found:
             inner.settle()
+            inner.allocate()
         return (yield)
 
 
