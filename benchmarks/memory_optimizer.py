@@ -1,8 +1,8 @@
 """Measure what the optimizer's features of mindspeed-memory save, each beside plain AdamW in the same run.
 
-Part a trains a small GPT on two processes and counts the bytes that a rank keeps. Part b plans models that
-were published, in shapes alone, one rank of each, and compares measured bytes with the formulas. Part c counts
-the bytes a parameter that split main parameters take, and times their update; its times are this machine's.
+Part a trains a small GPT on two processes and counts bytes that a rank keeps. Part b plans published models,
+one rank of each in shapes alone, and compares measured bytes with the formulas. Part c counts the bytes a
+parameter that split main parameters take, and times their update; its times are this machine's.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ MODELS: dict[str, tuple[int, float | None, tuple[str, ...]]] = {
 }
 """Ranks, published share of memory that releasing float32 gradients saves, and flags of each model.
 
-The published runs' batch and sequence lengths are not all known; these are one micro-batch of the usual lengths.
+The published runs' batches and lengths are not all known; these are one micro-batch of the usual lengths.
 """
 PLANS = {
     "plain": (),
@@ -152,17 +152,8 @@ def plan_here(model: str, flags: Sequence[str]) -> dict[str, Any]:
 
     ranks, _, shape = MODELS[model]
     line = [
-        *(
-            "--platform",
-            "fake",
-            "--fake-world-size",
-            str(ranks),
-            "--fake-rank",
-            "0",
-            *shape,
-            *SHARDED,
-            *flags,
-        ),
+        *("--platform", "fake", "--fake-world-size", str(ranks), "--fake-rank", "0"),
+        *(*shape, *SHARDED, *flags),
         *("--max-position-embeddings", "4096", "--micro-batch-size", "1", "--mock-data", "--lr", "1e-4"),
         *("--attention-dropout", "0", "--hidden-dropout", "0", "--use-cpu-initialization"),
         *("--train-iters", "2", "--eval-iters", "0", "--use-flash-attn"),

@@ -123,7 +123,7 @@ def test_adamw_goes_on_from_its_checkpoint_bit_for_bit(trained, form):
         if form != "half-up":
             assert resumed == went_on
     assert trained[0][form]["read by AdamW"] == []
-    assert trained[0][form]["tensors"] == 3 * 16
+    assert trained[0][form]["tensors"] == (3 if "--bf16" in FORMS[form][0] else 2) * 16
 
 
 @FORM
@@ -154,4 +154,4 @@ def test_another_layout_reads_the_same_state(trained, form):
 def test_one_process_reads_the_state_of_two(folder, names):
     found = run_world(read_alone, 1, folder, names, timeout=500)[0]
     assert {name: keys for name, (keys, _) in found.items()} == {name: [] for name in names}
-    assert all(count == 3 * 16 for _, count in found.values())
+    assert all(count in (2 * 16, 3 * 16) for _, count in found.values())
