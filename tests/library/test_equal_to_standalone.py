@@ -29,7 +29,6 @@ SPREAD = (
 PP2 = ("--pipeline-model-parallel-size", "2")
 
 BLOCK = ("--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", "2")
-SMALL_PARTS = ("--compress-min-elements", "1024")
 LATENT = (
     *(
         "--multi-latent-attention",
@@ -94,8 +93,6 @@ TOGETHER = {
         (*PP2, *LLAMA),
         (*KERNELS, "--swap-attention", "--swap-min-bytes", "1024", "--swap-prefetch-depth", "2"),
     ),
-    "compressed products": ((*PP2, *LLAMA, "--bf16"), ("--compress-dense", "level1", *SMALL_PARTS)),
-    "compressed activations": ((*TP2, *LLAMA, "--bf16"), ("--compress-activation", "1-2", *SMALL_PARTS)),
     "layers counted over a rank": ((*PP2, *BLOCK), ("--enable-recompute-layers-per-pp-rank",)),
     "kernels, pipeline": ((*PP2, *LLAMA), KERNELS),
     "another boundary": (PP2, ("--toy-double-boundary",)),

@@ -10,6 +10,9 @@ from megatron.core.tensor_parallel.random import checkpoint
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+_MADE = object()
+"""In the place of a result that the checkpoint returns."""
+
 
 def checkpointed(module: torch.nn.Module) -> Callable[..., Any]:
     """Return a forward of ``module`` that keeps its inputs alone.
@@ -43,12 +46,12 @@ def checkpointed(module: torch.nn.Module) -> Callable[..., Any]:
                 filled[index] = tensor
             again, options = tree_unflatten(filled, structure)
             found, arranged = tree_flatten(plain(*again, **options))
-            results[:] = [None if _is_made(leaf) else leaf for leaf in found]
+            results[:] = [_MADE if _is_made(leaf) else leaf for leaf in found]
             arrangement[:] = [arranged]
             return tuple(leaf for leaf in found if _is_made(leaf))
 
         outputs = iter(checkpoint(made, False, *tensors))
-        given = [next(outputs) if result is None else result for result in results]
+        given = [next(outputs) if result is _MADE else result for result in results]
         return tree_unflatten(given, arrangement[0])
 
     return forward
