@@ -581,6 +581,14 @@ class Feature:
         )
 
     @classmethod
+    def idle(cls, args: Any) -> str:
+        """Return why a requested feature has nothing to do with these arguments; empty where it has.
+
+        It is held back then, and the reason is printed with the plan.
+        """
+        return ""
+
+    @classmethod
     def presets(cls, args: Any) -> Mapping[str, Any]:
         """Return values of other arguments that this feature's flags stand for, ``{dest: value}``.
 

@@ -16,7 +16,9 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, FP32Optimizer
 
 from mindspeed_core.errors import CheckpointError, SessionError, UserError
+from mindspeed_core.megatron import main_parameters
 from mindspeed_core.megatron.described_optimizer import MOMENTS, DescribedOptimizer
+from mindspeed_core.megatron.main_parameters import MainParameterOptimizer
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -31,7 +33,8 @@ def put_inside(
     """Put optimizers of another kind in the place of those inside a megatron-core optimizer.
 
     Groups of parameters, float32 copies of 16-bit parameters and the way into checkpoints stay. Closing the
-    session puts the former ones back, without the state.
+    session puts the former ones back, without the state. A `MainParameterOptimizer` takes the copies over;
+    what is put back then refuses to step.
 
     Args:
         session: the session.
@@ -51,9 +54,10 @@ def put_inside(
     hosting = [part for part in chained if not getattr(part, "is_stub_optimizer", False)]
     for part in hosting:
         _check(part, owner)
-    found = []
+    found: list[Inner] = []
     for part in hosting:
-        inner = make(part.optimizer.param_groups)
+        former = part.optimizer
+        inner = make(former.param_groups)
         changes = {"optimizer": inner, "init_state_fn": lambda inner, config=None: inner.allocate()}
         if isinstance(part, DistributedOptimizer):
             inner.state_apart = True
@@ -61,8 +65,30 @@ def put_inside(
                 changes |= _of_buffers(part, inner)
         for attribute, value in changes.items():
             session.instances.set(owner, part, attribute, value)
+        if isinstance(inner, MainParameterOptimizer) and main_parameters.holds_16_bit_parameters(part):
+            _hand_over(session, part, inner, former, owner)
         found.append(inner)
+    keeping = [inner for inner in found if isinstance(inner, MainParameterOptimizer)]
+    if keeping and hosting[0].config.bf16 | hosting[0].config.fp16:
+        for instance, attribute, value in main_parameters.clipping_changes(optimizer, keeping):
+            session.instances.set(owner, instance, attribute, value)
     return found
+
+
+def _hand_over(session: Session, part: Any, inner: MainParameterOptimizer, former: Any, owner: str) -> None:
+    """Let an inner optimizer keep the main parameters of 16-bit parameters itself."""
+    for parameter, copy in main_parameters.hand_over(part):
+        inner.adopt_main_parameter(parameter, copy)
+    for instance, attribute, value in main_parameters.changes(part, inner):
+        session.instances.set(owner, instance, attribute, value)
+
+    def step(closure: Any = None) -> None:
+        raise SessionError(
+            f"{owner}: the main parameters were kept by an optimizer of a session that is closed; build the "
+            "optimizer again"
+        )
+
+    session.at_close(lambda: setattr(former, "step", step))
 
 
 def _check(part: Any, owner: str) -> None:
@@ -83,20 +109,26 @@ def _of_buffers(part: DistributedOptimizer, inner: DescribedOptimizer) -> dict[s
     """Return the methods by which a distributed optimizer reaches the state of a parameter's part."""
     standing_in: dict[str, str] = {}
 
-    def main_parameter(model_param: torch.Tensor) -> torch.Tensor:
+    def updated(model_param: torch.Tensor) -> torch.Tensor:
         group, order = part.model_param_group_index_map[model_param]
         parameter: torch.Tensor = inner.param_groups[group]["params"][order]
         return parameter
 
+    def main_value(parameter: torch.Tensor) -> torch.Tensor:
+        return inner.main_parameter(parameter) if isinstance(inner, MainParameterOptimizer) else parameter
+
     def get(model_param: torch.Tensor) -> dict[str, torch.Tensor]:
-        parameter = main_parameter(model_param)
-        tensors = {"param": parameter, **inner.described(parameter)}
+        parameter = updated(model_param)
+        tensors = {"param": main_value(parameter), **inner.described(parameter)}
         return {name: tensors[other] for name, other in standing_in.items()} or tensors
 
     @torch.no_grad()
     def put(model_param: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
-        parameter = main_parameter(model_param)
-        parameter.copy_(tensors["param"])
+        parameter = updated(model_param)
+        if isinstance(inner, MainParameterOptimizer):
+            inner.take_main_parameter(parameter, tensors["param"])
+        else:
+            parameter.copy_(tensors["param"])
         inner.take(parameter, tensors)
 
     methods: dict[str, Any] = {

@@ -132,8 +132,9 @@ def needs_care(optimizer: MegatronOptimizer) -> bool:
 def forget_overrides(optimizer: MegatronOptimizer) -> None:
     """Take back what `sharded_state` set on the instances."""
     for inner in _inner(optimizer):
-        vars(inner).pop("state_dict", None)
-        vars(inner).pop("sharded_state_dict", None)
+        if isinstance(inner, DistributedOptimizer):
+            vars(inner).pop("state_dict", None)
+            vars(inner).pop("sharded_state_dict", None)
 
 
 def _inner(optimizer: MegatronOptimizer) -> list[Any]:

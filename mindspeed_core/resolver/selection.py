@@ -81,6 +81,16 @@ class Selection:
             return False
         if not self.request.kinds & {*cls.platforms}:
             return self._fall_back(name, cls, flag)
+        try:
+            idle = cls.idle(self.request.args)
+        except (Exception, SystemExit) as error:
+            self._fail(
+                name, "E-ENABLED", self.request.failure(name, "idle()", error), self.request.ways_out(name)
+            )
+            return False
+        if idle:
+            self.held[name] = HeldBack(name, idle, flag, "nothing; the flag has no effect here")
+            return False
         if cls.hosts and self.request.host not in cls.hosts:
             hosts = ", ".join(cls.hosts)
             host = self.request.host

@@ -217,6 +217,7 @@ def measure_rank(request: MeasureRequest) -> MeasuredRank:
     """Train one rank for two steps, followed by the instruments."""
     from mindspeed_core.activation import prepare
     from mindspeed_core.instruments.communication import count_communication
+    from mindspeed_core.instruments.host_buffers import mark_host_buffers
     from mindspeed_core.instruments.phases import StoragePhases
     from mindspeed_core.instruments.storage import StorageTracker
 
@@ -234,6 +235,7 @@ def measure_rank(request: MeasureRequest) -> MeasuredRank:
                 request.flags, platform=request.platform, extra_plugins=(StoragePhases(storage),), **options
             )
             stack.enter_context(session)
+            mark_host_buffers(session, storage)
             session.ledger.apply([_ROUTING], owner="dry run")
             stack.enter_context(released_when_waited())
             log = stack.enter_context(count_communication(objects=True))

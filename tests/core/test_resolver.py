@@ -278,6 +278,14 @@ def test_a_feature_takes_over_what_it_does_as_well():
     assert only("--a", a, b).reason == "not beside b"
 
 
+def test_a_feature_that_has_nothing_to_do_is_held_back_with_its_reason():
+    a = feature("a", idle=classmethod(lambda cls, args: "" if args.b else "there is no b"))
+    b = feature("b", requires=(Requirement(feature="a", implies=True),))
+    (held,) = plan("--a", a, b).held_back
+    assert (held.name, held.flag, held.reason) == ("a", "--a", "there is no b")
+    assert plan("--a --b", a, b).names == ("a", "b")
+
+
 def test_a_feature_of_another_mode_is_held_back():
     made = plan("--a", feature("a", modes=("train",)), mode="inference")
     assert (made.names, made.held_back[0].flag) == ((), "--a")

@@ -64,6 +64,8 @@ ALONE = {
     "modules by role, with a group": ((), ("--toy-groups", "--toy-attention-scale", "0.5")),
     "a built instance": ((), ("--toy-embedding-scale", "2.0")),
     "an inner optimizer": (("--optimizer", "toy-lion"), ()),
+    "split main parameters": (("--bf16", "--grad-reduce-in-bf16"), ("--reuse-fp32-param",)),
+    "swapped state": ((), ("--swap-optimizer",)),
     "a batch": (("--vocab-size", "16"), ("--toy-documents", "7")),
     "a loss": ((), ("--toy-token-weights", "uniform")),
     "an added loss": ((), ("--acme-z-loss", "0.1")),

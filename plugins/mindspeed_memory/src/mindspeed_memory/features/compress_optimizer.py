@@ -1,0 +1,28 @@
+"""The declaration of moments that are compressed between updates."""
+
+from __future__ import annotations
+
+from mindspeed_core.feature import Feature, Flag
+from mindspeed_memory.features.block_optimizer import IN_BLOCKS
+from mindspeed_memory.features.optimizer_proofs import COMPRESS_PROOFS
+from mindspeed_memory.optim.options import COMPRESS
+
+_FLAG = "--compress-optimizer"
+
+
+class CompressOptimizer(Feature):
+    """Moments with exponents in fewer bits."""
+
+    name = COMPRESS
+    family = "memory"
+    summary = "Moments compressed without loss between updates, decompressed window by window in them"
+    stability = "prototype"
+    flags = (Flag(_FLAG, help="Keep moments compressed, without loss, between updates."),)
+    requires = (IN_BLOCKS,)
+    slots = ("optimizer-state",)
+    docs = "mindspeed_memory:docs/compress-optimizer.md"
+    modes = ("train",)
+    fake_tensors = False
+    deterministic = True
+    affects_checkpoint = False
+    verify = COMPRESS_PROOFS

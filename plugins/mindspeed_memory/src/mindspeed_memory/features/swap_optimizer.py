@@ -1,0 +1,56 @@
+"""The declaration of optimizer state that lives on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mindspeed_core.feature import Feature, Flag
+from mindspeed_memory.features.block_optimizer import IN_BLOCKS
+from mindspeed_memory.features.optimizer_proofs import SWAP_PROOFS
+from mindspeed_memory.optim.options import SWAP
+
+_FLAG, _TIMES = "--swap-optimizer", "--swap-optimizer-times"
+
+
+class SwapOptimizer(Feature):
+    """Main parameters and moments pass over the device window by window."""
+
+    name = SWAP
+    family = "memory"
+    summary = "Main parameters and moments on the host, brought to the device window by window in the update"
+    flags = (
+        Flag(_FLAG, help="Keep main parameters and moments on the host between updates."),
+        Flag(
+            _TIMES,
+            type=int,
+            default=16,
+            help="Windows of an update; 0: one window, copied back while the next step begins.",
+        ),
+    )
+    requires = (IN_BLOCKS,)
+    slots = ("optimizer-master", "optimizer-state")
+    docs = "mindspeed_memory:docs/swap-optimizer.md"
+    modes = ("train",)
+    fake_tensors = True
+    deterministic = True
+    affects_checkpoint = False
+    tuning = {_FLAG: (False, True)}
+    verify = SWAP_PROOFS
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Refuse numbers of windows that there are not."""
+        if args.swap_optimizer_times < 0:
+            return (f"{_TIMES} {args.swap_optimizer_times} is no number of windows; use 0 or more",)
+        return ()
+
+    @classmethod
+    def notes(cls, args: Any) -> Sequence[str]:
+        """Say where a step takes more than it saves."""
+        if args.swap_optimizer_times in (0, 1, 2):
+            return (
+                f"{_TIMES} {args.swap_optimizer_times}: the windows of an update take as much of the device "
+                "as the state did; memory is saved in forward and backward only",
+            )
+        return ()

@@ -1,0 +1,57 @@
+"""The declaration of moments that live on the host as far as a budget goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mindspeed_core.feature import Feature, Flag
+from mindspeed_memory.features.block_optimizer import IN_BLOCKS
+from mindspeed_memory.features.optimizer_proofs import VIRTUAL_PROOFS
+from mindspeed_memory.optim.options import ALL, VIRTUAL_FEATURE, budgets
+
+_FLAG = "--virtual-optimizer"
+
+
+class VirtualOptimizer(Feature):
+    """Moments on the host, main parameters on the device."""
+
+    name = VIRTUAL_FEATURE
+    family = "memory"
+    summary = "Moments on the host as far as a budget of bytes goes, brought to the device window by window"
+    stability = "prototype"
+    flags = (
+        Flag(
+            _FLAG,
+            type=str,
+            nargs="+",
+            metavar="GIB",
+            help="Moments on the host: all, GiB of each rank, or as many numbers as pipeline stages.",
+        ),
+    )
+    requires = (IN_BLOCKS,)
+    slots = ("optimizer-state",)
+    docs = "mindspeed_memory:docs/virtual-optimizer.md"
+    modes = ("train",)
+    fake_tensors = True
+    deterministic = True
+    affects_checkpoint = False
+    verify = VIRTUAL_PROOFS
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Refuse budgets that are none, and another number of them than there are pipeline stages."""
+        given = " ".join(args.virtual_optimizer)
+        try:
+            found = budgets(args.virtual_optimizer)
+        except ValueError:
+            return (f"{_FLAG} {given}: a budget is {ALL} or a number of GiB",)
+        if not all(0 < budget < float("inf") for budget in found):
+            return (f"{_FLAG} {given}: a budget is more than 0 GiB, and finite",)
+        stages = getattr(args, "pipeline_model_parallel_size", 1) or 1
+        if len(found) not in (1, stages):
+            return (
+                f"{_FLAG} {given}: {len(found)} budgets for {stages} pipeline stages; give one for all, or "
+                "one for each",
+            )
+        return ()

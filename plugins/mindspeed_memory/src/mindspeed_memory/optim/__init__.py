@@ -1,0 +1,1 @@
+"""The block-wise AdamW and the forms and places of what it keeps."""

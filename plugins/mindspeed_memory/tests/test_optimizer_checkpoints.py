@@ -1,0 +1,157 @@
+"""Checkpoints of every form of state: resumed exactly, exchanged with AdamW, read under other layouts."""
+
+from __future__ import annotations
+
+import pytest
+from optimizer_runs import differing, opened, optimizer_tensors, save, train
+
+from mindspeed_core.testing.worlds import run_world
+
+BF16 = ("--bf16", "--clip-grad", "0.5")
+SHARDED = (*BF16, "--use-distributed-optimizer")
+OVERLAPPED = (*SHARDED, "--overlap-grad-reduce", "--overlap-param-gather")
+HALF = (*SHARDED, "--grad-reduce-in-bf16")
+TP2 = ("--tensor-model-parallel-size", "2")
+REUSE = ("--reuse-fp32-param",)
+SWAP = ("--swap-optimizer", "--swap-optimizer-times", "5")
+FORMS = {
+    "split": (OVERLAPPED, REUSE),
+    "split, whole parameters": (BF16, REUSE),
+    "swapped": (SHARDED, SWAP),
+    "compressed": (SHARDED, ("--compress-optimizer",)),
+    "split, signs": (SHARDED, (*REUSE, "--reuse-fp32-ties", "sign")),
+    "split, signs, whole parameters": (BF16, (*REUSE, "--reuse-fp32-ties", "sign")),
+    "released": (HALF, ("--release-fp32-grad",)),
+    "swapped, whole parameters": (BF16, SWAP),
+    "swapped, one window": (SHARDED, ("--swap-optimizer", "--swap-optimizer-times", "0")),
+    "swapped, float32": ((), SWAP),
+    "virtual": (SHARDED, ("--virtual-optimizer", "0.0002", *REUSE)),
+    "compressed, whole parameters": (BF16, ("--compress-optimizer", *REUSE)),
+    "half-up": (SHARDED, (*REUSE, "--reuse-fp32-rounding", "half-up")),
+}
+THOROUGH = tuple(FORMS)[4:]
+
+
+def plain_run(layout, folder):
+    """What AdamW trains, and its state at the checkpoint in the middle."""
+    with opened(*layout, "--save", folder) as run:
+        train(run, 2)
+        save(run)
+        return optimizer_tensors(run), train(run, 2)
+
+
+def run_forms(folder, names):
+    found, plain = {}, {}
+    for name in names:
+        layout, flags = FORMS[name]
+        root = f"{folder}/{name}"
+        if layout not in plain:
+            plain[layout] = (f"{root}/plain", *plain_run(layout, f"{root}/plain"))
+        adams, state, went_on = plain[layout]
+        with opened(*layout, *flags, "--save", root) as run:
+            train(run, 2)
+            save(run)
+            own, own_went_on = optimizer_tensors(run), train(run, 2)
+        with opened(*layout, *flags, "--load", root) as run:
+            loaded, resumed = optimizer_tensors(run), train(run, 2)
+        with opened(*layout, "--load", root) as run:
+            as_adam, adam_resumed = optimizer_tensors(run), train(run, 2)
+        with opened(*layout, *flags, "--load", adams) as run:
+            from_adam, resumed_from_adam = optimizer_tensors(run), train(run, 2)
+        with opened(*layout, *flags, *TP2, "--load", root) as run:
+            as_tp2 = optimizer_tensors(run)
+        found[name] = {
+            "resumed": (resumed, own_went_on),
+            "resumed by AdamW": (adam_resumed, own_went_on),
+            "resumed from AdamW": (resumed_from_adam, went_on),
+            "trained": (own_went_on, went_on),
+            "loaded": differing(own, loaded),
+            "read by AdamW": differing(own, as_adam),
+            "read from AdamW": differing(state, from_adam),
+            "read under another layout": differing(own, as_tp2),
+            "equal to AdamW": differing(own, state),
+            "tensors": len(own),
+        }
+    return found
+
+
+def read_alone(folder, names):
+    """The state of two ranks as one process loads it, with the form and with AdamW."""
+    found = {}
+    for name in names:
+        layout, flags = FORMS[name]
+        with opened(*layout, *flags, "--load", f"{folder}/{name}") as run:
+            own = optimizer_tensors(run)
+        with opened(*layout, "--load", f"{folder}/{name}") as run:
+            found[name] = differing(own, optimizer_tensors(run)), len(own)
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("forms"))
+
+
+@pytest.fixture(scope="module")
+def names(asked_for):
+    return [name for name in FORMS if name in asked_for("form")]
+
+
+@pytest.fixture(scope="module")
+def trained(folder, names):
+    return run_world(run_forms, 2, folder, names, timeout=500)
+
+
+FORM = pytest.mark.parametrize(
+    "form", [pytest.param(name, marks=[pytest.mark.thorough] * (name in THOROUGH)) for name in FORMS]
+)
+
+
+@FORM
+def test_a_run_resumes_bit_for_bit(trained, form):
+    for rank in trained:
+        resumed, went_on = rank[form]["resumed"]
+        assert resumed == went_on
+        assert went_on[0] != went_on[1]
+    assert trained[0][form]["loaded"] == []
+
+
+@FORM
+def test_adamw_goes_on_from_its_checkpoint_bit_for_bit(trained, form):
+    for rank in trained:
+        resumed, went_on = rank[form]["resumed by AdamW"]
+        if form != "half-up":
+            assert resumed == went_on
+    assert trained[0][form]["read by AdamW"] == []
+    assert trained[0][form]["tensors"] == (3 if "--bf16" in FORMS[form][0] else 2) * 16
+
+
+@FORM
+def test_it_goes_on_from_a_checkpoint_of_adamw_bit_for_bit(trained, form):
+    for rank in trained:
+        resumed, went_on = rank[form]["resumed from AdamW"]
+        if form != "half-up":
+            assert resumed == went_on
+    assert trained[0][form]["read from AdamW"] == []
+
+
+@FORM
+def test_it_trains_as_adamw_does(trained, form):
+    if form == "half-up":
+        return
+    for rank in trained:
+        own, adams = rank[form]["trained"]
+        assert own == adams
+    assert trained[0][form]["equal to AdamW"] == []
+
+
+@FORM
+def test_another_layout_reads_the_same_state(trained, form):
+    assert trained[0][form]["read under another layout"] == []
+
+
+@pytest.mark.usefixtures("trained")
+def test_one_process_reads_the_state_of_two(folder, names):
+    found = run_world(read_alone, 1, folder, names, timeout=500)[0]
+    assert {name: keys for name, (keys, _) in found.items()} == {name: [] for name in names}
+    assert all(count in (2 * 16, 3 * 16) for _, count in found.values())

@@ -1,0 +1,130 @@
+"""What could train wrongly without a message: mixed dtypes, overflow, NaNs, weights from outside, a closed session."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from optimizer_runs import inner, opened, train
+
+from mindspeed_core.errors import SessionError
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.testing.worlds import run_world
+
+SHARDED = ("--bf16", "--clip-grad", "0.5", "--use-distributed-optimizer")
+HALF = (*SHARDED, "--grad-reduce-in-bf16", "--overlap-grad-reduce", "--overlap-param-gather")
+FP16 = ("--fp16", "--initial-loss-scale", str(2**40), "--hysteresis", "1", "--clip-grad", "0.5")
+REUSE, SWAP = ("--reuse-fp32-param",), ("--swap-optimizer", "--swap-optimizer-times", "3")
+UNCHECKED = "--no-check-for-nan-in-loss-and-grad"
+ZEROS = ("--log-num-zeros-in-grad",)
+MIXED = "float32 parameters among others"
+CASES = {
+    MIXED: (HALF, REUSE),
+    "float32 parameters among others, whole": (HALF[:3], REUSE),
+    "overflow": ((*FP16, "--use-distributed-optimizer"), ("--release-fp32-grad",)),
+    "overflow, whole": (FP16, ("--release-fp32-grad",)),
+    "accumulation, zeros": ((*HALF, *ZEROS, "--global-batch-size", "8"), SWAP),
+    "weights from outside": (SHARDED, REUSE),
+    "weights from outside, swapped": (SHARDED[:3], SWAP),
+    "a NaN": ((*SHARDED, UNCHECKED), REUSE),
+    "a NaN, half-up": ((*SHARDED, UNCHECKED), (*REUSE, "--reuse-fp32-rounding", "half-up")),
+    "experts": (
+        (
+            *(*HALF, "--num-experts", "4", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "32"),
+            *("--expert-model-parallel-size", "2", "--moe-token-dispatcher-type", "alltoall", "--swiglu"),
+            "--disable-bias-linear",
+        ),
+        (*REUSE, "--virtual-optimizer", "0.0001"),
+    ),
+}
+
+
+class FinalNormInFloat32:
+    """Makes parameters of one layer float32 before buffers are made of them."""
+
+    @hookimpl(wrapper=True)
+    def wrap_ddp(self, model):
+        for chunk in model:
+            for name, module in chunk.named_modules():
+                if name.endswith("final_layernorm"):
+                    module.float()
+                    module.register_forward_hook(lambda module, given, output: output.bfloat16())
+        return (yield)
+
+
+def change_weights(run, value=None):
+    """Overwrite a weight, and tell the optimizer."""
+    for chunk in run.model:
+        for name, parameter in chunk.named_parameters():
+            if name.endswith("linear_fc1.weight"):
+                parameter.data.mul_(0.5) if value is None else parameter.data.view(-1)[:4].fill_(value)
+    run.optimizer.reload_model_params()
+
+
+def trained(name, flags):
+    probes = [FinalNormInFloat32()] if "float32" in name else []
+    with opened(*flags, probes=probes) as run:
+        found = train(run, 2)
+        if "outside" in name:
+            change_weights(run)
+        if "NaN" in name:
+            change_weights(run, math.nan)
+        found += train(run, 3)
+        weights = [p.detach().float().clone() for chunk in run.model for p in chunk.parameters()]
+        dtypes = {p.dtype for o in inner(run) for group in o.param_groups for p in group["params"]}
+        return found, weights, dtypes
+
+
+def run_cases():
+    return {
+        name: (trained(name, layout), trained(name, (*layout, *flags)))
+        for name, (layout, flags) in CASES.items()
+    }
+
+
+def step_after_closing():
+    with opened(*SHARDED, *REUSE) as run:
+        train(run, 1)
+        parts = run.optimizer.chained_optimizers
+    try:
+        parts[0].optimizer.step()
+    except SessionError as error:
+        return str(error)
+    return ""
+
+
+@pytest.fixture(scope="module")
+def cases():
+    return run_world(run_cases, 2, timeout=390)
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if "NaN" not in name])
+def test_steps_are_those_of_adamw(cases, case):
+    for rank in cases:
+        (plain, weights, _), (own, own_weights, _) = rank[case]
+        assert str(own) == str(plain)
+        assert all(torch.equal(one, other) for one, other in zip(own_weights, weights))
+
+
+def test_parameters_of_both_dtypes_were_updated(cases):
+    dtypes = {dtype for rank in cases for dtype in rank[MIXED][1][2]}
+    assert dtypes == {torch.float32, torch.bfloat16}
+
+
+def test_steps_that_overflow_are_skipped(cases):
+    skipped = [norm for _, norm in cases[0]["overflow"][1][0]]
+    assert None in skipped
+
+
+@pytest.mark.parametrize("case", ["a NaN", "a NaN, half-up"])
+def test_a_loss_that_is_not_finite_stays_so(cases, case):
+    for rank in cases:
+        losses = [loss for loss, _ in rank[case][1][0]]
+        assert all(math.isfinite(loss) for loss in losses[:2])
+        assert all(math.isnan(loss) for loss in losses[2:])
+
+
+def test_after_the_session_the_former_optimizer_refuses_to_step():
+    (said,) = run_world(step_after_closing, 1, timeout=200)
+    assert "a session that is closed; build the optimizer again" in said
