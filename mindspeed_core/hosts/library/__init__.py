@@ -16,7 +16,7 @@ HOST = HostDeclaration(
         *(f"mindspeed_core.hosts.library.{name}" for name in ("parallel", "model", "optimizer", "step")),
         *(
             f"mindspeed_core.megatron.{name}"
-            for name in ("boundary", "data_parallel", "schedule", "token_losses", "loss_reduction")
+            for name in ("boundary chunk_places data_parallel schedule token_losses loss_reduction".split())
         ),
         "mindspeed_core.hooks.defaults",
     ),

@@ -114,7 +114,7 @@ def around_get_schedule(now: PretrainCall, original: Callable[..., Any], *args: 
     run = now.sync_run()
     with now.calling("get_forward_backward", lambda: original(*args, **named)):
         schedule = now.session.call(
-            "get_forward_backward", args=now.session.args, config=run.config, pg=run.pg
+            "get_forward_backward", args=now.session.args, config=run.config, pg=run.pg, run=run
         )
 
     @functools.wraps(schedule)

@@ -1,0 +1,61 @@
+"""Proofs: every schedule trains what megatron-core's own schedules, and one process, train."""
+
+from __future__ import annotations
+
+from mindspeed_core.feature import Resume, Scenario
+
+BATCH = ("--micro-batch-size", "1", "--global-batch-size", "8")
+PP2 = ("--pipeline-model-parallel-size", "2", *BATCH)
+UNTIED = ("--untie-embeddings-and-output-weights",)
+# The norm for clipping is summed over ranks, in another order where stages live elsewhere.
+UNCLIPPED = ("--clip-grad", "0")
+CHUNKS2 = ("--num-virtual-stages-per-pipeline-rank", "2")
+OVERLAPS = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
+
+
+def scheduled(name: str) -> tuple[str, ...]:
+    """Return the flag of a schedule."""
+    return ("--pipeline-schedule", name)
+
+
+def as_native(
+    name: str, schedule: str, *flags: str, chunks: tuple[str, ...] = (), ranks: int = 2
+) -> Scenario:
+    """Compare a schedule with megatron-core's own on the same ranks, bit for bit."""
+    layout = (*PP2, *flags, *chunks)
+    return Scenario(
+        name,
+        flags=(*layout, *scheduled(schedule)),
+        baseline=layout,
+        world_size=ranks,
+        tolerance=0.0,
+    )
+
+
+ENGINE_PROOFS = (
+    as_native("1f1b", "1f1b"),
+    as_native("interleaved", "interleaved", chunks=CHUNKS2),
+    as_native("fold-aiao", "fold-aiao", chunks=CHUNKS2),
+    as_native("1f1b-overlaps", "1f1b", *OVERLAPS, ranks=4),
+    as_native("interleaved-overlaps", "interleaved", *OVERLAPS, chunks=CHUNKS2, ranks=4),
+    as_native("1f1b-tp2", "1f1b", "--tensor-model-parallel-size", "2", "--sequence-parallel", ranks=4),
+    as_native("1f1b-per-token", "1f1b", "--calculate-per-token-loss"),
+    as_native("1f1b-bf16", "1f1b", "--bf16"),
+    Scenario(
+        "resume",
+        flags=(*PP2, *scheduled("1f1b")),
+        world_size=2,
+        resume=Resume(flags=(*BATCH,), world_size=1, with_feature=False),
+    ),
+)
+
+WEIGHT_GRADIENT_PROOFS = (
+    as_native("zb-h1", "zb-h1"),
+    Scenario(
+        "zbv",
+        flags=(*PP2, *UNTIED, *UNCLIPPED, *scheduled("zbv")),
+        baseline=(*PP2, *UNTIED, *UNCLIPPED),
+        world_size=2,
+        tolerance=0.0,
+    ),
+)

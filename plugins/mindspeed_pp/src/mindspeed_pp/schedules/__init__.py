@@ -1,0 +1,21 @@
+"""The built-in schedules, one module for each idea."""
+
+from __future__ import annotations
+
+from mindspeed_pp.schedules.fold import fold_aiao, fold_fifo
+from mindspeed_pp.schedules.interleaved import interleaved, nanopipe
+from mindspeed_pp.schedules.one_forward_one_backward import one_forward_one_backward
+from mindspeed_pp.schedules.zero_bubble import zb_h1, zb_h2, zbi
+from mindspeed_pp.schedules.zero_bubble_v import zbv
+
+BUILT_IN = (
+    one_forward_one_backward,
+    interleaved,
+    zb_h1,
+    zb_h2,
+    zbi,
+    zbv,
+    nanopipe,
+    fold_aiao,
+    fold_fifo,
+)
