@@ -24,6 +24,7 @@ HOST = HostDeclaration(
     absent="mindspeed_core.hosts.library.flags:why_absent",
     notes="mindspeed_core.megatron.expert_notes:notes",
     never_calls=(
+        "process_group_options",
         "seed_everything",
         "build_model_chunk",
         "build_mtp_spec",

@@ -44,42 +44,42 @@ class Action(NamedTuple):
         return self.parts or (self,)
 
 
-def F(stage: int, microbatch: int) -> Action:  # noqa: N802
+def F(stage: int, microbatch: int) -> Action:
     """Return a forward pass."""
     return Action(FORWARD, stage, microbatch)
 
 
-def B(stage: int, microbatch: int) -> Action:  # noqa: N802
+def B(stage: int, microbatch: int) -> Action:
     """Return a backward pass to the input alone."""
     return Action(INPUT_GRADIENT, stage, microbatch)
 
 
-def W(stage: int, microbatch: int) -> Action:  # noqa: N802
+def W(stage: int, microbatch: int) -> Action:
     """Return the gradient of the weights, after its ``B``."""
     return Action(WEIGHT_GRADIENT, stage, microbatch)
 
 
-def A(stage: int, microbatch: int) -> Action:  # noqa: N802
+def A(stage: int, microbatch: int) -> Action:
     """Return a whole backward pass."""
     return Action(BACKWARD, stage, microbatch)
 
 
-def R(stage: int, microbatch: int) -> Action:  # noqa: N802
+def R(stage: int, microbatch: int) -> Action:
     """Return a forward pass that is computed again for its backward pass."""
     return Action(RECOMPUTE, stage, microbatch)
 
 
-def O(forward: Action, backward: Action) -> Action:  # noqa: E743, N802
+def O(forward: Action, backward: Action) -> Action:  # noqa: E743
     """Return a forward pass beside a backward pass."""
     return Action(OVERLAPPED, forward.stage, forward.microbatch, (forward, backward))
 
 
-def D(stage: int) -> Action:  # noqa: N802
+def D(stage: int) -> Action:
     """Return the start of the reduction of a stage's gradients."""
     return Action(REDUCE, stage, 0)
 
 
-def G(stage: int) -> Action:  # noqa: N802
+def G(stage: int) -> Action:
     """Return the gathering of a stage's parameters."""
     return Action(GATHER, stage, 0)
 

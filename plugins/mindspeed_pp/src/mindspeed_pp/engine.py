@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_core.errors import UserError
 from mindspeed_pp.lint import Findings, lint
 from mindspeed_pp.mail import DOWN, UP, Mail, StuckError, warm_up
-from mindspeed_pp.plan import Plan
+from mindspeed_pp.plan import FLAG, WAVES, Plan
 from mindspeed_pp.schedule import Schedule
 from mindspeed_pp.step import IndexedBatches, Parts, Step, finalize
 from mindspeed_pp.weight_gradients import WeightGradients
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
+
+logger = logging.getLogger("mindspeed_core")
 
 AHEAD = 2
 """Receives that each channel keeps posted, or more where the schedule needs them."""
@@ -27,14 +30,14 @@ class EngineState:
     """What the engine keeps between steps.
 
     Attributes:
-        schedules: made so far, by number of micro-batches.
+        schedules: made so far, by number of micro-batches and whether they are of forward passes alone.
         warm: channels that have carried something.
         most_alive: most micro-batch-chunks alive in the last step.
         most_posted: most receives posted at once in the last step.
         executed: name of the schedule of the last step.
     """
 
-    schedules: dict[int, tuple[Schedule, Findings]] = field(default_factory=dict)
+    schedules: dict[tuple[int, bool], tuple[Schedule, Findings]] = field(default_factory=dict)
     warm: set[Any] = field(default_factory=set)
     most_alive: int = 0
     most_posted: int = 0
@@ -79,8 +82,7 @@ class Engine:
         """
         session, config = self._run.session, self._config
         state = session.state(EngineState)
-        whole, findings = self._schedule(num_microbatches, state)
-        schedule = whole.forward_only() if forward_only else whole
+        schedule, findings = self._schedule(num_microbatches, forward_only, state)
         device = self._run.dist.device
         groups = {name: session.groups[name] for name in (UP, DOWN)}
         rank = self._pg.pp.rank()
@@ -114,8 +116,8 @@ class Engine:
             step.run()
         except StuckError as error:
             raise UserError(
-                f"--pipeline-schedule {schedule.name}: pipeline rank {rank} waited at {step.where()} for {error}"
-                " and the wait ended without it; look at the output of that rank"
+                f"--pipeline-schedule {schedule.name}: pipeline rank {rank} waited at {step.where()} for "
+                f"{error}, and the wait ended without it; look at the output of that rank"
             ) from error
         if not forward_only:
             finalize(parts, step.tokens, force_all_reduce=force_all_reduce)
@@ -125,11 +127,21 @@ class Engine:
             config.timers("forward-backward").stop()
         return step.reports
 
-    def _schedule(self, microbatches: int, state: EngineState) -> tuple[Schedule, Findings]:
-        if microbatches not in state.schedules:
+    def _schedule(
+        self, microbatches: int, forward_only: bool, state: EngineState
+    ) -> tuple[Schedule, Findings]:
+        key = microbatches, forward_only
+        if key not in state.schedules:
             schedule = self._plan.schedule(microbatches)
-            state.schedules[microbatches] = schedule, lint(schedule)
-        return state.schedules[microbatches]
+            # A limit of memory does not hold for a small batch that another schedule takes over.
+            findings = lint(schedule, None if schedule.name == WAVES else self._plan.limit)
+            refused = self._plan.refusal(microbatches)
+            if refused and not forward_only and self._run.dist.rank == 0:
+                logger.warning(
+                    "%s: %s; schedule %s takes over for such batches", FLAG, refused, schedule.name
+                )
+            state.schedules[key] = (schedule.forward_only() if forward_only else schedule), findings
+        return state.schedules[key]
 
     def _shapes(
         self, seq_length: int | None, micro_batch_size: int | None, adjust: Callable[..., Any] | None
@@ -143,6 +155,6 @@ class Engine:
         held = len(parts.schedule.placement.held[parts.rank])
         if len(parts.models) != held:
             raise UserError(
-                f"--pipeline-schedule {parts.schedule.name}: this rank has {len(parts.models)} model chunks and "
-                f"the schedule {held}; build the model for the places of session.places()"
+                f"--pipeline-schedule {parts.schedule.name}: this rank has {len(parts.models)} model chunks "
+                f"and the schedule {held}; build the model for the places of session.places()"
             )

@@ -84,8 +84,8 @@ def _misplaced(schedule: Schedule) -> Iterator[str]:
                     )
                 elif placement.ranks[part.stage] != rank:
                     yield (
-                        f"rank {rank}, item {at}: {part} belongs to rank {placement.ranks[part.stage]}, which "
-                        f"holds stage {part.stage}"
+                        f"rank {rank}, item {at}: {part} belongs to rank "
+                        f"{placement.ranks[part.stage]}, which holds stage {part.stage}"
                     )
 
 

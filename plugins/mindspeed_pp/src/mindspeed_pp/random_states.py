@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from megatron.core.tensor_parallel import get_cuda_rng_tracker
+from megatron.core.tensor_parallel import get_cuda_rng_tracker, model_parallel_cuda_manual_seed
 
 
 def _states(platform: Any) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
@@ -40,3 +41,22 @@ def kept_random_state(platform: Any) -> Callable[[], AbstractContextManager[None
             _set(platform, now)
 
     return again
+
+
+@contextmanager
+def seeded(platform: Any, parts: tuple[int, ...]) -> Iterator[None]:
+    """Draw from generators that numbers seed, and go on afterwards as if nothing had been drawn.
+
+    Args:
+        platform: of the session.
+        parts: numbers that together make the seed.
+    """
+    now = _states(platform)
+    seed = int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big") >> 1
+    try:
+        # Tensor-parallel ranks differ where megatron-core lets them.
+        model_parallel_cuda_manual_seed(seed)
+        torch.manual_seed(seed)
+        yield
+    finally:
+        _set(platform, now)

@@ -52,6 +52,7 @@ class Rule:
         splits: whether weight gradients come apart, so that linears must allow it.
         place: where stages live.
         least: fewest micro-batches for ``p`` ranks.
+        exactly: the only number of micro-batches, of a schedule that is written down.
         whole_rounds: the number of micro-batches is a multiple of ``p``.
         summary: one line.
     """
@@ -64,6 +65,7 @@ class Rule:
     least: Callable[[int], int] = lambda p: 1
     whole_rounds: bool = False
     summary: str = ""
+    exactly: int | None = None
 
     def refusal(self, p: int, v: int, m: int | None) -> str:
         """Return why these sizes do not go, or an empty string; ``m`` None leaves micro-batches out."""
@@ -78,6 +80,11 @@ class Rule:
             return (
                 f"schedule {self.name} on {p} ranks needs at least {self.least(p)} micro-batches, the batch "
                 f"has {m}; raise --global-batch-size, or use 1f1b or interleaved"
+            )
+        if m is not None and self.exactly not in (None, m):
+            return (
+                f"schedule {self.name} is written for {self.exactly} micro-batches, the batch has {m}; "
+                "change --global-batch-size"
             )
         if m is not None and self.whole_rounds and m % p:
             return (

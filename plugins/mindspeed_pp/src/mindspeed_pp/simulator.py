@@ -106,7 +106,7 @@ class Course:
         return self.bubble / self.makespan if self.makespan else 0.0
 
 
-def simulate(schedule: Schedule, costs: Costs = Costs()) -> Course:  # noqa: B008
+def simulate(schedule: Schedule, costs: Costs = Costs()) -> Course:
     """Run a schedule that passed `mindspeed_pp.lint.lint`.
 
     Args:

@@ -128,7 +128,8 @@ class Step:
         if not self.p.forward_only:
             for chunk in range(len(self.p.models)):
                 self._gather(chunk)
-        for self.position, action in enumerate(self._order):
+        for position, action in enumerate(self._order):
+            self.position = position
             for part in action.flat():
                 self._do[part.op](self, part)
             self.p.mail.reap()
@@ -282,11 +283,15 @@ class Step:
         if reduces is not None and self._last_weights[chunk] == place:
             reduces(self.p.models[chunk].parameters())
 
-    def _synchronized(self, chunk: int, last: bool) -> Any:
-        held = _of_chunk(self.p.config.no_sync_func, chunk)
-        if held is None or (last and self.p.config.grad_sync_func is None):
-            return contextlib.nullcontext()
-        return held()
+    def _synchronized(self, chunk: int, last: bool) -> contextlib.ExitStack:
+        """Let gradients of one chunk be reduced, and those of no other: chunks may share a parameter."""
+        stack = contextlib.ExitStack()
+        for other in range(len(self.p.models)):
+            held = _of_chunk(self.p.config.no_sync_func, other)
+            syncs = other == chunk and last and self.p.config.grad_sync_func is None
+            if held is not None and not syncs:
+                stack.enter_context(held())
+        return stack
 
     def _free(self, outputs: list[Tensor]) -> None:
         if len(outputs) == 1:
@@ -321,7 +326,7 @@ class Step:
         ]
         return bool(decoders) and any(a.op == INPUT_GRADIENT for a in self._order)
 
-    _do: dict[str, Callable[[Step, Action], None]] = {  # noqa: RUF012
+    _do: dict[str, Callable[[Step, Action], None]] = {
         FORWARD: _forward,
         RECOMPUTE: _again,
         INPUT_GRADIENT: _backward,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from mindspeed_core.feature import HookApi
 from mindspeed_pp.extension_points import SCHEDULES
 from mindspeed_pp.features.engine import PipelineSchedule
+from mindspeed_pp.features.random_states import RandomPerMicrobatch
 from mindspeed_pp.features.weight_gradients import LaterWeightGradients
 
-DECLARATIONS = (HookApi("1.2"), SCHEDULES, PipelineSchedule, LaterWeightGradients)
+DECLARATIONS = (HookApi("1.2"), SCHEDULES, PipelineSchedule, LaterWeightGradients, RandomPerMicrobatch)
 
-__all__ = ["DECLARATIONS", "LaterWeightGradients", "PipelineSchedule"]
+__all__ = ["DECLARATIONS", "LaterWeightGradients", "PipelineSchedule", "RandomPerMicrobatch"]

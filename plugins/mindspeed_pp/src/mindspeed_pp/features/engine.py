@@ -9,10 +9,23 @@ from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
 from mindspeed_core.run import ChunkPlace
 from mindspeed_pp.features.proofs import ENGINE_PROOFS
-from mindspeed_pp.plan import FLAG, asked_rule, chunks_of, planned
+from mindspeed_pp.lint import lint
+from mindspeed_pp.plan import (
+    AUTO,
+    FILE_FLAG,
+    FLAG,
+    GREEDY,
+    LIMIT_FLAG,
+    TIMES_FLAG,
+    WEIGHTS_FLAG,
+    asked_rule,
+    planned,
+    said_chunks,
+)
 from mindspeed_pp.schedules import BUILT_IN
 
 ENGINE = "pp-engine"
+_AUTOGRAD = "its hooks expect the order of autograd; drop one of the two"
 
 
 class PipelineSchedule(Feature):
@@ -25,23 +38,33 @@ class PipelineSchedule(Feature):
         Flag(
             FLAG,
             type=str,
-            choices=tuple(rule.name for rule in BUILT_IN),
+            choices=(AUTO, *(rule.name for rule in BUILT_IN)),
             choices_from="pp.schedules",
             help="Order of forward and backward passes over pipeline stages.",
         ),
+        Flag(FILE_FLAG, type=str, metavar="FILE", help="A file with the order of every pipeline rank."),
+        Flag(
+            WEIGHTS_FLAG,
+            type=str,
+            default="schedule",
+            choices=("schedule", GREEDY),
+            help="Weight gradients where the schedule puts them, or where ranks would wait.",
+        ),
+        Flag(
+            TIMES_FLAG,
+            type=float,
+            nargs=3,
+            metavar="TIME",
+            help="Times of forward, input gradient and weight gradient of a rank's layers, in any unit.",
+        ),
+        Flag(LIMIT_FLAG, type=float, help="Most micro-batches alive on a pipeline rank; more is refused."),
     )
     requires = (
-        Requirement(
-            flag="--pipeline-model-parallel-size", reason="a schedule is an order of pipeline stages"
-        ),
+        Requirement(flag="--pipeline-model-parallel-size", reason="a schedule orders pipeline stages"),
     )
     conflicts = (
-        Conflict(
-            flag="--use-torch-fsdp2", reason="its hooks expect the order of autograd; drop one of the two"
-        ),
-        Conflict(
-            flag="--use-megatron-fsdp", reason="its hooks expect the order of autograd; drop one of the two"
-        ),
+        Conflict(flag="--use-torch-fsdp2", reason=_AUTOGRAD),
+        Conflict(flag="--use-megatron-fsdp", reason=_AUTOGRAD),
         Conflict(
             flag="--num-microbatches-with-partial-activation-checkpoints",
             reason="it counts micro-batches of megatron-core's own schedules; use one of those",
@@ -66,27 +89,39 @@ class PipelineSchedule(Feature):
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
-        """Return whether a schedule is asked for, built in or not."""
-        return bool(getattr(args, "pipeline_schedule", None))
+        """Return whether a schedule is asked for, by name or in a file."""
+        return any(getattr(args, dest, None) for dest in ("pipeline_schedule", "pipeline_schedule_file"))
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse sizes that the schedule does not go with."""
+        ranks = getattr(args, "pipeline_model_parallel_size", 1) or 1
+        named, file = (getattr(args, d, None) for d in ("pipeline_schedule", "pipeline_schedule_file"))
+        asked = f"{FLAG} {named}" if named else f"{FILE_FLAG} {file}"
+        if ranks < 2:
+            return (f"{asked} with --pipeline-model-parallel-size {ranks}: use 2 or more, or drop it",)
+        if named and file:
+            return (f"{asked} and {FILE_FLAG} {file} both say the order; keep one of the two",)
         try:
-            rule = asked_rule(args)
+            plan = planned(args)
         except UserError as error:
             return (str(error),)
-        assert rule is not None
-        ranks = getattr(args, "pipeline_model_parallel_size", 1) or 1
-        if ranks < 2:
+        assert plan is not None
+        refused = plan.refusal(None)
+        if refused:
+            return (f"{asked}: {refused}",)
+        placement = plan.placement
+        if placement.size != ranks:
             return (
-                f"{FLAG} {rule.name} with --pipeline-model-parallel-size {ranks}: use 2 or more, or drop it",
+                f"{asked}: it is for {placement.size} pipeline ranks, and --pipeline-model-parallel-size is "
+                f"{ranks}; change one of the two",
             )
-        refused = rule.refusal(ranks, chunks_of(args, rule), None)
-        found = [f"{FLAG} {rule.name}: {refused}"] if refused else []
-        placement = rule.place(ranks, chunks_of(args, rule))
-        if not placement.is_loop:
-            found += _placed_elsewhere(args, rule.name)
+        found = [] if placement.is_loop else list(_placed_elsewhere(args, asked, placement.stages))
+        if getattr(args, "pipeline_w_placement", None) == GREEDY and not plan.rule.splits:
+            found.append(
+                f"{WEIGHTS_FLAG} {GREEDY} with {asked}: it computes no weight gradients apart; use zb-h1, "
+                "zbi or zbv, or drop it"
+            )
         return found
 
     @hookimpl(wrapper=True)
@@ -95,30 +130,35 @@ class PipelineSchedule(Feature):
         given = yield
         rule = asked_rule(given)
         assert rule is not None
-        unsaid = not any(
-            getattr(given, name, None)
-            for name in (
-                "num_virtual_stages_per_pipeline_rank",
-                "num_layers_per_virtual_pipeline_stage",
-                "virtual_pipeline_model_parallel_size",
-                "pipeline_model_parallel_layout",
-            )
-        )
-        if unsaid and rule.chunks is not None and rule.chunks > 1:
+        if said_chunks(given) is None and rule.chunks is not None and rule.chunks > 1:
             given.num_virtual_stages_per_pipeline_rank = rule.chunks
         return given
 
     @hookimpl(wrapper=True)
     def validate_arguments(self, args: Any) -> Generator[None, Any, Any]:
-        """Refuse numbers of micro-batches that the schedule does not go with."""
+        """Refuse schedules that cannot run with the batch."""
         validated = yield
         plan = planned(validated)
         assert plan is not None
         count = getattr(validated, "num_microbatches", None)
-        refused = plan.rule.refusal(plan.ranks, plan.chunks, count)
+        refused = plan.refusal(count)
         if refused:
             raise UserError(f"{FLAG} {plan.rule.name}: {refused}")
+        if count is not None:
+            lint(plan.schedule(count), plan.limit)
         return validated
+
+    @hookimpl(wrapper=True)
+    def process_group_options(self, args: Any) -> Generator[None, Any, Any]:
+        """Name the rank that holds both embedding and output layer."""
+        options = yield
+        plan = planned(args)
+        assert plan is not None
+        if plan.placement.loss_rank != 0:
+            return options
+        from mindspeed_pp.tied_embeddings import first_rank
+
+        return {**options, "get_embedding_ranks": first_rank}
 
     @hookimpl(wrapper=True)
     def build_process_groups(self, session: Any) -> Generator[None, Any, Any]:
@@ -155,6 +195,15 @@ class PipelineSchedule(Feature):
             config.pipeline_model_parallel_layout = placed(config, plan.placement)
         return config
 
+    @hookimpl(wrapper=True)
+    def build_model(self, session: Any, pg: Any) -> Generator[None, Any, Any]:
+        """Let embedding and output layer of one rank share their weight where they are tied."""
+        chunks = yield
+        from mindspeed_pp.tied_embeddings import share_embedding
+
+        share_embedding(session, chunks, pg, self.name)
+        return chunks
+
     @hookimpl
     def get_forward_backward(self, args: Any, config: Any, pg: Any, run: Any) -> Callable[..., Any]:
         """Return the schedule."""
@@ -165,15 +214,17 @@ class PipelineSchedule(Feature):
         return Engine(run, args, config, pg, plan)
 
 
-def _placed_elsewhere(args: Any, name: str) -> Sequence[str]:
+def _placed_elsewhere(args: Any, asked: str, stages: int) -> Sequence[str]:
     """Refuse what needs stages that run down the ranks."""
     found = []
-    layers, ranks = getattr(args, "num_layers", None), args.pipeline_model_parallel_size
-    laid_out = getattr(args, "pipeline_model_parallel_layout", None)
-    if layers and not laid_out and layers % (2 * ranks):
+    layers, laid_out = (
+        getattr(args, "num_layers", None),
+        getattr(args, "pipeline_model_parallel_layout", None),
+    )
+    if layers and not laid_out and layers % stages:
         found.append(
-            f"{FLAG} {name} cuts the model into {2 * ranks} stages, and --num-layers {layers} is no multiple; "
-            "change it, or give --pipeline-model-parallel-layout"
+            f"{asked} cuts the model into {stages} stages, and --num-layers {layers} is no multiple; change "
+            "it, or give --pipeline-model-parallel-layout"
         )
     for dest in (
         *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"),
@@ -182,7 +233,7 @@ def _placed_elsewhere(args: Any, name: str) -> Sequence[str]:
         if getattr(args, dest, None):
             flag = "--" + dest.replace("_", "-")
             found.append(
-                f"{flag} with {FLAG} {name}: first and last stage are on one rank; use "
+                f"{flag} with {asked}: first and last stage are on one rank; use "
                 "--pipeline-model-parallel-layout"
             )
     return found

@@ -49,6 +49,27 @@ ENGINE_PROOFS = (
     ),
 )
 
+_DROPPED = (
+    *("--hidden-dropout", "0.1", "--attention-dropout", "0.1"),
+    "--pipeline-rng-per-microbatch",
+)
+RANDOM_PROOFS = (
+    Scenario(
+        "zb-h1",
+        flags=(*PP2, *_DROPPED, *scheduled("zb-h1")),
+        baseline=(*PP2, *_DROPPED, *CHUNKS2),
+        world_size=2,
+        tolerance=0.0,
+        same_feature=True,
+    ),
+    Scenario(
+        "resume",
+        flags=(*PP2, *_DROPPED),
+        world_size=2,
+        resume=Resume(flags=(*PP2, *_DROPPED, *OVERLAPS), world_size=4),
+    ),
+)
+
 WEIGHT_GRADIENT_PROOFS = (
     as_native("zb-h1", "zb-h1"),
     Scenario(
