@@ -17,7 +17,9 @@ def random_schedule(seed, ranks=None, chunks=None, microbatches=None, splits=Non
     splits = draw.random() < 0.7 if splits is None else splits
     placement = Placement(tuple(stages))
     backward = (B, W) if splits else (A,)
-    todo = [op(stage, i) for stage in range(len(stages)) for i in range(microbatches) for op in (F, *backward)]
+    todo = [
+        op(stage, i) for stage in range(len(stages)) for i in range(microbatches) for op in (F, *backward)
+    ]
     orders = [[] for _ in range(ranks)]
     plain = made("random", placement, microbatches, orders)
     done = set()

@@ -92,9 +92,7 @@ def world(cases, ranks, *model):
 def distance(one, other):
     """Largest relative difference of two sets of tensors."""
     assert one.keys() == other.keys()
-    return max(
-        float((one[key] - other[key]).abs().max() / (other[key].abs().max() + 1e-12)) for key in one
-    )
+    return max(float((one[key] - other[key]).abs().max() / (other[key].abs().max() + 1e-12)) for key in one)
 
 
 def flags_of(name, *further):
