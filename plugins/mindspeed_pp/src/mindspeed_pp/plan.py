@@ -131,6 +131,11 @@ def said_chunks(args: Any) -> int | None:
     layout = getattr(args, "pipeline_model_parallel_layout", None)
     if derived or stages:
         return int(derived or stages)
+    rows = getattr(args, "pipeline_num_transformer_layers", None)
+    if isinstance(rows, str):
+        # Checked by whoever reads it; here only the columns of its first row count.
+        first = re.match(r"\s*\[\s*\[([^\]]*)\]", rows)
+        return len(first[1].split(",")) if first else None
     if isinstance(layout, str) and layout:
         return max(1, _stages_of_layout(layout) // ranks)
     if per_chunk and layers:

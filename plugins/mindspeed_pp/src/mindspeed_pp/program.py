@@ -191,7 +191,10 @@ def compare(
 def _advice(courses: Sequence[tuple[Any, Any]], limit: float | None) -> str:
     fitting = [(r, c) for r, c in courses if limit is None or max(c.peaks) <= limit + 1e-9]
     if not fitting:
-        return f"no schedule keeps at most {limit:g} micro-batches alive; recompute activations, or use more ranks"
+        return (
+            f"no schedule keeps at most {limit:g} micro-batches alive; recompute activations, or use more "
+            "ranks"
+        )
     order = lambda each: (round(each[1].step, 9), round(max(each[1].peaks), 9))  # noqa: E731
     best, course = min(fitting, key=order)
     said = f"choose {best.name}: step {course.step:g}, {max(course.peaks):g} micro-batches alive"
@@ -218,8 +221,9 @@ def check(file: Path, limit: float | None) -> None:
     findings = lint(schedule, limit)
     deepest = max(findings.look_ahead.values(), default=0)
     click.echo(
-        f"{schedule.name}: {schedule.ranks} ranks, {schedule.placement.stages} stages, {schedule.microbatches} "
-        f"micro-batches; at most {max(findings.peaks):g} alive on a rank, {deepest} receives posted at once"
+        f"{schedule.name}: {schedule.ranks} ranks, {schedule.placement.stages} stages, "
+        f"{schedule.microbatches} micro-batches; at most {max(findings.peaks):g} alive on a rank, "
+        f"{deepest} receives posted at once"
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.pipeline_parallel.schedules import (
     backward_step,
     deallocate_output_tensor,
@@ -365,6 +366,12 @@ def finalize(parts: Parts, tokens: Tensor, *, force_all_reduce: bool | None) -> 
     function = parts.config.finalize_model_grads_func
     if function is None:
         return
+    if (
+        parts.config.calculate_per_token_loss
+        and parts.schedule.placement.loss_rank != parts.schedule.ranks - 1
+    ):
+        # megatron-core takes the number from the last rank.
+        dist.all_reduce(tokens, group=parts.pg.pp)
     offered = {"pg_collection": parts.pg, "force_all_reduce": force_all_reduce or False}
     known = inspect.signature(function).parameters
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):

@@ -7,7 +7,7 @@ from collections import deque
 from mindspeed_pp.actions import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
 from mindspeed_pp.placement import Placement
 from mindspeed_pp.schedule import Result, Schedule, made, needs, provides
-from mindspeed_pp.simulator import Costs
+from mindspeed_pp.simulator import Costs, simulate
 
 
 def waves(name: str, placement: Placement, microbatches: int) -> Schedule:
@@ -30,6 +30,7 @@ def greedy_weights(schedule: Schedule, costs: Costs, limit: float | None = None)
     """Move the weight gradients of a schedule to where a rank would wait, by the times of its parts.
 
     The order of all other actions stays, so that no rank begins a forward pass in the way of a backward pass.
+    Where that is no shorter, the schedule comes back as it is.
 
     Args:
         schedule: that computes weight gradients apart.
@@ -83,7 +84,9 @@ def greedy_weights(schedule: Schedule, costs: Costs, limit: float | None = None)
         run(rank, todo[rank].popleft(), at)
     for order, weights in zip(orders, waiting):
         order.extend(weights)
-    return made(schedule.name, schedule.placement, schedule.microbatches, orders)
+    moved = made(schedule.name, schedule.placement, schedule.microbatches, orders)
+    before, after = (simulate(each, costs).makespan for each in (schedule, moved))
+    return moved if after < before else schedule
 
 
 def _chunks(schedule: Schedule, rank: int) -> int:

@@ -95,6 +95,7 @@ class _Linear(torch.autograd.Function):
             handle = dist.reduce_scatter_tensor(to_input, whole, group=group, async_op=True)
         flat = gradient.reshape(-1, gradient.shape[-1])
 
+        @torch.no_grad()
         def compute() -> None:
             total = _gather_along_first_dim(x, group) if gathers else x
             ctx.module.add_weight_gradient(total.reshape(-1, total.shape[-1]), flat)
@@ -134,21 +135,16 @@ class _Later:
                 "gradients of weights come later in this pipeline schedule, and data parallelism does not "
                 "wait for them; wrap the model with the options of session.ddp_config(...)"
             )
-        with torch.no_grad():
-            if self._fused and main is not None:
-                fused: Any = layers.fused_weight_gradient_mlp_cuda
-                add = (
-                    fused.wgrad_gemm_accum_fp32
-                    if main.dtype == torch.float32
-                    else fused.wgrad_gemm_accum_fp16
-                )
-                add(total, gradient, main)
-                weight.grad_added_to_main_grad = True
-                # megatron-core asks whether there is a gradient, and drops it.
-                weight.grad = weight.detach()
-            else:
-                made = gradient.t().matmul(total)
-                weight.grad = made if weight.grad is None else weight.grad + made
+        if self._fused and main is not None:
+            fused: Any = layers.fused_weight_gradient_mlp_cuda
+            add = fused.wgrad_gemm_accum_fp32 if main.dtype == torch.float32 else fused.wgrad_gemm_accum_fp16
+            add(total, gradient, main)
+            weight.grad_added_to_main_grad = True
+            # megatron-core asks whether there is a gradient, and drops it.
+            weight.grad = weight.detach()
+        else:
+            made = gradient.t().matmul(total)
+            weight.grad = made if weight.grad is None else weight.grad + made
         if self._done is not None:
             self._done()
 

@@ -217,9 +217,10 @@ class PipelineSchedule(Feature):
 def _placed_elsewhere(args: Any, asked: str, stages: int) -> Sequence[str]:
     """Refuse what needs stages that run down the ranks."""
     found = []
-    layers, laid_out = (
-        getattr(args, "num_layers", None),
-        getattr(args, "pipeline_model_parallel_layout", None),
+    layers = getattr(args, "num_layers", None)
+    laid_out = any(
+        getattr(args, dest, None)
+        for dest in ("pipeline_model_parallel_layout", "pipeline_num_transformer_layers", "num_layer_list")
     )
     if layers and not laid_out and layers % stages:
         found.append(

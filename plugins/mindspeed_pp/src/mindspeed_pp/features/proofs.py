@@ -49,6 +49,60 @@ ENGINE_PROOFS = (
     ),
 )
 
+NOOP_PROOFS = (
+    Scenario(
+        "pp2",
+        flags=(*PP2, *UNCLIPPED, "--num-layers", "6", "--noop-layers", "0,5"),
+        baseline=(*BATCH, *UNCLIPPED, "--num-layers", "4"),
+        world_size=2,
+        baseline_world_size=1,
+        tolerance=0.0,
+    ),
+    Scenario(
+        "zbv",
+        flags=(*PP2, *UNTIED, *UNCLIPPED, "--num-layers", "8", "--noop-layers", "0,3,6,7", *scheduled("zbv")),
+        baseline=(*PP2, *UNTIED, *UNCLIPPED, "--num-layers", "4"),
+        world_size=2,
+        tolerance=0.0,
+    ),
+    Scenario(
+        "resume",
+        flags=(*PP2, "--num-layers", "6", "--noop-layers", "0,5"),
+        world_size=2,
+        resume=Resume(flags=(*BATCH, "--num-layers", "4"), world_size=1, with_feature=False),
+    ),
+)
+ROWS_PROOFS = (
+    Scenario(
+        "interleaved",
+        flags=(*PP2, *CHUNKS2, "--pipeline-num-transformer-layers", "[[0,1],[2,1]]"),
+        baseline=(*PP2, *CHUNKS2),
+        world_size=2,
+        tolerance=0.0,
+    ),
+    Scenario(
+        "resume",
+        flags=(*PP2, *CHUNKS2, "--pipeline-num-transformer-layers", "[[0,1],[2,1]]"),
+        world_size=2,
+        resume=Resume(flags=BATCH, world_size=1, with_feature=False),
+    ),
+)
+LIST_PROOFS = (
+    Scenario(
+        "zb-h1",
+        flags=(*PP2, *UNCLIPPED, *scheduled("zb-h1"), "--num-layer-list", "3,1"),
+        baseline=(*PP2, *UNCLIPPED),
+        world_size=2,
+        tolerance=0.0,
+    ),
+    Scenario(
+        "resume",
+        flags=(*PP2, "--num-layer-list", "3,1"),
+        world_size=2,
+        resume=Resume(flags=BATCH, world_size=1, with_feature=False),
+    ),
+)
+
 _DROPPED = (
     *("--hidden-dropout", "0.1", "--attention-dropout", "0.1"),
     "--pipeline-rng-per-microbatch",
@@ -66,7 +120,7 @@ RANDOM_PROOFS = (
         "resume",
         flags=(*PP2, *_DROPPED),
         world_size=2,
-        resume=Resume(flags=(*PP2, *_DROPPED, *OVERLAPS), world_size=4),
+        resume=Resume(flags=(*PP2, *_DROPPED, *scheduled("zb-h1")), world_size=2),
     ),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mindspeed_pp.schedules.fold import fold_aiao, fold_fifo
 from mindspeed_pp.schedules.interleaved import interleaved, nanopipe
+from mindspeed_pp.schedules.list_scheduler import list_scheduler
 from mindspeed_pp.schedules.one_forward_one_backward import one_forward_one_backward
 from mindspeed_pp.schedules.zero_bubble import zb_h1, zb_h2, zbi
 from mindspeed_pp.schedules.zero_bubble_v import zbv
@@ -18,4 +19,5 @@ BUILT_IN = (
     nanopipe,
     fold_aiao,
     fold_fifo,
+    list_scheduler,
 )
