@@ -19,6 +19,9 @@ TWO_RANKS = {
     "zb-h1-uneven": ("zb-h1", (LAYOUT, "Ettt|tL")),
     "zbi-empty": ("zbi", (LAYOUT, "E|tt||tt|t|L", "--num-layers", "5")),
     "auto": ("auto", ()),
+    "recomputed-1f1b": ("1f1b", ("--pipeline-recompute",)),
+    "recomputed-zbv": ("zbv", ("--pipeline-recompute",)),
+    "recomputed-interleaved": ("interleaved", ("--pipeline-recompute",)),
     "greedy": ("zb-h1", ("--pipeline-w-placement", "greedy", "--pipeline-times", "1", "1.5", "0.5")),
 }
 FOUR_RANKS = {
@@ -65,6 +68,6 @@ def test_every_schedule_at_four_ranks():
     compared(cases, 4, UNTIED, "--num-layers", "8")
 
 
-def test_tied_embeddings_on_one_rank_and_empty_stages():
-    names = ("zbv", "zbv-empty-ends")
+def test_tied_embeddings_on_one_rank_empty_stages_and_passes_computed_again():
+    names = ("zbv", "zbv-empty-ends", "recomputed-zbv")
     compared({name: (TWO_RANKS[name][0], (*PP2, *TWO_RANKS[name][1])) for name in names}, 2)

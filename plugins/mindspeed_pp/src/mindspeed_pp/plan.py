@@ -15,11 +15,18 @@ from mindspeed_pp.lint import lint
 from mindspeed_pp.placement import Placement
 from mindspeed_pp.registry import Context, Rule, rule_named
 from mindspeed_pp.schedule import Schedule, read_schedule
+from mindspeed_pp.schedules.dual_pipe_v import DETACHED
 from mindspeed_pp.simulator import Costs
-from mindspeed_pp.transforms import greedy_weights, waves
+from mindspeed_pp.transforms import greedy_weights, recomputed, waves
 
 FLAG, FILE_FLAG = "--pipeline-schedule", "--pipeline-schedule-file"
 TIMES_FLAG, WEIGHTS_FLAG, LIMIT_FLAG = "--pipeline-times", "--pipeline-w-placement", "--pipeline-memory-limit"
+NATIVE_ORDER = (
+    "--optimize-send-recv-comm",
+    "--optimize-vpp-send-recv-comm",
+    "--overlap-warmup-cooldown-communication",
+)
+"""Flags that ask for megatron-core's order with messages of each direction on a communicator of its own."""
 AUTO, GREEDY, WAVES = "auto", "greedy", "waves"
 
 
@@ -34,6 +41,7 @@ class Plan:
         times: of ``F``, ``B`` and ``W`` of a rank's share.
         moves_weights: weight gradients go where ranks would wait, by ``times``.
         limit: most micro-batches alive on a rank.
+        recomputes: forward passes are computed again right before their backward pass.
         options: of the rule.
     """
 
@@ -43,6 +51,7 @@ class Plan:
     times: Times = (1.0, 1.0, 1.0)
     moves_weights: bool = False
     limit: float | None = None
+    recomputes: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -60,6 +69,8 @@ class Plan:
             return waves(WAVES, self.placement, microbatches)
         context = Context(self.ranks, self.chunks, microbatches, self.times, self.options)
         found = self.rule.schedule(context)
+        if self.recomputes:
+            found = recomputed(found)
         if self.moves_weights:
             lint(found)
             found = greedy_weights(found, Costs(*self.times), self.limit)
@@ -70,22 +81,51 @@ class Plan:
         return self.rule.refusal(self.ranks, self.chunks, microbatches)
 
 
+def asked_for(args: Any) -> dict[str, str]:
+    """Return the name of the schedule that each given flag stands for, by flag.
+
+    A file stands for itself, under the name of the flag.
+    """
+    given = lambda dest: getattr(args, dest, None)  # noqa: E731
+    found = {}
+    if given("pipeline_schedule"):
+        found[f"{FLAG} {given('pipeline_schedule')}"] = given("pipeline_schedule")
+    if given("pipeline_schedule_file"):
+        found[f"{FILE_FLAG} {given('pipeline_schedule_file')}"] = FILE_FLAG
+    if given("use_nanopipe"):
+        found["--use-nanopipe"] = "nanopipe"
+    if given("schedules_method"):
+        found[f"--schedules-method {given('schedules_method')}"] = given("schedules_method")
+    if given("foldx_mode"):
+        found[f"--foldx-mode {given('foldx_mode')}"] = f"fold-{given('foldx_mode')}"
+    native = [flag for flag in NATIVE_ORDER if given(flag.lstrip("-").replace("-", "_"))]
+    if native and not found:
+        interleaved = (said_chunks(args) or 1) > 1
+        found[native[0]] = "interleaved" if interleaved else "1f1b"
+    return found
+
+
 def asked_rule(args: Any) -> Rule | None:
     """Return the rule that the arguments ask for; None where they ask for none.
 
     Raises:
-        UserError: there is none of this name, or its file cannot be read.
+        UserError: there is none of this name, its file cannot be read, or two flags name one.
     """
-    name, file = getattr(args, "pipeline_schedule", None), getattr(args, "pipeline_schedule_file", None)
-    if file:
-        return _rule_of_file(str(file))
-    if name != AUTO:
-        return rule_named(name) if name else None
+    asked = asked_for(args)
+    if len(asked) > 1:
+        raise UserError(f"{' and '.join(asked)} both say the order of the pipeline; keep one of the two")
+    for name in asked.values():
+        if name == FILE_FLAG:
+            return _rule_of_file(str(args.pipeline_schedule_file))
+        return rule_named(_chosen(args) if name == AUTO else name)
+    return None
+
+
+def _chosen(args: Any) -> str:
     ranks = getattr(args, "pipeline_model_parallel_size", 1) or 1
     layers = getattr(args, "num_layers", None)
     splits = getattr(args, "transformer_impl", None) in (None, "local")
-    name = shortest(ranks, said_chunks(args), layers, None, times_of(args), splits)
-    return rule_named(name)
+    return shortest(ranks, said_chunks(args), layers, None, times_of(args), splits)
 
 
 @lru_cache(maxsize=8)
@@ -164,4 +204,6 @@ def planned(args: Any) -> Plan | None:
         times=times_of(args),
         moves_weights=rule.splits and getattr(args, "pipeline_w_placement", None) == GREEDY,
         limit=getattr(args, "pipeline_memory_limit", None),
+        recomputes=bool(getattr(args, "pipeline_recompute", False)),
+        options={DETACHED: bool(getattr(args, "dualpipev_dw_detach", False))},
     )

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 
-from mindspeed_pp.actions import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
+from mindspeed_pp.actions import (
+    BACKWARD,
+    FORWARD,
+    INPUT_GRADIENT,
+    RECOMPUTE,
+    WEIGHT_GRADIENT,
+    Action,
+)
 from mindspeed_pp.placement import Placement
 from mindspeed_pp.schedule import Result, Schedule, made, needs, provides
 from mindspeed_pp.simulator import Costs, simulate
@@ -102,19 +109,20 @@ def _most_alive(order: tuple[Action, ...]) -> float:
     return most
 
 
-def recomputed(schedule: Schedule, stages: frozenset[int]) -> Schedule:
-    """Return the schedule with the forward passes of some stages computed again before their backward pass.
+def recomputed(schedule: Schedule) -> Schedule:
+    """Return the schedule with forward passes computed again, each right before its backward pass.
 
-    Right before it, so that a rank computes while the gradient is on its way. The last stage is left out: its
-    backward pass follows at once.
+    So a rank computes while the gradient is on its way, and keeps the input of a stage in between. A forward
+    pass whose backward pass follows at once keeps what it computes.
     """
-    again = stages - {schedule.placement.stages - 1}
 
     def with_recompute(order: tuple[Action, ...]) -> list[Action]:
         found: list[Action] = []
         for action in order:
-            if action.op in (INPUT_GRADIENT, BACKWARD) and action.stage in again:
-                found.append(Action("R", action.stage, action.microbatch))
+            if action.op in (INPUT_GRADIENT, BACKWARD):
+                before = found[-1] if found else None
+                if before is None or (before.op, before[1:3]) != (FORWARD, action[1:3]):
+                    found.append(Action(RECOMPUTE, action.stage, action.microbatch))
             found.append(action)
         return found
 

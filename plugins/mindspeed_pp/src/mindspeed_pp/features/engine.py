@@ -16,8 +16,10 @@ from mindspeed_pp.plan import (
     FLAG,
     GREEDY,
     LIMIT_FLAG,
+    NATIVE_ORDER,
     TIMES_FLAG,
     WEIGHTS_FLAG,
+    asked_for,
     asked_rule,
     planned,
     said_chunks,
@@ -25,7 +27,17 @@ from mindspeed_pp.plan import (
 from mindspeed_pp.schedules import BUILT_IN
 
 ENGINE = "pp-engine"
+_STREAMS, _WARM_UP = "--use-multi-stream", "overlap_warmup_cooldown_communication"
+RECOMPUTE_FLAG = "--pipeline-recompute"
 _AUTOGRAD = "its hooks expect the order of autograd; drop one of the two"
+
+_BETTER = {
+    "nanopipe": "zbi has the same placement, a smaller bubble and keeps fewer micro-batches",
+    "fold-aiao": "interleaved with --overlap-grad-reduce takes as long and keeps fewer micro-batches",
+    "fold-fifo": "interleaved with --overlap-grad-reduce reduces gradients bucket by bucket",
+    "dualpipev": "passes of a pair run one after the other here, and then zbv is shorter",
+}
+"""What to use instead of schedules that others dominate."""
 
 
 class PipelineSchedule(Feature):
@@ -58,6 +70,30 @@ class PipelineSchedule(Feature):
             help="Times of forward, input gradient and weight gradient of a rank's layers, in any unit.",
         ),
         Flag(LIMIT_FLAG, type=float, help="Most micro-batches alive on a pipeline rank; more is refused."),
+        Flag(
+            RECOMPUTE_FLAG,
+            help="Keep inputs of pipeline stages alone, and compute forward again while gradients travel.",
+        ),
+        Flag("--use-nanopipe", help=f"The same as {FLAG} nanopipe."),
+        Flag(
+            "--schedules-method",
+            type=str,
+            choices=("dualpipev",),
+            help=f"The same as {FLAG}.",
+        ),
+        Flag("--dualpipev-dw-detach", help="dualpipev: leave the last weight gradients to the end."),
+        Flag(
+            "--foldx-mode",
+            type=str,
+            choices=("aiao", "fifo"),
+            aliases=("--fold-mode",),
+            help=f"The same as {FLAG} fold-aiao or fold-fifo.",
+        ),
+        *(
+            Flag(flag, help="megatron-core's order, each direction on a communicator.")
+            for flag in NATIVE_ORDER
+        ),
+        Flag(_STREAMS, help="Accepted with --overlap-warmup-cooldown-communication."),
     )
     requires = (
         Requirement(flag="--pipeline-model-parallel-size", reason="a schedule orders pipeline stages"),
@@ -89,19 +125,20 @@ class PipelineSchedule(Feature):
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
-        """Return whether a schedule is asked for, by name or in a file."""
-        return any(getattr(args, dest, None) for dest in ("pipeline_schedule", "pipeline_schedule_file"))
+        """Return whether a schedule is asked for, by any of the flags."""
+        return bool(asked_for(args))
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse sizes that the schedule does not go with."""
         ranks = getattr(args, "pipeline_model_parallel_size", 1) or 1
-        named, file = (getattr(args, d, None) for d in ("pipeline_schedule", "pipeline_schedule_file"))
-        asked = f"{FLAG} {named}" if named else f"{FILE_FLAG} {file}"
+        asked = next(iter(asked_for(args)))
         if ranks < 2:
             return (f"{asked} with --pipeline-model-parallel-size {ranks}: use 2 or more, or drop it",)
-        if named and file:
-            return (f"{asked} and {FILE_FLAG} {file} both say the order; keep one of the two",)
+        if getattr(args, "use_multi_stream", False) and not getattr(args, _WARM_UP, False):
+            return (
+                f"{_STREAMS} is an option of --overlap-warmup-cooldown-communication; add it, or drop both",
+            )
         try:
             plan = planned(args)
         except UserError as error:
@@ -123,6 +160,16 @@ class PipelineSchedule(Feature):
                 "zbi or zbv, or drop it"
             )
         return found
+
+    @classmethod
+    def notes(cls, args: Any) -> Sequence[str]:
+        """Say which schedule trains, and which one the simulator finds shorter."""
+        rule = asked_rule(args)
+        assert rule is not None
+        better = _BETTER.get(rule.name)
+        asked = next(iter(asked_for(args)))
+        said = [] if asked.endswith(f" {rule.name}") else [f"{asked}: the pipeline schedule is {rule.name}"]
+        return [*said, f"{asked}: {better}"] if better else said
 
     @hookimpl(wrapper=True)
     def validate_arguments_early(self, args: Any) -> Generator[None, Any, Any]:

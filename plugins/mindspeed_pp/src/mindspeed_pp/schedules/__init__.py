@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mindspeed_pp.schedules.dual_pipe_v import dual_pipe_v
 from mindspeed_pp.schedules.fold import fold_aiao, fold_fifo
 from mindspeed_pp.schedules.interleaved import interleaved, nanopipe
 from mindspeed_pp.schedules.list_scheduler import list_scheduler
@@ -17,6 +18,7 @@ BUILT_IN = (
     zbi,
     zbv,
     nanopipe,
+    dual_pipe_v,
     fold_aiao,
     fold_fifo,
     list_scheduler,
