@@ -5,6 +5,7 @@ Both start from the same weights and see the same batches; what the loop is told
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,13 +33,13 @@ class Recorded:
     """What the standalone host trained, for a loop that does the same.
 
     Attributes:
-        batches: the micro-batches in order.
+        batches: the micro-batches of each chunk in order.
         weights: of each chunk at the start.
         losses: of each step.
         numbers: what was logged of each step.
     """
 
-    batches: list[Any] = field(default_factory=list)
+    batches: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))
     weights: list[dict[str, torch.Tensor]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     numbers: list[dict[str, Any]] = field(default_factory=list)
@@ -70,9 +71,9 @@ class _Recorder:
         self.memory = memory
 
     @hookimpl(wrapper=True, trylast=True)
-    def get_batch(self) -> Iterator[None]:
+    def get_batch(self, vp_stage: int | None) -> Iterator[None]:
         batch = yield
-        self.memory.batches.append(batch)
+        self.memory.batches[vp_stage or 0].append(batch)
         return batch
 
 
@@ -102,20 +103,21 @@ class OwnLoop:
         session, args = self.session, self.model_flags
         config, ddp_config, optimizer_config = self.configs
         self.config = config = session.config(config)
-        from megatron.core import parallel_state
-
-        model = GPTModel(
-            config,
-            session.layer_spec(config),
-            vocab_size=args.padded_vocab_size,
-            max_sequence_length=args.seq_length,
-            pre_process=parallel_state.is_pipeline_first_stage(),
-            post_process=parallel_state.is_pipeline_last_stage(),
-            share_embeddings_and_output_weights=True,
-            position_embedding_type=args.position_embedding_type,
-        )
-        model = session.model(model)
-        self.chunks = session.wrap_ddp([model], ddp_config)
+        models = [
+            GPTModel(
+                config,
+                session.layer_spec(config, vp_stage=place.vp_stage),
+                vocab_size=args.padded_vocab_size,
+                max_sequence_length=args.seq_length,
+                pre_process=place.pre_process,
+                post_process=place.post_process,
+                share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+                position_embedding_type=args.position_embedding_type,
+                vp_stage=place.vp_stage,
+            )
+            for place in session.places(config)
+        ]
+        self.chunks = session.wrap_ddp(session.model(models), ddp_config)
         with torch.no_grad():
             for chunk, weights in zip(unwrap_model(self.chunks), self.memory.weights):
                 for name, parameter in chunk.named_parameters():
@@ -135,15 +137,15 @@ class OwnLoop:
         function = _mean_loss if self.mean else _loss
         return output, self.session.loss(partial(function, batch.loss_mask), batch, model)
 
-    def _step(self, batches: Sequence[Any], args: Any) -> Mapping[str, float]:
+    def _step(self, batches: Sequence[Sequence[Any]], args: Any) -> Mapping[str, float]:
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         reports = self.schedule(
             forward_step_func=self.forward,
-            data_iterator=[iter(batches)],
+            data_iterator=[iter(of_chunk) for of_chunk in batches],
             model=self.chunks,
-            num_microbatches=len(batches),
+            num_microbatches=len(batches[0]),
             seq_length=args.seq_length,
             micro_batch_size=args.micro_batch_size,
             forward_only=False,
@@ -172,14 +174,15 @@ def both(model_flags: Sequence[str], feature_flags: Sequence[str], *, mean: bool
     model_flags = (*model_flags, "--weight-decay", "0")
     with recorded(*model_flags, *feature_flags) as (memory, run):
         args = run.args
-        per_step = len(memory.batches) // STEPS
+        per_step = len(memory.batches[0]) // STEPS
     _, configs = described(*model_flags)
     flags = [*of_the_batches(args), *feature_flags]
     with activate(flags, platform="cpu", configs=configs) as session:
         own = OwnLoop(session, configs, memory, args, mean)
         losses, numbers = [], []
         for index in range(STEPS):
-            found = own.step(memory.batches[index * per_step : (index + 1) * per_step], args)
+            parts = [memory.batches[chunk] for chunk in range(len(own.chunks))]
+            found = own.step([part[index * per_step : (index + 1) * per_step] for part in parts], args)
             losses.append(found["lm loss"])
             step = {"loss": found["lm loss"], "step": session.run.iteration}
             numbers.append(session.log_step({**found, **step}))

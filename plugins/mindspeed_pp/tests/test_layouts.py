@@ -59,7 +59,8 @@ def test_placements_at_two_ranks(model):
     "model", [(), (UNTIED,), (UNTIED, "--calculate-per-token-loss")], ids=["tied", "untied", "per-token"]
 )
 def test_beside_other_parallelism(model):
-    compared(FOUR_RANKS, 4, *model, tolerance=2e-6)
+    # Tensor parallelism adds in another order than one process.
+    compared(FOUR_RANKS, 4, *model, tolerance=1e-5)
 
 
 @pytest.mark.thorough

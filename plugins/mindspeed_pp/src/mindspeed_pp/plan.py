@@ -14,7 +14,7 @@ from mindspeed_pp.choice import Times, shortest
 from mindspeed_pp.lint import lint
 from mindspeed_pp.placement import Placement
 from mindspeed_pp.registry import Context, Rule, rule_named
-from mindspeed_pp.schedule import Schedule, read_schedule
+from mindspeed_pp.schedule import Schedule, parse_schedule, schedule_text
 from mindspeed_pp.schedules.dual_pipe_v import DETACHED
 from mindspeed_pp.simulator import Costs
 from mindspeed_pp.transforms import greedy_weights, recomputed, waves
@@ -116,7 +116,8 @@ def asked_rule(args: Any) -> Rule | None:
         raise UserError(f"{' and '.join(asked)} both say the order of the pipeline; keep one of the two")
     for name in asked.values():
         if name == FILE_FLAG:
-            return _rule_of_file(str(args.pipeline_schedule_file))
+            path = str(args.pipeline_schedule_file)
+            return _rule_of_text(schedule_text(Path(path)), path)
         return rule_named(_chosen(args) if name == AUTO else name)
     return None
 
@@ -129,8 +130,8 @@ def _chosen(args: Any) -> str:
 
 
 @lru_cache(maxsize=8)
-def _rule_of_file(path: str) -> Rule:
-    schedule = read_schedule(Path(path))
+def _rule_of_text(text: str, path: str) -> Rule:
+    schedule = parse_schedule(text, path)
     lint(schedule)
     return Rule(
         name=schedule.name,

@@ -181,10 +181,19 @@ def read_schedule(path: Path) -> Schedule:
     """Read a schedule file.
 
     Raises:
+        UserError: the file cannot be read, or holds none.
+    """
+    return parse_schedule(schedule_text(path), str(path))
+
+
+def schedule_text(path: Path) -> str:
+    """Return the text of a schedule file.
+
+    Raises:
         UserError: the file cannot be read.
     """
     try:
-        return parse_schedule(path.read_text(encoding="utf-8"), str(path))
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error}); name a schedule file") from error
 

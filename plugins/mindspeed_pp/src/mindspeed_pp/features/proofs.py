@@ -26,7 +26,7 @@ def as_native(
     return Scenario(
         name,
         flags=(*layout, *scheduled(schedule)),
-        baseline=layout,
+        baseline=tuple(flag for flag in layout if flag != "--pipeline-recompute"),
         world_size=ranks,
         tolerance=0.0,
     )
@@ -124,13 +124,76 @@ RANDOM_PROOFS = (
     ),
 )
 
+_TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
+_CP2 = ("--context-parallel-size", "2", "--position-embedding-type", "rope")
+_LATENT = (
+    *(
+        "--multi-latent-attention",
+        "--kv-lora-rank",
+        "16",
+        "--qk-head-dim",
+        "16",
+        "--qk-pos-emb-head-dim",
+        "8",
+    ),
+    *("--v-head-dim", "12", "--qk-layernorm", "--position-embedding-type", "rope"),
+)
+_EXPERTS = (
+    *("--num-experts", "4", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "32", "--swiglu"),
+    *("--disable-bias-linear", "--moe-token-dispatcher-type", "alltoall", "--moe-aux-loss-coeff", "0.01"),
+)
+
+
+def elsewhere(name: str, schedule: str, *flags: str, ranks: int = 2) -> Scenario:
+    """Compare a schedule that places stages elsewhere with megatron-core's 1F1B, bit for bit."""
+    layout = (*PP2, *UNCLIPPED, *flags)
+    return Scenario(
+        name, flags=(*layout, *scheduled(schedule)), baseline=layout, world_size=ranks, tolerance=0.0
+    )
+
+
 WEIGHT_GRADIENT_PROOFS = (
+    elsewhere("zbv", "zbv", *UNTIED),
     as_native("zb-h1", "zb-h1"),
+    as_native("zb-h2", "zb-h2"),
+    as_native("zbi", "zbi", chunks=CHUNKS2),
+    elsewhere("list", "list", *UNTIED),
+    elsewhere("dualpipev", "dualpipev", *UNTIED),
+    as_native("zb-h1-tp2", "zb-h1", *_TP2, ranks=4),
+    elsewhere("zbv-tp2", "zbv", *UNTIED, *_TP2, ranks=4),
+    as_native("zb-h1-overlaps", "zb-h1", *OVERLAPS, ranks=4),
+    elsewhere("zbv-overlaps", "zbv", *UNTIED, *OVERLAPS, ranks=4),
+    as_native("zb-h1-cp2", "zb-h1", *_CP2, ranks=4),
+    elsewhere("zbv-cp2", "zbv", *UNTIED, *_CP2, ranks=4),
+    as_native("zb-h1-bf16", "zb-h1", "--bf16"),
+    elsewhere("zbv-per-token", "zbv", *UNTIED, "--calculate-per-token-loss"),
+    as_native("zb-h1-latent", "zb-h1", *_LATENT),
+    as_native("zb-h1-experts", "zb-h1", *_EXPERTS),
+    elsewhere("zbv-experts", "zbv", *UNTIED, *_EXPERTS),
+    as_native("zb-h1-recomputed", "zb-h1", "--pipeline-recompute"),
     Scenario(
-        "zbv",
-        flags=(*PP2, *UNTIED, *UNCLIPPED, *scheduled("zbv")),
-        baseline=(*PP2, *UNTIED, *UNCLIPPED),
+        "nanopipe",
+        flags=(*PP2, *CHUNKS2, *scheduled("nanopipe")),
+        baseline=(*PP2, *CHUNKS2),
         world_size=2,
-        tolerance=0.0,
+        tolerance=1e-5,
+    ),
+    Scenario(
+        "zbv-tied",
+        flags=(*PP2, *scheduled("zbv")),
+        baseline=BATCH,
+        world_size=2,
+        baseline_world_size=1,
+        tolerance=1e-5,
+    ),
+    Scenario(
+        "resume",
+        flags=(*PP2, *OVERLAPS, *scheduled("zbv")),
+        world_size=4,
+        resume=Resume(
+            flags=(*PP2, *OVERLAPS, *CHUNKS2, "--pipeline-num-transformer-layers", "[[1,1],[1,1]]"),
+            world_size=2,
+            with_feature=False,
+        ),
     ),
 )

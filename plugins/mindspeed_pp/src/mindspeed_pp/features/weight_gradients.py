@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Conflict, Feature, Requirement, hookimpl
 from mindspeed_pp.features.proofs import WEIGHT_GRADIENT_PROOFS
-from mindspeed_pp.plan import asked_rule
+from mindspeed_pp.plan import asked_for, asked_rule
 
 
 class LaterWeightGradients(Feature):
@@ -19,11 +19,6 @@ class LaterWeightGradients(Feature):
     summary = "Weight gradients of linears computed when the pipeline schedule says so"
     requires = (
         Requirement(feature="pp-engine", reason="a schedule says when weight gradients are computed"),
-        Requirement(
-            flag="--transformer-impl",
-            one_of=("local", None),
-            reason="linears of TransformerEngine compute weight gradients with those of their inputs",
-        ),
     )
     conflicts = (
         Conflict(
@@ -49,6 +44,18 @@ class LaterWeightGradients(Feature):
             # The engine says what is wrong with it.
             return False
         return rule is not None and rule.splits
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Refuse layers whose linears cannot be split."""
+        if getattr(args, "transformer_impl", None) in (None, "local"):
+            return ()
+        asked = next(iter(asked_for(args)))
+        return (
+            f"{asked} with --transformer-impl {args.transformer_impl}: linears of TransformerEngine compute "
+            "weight gradients with those of their inputs; use --transformer-impl local, or 1f1b or "
+            "interleaved",
+        )
 
     @hookimpl(wrapper=True)
     def build_layer_spec(self, session: Any) -> Generator[None, Any, Any]:
