@@ -46,7 +46,7 @@ def train(platform, model_flags, feature_flags):
             tensor_parallel.model_parallel_cuda_manual_seed(1234)
             own = OwnLoop(session, configs, Recorded(), args)
             for _ in range(STEPS):
-                own.step([batch(args) for _ in range(args.global_batch_size)], args)
+                own.step([[batch(args) for _ in range(args.global_batch_size)]], args)
     return followed.measured
 
 

@@ -86,8 +86,11 @@ def asked_for(args: Any) -> dict[str, str]:
 
     A file stands for itself, under the name of the flag.
     """
-    given = lambda dest: getattr(args, dest, None)  # noqa: E731
-    found = {}
+
+    def given(dest: str) -> Any:
+        return getattr(args, dest, None)
+
+    found: dict[str, str] = {}
     if given("pipeline_schedule"):
         found[f"{FLAG} {given('pipeline_schedule')}"] = given("pipeline_schedule")
     if given("pipeline_schedule_file"):
@@ -171,7 +174,7 @@ def said_chunks(args: Any) -> int | None:
     layers = getattr(args, "num_layers", None)
     layout = getattr(args, "pipeline_model_parallel_layout", None)
     if derived or stages:
-        return int(derived or stages)
+        return int(derived or stages or 1)
     rows = getattr(args, "pipeline_num_transformer_layers", None)
     if isinstance(rows, str):
         # Checked by whoever reads it; here only the columns of its first row count.

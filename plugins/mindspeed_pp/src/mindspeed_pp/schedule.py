@@ -148,7 +148,8 @@ def parse_schedule(text: str, where: str = "schedule") -> Schedule:
     Raises:
         UserError: a line cannot be read; the message names it.
     """
-    name, ranks, microbatches = "", (), 0
+    name, microbatches = "", 0
+    ranks: tuple[int, ...] = ()
     orders: dict[int, tuple[Action, ...]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()

@@ -155,20 +155,21 @@ class _Later:
 def with_later_gradients(base: type) -> type:
     """Return a subclass of a parallel linear that takes ``store``, a function that returns the store."""
 
-    class LaterLinear(_Later, base):  # type: ignore[misc, valid-type]
+    class LaterLinear(_Later, base):
         def __init__(self, *args: Any, store: Callable[[], WeightGradients], **named: Any) -> None:
             super().__init__(*args, **named)
             self.weight_gradients = store()
             self._done = None
-            if self.weight is not None:
-                self.weight.skip_backward_post_hook = True  # type: ignore[attr-defined]
+            weight: Any = self.weight
+            if weight is not None:
+                weight.skip_backward_post_hook = True
 
         def _forward_impl(self, input: Tensor, weight: Tensor, *args: Any, **named: Any) -> Tensor:
             if weight is not self.weight or not weight.requires_grad:
                 output: Tensor = super()._forward_impl(input, weight, *args, **named)
                 return output
             self._fused = bool(named.get("gradient_accumulation_fusion"))
-            return _Linear.apply(  # type: ignore[no-any-return]
+            return _Linear.apply(
                 input,
                 weight,
                 named.get("bias"),
