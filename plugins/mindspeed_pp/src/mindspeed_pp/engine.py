@@ -13,6 +13,7 @@ from mindspeed_pp.lint import Findings, lint
 from mindspeed_pp.mail import DOWN, UP, Mail, StuckError, warm_up
 from mindspeed_pp.plan import FLAG, WAVES, Plan
 from mindspeed_pp.schedule import Schedule
+from mindspeed_pp.shape_table import shapes_of_step, sizes_of_step
 from mindspeed_pp.step import IndexedBatches, Parts, Step, finalize
 from mindspeed_pp.weight_gradients import WeightGradients
 
@@ -71,7 +72,6 @@ class Engine:
         forward_only: bool = False,
         collect_non_loss_data: bool = False,
         first_val_step: bool | None = None,
-        adjust_tensor_shapes_fn: Callable[..., Any] | None = None,
         force_all_reduce: bool | None = False,
         **_: Any,
     ) -> list[Any]:
@@ -90,7 +90,15 @@ class Engine:
             warm_up(schedule, rank, groups, device, state.warm)
         models = list(model) if isinstance(model, (list, tuple)) else [model]
         iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
-        shapes = self._shapes(seq_length, micro_batch_size, adjust_tensor_shapes_fn)
+        batches = [None if each is None else IndexedBatches(each) for each in iterators]
+        sizes = {"seq_length": seq_length, "micro_batch_size": micro_batch_size}
+        args = Namespace(**(vars(self._args) | {k: v for k, v in sizes.items() if v is not None}))
+        if config.variable_seq_lengths:
+            shapes = shapes_of_step(
+                self._run, args, config, sizes_of_step(self._run, self._pg, schedule, batches)
+            )
+        else:
+            shapes = self._shapes(args)
         ahead = {channel: max(AHEAD, depth) for channel, depth in findings.look_ahead.items()}
         parts = Parts(
             run=self._run,
@@ -99,7 +107,7 @@ class Engine:
             schedule=schedule,
             rank=rank,
             models=models,
-            batches=[None if each is None else IndexedBatches(each) for each in iterators],
+            batches=batches,
             forward_step_func=forward_step_func,
             mail=Mail(schedule, rank, groups, shapes, device, ahead),
             weight_gradients=session.state(WeightGradients),
@@ -143,11 +151,7 @@ class Engine:
             state.schedules[key] = (schedule.forward_only() if forward_only else schedule), findings
         return state.schedules[key]
 
-    def _shapes(
-        self, seq_length: int | None, micro_batch_size: int | None, adjust: Callable[..., Any] | None
-    ) -> Callable[[int], Any]:
-        sizes = {"seq_length": seq_length, "micro_batch_size": micro_batch_size}
-        args = Namespace(**(vars(self._args) | {k: v for k, v in sizes.items() if v is not None}))
+    def _shapes(self, args: Namespace) -> Callable[[int], Any]:
         schema = self._run.session.call("boundary_schema", args=args, config=self._config)
         return lambda microbatch: schema.tensors
 

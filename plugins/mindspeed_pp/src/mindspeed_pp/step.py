@@ -51,9 +51,13 @@ class IndexedBatches:
 
     def __next__(self) -> Any:
         """Return micro-batch ``at`` of the step."""
-        while len(self._seen) <= self.at:
+        return self.look(self.at)
+
+    def look(self, at: int) -> Any:
+        """Return a micro-batch of the step, reading as far as it takes."""
+        while len(self._seen) <= at:
             self._seen.append(next(self._batches))
-        return self._seen[self.at]
+        return self._seen[at]
 
 
 @dataclass
