@@ -78,10 +78,6 @@ TOGETHER = {
     "kernels, pipeline": ((*PP2, *LLAMA), KERNELS),
     "another boundary": (PP2, ("--toy-double-boundary",)),
     "another schedule": (PP2, ("--toy-sequential-schedule",)),
-    "another placement": (
-        (*PP2, "--num-virtual-stages-per-pipeline-rank", "2", "--untie-embeddings-and-output-weights"),
-        ("--toy-v-shape",),
-    ),
     "a zero-bubble schedule": (PP2, ("--pipeline-schedule", "zb-h1")),
     "a schedule on another placement": (
         (*PP2, "--num-virtual-stages-per-pipeline-rank", "2", "--untie-embeddings-and-output-weights"),

@@ -77,8 +77,8 @@ def shapes_of_step(
     for batch, length in sizes:
         if length % parts:
             raise DataError(
-                f"--variable-seq-lengths: a micro-batch has sequences of {length} tokens, which {parts} ranks "
-                f"share; pad them to a multiple of {parts}"
+                f"--variable-seq-lengths: a micro-batch has sequences of {length} tokens, which "
+                f"{parts} ranks share; pad them to a multiple of {parts}"
             )
         if (batch, length) not in known:
             of_this = Namespace(**(vars(args) | {"micro_batch_size": batch, "seq_length": length}))
