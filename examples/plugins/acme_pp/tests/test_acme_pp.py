@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 import acme_pp.eager
+from acme_pp.features import DECLARATIONS
 from mindspeed_core.activation import plan_for
-from mindspeed_core.feature import Scenario
+from mindspeed_core.testing.contract import contract_checks
+from mindspeed_core.testing.scenarios import scenario_parameters
 from mindspeed_core.testing.verify import verify
 from mindspeed_pp.choice import compared
-from mindspeed_pp.features import PipelineSchedule
-from mindspeed_pp.features.proofs import PP2
 from mindspeed_pp.lint import lint
 from mindspeed_pp.program import main
 from mindspeed_pp.registry import Context, rules
@@ -23,7 +23,7 @@ def test_it_is_a_value_of_the_flag():
     plan, _ = plan_for(
         ["--pipeline-model-parallel-size", "2", "--pipeline-schedule", "eager-1f1b"], platform="cpu"
     )
-    assert "pp-engine" in plan.names
+    assert {"pp-engine", "acme-eager-1f1b"} <= set(plan.names)
 
 
 def test_it_fits_on_a_screen():
@@ -49,9 +49,15 @@ def test_the_program_draws_it(tmp_path, capsys):
     assert "rank 3" in (tmp_path / "eager.svg").read_text()
 
 
-def test_it_trains_what_megatron_cores_schedule_trains():
-    scenario = Scenario(
-        "eager", flags=(*PP2, "--pipeline-schedule", "eager-1f1b"), baseline=PP2, world_size=2, tolerance=0.0
-    )
-    verdict = verify(PipelineSchedule, scenario, platform="cpu")
+@pytest.mark.parametrize(
+    ("feature", "scenario"), scenario_parameters(DECLARATIONS, platform="cpu", always=())
+)
+def test_it_trains_what_megatron_cores_schedule_trains(feature, scenario):
+    verdict = verify(feature, scenario, platform="cpu")
     assert verdict.passed, str(verdict)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("check", contract_checks("acme-pp", platform="cpu"), ids=str)
+def test_the_contract_is_kept(check):
+    check()
