@@ -182,16 +182,11 @@ class PipelineSchedule(Feature):
         return given
 
     @hookimpl(wrapper=True)
-    def validate_arguments(self, session: Any, args: Any) -> Generator[None, Any, Any]:
+    def validate_arguments(self, args: Any) -> Generator[None, Any, Any]:
         """Refuse schedules that cannot run with the batch."""
         validated = yield
         plan = planned(validated)
         assert plan is not None
-        if session.host.name == "megatron-lm" and not plan.placement.is_loop:
-            raise UserError(
-                f"{FLAG} {plan.rule.name}: its last stage is on the first pipeline rank, and Megatron-LM's "
-                "scripts look for losses on the last one; use mindspeed-train, or zb-h1 or zbi"
-            )
         count = getattr(validated, "num_microbatches", None)
         refused = plan.refusal(count)
         if refused:
