@@ -47,11 +47,36 @@ class RngInfo:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape and dtype of one tensor that crosses a pipeline boundary."""
+    """One tensor that crosses a pipeline boundary.
+
+    Attributes:
+        name: of the tensor.
+        shape: of one micro-batch.
+        dtype: of the tensor.
+        requires_grad: its gradient travels back; False for masks and positions.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    requires_grad: bool = True
+
+
+@dataclass(frozen=True)
+class ChunkPlace:
+    """The place of one of a rank's model chunks in the whole model.
+
+    Attributes:
+        vp_stage: number of the chunk on its rank, None without interleaving.
+        global_stage: number of its pipeline stage in the model; 0 comes first.
+        pre_process: it holds the embedding.
+        post_process: it holds the output layer, and the loss is computed behind it.
+    """
+
+    vp_stage: int | None
+    global_stage: int
+    pre_process: bool
+    post_process: bool
 
 
 @dataclass(frozen=True)

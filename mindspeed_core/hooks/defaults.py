@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from typing import Any
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hooks.marker import DONE, Done
@@ -12,6 +13,12 @@ from mindspeed_core.hooks.marker import DONE, Done
 def validate_arguments_early(args: Namespace) -> Namespace:
     """Change nothing before validation."""
     return args
+
+
+@hookimpl(trylast=True)
+def process_group_options() -> dict[str, Any]:
+    """Add no option."""
+    return {}
 
 
 @hookimpl(trylast=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.hooks.marker import hookspec
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlockSubmodules
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-    from mindspeed_core.run import BoundarySchema
+    from mindspeed_core.run import BoundarySchema, ChunkPlace
     from mindspeed_core.session import Session
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "build_model_chunk",
     "build_mtp_spec",
     "build_transformer_config",
+    "place_chunks",
     "wrap_ddp",
 ]
 
@@ -41,9 +43,24 @@ def build_transformer_config(session: Session, args: Namespace) -> TransformerCo
     """
 
 
-@hookspec
+@hookspec(since="1.2")
+def place_chunks(session: Session, args: Namespace, pp_rank: int, pp_size: int) -> Sequence[ChunkPlace] | Any:
+    """Say where in the model the chunks of a pipeline rank are, in the order of the rank's chunks.
+
+    Whoever replaces it fills ``pipeline-schedule``, and puts the layers of each place into
+    ``config.pipeline_model_parallel_layout``. The default runs down the ranks with the first chunks of all,
+    then with the second ones, as megatron-core's schedules do. Hosts take from it which chunks hold embedding
+    and loss, and which rank has the losses of a step.
+
+    Args:
+        pp_rank: a pipeline rank, not always this process's.
+        pp_size: pipeline ranks.
+    """
+
+
+@hookspec(added={"place": "1.2"})
 def build_layer_spec(
-    session: Session, args: Namespace, config: TransformerConfig, vp_stage: int | None
+    session: Session, args: Namespace, config: TransformerConfig, vp_stage: int | None, place: ChunkPlace
 ) -> TransformerBlockSubmodules | Any:
     """Build the module specification of one model chunk: all its layers and its final norm.
 
@@ -51,6 +68,9 @@ def build_layer_spec(
     ``ModuleSpec`` per local layer and ``layer_norm``), never a single layer. Features change it with
     ``mindspeed_core.layer_spec.SpecEditor`` by role: ``qkv``, ``proj``, ``fc1``, ``fc2``, ``core_attention``,
     norms, ``mlp``, ``router``, ``experts``, ``shared_experts``, ….
+
+    Args:
+        place: of the chunk in the model.
     """
 
 
@@ -85,7 +105,7 @@ def build_model_chunk(
     """Build one model chunk on this rank.
 
     Args:
-        global_stage: position of the chunk in the whole model, ``vp_stage * pp_size + pp_rank``.
+        global_stage: position of the chunk in the whole model, see `place_chunks`.
     """
 
 
@@ -106,7 +126,9 @@ def boundary_schema(session: Session, args: Namespace, config: TransformerConfig
     """Describe the tensors that cross from one pipeline stage to the next, for one micro-batch.
 
     The default is one hidden state ``[s, b, h]`` with ``s`` divided by the sequence- and context-parallel
-    degrees. A feature that sends another shape returns a changed schema; the schedule receives its shapes.
+    degrees. A feature that sends another shape returns a changed schema; the schedule receives its shapes. A
+    schedule whose micro-batches differ calls it once for each size, with that size in ``args.seq_length`` and
+    ``args.micro_batch_size``.
     """
 
 

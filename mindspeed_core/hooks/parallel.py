@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.hooks.marker import hookspec
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from mindspeed_core.run import DistInfo, RngInfo
     from mindspeed_core.session import Session
 
-__all__ = ["build_process_groups", "init_distributed", "seed_everything"]
+__all__ = ["build_process_groups", "init_distributed", "process_group_options", "seed_everything"]
 
 
 @hookspec
@@ -26,6 +27,16 @@ def init_distributed(session: Session, args: Namespace, platform: Platform) -> D
 
     Args:
         platform: the device platform.
+    """
+
+
+@hookspec(since="1.2")
+def process_group_options(session: Session, args: Namespace) -> Mapping[str, Any] | Any:
+    """Return further options of megatron-core's ``initialize_model_parallel``; the default gives none.
+
+    For groups that megatron-core builds itself, such as the ranks that hold the word embedding
+    (``get_embedding_ranks``). A wrapper adds to the mapping. In a library session the caller builds these
+    groups.
     """
 
 

@@ -28,13 +28,20 @@ __all__ = [
 ]
 
 
-@hookspec
+@hookspec(added={"run": "1.2"})
 def get_forward_backward(
-    session: Session, args: Namespace, config: TransformerConfig, pg: ProcessGroupCollection
+    session: Session, args: Namespace, config: TransformerConfig, pg: ProcessGroupCollection, run: Run
 ) -> Callable[..., Any] | Any:
     """Return the pipeline schedule: a callable with megatron-core's forward-backward signature.
 
-    Slot ``pipeline-schedule``. Called once per run; evaluation uses the same schedule with ``forward_only``.
+    Slot ``pipeline-schedule``. Called once or several times in a run (Megatron-LM's scripts ask before every
+    step), so what a schedule keeps belongs into ``session.state``. Evaluation uses the same schedule with
+    ``forward_only``.
+
+    A schedule that runs the micro-batches of a chunk in another order than from 0 on, or one of them twice,
+    announces each forward pass with ``mindspeed_core.megatron.schedule.announced``; without that the passes
+    of each chunk are counted. Whoever fills the slot decides which numbers of micro-batches and which tensors
+    between stages it can do: hosts refuse none.
     """
 
 

@@ -24,9 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class _MicroBatches:
-    """Number of micro-batches of the current step that each chunk has begun, by virtual pipeline stage."""
+    """Micro-batches of the current step.
+
+    Attributes:
+        begun: how many each chunk has begun, by virtual pipeline stage.
+        announced: virtual pipeline stage and micro-batch of the forward pass that a schedule runs.
+    """
 
     begun: dict[int | None, int] = field(default_factory=dict)
+    announced: tuple[int | None, int] | None = None
 
 
 @hookimpl(trylast=True)
@@ -60,10 +66,30 @@ def restart_microbatches(run: Run) -> None:
 
 def begin_microbatch(run: Run, model_chunk: Any) -> None:
     """Set the run's context to the next micro-batch of a chunk."""
-    begun, context = run.session.state(_MicroBatches).begun, run.context
+    state, context = run.session.state(_MicroBatches), run.context
+    if state.announced is not None:
+        context.vp_stage, context.microbatch = state.announced
+        return
     context.vp_stage = getattr(unwrap(model_chunk), "vp_stage", None)
-    context.microbatch = begun.get(context.vp_stage, 0)
-    begun[context.vp_stage] = context.microbatch + 1
+    context.microbatch = state.begun.get(context.vp_stage, 0)
+    state.begun[context.vp_stage] = context.microbatch + 1
+
+
+@contextmanager
+def announced(run: Run, vp_stage: int | None, microbatch: int) -> Iterator[None]:
+    """Say which forward pass a schedule runs in this block, in whatever order and however often.
+
+    Args:
+        run: the run in progress.
+        vp_stage: virtual pipeline stage of the chunk, None without interleaving.
+        microbatch: index within the step.
+    """
+    state = run.session.state(_MicroBatches)
+    state.announced = vp_stage, microbatch
+    try:
+        yield
+    finally:
+        state.announced = None
 
 
 def boundary_options(run: Run, args: Namespace, config: TransformerConfig) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Both start from the same weights and see the same batches; what the loop is told
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from mindspeed_core.activation import activate, prepare
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone import loop
 from mindspeed_core.megatron.global_state import destroy_megatron_state
-from mindspeed_core.run import Run
+from mindspeed_core.run import ChunkPlace, Run
 from mindspeed_core.testing.model_flags import training_flags
 
 STEPS = 3
@@ -33,13 +34,13 @@ class Recorded:
     """What the standalone host trained, for a loop that does the same.
 
     Attributes:
-        batches: the micro-batches in order.
+        batches: the micro-batches of each chunk in order.
         weights: of each chunk at the start.
         losses: of each step.
         numbers: what was logged of each step.
     """
 
-    batches: list[Any] = field(default_factory=list)
+    batches: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))
     weights: list[dict[str, torch.Tensor]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     numbers: list[dict[str, Any]] = field(default_factory=list)
@@ -71,9 +72,9 @@ class _Recorder:
         self.memory = memory
 
     @hookimpl(wrapper=True, trylast=True)
-    def get_batch(self) -> Iterator[None]:
+    def get_batch(self, vp_stage: int | None) -> Iterator[None]:
         batch = yield
-        self.memory.batches.append(batch)
+        self.memory.batches[vp_stage or 0].append(batch)
         return batch
 
 
@@ -103,9 +104,7 @@ class OwnLoop:
         session = self.session
         config, ddp_config, optimizer_config = self.configs
         self.config = config = session.config(config)
-        chunks = config.virtual_pipeline_model_parallel_size
-        model = [self._chunk(vp_stage) for vp_stage in ((None,) if chunks is None else range(chunks))]
-        model = session.model(model)
+        model = session.model([self._chunk(place) for place in session.places(config)])
         if config.bf16:
             model = [Float16Module(config, chunk) for chunk in model]
         self.chunks = session.wrap_ddp(model, ddp_config)
@@ -121,28 +120,28 @@ class OwnLoop:
         self.step = session.train_step(self._step)
         self.forward = session.forward_step(self._forward)
 
-    def _chunk(self, vp_stage: int | None) -> GPTModel:
-        """Build a chunk; the chunks of an interleaved schedule know their place."""
-        from megatron.core import parallel_state
+    def _chunk(self, place: ChunkPlace) -> GPTModel:
+        """Build a chunk at its place in the model."""
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_mtp_block_spec
 
         args, config = self.model_flags, self.config
-        place = {} if vp_stage is None else {"ignore_virtual": False, "vp_stage": vp_stage}
-        layers = self.session.layer_spec(config, vp_stage=vp_stage)
+        layers = self.session.layer_spec(config, vp_stage=place.vp_stage)
         further = None
         if config.mtp_num_layers:
-            further = get_gpt_mtp_block_spec(config, layers, use_transformer_engine=False, vp_stage=vp_stage)
+            further = get_gpt_mtp_block_spec(
+                config, layers, use_transformer_engine=False, vp_stage=place.vp_stage
+            )
         return GPTModel(
             config,
             layers,
             mtp_block_spec=further,
             vocab_size=args.padded_vocab_size,
             max_sequence_length=args.seq_length,
-            pre_process=parallel_state.is_pipeline_first_stage(**place),
-            post_process=parallel_state.is_pipeline_last_stage(**place),
+            pre_process=place.pre_process,
+            post_process=place.post_process,
             share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
             position_embedding_type=args.position_embedding_type,
-            vp_stage=vp_stage,
+            vp_stage=place.vp_stage,
         )
 
     def _forward(self, iterator: Iterator[Any], model: Any) -> Any:
@@ -152,15 +151,15 @@ class OwnLoop:
         function = _mean_loss if self.mean else _loss
         return output, self.session.loss(partial(function, batch.loss_mask), batch, model)
 
-    def _step(self, batches: Sequence[Any], args: Any) -> Mapping[str, float]:
+    def _step(self, batches: Sequence[Sequence[Any]], args: Any) -> Mapping[str, float]:
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         reports = self.schedule(
             forward_step_func=self.forward,
-            data_iterator=[iter(batches) for _ in self.chunks],
+            data_iterator=[iter(of_chunk) for of_chunk in batches],
             model=self.chunks,
-            num_microbatches=len(batches),
+            num_microbatches=len(batches[0]),
             seq_length=args.seq_length,
             micro_batch_size=args.micro_batch_size,
             forward_only=False,
@@ -189,14 +188,15 @@ def both(model_flags: Sequence[str], feature_flags: Sequence[str], *, mean: bool
     model_flags = (*model_flags, "--weight-decay", "0")
     with recorded(*model_flags, *feature_flags) as (memory, run):
         args = run.args
-        per_step = len(memory.batches) // STEPS
+        per_step = len(memory.batches[0]) // STEPS
     _, configs = described(*model_flags)
     flags = [*of_the_batches(args), *feature_flags]
     with activate(flags, platform="cpu", configs=configs) as session:
         own = OwnLoop(session, configs, memory, args, mean)
         losses, numbers = [], []
         for index in range(STEPS):
-            found = own.step(memory.batches[index * per_step : (index + 1) * per_step], args)
+            parts = [memory.batches[chunk] for chunk in range(len(own.chunks))]
+            found = own.step([part[index * per_step : (index + 1) * per_step] for part in parts], args)
             losses.append(found["lm loss"])
             step = {"loss": found["lm loss"], "step": session.run.iteration}
             numbers.append(session.log_step({**found, **step}))

@@ -97,6 +97,12 @@ TOGETHER = {
     "kernels, pipeline": ((*PP2, *LLAMA), KERNELS),
     "another boundary": (PP2, ("--toy-double-boundary",)),
     "another schedule": (PP2, ("--toy-sequential-schedule",)),
+    "a zero-bubble schedule": (PP2, ("--pipeline-schedule", "zb-h1")),
+    "a schedule on another placement": (
+        (*PP2, "--num-virtual-stages-per-pipeline-rank", "2", "--untie-embeddings-and-output-weights"),
+        ("--pipeline-schedule", "zbv"),
+    ),
+    "layers of stages": (PP2, ("--num-layer-list", "3,1")),
     "data parallel": ((), ("--toy-groups", "--toy-snapshot")),
     "experts": (WHOLE, ()),
     "grouped experts": ((*WHOLE, "--moe-grouped-gemm"), ()),

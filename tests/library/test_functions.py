@@ -371,7 +371,7 @@ def test_a_single_chunk_per_rank_is_not_interleaved(opened, monkeypatch):
         monkeypatch.setattr(
             parallel_state, "get_virtual_pipeline_model_parallel_world_size", lambda size=chunks: size
         )
-        chosen = session.call("get_forward_backward", args=None, config=None, pg=None)
+        chosen = session.call("get_forward_backward", args=None, config=None, pg=None, run=None)
         assert (chosen is schedules.forward_backward_pipelining_with_interleaving) == interleaved
 
 

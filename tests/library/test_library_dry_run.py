@@ -80,7 +80,8 @@ def train(platform, model_flags, feature_flags):
             tensor_parallel.model_parallel_cuda_manual_seed(1234)
             own = OwnLoop(session, configs, Recorded(), args)
             for _ in range(STEPS):
-                own.step([batch(args) for _ in range(args.global_batch_size)], args)
+                micro_batches = [batch(args) for _ in range(args.global_batch_size)]
+                own.step([micro_batches for _ in own.chunks], args)
     return followed.measured
 
 

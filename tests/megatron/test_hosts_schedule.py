@@ -15,9 +15,11 @@ class OwnSchedule(Feature):
     name, family, summary = "own-schedule", "tests", "has a schedule of its own"
     flags = (Flag("--own-schedule"),)
 
+    slots = ("pipeline-schedule",)
+
     @hookimpl
-    def get_forward_backward(self, config, pg):
-        return ("a schedule", pg.pp.size())
+    def get_forward_backward(self, config, pg, run):
+        return ("a schedule", pg.pp.size(), run.config is config)
 
 
 class Wider(Feature):
@@ -62,7 +64,7 @@ def interleaved():
 
 
 def test_a_replaced_schedule_gets_the_groups_also_without_training():
-    assert run_world(f"{__name__}:without_training", 1) == [("a schedule", 1)]
+    assert run_world(f"{__name__}:without_training", 1) == [("a schedule", 1, True)]
 
 
 def test_changed_tensors_are_refused_under_interleaving_before_any_is_sent():

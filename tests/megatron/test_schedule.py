@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.megatron.schedule import begin_microbatch, boundary_options, scheduled
+from mindspeed_core.megatron.schedule import announced, begin_microbatch, boundary_options, scheduled
 from mindspeed_core.run import BoundarySchema, RunContext, TensorSpec
 
 USUAL = BoundarySchema((TensorSpec("hidden_states", (8, 1, 4), None),))
@@ -57,6 +57,20 @@ def test_micro_batches_are_counted_per_chunk_and_from_0_in_every_schedule():
         assert seen == [(0, 0), (0, 1), (1, 0)]
 
 
+def test_a_schedule_announces_passes_in_any_order_and_again_and_counting_goes_on_behind_them():
+    run = run_of(OneFeature())
+    chunk = SimpleNamespace(module=SimpleNamespace(vp_stage=1))
+    seen = []
+    with scheduled(run, training=True):
+        for microbatch in (3, 0, 3):
+            with announced(run, 1, microbatch):
+                begin_microbatch(run, chunk)
+            seen.append((run.context.vp_stage, run.context.microbatch))
+        begin_microbatch(run, chunk)
+        seen.append((run.context.vp_stage, run.context.microbatch))
+    assert seen == [(1, 3), (1, 0), (1, 3), (1, 0)]
+
+
 def test_the_context_ends_with_the_schedule_also_when_it_fails():
     run = run_of(OneFeature())
 
@@ -88,3 +102,16 @@ def test_changed_tensors_are_refused_under_interleaving():
 
 def test_a_schedule_of_a_feature_s_own_gets_them_all_the_same():
     assert "adjust_tensor_shapes_fn" in options(OneFeature(slots=("pipeline-schedule",)), virtual=2)
+
+
+@pytest.mark.parametrize("virtual", [None, 2])
+def test_the_default_runs_down_the_ranks_with_the_chunks(virtual):
+    from mindspeed_core.megatron.chunk_places import place_chunks
+
+    args = Namespace(virtual_pipeline_model_parallel_size=virtual)
+    found = [place_chunks(args=args, pp_rank=rank, pp_size=2) for rank in range(2)]
+    stages = [[place.global_stage for place in places] for places in found]
+    assert stages == ([[0, 2], [1, 3]] if virtual else [[0], [1]])
+    assert [place.pre_process for place in found[0]] == [True, *[False] * (len(found[0]) - 1)]
+    assert [place.post_process for place in found[1]] == [*[False] * (len(found[1]) - 1), True]
+    assert found[0][0].vp_stage == (None if virtual is None else 0)

@@ -75,7 +75,17 @@ def two_ranks(folder):
             for batch in seen.batches
         ],
         "interleaved": interleaved(initial),
+        **{name: scheduled(name, initial) for name in SCHEDULES},
     }
+
+
+SCHEDULES = ("1f1b", "zb-h1", "zbv")
+
+
+def scheduled(name, initial):
+    """The same with a schedule that sends one table of sizes per step."""
+    with training(*UNEVEN, *PP2, VARIABLE, "--pipeline-schedule", name, initial=initial) as run:
+        return losses(run, 4), parameters(run).tensors
 
 
 def interleaved(initial):
@@ -145,7 +155,7 @@ def test_a_resumed_run_goes_on_with_the_next_micro_batch(alone, together, data):
         assert found[f"{data} resumed"] == found[data][0]
 
 
-@pytest.mark.parametrize("pipeline", ["piped", "interleaved"])
+@pytest.mark.parametrize("pipeline", ["piped", "interleaved", *SCHEDULES])
 def test_micro_batches_of_different_shapes_cross_a_pipeline(alone, together, pipeline):
     expected, weights = alone["uneven"]
     for found in together:

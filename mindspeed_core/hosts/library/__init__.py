@@ -16,7 +16,7 @@ HOST = HostDeclaration(
         *(f"mindspeed_core.hosts.library.{name}" for name in ("parallel", "model", "optimizer", "step")),
         *(
             f"mindspeed_core.megatron.{name}"
-            for name in ("boundary", "data_parallel", "schedule", "token_losses", "loss_reduction")
+            for name in ("boundary chunk_places data_parallel schedule token_losses loss_reduction".split())
         ),
         "mindspeed_core.hooks.defaults",
     ),
@@ -24,6 +24,7 @@ HOST = HostDeclaration(
     absent="mindspeed_core.hosts.library.flags:why_absent",
     notes="mindspeed_core.megatron.expert_notes:notes",
     never_calls=(
+        "process_group_options",
         "seed_everything",
         "build_model_chunk",
         "build_mtp_spec",

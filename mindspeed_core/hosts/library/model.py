@@ -6,6 +6,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from megatron.core.transformer import ModuleSpec, TransformerConfig
+from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from megatron.core.transformer.transformer_block import (
     LayerNormImpl,
     TransformerBlock,
@@ -32,7 +33,13 @@ def build_transformer_config(session: LibrarySession, args: Namespace) -> Transf
     given, known, changed = session.given("build_transformer_config")
     # A feature that asks for the default again may have changed further arguments.
     later = {name for name, value in vars(args).items() if value is not known.get(name)}
-    return weigh_expert_losses(with_arguments(given, args, changed | later))
+    config = with_arguments(given, args, changed | later)
+    layout = getattr(config, "pipeline_model_parallel_layout", None)
+    if isinstance(layout, str):
+        config.pipeline_model_parallel_layout = PipelineParallelLayerLayout.from_str(
+            layout, config.pipeline_model_parallel_size
+        )
+    return weigh_expert_losses(config)
 
 
 @hookimpl(trylast=True)

@@ -25,13 +25,14 @@ from mindspeed_core.hosts.library.adapters import (
 )
 from mindspeed_core.hosts.library.world import ORIGIN, ConfigOrigin, EmbeddedSession
 from mindspeed_core.megatron.brought_choices import check_optimizer, check_schedule
-from mindspeed_core.run import Batch, StepResult
+from mindspeed_core.run import Batch, ChunkPlace, StepResult
 
 if TYPE_CHECKING:
     import torch
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.transformer import ModuleSpec, TransformerConfig
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
 
 Config = TypeVar("Config")
 Optimizer = TypeVar("Optimizer")
@@ -67,6 +68,19 @@ class LibrarySession(EmbeddedSession):
         setattr(made, ORIGIN, ConfigOrigin(self.plan.digest, facts))
         return made
 
+    def places(self, config: TransformerConfig | None = None) -> tuple[ChunkPlace, ...]:
+        """Return where in the model the chunks of this rank are, in the order in which to build them.
+
+        A `ChunkPlace` has what a model is built with: ``vp_stage``, ``pre_process``, ``post_process``.
+
+        Args:
+            config: the model's; by default that of the trained model.
+        """
+        from mindspeed_core.megatron.chunk_places import places_of_rank
+
+        args = self._arguments(config if config is not None else self.run.config)
+        return places_of_rank(self, args, self.run.pg)
+
     def layer_spec(
         self,
         config: TransformerConfig,
@@ -84,11 +98,15 @@ class LibrarySession(EmbeddedSession):
         Raises:
             SessionError: the configuration lacks what features change.
         """
+        from mindspeed_core.megatron.chunk_places import place_of_chunk
         from mindspeed_core.megatron.expert_check import remember_placed
 
         self._check_config(config, "layer_spec")
         args = self._arguments(config)
-        made = self._through("build_layer_spec", base, args=args, config=config, vp_stage=vp_stage)
+        place = place_of_chunk(self, args, self.run.pg, vp_stage)
+        made = self._through(
+            "build_layer_spec", base, args=args, config=config, vp_stage=vp_stage, place=place
+        )
         remember_placed(self, made)
         return made
 
@@ -209,7 +227,7 @@ class LibrarySession(EmbeddedSession):
 
         config = config if config is not None else self.run.config
         args = self._arguments(config)
-        function = self.call("get_forward_backward", args=args, config=config, pg=self.run.pg)
+        function = self.call("get_forward_backward", args=args, config=config, pg=self.run.pg, run=self.run)
 
         def schedule(**options: Any) -> Any:
             training = not options.get("forward_only", False)

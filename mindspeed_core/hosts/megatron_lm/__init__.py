@@ -23,6 +23,7 @@ HOST = HostDeclaration(
             for name in "parallel tokenizer model optimizer checkpoint data step monitoring".split()
         ),
         "mindspeed_core.megatron.boundary",
+        "mindspeed_core.megatron.chunk_places",
         "mindspeed_core.megatron.batch_fields",
         "mindspeed_core.megatron.token_losses",
         "mindspeed_core.megatron.model_state",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.hosts.megatron_lm import NAME
+from mindspeed_core.megatron.chunk_places import place_of_chunk
 from mindspeed_core.resolver.plan import PlanError, Problem
 from mindspeed_core.run import Batch
 
@@ -192,12 +193,14 @@ def _on_every_rank(now: PretrainCall, values: dict[str, Any]) -> dict[str, Any]:
 
 def _added(now: PretrainCall, vp_stage: int | None) -> frozenset[str]:
     """Return the fields that features need on a pipeline stage beside those that the script gives it."""
-    asked, usual = _fields(now, *_ends(vp_stage))
-    return asked - usual
+    run = now.sync_run()
+    place = place_of_chunk(now.session, now.session.args, run.pg, vp_stage)
+    asked = _fields(now, place.pre_process, place.post_process)[0]
+    return asked - _fields(now, *_ends(vp_stage))[1]
 
 
 def _ends(vp_stage: int | None) -> tuple[bool, bool]:
-    """Return whether a chunk holds the embedding, and whether it holds the output layer."""
+    """Return whether a chunk is the first or the last one for the script, wherever features place it."""
     from megatron.core import parallel_state
 
     where = {"ignore_virtual": vp_stage is None, "vp_stage": vp_stage}
@@ -206,12 +209,17 @@ def _ends(vp_stage: int | None) -> tuple[bool, bool]:
 
 def _further_fields(now: PretrainCall) -> frozenset[str]:
     """Return the fields that pipeline stages need and the script does not give all of them."""
-    if not now.wants("batch_fields"):
+    if not now.wants("batch_fields", "place_chunks"):
         return frozenset()
-    alone = now.session.args.pipeline_model_parallel_size == 1
-    stages = [(True, True)] if alone else [(True, False), (False, False), (False, True)]
-    found = [_fields(now, *ends) for ends in stages]
-    return frozenset[str]().union(*(asked - usual for asked, usual in found))
+    session = now.session
+    size = session.args.pipeline_model_parallel_size
+    further: set[str] = set()
+    for rank in range(size):
+        places = session.call("place_chunks", args=session.args, pp_rank=rank, pp_size=size)
+        for chunk, place in enumerate(places):
+            first, last = (rank, chunk) == (0, 0), (rank, chunk) == (size - 1, len(places) - 1)
+            further |= _fields(now, place.pre_process, place.post_process)[0] - _fields(now, first, last)[1]
+    return frozenset(further)
 
 
 def _fields(now: PretrainCall, first: bool, last: bool) -> tuple[frozenset[str], frozenset[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from mindspeed_core.hosts.megatron_lm import pretrain_call
 from mindspeed_core.hosts.megatron_lm.flag_ownership import leave_to_features
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
 from mindspeed_core.hosts.megatron_lm.without_te import installed
+from mindspeed_core.megatron.chunk_places import place_of_chunk
 from mindspeed_core.megatron.data_parallel import ddp_config_of
 from mindspeed_core.megatron.expert_check import remember_placed, settle_experts
 from mindspeed_core.megatron.expert_losses import weigh_expert_losses
@@ -135,9 +136,20 @@ def _layer_spec(now: PretrainCall, given: dict[str, Any], name: str) -> Any:
     config = config or given["config"]
     vp_stage = given.get("vp_stage")
     with now.calling("build_layer_spec", lambda: _whole(given[name], config, vp_stage, given)):
-        spec = session.call("build_layer_spec", args=session.args, config=config, vp_stage=vp_stage)
+        spec = session.call(
+            "build_layer_spec",
+            args=session.args,
+            config=config,
+            vp_stage=vp_stage,
+            place=place_of_chunk(session, session.args, _groups(given), vp_stage),
+        )
     remember_placed(session, spec)
     return spec
+
+
+def _groups(given: Mapping[str, Any]) -> Any:
+    """Return the process groups that a call was given, or megatron-core's."""
+    return given.get("pg_collection") or ProcessGroupCollection.use_mpu_process_groups()
 
 
 def _whole(spec: Any, config: Any, vp_stage: int | None, given: dict[str, Any]) -> Any:
@@ -146,8 +158,7 @@ def _whole(spec: Any, config: Any, vp_stage: int | None, given: dict[str, Any]) 
         return spec
     options: dict[str, Any] = {}
     if "pp_rank" in inspect.signature(_get_block_submodules).parameters:
-        groups = given.get("pg_collection") or ProcessGroupCollection.use_mpu_process_groups()
-        options["pp_rank"] = groups.pp.rank()
+        options["pp_rank"] = _groups(given).pp.rank()
     return _get_block_submodules(config, spec, vp_stage, **options)
 
 
@@ -172,7 +183,7 @@ def provide(
     Raises:
         UserError: the provider leaves the configuration it is given aside.
     """
-    build = build_chunk if now.wants("build_model_chunk") else _as_given
+    build = build_chunk if now.wants("build_model_chunk", "place_chunks") else _as_given
     if not changes_config(now) or named.get("config") is not None:
         return build(now, provider, args, named)
     config = named["config"] = _config(now.session)
@@ -209,8 +220,9 @@ def build_chunk(
     bound = inspect.signature(provider).bind(*args, **named)
     bound.apply_defaults()
     given = bound.arguments
-    pg = given.get("pg_collection") or ProcessGroupCollection.use_mpu_process_groups()
+    pg = _groups(given)
     vp_stage = given.get("vp_stage")
+    place = place_of_chunk(session, session.args, pg, vp_stage)
 
     def build(pre_process: bool, post_process: bool) -> Any:
         given.update(pre_process=pre_process, post_process=post_process)
@@ -222,10 +234,10 @@ def build_chunk(
             args=session.args,
             config=given.get("config") or _config(session),
             layer_spec=None,
-            pre_process=given["pre_process"],
-            post_process=given["post_process"],
+            pre_process=place.pre_process,
+            post_process=place.post_process,
             vp_stage=vp_stage,
-            global_stage=(vp_stage or 0) * pg.pp.size() + pg.pp.rank(),
+            global_stage=place.global_stage,
             pg=pg,
         )
 

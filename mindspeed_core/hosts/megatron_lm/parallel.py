@@ -89,7 +89,8 @@ def around_initialize_model_parallel(
     now.dist = _dist_info(session)
     check_ranks(session, now.dist)
     stand_in(session)
-    with now.calling("build_process_groups", lambda: original(*args, **named)) as call:
+    options = {**named, **session.call("process_group_options", args=session.args)}
+    with now.calling("build_process_groups", lambda: original(*args, **options)) as call:
         session.call("build_process_groups", args=session.args, dist_info=now.dist)
     return call.result
 

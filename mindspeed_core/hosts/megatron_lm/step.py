@@ -16,11 +16,13 @@ from mindspeed_core.hooks import DONE, Done
 from mindspeed_core.hosts.megatron_lm import NAME, pretrain_call
 from mindspeed_core.hosts.megatron_lm.checkpoint import load_for_features
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
+from mindspeed_core.megatron.chunk_places import loss_rank
 from mindspeed_core.megatron.loss import is_mean, loss_of, on_every_stage, schedule_loss
 from mindspeed_core.megatron.loss_reduction import with_same_names
 from mindspeed_core.megatron.schedule import begin_microbatch, boundary_options, scheduled
 from mindspeed_core.megatron.token_losses import check_passed
 from mindspeed_core.run import Batch, Loss, StepResult
+from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_core.runtime.losses import Losses
 
 if TYPE_CHECKING:
@@ -114,7 +116,7 @@ def around_get_schedule(now: PretrainCall, original: Callable[..., Any], *args: 
     run = now.sync_run()
     with now.calling("get_forward_backward", lambda: original(*args, **named)):
         schedule = now.session.call(
-            "get_forward_backward", args=now.session.args, config=run.config, pg=run.pg
+            "get_forward_backward", args=now.session.args, config=run.config, pg=run.pg, run=run
         )
 
     @functools.wraps(schedule)
@@ -126,6 +128,8 @@ def around_get_schedule(now: PretrainCall, original: Callable[..., Any], *args: 
         with scheduled(run, training=training):
             options |= boundary_options(run, now.session.args, run.config)
             reports = schedule(*positional, **options)
+        if now.wants("place_chunks"):
+            reports = _where_the_script_looks(run, reports)
         if now.wants("reduce_losses"):
             now.reports = reports
         if now.wants("compute_loss") and not options.get("collect_non_loss_data", False):
@@ -135,6 +139,32 @@ def around_get_schedule(now: PretrainCall, original: Callable[..., Any], *args: 
 
     run.schedule = run_schedule
     return run_schedule
+
+
+def _where_the_script_looks(run: Run, reports: list[Any]) -> list[Any]:
+    """Bring what micro-batches reported to the last pipeline rank, where Megatron-LM looks for it.
+
+    Collective over pipeline ranks, but only where a feature places the loss elsewhere.
+    """
+    size = run.pg.pp.size()
+    owner = loss_rank(run.session, run.session.args, size)
+    if owner == size - 1:
+        return reports
+    told = [
+        {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in report.items()}
+        for report in (reports if run.pg.pp.rank() == owner else [])
+    ]
+    found = all_gather_values(told, run.pg.pp)[owner]
+    if run.pg.pp.rank() != size - 1:
+        return []
+    device = run.dist.device
+    return [
+        {
+            name: value.to(device) if isinstance(value, torch.Tensor) else value
+            for name, value in report.items()
+        }
+        for report in found
+    ]
 
 
 @hookimpl(trylast=True)

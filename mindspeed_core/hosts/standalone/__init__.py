@@ -14,6 +14,7 @@ _STAGES = (
     _HERE + "parallel",
     _HERE + "model.config",
     "mindspeed_core.megatron.layers",
+    "mindspeed_core.megatron.chunk_places",
     _HERE + "model.build",
     "mindspeed_core.megatron.boundary",
     "mindspeed_core.megatron.data_parallel",

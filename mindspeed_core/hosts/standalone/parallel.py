@@ -68,7 +68,7 @@ def init_distributed(session: Session, args: Namespace, platform: Platform) -> D
 
 
 @hookimpl(trylast=True)
-def build_process_groups(args: Namespace) -> ProcessGroupCollection:
+def build_process_groups(session: Session, args: Namespace) -> ProcessGroupCollection:
     """Build megatron-core's groups, in its default order tp-cp-ep-dp-pp."""
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(
@@ -80,6 +80,7 @@ def build_process_groups(args: Namespace) -> ProcessGroupCollection:
             expert_tensor_parallel_size=args.expert_tensor_parallel_size,
             distributed_timeout_minutes=args.distributed_timeout_minutes,
             create_gloo_process_groups=args.enable_gloo_process_groups,
+            **session.call("process_group_options", args=args),
         )
     return ProcessGroupCollection.use_mpu_process_groups()
 

@@ -45,7 +45,7 @@ def setup(session: Session) -> Run:
         return run
     if not args.skip_train:
         _build_optimizer(run)
-    run.schedule = session.call("get_forward_backward", args=args, config=run.config, pg=run.pg)
+    run.schedule = session.call("get_forward_backward", args=args, config=run.config, pg=run.pg, run=run)
     _load(run)
     if args.save and run.optimizer is not None and is_chosen(run) and not session.platform.dry_run:
         # What cannot be saved is said before the first step.

@@ -47,8 +47,12 @@ def batch_at(args: Namespace, consumed_samples: int) -> StepBatch:
     return StepBatch(calculator.get_current_global_batch_size(), calculator.get())
 
 
-def derive_batch(args: Namespace) -> None:
+def derive_batch(args: Namespace, *, own_schedule: bool = False) -> None:
     """Set ``global_batch_size`` and ``num_microbatches`` (those after a ramp), and check the ramp.
+
+    Args:
+        args: the arguments.
+        own_schedule: a feature brings the pipeline schedule, and knows which numbers of micro-batches go.
 
     Raises:
         ArgumentError: a batch size cannot be divided over the ranks or over the pipeline.
@@ -67,7 +71,8 @@ def derive_batch(args: Namespace) -> None:
             )
             raise argument_error(args, flag, reason, f"use multiples of {unit}")
         pp = args.pipeline_model_parallel_size
-        if args.virtual_pipeline_model_parallel_size is not None and (size // unit) % pp:
+        interleaved = args.virtual_pipeline_model_parallel_size is not None and not own_schedule
+        if interleaved and (size // unit) % pp:
             reason = (
                 f"a batch of {size} gives {size // unit} micro-batches; an interleaved pipeline needs a "
                 f"multiple of {pp}"

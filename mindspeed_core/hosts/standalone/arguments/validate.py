@@ -61,7 +61,7 @@ def validate_arguments(session: Session, args: Namespace) -> Namespace:
     _derive_model(session, args)
     check_fully_sharded(args)
     check_connections(session.platform.kinds(), args)
-    derive_batch(args)
+    derive_batch(args, own_schedule="pipeline-schedule" in session.plan.slots)
     if session.mode == "train":
         _check_data(session, args)
         _derive_training(args)

@@ -16,6 +16,7 @@ from megatron.core.transformer.multi_token_prediction import get_mtp_num_layers_
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.megatron.chunk_places import places_of_rank
 from mindspeed_core.megatron.data_parallel import ddp_config_of
 from mindspeed_core.megatron.environment import restore_attention_choice
 from mindspeed_core.megatron.expert_check import remember_placed
@@ -71,24 +72,22 @@ def build_model(
 ) -> list[MegatronModule]:
     """Build this rank's chunks stage by stage, move them to the device, cast them to the training dtype."""
     restore_attention_choice(session)
-    pp_size, pp_rank = pg.pp.size(), pg.pp.rank()
-    virtual = args.virtual_pipeline_model_parallel_size
-    total = pp_size * (virtual or 1)
     chunks: list[MegatronModule] = []
-    for index in range(virtual or 1):
-        vp_stage = index if virtual else None
-        global_stage = index * pp_size + pp_rank
-        layer_spec = session.call("build_layer_spec", args=args, config=config, vp_stage=vp_stage)
+    for place in places_of_rank(session, args, pg):
+        vp_stage = place.vp_stage
+        layer_spec = session.call(
+            "build_layer_spec", args=args, config=config, vp_stage=vp_stage, place=place
+        )
         remember_placed(session, layer_spec)
         chunk = session.call(
             "build_model_chunk",
             args=args,
             config=config,
             layer_spec=layer_spec,
-            pre_process=global_stage == 0,
-            post_process=global_stage == total - 1,
+            pre_process=place.pre_process,
+            post_process=place.post_process,
             vp_stage=vp_stage,
-            global_stage=global_stage,
+            global_stage=place.global_stage,
             pg=pg,
         )
         chunk.model_type = ModelType.encoder_or_decoder

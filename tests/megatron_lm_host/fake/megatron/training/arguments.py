@@ -11,9 +11,6 @@ from megatron.training.utils import get_device_arch_version
 def add_megatron_arguments(parser):
     group = parser.add_argument_group(title="everything")
     add = group.add_argument
-    add("--recompute-granularity", choices=["full", "selective"])
-    add("--recompute-method", choices=["uniform", "block"])
-    add("--recompute-num-layers", type=int)
     add("--recompute-modules", nargs="+", type=str)
     for name, default in (
         ("num-layers", 2),
@@ -190,8 +187,5 @@ def core_transformer_config_from_args(args, config_class=None):
         expert_model_parallel_size=args.expert_model_parallel_size,
         calculate_per_token_loss=args.calculate_per_token_loss,
         use_cpu_initialization=args.use_cpu_initialization,
-        recompute_granularity=args.recompute_granularity,
-        recompute_method=args.recompute_method,
-        recompute_num_layers=args.recompute_num_layers,
         recompute_modules=args.recompute_modules,
     )

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from mindspeed_core.run import (
         Batch,
         BoundarySchema,
+        ChunkPlace,
         Datasets,
         DistInfo,
         LoadInfo,
@@ -177,19 +178,18 @@ class VShape(Feature):
     slots = ("layer-partition",)
 
     @hookimpl
-    def build_model_chunk(
-        self,
-        session: Session,
-        args: Namespace,
-        config: TransformerConfig,
-        layer_spec: TransformerBlockSubmodules,
-        vp_stage: int | None,
-        global_stage: int,
-        pg: ProcessGroupCollection,
-    ) -> MegatronModule | None:
-        from mindspeed_toy_needs.v_shape import build_chunk
+    def place_chunks(self, args: Namespace, pp_rank: int, pp_size: int) -> tuple[ChunkPlace, ...]:
+        from mindspeed_toy_needs.v_shape import places
 
-        return build_chunk(session, args, config, layer_spec, vp_stage, global_stage, pg)
+        return places(pp_rank, pp_size, args.virtual_pipeline_model_parallel_size or 1)
+
+    @hookimpl(wrapper=True)
+    def build_transformer_config(self) -> Generator[None, TransformerConfig, TransformerConfig]:
+        config = yield
+        from mindspeed_toy_needs.v_shape import lay_out
+
+        lay_out(config)
+        return config
 
     @hookimpl
     def toy_route(self, pp_size: int, chunks: int) -> tuple[tuple[int, int], ...]:

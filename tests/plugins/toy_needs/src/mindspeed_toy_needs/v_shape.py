@@ -5,32 +5,12 @@ Source of the arithmetic: the "ZB-V" schedule of zero-bubble pipeline parallelis
 
 from __future__ import annotations
 
-import copy
-from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_core.run import ChunkPlace
+
 if TYPE_CHECKING:
-    from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer import TransformerConfig
-    from megatron.core.transformer.module import MegatronModule
-    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-
-    from mindspeed_core.session import Session
-
-
-class _Mirrored:
-    """The pipeline group as the second chunks see it: megatron-core numbers layers by its rank."""
-
-    def __init__(self, group: Any) -> None:
-        self._group = group
-
-    def rank(self) -> int:
-        """The position counted from the last rank."""
-        return int(self._group.size() - 1 - self._group.rank())
-
-    def size(self) -> int:
-        """As many ranks."""
-        return int(self._group.size())
 
 
 def route(pp_size: int, chunks: int) -> tuple[tuple[int, int], ...]:
@@ -42,32 +22,39 @@ def route(pp_size: int, chunks: int) -> tuple[tuple[int, int], ...]:
     )
 
 
-def build_chunk(
-    session: Session,
-    args: Namespace,
-    config: TransformerConfig,
-    layer_spec: TransformerBlockSubmodules,
-    vp_stage: int | None,
-    global_stage: int,
-    pg: ProcessGroupCollection,
-) -> MegatronModule | None:
-    """An odd chunk, built for its place in the V; None leaves even chunks to the host."""
-    if not vp_stage or vp_stage % 2 == 0:
-        return None
-    mirrored = copy.copy(pg)
-    mirrored.pp = _Mirrored(pg.pp)
-    # Counted from the other end of the row of stages that the host built this chunk for.
-    stage = (2 * vp_stage + 1) * pg.pp.size() - 1 - global_stage
-    total = args.virtual_pipeline_model_parallel_size * pg.pp.size()
-    chunk: MegatronModule = session.default(
-        "build_model_chunk",
-        args=args,
-        config=config,
-        layer_spec=layer_spec,
-        pre_process=stage == 0,
-        post_process=stage == total - 1,
-        vp_stage=vp_stage,
-        global_stage=stage,
-        pg=mirrored,
+def places(pp_rank: int, pp_size: int, chunks: int) -> tuple[ChunkPlace, ...]:
+    """Where in the model the chunks of a rank are."""
+    last = pp_size * chunks - 1
+    return tuple(
+        ChunkPlace(chunk if chunks > 1 else None, stage, stage == 0, stage == last)
+        for stage, (rank, chunk) in enumerate(route(pp_size, chunks))
+        if rank == pp_rank
     )
-    return chunk
+
+
+def lay_out(config: TransformerConfig) -> None:
+    """Give every stage as many layers, numbered in the order of the stages."""
+    from megatron.core.transformer.enums import LayerType
+    from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+
+    size, chunks = config.pipeline_model_parallel_size, config.virtual_pipeline_model_parallel_size or 1
+    each = config.num_layers // (size * chunks)
+    order = {place: stage for stage, place in enumerate(route(size, chunks))}
+
+    class Layout(PipelineParallelLayerLayout):
+        def get_layer_offset(
+            self, layer_type: Any = LayerType.decoder, vp_stage: int | None = None, pp_rank: int | None = None
+        ) -> int:
+            from megatron.core import parallel_state
+
+            rank = parallel_state.get_pipeline_model_parallel_rank() if pp_rank is None else pp_rank
+            return each * order[rank, vp_stage or 0]
+
+    stages: list[list[Any]] = [[LayerType.decoder] * each for _ in range(size * chunks)]
+    for chunk in range(chunks):
+        for rank in range(size):
+            if order[rank, chunk] == 0:
+                stages[chunk * size + rank].insert(0, LayerType.embedding)
+            if order[rank, chunk] == size * chunks - 1:
+                stages[chunk * size + rank].append(LayerType.loss)
+    config.pipeline_model_parallel_layout = Layout(stages, size)

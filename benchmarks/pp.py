@@ -1,0 +1,258 @@
+"""Measure pipeline schedules: the executor against the simulator, and against megatron-core's schedules.
+
+The first part runs the executor with stages that sleep, so that ranks need no cores of their own: the time of
+a step, with and without a delay of every message, beside what the simulator says. The second part trains the
+same small GPT on the same ranks with megatron-core's schedules and with this executor; the sides take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from machine import write
+
+from mindspeed_core.testing import run_world
+from mindspeed_pp.registry import Context, rule_named
+from mindspeed_pp.schedules import BUILT_IN
+from mindspeed_pp.simulator import Costs, simulate
+
+RANKS, MICROBATCHES = 4, 8
+PASS = 0.06
+"""Seconds that each of the three passes of a rank's whole share sleeps."""
+DELAY = 0.012
+"""Seconds from the end of a pass to the arrival of its message."""
+BATCH = ("--micro-batch-size", "1", "--global-batch-size", "16")
+MODEL = ("--num-layers", "8", "--hidden-size", "128", "--seq-length", "128", *BATCH)
+PP2 = ("--pipeline-model-parallel-size", "2")
+CHUNKS2 = ("--num-virtual-stages-per-pipeline-rank", "2")
+SIDES = {
+    "megatron-core 1f1b": (),
+    "1f1b": ("--pipeline-schedule", "1f1b"),
+    "zb-h1": ("--pipeline-schedule", "zb-h1"),
+    "megatron-core interleaved": CHUNKS2,
+    "interleaved": (*CHUNKS2, "--pipeline-schedule", "interleaved"),
+    "zbi": (*CHUNKS2, "--pipeline-schedule", "zbi"),
+    "zbv": ("--pipeline-schedule", "zbv", "--untie-embeddings-and-output-weights"),
+}
+REFERENCES = {
+    name: "megatron-core interleaved" if name in ("interleaved", "zbi") else "megatron-core 1f1b"
+    for name in SIDES
+}
+
+
+def slept(names: Sequence[str], delay: float) -> dict[str, tuple[float, int, float]]:
+    """Run schedules on stages that sleep; of each seconds, most chunks alive, and when this rank began."""
+    import torch
+    import torch.distributed as dist
+
+    from mindspeed_core.run import RunContext, TensorSpec
+    from mindspeed_pp.lint import lint
+    from mindspeed_pp.mail import DOWN, UP, Mail, warm_up
+    from mindspeed_pp.step import IndexedBatches, Parts, Step
+    from mindspeed_pp.weight_gradients import WeightGradients
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    groups = {name: dist.new_group(list(range(RANKS))) for name in (UP, DOWN)}
+    store = WeightGradients()
+
+    class Sleep(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
+            ctx.seconds = seconds
+            time.sleep(seconds)
+            return torch.full_like(x, time.monotonic())
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+            time.sleep(ctx.seconds)
+            made = torch.full_like(gradients[0], time.monotonic())
+            store.leave(lambda: time.sleep(ctx.seconds))
+            return made.fill_(time.monotonic()), None
+
+    class Stage(torch.nn.Module):
+        def __init__(self, seconds: float) -> None:
+            super().__init__()
+            self.seconds, self.given = seconds, None
+
+        def set_input_tensor(self, tensors: list[Any]) -> None:
+            self.given = tensors[0]
+
+        def forward(self) -> torch.Tensor:
+            x = (
+                self.given
+                if self.given is not None
+                else torch.zeros(1, dtype=torch.float64, requires_grad=True)
+            )
+            return Sleep.apply(x, self.seconds)
+
+    class Delayed(Mail):
+        def receive(self, message: Any, origin: int) -> list[torch.Tensor]:
+            tensors = super().receive(message, origin)
+            if origin != rank:
+                time.sleep(max(0.0, float(tensors[0][0]) + delay - time.monotonic()))
+            return tensors
+
+    states: dict[type, Any] = {}
+    session = SimpleNamespace(state=lambda kind: states.setdefault(kind, kind()), platform=None)
+    run = SimpleNamespace(session=session, context=RunContext())
+    config = Namespace(
+        timers=None,
+        enable_autocast=False,
+        grad_scale_func=None,
+        deallocate_pipeline_outputs=False,
+        calculate_per_token_loss=False,
+        no_sync_func=None,
+        grad_sync_func=None,
+        param_sync_func=None,
+    )
+    spec = TensorSpec("x", (1,), torch.float64)
+    device = torch.device("cpu")
+    found = {}
+    for name in names:
+        rule = rule_named(name)
+        chunks = rule.chunks or 2
+        schedule = rule.schedule(Context(RANKS, chunks, MICROBATCHES, options={"dw_detach": True}))
+        warm_up(schedule, rank, groups, device, set())
+        ahead = {channel: max(2, depth) for channel, depth in lint(schedule).look_ahead.items()}
+        models = [Stage(PASS / chunks) for _ in range(chunks)]
+        mail = Delayed(schedule, rank, groups, lambda microbatch: (spec,), device, ahead)
+        step = Step(
+            Parts(
+                run=run,
+                config=config,
+                pg=SimpleNamespace(cp=SimpleNamespace(size=lambda: 1)),
+                schedule=schedule,
+                rank=rank,
+                models=models,
+                batches=[IndexedBatches(iter(range(MICROBATCHES))) for _ in models],
+                forward_step_func=lambda batches, model: (model(), lambda output: (output.sum(), {})),
+                mail=mail,
+                weight_gradients=store,
+                device=device,
+            )
+        )
+        dist.barrier()
+        began = time.monotonic()
+        step.run()
+        found[name] = time.monotonic() - began, step.most_alive, began
+        dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+def against_the_simulator(delay: float) -> dict[str, Any]:
+    """Return measured and simulated seconds of every schedule."""
+    names = [rule.name for rule in BUILT_IN]
+    ranks = run_world(slept, RANKS, names, delay, timeout=1200)
+    found = {}
+    for rule in BUILT_IN:
+        chunks = rule.chunks or 2
+        context = Context(RANKS, chunks, MICROBATCHES, options={"dw_detach": True})
+        costs = Costs(PASS, PASS, PASS, message=delay)
+        schedule = rule.schedule(context)
+        course = simulate(schedule, costs)
+        ends = [began + seconds for seconds, _, began in (rank[rule.name] for rank in ranks)]
+        measured = max(ends) - min(rank[rule.name][2] for rank in ranks)
+        alive = [rank[rule.name][1] for rank in ranks]
+        found[rule.name] = {
+            "measured": measured,
+            "simulated": course.makespan,
+            "ratio": measured / course.makespan,
+            "bubble_measured": measured - max(course.busy),
+            "bubble_simulated": course.bubble,
+            "exposed_simulated": course.exposed_communication,
+            "alive_as_simulated": alive == [round(peak * chunks) for peak in course.peaks],
+        }
+    return found
+
+
+def timed_steps(sides: dict[str, tuple[str, ...]], steps: int) -> dict[str, list[float]]:
+    """Train every side, a step each by turns; of each the seconds of its steps."""
+    import torch.distributed as dist
+
+    from mindspeed_core.activation import activate
+    from mindspeed_core.hosts.standalone import loop
+    from mindspeed_core.megatron.global_state import destroy_megatron_state
+    from mindspeed_core.testing.model_flags import training_flags
+
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(3):
+        for name, flags in sides.items():
+            line = training_flags((*MODEL, *PP2, *flags), 100)
+            with activate(line, platform="cpu", host="standalone") as session:
+                run = loop.setup(session)
+                for step in range(steps + 1):
+                    dist.barrier()
+                    began = time.perf_counter()
+                    session.call("train_step", run=run)
+                    run.iteration += 1
+                    run.consumed_train_samples += run.args.global_batch_size
+                    if step:
+                        found[name].append(time.perf_counter() - began)
+                dist.barrier()
+            destroy_megatron_state()
+    return found
+
+
+def against_megatron_core(steps: int) -> dict[str, Any]:
+    """Return the median step of every side, and its ratio to megatron-core's schedule."""
+    ranks = run_world(timed_steps, 2, SIDES, steps, timeout=3600)
+    medians = {
+        name: statistics.median(max(pair) for pair in zip(*(r[name] for r in ranks))) for name in SIDES
+    }
+    simulated = {}
+    for name in SIDES:
+        rule = rule_named(name.removeprefix("megatron-core "))
+        course = simulate(rule.schedule(Context(2, rule.chunks or 2, 16)), replace(Costs()))
+        simulated[name] = course.makespan
+    return {
+        name: {
+            "seconds": seconds,
+            "ratio": seconds / medians[REFERENCES[name]],
+            "ratio_simulated": simulated[name] / simulated[REFERENCES[name]],
+        }
+        for name, seconds in medians.items()
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print tables, and write the numbers where that is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="keep the numbers in benchmarks/results")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps of a side in each of three turns")
+    parser.add_argument("--only", choices=("sleep", "train"), help="one of the two parts")
+    options = parser.parse_args(argv)
+    results: dict[str, Any] = {}
+    if options.only != "train":
+        for title, delay in (("messages at once", 0.0), (f"messages take {DELAY * 1000:g} ms", DELAY)):
+            results[title] = against_the_simulator(delay)
+            print(f"{RANKS} ranks, {MICROBATCHES} micro-batches, {title}")
+            head = f"{'':<14}{'measured s':>12}{'simulated s':>13}{'ratio':>8}"
+            print(f"{head}{'bubble s':>10}{'simulated':>11}  alive")
+            for name, row in results[title].items():
+                same = "as simulated" if row["alive_as_simulated"] else "other than simulated"
+                print(
+                    f"{name:<14}{row['measured']:>12.3f}{row['simulated']:>13.3f}{row['ratio']:>8.3f}"
+                    f"{row['bubble_measured']:>10.3f}{row['bubble_simulated']:>11.3f}  {same}"
+                )
+    if options.only != "sleep":
+        results["training"] = against_megatron_core(options.steps)
+        print(f"{'training, 2 ranks, 16 micro-batches':<40}{'step s':>8}{'ratio':>8}{'simulated':>11}")
+        for name, row in results["training"].items():
+            print(f"{name:<40}{row['seconds']:>8.3f}{row['ratio']:>8.3f}{row['ratio_simulated']:>11.3f}")
+    if options.write:
+        print(f"written to {write('pp', results).name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""A pipeline schedule for mindspeed-pp."""

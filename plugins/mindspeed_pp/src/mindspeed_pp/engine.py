@@ -1,0 +1,164 @@
+"""The schedule as megatron-core calls it: one function for training and evaluation."""
+
+from __future__ import annotations
+
+import logging
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_core.errors import UserError
+from mindspeed_pp.lint import Findings, lint
+from mindspeed_pp.mail import DOWN, UP, Mail, StuckError, warm_up
+from mindspeed_pp.plan import FLAG, WAVES, Plan
+from mindspeed_pp.schedule import Schedule
+from mindspeed_pp.shape_table import shapes_of_step, sizes_of_step
+from mindspeed_pp.step import IndexedBatches, Parts, Step, finalize
+from mindspeed_pp.weight_gradients import WeightGradients
+
+if TYPE_CHECKING:
+    from mindspeed_core.run import Run
+
+logger = logging.getLogger("mindspeed_core")
+
+AHEAD = 2
+"""Receives that each channel keeps posted, or more where the schedule needs them."""
+
+
+@dataclass
+class EngineState:
+    """What the engine keeps between steps.
+
+    Attributes:
+        schedules: made so far, by number of micro-batches and whether they are of forward passes alone.
+        warm: channels that have carried something.
+        most_alive: most micro-batch-chunks alive in the last step.
+        most_posted: most receives posted at once in the last step.
+        executed: name of the schedule of the last step.
+    """
+
+    schedules: dict[tuple[int, bool], tuple[Schedule, Findings]] = field(default_factory=dict)
+    warm: set[Any] = field(default_factory=set)
+    most_alive: int = 0
+    most_posted: int = 0
+    executed: str = ""
+
+
+class Engine:
+    """A schedule with megatron-core's forward-backward signature."""
+
+    def __init__(self, run: Run, args: Namespace, config: Any, pg: Any, plan: Plan) -> None:
+        """Prepare the schedule of a run.
+
+        Args:
+            run: the run in progress.
+            args: the arguments.
+            config: megatron-core's configuration of the model.
+            pg: the process groups.
+            plan: which schedule, on which placement.
+        """
+        self._run, self._args, self._config, self._pg, self._plan = run, args, config, pg, plan
+
+    def __call__(
+        self,
+        *,
+        forward_step_func: Callable[..., Any],
+        data_iterator: Any,
+        model: Any,
+        num_microbatches: int,
+        seq_length: int | None = None,
+        micro_batch_size: int | None = None,
+        forward_only: bool = False,
+        collect_non_loss_data: bool = False,
+        first_val_step: bool | None = None,
+        force_all_reduce: bool | None = False,
+        **_: Any,
+    ) -> list[Any]:
+        """Run one batch; see megatron-core's ``get_forward_backward_func``.
+
+        Returns:
+            The reports of the micro-batches on the rank of the last stage, elsewhere nothing.
+        """
+        session, config = self._run.session, self._config
+        state = session.state(EngineState)
+        schedule, findings = self._schedule(num_microbatches, forward_only, state)
+        device = self._run.dist.device
+        groups = {name: session.groups[name] for name in (UP, DOWN)}
+        rank = self._pg.pp.rank()
+        if not session.platform.dry_run:
+            warm_up(schedule, rank, groups, device, state.warm)
+        models = list(model) if isinstance(model, (list, tuple)) else [model]
+        iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
+        batches = [None if each is None else IndexedBatches(each) for each in iterators]
+        sizes = {"seq_length": seq_length, "micro_batch_size": micro_batch_size}
+        args = Namespace(**(vars(self._args) | {k: v for k, v in sizes.items() if v is not None}))
+        if config.variable_seq_lengths:
+            shapes = shapes_of_step(
+                self._run, args, config, sizes_of_step(self._run, self._pg, schedule, batches)
+            )
+        else:
+            shapes = self._shapes(args)
+        ahead = {channel: max(AHEAD, depth) for channel, depth in findings.look_ahead.items()}
+        parts = Parts(
+            run=self._run,
+            config=config,
+            pg=self._pg,
+            schedule=schedule,
+            rank=rank,
+            models=models,
+            batches=batches,
+            forward_step_func=forward_step_func,
+            mail=Mail(schedule, rank, groups, shapes, device, ahead),
+            weight_gradients=session.state(WeightGradients),
+            device=device,
+            forward_only=forward_only,
+            collect_non_loss_data=collect_non_loss_data,
+            first_val_step=first_val_step,
+        )
+        self._check_chunks(parts)
+        step = Step(parts)
+        if config.timers is not None:
+            config.timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
+        try:
+            step.run()
+        except StuckError as error:
+            raise UserError(
+                f"--pipeline-schedule {schedule.name}: pipeline rank {rank} waited at {step.where()} for "
+                f"{error}, and the wait ended without it; look at the output of that rank"
+            ) from error
+        if not forward_only:
+            finalize(parts, step.tokens, force_all_reduce=force_all_reduce)
+            state.most_alive, state.most_posted = step.most_alive, parts.mail.most_posted
+            state.executed = schedule.name
+        if config.timers is not None:
+            config.timers("forward-backward").stop()
+        return step.reports
+
+    def _schedule(
+        self, microbatches: int, forward_only: bool, state: EngineState
+    ) -> tuple[Schedule, Findings]:
+        key = microbatches, forward_only
+        if key not in state.schedules:
+            schedule = self._plan.schedule(microbatches)
+            # A limit of memory does not hold for a small batch that another schedule takes over.
+            findings = lint(schedule, None if schedule.name == WAVES else self._plan.limit)
+            refused = self._plan.refusal(microbatches)
+            if refused and not forward_only and self._run.dist.rank == 0:
+                logger.warning(
+                    "%s: %s; schedule %s takes over for such batches", FLAG, refused, schedule.name
+                )
+            state.schedules[key] = (schedule.forward_only() if forward_only else schedule), findings
+        return state.schedules[key]
+
+    def _shapes(self, args: Namespace) -> Callable[[int], Any]:
+        schema = self._run.session.call("boundary_schema", args=args, config=self._config)
+        return lambda microbatch: schema.tensors
+
+    def _check_chunks(self, parts: Parts) -> None:
+        held = len(parts.schedule.placement.held[parts.rank])
+        if len(parts.models) != held:
+            raise UserError(
+                f"--pipeline-schedule {parts.schedule.name}: this rank has {len(parts.models)} model chunks "
+                f"and the schedule {held}; build the model for the places of session.places()"
+            )

@@ -1,0 +1,287 @@
+"""The declaration of the engine: pipeline schedules that are data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from mindspeed_core.errors import UserError
+from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
+from mindspeed_core.run import ChunkPlace
+from mindspeed_pp.features.proofs import ENGINE_PROOFS
+from mindspeed_pp.lint import lint
+from mindspeed_pp.plan import (
+    AUTO,
+    FILE_FLAG,
+    FLAG,
+    GREEDY,
+    LIMIT_FLAG,
+    NATIVE_ORDER,
+    TIMES_FLAG,
+    WEIGHTS_FLAG,
+    asked_for,
+    asked_rule,
+    planned,
+    said_chunks,
+)
+from mindspeed_pp.schedules import BUILT_IN
+
+ENGINE = "pp-engine"
+_STREAMS, _WARM_UP = "--use-multi-stream", "overlap_warmup_cooldown_communication"
+RECOMPUTE_FLAG = "--pipeline-recompute"
+_AUTOGRAD = "its hooks expect the order of autograd; drop one of the two"
+
+_BETTER = {
+    "nanopipe": "zbi has the same placement, a smaller bubble and keeps fewer micro-batches",
+    "fold-aiao": "interleaved with --overlap-grad-reduce takes as long and keeps fewer micro-batches",
+    "fold-fifo": "interleaved with --overlap-grad-reduce reduces gradients bucket by bucket",
+    "dualpipev": "passes of a pair run one after the other here, and then zbv is shorter",
+}
+"""What to use instead of schedules that others dominate."""
+
+
+class PipelineSchedule(Feature):
+    """Any schedule through one executor."""
+
+    name = ENGINE
+    family = "pipeline parallelism"
+    summary = "Pipeline schedules as data: zero-bubble, V-shaped, interleaved, or one of your own"
+    flags = (
+        Flag(
+            FLAG,
+            type=str,
+            choices=(AUTO, *(rule.name for rule in BUILT_IN)),
+            choices_from="pp.schedules",
+            help="Order of forward and backward passes over pipeline stages.",
+        ),
+        Flag(FILE_FLAG, type=str, metavar="FILE", help="A file with the order of every pipeline rank."),
+        Flag(
+            WEIGHTS_FLAG,
+            type=str,
+            default="schedule",
+            choices=("schedule", GREEDY),
+            help="Weight gradients where the schedule puts them, or where ranks would wait.",
+        ),
+        Flag(
+            TIMES_FLAG,
+            type=float,
+            nargs=3,
+            metavar="TIME",
+            help="Times of forward, input gradient and weight gradient of a rank's layers, in any unit.",
+        ),
+        Flag(LIMIT_FLAG, type=float, help="Most micro-batches alive on a pipeline rank; more is refused."),
+        Flag(
+            RECOMPUTE_FLAG,
+            help="Keep inputs of pipeline stages alone, and compute forward again while gradients travel.",
+        ),
+        Flag("--use-nanopipe", help=f"The same as {FLAG} nanopipe."),
+        Flag(
+            "--schedules-method",
+            type=str,
+            choices=("dualpipev",),
+            help=f"The same as {FLAG}.",
+        ),
+        Flag("--dualpipev-dw-detach", help="dualpipev: leave the last weight gradients to the end."),
+        Flag(
+            "--foldx-mode",
+            type=str,
+            choices=("aiao", "fifo"),
+            aliases=("--fold-mode",),
+            help=f"The same as {FLAG} fold-aiao or fold-fifo.",
+        ),
+        *(
+            Flag(flag, help="megatron-core's order, each direction on a communicator.")
+            for flag in NATIVE_ORDER
+        ),
+        Flag(_STREAMS, help="Accepted with --overlap-warmup-cooldown-communication."),
+    )
+    requires = (
+        Requirement(flag="--pipeline-model-parallel-size", reason="a schedule orders pipeline stages"),
+    )
+    conflicts = (
+        Conflict(flag="--use-torch-fsdp2", reason=_AUTOGRAD),
+        Conflict(flag="--use-megatron-fsdp", reason=_AUTOGRAD),
+        Conflict(
+            flag="--num-microbatches-with-partial-activation-checkpoints",
+            reason="it counts micro-batches of megatron-core's own schedules; use one of those",
+        ),
+        Conflict(
+            flag="--fine-grained-activation-offloading",
+            reason="it expects megatron-core's order of micro-batches; drop one of the two",
+        ),
+        Conflict(
+            flag="--defer-embedding-wgrad-compute",
+            reason="only megatron-core's schedules compute the output layer's weight gradient at the end",
+        ),
+        Conflict(flag="--hybrid-context-parallel", reason="it has another schedule; keep one of the two"),
+    )
+    slots = ("pipeline-schedule", "pp-transport")
+    docs = "mindspeed_pp:docs/pp-engine.md"
+    fake_tensors = True
+    deterministic = True
+    affects_checkpoint = False
+    tuning = {FLAG: ("1f1b", "zb-h1")}
+    verify = ENGINE_PROOFS
+
+    @classmethod
+    def enabled(cls, args: Any) -> bool:
+        """Return whether a schedule is asked for, by any of the flags."""
+        return bool(asked_for(args))
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Refuse sizes that the schedule does not go with."""
+        ranks = getattr(args, "pipeline_model_parallel_size", 1) or 1
+        asked = next(iter(asked_for(args)))
+        if ranks < 2:
+            return (f"{asked} with --pipeline-model-parallel-size {ranks}: use 2 or more, or drop it",)
+        if getattr(args, "use_multi_stream", False) and not getattr(args, _WARM_UP, False):
+            return (
+                f"{_STREAMS} is an option of --overlap-warmup-cooldown-communication; add it, or drop both",
+            )
+        try:
+            plan = planned(args)
+        except UserError as error:
+            return (str(error),)
+        assert plan is not None
+        refused = plan.refusal(None)
+        if refused:
+            return (f"{asked}: {refused}",)
+        placement = plan.placement
+        if placement.size != ranks:
+            return (
+                f"{asked}: it is for {placement.size} pipeline ranks, and --pipeline-model-parallel-size is "
+                f"{ranks}; change one of the two",
+            )
+        found = [] if placement.is_loop else list(_placed_elsewhere(args, asked, placement.stages))
+        if getattr(args, "pipeline_w_placement", None) == GREEDY and not plan.rule.splits:
+            found.append(
+                f"{WEIGHTS_FLAG} {GREEDY} with {asked}: it computes no weight gradients apart; use zb-h1, "
+                "zbi or zbv, or drop it"
+            )
+        return found
+
+    @classmethod
+    def notes(cls, args: Any) -> Sequence[str]:
+        """Say which schedule trains, and which one the simulator finds shorter."""
+        rule = asked_rule(args)
+        assert rule is not None
+        better = _BETTER.get(rule.name)
+        asked = next(iter(asked_for(args)))
+        said = [] if asked.endswith(f" {rule.name}") else [f"{asked}: the pipeline schedule is {rule.name}"]
+        return [*said, f"{asked}: {better}"] if better else said
+
+    @hookimpl(wrapper=True)
+    def validate_arguments_early(self, args: Any) -> Generator[None, Any, Any]:
+        """Cut the model into as many chunks as the schedule has where no flag says it."""
+        given = yield
+        rule = asked_rule(given)
+        assert rule is not None
+        if said_chunks(given) is None and rule.chunks is not None and rule.chunks > 1:
+            given.num_virtual_stages_per_pipeline_rank = rule.chunks
+        return given
+
+    @hookimpl(wrapper=True)
+    def validate_arguments(self, args: Any) -> Generator[None, Any, Any]:
+        """Refuse schedules that cannot run with the batch."""
+        validated = yield
+        plan = planned(validated)
+        assert plan is not None
+        count = getattr(validated, "num_microbatches", None)
+        refused = plan.refusal(count)
+        if refused:
+            raise UserError(f"{FLAG} {plan.rule.name}: {refused}")
+        if count is not None:
+            lint(plan.schedule(count), plan.limit)
+        return validated
+
+    @hookimpl(wrapper=True)
+    def process_group_options(self, args: Any) -> Generator[None, Any, Any]:
+        """Name the rank that holds both embedding and output layer."""
+        options = yield
+        plan = planned(args)
+        assert plan is not None
+        if plan.placement.loss_rank != 0:
+            return options
+        from mindspeed_pp.tied_embeddings import first_rank
+
+        return {**options, "get_embedding_ranks": first_rank}
+
+    @hookimpl(wrapper=True)
+    def build_process_groups(self, session: Any) -> Generator[None, Any, Any]:
+        """Create a group for each direction between pipeline ranks."""
+        pg = yield
+        from mindspeed_pp.mail import DOWN, UP
+
+        for name in (UP, DOWN):
+            session.groups.split(name, pg.pp, [list(range(pg.pp.size()))])
+        return pg
+
+    @hookimpl
+    def place_chunks(self, args: Any, pp_rank: int, pp_size: int) -> tuple[ChunkPlace, ...] | None:
+        """Place chunks where the schedule wants them."""
+        plan = planned(args)
+        if plan is None or plan.placement.is_loop or pp_size != plan.ranks:
+            return None
+        placement = plan.placement
+        last = placement.stages - 1
+        return tuple(
+            ChunkPlace(chunk if plan.chunks > 1 else None, stage, stage == 0, stage == last)
+            for chunk, stage in enumerate(placement.held[pp_rank])
+        )
+
+    @hookimpl(wrapper=True)
+    def build_transformer_config(self, args: Any) -> Generator[None, Any, Any]:
+        """Put the layers of each stage where the schedule wants the stage."""
+        config = yield
+        plan = planned(args)
+        assert plan is not None
+        if not plan.placement.is_loop:
+            from mindspeed_pp.placed_layout import placed
+
+            config.pipeline_model_parallel_layout = placed(config, plan.placement)
+        return config
+
+    @hookimpl(wrapper=True)
+    def build_model(self, session: Any, pg: Any) -> Generator[None, Any, Any]:
+        """Let embedding and output layer of one rank share their weight where they are tied."""
+        chunks = yield
+        from mindspeed_pp.tied_embeddings import share_embedding
+
+        share_embedding(session, chunks, pg, self.name)
+        return chunks
+
+    @hookimpl
+    def get_forward_backward(self, args: Any, config: Any, pg: Any, run: Any) -> Callable[..., Any]:
+        """Return the schedule."""
+        plan = planned(args)
+        assert plan is not None
+        from mindspeed_pp.engine import Engine
+
+        return Engine(run, args, config, pg, plan)
+
+
+def _placed_elsewhere(args: Any, asked: str, stages: int) -> Sequence[str]:
+    """Refuse what needs stages that run down the ranks."""
+    found = []
+    layers = getattr(args, "num_layers", None)
+    laid_out = any(
+        getattr(args, dest, None)
+        for dest in ("pipeline_model_parallel_layout", "pipeline_num_transformer_layers", "num_layer_list")
+    )
+    if layers and not laid_out and layers % stages:
+        found.append(
+            f"{asked} cuts the model into {stages} stages, and --num-layers {layers} is no multiple; change "
+            "it, or give --pipeline-model-parallel-layout"
+        )
+    for dest in (
+        *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"),
+        *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
+    ):
+        if getattr(args, dest, None):
+            flag = "--" + dest.replace("_", "-")
+            found.append(
+                f"{flag} with {asked}: first and last stage are on one rank; use "
+                "--pipeline-model-parallel-layout"
+            )
+    return found

@@ -1,0 +1,96 @@
+"""The declarations of how many layers each pipeline stage holds."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from mindspeed_core.errors import UserError
+from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
+from mindspeed_pp.features.proofs import LIST_PROOFS, NOOP_PROOFS, ROWS_PROOFS
+from mindspeed_pp.stage_map import LIST, NOOP, ROWS, layers_of_stages, layout_text
+
+_FAMILY = "pipeline parallelism"
+_REQUIRES = (
+    Requirement(flag="--pipeline-model-parallel-size", reason="layers are distributed over pipeline stages"),
+)
+_CONFLICTS = tuple(
+    Conflict(flag=flag, reason="it says too how many layers a stage has; keep one of the two")
+    for flag in (
+        "--pipeline-model-parallel-layout",
+        "--decoder-first-pipeline-num-layers",
+        "--decoder-last-pipeline-num-layers",
+        "--account-for-embedding-in-pipeline-split",
+        "--account-for-loss-in-pipeline-split",
+    )
+)
+
+
+class _Partition(Feature):
+    """Layers of stages, as megatron-core's layout."""
+
+    family = _FAMILY
+    requires = _REQUIRES
+    conflicts = _CONFLICTS
+    # Around the engine: it says how many chunks a rank has.
+    before = ("pp-engine",)
+    slots = ("layer-partition",)
+    fake_tensors = True
+    deterministic = True
+    affects_checkpoint = False
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Refuse numbers that do not go with the model and its pipeline."""
+        if not getattr(args, "num_layers", None):
+            return ()
+        try:
+            layers_of_stages(args)
+        except UserError as error:
+            return (str(error),)
+        return ()
+
+    @hookimpl(wrapper=True)
+    def validate_arguments_early(self, args: Any) -> Generator[None, Any, Any]:
+        """Lay the layers out."""
+        given = yield
+        stages, given.num_layers = layers_of_stages(given)
+        given.pipeline_model_parallel_layout = layout_text(
+            stages, getattr(given, "mtp_num_layers", None) or 0
+        )
+        given.num_layers_per_virtual_pipeline_stage = given.num_virtual_stages_per_pipeline_rank = None
+        return given
+
+
+class NoopLayers(_Partition):
+    """Positions without a layer, so that stages with embedding or output layer hold fewer."""
+
+    name = "noop-layers"
+    summary = "Positions of the model without a layer, to balance pipeline stages"
+    flags = (
+        Flag(
+            NOOP, type=str, help="Positions without a layer, counted from 0: 0,5. --num-layers counts them."
+        ),
+    )
+    docs = "mindspeed_pp:docs/noop-layers.md"
+    verify = NOOP_PROOFS
+
+
+class UnalignedPipeline(_Partition):
+    """Layers of every chunk of every rank."""
+
+    name = "unaligned-pipeline"
+    summary = "The number of layers of each pipeline stage and chunk"
+    flags = (Flag(ROWS, type=str, help="Layers by rank and chunk, [[1,1],[1,1]*2,[1,0]]; *n repeats a row."),)
+    docs = "mindspeed_pp:docs/unaligned-pipeline.md"
+    verify = ROWS_PROOFS
+
+
+class NumLayerList(_Partition):
+    """Layers of every rank."""
+
+    name = "num-layer-list"
+    summary = "The number of layers of each pipeline rank"
+    flags = (Flag(LIST, type=str, help="Layers of each pipeline rank: 8,9,8,7."),)
+    docs = "mindspeed_pp:docs/num-layer-list.md"
+    verify = LIST_PROOFS

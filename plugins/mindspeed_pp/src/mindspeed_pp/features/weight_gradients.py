@@ -1,0 +1,73 @@
+"""The declaration of weight gradients that come later."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from mindspeed_core.errors import UserError
+from mindspeed_core.feature import Conflict, Feature, Requirement, hookimpl
+from mindspeed_pp.features.proofs import WEIGHT_GRADIENT_PROOFS
+from mindspeed_pp.plan import asked_for, asked_rule
+
+
+class LaterWeightGradients(Feature):
+    """Linears of schedules that compute weight gradients apart."""
+
+    name = "pp-weight-gradients"
+    family = "pipeline parallelism"
+    summary = "Weight gradients of linears computed when the pipeline schedule says so"
+    requires = (
+        Requirement(feature="pp-engine", reason="a schedule says when weight gradients are computed"),
+    )
+    conflicts = (
+        Conflict(
+            flag="--cuda-graph-impl",
+            one_of=("local", "transformer_engine"),
+            reason="a captured backward pass computes weight gradients at once; use 1f1b or interleaved",
+        ),
+    )
+    slots = ("dw-queue",)
+    docs = "mindspeed_pp:docs/pp-weight-gradients.md"
+    places_modules = True
+    fake_tensors = True
+    deterministic = True
+    affects_checkpoint = False
+    verify = WEIGHT_GRADIENT_PROOFS
+
+    @classmethod
+    def enabled(cls, args: Any) -> bool:
+        """Return whether the schedule that is asked for computes weight gradients apart."""
+        try:
+            rule = asked_rule(args)
+        except UserError:
+            # The engine says what is wrong with it.
+            return False
+        return rule is not None and rule.splits
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Refuse layers whose linears cannot be split."""
+        if getattr(args, "transformer_impl", None) in (None, "local"):
+            return ()
+        asked = next(iter(asked_for(args)))
+        return (
+            f"{asked} with --transformer-impl {args.transformer_impl}: linears of TransformerEngine compute "
+            "weight gradients with those of their inputs; use --transformer-impl local, or 1f1b or "
+            "interleaved",
+        )
+
+    @hookimpl(wrapper=True)
+    def build_layer_spec(self, session: Any) -> Generator[None, Any, Any]:
+        """Let linears leave their weight gradient to the schedule."""
+        spec = yield
+        from mindspeed_pp.weight_gradients import place_later_linears
+
+        return place_later_linears(session, spec, self.name)
+
+    @hookimpl(wrapper=True)
+    def build_ddp_config(self) -> Generator[None, Any, Any]:
+        """Let data parallelism wait for weight gradients."""
+        config = yield
+        config.delay_wgrad_compute = True
+        return config

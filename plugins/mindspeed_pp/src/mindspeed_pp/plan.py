@@ -1,0 +1,213 @@
+"""From arguments to a schedule: which rule, how many chunks, which placement."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from mindspeed_core.errors import UserError
+from mindspeed_pp.choice import Times, shortest
+from mindspeed_pp.lint import lint
+from mindspeed_pp.placement import Placement
+from mindspeed_pp.registry import Context, Rule, rule_named
+from mindspeed_pp.schedule import Schedule, parse_schedule, schedule_text
+from mindspeed_pp.schedules.dual_pipe_v import DETACHED
+from mindspeed_pp.simulator import Costs
+from mindspeed_pp.transforms import greedy_weights, recomputed, waves
+
+FLAG, FILE_FLAG = "--pipeline-schedule", "--pipeline-schedule-file"
+TIMES_FLAG, WEIGHTS_FLAG, LIMIT_FLAG = "--pipeline-times", "--pipeline-w-placement", "--pipeline-memory-limit"
+NATIVE_ORDER = (
+    "--optimize-send-recv-comm",
+    "--optimize-vpp-send-recv-comm",
+    "--overlap-warmup-cooldown-communication",
+)
+"""Flags that ask for megatron-core's order with messages of each direction on a communicator of its own."""
+AUTO, GREEDY, WAVES = "auto", "greedy", "waves"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The schedule of a run, for any number of micro-batches.
+
+    Attributes:
+        rule: of the schedule.
+        ranks: pipeline ranks.
+        chunks: of each rank.
+        times: of ``F``, ``B`` and ``W`` of a rank's share.
+        moves_weights: weight gradients go where ranks would wait, by ``times``.
+        limit: most micro-batches alive on a rank.
+        recomputes: forward passes are computed again right before their backward pass.
+        options: of the rule.
+    """
+
+    rule: Rule
+    ranks: int
+    chunks: int
+    times: Times = (1.0, 1.0, 1.0)
+    moves_weights: bool = False
+    limit: float | None = None
+    recomputes: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def placement(self) -> Placement:
+        """Return where stages live."""
+        return self.rule.place(self.ranks, self.chunks)
+
+    def schedule(self, microbatches: int) -> Schedule:
+        """Return the schedule of a step; where the batch is too small for it, one that goes with any.
+
+        Raises:
+            UserError: it cannot run.
+        """
+        if self.refusal(microbatches):
+            return waves(WAVES, self.placement, microbatches)
+        context = Context(self.ranks, self.chunks, microbatches, self.times, self.options)
+        found = self.rule.schedule(context)
+        if self.recomputes:
+            found = recomputed(found)
+        if self.moves_weights:
+            lint(found)
+            found = greedy_weights(found, Costs(*self.times), self.limit)
+        return found
+
+    def refusal(self, microbatches: int | None) -> str:
+        """Return why the rule does not go with a number of micro-batches, or an empty string."""
+        return self.rule.refusal(self.ranks, self.chunks, microbatches)
+
+
+def asked_for(args: Any) -> dict[str, str]:
+    """Return the name of the schedule that each given flag stands for, by flag.
+
+    A file stands for itself, under the name of the flag.
+    """
+
+    def given(dest: str) -> Any:
+        return getattr(args, dest, None)
+
+    found: dict[str, str] = {}
+    if given("pipeline_schedule"):
+        found[f"{FLAG} {given('pipeline_schedule')}"] = given("pipeline_schedule")
+    if given("pipeline_schedule_file"):
+        found[f"{FILE_FLAG} {given('pipeline_schedule_file')}"] = FILE_FLAG
+    if given("use_nanopipe"):
+        found["--use-nanopipe"] = "nanopipe"
+    if given("schedules_method"):
+        found[f"--schedules-method {given('schedules_method')}"] = given("schedules_method")
+    if given("foldx_mode"):
+        found[f"--foldx-mode {given('foldx_mode')}"] = f"fold-{given('foldx_mode')}"
+    native = [flag for flag in NATIVE_ORDER if given(flag.lstrip("-").replace("-", "_"))]
+    if native and not found:
+        interleaved = (said_chunks(args) or 1) > 1
+        found[native[0]] = "interleaved" if interleaved else "1f1b"
+    return found
+
+
+def asked_rule(args: Any) -> Rule | None:
+    """Return the rule that the arguments ask for; None where they ask for none.
+
+    Raises:
+        UserError: there is none of this name, its file cannot be read, or two flags name one.
+    """
+    asked = asked_for(args)
+    if len(asked) > 1:
+        raise UserError(f"{' and '.join(asked)} both say the order of the pipeline; keep one of the two")
+    for name in asked.values():
+        if name == FILE_FLAG:
+            path = str(args.pipeline_schedule_file)
+            return _rule_of_text(schedule_text(Path(path)), path)
+        return rule_named(_chosen(args) if name == AUTO else name)
+    return None
+
+
+def _chosen(args: Any) -> str:
+    ranks = getattr(args, "pipeline_model_parallel_size", 1) or 1
+    layers = getattr(args, "num_layers", None)
+    splits = getattr(args, "transformer_impl", None) in (None, "local")
+    return shortest(ranks, said_chunks(args), layers, None, times_of(args), splits)
+
+
+@lru_cache(maxsize=8)
+def _rule_of_text(text: str, path: str) -> Rule:
+    schedule = parse_schedule(text, path)
+    lint(schedule)
+    return Rule(
+        name=schedule.name,
+        build=lambda context: schedule.orders,
+        chunks=schedule.placement.stages // schedule.placement.size,
+        splits=schedule.splits,
+        place=lambda ranks, chunks: schedule.placement,
+        exactly=schedule.microbatches,
+        summary=f"of {path}",
+    )
+
+
+def times_of(args: Any) -> Times:
+    """Return the times of ``F``, ``B`` and ``W`` that the arguments say, all alike without.
+
+    Raises:
+        UserError: they are not three numbers above 0.
+    """
+    given = getattr(args, "pipeline_times", None)
+    if not given:
+        return 1.0, 1.0, 1.0
+    if len(given) != 3 or min(given) <= 0:
+        shown = " ".join(f"{value:g}" for value in given)
+        raise UserError(
+            f"{TIMES_FLAG} {shown}: give three times above 0, of forward, input gradient, weight gradient"
+        )
+    forward, backward, weight = given
+    return float(forward), float(backward), float(weight)
+
+
+def said_chunks(args: Any) -> int | None:
+    """Return the chunks of each rank that flags say; None where none does."""
+    derived = getattr(args, "virtual_pipeline_model_parallel_size", None)
+    stages = getattr(args, "num_virtual_stages_per_pipeline_rank", None)
+    per_chunk = getattr(args, "num_layers_per_virtual_pipeline_stage", None)
+    ranks = getattr(args, "pipeline_model_parallel_size", 1) or 1
+    layers = getattr(args, "num_layers", None)
+    layout = getattr(args, "pipeline_model_parallel_layout", None)
+    if derived or stages:
+        return int(derived or stages or 1)
+    rows = getattr(args, "pipeline_num_transformer_layers", None)
+    if isinstance(rows, str):
+        # Checked by whoever reads it; here only the columns of its first row count.
+        first = re.match(r"\s*\[\s*\[([^\]]*)\]", rows)
+        return len(first[1].split(",")) if first else None
+    if isinstance(layout, str) and layout:
+        return max(1, _stages_of_layout(layout) // ranks)
+    if per_chunk and layers:
+        return max(1, int(layers) // ranks // int(per_chunk))
+    return None
+
+
+def _stages_of_layout(layout: str) -> int:
+    text = re.sub(r"\(([^)]+)\)\*(\d+)", lambda match: match[1] * int(match[2]), layout.replace(",", ""))
+    return re.sub(r"(.)\*(\d+)", lambda match: match[1] * int(match[2]), text).count("|") + 1
+
+
+def planned(args: Any) -> Plan | None:
+    """Return the plan of the arguments; None where they ask for no schedule of this package.
+
+    Raises:
+        UserError: they cannot be followed.
+    """
+    rule = asked_rule(args)
+    if rule is None:
+        return None
+    return Plan(
+        rule,
+        ranks=args.pipeline_model_parallel_size,
+        chunks=said_chunks(args) or rule.chunks or 1,
+        times=times_of(args),
+        moves_weights=rule.splits and getattr(args, "pipeline_w_placement", None) == GREEDY,
+        limit=getattr(args, "pipeline_memory_limit", None),
+        recomputes=bool(getattr(args, "pipeline_recompute", False)),
+        options={DETACHED: bool(getattr(args, "dualpipev_dw_detach", False))},
+    )

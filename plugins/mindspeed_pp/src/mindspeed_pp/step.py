@@ -1,0 +1,383 @@
+"""One step of one rank: its actions in order, on megatron-core's forward and backward steps."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.pipeline_parallel.schedules import (
+    backward_step,
+    deallocate_output_tensor,
+    forward_step,
+)
+from torch import Tensor
+
+from mindspeed_core.errors import UserError
+from mindspeed_core.megatron.schedule import announced
+from mindspeed_pp.actions import (
+    BACKWARD,
+    FORWARD,
+    GATHER,
+    INPUT_GRADIENT,
+    RECOMPUTE,
+    REDUCE,
+    WEIGHT_GRADIENT,
+    Action,
+)
+from mindspeed_pp.channels import Message
+from mindspeed_pp.mail import Mail
+from mindspeed_pp.random_states import kept_random_state
+from mindspeed_pp.schedule import Schedule
+from mindspeed_pp.weight_gradients import WeightGradients
+
+Place = tuple[int, int]
+
+
+class IndexedBatches:
+    """An iterator over micro-batches that gives the one that is asked for, also again."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        """Wrap the chunk's iterator; ``at`` is the micro-batch that ``next`` returns."""
+        self._batches, self._seen, self.at = batches, [], 0  # type: ignore[var-annotated]
+
+    def __iter__(self) -> IndexedBatches:
+        """Return itself."""
+        return self
+
+    def __next__(self) -> Any:
+        """Return micro-batch ``at`` of the step."""
+        return self.look(self.at)
+
+    def look(self, at: int) -> Any:
+        """Return a micro-batch of the step, reading as far as it takes."""
+        while len(self._seen) <= at:
+            self._seen.append(next(self._batches))
+        return self._seen[at]
+
+
+@dataclass
+class Parts:
+    """What a step works with.
+
+    Attributes:
+        run: the run in progress.
+        config: megatron-core's configuration of the model.
+        pg: the process groups.
+        schedule: of the step.
+        rank: this pipeline rank.
+        models: this rank's chunks.
+        batches: an iterator of each chunk, None where a chunk has none.
+        forward_step_func: the host's.
+        mail: to other stages.
+        weight_gradients: those that were put off.
+        device: of the model.
+        forward_only: no backward passes.
+        collect_non_loss_data: as megatron-core's schedules take it.
+        first_val_step: likewise.
+    """
+
+    run: Any
+    config: Any
+    pg: Any
+    schedule: Schedule
+    rank: int
+    models: list[Any]
+    batches: list[IndexedBatches | None]
+    forward_step_func: Callable[..., Any]
+    mail: Mail
+    weight_gradients: WeightGradients
+    device: torch.device
+    forward_only: bool = False
+    collect_non_loss_data: bool = False
+    first_val_step: bool | None = None
+
+
+@dataclass
+class _Kept:
+    """What a forward pass leaves for its backward pass."""
+
+    received: list[Tensor | None]
+    outputs: list[Tensor] = field(default_factory=list)
+    random_state: Any = None
+
+
+class Step:
+    """The execution of one rank's list.
+
+    Attributes:
+        reports: what the loss function reported, by micro-batch in the order of the last stage.
+        tokens: number of tokens that count in the loss, int32 scalar.
+        position: index of the action that runs.
+        alive: micro-batches whose activations are kept, chunk by chunk.
+        most_alive: the largest value of ``alive``.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        """Prepare a step."""
+        self.p = parts
+        self.reports: list[Any] = []
+        self.tokens = torch.zeros([], dtype=torch.int, device=parts.device)
+        self.position, self.alive, self.most_alive = 0, 0, 0
+        self._order = parts.schedule.orders[parts.rank]
+        self._kept: dict[Place, _Kept] = {}
+        self._begun: set[int] = set()
+        self._last_backward, self._last_weights = self._lasts()
+
+    def run(self) -> None:
+        """Execute the list."""
+        if not self.p.forward_only:
+            for chunk in range(len(self.p.models)):
+                self._gather(chunk)
+        for position, action in enumerate(self._order):
+            self.position = position
+            for part in action.flat():
+                self._do[part.op](self, part)
+            self.p.mail.reap()
+        self.p.mail.flush()
+        if not self.p.forward_only:
+            self._check_empty()
+
+    def where(self) -> str:
+        """Return the position of this rank."""
+        return f"item {self.position} of {len(self._order)} ({self._order[self.position]})"
+
+    def _lasts(self) -> tuple[dict[int, Place], dict[int, Place]]:
+        backward: dict[int, Place] = {}
+        weights: dict[int, Place] = {}
+        for action in self._order:
+            for part in action.flat():
+                chunk = self.p.schedule.placement.chunk(part.stage)
+                if part.op in (INPUT_GRADIENT, BACKWARD):
+                    backward[chunk] = part.stage, part.microbatch
+                if part.op in (WEIGHT_GRADIENT, BACKWARD):
+                    weights[chunk] = part.stage, part.microbatch
+        return backward, weights
+
+    def _gather(self, chunk: int) -> None:
+        gathers = _of_chunk(self.p.config.param_sync_func, chunk)
+        if gathers is not None:
+            gathers(self.p.models[chunk].parameters())
+
+    def _forward(self, action: Action) -> None:
+        place = action.stage, action.microbatch
+        stage, microbatch = place
+        ranks = self.p.schedule.placement.ranks
+        received: list[Tensor | None] = [None]
+        if stage > 0:
+            arrived = self.p.mail.receive(Message(FORWARD, *place), ranks[stage - 1])
+            received = [self._needing_gradient(tensor) for tensor in arrived]
+        again = place in self.p.schedule.recomputed and not self.p.forward_only
+        kept = _Kept(received)
+        if again:
+            kept.random_state = kept_random_state(self.p.run.session.platform)
+        with torch.no_grad() if again else contextlib.nullcontext():
+            outputs, tokens = self._pass(place, received, self.reports)
+        self.tokens += tokens
+        if not self.p.forward_only:
+            kept.outputs = [] if again else outputs
+            self._kept[place] = kept
+            if not again:
+                self._count(1)
+        if stage + 1 < len(ranks):
+            kept_for_backward = not self.p.forward_only and not again
+            freed = (lambda: self._free(outputs)) if kept_for_backward else (lambda: None)
+            self.p.mail.send(Message(FORWARD, stage + 1, microbatch), ranks[stage + 1], outputs, freed)
+        elif not self.p.forward_only and not again:
+            self._free(outputs)
+
+    def _again(self, action: Action) -> None:
+        place = action.stage, action.microbatch
+        kept = self._kept[place]
+        with kept.random_state():
+            kept.outputs, _ = self._pass(place, kept.received, [])
+        self._count(1)
+        self._free(kept.outputs)
+
+    def _pass(
+        self, place: Place, received: list[Tensor | None], reports: list[Any]
+    ) -> tuple[list[Tensor], Tensor]:
+        stage, microbatch = place
+        p, chunk = self.p, self.p.schedule.placement.chunk(stage)
+        batches = p.batches[chunk if len(p.batches) > 1 else 0]
+        if batches is not None:
+            batches.at = microbatch
+        vp_stage = chunk if len(p.models) > 1 else None
+        first = chunk not in self._begun
+        self._begun.add(chunk)
+        if p.first_val_step is not None and p.forward_only:
+            first = first and p.first_val_step
+        with announced(p.run, vp_stage, microbatch):
+            output, tokens = forward_step(
+                p.forward_step_func,
+                batches,
+                p.models[chunk],
+                p.schedule.microbatches,
+                received if len(received) > 1 else received[0],
+                reports,
+                p.config,
+                p.pg.cp.size(),
+                collect_non_loss_data=p.collect_non_loss_data,
+                is_first_microbatch=first,
+                current_microbatch=microbatch,
+                vp_stage=vp_stage,
+                is_last_stage=stage == p.schedule.placement.stages - 1,
+            )
+        while isinstance(output, (list, tuple)) and len(output) == 1:
+            output = output[0]
+        return list(output) if isinstance(output, (list, tuple)) else [output], tokens
+
+    def _needing_gradient(self, tensor: Tensor) -> Tensor:
+        return tensor.requires_grad_() if tensor.is_floating_point() and not self.p.forward_only else tensor
+
+    def _backward(self, action: Action) -> None:
+        place = action.stage, action.microbatch
+        chunk = self.p.schedule.placement.chunk(action.stage)
+        store = self.p.weight_gradients
+        # Weights of a whole pass that is not the last one to give them are reported by a later action.
+        parted = action.op == INPUT_GRADIENT or (
+            self._last_backward[chunk] == place and self._last_weights[chunk] != place
+        )
+        store.leaves = place if parted else None
+        try:
+            with self._synchronized(chunk, self._last_backward[chunk] == place):
+                self._to_input(place)
+        finally:
+            store.leaves = None
+        if action.op == BACKWARD:
+            if parted:
+                self._weights(action)
+            else:
+                self._count(-1)
+                self._reduce_if_last(chunk, place)
+
+    def _to_input(self, place: Place) -> None:
+        stage, microbatch = place
+        ranks = self.p.schedule.placement.ranks
+        kept = self._kept.pop(place)
+        gradients: list[Tensor | None] = [None]
+        if stage + 1 < len(ranks):
+            gradients = list(
+                self.p.mail.receive(Message(INPUT_GRADIENT, stage, microbatch), ranks[stage + 1])
+            )
+            self._wait_until_sent(kept.outputs)
+        if len(kept.outputs) == 1 and len(kept.received) == 1:
+            made = [backward_step(kept.received[0], kept.outputs[0], gradients[0], None, self.p.config)]
+        else:
+            made = _backward_of_several(kept.received, kept.outputs, gradients, self.p.config)
+        if stage > 0:
+            message = Message(INPUT_GRADIENT, stage - 1, microbatch)
+            sent = [_or_zeros(g, x) for g, x in zip(made, kept.received) if x is not None and x.requires_grad]
+            self.p.mail.send(message, ranks[stage - 1], sent, lambda: None)
+
+    def _weights(self, action: Action) -> None:
+        place = action.stage, action.microbatch
+        chunk = self.p.schedule.placement.chunk(action.stage)
+        with self._synchronized(chunk, self._last_weights[chunk] == place):
+            self.p.weight_gradients.run(place)
+        self._count(-1)
+        self._reduce_if_last(chunk, place)
+
+    def _reduce_if_last(self, chunk: int, place: Place) -> None:
+        """Start the reduction that is aligned by hand; without alignment hooks start it bucket by bucket."""
+        reduces = _of_chunk(self.p.config.grad_sync_func, chunk)
+        if reduces is not None and self._last_weights[chunk] == place:
+            reduces(self.p.models[chunk].parameters())
+
+    def _synchronized(self, chunk: int, last: bool) -> contextlib.ExitStack:
+        """Let gradients of one chunk be reduced, and those of no other: chunks may share a parameter."""
+        stack = contextlib.ExitStack()
+        for other in range(len(self.p.models)):
+            held = _of_chunk(self.p.config.no_sync_func, other)
+            syncs = other == chunk and last and self.p.config.grad_sync_func is None
+            if held is not None and not syncs:
+                stack.enter_context(held())
+        return stack
+
+    def _free(self, outputs: list[Tensor]) -> None:
+        if len(outputs) == 1:
+            deallocate_output_tensor(outputs[0], self.p.config.deallocate_pipeline_outputs)
+
+    def _wait_until_sent(self, outputs: list[Tensor]) -> None:
+        """Let an output be free before its backward pass: its gradient is here, so it has arrived."""
+        if self.p.config.deallocate_pipeline_outputs and any(output.numel() > 1 for output in outputs):
+            self.p.mail.flush()
+
+    def _count(self, change: int) -> None:
+        self.alive += change
+        self.most_alive = max(self.most_alive, self.alive)
+
+    def _nothing(self, action: Action) -> None:
+        """Do nothing: parameters are gathered, and gradients reduced, where data parallelism says so."""
+
+    def _check_empty(self) -> None:
+        left = [*self.p.mail.left(), *(f"activations of {place}" for place in self._kept)]
+        left += [f"weight gradients of {place}" for place in self.p.weight_gradients.work]
+        if left:
+            raise RuntimeError(f"schedule {self.p.schedule.name}: {left[0]} is left at the end of the step")
+        if self.p.schedule.splits and self._splits_here() and not self.p.weight_gradients.seen:
+            raise UserError(
+                f"--pipeline-schedule {self.p.schedule.name}: it computes gradients of weights apart, and no "
+                "linear of this rank's chunks left one; use 1f1b or interleaved"
+            )
+
+    def _splits_here(self) -> bool:
+        decoders = [
+            m for model in self.p.models for m in model.modules() if hasattr(m, "add_weight_gradient")
+        ]
+        return bool(decoders) and any(a.op == INPUT_GRADIENT for a in self._order)
+
+    _do: dict[str, Callable[[Step, Action], None]] = {
+        FORWARD: _forward,
+        RECOMPUTE: _again,
+        INPUT_GRADIENT: _backward,
+        BACKWARD: _backward,
+        WEIGHT_GRADIENT: _weights,
+        REDUCE: _nothing,
+        GATHER: _nothing,
+    }
+
+
+def _of_chunk(functions: Any, chunk: int) -> Callable[..., Any] | None:
+    """Return one chunk's function of a configuration that has one for all or a list."""
+    found: Callable[..., Any] | None = functions[chunk] if isinstance(functions, list) else functions
+    return found
+
+
+def _or_zeros(gradient: Tensor | None, tensor: Tensor) -> Tensor:
+    return torch.zeros_like(tensor) if gradient is None else gradient
+
+
+def _backward_of_several(
+    received: list[Tensor | None], outputs: list[Tensor], gradients: list[Tensor | None], config: Any
+) -> list[Tensor | None]:
+    """Differentiate a stage with several inputs or outputs; megatron-core looks at the first output alone."""
+    if gradients == [None]:
+        loss = outputs[0] if config.grad_scale_func is None else config.grad_scale_func(outputs[0])
+        torch.autograd.backward(loss)
+    else:
+        pairs = list(zip([output for output in outputs if output.requires_grad], gradients))
+        torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
+    return [None if tensor is None else tensor.grad for tensor in received]
+
+
+def finalize(parts: Parts, tokens: Tensor, *, force_all_reduce: bool | None) -> None:
+    """Reduce the gradients of a step as the host does."""
+    function = parts.config.finalize_model_grads_func
+    if function is None:
+        return
+    if (
+        parts.config.calculate_per_token_loss
+        and parts.schedule.placement.loss_rank != parts.schedule.ranks - 1
+    ):
+        # megatron-core takes the number from the last rank.
+        dist.all_reduce(tokens, group=parts.pg.pp)
+    offered = {"pg_collection": parts.pg, "force_all_reduce": force_all_reduce or False}
+    known = inspect.signature(function).parameters
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+        offered = {name: value for name, value in offered.items() if name in known}
+    function(parts.models, tokens if parts.config.calculate_per_token_loss else None, **offered)

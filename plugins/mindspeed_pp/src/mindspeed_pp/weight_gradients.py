@@ -1,0 +1,221 @@
+"""Linears whose weight gradient is computed when the schedule says so.
+
+In a backward pass to the input alone, a linear leaves what its weight gradient is made of in a store, under
+the stage and micro-batch that run; the action ``W`` computes it. In a whole backward pass nothing is left.
+The gradient is handed to data parallelism by megatron-core's own hook for delayed weight gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.tensor_parallel import layers
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.mappings import _gather_along_first_dim
+from torch import Tensor
+
+from mindspeed_core.errors import SessionError, UserError
+from mindspeed_core.layer_spec import Site, SpecEditor
+
+if TYPE_CHECKING:
+    from mindspeed_core.session import Session
+
+ROLES = (
+    *("qkv", "q", "kv", "proj", "fc1", "fc2"),
+    *("q_proj", "q_down_proj", "q_up_proj", "kv_down_proj", "kv_up_proj"),
+)
+"""Linears of dense layers, of latent and cross attention, and of experts that are computed one by one."""
+
+Key = tuple[int, int]
+
+
+@dataclass
+class WeightGradients:
+    """The weight gradients that were put off, of the step in progress.
+
+    Attributes:
+        leaves: stage and micro-batch of the backward pass that leaves them; None where none are left.
+        work: what is left to compute, by stage and micro-batch.
+        seen: how many have been left since the session began.
+    """
+
+    leaves: Key | None = None
+    work: dict[Key, list[Callable[[], None]]] = field(default_factory=dict)
+    seen: int = 0
+
+    def leave(self, compute: Callable[[], None]) -> None:
+        """Keep a gradient for `run`, or compute it at once in a whole backward pass."""
+        if self.leaves is None:
+            compute()
+        else:
+            self.work.setdefault(self.leaves, []).append(compute)
+            self.seen += 1
+
+    def run(self, key: Key) -> None:
+        """Compute what the backward pass of a stage and micro-batch left."""
+        for compute in self.work.pop(key, ()):
+            compute()
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        module: Any,
+        gathers: bool,
+        reduces: bool,
+        group: Any,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.module, ctx.gathers, ctx.reduces, ctx.group = module, gathers, reduces, group
+        ctx.has_bias = bias is not None
+        output = torch.matmul(_gather_along_first_dim(x, group) if gathers else x, weight.t())
+        return output if bias is None else output + bias
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        gradient = gradients[0]
+        gathers, group = ctx.gathers, ctx.group
+        to_input = gradient.matmul(weight)
+        handle = None
+        if ctx.reduces:
+            handle = dist.all_reduce(to_input, group=group, async_op=True)
+        elif gathers:
+            whole = to_input.contiguous()
+            to_input = torch.empty_like(x)
+            handle = dist.reduce_scatter_tensor(to_input, whole, group=group, async_op=True)
+        flat = gradient.reshape(-1, gradient.shape[-1])
+
+        @torch.no_grad()
+        def compute() -> None:
+            total = _gather_along_first_dim(x, group) if gathers else x
+            ctx.module.add_weight_gradient(total.reshape(-1, total.shape[-1]), flat)
+
+        ctx.module.weight_gradients.leave(compute)
+        to_bias = flat.sum(dim=0) if ctx.has_bias else None
+        if handle is not None:
+            handle.wait()
+        return to_input, None, to_bias, None, None, None, None
+
+
+class _Later:
+    """The part of a linear that knows when its weight gradient is computed."""
+
+    weight: Tensor
+    weight_gradients: WeightGradients
+    _done: Callable[..., Any] | None
+
+    def register_wgrad_accumulation_and_reduce_hooks(self, hook: Callable[..., Any]) -> None:
+        """Take megatron-core's hook that adds a gradient to the main gradient and starts its reduction."""
+        self._done = hook
+
+    def add_weight_gradient(self, total: Tensor, gradient: Tensor) -> None:
+        """Compute a weight gradient, add it and hand it on.
+
+        Args:
+            total: ``[m, k]``, the input of the linear.
+            gradient: ``[m, n]``, of its output.
+
+        Raises:
+            SessionError: data parallelism would never hear of it.
+        """
+        weight: Any = self.weight
+        main = getattr(weight, "main_grad", None)
+        if self._done is None and main is not None:
+            raise SessionError(
+                "gradients of weights come later in this pipeline schedule, and data parallelism does not "
+                "wait for them; wrap the model with the options of session.ddp_config(...)"
+            )
+        if self._fused and main is not None:
+            fused: Any = layers.fused_weight_gradient_mlp_cuda
+            add = fused.wgrad_gemm_accum_fp32 if main.dtype == torch.float32 else fused.wgrad_gemm_accum_fp16
+            add(total, gradient, main)
+            weight.grad_added_to_main_grad = True
+            # megatron-core asks whether there is a gradient, and drops it.
+            weight.grad = weight.detach()
+        else:
+            made = gradient.t().matmul(total)
+            weight.grad = made if weight.grad is None else weight.grad + made
+        if self._done is not None:
+            self._done()
+
+    _fused = False
+
+
+@cache
+def with_later_gradients(base: type) -> type:
+    """Return a subclass of a parallel linear that takes ``store``, a function that returns the store."""
+
+    class LaterLinear(_Later, base):
+        def __init__(self, *args: Any, store: Callable[[], WeightGradients], **named: Any) -> None:
+            super().__init__(*args, **named)
+            self.weight_gradients = store()
+            self._done = None
+            weight: Any = self.weight
+            if weight is not None:
+                weight.skip_backward_post_hook = True
+
+        def _forward_impl(self, input: Tensor, weight: Tensor, *args: Any, **named: Any) -> Tensor:
+            if weight is not self.weight or not weight.requires_grad:
+                output: Tensor = super()._forward_impl(input, weight, *args, **named)
+                return output
+            self._fused = bool(named.get("gradient_accumulation_fusion"))
+            return _Linear.apply(
+                input,
+                weight,
+                named.get("bias"),
+                self,
+                bool(named.get("sequence_parallel")),
+                bool(named.get("allreduce_dgrad")),
+                named.get("tp_group"),
+            )
+
+    LaterLinear.__name__ = LaterLinear.__qualname__ = f"Later{base.__name__}"
+    return LaterLinear
+
+
+def place_later_linears(session: Session, spec: Any, owner: str) -> Any:
+    """Replace the linears of a chunk by ones whose weight gradient can come later; returns the edited copy.
+
+    Raises:
+        UserError: no linear of any layer can; the message names their classes.
+    """
+    editor = SpecEditor(spec, owner=owner, session=session)
+    # Not the session: parts of a specification are copied.
+    store = _store_of(session)
+    others: set[str] = set()
+    layers_seen = 0
+
+    def later(site: Site) -> Any:
+        nonlocal layers_seen
+        layers_seen += 1
+        module: Any = site.spec.module if site.spec is not None else None
+        if isinstance(module, type) and issubclass(module, (ColumnParallelLinear, RowParallelLinear)):
+            return site.carry(with_later_gradients(module), store=store)
+        others.add(getattr(module, "__name__", str(module)))
+        return None
+
+    if not editor.replace(ROLES, later, wrap=True) and layers_seen:
+        raise UserError(
+            "--pipeline-schedule: it computes gradients of weights apart, and no linear of this model can "
+            f"({', '.join(sorted(others))}); use --transformer-impl local, or 1f1b or interleaved"
+        )
+    return editor.spec
+
+
+def _store_of(session: Session) -> Callable[[], WeightGradients]:
+    store = session.state(WeightGradients)
+
+    def get() -> WeightGradients:
+        return store
+
+    return get

@@ -1,0 +1,232 @@
+"""The declarations: sound, free of heavy imports, refused with flag, value and way out, proved."""
+
+import subprocess
+import sys
+from importlib.resources import files
+
+import pytest
+
+from mindspeed_core import check_feature
+from mindspeed_core.activation import plan_for, prepare
+from mindspeed_core.discovery.feature_checks import declared_features
+from mindspeed_core.registry import Registry
+from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_core.testing.scenarios import scenario_parameters
+from mindspeed_core.testing.verify import verify
+from mindspeed_core.validation import check
+from mindspeed_pp.features import DECLARATIONS
+from mindspeed_pp.features.proofs import CHUNKS2, PP2, scheduled
+from mindspeed_pp.program import main
+from mindspeed_pp.registry import Context, rule_named
+from mindspeed_pp.stage_map import layers_of_stages, layout_text, parse_rows
+
+FEATURES = declared_features(DECLARATIONS)
+INSTALLED = Registry.discover()
+PP4 = ("--pipeline-model-parallel-size", "4", "--micro-batch-size", "1", "--global-batch-size", "8")
+
+
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
+def test_declarations_are_sound(feature):
+    assert check_feature(feature) == []
+
+
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
+def test_every_feature_has_its_page(feature):
+    package, _, path = feature.docs.partition(":")
+    page = files(package).joinpath(path).read_text(encoding="utf-8")
+    assert all(flag.name in page for flag in feature.flags)
+
+
+def test_declarations_and_the_program_import_neither_torch_nor_megatron():
+    code = (
+        "import sys, mindspeed_pp.features, mindspeed_pp.program as p; p.main(['compare', '-m', '4']); "
+        "print({'torch', 'megatron', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "set()", done.stderr
+
+
+def problems(*flags, world_size=4):
+    found = check(training_flags(flags, 1, INSTALLED), world_size=world_size, registry=INSTALLED)
+    return "\n".join(map(str, found.problems))
+
+
+def plan(*flags):
+    return prepare(
+        training_flags(flags, 1, INSTALLED), platform="cpu", registry=INSTALLED, host="standalone"
+    ).plan
+
+
+@pytest.mark.parametrize("host", ["standalone", "library", "megatron-lm"])
+def test_every_host_takes_the_flags(host):
+    made, _ = plan_for(
+        [*PP2, *scheduled("zb-h1"), "--transformer-impl", "local"],
+        platform="cpu",
+        host=host,
+        registry=INSTALLED,
+    )
+    assert {"pp-engine", "pp-weight-gradients"} <= set(made.names)
+
+
+def test_linears_are_replaced_only_where_weight_gradients_come_apart():
+    assert "pp-weight-gradients" not in plan(*PP2, *scheduled("1f1b")).names
+    assert "pp-weight-gradients" in plan(*PP2, *scheduled("zbv")).names
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        (("--use-nanopipe", *CHUNKS2), "nanopipe"),
+        (("--foldx-mode", "aiao", *CHUNKS2), "fold-aiao"),
+        (("--fold-mode", "fifo", *CHUNKS2), "fold-fifo"),
+        (("--optimize-send-recv-comm",), "1f1b"),
+        (("--optimize-vpp-send-recv-comm", *CHUNKS2), "interleaved"),
+        (("--overlap-warmup-cooldown-communication", "--use-multi-stream"), "1f1b"),
+        (scheduled("auto"), "zbv"),
+    ],
+)
+def test_upstream_spellings_name_schedules(flags, names):
+    assert any(f"the pipeline schedule is {names}" in str(note) for note in plan(*PP2, *flags).notes)
+
+
+@pytest.mark.parametrize("name", ["nanopipe", "fold-aiao", "dualpipev"])
+def test_dominated_schedules_say_so(name):
+    chunks = CHUNKS2 if name != "dualpipev" else ()
+    (note,) = plan(*PP2, *scheduled(name), *chunks).notes
+    assert any(other in str(note) for other in ("zbi", "zbv", "interleaved"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (scheduled("zbv"), "--pipeline-schedule zbv with --pipeline-model-parallel-size 1: use 2 or more"),
+        ((*PP2, *scheduled("zbi")), "needs two or more model chunks on each rank; add --num-virtual"),
+        ((*PP2, *scheduled("zb-h1"), *CHUNKS2), "schedule zb-h1 has 1 model chunks on each rank, not 2"),
+        ((*PP2, *scheduled("zbv"), "--num-layers", "6"), "cuts the model into 4 stages, and --num-layers 6"),
+        ((*PP4, *scheduled("dualpipev")), "cuts the model into 8 stages, and --num-layers 4"),
+        (
+            (*PP4, *scheduled("dualpipev"), "--num-layers", "8", "--global-batch-size", "4"),
+            "on 4 ranks needs at least 8 micro-batches, the batch has 4",
+        ),
+        (
+            (*PP4, *scheduled("zbi"), *CHUNKS2, "--num-layers", "8", "--global-batch-size", "6"),
+            "needs a multiple of 4 micro-batches, the batch has 6",
+        ),
+        ((*PP2, *scheduled("zbi"), *CHUNKS2, "--use-nanopipe"), "--use-nanopipe both say the order"),
+        ((*PP2, "--use-multi-stream", *scheduled("1f1b")), "is an option of --overlap-warmup-cooldown"),
+        (
+            (*PP2, *scheduled("1f1b"), "--pipeline-w-placement", "greedy"),
+            "computes no weight gradients apart",
+        ),
+        (
+            (*PP2, *scheduled("zb-h1"), "--pipeline-times", "1", "0", "1"),
+            "--pipeline-times 1 0 1: give three",
+        ),
+        (
+            (*PP2, *scheduled("zb-h1"), "--pipeline-memory-limit", "1"),
+            "rank 0 keeps 2 micro-batches alive, and the limit is 1",
+        ),
+        (
+            (*PP2, *scheduled("zb-h1"), "--transformer-impl", "transformer_engine"),
+            "linears of TransformerEngine compute weight gradients with those of their inputs",
+        ),
+        ((*PP2, "--pipeline-schedule-file", "/nowhere"), "/nowhere: cannot be read"),
+        ((*PP2, *scheduled("1f1b"), "--use-torch-fsdp2"), "its hooks expect the order of autograd"),
+        (
+            (*PP2, *scheduled("1f1b"), "--fine-grained-activation-offloading"),
+            "it expects megatron-core's order of micro-batches",
+        ),
+        ((*PP2, *scheduled("zbv"), "--decoder-first-pipeline-num-layers", "1"), "are on one rank"),
+        ((*PP2, "--noop-layers", "0,9"), "9 is beyond the last of the 4 positions"),
+        ((*PP2, "--noop-layers", "0,0"), "names a position twice"),
+        ((*PP2, "--noop-layers", "0,1,2,3"), "leaves no layer at all"),
+        ((*PP2, "--noop-layers", "0;1"), "is no list of numbers"),
+        (
+            (*PP2, "--noop-layers", "0", "--num-layers", "5"),
+            "5 positions of --num-layers are not divisible by 2",
+        ),
+        ((*PP2, "--num-layer-list", "1,1,2"), "has 3 numbers for 2 pipeline ranks; give 2"),
+        ((*PP2, "--num-layer-list", "1,2"), "has 3 layers, and --num-layers is 4"),
+        ((*PP2, "--pipeline-num-transformer-layers", "[[1,1],[1]]"), "has a row of 1 for 2 chunks"),
+        ((*PP2, "--pipeline-num-transformer-layers", "[[1],[1],[2]]"), "has 3 rows for 2 pipeline ranks"),
+        ((*PP2, "--pipeline-num-transformer-layers", "[[1]"), "is no list of rows"),
+        ((*PP2, "--noop-layers", "0,3", "--num-layer-list", "1,1"), "layer-partition"),
+        ((*PP2, "--noop-layers", "0,3", "--pipeline-model-parallel-layout", "Et|tL"), "keep one of the two"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_way_out(flags, message):
+    assert message in problems(*flags)
+
+
+def test_a_file_for_other_sizes_is_refused(tmp_path):
+    path = tmp_path / "order.txt"
+    path.write_text(rule_named("1f1b").schedule(Context(4, 1, 8)).text())
+    assert "it is for 4 pipeline ranks, and --pipeline-model-parallel-size is 2" in problems(
+        *PP2, "--pipeline-schedule-file", str(path)
+    )
+    path.write_text(rule_named("1f1b").schedule(Context(2, 1, 4)).text())
+    assert "is written for 4 micro-batches, the batch has 8" in problems(
+        *PP2, "--pipeline-schedule-file", str(path)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("[[0,1],[1,1]*4,[1,0]]", [[0, 1], *[[1, 1]] * 4, [1, 0]]),
+        ("[[1*2],[3,4]]", [[1, 1], [3, 4]]),
+        (" [ [ 2 ] ] ", [[2]]),
+    ],
+)
+def test_rows_repeat_what_stands_before_a_star(text, rows):
+    assert parse_rows(text) == rows
+
+
+def test_layers_without_gaps_are_laid_out_stage_by_stage():
+    from argparse import Namespace
+
+    args = Namespace(
+        pipeline_model_parallel_size=2,
+        num_layers=8,
+        noop_layers="0,3,6,7",
+        num_virtual_stages_per_pipeline_rank=2,
+    )
+    assert layers_of_stages(args) == ([1, 1, 2, 0], 4)
+    assert layout_text([1, 1, 2, 0]) == "Et|t|tt|L"
+    assert layout_text([1, 0], predictions=1) == "Et|mL"
+
+
+@pytest.mark.parametrize("format", ["png", "svg"])
+def test_the_program_draws_and_traces_a_schedule(tmp_path, capsys, format):
+    picture, trace = tmp_path / f"a.{format}", tmp_path / "a.json"
+    assert main(["show", "zbv", "-m", "8", "--picture", str(picture), "--trace", str(trace)]) == 0
+    assert "bubble 1.5" in capsys.readouterr().out
+    assert picture.stat().st_size > 1000
+    assert '"F0.0"' in trace.read_text()
+
+
+def test_the_program_compares_and_recommends_within_a_limit(capsys):
+    assert main(["compare", "-p", "8", "-m", "32", "--times", "1", "1.2", "0.8", "--limit", "8"]) == 0
+    out = capsys.readouterr().out
+    assert "choose zbv: step 100.2, 8 micro-batches alive" in out
+    assert main(["compare", "-m", "6"]) == 0
+    assert "needs a multiple of 4 micro-batches, the batch has 6" in capsys.readouterr().out
+
+
+def test_the_program_checks_a_file(tmp_path, capsys):
+    path = tmp_path / "order.txt"
+    assert main(["show", "zb-h1", "-m", "4", "--text"]) == 0
+    path.write_text(capsys.readouterr().out)
+    assert main(["lint", str(path)]) == 0
+    assert "4 ranks, 4 stages, 4 micro-batches; at most 4 alive" in capsys.readouterr().out
+    path.write_text(path.read_text().replace("F0.1 F0.2", "F0.2 F0.2"))
+    assert main(["lint", str(path)]) == 1
+    assert "F of stage 0 and micro-batch 1 comes 0 times" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("feature", "scenario"), scenario_parameters(DECLARATIONS, platform="cpu", always=(), first=1)
+)
+def test_scenarios(feature, scenario):
+    verdict = verify(feature, scenario, platform="cpu")
+    assert verdict.passed, str(verdict)
