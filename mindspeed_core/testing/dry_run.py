@@ -83,21 +83,15 @@ class FollowedRun:
             self.plugins += (StoragePhases(storage),)
 
     @hookimpl(wrapper=True)
-    def prepare_process(self, session: Session) -> Iterator[None]:
-        """Tell host buffers apart, as a dry run does by itself."""
-        from mindspeed_core.instruments.host_buffers import mark_host_buffers
-
-        if self._storage is not None:
-            mark_host_buffers(session, self._storage)
-        result: Done = yield  # type: ignore[assignment]
-        return result  # type: ignore[return-value]
-
-    @hookimpl(wrapper=True)
     def start_run(self, session: Session) -> Iterator[None]:
         """Begin with the steps; what was communicated before them is left out."""
         platform: Any = session.platform
         if self._storage is None:
             self._storage, self._log = platform.storage, platform.communication
+        else:
+            from mindspeed_core.instruments.host_buffers import mark_host_buffers
+
+            mark_host_buffers(session, self._storage)
         assert self._log is not None
         self._first = len(self._log.calls)
         result: Done = yield  # type: ignore[assignment]
@@ -212,6 +206,7 @@ def measure_rank(request: MeasureRequest) -> MeasuredRank:
     """Train one rank for two steps, followed by the instruments."""
     from mindspeed_core.activation import prepare
     from mindspeed_core.instruments.communication import count_communication
+    from mindspeed_core.instruments.host_buffers import mark_host_buffers
     from mindspeed_core.instruments.phases import StoragePhases
     from mindspeed_core.instruments.storage import StorageTracker
 
@@ -229,6 +224,7 @@ def measure_rank(request: MeasureRequest) -> MeasuredRank:
                 request.flags, platform=request.platform, extra_plugins=(StoragePhases(storage),), **options
             )
             stack.enter_context(session)
+            mark_host_buffers(session, storage)
             session.ledger.apply([_ROUTING], owner="dry run")
             stack.enter_context(released_when_waited())
             log = stack.enter_context(count_communication(objects=True))
