@@ -85,21 +85,15 @@ class FollowedRun:
             self.plugins += (StoragePhases(storage),)
 
     @hookimpl(wrapper=True)
-    def prepare_process(self, session: Session) -> Iterator[None]:
-        """Tell host buffers apart, as a dry run does by itself."""
-        from mindspeed_core.instruments.host_buffers import mark_host_buffers
-
-        if self._storage is not None:
-            mark_host_buffers(session, self._storage)
-        result: Done = yield  # type: ignore[assignment]
-        return result  # type: ignore[return-value]
-
-    @hookimpl(wrapper=True)
     def start_run(self, session: Session) -> Iterator[None]:
         """Begin with the steps; what was communicated before them is left out."""
         platform: Any = session.platform
         if self._storage is None:
             self._storage, self._log = platform.storage, platform.communication
+        else:
+            from mindspeed_core.instruments.host_buffers import mark_host_buffers
+
+            mark_host_buffers(session, self._storage)
         assert self._log is not None
         self._first = len(self._log.calls)
         result: Done = yield  # type: ignore[assignment]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from megatron.core.transformer.transformer_block import TransformerBlock
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.megatron.unwrap import unwrap
@@ -25,7 +27,7 @@ def planned_modules(chunks: Sequence[Any], flag: str, patterns: Sequence[str]) -
         UserError: a pattern matches nothing on any rank; names what there is.
     """
     wanted = [Pattern.of(text) for text in patterns]
-    modules = [{name: module for name, module in unwrap(chunk).named_modules() if name} for chunk in chunks]
+    modules = [dict(_named(unwrap(chunk))) for chunk in chunks]
     names = [name for chunk in modules for name in chunk]
     mine = [any(pattern.matches(name) for name in names) for pattern in wanted]
     found = all_gather_values(mine)
@@ -37,6 +39,24 @@ def planned_modules(chunks: Sequence[Any], flag: str, patterns: Sequence[str]) -
         matching = [name for name in chunk if any(pattern.matches(name) for pattern in wanted)]
         chosen += [chunk[name] for name in outermost(matching)]
     return chosen
+
+
+def _named(chunk: Any) -> Iterator[tuple[str, Any]]:
+    """Yield modules with their names; layers have their number in the whole model, in every layout."""
+    numbered: dict[str, str] = {}
+    for name, module in chunk.named_modules():
+        if not name:
+            continue
+        if isinstance(module, TransformerBlock):
+            for index, layer in enumerate(module.layers):
+                numbered[f"{name}.layers.{index}"] = f"{name}.layers.{layer.layer_number - 1}"
+        parts = name.split(".")
+        for end in range(len(parts), 0, -1):
+            here = ".".join(parts[:end])
+            if here in numbered:
+                name = ".".join((numbered[here], *parts[end:]))
+                break
+        yield name, module
 
 
 def _kinds(names: Sequence[str]) -> str:
