@@ -25,4 +25,7 @@ class CompressOptimizer(Feature):
     fake_tensors = False
     deterministic = True
     affects_checkpoint = False
+    formulas = {
+        "optimizer_bytes_per_parameter": "11.1 / (data_parallel_size if use_distributed_optimizer else 1)",
+    }
     verify = COMPRESS_PROOFS

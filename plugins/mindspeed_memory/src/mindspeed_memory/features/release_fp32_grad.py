@@ -26,6 +26,9 @@ class ReleaseFp32Grad(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
+    formulas = {
+        "optimizer_bytes_per_parameter": "12 / (data_parallel_size if use_distributed_optimizer else 1)",
+    }
     tuning = {_FLAG: (False, True)}
     verify = RELEASE_PROOFS
 

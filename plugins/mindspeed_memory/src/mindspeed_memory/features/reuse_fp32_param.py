@@ -46,6 +46,9 @@ class ReuseFp32Param(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
+    formulas = {
+        "optimizer_bytes_per_parameter": "10 / (data_parallel_size if use_distributed_optimizer else 1)",
+    }
     tuning = {_FLAG: (False, True)}
     verify = REUSE_PROOFS
 

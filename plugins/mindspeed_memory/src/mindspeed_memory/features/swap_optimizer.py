@@ -35,6 +35,11 @@ class SwapOptimizer(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
+    formulas = {
+        "optimizer_bytes_per_parameter": "0",
+        "update_bytes_per_parameter": "(32 / swap_optimizer_times if swap_optimizer_times else 32) "
+        "/ (data_parallel_size if use_distributed_optimizer else 1)",
+    }
     tuning = {_FLAG: (False, True)}
     verify = SWAP_PROOFS
 

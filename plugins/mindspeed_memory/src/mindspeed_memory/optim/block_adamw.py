@@ -20,7 +20,7 @@ from torch.optim.adamw import adamw
 from mindspeed_core.megatron.described_optimizer import MOMENTS, local_part
 from mindspeed_core.megatron.main_parameters import MainParameterOptimizer
 from mindspeed_memory.optim.options import SIGN, SPLIT, BlockOptions
-from mindspeed_memory.optim.places import Device, Kept, OnHost
+from mindspeed_memory.optim.places import Device, Kept, Plain
 from mindspeed_memory.optim.split_master import HALF_UP, join, split, unsplit
 from mindspeed_memory.optim.transfers import Transfers
 from mindspeed_memory.optim.windows import Piece, Window, cut, windows
@@ -242,7 +242,7 @@ class BlockAdamW(MainParameterOptimizer):
         found = {}
         for piece in job.window:
             for name, kept in self._state_of(job.parameters[piece.index]).items():
-                if isinstance(kept, OnHost):
+                if isinstance(kept, Plain) and kept.on_host:
                     found[piece.index, name] = kept.tensor[piece.start : piece.stop]
         return found
 

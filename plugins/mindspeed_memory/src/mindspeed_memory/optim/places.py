@@ -38,13 +38,14 @@ class Kept(Protocol):
         """Take back the numbers that `take` returned, changed."""
 
 
-class OnDevice(NamedTuple):
-    """Numbers on the device of the parameter."""
+class Plain(NamedTuple):
+    """Numbers as they are, on the device or in a buffer of the host that is copied from asynchronously."""
 
     tensor: torch.Tensor
+    on_host: bool = False
 
     def whole(self) -> torch.Tensor:
-        """Return all numbers, flat; not to be changed."""
+        """Return all numbers, flat, where they lie; not to be changed."""
         return self.tensor
 
     def put(self, values: torch.Tensor) -> None:
@@ -53,27 +54,6 @@ class OnDevice(NamedTuple):
 
     def take(self, start: int, stop: int) -> torch.Tensor:
         """Return the numbers of a range in place."""
-        return self.tensor[start:stop]
-
-    def give(self, start: int, stop: int, values: torch.Tensor) -> None:
-        """Do nothing: they were changed in place."""
-
-
-class OnHost(NamedTuple):
-    """Numbers in a buffer of the host, from which copies to the device are asynchronous."""
-
-    tensor: torch.Tensor
-
-    def whole(self) -> torch.Tensor:
-        """Return all numbers, flat, on the host; not to be changed."""
-        return self.tensor
-
-    def put(self, values: torch.Tensor) -> None:
-        """Overwrite all numbers, from flat ones of any dtype and device."""
-        self.tensor.copy_(values)
-
-    def take(self, start: int, stop: int) -> torch.Tensor:
-        """Return the numbers of a range, still on the host."""
         return self.tensor[start:stop]
 
     def give(self, start: int, stop: int, values: torch.Tensor) -> None:
@@ -128,11 +108,11 @@ class Device:
 
     def zeros(self, name: str, size: int, device: torch.device) -> Kept:
         """Return so many zeros of a parameter on a device, for a kind of state."""
-        return OnDevice(torch.zeros(size, dtype=torch.float32, device=device))
+        return Plain(torch.zeros(size, dtype=torch.float32, device=device))
 
     def adopted(self, name: str, tensor: torch.Tensor) -> Kept | None:
         """Return a flat tensor of the device as what is kept; None where it is kept elsewhere."""
-        return OnDevice(tensor)
+        return Plain(tensor)
 
     def window(self, elements: int) -> int:
         """Return the elements of a window of an optimizer with so many."""
@@ -158,7 +138,7 @@ class Host(Device):
 
     def zeros(self, name: str, size: int, device: torch.device) -> Kept:
         """Return zeros in a buffer of the host."""
-        return OnHost(self.platform.pinned_empty((size,), torch.float32).zero_())
+        return Plain(self.platform.pinned_empty((size,), torch.float32).zero_(), on_host=True)
 
     def adopted(self, name: str, tensor: torch.Tensor) -> Kept | None:
         """Return nothing: what is on the device is copied."""
@@ -188,13 +168,13 @@ class Budget(Host):
     def zeros(self, name: str, size: int, device: torch.device) -> Kept:
         """Return zeros on the host, where the budget allows it and a moment is asked for."""
         if name not in MOMENTS or size * _ITEM > self.left:
-            return OnDevice(torch.zeros(size, dtype=torch.float32, device=device))
+            return Plain(torch.zeros(size, dtype=torch.float32, device=device))
         self.left -= size * _ITEM
         return super().zeros(name, size, device)
 
     def adopted(self, name: str, tensor: torch.Tensor) -> Kept | None:
         """Return a flat tensor of the device as what is kept."""
-        return OnDevice(tensor)
+        return Plain(tensor)
 
 
 class Compressor(Device):
