@@ -1,0 +1,49 @@
+"""The declaration of planned linears, in which other features of this package work."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from mindspeed_core.feature import Conflict, Feature, Requirement, hookimpl
+from mindspeed_tp.features.proofs import LINEAR_PROOFS
+from mindspeed_tp.options import LINEARS, linear_plan
+
+
+class PlannedLinears(Feature):
+    """Places linears whose communication follows a plan, once for every feature that changes the plan."""
+
+    name = LINEARS
+    family = "tp"
+    summary = "Linears whose communication follows a plan; switched on by features that change it"
+    conflicts = (
+        Conflict(
+            flag="--transformer-impl",
+            equals="transformer_engine",
+            reason="its linears communicate by themselves; use --transformer-impl local",
+        ),
+    )
+    replaces_roles = ("qkv", "proj")
+    docs = "mindspeed_tp:docs/tp-linear.md"
+    places_modules = True
+    fake_tensors = True
+    deterministic = True
+    affects_checkpoint = False
+    verify = LINEAR_PROOFS
+
+    @hookimpl(wrapper=True)
+    def build_layer_spec(self, session: Any, args: Any) -> Generator[None, Any, Any]:
+        """Place the linears."""
+        spec = yield
+        from mindspeed_tp.placement import place_linears
+
+        asking = [feature for feature in session.plan.features if feature.name != self.name]
+        plan = linear_plan(args, session.plan.names)
+        return place_linears(session, spec, plan, ", ".join(f.name for f in asking if f.dist == DIST))
+
+
+DIST = "mindspeed-tp"
+PLANNED = Requirement(
+    feature=LINEARS, reason="it places the linears whose communication changes", implies=True
+)
+"""Of features that change the communication of linears."""
