@@ -61,12 +61,14 @@ class How:
         groups: the communication.
         accumulate: add the weight's gradient to ``weight.main_grad`` in place.
         delayed: where gradients of the weight wait; None computes them in backward.
+        keep_gathered: keep the gathered input for the weight's gradient instead of gathering it again.
     """
 
     plan: LinearPlan
     groups: Communication
     accumulate: bool = False
     delayed: DelayedGradients | None = None
+    keep_gathered: bool = False
 
 
 class PlannedLinearFunction(torch.autograd.Function):
@@ -92,7 +94,7 @@ class PlannedLinearFunction(torch.autograd.Function):
         batch = x.shape[1:-1]
         rows = _flat(x)
         result, whole = _forward(rows, weight.t(), how, _per_row(batch))
-        keeps = whole if how.plan.keep_gathered and ctx.needs_input_grad[1] else None
+        keeps = whole if how.keep_gathered and ctx.needs_input_grad[1] else None
         ctx.save_for_backward(rows if keeps is None else keeps, weight)
         ctx.kept_whole = keeps is not None
         ctx.batch = batch

@@ -56,6 +56,8 @@ class PlannedColumn(DelaysWeightGradients, ColumnParallelLinear):
 
     Attributes:
         plan: the policies.
+        keeps_gathered: True while backward computes its product again: the gathered input then lives until the
+            gradient of the weight is computed, moments later, and is not gathered once more.
     """
 
     def __init__(self, *args: Any, plan: LinearPlan = LinearPlan(), **named: Any) -> None:
@@ -68,6 +70,7 @@ class PlannedColumn(DelaysWeightGradients, ColumnParallelLinear):
         """
         super().__init__(*args, **named)
         self.plan = plan
+        self.keeps_gathered = False
         self.follow(plan)
 
     def communication(self) -> Communication:
@@ -88,6 +91,7 @@ class PlannedColumn(DelaysWeightGradients, ColumnParallelLinear):
             self.communication(),
             self.gradient_accumulation_fusion,
             self.delayed,
+            self.keeps_gathered,
         )
         bias = None if self.skip_bias_add else self.bias
         output = PlannedLinearFunction.apply(input_, weight, bias, how)

@@ -8,8 +8,9 @@ from typing import Any
 from mindspeed_tp.coc_config import shapes_of
 from mindspeed_tp.plan import DIRECT, FUSED, PARTS, Execution, LinearPlan
 
-LINEARS, COC, MC2 = "tp-linear", "coc", "mc2"
-"""Names of features: the planned linears; products in parts; products and communication in one kernel."""
+LINEARS, COC, MC2, RECOMPUTE = "tp-linear", "coc", "mc2", "recompute-comm"
+"""Names of features: the planned linears; products in parts; products and communication in one kernel;
+recomputation without communication."""
 AUTO, ORIGINAL, REWRITTEN, IN_PARTS = -1, 0, 1, 2
 """Values of ``--coc-mode``."""
 PARTS_WITHOUT_KERNEL = 4

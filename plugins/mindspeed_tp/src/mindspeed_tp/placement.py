@@ -10,8 +10,9 @@ from megatron.core.transformer import ModuleSpec
 from mindspeed_core.errors import SessionError
 from mindspeed_core.layer_spec import Site, SpecEditor
 from mindspeed_tp.linears import PlannedColumn, PlannedRow
-from mindspeed_tp.options import LINEARS
+from mindspeed_tp.options import LINEARS, RECOMPUTE
 from mindspeed_tp.plan import LinearPlan
+from mindspeed_tp.segments import SegmentOptions, segmented
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -52,4 +53,27 @@ def place_linears(session: Session, spec: Any, plan: LinearPlan, flags: str) -> 
         return site.carry(ours, plan=plan)
 
     editor.replace((*COLUMNS, *ROWS), planned)
+    return editor.spec
+
+
+def place_segments(session: Session, spec: Any, segments: SegmentOptions, first_layers: int | None) -> Any:
+    """Return the tree with layers that are recomputed in segments.
+
+    Args:
+        session: counts what is placed.
+        spec: the tree of a chunk.
+        segments: how each layer is recomputed.
+        first_layers: how many of the chunk's layers; None for all.
+    """
+    editor = SpecEditor(spec, owner=RECOMPUTE, session=session)
+
+    def layer(site: Site) -> ModuleSpec | None:
+        if site.spec is None or site.within:
+            return None
+        number = int(site.path.rpartition(".")[2])
+        if first_layers is not None and number >= first_layers:
+            return None
+        return site.carry(segmented(site.spec.module), segments=segments)
+
+    editor.replace("layer", layer, wrap=True)
     return editor.spec

@@ -47,12 +47,10 @@ class LinearPlan:
         gather: executes the gather of the input and the product.
         reduce: executes the product and its sum over ranks.
         adjoint: executes, in backward, the gather of the result's gradient and the product with the weight.
-        keep_gathered: keep the gathered input for the weight's gradient instead of gathering it again.
         weight_gradient: `NOW` or `DELAYED`.
     """
 
     gather: Execution = Execution()
     reduce: Execution = Execution()
     adjoint: Execution = Execution()
-    keep_gathered: bool = False
     weight_gradient: str = NOW

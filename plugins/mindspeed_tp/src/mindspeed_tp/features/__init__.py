@@ -5,7 +5,8 @@ from __future__ import annotations
 from mindspeed_core.feature import HookApi
 from mindspeed_tp.features.coc import ChunkedProducts, FusedProducts
 from mindspeed_tp.features.core import PlannedLinears
+from mindspeed_tp.features.recompute import RecomputeCommunication
 
-DECLARATIONS = (HookApi("1.1"), PlannedLinears, ChunkedProducts, FusedProducts)
+DECLARATIONS = (HookApi("1.1"), PlannedLinears, ChunkedProducts, FusedProducts, RecomputeCommunication)
 
-__all__ = ["DECLARATIONS", "ChunkedProducts", "FusedProducts", "PlannedLinears"]
+__all__ = ["DECLARATIONS", "ChunkedProducts", "FusedProducts", "PlannedLinears", "RecomputeCommunication"]

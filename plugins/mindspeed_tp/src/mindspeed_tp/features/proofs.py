@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mindspeed_core.feature import Gain, Resume, Scenario
 
 # Adam divides by the root of the second moment: with its usual epsilon the sign of a gradient that is zero
@@ -131,7 +133,7 @@ COC_PROOFS = (
     as_without(
         "accumulated-in-place",
         (*COC, "2"),
-        *(*TP2, *SP, "--gemm-gradient-accumulation-fusion"),
+        *(*TP2, *SP, "--use-gradient-accumulation-fusion"),
         tolerance=_LINE,
     ),
     as_without(
@@ -158,4 +160,55 @@ MC2_PROOFS = (
     as_without("bf16", _MC2, *TP2, *SP, "--bf16"),
     as_on_one("one-process", _MC2, *TP2, *SP, *BOTH_OVERLAPS),
     resumed(_MC2, *TP2, *SP, *BOTH_OVERLAPS),
+)
+_LEVEL1, _LEVEL2 = (("--optimize-recomp-communication-level", level) for level in "12")
+_DROPOUT = ("--hidden-dropout", "0.1", "--attention-dropout", "0.1")
+
+
+def _full(name: str, flags: tuple[str, ...], *layout: str, calls: float, **facts: Any) -> Scenario:
+    """Compare with plain full recomputation: the same bits, fewer collectives."""
+    gains = (Gain("collective_calls", calls), Gain("sent_bytes", 1.0), Gain("peak_bytes", 1.0))
+    return as_without(name, flags, *TP2, *layout, *FULL, gains=gains, **facts)
+
+
+RECOMPUTE_PROOFS = (
+    _full("level2", _LEVEL2, calls=0.8),
+    _full("level1", _LEVEL1, calls=0.9),
+    _full("level2-sp", _LEVEL2, *SP, calls=0.85),
+    _full("level1-sp", _LEVEL1, *SP, calls=0.97),
+    Scenario(
+        "as-without-recomputation",
+        flags=(*MODEL, *TP2, *SP, *FULL, *_LEVEL2, *_DROPOUT),
+        baseline=(*MODEL, *TP2, *SP, *_DROPOUT),
+        world_size=2,
+        tolerance=0.0,
+        gains=(Gain("sent_bytes", 1.0), Gain("peak_bytes", 1.0)),
+    ),
+    _full("gathered-again", (*_LEVEL2, "--no-recompute-comm-save-gathered"), *SP, calls=0.95),
+    _full("distributed-optimizer-overlapped", _LEVEL2, *SP, *BOTH_OVERLAPS, calls=1.0),
+    _full("biases", _LEVEL2, *SP, calls=0.9, model=PLAIN),
+    _full("bf16", _LEVEL2, *SP, "--bf16", calls=0.9),
+    _full("pp2", _LEVEL2, *SP, *PP2, calls=1.0, ranks=4),
+    _full("interleaved", _LEVEL2, *SP, *INTERLEAVED, calls=1.0, ranks=4),
+    as_without(
+        "block",
+        _LEVEL2,
+        *(*TP2, *SP, "--recompute-granularity", "full", "--recompute-method", "block"),
+        *("--recompute-num-layers", "1"),
+    ),
+    as_without("in-parts", (*_LEVEL2, *COC, "2"), *TP2, *SP, *FULL, tolerance=_LINE),
+    as_without(
+        "experts",
+        _LEVEL2,
+        *(*TP2, *SP, *FULL, "--num-experts", "2", "--moe-shared-expert-intermediate-size", "48"),
+        *("--moe-token-dispatcher-type", "alltoall", "--moe-aux-loss-coeff", "0.01"),
+    ),
+    as_without(
+        "predictions",
+        _LEVEL2,
+        *(*TP2, *SP, *FULL, "--mtp-num-layers", "1", "--untie-embeddings-and-output-weights"),
+    ),
+    as_without("latent-attention", _LEVEL2, *TP2, *SP, *FULL, "--multi-latent-attention"),
+    as_on_one("one-process", _LEVEL2, *TP2, *SP, *FULL, *BOTH_OVERLAPS),
+    resumed(_LEVEL2, *TP2, *SP, *FULL, *BOTH_OVERLAPS),
 )
