@@ -98,7 +98,8 @@ class PlannedLinearFunction(torch.autograd.Function):
         ctx.save_for_backward(rows if keeps is None else keeps, weight)
         ctx.kept_whole = keeps is not None
         ctx.batch = batch
-        result = result.view(-1, *batch, result.shape[-1])
+        # No view for autograd: whoever takes the result may change it in place, a loss its logits.
+        result = torch.ops.aten._unsafe_view(result, (-1, *batch, result.shape[-1]))
         return result if bias is None else result + bias
 
     @staticmethod

@@ -6,11 +6,12 @@ from collections.abc import Container
 from typing import Any
 
 from mindspeed_tp.coc_config import shapes_of
-from mindspeed_tp.plan import DIRECT, FUSED, PARTS, Execution, LinearPlan
+from mindspeed_tp.plan import DIRECT, FUSED, PARTS, RING, Execution, LinearPlan, LinearPlans
 
 LINEARS, COC, MC2, RECOMPUTE = "tp-linear", "coc", "mc2", "recompute-comm"
+GRID, UNEVEN = "tp-2d", "unaligned-linear"
 """Names of features: the planned linears; products in parts; products and communication in one kernel;
-recomputation without communication."""
+recomputation without communication; weights cut in two dimensions; weights cut unevenly."""
 AUTO, ORIGINAL, REWRITTEN, IN_PARTS = -1, 0, 1, 2
 """Values of ``--coc-mode``."""
 PARTS_WITHOUT_KERNEL = 4
@@ -39,7 +40,23 @@ def coc_mode(args: Any) -> int:
     return ORIGINAL if args.coc_parallel_num == 1 and args.coc_config is None else IN_PARTS
 
 
-def linear_plan(args: Any, active: Container[str]) -> LinearPlan:
-    """Return the plan of the linears of a model."""
+def linear_plans(args: Any, active: Container[str]) -> LinearPlans:
+    """Return the plans of the linears of a model.
+
+    On a grid both linears gather and scatter, and one of the two is hidden: the sum of a column linear, which is
+    the wider one, and the gather of a row linear.
+    """
     execution = execution_of(args, active)
-    return LinearPlan(gather=execution, reduce=execution, adjoint=execution)
+    if GRID not in active:
+        plan = LinearPlan(gather=execution, reduce=execution, adjoint=execution)
+        return LinearPlans(plan, plan)
+    gather = reduce = adjoint = execution
+    if args.enable_overlap_ag_with_matmul:
+        gather = Execution(RING)
+    if args.enable_overlap_matmul_with_rs:
+        reduce = Execution(PARTS, PARTS_WITHOUT_KERNEL)
+    if args.enable_backward_overlap_ag_with_matmul:
+        adjoint = Execution(RING)
+    return LinearPlans(
+        column=LinearPlan(reduce=reduce, adjoint=adjoint), row=LinearPlan(gather=gather, adjoint=adjoint)
+    )

@@ -54,3 +54,16 @@ class LinearPlan:
     reduce: Execution = Execution()
     adjoint: Execution = Execution()
     weight_gradient: str = NOW
+
+
+@dataclass(frozen=True)
+class LinearPlans:
+    """The plans of the linears of a model.
+
+    Attributes:
+        column: of the first linears of attention and feed-forward.
+        row: of the second ones.
+    """
+
+    column: LinearPlan = LinearPlan()
+    row: LinearPlan = LinearPlan()

@@ -5,8 +5,10 @@ from __future__ import annotations
 from mindspeed_core.feature import HookApi
 from mindspeed_tp.features.coc import ChunkedProducts, FusedProducts
 from mindspeed_tp.features.core import PlannedLinears
+from mindspeed_tp.features.grid import TwoDimensional
 from mindspeed_tp.features.recompute import RecomputeCommunication
+from mindspeed_tp.features.uneven import UnevenLinears
 
-DECLARATIONS = (HookApi("1.1"), PlannedLinears, ChunkedProducts, FusedProducts, RecomputeCommunication)
+DECLARATIONS = (HookApi("1.1"), PlannedLinears, ChunkedProducts, FusedProducts, RecomputeCommunication, TwoDimensional, UnevenLinears)
 
-__all__ = ["DECLARATIONS", "ChunkedProducts", "FusedProducts", "PlannedLinears", "RecomputeCommunication"]
+__all__ = ["DECLARATIONS", "ChunkedProducts", "FusedProducts", "PlannedLinears", "RecomputeCommunication", "TwoDimensional", "UnevenLinears"]

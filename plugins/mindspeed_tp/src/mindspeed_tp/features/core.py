@@ -7,7 +7,8 @@ from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, Requirement, hookimpl
 from mindspeed_tp.features.proofs import LINEAR_PROOFS
-from mindspeed_tp.options import LINEARS, linear_plan
+from mindspeed_tp.options import GRID, LINEARS, UNEVEN, linear_plans
+from mindspeed_tp.uneven.cut import Cuts
 
 
 class PlannedLinears(Feature):
@@ -38,8 +39,11 @@ class PlannedLinears(Feature):
         from mindspeed_tp.placement import place_linears
 
         asking = [feature for feature in session.plan.features if feature.name != self.name]
-        plan = linear_plan(args, session.plan.names)
-        return place_linears(session, spec, plan, ", ".join(f.name for f in asking if f.dist == DIST))
+        names = session.plan.names
+        asked_by = ", ".join(feature.name for feature in asking if feature.dist == DIST)
+        cuts = Cuts.of(args) if UNEVEN in names else None
+        plans = linear_plans(args, names)
+        return place_linears(session, spec, plans, asked_by, grid=GRID in names, cuts=cuts)
 
 
 DIST = "mindspeed-tp"
