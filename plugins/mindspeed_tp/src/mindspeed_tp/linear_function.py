@@ -111,7 +111,7 @@ class PlannedLinearFunction(torch.autograd.Function):
         groups = how.groups
         per_row = _per_row(ctx.batch)
         wants_input, wants_weight = ctx.needs_input_grad[:2]
-        dy = _flat(gradients[0])
+        own = dy = _flat(gradients[0])
 
         whole: Pending | None = None
         if wants_weight and groups.gather is not None and not ctx.kept_whole:
@@ -123,7 +123,8 @@ class PlannedLinearFunction(torch.autograd.Function):
         dw = None
         if wants_weight:
             dw = _weight_gradient(weight, dy, x, how, ctx.main_grad)
-        db = dy.sum(dim=0) if ctx.has_bias else None
+        # Of the rows this rank added it to.
+        db = own.sum(dim=0) if ctx.has_bias else None
         dx = dx if pending is None else pending()
         if dx is not None:
             dx = dx.view(-1, *ctx.batch, dx.shape[-1])
