@@ -6,14 +6,24 @@ many elements it has, which a device answers only when it has caught up.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from megatron.core.tensor_parallel import VocabParallelEmbedding
 from megatron.core.tensor_parallel.mappings import reduce_from_tensor_model_parallel_region
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
+from mindspeed_tp.partition import Partition
 from mindspeed_tp.row_autograd import ScatteredRows
 from mindspeed_tp.rows import Rows
+
+if TYPE_CHECKING:
+    import torch
+
+    from mindspeed_core.session import Session
 
 
 def embedded(module: Any, ids: Tensor, rows: Rows) -> Tensor:
@@ -45,3 +55,26 @@ def _looked_up(module: Any, ids: Tensor) -> Tensor:
         found: Tensor = module.weight[ids]
         return found
     return F.embedding(ids, module.weight)
+
+
+def look_up_without_masks(
+    session: Session,
+    owner: str,
+    model: Sequence[torch.nn.Module],
+    group: ProcessGroup,
+    sequence: Partition | None,
+) -> None:
+    """Let the embeddings of these chunks look ids up by `embedded`.
+
+    Args:
+        session: records the changes.
+        owner: name of the feature.
+        model: the chunks.
+        group: ranks that share the vocabulary.
+        sequence: parts in which ranks hold a sequence, where they are not equal.
+    """
+    rows = Rows(group, sequence)
+    for chunk in model:
+        for module in chunk.modules():
+            if isinstance(module, VocabParallelEmbedding):
+                session.instances.set(owner, module, "forward", partial(embedded, module, rows=rows))

@@ -8,7 +8,8 @@ from mindspeed_tp.features.core import PlannedLinears
 from mindspeed_tp.features.grid import TwoDimensional
 from mindspeed_tp.features.recompute import RecomputeCommunication
 from mindspeed_tp.features.uneven import UnevenLinears
+from mindspeed_tp.features.vocabulary import ChunkedLoss, VocabularyEmbedding
 
-DECLARATIONS = (HookApi("1.1"), PlannedLinears, ChunkedProducts, FusedProducts, RecomputeCommunication, TwoDimensional, UnevenLinears)
+DECLARATIONS = (HookApi("1.1"), PlannedLinears, ChunkedProducts, FusedProducts, RecomputeCommunication, TwoDimensional, UnevenLinears, VocabularyEmbedding, ChunkedLoss)
 
-__all__ = ["DECLARATIONS", "ChunkedProducts", "FusedProducts", "PlannedLinears", "RecomputeCommunication", "TwoDimensional", "UnevenLinears"]
+__all__ = ["DECLARATIONS", "ChunkedProducts", "FusedProducts", "PlannedLinears", "RecomputeCommunication", "TwoDimensional", "UnevenLinears", "VocabularyEmbedding", "ChunkedLoss"]

@@ -25,6 +25,8 @@ _SIZES = (
 )
 _MODEL = (*MODEL, *_SIZES)
 _UNEVEN = ("--unaligned-linear",)
+# A padded vocabulary is trained, and padded to a multiple of the ranks: the same one on both sides.
+_THREES = ("--vocab-size", "126", "--make-vocab-size-divisible-by", "3")
 _TP3 = ("--tensor-model-parallel-size", "3")
 _LEVEL2 = (*FULL, "--optimize-recomp-communication-level", "2")
 
@@ -36,7 +38,7 @@ def _on_one(name: str, *layout: str, flags: tuple[str, ...] = _UNEVEN, **facts: 
 UNEVEN_PROOFS = (
     _on_one("tp2-sp", *TP2, *SP),
     _on_one("tp2", *TP2),
-    _on_one("tp3-sp", *_TP3, *SP, ranks=3),
+    _on_one("tp3-sp", *_TP3, *SP, ranks=3, both=_THREES),
     _on_one("biases", *TP2, model=(*PLAIN, *_SIZES)),
     _on_one("biases-rotary-sp", *TP2, *SP, model=(*PLAIN, *_SIZES, "--position-embedding-type", "rope")),
     _on_one(
@@ -51,19 +53,18 @@ UNEVEN_PROOFS = (
     _on_one("recompute-comm", *TP2, *SP, flags=(*_UNEVEN, *_LEVEL2)),
     _on_one("flash-attention", *TP2, *SP, "--use-flash-attn"),
     _on_one("query-norm", *TP2, *SP, both=("--qk-layernorm",)),
-    _on_one("vocabulary", *_TP3, *SP, ranks=3, both=("--vocab-size", "125")),
     Scenario(
         "resume",
-        flags=(*_MODEL, *_TP3, *SP, *_UNEVEN, *SHARDED),
+        flags=(*_MODEL, *_THREES, *_TP3, *SP, *_UNEVEN, *SHARDED),
         world_size=3,
         tolerance=1e-5,
-        resume=Resume(flags=(*_MODEL, *SHARDED), world_size=1, with_feature=False),
+        resume=Resume(flags=(*_MODEL, *_THREES, *SHARDED), world_size=1, with_feature=False),
     ),
     Scenario(
         "resume-on-two-ranks",
-        flags=(*_MODEL, *_TP3, *SP, *_UNEVEN, *SHARDED),
+        flags=(*_MODEL, *_THREES, *_TP3, *SP, *_UNEVEN, *SHARDED),
         world_size=3,
         tolerance=1e-5,
-        resume=Resume(flags=(*_MODEL, *TP2, *SP, *_UNEVEN, *SHARDED), world_size=2),
+        resume=Resume(flags=(*_MODEL, *_THREES, *TP2, *SP, *_UNEVEN, *SHARDED), world_size=2),
     ),
 )
