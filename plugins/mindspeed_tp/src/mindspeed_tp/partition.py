@@ -38,8 +38,8 @@ class Partition:
 
     @property
     def idle(self) -> float:
-        """Return the share of the ranks' time that is spent waiting for the rank with the largest part."""
-        return 1 - self.total / (self.largest * len(self.sizes))
+        """Return how long ranks wait for the one with the largest part, as a share of the work."""
+        return self.largest * len(self.sizes) / self.total - 1
 
     def start(self, rank: int) -> int:
         """Return where the part of a rank begins."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Requirement, hookimpl
+from mindspeed_core.feature import Feature, Requirement, hookimpl
 from mindspeed_tp.features.proofs import LINEAR_PROOFS
 from mindspeed_tp.options import GRID, LINEARS, UNEVEN, linear_plans
 from mindspeed_tp.uneven.cut import Cuts
@@ -17,13 +17,6 @@ class PlannedLinears(Feature):
     name = LINEARS
     family = "tp"
     summary = "Linears whose communication follows a plan; switched on by features that change it"
-    conflicts = (
-        Conflict(
-            flag="--transformer-impl",
-            equals="transformer_engine",
-            reason="its linears communicate by themselves; use --transformer-impl local",
-        ),
-    )
     replaces_roles = ("qkv", "proj")
     docs = "mindspeed_tp:docs/tp-linear.md"
     places_modules = True

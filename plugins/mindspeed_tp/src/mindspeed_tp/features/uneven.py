@@ -75,7 +75,7 @@ class UnevenLinears(Feature):
         t = args.tensor_model_parallel_size
         uneven = [(what, parts) for what, parts in Cuts.of(args).loads if not parts.even]
         return [
-            f"{parts.total} {what} on {t} ranks: {parts.idle:.0%} idle" for what, parts in uneven
+            f"{parts.total} {what} on {t} ranks: {100 * parts.idle:.0f} % idle" for what, parts in uneven
         ]
 
     @hookimpl(wrapper=True)
