@@ -100,28 +100,25 @@ class _UnevenLinear:
             shape, begins = list(data.shape), [0] * data.dim()
             shape[axis] = halves * parts.total
             begins[axis] = number * parts.total + parts.start(rank)
+            # Fragments of different sizes are no grid, and outside of a grid there are no axes in front.
+            seen = data.view(*(1 for _ in offsets), *data.shape)
             return ShardedTensor(
                 key=name,
-                data=data,
+                data=seen,
                 dtype=data.dtype,
-                local_shape=tuple(data.shape),
+                local_shape=tuple(seen.shape),
                 global_shape=(*(size for _, _, size in offsets), *shape),
                 global_offset=(*(place for _, place, _ in offsets), *begins),
-                # Fragments of different sizes are no grid.
                 axis_fragmentations=None,
                 replica_id=replica_id,
-                prepend_axis_num=before,
             )
-
-        if halves == 1:
-            return built(key, tensor, 0, replica)
 
         @torch.no_grad()
         def build(name: str, data: Tensor, replica_id: Any, flattened_range: Any) -> list[ShardedTensor]:
             return [built(name, half, n, replica_id) for n, half in enumerate(data.chunk(halves, axis))]
 
         def merge(loaded: Any) -> Tensor:
-            return torch.cat(list(loaded), axis)
+            return torch.cat([half.view(half.shape[before:]) for half in loaded], axis)
 
         return ShardedTensorFactory(key, tensor, build, merge, replica)
 
