@@ -17,6 +17,7 @@ from mindspeed_tp.linears import PlannedColumn, PlannedRow
 from mindspeed_tp.plan import Execution, LinearPlan
 
 S, B, H, F = 16, 2, 8, 24
+DIRECT = LinearPlan()
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Case:
     accumulate: bool = False
     expert: bool = False
     dtype: torch.dtype = torch.float32
-    plan: LinearPlan = LinearPlan()
+    plan: LinearPlan = DIRECT
 
 
 @dataclass

@@ -118,7 +118,10 @@ def test_every_host_takes_the_flags(host, flags, names):
             "learned positions are scattered evenly over 2 ranks; use --position-embedding-type rope",
         ),
         (("--lm-loss-chunks", "3"), "--lm-loss-chunks 3 does not divide the"),
-        (("--lm-loss-chunks", "2", "--cross-entropy-loss-fusion"), "it takes the logits of the whole sequence"),
+        (
+            ("--lm-loss-chunks", "2", "--cross-entropy-loss-fusion"),
+            "it takes the logits of the whole sequence",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_way_out(flags, message):
@@ -133,10 +136,21 @@ def test_what_cannot_work_is_refused_with_the_way_out(flags, message):
         ((*COC, "2"), "changes nothing with --tensor-model-parallel-size 1"),
         ((*TP2, "--use-ascend-coc", "--coc-fused-kernel"), "rows are worked on in 4 parts"),
         ((*TP2, "--use-ascend-mc2"), "no kernel that communicates"),
-        (grid(1, 4), "communicates more than one dimension, in units of the hidden state per layer: 4x1 3.000"),
+        (
+            grid(1, 4),
+            "communicates more than one dimension, in units of the hidden state per layer: 4x1 3.000",
+        ),
         ((*grid(2, 1), *SP), "--sequence-parallel is absorbed"),
         (
-            ("--tensor-model-parallel-size", "4", *UNEVEN, "--num-attention-heads", "25", "--hidden-size", "100"),
+            (
+                "--tensor-model-parallel-size",
+                "4",
+                *UNEVEN,
+                "--num-attention-heads",
+                "25",
+                "--hidden-size",
+                "100",
+            ),
             "25 heads on 4 ranks: 12 % idle",
         ),
     ],

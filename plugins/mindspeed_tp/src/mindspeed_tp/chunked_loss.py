@@ -122,9 +122,11 @@ class _WeightGradient:
     def add(self, dy: Tensor, x: Tensor) -> None:
         """Add ``dyᵀ · x``."""
         if self.main_grad is not None:
-            provider: Any = megatron_layers.fused_weight_gradient_mlp_cuda  # type: ignore[attr-defined]
+            provider: Any = megatron_layers.fused_weight_gradient_mlp_cuda
             wide = self.main_grad.dtype == torch.float32
-            (provider.wgrad_gemm_accum_fp32 if wide else provider.wgrad_gemm_accum_fp16)(x, dy, self.main_grad)
+            (provider.wgrad_gemm_accum_fp32 if wide else provider.wgrad_gemm_accum_fp16)(
+                x, dy, self.main_grad
+            )
         elif self.total is not None and self.total.dtype == dy.dtype:
             self.total.addmm_(dy.t(), x)
         elif self.total is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class DescribesItsLinears:
-    """Mixin of a transformer layer, for weights that are cut otherwise than megatron-core's gated MLP expects."""
+    """Mixin of a transformer layer whose weights are not cut as megatron-core's gated MLP expects."""
 
     mlp: Any
 

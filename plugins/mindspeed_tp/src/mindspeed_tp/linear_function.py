@@ -1,9 +1,9 @@
 """The one autograd function of planned linears: gather, product, sum, and all of it backwards.
 
-Backward issues its collectives in one order on every rank: the gather of the input, the gather of the result's
-gradient, and what brings the input's gradient back, which runs beside the product for the weight's gradient.
-What nobody needs (the input of a frozen weight, the gradient of an input that has none) is neither gathered
-nor multiplied.
+Backward issues its collectives in one order on every rank: the gather of the input, the gather of the
+result's gradient, and what brings the input's gradient back, which runs beside the product for the weight's
+gradient. What nobody needs (the input of a frozen weight, the gradient of an input that has none) is neither
+gathered nor multiplied.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Communication:
         gather: over whom the input's rows are spread; None where the rank has them all.
         reduce: over whom products are summed; None where the rank's own is the result.
         scatter: leave each rank of ``reduce`` its rows of the sum, instead of the whole.
-        input_gradient: over whom the input's gradient is summed, where the input is the same on all its ranks.
+        input_gradient: over whom the input's gradient is summed, where all ranks have the same input.
     """
 
     gather: Rows | None = None
@@ -160,7 +160,7 @@ def _reduced(y: Tensor, reduce: Rows, scatter: bool) -> Tensor:
 def _adjoint(
     dy: Tensor, weight: Tensor, how: How, wanted: bool, per_row: int
 ) -> tuple[Tensor | None, Tensor]:
-    """Return the product of the result's gradient and the weight, where it is wanted, and the whole gradient."""
+    """Return the input's gradient on all rows, where it is wanted, and the whole gradient of the result."""
     groups = how.groups
     if groups.reduce is None or not groups.scatter:
         return (dy @ weight if wanted else None), dy
@@ -199,7 +199,7 @@ def _computed(weight: Any, dy: Tensor, x: Tensor, accumulate: bool, main_grad: A
     if not accumulate:
         return dy.t().matmul(x)
     weight.main_grad = main_grad
-    provider: Any = megatron_layers.fused_weight_gradient_mlp_cuda  # type: ignore[attr-defined]
+    provider: Any = megatron_layers.fused_weight_gradient_mlp_cuda
     wide = main_grad.dtype == torch.float32
     (provider.wgrad_gemm_accum_fp32 if wide else provider.wgrad_gemm_accum_fp16)(x, dy, main_grad)
     if not hasattr(weight, "grad_added_to_main_grad"):

@@ -20,6 +20,9 @@ from mindspeed_tp.linear_function import Communication, DelayedGradients, How, P
 from mindspeed_tp.plan import DELAYED, LinearPlan
 from mindspeed_tp.rows import Rows
 
+DIRECT = LinearPlan()
+"""One thing after the other."""
+
 
 class DelaysWeightGradients:
     """When the gradient of a linear's weight is computed, and what data parallelism then does with it.
@@ -56,11 +59,11 @@ class PlannedColumn(DelaysWeightGradients, ColumnParallelLinear):
 
     Attributes:
         plan: the policies.
-        keeps_gathered: True while backward computes its product again: the gathered input then lives until the
-            gradient of the weight is computed, moments later, and is not gathered once more.
+        keeps_gathered: True while backward computes its product again: the gathered input then lives until
+            the gradient of the weight is computed, moments later, and is not gathered once more.
     """
 
-    def __init__(self, *args: Any, plan: LinearPlan = LinearPlan(), **named: Any) -> None:
+    def __init__(self, *args: Any, plan: LinearPlan = DIRECT, **named: Any) -> None:
         """Build the linear.
 
         Args:
@@ -84,7 +87,7 @@ class PlannedColumn(DelaysWeightGradients, ColumnParallelLinear):
     def forward(
         self, input_: Tensor, weight: Tensor | None = None, runtime_gather_output: bool | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Multiply ``[s, b, k]`` (or this rank's part of ``s``), to ``[s, b, n / t]``; return the bias if unused."""
+        """Multiply ``[s, b, k]``, or this rank's rows of it; return ``[s, b, n / t]`` and an unused bias."""
         weight = self.weight if weight is None else weight
         how = How(
             self.plan,
@@ -110,7 +113,7 @@ class PlannedRow(DelaysWeightGradients, RowParallelLinear):
             the first pass needed.
     """
 
-    def __init__(self, *args: Any, plan: LinearPlan = LinearPlan(), **named: Any) -> None:
+    def __init__(self, *args: Any, plan: LinearPlan = DIRECT, **named: Any) -> None:
         """Build the linear.
 
         Args:
@@ -130,7 +133,7 @@ class PlannedRow(DelaysWeightGradients, RowParallelLinear):
         return Communication(reduce=Rows(self.tp_group), scatter=self.sequence_parallel)
 
     def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Multiply ``[s, b, k / t]``, to ``[s, b, n]`` or this rank's part of ``s``; return the bias if unused."""
+        """Multiply ``[s, b, k / t]``; return ``[s, b, n]``, or this rank's rows, and an unused bias."""
         if not self.input_is_parallel:
             input_ = scatter_to_tensor_model_parallel_region(input_, group=self.tp_group)
         groups = self.communication()

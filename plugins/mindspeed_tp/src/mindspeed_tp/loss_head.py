@@ -1,4 +1,4 @@
-"""The last part of a built model: its output layer hands its input to the loss, which makes logits in parts."""
+"""The last part of a built model: the output layer hands its input to the loss, which makes logits."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def defer_logits(
     readers = session.implementations("compute_token_losses")[:-1]
     if readers:
         raise SessionError(
-            f"--lm-loss-chunks {chunks} makes no logits that {', '.join(readers)} could read; drop one of the two"
+            f"--lm-loss-chunks {chunks} makes no logits for {', '.join(readers)} to read; drop one of the two"
         )
     for chunk in model:
         bare: Any = unwrap(chunk)

@@ -43,8 +43,8 @@ def coc_mode(args: Any) -> int:
 def linear_plans(args: Any, active: Container[str]) -> LinearPlans:
     """Return the plans of the linears of a model.
 
-    On a grid both linears gather and scatter, and one of the two is hidden: the sum of a column linear, which is
-    the wider one, and the gather of a row linear.
+    On a grid both linears gather and scatter, and one of the two is hidden: the sum of a column linear,
+    which is the wider one, and the gather of a row linear.
     """
     execution = execution_of(args, active)
     if GRID not in active:

@@ -18,7 +18,7 @@ class Partition:
 
     @classmethod
     def of(cls, total: int, ranks: int) -> Partition:
-        """Distribute ``total`` as evenly as it goes: the first ranks get one more where it does not divide."""
+        """Distribute ``total``: the first ranks get one more where it does not divide."""
         return cls(tuple(total // ranks + (rank < total % ranks) for rank in range(ranks)))
 
     @property

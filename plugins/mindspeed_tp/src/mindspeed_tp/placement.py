@@ -23,7 +23,13 @@ COLUMNS, ROWS = ("qkv", "fc1"), ("proj", "fc2")
 
 
 def place_linears(
-    session: Session, spec: Any, plans: LinearPlans, flags: str, *, grid: bool = False, cuts: Cuts | None = None
+    session: Session,
+    spec: Any,
+    plans: LinearPlans,
+    flags: str,
+    *,
+    grid: bool = False,
+    cuts: Cuts | None = None,
 ) -> Any:
     """Return the tree with planned linears in place of megatron-core's; those of routed experts stay.
 

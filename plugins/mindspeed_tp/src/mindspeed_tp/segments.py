@@ -1,9 +1,9 @@
 """Recomputation in segments that end before a sum over tensor-parallel ranks.
 
-A layer is recomputed in two segments, attention and feed-forward, each with the norm before it. Both end with a
-row linear, whose sum over ranks makes the segment's result and nothing that its backward pass reads: the
-recomputation leaves it out. Under sequence parallelism the gradient of that sum is gathered while the segment is
-computed again.
+A layer is recomputed in two segments, attention and feed-forward, each with the norm before it. Both end
+with a row linear, whose sum over ranks makes the segment's result and nothing that its backward pass reads:
+the recomputation leaves it out. Under sequence parallelism the gradient of that sum is gathered while the
+segment is computed again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -183,11 +183,13 @@ def _end(module: Any, row_name: str, wanted: bool, options: SegmentOptions) -> S
     if not wanted or not isinstance(row, PlannedRow):
         return SegmentEnd(columns=kept)
     if row.bias is not None and not row.skip_bias_add:
-        raise SessionError(f"{row_name} adds its bias itself, which the recomputation would add once per rank")
+        raise SessionError(
+            f"{row_name} adds its bias itself, which the recomputation would add once per rank"
+        )
     return SegmentEnd(row, kept)
 
 
-@lru_cache(maxsize=None)
+@cache
 def segmented(layer: type) -> type:
     """Return a subclass of a transformer layer that is recomputed in segments."""
     return type(f"Segmented{layer.__name__}", (SegmentedLayer, layer), {})

@@ -1,7 +1,7 @@
 """The embedding of a vocabulary spread over ranks, without assignments by a mask.
 
-Rows of other ranks are multiplied by zero instead of being overwritten: an assignment by a mask asks the host how
-many elements it has, which a device answers only when it has caught up.
+Rows of other ranks are multiplied by zero instead of being overwritten: an assignment by a mask asks the host
+how many elements it has, which a device answers only when it has caught up.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Closed forms of what a layer's linears communicate on a grid of ranks; no torch.
 
-Elements that one rank receives in the forward pass of one layer and micro-batch. A gather of ``n`` elements over
-``r`` ranks, or a sum that is scattered, brings ``(r - 1) / r * n``.
+Elements that one rank receives in the forward pass of one layer and micro-batch. A gather of ``n`` elements
+over ``r`` ranks, or a sum that is scattered, brings ``(r - 1) / r * n``.
 """
 
 from __future__ import annotations

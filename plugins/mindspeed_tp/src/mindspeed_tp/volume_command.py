@@ -11,8 +11,12 @@ from mindspeed_tp.volume import LayerShape, table
 @click.command("tp-volume")
 @click.option("--hidden-size", type=click.IntRange(min=1), required=True)
 @click.option("--ffn-hidden-size", type=click.IntRange(min=1), required=True)
-@click.option("--query-width", type=click.IntRange(min=1), help="Of all query heads; the hidden size if absent.")
-@click.option("--key-value-width", type=click.IntRange(min=1), help="Of all key heads; that of queries if absent.")
+@click.option(
+    "--query-width", type=click.IntRange(min=1), help="Of all query heads; the hidden size if absent."
+)
+@click.option(
+    "--key-value-width", type=click.IntRange(min=1), help="Of all key heads; that of queries if absent."
+)
 @click.option("--not-gated", is_flag=True, help="The feed-forward module is no gated one.")
 @click.option("--ranks", type=click.IntRange(min=1), required=True, help="Tensor-parallel size.")
 def volume(

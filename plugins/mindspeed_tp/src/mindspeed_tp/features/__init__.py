@@ -8,8 +8,31 @@ from mindspeed_tp.features.core import PlannedLinears
 from mindspeed_tp.features.grid import TwoDimensional
 from mindspeed_tp.features.recompute import RecomputeCommunication
 from mindspeed_tp.features.uneven import UnevenLinears
+from mindspeed_tp.features.upstream import GatedFusion
 from mindspeed_tp.features.vocabulary import ChunkedLoss, VocabularyEmbedding
 
-DECLARATIONS = (HookApi("1.1"), PlannedLinears, ChunkedProducts, FusedProducts, RecomputeCommunication, TwoDimensional, UnevenLinears, VocabularyEmbedding, ChunkedLoss)
+DECLARATIONS = (
+    HookApi("1.1"),
+    PlannedLinears,
+    ChunkedProducts,
+    FusedProducts,
+    RecomputeCommunication,
+    TwoDimensional,
+    UnevenLinears,
+    VocabularyEmbedding,
+    ChunkedLoss,
+    GatedFusion,
+)
 
-__all__ = ["DECLARATIONS", "ChunkedProducts", "FusedProducts", "PlannedLinears", "RecomputeCommunication", "TwoDimensional", "UnevenLinears", "VocabularyEmbedding", "ChunkedLoss"]
+__all__ = [
+    "DECLARATIONS",
+    "ChunkedLoss",
+    "ChunkedProducts",
+    "FusedProducts",
+    "GatedFusion",
+    "PlannedLinears",
+    "RecomputeCommunication",
+    "TwoDimensional",
+    "UnevenLinears",
+    "VocabularyEmbedding",
+]

@@ -32,7 +32,9 @@ class ChunkedProducts(Feature):
 
     name = COC
     family = "tp"
-    summary = "Products of tensor parallelism in parts, the communication of one beside the product of another"
+    summary = (
+        "Products of tensor parallelism in parts, the communication of one beside the product of another"
+    )
     stability = "prototype"
     flags = (
         Flag(_COC, help="Hide communication of tensor parallelism behind products in parts."),

@@ -50,7 +50,9 @@ class TwoDimensional(Feature):
         Conflict(flag="--fp32-residual-connection", reason="its sum is placed where dropout is drawn"),
         Conflict(flag="--position-embedding-type", equals="alibi", reason="slopes go by heads in rank order"),
         Conflict(flag="--softmax-type", equals="learnable", reason="its offsets are saved in rank order"),
-        Conflict(feature="packed-documents", reason="positions of packed documents are not spread over --tp-y"),
+        Conflict(
+            feature="packed-documents", reason="positions of packed documents are not spread over --tp-y"
+        ),
     )
     slots = ("tp-layout",)
     replaces_roles = ("input_layernorm", "pre_mlp_layernorm", "final_layernorm")
@@ -77,8 +79,9 @@ class TwoDimensional(Feature):
         x, y, t = args.tp_x, args.tp_y, args.tensor_model_parallel_size
         if args.use_nd_matmul and args.nd1_dim1_size * args.nd2_dim1_size != t:
             return (
-                f"{_ND1} {args.nd1_dim1_size} and {_ND2} {args.nd2_dim1_size} are two grids of the {t} ranks "
-                f"of --tensor-model-parallel-size, which one layout cannot be; use sizes whose product is {t}",
+                f"{_ND1} {args.nd1_dim1_size} and {_ND2} {args.nd2_dim1_size} are two grids of the {t} "
+                f"ranks of --tensor-model-parallel-size, which one layout cannot be; use sizes "
+                f"whose product is {t}",
             )
         if x < 1 or y < 1 or x * y != t:
             return (
@@ -99,8 +102,8 @@ class TwoDimensional(Feature):
         shape = LayerShape.of(args)
         if t > 1 and linears(shape, args.tp_x, args.tp_y) > one_dimensional(shape, t):
             said.append(
-                f"--tp-x {args.tp_x} --tp-y {args.tp_y} communicates more than one dimension, in units of the "
-                f"hidden state per layer: {in_words(table(shape, t))}"
+                f"--tp-x {args.tp_x} --tp-y {args.tp_y} communicates more than one dimension, in units of "
+                f"the hidden state per layer: {in_words(table(shape, t))}"
             )
         if getattr(args, "sequence_parallel", False):
             said.append(f"--sequence-parallel is absorbed: {_FLAG} spreads the sequence over --tp-x anyway")
@@ -124,7 +127,7 @@ class TwoDimensional(Feature):
 
     @hookimpl(wrapper=True)
     def build_transformer_config(self, args: Any) -> Generator[None, Any, Any]:
-        """Keep megatron-core from spreading the sequence itself, and from expecting one shape between stages."""
+        """Keep megatron-core from spreading the sequence, and from expecting one shape between stages."""
         config = yield
         config.sequence_parallel = False
         if (getattr(args, "virtual_pipeline_model_parallel_size", None) or 1) > 1:

@@ -104,6 +104,8 @@ GRID_PROOFS = (
         flags=(*MODEL, *grid(1, 2)),
         world_size=2,
         tolerance=1e-5,
-        resume=Resume(flags=(*MODEL, "--tensor-model-parallel-size", "2", *SP), world_size=2, with_feature=False),
+        resume=Resume(
+            flags=(*MODEL, "--tensor-model-parallel-size", "2", *SP), world_size=2, with_feature=False
+        ),
     ),
 )

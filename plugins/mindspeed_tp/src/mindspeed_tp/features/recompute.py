@@ -19,7 +19,9 @@ class RecomputeCommunication(Feature):
 
     name = RECOMPUTE
     family = "tp"
-    summary = "Full recomputation that leaves out sums over tensor-parallel ranks that only the first pass needed"
+    summary = (
+        "Full recomputation that leaves out sums over tensor-parallel ranks that only the first pass needed"
+    )
     flags = (
         Flag(
             _LEVEL,
@@ -56,7 +58,11 @@ class RecomputeCommunication(Feature):
             flag="--fine-grained-activation-offloading",
             reason="it moves activations that are not kept; drop one of the two",
         ),
-        Conflict(flag="--cuda-graph-impl", one_of=("local", "transformer_engine"), reason="segments end inside a captured layer"),
+        Conflict(
+            flag="--cuda-graph-impl",
+            one_of=("local", "transformer_engine"),
+            reason="segments end inside a captured layer",
+        ),
     )
     slots = ("recompute-policy",)
     docs = "mindspeed_tp:docs/recompute-comm.md"

@@ -32,8 +32,14 @@ class UnevenLinears(Feature):
             reason="its down-projections are whole on every rank; drop one of the two",
         ),
         Conflict(flag="--mtp-num-layers", reason="predictions scatter sequences evenly; drop one of the two"),
-        Conflict(flag="--position-embedding-type", equals="alibi", reason="slopes go by equal numbers of heads"),
-        Conflict(flag="--softmax-type", equals="learnable", reason="its offsets are saved for equal numbers of heads"),
+        Conflict(
+            flag="--position-embedding-type", equals="alibi", reason="slopes go by equal numbers of heads"
+        ),
+        Conflict(
+            flag="--softmax-type",
+            equals="learnable",
+            reason="its offsets are saved for equal numbers of heads",
+        ),
         Conflict(flag="--use-torch-fsdp2", reason="it shards weights of equal sizes; drop one of the two"),
         Conflict(flag="--use-megatron-fsdp", reason="it shards weights of equal sizes; drop one of the two"),
     )
@@ -54,7 +60,9 @@ class UnevenLinears(Feature):
         found = []
         t, cp = args.tensor_model_parallel_size, args.context_parallel_size
         if cp > 1:
-            found.append(f"{_FLAG} with --context-parallel-size {cp}: its ranks exchange equal parts; drop one")
+            found.append(
+                f"{_FLAG} with --context-parallel-size {cp}: its ranks exchange equal parts; drop one"
+            )
         cuts = Cuts.of(args)
         for what, parts in cuts.loads:
             if not parts.sizes[-1]:
@@ -62,7 +70,11 @@ class UnevenLinears(Feature):
                     f"{_FLAG}: {parts.total} {what} leave some of {t} ranks without any; lower "
                     "--tensor-model-parallel-size"
                 )
-        if cuts.sequence is not None and not cuts.sequence.even and args.position_embedding_type not in ("rope", "none"):
+        if (
+            cuts.sequence is not None
+            and not cuts.sequence.even
+            and args.position_embedding_type not in ("rope", "none")
+        ):
             found.append(
                 f"{_FLAG} with --seq-length {args.seq_length} and --sequence-parallel: learned positions are "
                 f"scattered evenly over {t} ranks; use --position-embedding-type rope, or a multiple of {t}"
@@ -74,9 +86,7 @@ class UnevenLinears(Feature):
         """Say how unequal the loads are."""
         t = args.tensor_model_parallel_size
         uneven = [(what, parts) for what, parts in Cuts.of(args).loads if not parts.even]
-        return [
-            f"{parts.total} {what} on {t} ranks: {100 * parts.idle:.0f} % idle" for what, parts in uneven
-        ]
+        return [f"{parts.total} {what} on {t} ranks: {100 * parts.idle:.0f} % idle" for what, parts in uneven]
 
     @hookimpl(wrapper=True)
     def validate_arguments(self, args: Any) -> Generator[None, Any, Any]:

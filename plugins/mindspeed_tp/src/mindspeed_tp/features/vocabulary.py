@@ -24,7 +24,9 @@ class VocabularyEmbedding(Feature):
     name = "vocab-parallel"
     family = "tp"
     summary = "The embedding of a vocabulary spread over ranks without assignments by a mask; always on NPUs"
-    flags = (Flag(_EMBEDDING, help="Look up ids of other ranks without assignments by a mask; always on NPUs."),)
+    flags = (
+        Flag(_EMBEDDING, help="Look up ids of other ranks without assignments by a mask; always on NPUs."),
+    )
     docs = "mindspeed_tp:docs/vocab-parallel.md"
     places_modules = True
     needs_open_session = True
@@ -58,7 +60,12 @@ class ChunkedLoss(Feature):
     summary = "Losses of the language model without the logits of a whole sequence"
     stability = "prototype"
     flags = (
-        Flag(_CHUNKS, type=int, default=1, help="Make the logits of one of this many parts of a sequence at a time."),
+        Flag(
+            _CHUNKS,
+            type=int,
+            default=1,
+            help="Make the logits of one of this many parts of a sequence at a time.",
+        ),
     )
     conflicts = (
         Conflict(
@@ -66,9 +73,18 @@ class ChunkedLoss(Feature):
             reason="it takes the logits of the whole sequence; drop one of the two",
         ),
         Conflict(flag="--fp16-lm-cross-entropy", reason="losses are computed in float32; drop it"),
-        Conflict(flag="--defer-embedding-wgrad-compute", reason="its weight learns with the loss; drop one of the two"),
-        Conflict(flag="--use-torch-fsdp2", reason="the loss reads a weight outside of its layer; drop one of the two"),
-        Conflict(flag="--use-megatron-fsdp", reason="the loss reads a weight outside of its layer; drop one of the two"),
+        Conflict(
+            flag="--defer-embedding-wgrad-compute",
+            reason="its weight learns with the loss; drop one of the two",
+        ),
+        Conflict(
+            flag="--use-torch-fsdp2",
+            reason="the loss reads a weight outside of its layer; drop one of the two",
+        ),
+        Conflict(
+            flag="--use-megatron-fsdp",
+            reason="the loss reads a weight outside of its layer; drop one of the two",
+        ),
     )
     slots = ("lm-loss",)
     docs = "mindspeed_tp:docs/chunked-lm-loss.md"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,14 +19,14 @@ from mindspeed_tp.grid.spread import SpreadHidden, heads_for_positions, position
 
 
 class CoreAttention2D(torch.nn.Module):
-    """Whatever attention is specified, between exchanges of heads for positions over the y group."""
+    """Whatever attention is specified, between exchanges of heads for positions over y."""
 
     def __init__(self, *, inner: Any, groups: Callable[[], Any], **named: Any) -> None:
         """Build it.
 
         Args:
             inner: specification of the attention.
-            groups: returns the model's process groups; each rank computes its share of the heads of all ranks.
+            groups: returns the model's process groups; each rank computes its share of all heads.
             named: of the attention.
         """
         super().__init__()
@@ -44,11 +44,11 @@ class CoreAttention2D(torch.nn.Module):
         return back.reshape(back.shape[0], b, -1)
 
 
-@lru_cache(maxsize=None)
+@cache
 def attention_2d(attention: type) -> type:
     """Return a subclass of an attention module whose heads are spread over x, and positions over y."""
 
-    class Attention2D(attention):  # type: ignore[misc,valid-type]
+    class Attention2D(attention):
         def __init__(self, *args: Any, pg_collection: Any, **named: Any) -> None:
             groups = copy.copy(pg_collection)
             groups.tp = here().x
@@ -74,7 +74,7 @@ def _own(angles: Any) -> Any:
 
 
 def drawn_apart(training: bool, fused: bool) -> Callable[..., Tensor]:
-    """Return megatron-core's ``get_bias_dropout_add`` whose dropout differs between ranks, as their rows do."""
+    """Return megatron-core's ``get_bias_dropout_add`` with a dropout of this rank's own rows."""
     add = get_bias_dropout_add(training, fused)
 
     def with_own_draws(output: Any, residual: Tensor, share: float) -> Tensor:
@@ -101,7 +101,7 @@ class _Layer2D(DescribesItsLinears):
         return super().forward(*args, **named)  # type: ignore[misc]
 
 
-@lru_cache(maxsize=None)
+@cache
 def layer_2d(layer: type) -> type:
     """Return a subclass of a transformer layer that works on the grid."""
     return type(f"{layer.__name__}2D", (_Layer2D, layer), {})

@@ -1,7 +1,7 @@
 """Linears whose weight is cut in both dimensions.
 
-They are the planned linears with other groups: megatron-core's constructor makes a weight ``[n / x, k / y]`` when
-it is told of a linear of ``k / y`` inputs on the ranks of the x group.
+They are the planned linears with other groups: megatron-core's constructor makes a weight ``[n / x, k / y]``
+when it is told of a linear of ``k / y`` inputs on the ranks of the x group.
 """
 
 from __future__ import annotations
@@ -113,9 +113,7 @@ def _described(
 
     @torch.no_grad()
     def build(name: str, data: Tensor, replica_id: Any, flattened_range: Any) -> list[ShardedTensor]:
-        return [
-            built(name, half, number, replica_id) for number, half in enumerate(data.chunk(stride, axis))
-        ]
+        return [built(name, half, number, replica_id) for number, half in enumerate(data.chunk(stride, axis))]
 
     def merge(halves: Any) -> Tensor:
         return torch.cat(list(halves), axis)

@@ -50,7 +50,7 @@ def _refined(subclass: Callable[[type], type]) -> Callable[[Site], ModuleSpec | 
 
 
 def lengthen_angles(session: Session, model: Sequence[torch.nn.Module]) -> None:
-    """Count all positions of a sequence on pipeline stages that receive this rank's part of the hidden state."""
+    """Count all positions of a sequence on pipeline stages that receive a part of the hidden state."""
     for chunk in model:
         bare: Any = unwrap(chunk)
         angles = getattr(bare, "rotary_pos_emb", None)

@@ -1,1 +1,1 @@
-"""Tensor parallelism of dimensions that the ranks do not divide: heads, feed-forward width, sequence length."""
+"""Tensor parallelism of heads, feed-forward widths and sequence lengths that the ranks do not divide."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from megatron.core.transformer import ModuleSpec
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from mindspeed_core.session import Session
 
 
-@lru_cache(maxsize=None)
+@cache
 def uneven_attention(attention: type) -> type:
     """Return a subclass of an attention module that has this rank's number of heads."""
 
-    class UnevenAttention(attention):  # type: ignore[misc,valid-type]
+    class UnevenAttention(attention):
         def __init__(self, *, config: Any, pg_collection: Any, cuts: Cuts, **named: Any) -> None:
             mine, groups = copy.copy(config), copy.copy(pg_collection)
             mine.num_query_groups = cuts.groups.sizes[current().groups[TOGETHER].rank()]
@@ -46,7 +46,7 @@ def uneven_attention(attention: type) -> type:
     return UnevenAttention
 
 
-@lru_cache(maxsize=None)
+@cache
 def described_layer(layer: type) -> type:
     """Return a subclass of a transformer layer whose linears describe themselves in checkpoints."""
     return type(f"Uneven{layer.__name__}", (DescribesItsLinears, layer), {})
