@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from mindspeed_tp.model_sizes import ModelSizes
 from mindspeed_tp.plan import Shape
 
 FLAG = "--coc-config"
@@ -60,15 +61,11 @@ def unknown_shapes(path: str, args: Any) -> Sequence[str]:
 
 def product_shapes(args: Any) -> frozenset[Shape]:
     """Return the shapes of the products of a dense layer's linears that are executed with communication."""
-    t = args.tensor_model_parallel_size
-    rows = args.seq_length // args.context_parallel_size * args.micro_batch_size
-    h, f, heads = args.hidden_size, args.ffn_hidden_size, args.num_attention_heads
-    width = getattr(args, "kv_channels", None) or h // heads
-    groups = args.num_query_groups if args.group_query_attention else heads
-    f = f or 4 * h
-    query, both = heads * width, (heads + 2 * groups) * width
-    gated = 2 if getattr(args, "swiglu", False) or getattr(args, "quick_geglu", False) else 1
-    columns = ((h, both // t), (h, gated * f // t))
+    t, sizes = args.tensor_model_parallel_size, ModelSizes.of(args)
+    rows, h, f = sizes.positions * sizes.batch, sizes.hidden, sizes.width
+    query = sizes.heads * sizes.channels
+    both = query + 2 * sizes.groups * sizes.channels
+    columns = ((h, both // t), (h, (1 + sizes.gated) * f // t))
     inner = (query // t, f // t)
     forward = {(rows, k, n) for k, n in columns} | {(rows, k, h) for k in inner}
     return frozenset(forward | {(rows, h, k) for k in inner})

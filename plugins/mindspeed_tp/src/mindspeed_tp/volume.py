@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mindspeed_tp.model_sizes import ModelSizes
+
 
 @dataclass(frozen=True)
 class LayerShape:
@@ -36,17 +38,14 @@ class LayerShape:
     @classmethod
     def of(cls, args: Any) -> LayerShape:
         """Read the sizes from arguments."""
-        heads = args.num_attention_heads
-        width = getattr(args, "kv_channels", None) or args.hidden_size // heads
-        groups = args.num_query_groups if args.group_query_attention else heads
-        gated = bool(getattr(args, "swiglu", False) or getattr(args, "quick_geglu", False))
+        sizes = ModelSizes.of(args)
         return cls(
-            tokens=args.seq_length // args.context_parallel_size * args.micro_batch_size,
-            hidden=args.hidden_size,
-            feed_forward=args.ffn_hidden_size or 4 * args.hidden_size,
-            gated=gated,
-            query=heads * width,
-            key_value=groups * width,
+            tokens=sizes.positions * sizes.batch,
+            hidden=sizes.hidden,
+            feed_forward=sizes.width,
+            gated=sizes.gated,
+            query=sizes.heads * sizes.channels,
+            key_value=sizes.groups * sizes.channels,
             rms=getattr(args, "normalization", "LayerNorm") == "RMSNorm",
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 from mindspeed_core.feature import Conflict, Feature, Flag, hookimpl
 from mindspeed_tp.features.core import PLANNED
 from mindspeed_tp.features.grid_proofs import GRID_PROOFS
+from mindspeed_tp.model_sizes import ModelSizes
 from mindspeed_tp.options import GRID
 from mindspeed_tp.volume import LayerShape, in_words, linears, one_dimensional, table
 
@@ -188,14 +189,13 @@ def _uneven(size: int, name: str, parts: tuple[tuple[str, int], ...]) -> str:
 def _cuts(args: Any) -> Sequence[tuple[int, str, tuple[tuple[str, int], ...]]]:
     """Return what the grid divides: the size, its flag, and what divides it."""
     x, y = ("--tp-x", args.tp_x), ("--tp-y", args.tp_y)
-    cp = ("--context-parallel-size", args.context_parallel_size)
-    heads = args.num_attention_heads
-    groups = args.num_query_groups if args.group_query_attention else heads
+    cp = ("--context-parallel-size", getattr(args, "context_parallel_size", 1))
+    sizes = ModelSizes.of(args)
     return (
         (args.seq_length, "--seq-length", (cp, x)),
         (args.seq_length, "--seq-length", (cp, y)),
-        (args.hidden_size, "--hidden-size", (y,)),
-        (args.ffn_hidden_size or args.hidden_size * 4, "--ffn-hidden-size", (x,)),
-        (heads, "--num-attention-heads", (x, y)),
-        (groups, "--num-query-groups", (x, y)),
+        (sizes.hidden, "--hidden-size", (y,)),
+        (sizes.width, "--ffn-hidden-size", (x,)),
+        (sizes.heads, "--num-attention-heads", (x, y)),
+        (sizes.groups, "--num-query-groups", (x, y)),
     )

@@ -58,7 +58,7 @@ class UnevenLinears(Feature):
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse ranks without a part, and layouts whose parts are equal by definition."""
         found = []
-        t, cp = args.tensor_model_parallel_size, args.context_parallel_size
+        t, cp = args.tensor_model_parallel_size, getattr(args, "context_parallel_size", 1)
         if cp > 1:
             found.append(
                 f"{_FLAG} with --context-parallel-size {cp}: its ranks exchange equal parts; drop one"

@@ -7,6 +7,7 @@ from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, hookimpl
 from mindspeed_tp.features.vocabulary_proofs import EMBEDDING_PROOFS, LOSS_PROOFS
+from mindspeed_tp.model_sizes import ModelSizes
 from mindspeed_tp.options import UNEVEN
 from mindspeed_tp.uneven.cut import Cuts
 
@@ -100,7 +101,7 @@ class ChunkedLoss(Feature):
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse numbers of parts that a sequence does not have."""
-        chunks, positions = args.lm_loss_chunks, args.seq_length // args.context_parallel_size
+        chunks, positions = args.lm_loss_chunks, ModelSizes.of(args).positions
         if not 1 <= chunks <= positions or positions % chunks:
             return (
                 f"{_CHUNKS} {chunks} does not divide the {positions} positions of a sequence; use a divisor",

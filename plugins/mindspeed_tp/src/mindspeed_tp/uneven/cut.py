@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mindspeed_tp.model_sizes import ModelSizes
 from mindspeed_tp.partition import Partition
 
 
@@ -47,16 +48,15 @@ class Cuts:
     @classmethod
     def of(cls, args: Any) -> Cuts:
         """Read the cuts from arguments."""
-        t, heads = args.tensor_model_parallel_size, args.num_attention_heads
-        groups = args.num_query_groups if args.group_query_attention else heads
+        t, sizes = args.tensor_model_parallel_size, ModelSizes.of(args)
         cut_sequence = t > 1 and getattr(args, "sequence_parallel", False)
         return cls(
-            groups=Partition.of(groups, t),
-            width=Partition.of(args.ffn_hidden_size or 4 * args.hidden_size, t),
+            groups=Partition.of(sizes.groups, t),
+            width=Partition.of(sizes.width, t),
             sequence=Partition.of(args.seq_length, t) if cut_sequence else None,
-            per_group=heads // groups,
-            channels=getattr(args, "kv_channels", None) or args.hidden_size // heads,
-            gated=bool(getattr(args, "swiglu", False) or getattr(args, "quick_geglu", False)),
+            per_group=sizes.heads // sizes.groups,
+            channels=sizes.channels,
+            gated=sizes.gated,
         )
 
     def of_role(self, role: str) -> Cut:
