@@ -117,6 +117,8 @@ def test_every_host_takes_the_flags(host, flags, names):
             (*TP2, *SP, *UNEVEN, "--seq-length", "15", "--position-embedding-type", "learned_absolute"),
             "learned positions are scattered evenly over 2 ranks; use --position-embedding-type rope",
         ),
+        (("--async-log-allreduce", "--check-for-spiky-loss"), "it looks at the loss before the update"),
+        (("--async-log-allreduce", "--bad-step-action", "skip"), "it looks at the loss before the update"),
         (("--lm-loss-chunks", "3"), "--lm-loss-chunks 3 does not divide the"),
         (
             ("--lm-loss-chunks", "2", "--cross-entropy-loss-fusion"),

@@ -6,6 +6,7 @@ from mindspeed_core.feature import HookApi
 from mindspeed_tp.features.coc import ChunkedProducts, FusedProducts
 from mindspeed_tp.features.core import PlannedLinears
 from mindspeed_tp.features.grid import TwoDimensional
+from mindspeed_tp.features.log_reduction import AsynchronousLog
 from mindspeed_tp.features.recompute import RecomputeCommunication
 from mindspeed_tp.features.uneven import UnevenLinears
 from mindspeed_tp.features.upstream import GatedFusion
@@ -22,10 +23,12 @@ DECLARATIONS = (
     VocabularyEmbedding,
     ChunkedLoss,
     GatedFusion,
+    AsynchronousLog,
 )
 
 __all__ = [
     "DECLARATIONS",
+    "AsynchronousLog",
     "ChunkedLoss",
     "ChunkedProducts",
     "FusedProducts",
