@@ -34,7 +34,8 @@ ANNOUNCED_FLAGS = {
         --enable-backward-overlap-ag-with-matmul --use-ascend-coc --coc-mode --coc-parallel-num
         --coc-fused-kernel --use-ascend-mc2 --optimize-recomp-communication-level
         --optimize-recompute-communication-level --unaligned-linear --use-nd-matmul --nd1-dim1-size
-        --nd2-dim1-size --lm-loss-chunks --mlp-layer-fusion""",
+        --nd2-dim1-size --lm-loss-chunks --mlp-layer-fusion --coc-config --comm-overlap-type
+        --async-log-allreduce --hccl-slice-size""",
     "mindspeed-pp": """
         --pipeline-schedule --use-nanopipe --use-nanopipe-swap --schedules-method --dualpipev-dw-detach
         --noop-layers --pipeline-num-transformer-layers --num-layer-list
@@ -69,7 +70,7 @@ ANNOUNCED_FLAGS = {
         --muon-nesterov --muon-scale-mode --muon-fp32-matmul-prec --muon-coefficient-type
         --muon-num-ns-steps --muon-tp-mode --muon-extra-scale-factor --muon-scalar-optimizer --zero-stage
         --layerzero --layerzero-config --fsdp2-config-path --param-and-grad-buffer-pad
-        --reset-bucket-group-order --async-log-allreduce --disable-gloo-group --hccl-slice-size""",
+        --reset-bucket-group-order""",
     "mindspeed-profile": """
         --profile-level --profile-with-cpu --profile-with-stack --profile-with-memory --profile-record-shapes
         --profile-save-path --profile-export-type --profile-aic-metrics --profile-analyse --op-cal-tflops

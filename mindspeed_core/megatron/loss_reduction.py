@@ -88,7 +88,35 @@ def reduced_table(
     Raises:
         ValueError: a report is neither ``[sum, count]`` nor one value.
     """
-    groups = data, pipeline = _groups(run)
+    names, table = own_table(run, reports, training=training)
+    data, pipeline = _groups(run)
+    if data is not None and reports:
+        dist.all_reduce(table, group=data)
+    if pipeline is not None:
+        dist.all_reduce(table, group=pipeline)
+    if training:
+        remember_others(run, copied_later(table[-1], run.session.platform))
+    return names, table
+
+
+def remember_others(run: Run, read: Callable[[], list[float]]) -> None:
+    """Keep how to read the last row of a step's reduced table, which tells whether names were missing."""
+    run.session.state(_Agreed).others = read
+
+
+def own_table(
+    run: Run, reports: Sequence[Mapping[str, torch.Tensor]], *, training: bool
+) -> tuple[tuple[str, ...], torch.Tensor]:
+    """Return what this rank reported, in the form of `reduced_table` before its reduction.
+
+    Ranks agree on the names, which is collective where they have not done so yet.
+
+    Args:
+        run: the run.
+        reports: see `reduced_table`.
+        training: see `reduced_table`.
+    """
+    groups = _groups(run)
     mine = _reported(reports)
     names = _names(run, mine, groups, training)
     device = next((value.device for report in reports for value in report.values()), None)
@@ -101,12 +129,6 @@ def reduced_table(
             row[2] = len(found)
     if not set(mine) <= set(names):
         table[-1] = 1.0
-    if data is not None and reports:
-        dist.all_reduce(table, group=data)
-    if pipeline is not None:
-        dist.all_reduce(table, group=pipeline)
-    if training:
-        run.session.state(_Agreed).others = copied_later(table[-1], run.session.platform)
     return names, table
 
 

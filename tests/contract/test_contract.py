@@ -187,6 +187,8 @@ def test_an_unchanged_process_shows_no_leak():
         pytest.param("mindspeed-cp", marks=pytest.mark.thorough),
         pytest.param("mindspeed-moe", marks=pytest.mark.thorough),
         pytest.param("mindspeed-memory", marks=pytest.mark.thorough),
+        pytest.param("mindspeed-pp", marks=pytest.mark.thorough),
+        pytest.param("mindspeed-tp", marks=pytest.mark.thorough),
     ],
 )
 def test_what_this_repository_ships_keeps_the_contract(dist):

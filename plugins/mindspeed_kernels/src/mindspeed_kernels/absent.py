@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 _SINGLE = "it is the call below the operator of the name without single, which is here; use that one"
 _OPTIMIZER = "a fused optimizer step is no operator of a model; torch.optim.AdamW(fused=True) is one"
-_TENSOR_PARALLEL = "it belongs to a package for tensor parallelism, which does not exist yet"
+_TENSOR_PARALLEL = "mindspeed-tp has it; import it from mindspeed_tp.ops.lcal_functional"
 
 ABSENT: Mapping[str, str] = {
     "npu_alltoall_allgather_bmm_single": _SINGLE,
@@ -20,13 +20,10 @@ ABSENT: Mapping[str, str] = {
     "npu_sparse_attn_shared_kv": (
         "sparse attention is not part of mindspeed-kernels, and torch_npu 2.13 has no such kernel"
     ),
-    "CoCConfig": f"{_TENSOR_PARALLEL}; operators of coc_ops take a process group instead",
+    "CoCConfig": _TENSOR_PARALLEL,
     "TP2DConfig": _TENSOR_PARALLEL,
-    "set_comm_config": f"{_TENSOR_PARALLEL}; operators of coc_ops take a process group instead",
-    "all_gather_matmul_reduce_scatter": (
-        f"{_TENSOR_PARALLEL}; all_gather_matmul and then torch.distributed.reduce_scatter_tensor give "
-        "the same values"
-    ),
+    "set_comm_config": _TENSOR_PARALLEL,
+    "all_gather_matmul_reduce_scatter": _TENSOR_PARALLEL,
 }
 """By name; sentences without their beginning, which `absence` puts before them."""
 

@@ -1,0 +1,63 @@
+"""The declaration of losses that are summed beside the update."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+from mindspeed_core.feature import Conflict, Feature, Flag, hookimpl
+from mindspeed_tp.features.log_proofs import LOG_PROOFS
+
+_FLAG = "--async-log-allreduce"
+
+
+class AsynchronousLog(Feature):
+    """Reported losses are summed over ranks while gradients are reduced and the optimizer updates."""
+
+    name = "async-log-allreduce"
+    family = "tp"
+    summary = "Reported losses summed over ranks beside the update, in one collective"
+    flags = (Flag(_FLAG, help="Sum reported losses over ranks while the optimizer updates."),)
+    conflicts = (
+        Conflict(
+            flag="--check-for-spiky-loss",
+            reason="it looks at the loss before the update; drop one of the two",
+        ),
+        Conflict(
+            flag="--bad-step-action",
+            equals="skip",
+            reason="it looks at the loss before the update; drop one of the two",
+        ),
+        Conflict(
+            flag="--num-experts",
+            reason="losses of experts are summed on their way, one after the other; drop it",
+        ),
+        Conflict(flag="--mtp-num-layers", reason="losses of predictions are summed on their way; drop it"),
+    )
+    hosts = ("standalone",)
+    docs = "mindspeed_tp:docs/async-log-allreduce.md"
+    fake_tensors = True
+    deterministic = True
+    affects_checkpoint = False
+    tuning = {_FLAG: (False, True)}
+    verify = LOG_PROOFS
+
+    @hookimpl(wrapper=True)
+    def build_process_groups(self, session: Any, args: Any) -> Generator[None, Any, Any]:
+        """Create the groups of ranks that report together."""
+        groups = yield
+        from mindspeed_tp.log_reduction import create_groups
+
+        create_groups(session, args.world_size, args.tensor_model_parallel_size)
+        return groups
+
+    @hookimpl
+    def reduce_losses(
+        self, session: Any, run: Any, reports: Sequence[Mapping[str, Any]], training: bool
+    ) -> Any:
+        """Start the sum in training; an evaluation has nothing beside it."""
+        if not training:
+            return session.default("reduce_losses", run=run, reports=reports, training=training)
+        from mindspeed_tp.log_reduction import start_reduction
+
+        return start_reduction(run, reports)

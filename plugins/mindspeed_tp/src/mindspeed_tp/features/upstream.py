@@ -1,0 +1,31 @@
+"""Declarations of flags of older scripts that ask for what is always so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mindspeed_core.feature import Feature, Flag
+from mindspeed_tp.features.upstream_proofs import FUSION_PROOFS
+
+
+class GatedFusion(Feature):
+    """The two halves of a gated feed-forward module are one linear, as always in megatron-core."""
+
+    name = "mlp-layer-fusion"
+    family = "tp"
+    summary = "Both halves of a gated feed-forward module in one product; always so, for older scripts"
+    level = 0
+    flags = (
+        Flag("--mlp-layer-fusion", help="Changes nothing: gate and up projection are one product anyway."),
+    )
+    docs = "mindspeed_tp:docs/mlp-layer-fusion.md"
+    fake_tensors = True
+    deterministic = True
+    affects_checkpoint = False
+    verify = FUSION_PROOFS
+
+    @classmethod
+    def notes(cls, args: Any) -> Sequence[str]:
+        """Say that nothing changes."""
+        return ("--mlp-layer-fusion is native: gate and up projection are one product, with and without it",)

@@ -1,0 +1,1 @@
+"""Operators of MindSpeed that belong to tensor parallelism, under their names and arguments."""

@@ -1,0 +1,80 @@
+"""The embedding of a vocabulary spread over ranks, without assignments by a mask.
+
+Rows of other ranks are multiplied by zero instead of being overwritten: an assignment by a mask asks the host
+how many elements it has, which a device answers only when it has caught up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from megatron.core.tensor_parallel import VocabParallelEmbedding
+from megatron.core.tensor_parallel.mappings import reduce_from_tensor_model_parallel_region
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.nn import functional as F
+
+from mindspeed_tp.partition import Partition
+from mindspeed_tp.row_autograd import ScatteredRows
+from mindspeed_tp.rows import Rows
+
+if TYPE_CHECKING:
+    import torch
+
+    from mindspeed_core.session import Session
+
+
+def embedded(module: Any, ids: Tensor, rows: Rows) -> Tensor:
+    """Look up the ids in megatron-core's ``VocabParallelEmbedding``.
+
+    Args:
+        module: the embedding.
+        ids: ``[b, s]``.
+        rows: parts of the sequence, where the embedding leaves each rank its own.
+
+    Returns:
+        ``[b, s, h]``, or this rank's part ``[s_r, b, h]`` where it scatters.
+    """
+    if module.tp_group.size() == 1:
+        found = _looked_up(module, ids)
+        return found.transpose(0, 1).contiguous() if module.reduce_scatter_embeddings else found
+    mine = (ids >= module.vocab_start_index) & (ids < module.vocab_end_index)
+    found = _looked_up(module, (ids - module.vocab_start_index) * mine)
+    found = found * mine.unsqueeze(-1)
+    if not module.reduce_scatter_embeddings:
+        summed: Tensor = reduce_from_tensor_model_parallel_region(found, group=module.tp_group)
+        return summed
+    result: Tensor = ScatteredRows.apply(found.transpose(0, 1), rows)
+    return result
+
+
+def _looked_up(module: Any, ids: Tensor) -> Tensor:
+    if module.deterministic_mode:
+        found: Tensor = module.weight[ids]
+        return found
+    return F.embedding(ids, module.weight)
+
+
+def look_up_without_masks(
+    session: Session,
+    owner: str,
+    model: Sequence[torch.nn.Module],
+    group: ProcessGroup,
+    sequence: Partition | None,
+) -> None:
+    """Let the embeddings of these chunks look ids up by `embedded`.
+
+    Args:
+        session: records the changes.
+        owner: name of the feature.
+        model: the chunks.
+        group: ranks that share the vocabulary.
+        sequence: parts in which ranks hold a sequence, where they are not equal.
+    """
+    rows = Rows(group, sequence)
+    for chunk in model:
+        for module in chunk.modules():
+            if isinstance(module, VocabParallelEmbedding):
+                session.instances.set(owner, module, "forward", partial(embedded, module, rows=rows))

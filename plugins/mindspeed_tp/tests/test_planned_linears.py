@@ -1,0 +1,133 @@
+"""Planned linears equal megatron-core's: bit for bit where nothing is reordered."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from linear_cases import Case, both, called, chunked, in_session, linear
+
+from mindspeed_core.instruments.communication import count_communication
+from mindspeed_core.testing import run_world
+from mindspeed_tp.plan import DELAYED, LinearPlan
+
+CASES = {
+    "-".join(("row" if row else "column", *["sp"] * sp, *["bias"] * bias, *["skip"] * skip)): Case(
+        row=row, sp=sp, bias=bias, skip_bias_add=skip
+    )
+    for row, sp, bias, skip in product((False, True), (False, True), (False, True), (False, True))
+}
+CASES |= {
+    f"{kind}-{name}": replace(case, **change)
+    for name, case in (("column", Case(sp=True)), ("row", Case(row=True, sp=True)))
+    for kind, change in {
+        "frozen": {"frozen": True, "bias": False},
+        "in-place": {"accumulate": True},
+        "bf16-in-place": {"accumulate": True, "dtype": torch.bfloat16},
+        "expert": {"expert": True, "bias": False},
+    }.items()
+}
+PARTS = {
+    f"{name}-{executor}-{parts}": (replace(case, plan=chunked(parts, executor)))
+    for name, case in (
+        ("column", Case(sp=True)),
+        ("row", Case(row=True, sp=True)),
+        ("row-summed", Case(row=True)),
+    )
+    for executor, parts in (("parts", 1), ("parts", 2), ("parts", 4), ("parts", 8), ("ring", 1), ("fused", 1))
+}
+
+
+def compared(ranks):
+    def work():
+        found = {name: both(case) for name, case in (CASES | PARTS).items()}
+        delayed, plain = Case(sp=True, plan=LinearPlan(weight_gradient=DELAYED)), Case(sp=True)
+        later, now = linear(delayed, True), linear(plain, True)
+        told = []
+        later.register_wgrad_accumulation_and_reduce_hooks(lambda: told.append(later.weight.grad.clone()))
+        second = called(delayed, later, calls=2)
+        nothing_yet = later.weight.grad is None
+        later.backward_dw()
+        later.backward_dw()
+        later.backward_dw()
+        found["delayed"] = (called(plain, now, calls=2), replace(second, dw=later.weight.grad))
+        return found, nothing_yet, len(told)
+
+    return in_session(work, ranks)
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4])
+def world(request):
+    return run_world(compared, request.param, request.param)
+
+
+def same(one, other):
+    return (one is None and other is None) or torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", [*CASES, "delayed"])
+def test_a_direct_linear_is_megatron_cores_to_the_bit(world, name):
+    for found, _, _ in world:
+        theirs, ours = found[name]
+        for field in ("output", "dx", "dw", "db"):
+            assert same(getattr(theirs, field), getattr(ours, field)), field
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_products_in_parts_equal_it_and_learn_the_same_weights_to_the_bit(world, name):
+    for found, _, _ in world:
+        theirs, ours = found[name]
+        torch.testing.assert_close(ours.output, theirs.output, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ours.dx, theirs.dx, rtol=1e-5, atol=1e-5)
+        assert same(theirs.dw, ours.dw)
+        assert same(theirs.db, ours.db)
+
+
+def test_a_delayed_gradient_exists_when_it_is_asked_for_and_its_hook_runs_once_for_each(world):
+    for _, nothing_yet, told in world:
+        assert nothing_yet
+        assert told == 2
+
+
+def counted(parts):
+    """Count how many collectives of a call are under way while each of its products runs."""
+
+    def work():
+        flying = {}
+        for name, case in (
+            ("column", Case(sp=True, bias=False)),
+            ("row", Case(row=True, sp=True, bias=False)),
+            ("summed", Case(row=True, bias=False)),
+        ):
+            module = linear(replace(case, plan=chunked(parts)), True)
+            with count_communication(computation=True) as log:
+                called(case, module)
+            meanwhile = [call.meanwhile for call in log.calls]
+            flying[name] = sum(done is not None and done.flops > 0 for done in meanwhile), len(log.calls)
+        frozen = linear(Case(sp=True, frozen=True, plan=chunked(parts)), True)
+        with count_communication() as log:
+            called(Case(sp=True, frozen=True), frozen)
+        flying["frozen"] = [call.operation for call in log.calls]
+        flying["order"] = [(call.operation, call.tensor_bytes) for call in log.calls]
+        return flying
+
+    return in_session(work, 2)
+
+
+@pytest.mark.parametrize("parts", [2, 4, 8])
+def test_all_but_one_collective_of_a_product_in_parts_hide_behind_products(parts):
+    found = run_world(counted, 2, parts)
+    for flying in found:
+        hidden, calls = flying["column"]
+        # Backward gathers the input beside one product and scatters beside another.
+        assert (hidden - 2, calls - 2) == (parts - 1, parts)
+        hidden, calls = flying["row"]
+        assert (hidden, calls) == (2 * (parts - 1), 2 * parts)
+        hidden, calls = flying["summed"]
+        assert (hidden, calls) == (parts - 1, parts)
+    assert found[0]["order"] == found[1]["order"]
+
+
+def test_a_frozen_weight_costs_no_gather_of_its_input_in_backward():
+    for flying in run_world(counted, 2, 1):
+        assert flying["frozen"] == ["all_gather_into_tensor", "reduce_scatter_tensor"]
