@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megatron.core.transformer.transformer_block import TransformerBlock
 
@@ -12,13 +12,18 @@ from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_memory.patterns import Pattern, outermost
 
+if TYPE_CHECKING:
+    from mindspeed_core.session import Session
 
-def planned_modules(chunks: Sequence[Any], flag: str, patterns: Sequence[str]) -> list[Any]:
+
+def planned_modules(session: Session, chunks: Sequence[Any], flag: str, patterns: Sequence[str]) -> list[Any]:
     """Return the modules of this rank whose names match, without those inside of another one.
 
-    Collective over all ranks: a stage of a pipeline holds a part of the names.
+    Collective over all ranks: a stage of a pipeline holds a part of the names. In a dry run the others do not
+    exist, and nothing is refused.
 
     Args:
+        session: the open session.
         chunks: the model chunks of the rank.
         flag: that gave the patterns.
         patterns: see `Pattern`.
@@ -32,7 +37,7 @@ def planned_modules(chunks: Sequence[Any], flag: str, patterns: Sequence[str]) -
     mine = [any(pattern.matches(name) for name in names) for pattern in wanted]
     found = all_gather_values(mine)
     for index, pattern in enumerate(wanted):
-        if not any(rank[index] for rank in found):
+        if not session.platform.dry_run and not any(rank[index] for rank in found):
             raise UserError(f"{flag} {pattern.text} matches no module; there are {_kinds(names)}")
     chosen = []
     for chunk in modules:

@@ -61,7 +61,7 @@ class RecomputePlan(Feature):
         from mindspeed_memory.planned_modules import planned_modules
         from mindspeed_memory.recompute.modules import checkpointed
 
-        for module in planned_modules(chunks, _RECOMPUTE, args.recompute_plan):
+        for module in planned_modules(session, chunks, _RECOMPUTE, args.recompute_plan):
             session.instances.set(self.name, module, "forward", checkpointed(module))
         return chunks
 
@@ -97,7 +97,7 @@ class SwapPlan(SwappingFeature):
         from mindspeed_memory.planned_modules import planned_modules
 
         engine = self._start_engine(session, args)
-        for module in planned_modules(chunks, _SWAP, args.swap_activation_plan):
+        for module in planned_modules(session, chunks, _SWAP, args.swap_activation_plan):
             session.instances.set(self.name, module, "forward", engine.scope(module.forward))
         return chunks
 
