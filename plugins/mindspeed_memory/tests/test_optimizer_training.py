@@ -1,4 +1,4 @@
-"""What could train wrongly in silence: mixed dtypes, overflow, NaNs, weights from outside, a closed session."""
+"""What could train wrongly in silence: mixed dtypes, overflow, NaNs, foreign weights, a closed session."""
 
 from __future__ import annotations
 
