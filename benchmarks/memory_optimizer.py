@@ -223,11 +223,11 @@ def published(models: Sequence[str]) -> dict[str, Any]:
 
 
 TIMED = (
-    *("--num-layers", "4", "--hidden-size", "512", "--num-attention-heads", "8", "--seq-length", "512"),
-    *("--max-position-embeddings", "512", "--vocab-size", "16384", "--global-batch-size", "1"),
+    *("--num-layers", "4", "--hidden-size", "512", "--num-attention-heads", "8", "--seq-length", "128"),
+    *("--max-position-embeddings", "128", "--vocab-size", "16384", "--global-batch-size", "1"),
     *("--bf16", "--swiglu", "--normalization", "RMSNorm", "--disable-bias-linear"),
 )
-TOKENS, _TURNS, _STEPS = 16_384, 3, 6
+TOKENS, _TURNS, _STEPS = 16_384, 2, 4
 
 
 class Clock:
@@ -289,7 +289,7 @@ def split_masters() -> dict[str, Any]:
             before = best.get(name, found)
             best[name] = {**found, **{key: min(found[key], before[key]) for key in ("update", "rest")}}
     plain = best["plain"]
-    tokens = 512
+    tokens = 128
     for name, side in best.items():
         less = (plain["kept"] - side["kept"]) / plain["parameters"]
         extra = (side["update"] - plain["update"]) / (plain["rest"] / tokens * TOKENS + plain["update"])
