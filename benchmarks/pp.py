@@ -20,7 +20,8 @@ from typing import Any
 from machine import write
 
 from mindspeed_core.testing import run_world
-from mindspeed_pp.registry import Context, rule_named
+from mindspeed_pp.registry import rule_named
+from mindspeed_pp.rule import Context
 from mindspeed_pp.schedules import BUILT_IN
 from mindspeed_pp.simulator import Costs, simulate
 

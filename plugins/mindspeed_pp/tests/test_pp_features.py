@@ -17,7 +17,8 @@ from mindspeed_core.validation import check
 from mindspeed_pp.features import DECLARATIONS
 from mindspeed_pp.features.proofs import CHUNKS2, PP2, scheduled
 from mindspeed_pp.program import main
-from mindspeed_pp.registry import Context, rule_named
+from mindspeed_pp.registry import rule_named
+from mindspeed_pp.rule import Context
 from mindspeed_pp.stage_map import layers_of_stages, layout_text, parse_rows
 
 FEATURES = declared_features(DECLARATIONS)

@@ -11,7 +11,8 @@ from mindspeed_pp.channels import goes_up, look_ahead, stuck
 from mindspeed_pp.choice import shortest
 from mindspeed_pp.lint import lint
 from mindspeed_pp.placement import Placement, loop, vee
-from mindspeed_pp.registry import Context, rule_named
+from mindspeed_pp.registry import rule_named
+from mindspeed_pp.rule import Context
 from mindspeed_pp.schedule import made, parse_schedule
 from mindspeed_pp.schedules import BUILT_IN
 from mindspeed_pp.simulator import Costs, simulate

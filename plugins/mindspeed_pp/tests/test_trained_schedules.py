@@ -4,7 +4,7 @@ import pytest
 from random_schedules import random_schedule
 from trained import distance, flags_of, world
 
-from mindspeed_pp.registry import Context
+from mindspeed_pp.rule import Context
 from mindspeed_pp.schedules import BUILT_IN
 from mindspeed_pp.simulator import simulate
 

@@ -13,7 +13,8 @@ from mindspeed_core.testing.verify import verify
 from mindspeed_pp.choice import compared
 from mindspeed_pp.lint import lint
 from mindspeed_pp.program import main
-from mindspeed_pp.registry import Context, rules
+from mindspeed_pp.registry import rules
+from mindspeed_pp.rule import Context
 from mindspeed_pp.simulator import Costs
 
 EAGER, PLAIN = (lambda name=name: rules()[name] for name in ("eager-1f1b", "1f1b"))

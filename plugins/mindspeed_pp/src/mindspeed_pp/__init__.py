@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mindspeed_pp.actions import A, Action, B, D, F, G, O, R, W
 from mindspeed_pp.placement import Placement, loop, vee
-from mindspeed_pp.registry import Context, schedule
+from mindspeed_pp.rule import Context, schedule
 from mindspeed_pp.schedule import Schedule
 
 __version__ = "0.1.0"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
-from mindspeed_pp.registry import Context, Rule, rule_named
+from mindspeed_pp.registry import rule_named
+from mindspeed_pp.rule import Context, Rule
 from mindspeed_pp.simulator import Costs, Course, simulate
 
 Times = tuple[float, float, float]

@@ -8,5 +8,5 @@ SCHEDULES = ExtensionPoint(
     name="pp.schedules",
     group="mindspeed_pp.schedules",
     summary="pipeline schedules: functions with the decorator mindspeed_pp.schedule",
-    check="mindspeed_pp.registry:check_rule",
+    check="mindspeed_pp.rule:check_rule",
 )

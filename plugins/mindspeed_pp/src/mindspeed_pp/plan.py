@@ -13,7 +13,8 @@ from mindspeed_core.errors import UserError
 from mindspeed_pp.choice import Times, shortest
 from mindspeed_pp.lint import lint
 from mindspeed_pp.placement import Placement
-from mindspeed_pp.registry import Context, Rule, rule_named
+from mindspeed_pp.registry import rule_named
+from mindspeed_pp.rule import Context, Rule
 from mindspeed_pp.schedule import Schedule, parse_schedule, schedule_text
 from mindspeed_pp.schedules.dual_pipe_v import DETACHED
 from mindspeed_pp.simulator import Costs

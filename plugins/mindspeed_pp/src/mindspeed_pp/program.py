@@ -118,7 +118,8 @@ def show(
 
 
 def _found(name: str, ranks: int, chunks: int, microbatches: int, times: tuple[float, float, float]) -> Any:
-    from mindspeed_pp.registry import Context, rule_named
+    from mindspeed_pp.registry import rule_named
+    from mindspeed_pp.rule import Context
     from mindspeed_pp.schedule import read_schedule
 
     if Path(name).is_file():

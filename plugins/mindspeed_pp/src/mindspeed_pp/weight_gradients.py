@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 
 ROLES = (
     *("qkv", "q", "kv", "proj", "fc1", "fc2"),
-    *("q_proj", "q_down_proj", "q_up_proj", "kv_down_proj", "kv_up_proj"),
+    *("q_proj", "q_up_proj", "kv_up_proj"),
 )
-"""Linears of dense layers, of latent and cross attention, and of experts that are computed one by one."""
+"""Linears of dense layers, of latent and cross attention, and of experts that are computed one by one.
+
+megatron-core builds the compressing linears of latent attention only of classes of its own.
+"""
 
 Key = tuple[int, int]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from mindspeed_pp.actions import A, Action, B, F, O, W
 from mindspeed_pp.placement import vee
-from mindspeed_pp.registry import Context, schedule
+from mindspeed_pp.rule import Context, schedule
 
 DETACHED = "dw_detach"
 """Option: the last backward passes leave their weight gradients to the end."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mindspeed_pp.actions import A, Action, D, F
-from mindspeed_pp.registry import Context, schedule
+from mindspeed_pp.rule import Context, schedule
 from mindspeed_pp.schedules.interleaved import interleaved
 
 

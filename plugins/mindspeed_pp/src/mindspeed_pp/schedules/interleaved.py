@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from mindspeed_pp.actions import A, Action, B, F, W
-from mindspeed_pp.registry import Context, schedule
+from mindspeed_pp.rule import Context, schedule
 
 
 def rounds(c: Context) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mindspeed_pp.actions import Action
 from mindspeed_pp.placement import vee
-from mindspeed_pp.registry import Context, schedule
+from mindspeed_pp.rule import Context, schedule
 
 _KINDS = (("B", 0), ("B", 1), ("F", 1), ("F", 0), ("W", 1), ("W", 0))
 

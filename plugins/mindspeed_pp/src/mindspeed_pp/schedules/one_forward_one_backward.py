@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mindspeed_pp.actions import A, Action, F
-from mindspeed_pp.registry import Context, schedule
+from mindspeed_pp.rule import Context, schedule
 
 
 @schedule("1f1b", summary="one forward, one backward pass by turns, as megatron-core without interleaving")

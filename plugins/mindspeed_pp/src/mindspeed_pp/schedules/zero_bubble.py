@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mindspeed_pp.actions import Action, B, F, W
-from mindspeed_pp.registry import Context, schedule
+from mindspeed_pp.rule import Context, schedule
 from mindspeed_pp.schedules.interleaved import rounds
 
 

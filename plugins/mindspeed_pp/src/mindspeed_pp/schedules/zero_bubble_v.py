@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from mindspeed_pp.actions import Action
 from mindspeed_pp.placement import vee
-from mindspeed_pp.registry import Context, schedule
+from mindspeed_pp.rule import Context, schedule
 
 
 @schedule("zbv", chunks=2, splits=True, place=lambda p, v: vee(p))
