@@ -154,10 +154,12 @@ COC_PROOFS = (
     resumed((*COC, "4"), *TP2, *SP, *BOTH_OVERLAPS),
 )
 _MC2 = ("--use-ascend-mc2",)
+_WIDE = (*MODEL, "--hidden-size", "512", "--ffn-hidden-size", "512", "--num-layers", "1")
 MC2_PROOFS = (
     as_without("tp2-sp", _MC2, *TP2, *SP, gains=AS_MUCH_SENT),
     as_without("tp2", _MC2, *TP2),
-    as_without("bf16", _MC2, *TP2, *SP, "--bf16"),
+    # Kernels sum over 256 elements and more, and round the sum of all ranks once.
+    as_without("bf16", _MC2, *TP2, *SP, "--bf16", model=_WIDE, tolerance=3e-2),
     as_on_one("one-process", _MC2, *TP2, *SP, *BOTH_OVERLAPS),
     resumed(_MC2, *TP2, *SP, *BOTH_OVERLAPS),
 )
