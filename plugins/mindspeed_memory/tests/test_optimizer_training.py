@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""What could train wrongly in silence: mixed dtypes, overflow, NaNs, weights from outside, closed sessions."""
-=======
 """What could train wrongly in silence: mixed dtypes, overflow, NaNs, foreign weights, a closed session."""
->>>>>>> mem-optim
 
 from __future__ import annotations
 
