@@ -7,31 +7,26 @@ host and device apart there.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
     from mindspeed_core.instruments.storage import StorageTracker
-    from mindspeed_core.session import Session
+    from mindspeed_core.platforms.platform import Platform
+    from mindspeed_core.runtime.instance_patches import Instances
 
 
-def mark_host_buffers(session: Session, storage: StorageTracker) -> None:
-    """Tell a tracker of every buffer that the platform gives from now on, until the session closes.
+def mark_host_buffers(platform: Platform, instances: Instances, storage: StorageTracker) -> None:
+    """Tell a tracker of every buffer that a platform gives from now on, until the session closes.
 
     Args:
-        session: whose platform it is.
+        platform: the session's.
+        instances: the session's changes of instances, which end with it.
         storage: counts them as the host's, also where the device is the host.
     """
-    original = session.platform.pinned_empty
-
-    def pinned_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        buffer = original(shape, dtype)
-        storage.mark_host(buffer)
-        return buffer
-
-    session.instances.set("host buffers", session.platform, "pinned_empty", pinned_empty)
+    _follow(platform, instances, storage.mark_host)
 
 
 class HostBuffers:
@@ -42,20 +37,27 @@ class HostBuffers:
         made: how many buffers were made.
     """
 
-    def __init__(self, session: Session) -> None:
-        """Follow the buffers from now on, until the session closes."""
+    def __init__(self, platform: Platform, instances: Instances) -> None:
+        """Follow the buffers of a session's platform from now on, until its changes of instances end."""
         self.alive = self.made = 0
-        original = session.platform.pinned_empty
+        _follow(platform, instances, self._count)
 
-        def pinned_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-            buffer = original(shape, dtype)
-            storage = buffer.untyped_storage()
-            self.alive += storage.nbytes()
-            self.made += 1
-            weakref.finalize(storage, self._freed, storage.nbytes())
-            return buffer
-
-        session.instances.set("host buffers", session.platform, "pinned_empty", pinned_empty)
+    def _count(self, buffer: torch.Tensor) -> None:
+        storage = buffer.untyped_storage()
+        self.alive += storage.nbytes()
+        self.made += 1
+        weakref.finalize(storage, self._freed, storage.nbytes())
 
     def _freed(self, amount: int) -> None:
         self.alive -= amount
+
+
+def _follow(platform: Platform, instances: Instances, seen: Callable[[torch.Tensor], None]) -> None:
+    original = platform.pinned_empty
+
+    def pinned_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        buffer = original(shape, dtype)
+        seen(buffer)
+        return buffer
+
+    instances.set("host buffers", platform, "pinned_empty", pinned_empty)

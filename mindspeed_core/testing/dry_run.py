@@ -93,7 +93,7 @@ class FollowedRun:
         else:
             from mindspeed_core.instruments.host_buffers import mark_host_buffers
 
-            mark_host_buffers(session, self._storage)
+            mark_host_buffers(session.platform, session.instances, self._storage)
         assert self._log is not None
         self._first = len(self._log.calls)
         result: Done = yield  # type: ignore[assignment]
@@ -229,7 +229,7 @@ def measure_rank(request: MeasureRequest) -> MeasuredRank:
                 request.flags, platform=request.platform, extra_plugins=(StoragePhases(storage),), **options
             )
             stack.enter_context(session)
-            mark_host_buffers(session, storage)
+            mark_host_buffers(session.platform, session.instances, storage)
             session.ledger.apply([_ROUTING], owner="dry run")
             stack.enter_context(released_when_waited())
             log = stack.enter_context(count_communication(objects=True))

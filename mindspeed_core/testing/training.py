@@ -220,7 +220,7 @@ def train_rank(request: SideRequest) -> RankRecord:
         host=DEFAULT_HOST,
     )
     try:
-        buffers = HostBuffers(session)
+        buffers = HostBuffers(session.platform, session.instances)
         run = loop.setup(session)
         if request.initial is not None:
             load_canonical(run, request.initial, may_lack=request.extra_parameters)
