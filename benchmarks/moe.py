@@ -178,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         first = next(iter(sides.values()), None)
         sides[name] = trained(flags, first.initial if first else None)
     rows = {}
-    print(f"{'':<32}{'peak':>12}{'ratio':>8}{'calls':>8}{'bytes sent':>14}  losses")
+    print(f"{'':<40}{'peak':>12}{'ratio':>8}{'calls':>8}{'bytes sent':>14}  losses")
     for name, side in sides.items():
         reference = sides[REFERENCES[name]]
         peak = side.measures["peak_bytes"]
@@ -187,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         same = side.losses["lm loss"] == reference.losses["lm loss"]
         rows[name] = {"peak_bytes": peak, "ratio": ratio, "calls": calls, "sent": sent, "same_bits": same}
         bits = "the same bits" if same else "other bits"
-        print(f"{name:<32}{peak:>12,.0f}{ratio:>8.3f}{calls:>8}{sent:>14,.0f}  {bits}")
+        print(f"{name:<40}{peak:>12,.0f}{ratio:>8.3f}{calls:>8}{sent:>14,.0f}  {bits}")
     plain = rows["alltoall, overlapped"]["peak_bytes"]
     whole = plain - rows["alltoall, overlapped, layer recomputed"]["peak_bytes"]
     seconds = step_seconds(options.turns, options.steps)
