@@ -154,13 +154,13 @@ _TIMED = (
 _TURNS, _STEPS = 3, 8
 
 
-def step_seconds() -> dict[str, float]:
+def step_seconds(turns: int, steps: int) -> dict[str, float]:
     """Return the shortest of the median step times of several turns, by side."""
     found = {name: float("inf") for name in _TIMED}
-    for _ in range(_TURNS):
+    for _ in range(turns):
         for name in _TIMED:
             side = train_side(
-                (*MODEL, *SIDES[name]), RANKS, 1, gradients=False, timed_steps=_STEPS, platform="cpu"
+                (*MODEL, *SIDES[name]), RANKS, 1, gradients=False, timed_steps=steps, platform="cpu"
             )
             found[name] = min(found[name], side.measures["step_seconds"])
     return found
@@ -170,13 +170,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Count and time, print a table, and write the numbers where that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="keep the numbers in benchmarks/results")
+    parser.add_argument("--turns", type=int, default=_TURNS, help="timed trainings of each side")
+    parser.add_argument("--steps", type=int, default=_STEPS, help="timed steps of each training")
     options = parser.parse_args(argv)
     sides: dict[str, SideResult] = {}
     for name, flags in SIDES.items():
         first = next(iter(sides.values()), None)
         sides[name] = trained(flags, first.initial if first else None)
     rows = {}
-    print(f"{'':<32}{'peak':>12}{'ratio':>8}{'calls':>8}{'bytes sent':>14}  losses")
+    print(f"{'':<40}{'peak':>12}{'ratio':>8}{'calls':>8}{'bytes sent':>14}  losses")
     for name, side in sides.items():
         reference = sides[REFERENCES[name]]
         peak = side.measures["peak_bytes"]
@@ -185,10 +187,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         same = side.losses["lm loss"] == reference.losses["lm loss"]
         rows[name] = {"peak_bytes": peak, "ratio": ratio, "calls": calls, "sent": sent, "same_bits": same}
         bits = "the same bits" if same else "other bits"
-        print(f"{name:<32}{peak:>12,.0f}{ratio:>8.3f}{calls:>8}{sent:>14,.0f}  {bits}")
+        print(f"{name:<40}{peak:>12,.0f}{ratio:>8.3f}{calls:>8}{sent:>14,.0f}  {bits}")
     plain = rows["alltoall, overlapped"]["peak_bytes"]
     whole = plain - rows["alltoall, overlapped, layer recomputed"]["peak_bytes"]
-    seconds = step_seconds()
+    seconds = step_seconds(options.turns, options.steps)
     shares = {}
     for level in ("level0", "level1"):
         name = f"alltoall, overlapped, {level}"

@@ -47,7 +47,6 @@ def routed(maps, original):
 
 def train_plans(folder):
     from megatron.core.transformer.moe.router import TopKRouter
-    from recorded_steps import recorded
 
     from mindspeed_core.hosts.standalone import loop
 
@@ -65,10 +64,16 @@ def train_plans(folder):
             calls = [(call.group, call.operation, call.sent_bytes) for call in log.calls]
             loop.teardown(session)
         found[name] = calls, maps
-    for name in ("flat", "dedup", "gather"):
-        crowded = (*ONE_CALL, *PLANS[name], "--use-distributed-optimizer")
-        found[f"crowded {name}"] = recorded(crowded, steps=2, crowded=True)
     return found
+
+
+def train_crowded():
+    from recorded_steps import recorded
+
+    return {
+        name: recorded((*ONE_CALL, *PLANS[name], "--use-distributed-optimizer"), steps=2, crowded=True)
+        for name in ("flat", "dedup", "gather")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -157,11 +162,12 @@ def test_expected_bytes_of_gathered_rows_are_those_that_are_sent(ranks):
     assert forward == sent(ranks, "gather", 0, "moe.hop.1", "all_gather_into_tensor") - 32 * row
 
 
-def test_a_rank_without_rows_takes_part_and_trains_the_same(ranks):
-    for rank in ranks:
-        flat = rank["crowded flat"]
+@pytest.mark.thorough
+def test_a_rank_without_rows_takes_part_and_trains_the_same():
+    for rank in run_world(train_crowded, RANKS):
+        flat = rank["flat"]
         for name in ("dedup", "gather"):
-            ours = rank[f"crowded {name}"]
+            ours = rank[name]
             assert ours.losses == pytest.approx(flat.losses, rel=1e-5)
             for parameter, value in ours.parameters.items():
                 torch.testing.assert_close(value, flat.parameters[parameter], rtol=1e-4, atol=1e-5)

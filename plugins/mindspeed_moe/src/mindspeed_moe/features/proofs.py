@@ -178,8 +178,8 @@ SHARED_PROOFS = (
 )
 _SEQ = ("--moe-token-dispatcher-type", "alltoall_seq")
 SEQUENTIAL_DISPATCHER_PROOFS = (
-    as_without("tp2-ep2", *TP2, ranks=4, flags=_SEQ),
     as_without("overlapped", *_BOTH_OVERLAPS, flags=(*OVERLAP, *_SEQ)),
+    as_without("tp2-ep2", *TP2, ranks=4, flags=_SEQ),
     _resumed(*_SEQ),
 )
 _GROUPS = ("--num-experts", "8", "--moe-router-num-groups", "4", "--moe-router-group-topk", "2")
