@@ -180,7 +180,7 @@ def test_sections_that_find_no_time_are_named(run, fake, monkeypatch, tmp_path, 
         "attention",
         *(
             pytest.param(name, marks=pytest.mark.thorough)
-            for name in ("platform", "training", "kernels", "features", "nccl")
+            for name in ("platform", "training", "kernels", "plan", "features", "nccl")
         ),
     ],
 )
