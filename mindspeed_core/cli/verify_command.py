@@ -89,7 +89,7 @@ def command(
 def _prove(
     features: list[type[Feature]], platform: str, kinds: frozenset[str], left_out: list[str], *, fake: bool
 ) -> Iterator[Verdict]:
-    from mindspeed_core.testing.dry_run import verify_dry_run
+    from mindspeed_core.testing.dry_run import verify_dry_run, why_not_dry
     from mindspeed_core.testing.verify import Verdict, verify
 
     for feature in features:
@@ -99,11 +99,13 @@ def _prove(
             )
             yield Verdict(feature.name, "-", passed=False, tolerance=0.0, error=reason)
         for scenario in feature.verify:
-            if kinds & {*(scenario.platforms or feature.platforms)}:
+            there = kinds & {*(scenario.platforms or feature.platforms)}
+            reason = f"not for platform {platform}" if not there else why_not_dry(scenario) if fake else ""
+            if reason:
+                left_out.append(f"{feature.name} / {scenario.name} ({reason})")
+            else:
                 prove = verify_dry_run if fake else partial(verify, platform=platform)
                 yield prove(feature, scenario)
-            else:
-                left_out.append(f"{feature.name} / {scenario.name}")
 
 
 def _print(verdicts: list[Verdict], left_out: list[str], platform: str) -> None:
@@ -128,6 +130,6 @@ def _print(verdicts: list[Verdict], left_out: list[str], platform: str) -> None:
         if not verdict.passed:
             click.echo(f"\n{verdict}")
     if left_out:
-        click.echo(f"\nnot for platform {platform}: {', '.join(left_out)}")
+        click.echo("\nleft out: " + "; ".join(left_out))
     if not verdicts:
         click.echo("nothing was proved")

@@ -351,6 +351,37 @@ def _is_dry(platform: str) -> bool:
     return Registry.discover().platform(platform).dry_run
 
 
+def why_not_dry(scenario: Scenario, *, declarations: Sequence[str] = ()) -> str:
+    """Return why nothing can be said of a scenario without its data; empty where a dry run can be right.
+
+    Args:
+        scenario: one of a feature's ``verify``.
+        declarations: ``"module:Name"`` of declarations to use instead of what is installed.
+    """
+    from mindspeed_core.activation import prepare
+    from mindspeed_core.errors import UserError
+    from mindspeed_core.registry import Registry
+
+    registry = _registry(declarations) or Registry.discover()
+    try:
+        with flags_with_files(scenario.flags, scenario.files) as filled:
+            flags = training_flags(filled, _STEPS + 1, registry)
+            session = prepare(flags, host=DEFAULT_HOST, platform="fake", registry=registry)
+    except UserError:
+        # The dry run says what is wrong.
+        return ""
+    by_data = [name for name in session.plan.names if registry.features[name].cls.fake_tensors is False]
+    if by_data:
+        return f"{', '.join(by_data)}: what is computed depends on data"
+    args = session.args
+    for name in ("reset_attention_mask", "reset_position_ids"):
+        if getattr(args, name, False):
+            return f"--{name.replace('_', '-')}: documents end where the data says"
+    if args.variable_seq_lengths and args.pipeline_model_parallel_size > 1:
+        return "--variable-seq-lengths: pipeline stages exchange lengths, which depend on data"
+    return ""
+
+
 def _registry(declarations: Sequence[str]) -> Registry | None:
     if not declarations:
         return None

@@ -54,7 +54,7 @@ def test_named_features_are_proved_on_the_chosen_platform(features, proofs):
 
     assert result.exit_code == 0, result.output
     assert proofs.run == [("thing-a", "same", "cpu")]
-    assert "not for platform cpu: thing-a / npu-only" in result.output
+    assert "left out: thing-a / npu-only (not for platform cpu)" in result.output
 
 
 @pytest.mark.usefixtures("things", "proofs")
@@ -119,7 +119,18 @@ def test_json_carries_every_verdict(features, proofs):
 
     assert found["ok"] is False
     assert [(v["feature"], v["passed"]) for v in found["verdicts"]] == [("thing-a", True), ("thing-b", False)]
-    assert found["left_out"] == ["thing-a / npu-only", "thing-b / npu-only"]
+    assert found["left_out"] == [f"thing-{name} / npu-only (not for platform cpu)" for name in "ab"]
+
+
+@pytest.mark.usefixtures("proofs")
+def test_a_dry_run_leaves_out_what_depends_on_data_and_says_so(features, install):
+    proof = 'fake_tensors = False\nverify = (Scenario("same", flags=("--thing-a",)),)'
+    install("pack-a", feature_source("thing-a", proof))
+
+    result = features("verify", "thing-a", "--fake")
+
+    assert "left out: thing-a / same (thing-a: what is computed depends on data)" in result.output
+    assert result.exit_code == 1
 
 
 @pytest.mark.parametrize("arguments", [(), ("thing-a", "--all")])

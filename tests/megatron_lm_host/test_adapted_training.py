@@ -364,7 +364,7 @@ def test_changed_tensors_are_refused_under_interleaving():
 def train_interleaved():
     fake.adapt(fake.Wider)
     flags = ("--pipeline-model-parallel-size", "2", "--untie-embeddings-and-output-weights")
-    return fake.run_script(*LOCAL, *flags, "--wider")
+    return fake.run_script(*LOCAL, *flags, "--num-layers", "4", "--wider")
 
 
 def test_tensor_parallel_ranks_train_with_sequence_parallelism():

@@ -167,7 +167,7 @@ def test_a_file_for_other_sizes_is_refused(tmp_path):
     )
     path.write_text(rule_named("1f1b").schedule(Context(2, 1, 4)).text())
     assert "is written for 4 micro-batches, the batch has 8" in problems(
-        *PP2, "--pipeline-schedule-file", str(path)
+        *PP2, "--pipeline-schedule-file", str(path), world_size=2
     )
 
 

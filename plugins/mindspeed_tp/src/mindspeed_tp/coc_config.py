@@ -21,7 +21,6 @@ class CoCConfigError(ValueError):
     """The file cannot be used; the message says which entry, and why."""
 
 
-@lru_cache(maxsize=8)
 def shapes_of(path: str | None) -> tuple[tuple[Shape, int], ...]:
     """Read ``{"[m, k, n]": parts}``: rows of all ranks, summed width, width of the result.
 
@@ -34,9 +33,16 @@ def shapes_of(path: str | None) -> tuple[tuple[Shape, int], ...]:
     if path is None:
         return ()
     try:
-        table = json.loads(Path(path).read_text(encoding="utf-8"))
+        return _shapes_in(Path(path).read_text(encoding="utf-8"))
+    except CoCConfigError:
+        raise
     except (OSError, ValueError) as error:
         raise CoCConfigError(f"cannot be read ({error}); give a JSON file like {{'[m, k, n]': 4}}") from error
+
+
+@lru_cache(maxsize=8)
+def _shapes_in(text: str) -> tuple[tuple[Shape, int], ...]:
+    table = json.loads(text)
     if not isinstance(table, Mapping):
         raise CoCConfigError("holds no object; write shapes and numbers of parts, {'[m, k, n]': 4}")
     return tuple(_entries(table))
