@@ -126,7 +126,7 @@ STARTUPS = (
 
 _FROM_SCRIPT = "pretrain takes it from the script"
 ARGUMENTS = (
-    _by(ARGUMENT, "model_provider", "build_model_chunk", _FROM_SCRIPT),
+    _by(ARGUMENT, "model_provider", "build_model_chunk place_chunks", _FROM_SCRIPT),
     _by(
         ARGUMENT,
         "model_provider",
@@ -170,7 +170,7 @@ ARGUMENTS = (
     _by(
         GLOBAL,
         "is_first_or_last_pipeline_stage",
-        "batch_fields",
+        "batch_fields place_chunks",
         "the script asks it which stages have samples",
     ),
     _by(
@@ -199,7 +199,7 @@ PATCHES = (
     _row(
         "megatron.core.parallel_state:initialize_model_parallel",
         "parallel:around_initialize_model_parallel",
-        "build_process_groups",
+        "build_process_groups process_group_options",
         "ranks are compared before it, groups of features follow it",
         platforms=ALWAYS,
     ),
