@@ -197,10 +197,7 @@ def test_attention_is_placed_before_the_grid_puts_its_exchanges_around_it():
     assert names.index("tp-2d") < names.index("flash-attn")
 
 
-ALWAYS = (
-    *("coc-one-process", "tp-2d-2x2", "tp-2d-resume", "unaligned-linear-tp3-sp"),
-    *("recompute-comm-as-without-recomputation", "unaligned-linear-resume"),
-)
+ALWAYS = ("tp-2d-2x2", "unaligned-linear-resume")
 
 
 @pytest.mark.parametrize(
