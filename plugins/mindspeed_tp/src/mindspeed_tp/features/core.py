@@ -17,7 +17,7 @@ class PlannedLinears(Feature):
     name = LINEARS
     family = "tp"
     summary = "Linears whose communication follows a plan; switched on by features that change it"
-    replaces_roles = ("qkv", "proj")
+    replaces_roles = ("qkv", "proj", "fc1", "fc2")
     docs = "mindspeed_tp:docs/tp-linear.md"
     places_modules = True
     fake_tensors = True

@@ -56,7 +56,10 @@ class TwoDimensional(Feature):
         ),
     )
     slots = ("tp-layout",)
-    replaces_roles = ("input_layernorm", "pre_mlp_layernorm", "final_layernorm")
+    replaces_roles = (
+        *("input_layernorm", "pre_mlp_layernorm", "final_layernorm"),
+        *("self_attn_bda", "mlp_bda"),
+    )
     docs = "mindspeed_tp:docs/tp-2d.md"
     modes = ("train",)
     places_modules = True
