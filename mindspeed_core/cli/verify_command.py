@@ -82,7 +82,7 @@ def command(
         }
         click.echo(json.dumps(report, indent=2))
     else:
-        _print(verdicts, left_out, chosen)
+        _print(verdicts, left_out)
     context.exit(0 if ok else EXIT_PROBLEMS)
 
 
@@ -108,7 +108,7 @@ def _prove(
                 yield prove(feature, scenario)
 
 
-def _print(verdicts: list[Verdict], left_out: list[str], platform: str) -> None:
+def _print(verdicts: list[Verdict], left_out: list[str]) -> None:
     from mindspeed_core.terminal.tables import print_table
 
     rows = [

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
+from mindspeed_core.feature import Conflict, Flag, Requirement, hookimpl
 from mindspeed_memory.features.compress_proofs import ACTIVATION_PROOFS, DENSE_PROOFS
+from mindspeed_memory.features.saving import SavingFeature
 from mindspeed_memory.features.swap import ENGINE_CONFLICTS, HOST_LIMIT
 from mindspeed_memory.saved.chosen_layers import chosen_layers
 
@@ -23,19 +24,14 @@ _COMPUTED_AGAIN = Conflict(
 )
 
 
-class _Compressing(Feature):
+class _Compressing(SavingFeature):
     """Common part of features whose engine compresses."""
 
-    family = "memory"
     stability = "prototype"
     requires = (_HALF_PRECISION,)
-    places_modules = True
     # How far numbers can be compressed depends on them.
     fake_tensors = False
-    deterministic = True
-    affects_checkpoint = False
 
-    _engine: Any = None
     _codec: Any = None
 
     @classmethod
@@ -53,21 +49,6 @@ class _Compressing(Feature):
         self._codec = Compressor(smallest=args.compress_min_elements, host=host)
         self._engine = SavedTensors(self._codec, min_bytes=1, depth=1 if on_host else 0)
         return self._engine
-
-    @hookimpl(wrapper=True)
-    def wrap_ddp(self) -> Generator[None, Any, Any]:
-        """Leave parameters as they are, in the buffers of data parallelism too."""
-        chunks = yield
-        self._engine.keep(parameter for chunk in chunks for parameter in chunk.parameters())
-        return chunks
-
-    @hookimpl(wrapper=True)
-    def forward_step(self) -> Generator[None, Any, Any]:
-        """Begin and end the pass of a micro-batch through a chunk."""
-        self._engine.begin()
-        result = yield
-        self._engine.end(result[0] if isinstance(result, tuple) else None)
-        return result
 
     @hookimpl(wrapper=True)
     def train_step(self, run: Any) -> Generator[None, Any, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any, ClassVar
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
+from mindspeed_core.feature import Conflict, Flag, Requirement, hookimpl
 from mindspeed_memory.features.recompute import per_rank
+from mindspeed_memory.features.saving import SavingFeature
 from mindspeed_memory.features.swap_proofs import ATTENTION_PROOFS, INPUT_PROOFS
 from mindspeed_memory.names import modules_of
 
@@ -38,18 +39,13 @@ ENGINE_CONFLICTS = (
 """Of the same."""
 
 
-class SwappingFeature(Feature):
-    """Common part of features with an engine of saved tensors."""
+class SwappingFeature(SavingFeature):
+    """Common part of features whose saved tensors wait on the host."""
 
-    family = "memory"
     slots = ("saved-tensors",)
     conflicts: ClassVar[Sequence[Conflict]] = ENGINE_CONFLICTS
-    places_modules = True
     fake_tensors = True
-    deterministic = True
-    affects_checkpoint = False
 
-    _engine: Any = None
     _copies: Any = None
 
     @classmethod
@@ -75,21 +71,6 @@ class SwappingFeature(Feature):
             self._copies, min_bytes=args.swap_min_bytes, depth=args.swap_prefetch_depth
         )
         return self._engine
-
-    @hookimpl(wrapper=True)
-    def wrap_ddp(self) -> Generator[None, Any, Any]:
-        """Leave parameters where they are, in the buffers of data parallelism too."""
-        chunks = yield
-        self._engine.keep(parameter for chunk in chunks for parameter in chunk.parameters())
-        return chunks
-
-    @hookimpl(wrapper=True)
-    def forward_step(self) -> Generator[None, Any, Any]:
-        """Begin and end the pass of a micro-batch through a chunk."""
-        self._engine.begin()
-        result = yield
-        self._engine.end(result[0] if isinstance(result, tuple) else None)
-        return result
 
     @hookimpl(wrapper=True)
     def train_step(self, run: Any) -> Generator[None, Any, Any]:
