@@ -44,7 +44,7 @@ ALWAYS = (
     *OVERLAP,
     *("--moe-permutation-async-comm", "--moe-permute-fusion", "--gemm-gradient-accumulation-fusion"),
 )
-"""What a training would switch on without a reason to hold it back."""
+"""Every flag that a training has no reason to leave out."""
 RECOMPUTED = ("--recompute-granularity", "selective", "--recompute-modules", "moe")
 SIDES = {
     "alltoall": ALL_TO_ALL,
