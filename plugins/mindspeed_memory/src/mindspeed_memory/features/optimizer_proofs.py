@@ -119,3 +119,7 @@ FRAGMENTATION_PROOFS = (
     as_without("dp2", *SHARDED, flags=("--memory-fragmentation",), gains=(Gain("step_peak_bytes", 1.0),)),
     resumed(("--memory-fragmentation",)),
 )
+REPORT_PROOFS = (
+    as_without("dp2", *SHARDED, flags=("--memory-report", "--memory-report-path", "runs/memory-report")),
+    resumed(("--memory-report", "--memory-report-path", "runs/memory-report")),
+)
