@@ -9,26 +9,12 @@ from typing import Any
 import torch
 
 from mindspeed_core.activation import activate
-from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone import loop
 from mindspeed_core.megatron.global_state import destroy_megatron_state
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.saved_state import saved_state
 
 STEPS = 8
-
-
-class FinalNormInFloat32:
-    """Makes parameters of one layer float32 before buffers are made of them."""
-
-    @hookimpl(wrapper=True)
-    def wrap_ddp(self, model: Any) -> Any:
-        for chunk in model:
-            for name, module in chunk.named_modules():
-                if name.endswith("final_layernorm"):
-                    module.float()
-                    module.register_forward_hook(lambda module, given, output: output.bfloat16())
-        return (yield)
 
 
 @contextmanager

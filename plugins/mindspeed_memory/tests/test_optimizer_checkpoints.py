@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from optimizer_runs import FinalNormInFloat32, differing, opened, optimizer_tensors, save, train
+from optimizer_runs import differing, opened, optimizer_tensors, save, train
 
 from mindspeed_core.testing.worlds import run_world
 
@@ -155,45 +155,3 @@ def test_one_process_reads_the_state_of_two(folder, names):
     found = run_world(read_alone, 1, folder, names, timeout=500)[0]
     assert {name: keys for name, (keys, _) in found.items()} == {name: [] for name in names}
     assert all(count in (2 * 16, 3 * 16) for _, count in found.values())
-
-
-MIXED = {
-    "split": (*HALF, *REUSE),
-    "swapped": (*SHARDED, *SWAP),
-    "virtual": (*SHARDED, "--virtual-optimizer", "0.0002"),
-    "compressed": (*SHARDED, "--compress-optimizer"),
-    "split, whole parameters": (*BF16, *REUSE),
-}
-
-
-def run_mixed(folder, names):
-    """Save and resume runs with float32 parameters among those of bfloat16, with the form and with AdamW."""
-    found = {}
-    for name in names:
-        flags, root = MIXED[name], f"{folder}/mixed {name}"
-        with opened(*flags, "--save", root, probes=[FinalNormInFloat32()]) as run:
-            train(run, 2)
-            save(run)
-            own, went_on = optimizer_tensors(run), train(run, 2)
-        with opened(*flags, "--load", root, probes=[FinalNormInFloat32()]) as run:
-            loaded, resumed = optimizer_tensors(run), train(run, 2)
-        plain = flags[: -len(REUSE)] if flags[-1] in REUSE else flags[: flags.index("--clip-grad") + 3]
-        with opened(*plain, "--load", root, probes=[FinalNormInFloat32()]) as run:
-            as_adam, adam_resumed = optimizer_tensors(run), train(run, 2)
-        found[name] = (went_on, resumed, adam_resumed), differing(own, loaded), differing(own, as_adam)
-    return found
-
-
-@pytest.fixture(scope="module")
-def mixed(folder, asked_for):
-    return run_world(run_mixed, 2, folder, [name for name in MIXED if name in asked_for("mix")], timeout=500)
-
-
-@pytest.mark.parametrize(
-    "mix", [pytest.param(name, marks=[pytest.mark.thorough] * (name != "split")) for name in MIXED]
-)
-def test_float32_parameters_among_others_are_saved_and_resumed(mixed, mix):
-    for rank in mixed:
-        went_on, resumed, adam_resumed = rank[mix][0]
-        assert str(resumed) == str(went_on) == str(adam_resumed)
-    assert mixed[0][mix][1:] == ([], [])

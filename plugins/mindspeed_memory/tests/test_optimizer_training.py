@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
-from optimizer_runs import FinalNormInFloat32, inner, opened, train
+from optimizer_runs import inner, opened, train
 
 from mindspeed_core.errors import SessionError
+from mindspeed_core.feature import hookimpl
 from mindspeed_core.testing.worlds import run_world
 
 SHARDED = ("--bf16", "--clip-grad", "0.5", "--use-distributed-optimizer")
@@ -37,6 +38,19 @@ CASES = {
         (*REUSE, "--virtual-optimizer", "0.0001"),
     ),
 }
+
+
+class FinalNormInFloat32:
+    """Makes parameters of one layer float32 before buffers are made of them."""
+
+    @hookimpl(wrapper=True)
+    def wrap_ddp(self, model):
+        for chunk in model:
+            for name, module in chunk.named_modules():
+                if name.endswith("final_layernorm"):
+                    module.float()
+                    module.register_forward_hook(lambda module, given, output: output.bfloat16())
+        return (yield)
 
 
 def change_weights(run, value=None):
