@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from mindspeed_pp.placement import Placement
 from mindspeed_pp.registry import rule_named
 from mindspeed_pp.rule import Context, Rule
 from mindspeed_pp.schedule import Schedule, parse_schedule, schedule_text
+from mindspeed_pp.schedules.chimera import DECOUPLED, chimera
 from mindspeed_pp.schedules.dual_pipe_v import DETACHED
 from mindspeed_pp.simulator import Costs
 from mindspeed_pp.transforms import greedy_weights, recomputed, waves
@@ -122,7 +123,10 @@ def asked_rule(args: Any) -> Rule | None:
         if name == FILE_FLAG:
             path = str(args.pipeline_schedule_file)
             return _rule_of_text(schedule_text(Path(path)), path)
-        return rule_named(_chosen(args) if name == AUTO else name)
+        rule = rule_named(_chosen(args) if name == AUTO else name)
+        if rule is chimera and getattr(args, "chimera_decouple_bw", False):
+            return replace(rule, splits=True)
+        return rule
     return None
 
 
@@ -205,10 +209,21 @@ def planned(args: Any) -> Plan | None:
     return Plan(
         rule,
         ranks=args.pipeline_model_parallel_size,
-        chunks=said_chunks(args) or rule.chunks or 1,
+        chunks=copies_of(args, rule) or said_chunks(args) or rule.chunks or 1,
         times=times_of(args),
         moves_weights=rule.splits and getattr(args, "pipeline_w_placement", None) == GREEDY,
         limit=getattr(args, "pipeline_memory_limit", None),
         recomputes=bool(getattr(args, "pipeline_recompute", False)),
-        options={DETACHED: bool(getattr(args, "dualpipev_dw_detach", False))},
+        options={
+            DETACHED: bool(getattr(args, "dualpipev_dw_detach", False)),
+            DECOUPLED: bool(getattr(args, "chimera_decouple_bw", False)),
+        },
     )
+
+
+def copies_of(args: Any, rule: Rule) -> int:
+    """Return how often the ranks hold the model, 0 for a schedule that holds it once."""
+    if rule.name != chimera.name:
+        return 0
+    said = getattr(args, "virtual_data_parallel_size", None)
+    return 2 if said is None else int(said)

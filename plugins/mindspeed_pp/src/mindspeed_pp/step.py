@@ -59,6 +59,11 @@ class IndexedBatches:
             self._seen.append(next(self._batches))
         return self._seen[at]
 
+    def finish(self, count: int) -> None:
+        """Read to the end of a step of ``count`` micro-batches, where any of it was read."""
+        if self._seen:
+            self.look(count - 1)
+
 
 @dataclass
 class Parts:
@@ -139,6 +144,9 @@ class Step:
                 self._do[part.op](self, part)
             self.p.mail.reap()
         self.p.mail.flush()
+        for batches in self.p.batches:
+            if batches is not None:
+                batches.finish(self.p.schedule.microbatches)
         if not self.p.forward_only:
             self._check_empty()
 
@@ -166,9 +174,10 @@ class Step:
     def _forward(self, action: Action) -> None:
         place = action.stage, action.microbatch
         stage, microbatch = place
-        ranks = self.p.schedule.placement.ranks
+        placement = self.p.schedule.placement
+        ranks = placement.ranks
         received: list[Tensor | None] = [None]
-        if stage > 0:
+        if not placement.is_first(stage):
             arrived = self.p.mail.receive(Message(FORWARD, *place), ranks[stage - 1])
             received = [self._needing_gradient(tensor) for tensor in arrived]
         again = place in self.p.schedule.recomputed and not self.p.forward_only
@@ -183,7 +192,7 @@ class Step:
             self._kept[place] = kept
             if not again:
                 self._count(1)
-        if stage + 1 < len(ranks):
+        if not placement.is_last(stage):
             kept_for_backward = not self.p.forward_only and not again
             freed = (lambda: self._free(outputs)) if kept_for_backward else (lambda: None)
             self.p.mail.send(Message(FORWARD, stage + 1, microbatch), ranks[stage + 1], outputs, freed)
@@ -216,7 +225,8 @@ class Step:
                 p.forward_step_func,
                 batches,
                 p.models[chunk],
-                p.schedule.microbatches,
+                # Data parallelism averages over the copies of the model.
+                p.schedule.microbatches // p.schedule.placement.copies,
                 received if len(received) > 1 else received[0],
                 reports,
                 p.config,
@@ -225,7 +235,7 @@ class Step:
                 is_first_microbatch=first,
                 current_microbatch=microbatch,
                 vp_stage=vp_stage,
-                is_last_stage=stage == p.schedule.placement.stages - 1,
+                is_last_stage=p.schedule.placement.is_last(stage),
             )
         while isinstance(output, (list, tuple)) and len(output) == 1:
             output = output[0]
@@ -257,10 +267,11 @@ class Step:
 
     def _to_input(self, place: Place) -> None:
         stage, microbatch = place
-        ranks = self.p.schedule.placement.ranks
+        placement = self.p.schedule.placement
+        ranks = placement.ranks
         kept = self._kept.pop(place)
         gradients: list[Tensor | None] = [None]
-        if stage + 1 < len(ranks):
+        if not placement.is_last(stage):
             gradients = list(
                 self.p.mail.receive(Message(INPUT_GRADIENT, stage, microbatch), ranks[stage + 1])
             )
@@ -269,7 +280,7 @@ class Step:
             made = [backward_step(kept.received[0], kept.outputs[0], gradients[0], None, self.p.config)]
         else:
             made = _backward_of_several(kept.received, kept.outputs, gradients, self.p.config)
-        if stage > 0:
+        if not placement.is_first(stage):
             message = Message(INPUT_GRADIENT, stage - 1, microbatch)
             sent = [_or_zeros(g, x) for g, x in zip(made, kept.received) if x is not None and x.requires_grad]
             self.p.mail.send(message, ranks[stage - 1], sent, lambda: None)
@@ -370,9 +381,9 @@ def finalize(parts: Parts, tokens: Tensor, *, force_all_reduce: bool | None) -> 
     function = parts.config.finalize_model_grads_func
     if function is None:
         return
-    if (
-        parts.config.calculate_per_token_loss
-        and parts.schedule.placement.loss_rank != parts.schedule.ranks - 1
+    placement = parts.schedule.placement
+    if parts.config.calculate_per_token_loss and (
+        placement.copies > 1 or placement.loss_rank != parts.schedule.ranks - 1
     ):
         # megatron-core takes the number from the last rank.
         dist.all_reduce(tokens, group=parts.pg.pp)

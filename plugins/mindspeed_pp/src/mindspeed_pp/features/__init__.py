@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mindspeed_core.feature import HookApi
 from mindspeed_pp.extension_points import SCHEDULES
+from mindspeed_pp.features.chimera import Chimera
 from mindspeed_pp.features.engine import PipelineSchedule
 from mindspeed_pp.features.partition import NoopLayers, NumLayerList, UnalignedPipeline
 from mindspeed_pp.features.random_states import RandomPerMicrobatch
@@ -14,6 +15,7 @@ DECLARATIONS = (
     SCHEDULES,
     PipelineSchedule,
     LaterWeightGradients,
+    Chimera,
     RandomPerMicrobatch,
     NoopLayers,
     UnalignedPipeline,
@@ -22,6 +24,7 @@ DECLARATIONS = (
 
 __all__ = [
     "DECLARATIONS",
+    "Chimera",
     "LaterWeightGradients",
     "NoopLayers",
     "NumLayerList",

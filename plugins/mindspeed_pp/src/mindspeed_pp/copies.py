@@ -1,0 +1,139 @@
+"""Copies of pipeline stages on several ranks: kept alike by one reduction per stage, saved once.
+
+The ranks that hold a stage hold the same stages all, in the same order, each in one of the copies. So the
+gradients of a stage are summed over a group of those ranks and their data-parallel ranks.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from copy import copy
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.mapping import ShardedBase
+from megatron.core.distributed import DistributedDataParallel
+from torch.utils._pytree import tree_iter
+
+from mindspeed_core.errors import SessionError
+from mindspeed_core.runtime.gather import all_gather_values
+from mindspeed_pp.placement import Placement
+
+if TYPE_CHECKING:
+    from mindspeed_core.session import Session
+
+_DATA = {"pp.copies.dp": "dp", "pp.copies.dp_cp": "dp_cp"}
+"""Name of the groups of copies, and the groups of data parallelism that each unites."""
+
+
+def holders(placement: Placement) -> list[list[int]]:
+    """Return the pipeline ranks of all copies, for each stage of the model."""
+    depth, ranks = placement.depth, placement.ranks
+    return [sorted(ranks[stage] for stage in range(at, placement.stages, depth)) for at in range(depth)]
+
+
+def create_groups(session: Session, pg: Any, placement: Placement) -> None:
+    """Create the groups over which the gradients of each stage are summed. Collective over the world.
+
+    Args:
+        session: takes the groups down when it closes.
+        pg: the process groups.
+        placement: with copies.
+    """
+    pipeline = dist.get_process_group_ranks(pg.pp)
+    for name, united in _DATA.items():
+        mine = dist.get_process_group_ranks(getattr(pg, united))
+        everyones = all_gather_values((pipeline, list(mine)))
+        of_rank = {rank: data for rank, (_, data) in enumerate(everyones)}
+        pipelines = sorted({tuple(ranks) for ranks, _ in everyones})
+        for at, held_by in enumerate(holders(placement)):
+            lists = sorted(
+                {
+                    tuple(sorted(rank for holder in held_by for rank in of_rank[ranks[holder]]))
+                    for ranks in pipelines
+                }
+            )
+            session.groups.create(f"{name}.{at}", lists)
+
+
+def mark_copies(session: Session, chunks: Sequence[Any], pg: Any, placement: Placement, owner: str) -> None:
+    """Let checkpoints hold one copy of each stage, and the gradient norm count one.
+
+    Args:
+        session: takes the changes back when it closes.
+        chunks: of this rank, before they are wrapped.
+        pg: the process groups.
+        placement: with copies.
+        owner: the feature.
+    """
+    replicas = pg.dp_cp.size()
+    for chunk, stage in zip(chunks, placement.held[pg.pp.rank()]):
+        number = stage // placement.depth
+        if number == 0:
+            continue
+        describe = chunk.sharded_state_dict
+
+        def described(
+            *given: Any, describe: Any = describe, number: int = number, **named: Any
+        ) -> Mapping[str, Any]:
+            state: Mapping[str, Any] = describe(*given, **named)
+            for entry in tree_iter(state):
+                if isinstance(entry, ShardedBase):
+                    entry.replica_id = _further(entry.replica_id, replicas * number)
+            return state
+
+        session.instances.set(owner, chunk, "sharded_state_dict", described)
+        for parameter in chunk.parameters():
+            # megatron-core leaves out of the norm what is marked so.
+            parameter.shared = True
+
+
+def _further(replica: Any, by: int) -> Any:
+    """Return the number of a replica on a later copy; tuples end with the data-parallel rank."""
+    return (*replica[:-1], replica[-1] + by) if isinstance(replica, tuple) else replica + by
+
+
+def wrapped_over_copies(
+    session: Session,
+    args: Namespace,
+    config: Any,
+    ddp_config: Any,
+    model: Sequence[Any],
+    pg: Any,
+    placement: Placement,
+) -> list[Any]:
+    """Wrap each chunk for data parallelism over its copies, which begin with the same weights.
+
+    Args:
+        session: the open one.
+        args: the arguments.
+        config: megatron-core's configuration of the model.
+        ddp_config: options of data parallelism.
+        model: this rank's chunks.
+        pg: the process groups.
+        placement: with copies.
+
+    Raises:
+        SessionError: megatron-core's wrapper cannot be told its groups.
+    """
+    if "pg_collection" not in signature(DistributedDataParallel.__init__).parameters:
+        raise SessionError(
+            "--pipeline-schedule chimera: data parallelism of this megatron-core knows one group for all "
+            "chunks; use megatron-core 0.15.3 or newer"
+        )
+    wrapped = []
+    for chunk, stage in zip(model, placement.held[pg.pp.rank()]):
+        at = placement.position(stage)
+        groups = copy(pg)
+        groups.dp = session.groups[f"pp.copies.dp.{at}"]
+        groups.dp_cp = groups.intra_dp_cp = session.groups[f"pp.copies.dp_cp.{at}"]
+        groups.expt_dp = groups.intra_expt_dp = groups.dp_cp
+        (one,) = session.default(
+            "wrap_ddp", args=args, config=config, ddp_config=ddp_config, model=[chunk], pg=groups
+        )
+        for parameter in one.parameters():
+            dist.broadcast(parameter.data, group=groups.dp_cp, group_src=0)
+        wrapped.append(one)
+    return wrapped
