@@ -106,10 +106,9 @@ def _incomplete(schedule: Schedule) -> Iterator[str]:
             for op, name in _NAMES.items():
                 found, wanted = counts[op, stage, i], int(schedule.placement.owns(stage, i))
                 if found != wanted:
-                    instead = "once" if wanted else "never: another copy has it"
-                    yield (
-                        f"{name} of stage {stage} and micro-batch {i} comes {found} times instead of {instead}"
-                    )
+                    instead = "once" if wanted else "never"
+                    place = f"stage {stage} and micro-batch {i}"
+                    yield f"{name} of {place} comes {found} times instead of {instead}"
             if counts[RECOMPUTE, stage, i] > 1:
                 yield f"R{stage}.{i} comes {counts[RECOMPUTE, stage, i]} times"
         for op in (REDUCE, GATHER):

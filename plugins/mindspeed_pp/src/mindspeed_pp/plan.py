@@ -12,6 +12,14 @@ from typing import Any
 from mindspeed_core.errors import UserError
 from mindspeed_pp.choice import Times, shortest
 from mindspeed_pp.lint import lint
+from mindspeed_pp.microbatch_list import (
+    LIST_FLAG,
+    MANUAL_FLAG,
+    ORDERS_FLAG,
+    PERF_FLAG,
+    rule_of_orders,
+    sizes_of,
+)
 from mindspeed_pp.placement import Placement
 from mindspeed_pp.registry import rule_named
 from mindspeed_pp.rule import Context, Rule
@@ -29,6 +37,11 @@ NATIVE_ORDER = (
     "--overlap-warmup-cooldown-communication",
 )
 """Flags that ask for megatron-core's order with messages of each direction on a communicator of its own."""
+SELECTING = (
+    *NATIVE_ORDER,
+    *(LIST_FLAG, MANUAL_FLAG, PERF_FLAG, "--use-multiparameter-pipeline-model-parallel"),
+)
+"""Flags that need the engine, and let it run megatron-core's order where no schedule is named."""
 AUTO, GREEDY, WAVES = "auto", "greedy", "waves"
 
 
@@ -45,6 +58,7 @@ class Plan:
         limit: most micro-batches alive on a rank.
         recomputes: forward passes are computed again right before their backward pass.
         options: of the rule.
+        sizes: samples of each micro-batch; empty where all are alike.
     """
 
     rule: Rule
@@ -55,6 +69,7 @@ class Plan:
     limit: float | None = None
     recomputes: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    sizes: tuple[int, ...] = ()
 
     @property
     def placement(self) -> Placement:
@@ -77,6 +92,10 @@ class Plan:
             lint(found)
             found = greedy_weights(found, Costs(*self.times), self.limit)
         return found
+
+    def count(self, microbatches: int | None) -> int | None:
+        """Return the micro-batches of a step of training that has ``microbatches`` of equal size."""
+        return len(self.sizes) or microbatches
 
     def refusal(self, microbatches: int | None) -> str:
         """Return why the rule does not go with a number of micro-batches, or an empty string."""
@@ -103,7 +122,9 @@ def asked_for(args: Any) -> dict[str, str]:
         found[f"--schedules-method {given('schedules_method')}"] = given("schedules_method")
     if given("foldx_mode"):
         found[f"--foldx-mode {given('foldx_mode')}"] = f"fold-{given('foldx_mode')}"
-    native = [flag for flag in NATIVE_ORDER if given(flag.lstrip("-").replace("-", "_"))]
+    if given("pp_schedule_list"):
+        found[ORDERS_FLAG] = ORDERS_FLAG
+    native = [flag for flag in SELECTING if given(flag.lstrip("-").replace("-", "_"))]
     if native and not found:
         interleaved = (said_chunks(args) or 1) > 1
         found[native[0]] = "interleaved" if interleaved else "1f1b"
@@ -123,6 +144,8 @@ def asked_rule(args: Any) -> Rule | None:
         if name == FILE_FLAG:
             path = str(args.pipeline_schedule_file)
             return _rule_of_text(schedule_text(Path(path)), path)
+        if name == ORDERS_FLAG:
+            return rule_of_orders(args.pp_schedule_list, args.pipeline_model_parallel_size or 1)
         rule = rule_named(_chosen(args) if name == AUTO else name)
         if rule is chimera and getattr(args, "chimera_decouple_bw", False):
             return replace(rule, splits=True)
@@ -218,6 +241,7 @@ def planned(args: Any) -> Plan | None:
             DETACHED: bool(getattr(args, "dualpipev_dw_detach", False)),
             DECOUPLED: bool(getattr(args, "chimera_decouple_bw", False)),
         },
+        sizes=sizes_of(args),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.megatron.schedule import announced
+from mindspeed_core.run import TensorSpec
 from mindspeed_pp.actions import (
     BACKWARD,
     FORWARD,
@@ -33,6 +34,7 @@ from mindspeed_pp.channels import Message
 from mindspeed_pp.mail import Mail
 from mindspeed_pp.random_states import kept_random_state
 from mindspeed_pp.schedule import Schedule
+from mindspeed_pp.uneven_microbatches import Weighing
 from mindspeed_pp.weight_gradients import WeightGradients
 
 Place = tuple[int, int]
@@ -84,6 +86,7 @@ class Parts:
         forward_only: no backward passes.
         collect_non_loss_data: as megatron-core's schedules take it.
         first_val_step: likewise.
+        weighing: of micro-batches of different sizes; None where all are alike.
     """
 
     run: Any
@@ -100,6 +103,7 @@ class Parts:
     forward_only: bool = False
     collect_non_loss_data: bool = False
     first_val_step: bool | None = None
+    weighing: Weighing | None = None
 
 
 @dataclass
@@ -179,7 +183,8 @@ class Step:
         received: list[Tensor | None] = [None]
         if not placement.is_first(stage):
             arrived = self.p.mail.receive(Message(FORWARD, *place), ranks[stage - 1])
-            received = [self._needing_gradient(tensor) for tensor in arrived]
+            specs = self.p.mail.specs(microbatch)
+            received = [self._needing_gradient(tensor, spec) for tensor, spec in zip(arrived, specs)]
         again = place in self.p.schedule.recomputed and not self.p.forward_only
         kept = _Kept(received)
         if again:
@@ -220,9 +225,13 @@ class Step:
         self._begun.add(chunk)
         if p.first_val_step is not None and p.forward_only:
             first = first and p.first_val_step
-        with announced(p.run, vp_stage, microbatch):
+        function, samples = p.forward_step_func, None
+        if p.weighing is not None:
+            function = p.weighing.around(function, microbatch, p.config)
+            samples = p.weighing.sizes[microbatch]
+        with announced(p.run, vp_stage, microbatch, samples):
             output, tokens = forward_step(
-                p.forward_step_func,
+                function,
                 batches,
                 p.models[chunk],
                 # Data parallelism averages over the copies of the model.
@@ -241,8 +250,8 @@ class Step:
             output = output[0]
         return list(output) if isinstance(output, (list, tuple)) else [output], tokens
 
-    def _needing_gradient(self, tensor: Tensor) -> Tensor:
-        return tensor.requires_grad_() if tensor.is_floating_point() and not self.p.forward_only else tensor
+    def _needing_gradient(self, tensor: Tensor, spec: TensorSpec) -> Tensor:
+        return tensor.requires_grad_() if spec.requires_grad and not self.p.forward_only else tensor
 
     def _backward(self, action: Action) -> None:
         place = action.stage, action.microbatch
@@ -276,10 +285,15 @@ class Step:
                 self.p.mail.receive(Message(INPUT_GRADIENT, stage, microbatch), ranks[stage + 1])
             )
             self._wait_until_sent(kept.outputs)
+        if self.p.weighing is not None:
+            self.p.weighing.scale_further_losses(
+                microbatch, self.p.config, self.p.pg.cp.size(), self.p.device
+            )
         if len(kept.outputs) == 1 and len(kept.received) == 1:
             made = [backward_step(kept.received[0], kept.outputs[0], gradients[0], None, self.p.config)]
         else:
-            made = _backward_of_several(kept.received, kept.outputs, gradients, self.p.config)
+            specs = self.p.mail.specs(microbatch)
+            made = _backward_of_several(kept.received, kept.outputs, gradients, specs, self.p.config)
         if not placement.is_first(stage):
             message = Message(INPUT_GRADIENT, stage - 1, microbatch)
             sent = [_or_zeros(g, x) for g, x in zip(made, kept.received) if x is not None and x.requires_grad]
@@ -364,14 +378,20 @@ def _or_zeros(gradient: Tensor | None, tensor: Tensor) -> Tensor:
 
 
 def _backward_of_several(
-    received: list[Tensor | None], outputs: list[Tensor], gradients: list[Tensor | None], config: Any
+    received: list[Tensor | None],
+    outputs: list[Tensor],
+    gradients: list[Tensor | None],
+    specs: Sequence[TensorSpec],
+    config: Any,
 ) -> list[Tensor | None]:
     """Differentiate a stage with several inputs or outputs; megatron-core looks at the first output alone."""
     if gradients == [None]:
         loss = outputs[0] if config.grad_scale_func is None else config.grad_scale_func(outputs[0])
         torch.autograd.backward(loss)
     else:
-        pairs = list(zip([output for output in outputs if output.requires_grad], gradients))
+        # A gradient travels for each tensor that is described so, also where this stage has none to compute.
+        described = [output for output, spec in zip(outputs, specs) if spec.requires_grad]
+        pairs = [(output, gradient) for output, gradient in zip(described, gradients) if output.requires_grad]
         torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
     return [None if tensor is None else tensor.grad for tensor in received]
 

@@ -6,7 +6,9 @@ from mindspeed_core.feature import HookApi
 from mindspeed_pp.extension_points import SCHEDULES
 from mindspeed_pp.features.chimera import Chimera
 from mindspeed_pp.features.engine import PipelineSchedule
-from mindspeed_pp.features.partition import NoopLayers, NumLayerList, UnalignedPipeline
+from mindspeed_pp.features.microbatches import MicrobatchSizes
+from mindspeed_pp.features.multi_parameter import MultiParameter
+from mindspeed_pp.features.partition import NoopKeys, NoopLayers, NumLayerList, UnalignedPipeline
 from mindspeed_pp.features.random_states import RandomPerMicrobatch
 from mindspeed_pp.features.weight_gradients import LaterWeightGradients
 
@@ -16,8 +18,11 @@ DECLARATIONS = (
     PipelineSchedule,
     LaterWeightGradients,
     Chimera,
+    MicrobatchSizes,
+    MultiParameter,
     RandomPerMicrobatch,
     NoopLayers,
+    NoopKeys,
     UnalignedPipeline,
     NumLayerList,
 )
@@ -26,6 +31,9 @@ __all__ = [
     "DECLARATIONS",
     "Chimera",
     "LaterWeightGradients",
+    "MicrobatchSizes",
+    "MultiParameter",
+    "NoopKeys",
     "NoopLayers",
     "NumLayerList",
     "PipelineSchedule",

@@ -188,7 +188,7 @@ class PipelineSchedule(Feature):
         validated = yield
         plan = planned(validated)
         assert plan is not None
-        count = getattr(validated, "num_microbatches", None)
+        count = plan.count(getattr(validated, "num_microbatches", None))
         refused = plan.refusal(count)
         if refused:
             raise UserError(f"{FLAG} {plan.rule.name}: {refused}")
