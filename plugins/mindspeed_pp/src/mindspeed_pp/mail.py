@@ -97,7 +97,7 @@ class Mail:
             freed: called when the memory of the tensors is not needed here any more.
         """
         if message.kind == FORWARD:
-            _check(tensors, self._shapes(message.microbatch), message)
+            check_described(tensors, self._shapes(message.microbatch), message)
         if to == self._rank:
             self._local[message] = [tensor.detach() for tensor in tensors]
             freed()
@@ -147,7 +147,7 @@ class Mail:
             raise StuckError(what) from error
 
 
-def _check(tensors: Sequence[Tensor], specs: Sequence[TensorSpec], message: Message) -> None:
+def check_described(tensors: Sequence[Tensor], specs: Sequence[TensorSpec], message: Message) -> None:
     """Refuse to send what the next stage does not expect: it would read other bytes, or wait for ever."""
     place = f"a pipeline stage sends to stage {message.stage}, for micro-batch {message.microbatch},"
     if len(tensors) != len(specs):

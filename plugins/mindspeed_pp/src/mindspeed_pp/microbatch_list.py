@@ -8,8 +8,8 @@ from typing import Any
 
 from mindspeed_core.errors import ArgumentError, UserError
 from mindspeed_pp.actions import A, Action, F
-from mindspeed_pp.placement import loop
-from mindspeed_pp.rule import Rule
+from mindspeed_pp.lint import lint
+from mindspeed_pp.rule import Context, Rule
 
 PERF_FLAG, LIST_FLAG, ORDERS_FLAG = "--automated-pipeline-perf", "--optimized-mbs-list", "--pp-schedule-list"
 SWITCH_FLAG, OPTIMIZED_FLAG, MANUAL_FLAG = "--optimized-mbs-mode", "--optimized-pipeline", "--manual-mbs"
@@ -105,7 +105,7 @@ def rule_of_orders(text: str, ranks: int) -> Rule:
         ranks: of the pipeline.
 
     Raises:
-        ArgumentError: it is none, or one for other ranks.
+        UserError: it is none, one for other ranks, or one that cannot run.
     """
     way_out = 'write {"stage0": ["F0", "B0"], "stage1": ["F0", "B0"]}, a list for each pipeline rank'
     try:
@@ -121,13 +121,14 @@ def rule_of_orders(text: str, ranks: int) -> Rule:
         raise ArgumentError(
             ORDERS_FLAG, text, f"has {len(orders)} stages for {ranks} pipeline ranks", way_out
         )
-    return Rule(
+    rule = Rule(
         name="pp-schedule-list",
         build=lambda context: orders,
         exactly=sum(action.op == "F" for action in orders[0]),
-        place=lambda p, v: loop(p),
         summary=f"of {ORDERS_FLAG}",
     )
+    lint(rule.schedule(Context(ranks, 1, rule.exactly or 0)))
+    return rule
 
 
 def _action(item: str, stage: int) -> Action:

@@ -15,6 +15,7 @@ from mindspeed_pp.lint import lint
 from mindspeed_pp.microbatch_list import (
     LIST_FLAG,
     MANUAL_FLAG,
+    OPTIMIZED_FLAG,
     ORDERS_FLAG,
     PERF_FLAG,
     rule_of_orders,
@@ -39,7 +40,8 @@ NATIVE_ORDER = (
 """Flags that ask for megatron-core's order with messages of each direction on a communicator of its own."""
 SELECTING = (
     *NATIVE_ORDER,
-    *(LIST_FLAG, MANUAL_FLAG, PERF_FLAG, "--use-multiparameter-pipeline-model-parallel"),
+    *(LIST_FLAG, MANUAL_FLAG, OPTIMIZED_FLAG, PERF_FLAG),
+    *("--use-multiparameter-pipeline-model-parallel", "--pipeline-tensor-shapes"),
 )
 """Flags that need the engine, and let it run megatron-core's order where no schedule is named."""
 AUTO, GREEDY, WAVES = "auto", "greedy", "waves"

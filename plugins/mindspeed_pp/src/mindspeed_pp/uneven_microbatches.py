@@ -16,6 +16,7 @@ from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
 from torch import Tensor
 
 from mindspeed_core.errors import DataError, UserError
+from mindspeed_core.run import Batch
 from mindspeed_pp.microbatch_list import check_sum, given_list
 
 
@@ -23,7 +24,7 @@ def regrouped(batches: Iterator[Any], sizes: Sequence[int], each: int) -> Iterat
     """Yield the samples of a step in micro-batches of given sizes.
 
     Args:
-        batches: micro-batches of ``each`` samples: dictionaries of tensors ``[b, ...]``.
+        batches: micro-batches of ``each`` samples: dictionaries of tensors ``[b, ...]``, or `Batch`.
         sizes: samples of each micro-batch.
         each: samples of those that are read.
 
@@ -32,19 +33,24 @@ def regrouped(batches: Iterator[Any], sizes: Sequence[int], each: int) -> Iterat
     """
     rest: Mapping[str, Any] = {}
     left = 0
+    make: Callable[..., Any] = dict
     for size in sizes:
         pieces, wanted = [], size
         while wanted:
             if not left:
-                rest, left = _checked(next(batches, None), each), each
+                sample = next(batches, None)
+                make = Batch if isinstance(sample, Batch) else dict
+                rest, left = _checked(sample, each), each
             taken = min(wanted, left)
             pieces.append({name: _cut(value, each - left, taken) for name, value in rest.items()})
             left -= taken
             wanted -= taken
-        yield {name: _joined([piece[name] for piece in pieces]) for name in pieces[0]}
+        yield make(**{name: _joined([piece[name] for piece in pieces]) for name in pieces[0]})
 
 
 def _checked(sample: Any, each: int) -> Mapping[str, Any]:
+    if isinstance(sample, Batch):
+        sample = {name: value for name, value in vars(sample).items() if name != "extra" or value}
     if not isinstance(sample, Mapping):
         raise DataError(
             f"a list of micro-batches: a micro-batch is a {type(sample).__name__}, and only dictionaries of "
@@ -53,7 +59,7 @@ def _checked(sample: Any, each: int) -> Mapping[str, Any]:
     for name, value in sample.items():
         shape = tuple(value.shape) if isinstance(value, Tensor) else None
         if value is not None and (not shape or shape[0] != each):
-            found = f"the shape {list(shape)}" if shape is not None else f"a {type(value).__name__}"
+            found = f"of shape {list(shape)}" if shape is not None else f"a {type(value).__name__}"
             raise DataError(
                 f"a list of micro-batches: {name} of a micro-batch is {found}, which cannot be cut into "
                 f"{each} samples; use equal micro-batches"
