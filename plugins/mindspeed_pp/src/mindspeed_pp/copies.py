@@ -13,6 +13,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedBase
 from megatron.core.distributed import DistributedDataParallel
 from torch.utils._pytree import tree_iter
@@ -42,6 +43,8 @@ def create_groups(session: Session, pg: Any, placement: Placement) -> None:
         pg: the process groups.
         placement: with copies.
     """
+    # megatron-core's layouts count the layers of one chunk where nobody says that there are several.
+    parallel_state.set_virtual_pipeline_model_parallel_world_size(placement.copies)
     pipeline = dist.get_process_group_ranks(pg.pp)
     for name, united in _DATA.items():
         mine = dist.get_process_group_ranks(getattr(pg, united))
