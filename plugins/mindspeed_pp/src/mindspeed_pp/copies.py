@@ -16,17 +16,17 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedBase
 from megatron.core.distributed import DistributedDataParallel
+from megatron.core.parallel_state import RankGenerator
 from torch.utils._pytree import tree_iter
 
 from mindspeed_core.errors import SessionError
-from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_pp.placement import Placement
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
 
-_DATA = {"pp.copies.dp": "dp", "pp.copies.dp_cp": "dp_cp"}
-"""Name of the groups of copies, and the groups of data parallelism that each unites."""
+_UNITED = {"pp.copies.dp": "dp-pp", "pp.copies.dp_cp": "dp-cp-pp"}
+"""Name of the groups of copies, and the parallelism whose ranks hold them."""
 
 
 def holders(placement: Placement) -> list[list[int]]:
@@ -35,29 +35,32 @@ def holders(placement: Placement) -> list[list[int]]:
     return [sorted(ranks[stage] for stage in range(at, placement.stages, depth)) for at in range(depth)]
 
 
-def create_groups(session: Session, pg: Any, placement: Placement) -> None:
+def create_groups(session: Session, args: Namespace, pg: Any, placement: Placement) -> None:
     """Create the groups over which the gradients of each stage are summed. Collective over the world.
 
     Args:
         session: takes the groups down when it closes.
+        args: the arguments.
         pg: the process groups.
         placement: with copies.
+
+    Raises:
+        SessionError: ranks are in an order that is not megatron-core's.
     """
     # megatron-core's layouts count the layers of one chunk where nobody says that there are several.
     parallel_state.set_virtual_pipeline_model_parallel_world_size(placement.copies)
-    pipeline = dist.get_process_group_ranks(pg.pp)
-    for name, united in _DATA.items():
-        mine = dist.get_process_group_ranks(getattr(pg, united))
-        everyones = all_gather_values((pipeline, list(mine)))
-        of_rank = {rank: data for rank, (_, data) in enumerate(everyones)}
-        pipelines = sorted({tuple(ranks) for ranks, _ in everyones})
+    order = "tp-cp-ep-pp-dp" if getattr(args, "use_tp_pp_dp_mapping", False) else "tp-cp-ep-dp-pp"
+    ranks = RankGenerator(pg.tp.size(), 1, pg.dp.size(), pg.pp.size(), pg.cp.size(), order)
+    pipelines = ranks.get_ranks("pp")
+    if dist.get_process_group_ranks(pg.pp) not in pipelines:
+        raise SessionError(
+            "--pipeline-schedule chimera: ranks are in another order than --use-tp-pp-dp-mapping says; build "
+            "the process groups with megatron-core's orders"
+        )
+    place = {rank: at for pipeline in pipelines for at, rank in enumerate(pipeline)}
+    for name, united in _UNITED.items():
         for at, held_by in enumerate(holders(placement)):
-            lists = sorted(
-                {
-                    tuple(sorted(rank for holder in held_by for rank in of_rank[ranks[holder]]))
-                    for ranks in pipelines
-                }
-            )
+            lists = [[r for r in group if place[r] in held_by] for group in ranks.get_ranks(united)]
             session.groups.create(f"{name}.{at}", lists)
 
 

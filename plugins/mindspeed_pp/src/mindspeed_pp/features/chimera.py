@@ -95,7 +95,7 @@ class Chimera(Feature):
 
         plan = planned(args)
         assert plan is not None
-        create_groups(session, pg, plan.placement)
+        create_groups(session, args, pg, plan.placement)
         return pg
 
     @hookimpl(wrapper=True)
