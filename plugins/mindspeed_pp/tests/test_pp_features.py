@@ -128,6 +128,12 @@ def test_dominated_schedules_say_so(name):
         ((*CHIMERA, "--num-layers", "6"), "cuts the model into 4 stages, and --num-layers 6"),
         ((*CHIMERA, "--use-distributed-optimizer"), "the copies of a stage are on pipeline ranks"),
         ((*CHIMERA, "--overlap-grad-reduce"), "finish the copies of a stage in different orders"),
+        ((*CHIMERA, "--rampup-batch-size", "2", "2", "8"), "every batch of a ramp would have to"),
+        ((*CHIMERA, "--num-experts", "4", "--moe-router-enable-expert-bias"), "would drift apart"),
+        (
+            (*CHIMERA, "--num-experts", "4", "--moe-router-load-balancing-type", "global_aux_loss"),
+            "it counts tokens of one copy alone",
+        ),
         ((*CHIMERA, *CHUNKS2), "the copies of a stage are on several pipeline ranks"),
         ((*CHIMERA, "--mtp-num-layers", "1"), "the copies of a stage are on several pipeline ranks"),
         ((*PP4, "--schedules-method", "chimera", *scheduled("zbv")), "both say the order of the pipeline"),

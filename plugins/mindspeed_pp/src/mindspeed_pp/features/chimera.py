@@ -13,6 +13,7 @@ from mindspeed_pp.schedules.chimera import COPIES_FLAG, chimera
 
 _DECOUPLE = "--chimera-decouple-bw"
 _ONE_MODEL = "the copies of a stage are on several pipeline ranks; drop it, or use another schedule"
+_TOGETHER = "data-parallel ranks agree on it without the other copies, which would drift apart; drop it"
 
 
 class Chimera(Feature):
@@ -37,6 +38,12 @@ class Chimera(Feature):
             flag="--overlap-grad-reduce",
             reason="ranks finish the copies of a stage in different orders; gradients are reduced at the end",
         ),
+        Conflict(
+            flag="--rampup-batch-size",
+            reason="copies share micro-batches evenly, which every batch of a ramp would have to",
+        ),
+        Conflict(flag="--moe-router-enable-expert-bias", reason=_TOGETHER),
+        Conflict(flag="--qk-clip", reason=_TOGETHER),
         Conflict(flag="--mtp-num-layers", reason=_ONE_MODEL),
         Conflict(flag="--num-layers-per-virtual-pipeline-stage", reason=_ONE_MODEL),
         Conflict(flag="--num-virtual-stages-per-pipeline-rank", reason=_ONE_MODEL),
@@ -72,6 +79,12 @@ class Chimera(Feature):
             given = _DECOUPLE if copies is None else f"{COPIES_FLAG} {copies}"
             asked = next(iter(asked_for(args)), "no --pipeline-schedule")
             return (f"{given} with {asked}: it is an option of --pipeline-schedule chimera; drop it",)
+        balancing = getattr(args, "moe_router_load_balancing_type", None)
+        if "global_aux_loss" in (balancing if isinstance(balancing, list) else [balancing]):
+            return (
+                "--moe-router-load-balancing-type global_aux_loss with chimera: it counts tokens of one copy "
+                "alone; use aux_loss",
+            )
         if (getattr(args, "expert_model_parallel_size", None) or 1) > 1:
             return (
                 f"--expert-model-parallel-size {args.expert_model_parallel_size} with chimera: {_ONE_MODEL}",

@@ -145,6 +145,17 @@ class MicrobatchSizes(Feature):
             check_sum(listed[0], listed[1], own)
         return given
 
+    @hookimpl(wrapper=True)
+    def get_forward_backward(self, args: Any) -> Generator[None, Any, Any]:
+        """Refuse to train without the sizes that were asked for, where no flag says the batch."""
+        dests = ("optimized_mbs_list", "manual_mbs", "pp_schedule_list")
+        if getattr(args, "automated_pipeline_perf", False) and not any(getattr(args, d, None) for d in dests):
+            raise UserError(
+                f"{PERF_FLAG}: no --global-batch-size says how many samples a step has, so no sizes are "
+                f"searched; give {LIST_FLAG}"
+            )
+        return (yield)
+
     def _searched(self, args: Any, microbatches: int, size: int) -> tuple[int, ...]:
         from mindspeed_pp.list_search import shortest_list
 
