@@ -3,6 +3,7 @@
 The first part runs the executor with stages that sleep, so that ranks need no cores of their own: the time of
 a step, with and without a delay of every message, beside what the simulator says. The second part trains the
 same small GPT on the same ranks with megatron-core's schedules and with this executor; the sides take turns.
+A third part needs no ranks: what lists of micro-batches give in the simulator, beside the published ones.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import Any
 from machine import write
 
 from mindspeed_core.testing import run_world
+from mindspeed_pp.list_search import makespan, shortest_list
+from mindspeed_pp.microbatch_list import EXAMPLES
 from mindspeed_pp.registry import rule_named
 from mindspeed_pp.rule import Context
 from mindspeed_pp.schedules import BUILT_IN
@@ -124,7 +127,7 @@ def slept(names: Sequence[str], delay: float) -> dict[str, tuple[float, int, flo
         schedule = rule.schedule(Context(RANKS, chunks, MICROBATCHES, options={"dw_detach": True}))
         warm_up(schedule, rank, groups, device, set())
         ahead = {channel: max(2, depth) for channel, depth in lint(schedule).look_ahead.items()}
-        models = [Stage(PASS / chunks) for _ in range(chunks)]
+        models = [Stage(PASS / schedule.placement.parts(rank)) for _ in range(chunks)]
         mail = Delayed(schedule, rank, groups, lambda microbatch: (spec,), device, ahead)
         step = Step(
             Parts(
@@ -164,6 +167,7 @@ def against_the_simulator(delay: float) -> dict[str, Any]:
         ends = [began + seconds for seconds, _, began in (rank[rule.name] for rank in ranks)]
         measured = max(ends) - min(rank[rule.name][2] for rank in ranks)
         alive = [rank[rule.name][1] for rank in ranks]
+        parts = schedule.placement.parts(0)
         found[rule.name] = {
             "measured": measured,
             "simulated": course.makespan,
@@ -171,7 +175,36 @@ def against_the_simulator(delay: float) -> dict[str, Any]:
             "bubble_measured": measured - max(course.busy),
             "bubble_simulated": course.bubble,
             "exposed_simulated": course.exposed_communication,
-            "alive_as_simulated": alive == [round(peak * chunks) for peak in course.peaks],
+            "alive_as_simulated": alive == [round(peak * parts) for peak in course.peaks],
+        }
+    return found
+
+
+def lists_of_micro_batches() -> dict[str, Any]:
+    """Return what lists of micro-batches give in the simulator: published ones, and those found."""
+    found = {}
+    for name, (ranks, published) in EXAMPLES.items():
+        count, size = len(published), sum(published) // len(published)
+        times = (1.0, 1.0, 1.0)
+        busy = count * sum(times)
+        lists = {
+            "equal": (size,) * count,
+            "published": published,
+            "searched": shortest_list(ranks, count, size, times),
+        }
+        steps = {kind: makespan(ranks, sizes, size, times) for kind, sizes in lists.items()}
+        found[name] = {
+            "ranks": ranks,
+            **{
+                kind: {
+                    "sizes": list(sizes),
+                    "step": steps[kind],
+                    "step_change": steps[kind] / steps["equal"] - 1,
+                    "bubble_change": (steps[kind] - busy) / (steps["equal"] - busy) - 1,
+                    "largest": max(sizes) / size,
+                }
+                for kind, sizes in lists.items()
+            },
         }
     return found
 
@@ -230,10 +263,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="keep the numbers in benchmarks/results")
     parser.add_argument("--steps", type=int, default=5, help="timed steps of a side in each of three turns")
-    parser.add_argument("--only", choices=("sleep", "train"), help="one of the two parts")
+    parser.add_argument("--only", choices=("sleep", "train", "lists"), help="one of the parts")
     options = parser.parse_args(argv)
     results: dict[str, Any] = {}
-    if options.only != "train":
+    if options.only in (None, "lists"):
+        results["lists"] = lists_of_micro_batches()
+        print(f"{'micro-batches of different size, simulated':<44}{'step':>8}{'bubble':>9}{'largest':>9}")
+        for name, row in results["lists"].items():
+            for kind in ("published", "searched"):
+                side = row[kind]
+                print(
+                    f"{f'{name}, {kind}':<44}{side['step_change']:>8.1%}{side['bubble_change']:>9.1%}"
+                    f"{side['largest']:>9.2f}"
+                )
+    if options.only in (None, "sleep"):
         for title, delay in (("messages at once", 0.0), (f"messages take {DELAY * 1000:g} ms", DELAY)):
             results[title] = against_the_simulator(delay)
             print(f"{RANKS} ranks, {MICROBATCHES} micro-batches, {title}")
@@ -245,7 +288,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     f"{name:<14}{row['measured']:>12.3f}{row['simulated']:>13.3f}{row['ratio']:>8.3f}"
                     f"{row['bubble_measured']:>10.3f}{row['bubble_simulated']:>11.3f}  {same}"
                 )
-    if options.only != "sleep":
+    if options.only in (None, "train"):
         results["training"] = against_megatron_core(options.steps)
         print(f"{'training, 2 ranks, 16 micro-batches':<40}{'step s':>8}{'ratio':>8}{'simulated':>11}")
         for name, row in results["training"].items():

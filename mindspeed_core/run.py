@@ -361,11 +361,13 @@ class RunContext:
         microbatch: index within the step of the micro-batch in forward, -1 outside.
         vp_stage: virtual pipeline stage of the chunk in forward, None without interleaving.
         training: False during evaluation.
+        samples: of the micro-batch; None where it has ``--micro-batch-size`` of them.
     """
 
     microbatch: int = -1
     vp_stage: int | None = None
     training: bool = True
+    samples: int | None = None
 
 
 @dataclass

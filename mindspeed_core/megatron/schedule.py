@@ -28,11 +28,11 @@ class _MicroBatches:
 
     Attributes:
         begun: how many each chunk has begun, by virtual pipeline stage.
-        announced: virtual pipeline stage and micro-batch of the forward pass that a schedule runs.
+        announced: virtual pipeline stage, micro-batch and its samples of the pass that a schedule runs.
     """
 
     begun: dict[int | None, int] = field(default_factory=dict)
-    announced: tuple[int | None, int] | None = None
+    announced: tuple[int | None, int, int | None] | None = None
 
 
 @hookimpl(trylast=True)
@@ -56,7 +56,7 @@ def scheduled(run: Run, *, training: bool) -> Iterator[None]:
         yield
         check_passed(run)
     finally:
-        context.microbatch, context.vp_stage, context.training = -1, None, True
+        context.microbatch, context.vp_stage, context.training, context.samples = -1, None, True, None
 
 
 def restart_microbatches(run: Run) -> None:
@@ -68,7 +68,7 @@ def begin_microbatch(run: Run, model_chunk: Any) -> None:
     """Set the run's context to the next micro-batch of a chunk."""
     state, context = run.session.state(_MicroBatches), run.context
     if state.announced is not None:
-        context.vp_stage, context.microbatch = state.announced
+        context.vp_stage, context.microbatch, context.samples = state.announced
         return
     context.vp_stage = getattr(unwrap(model_chunk), "vp_stage", None)
     context.microbatch = state.begun.get(context.vp_stage, 0)
@@ -76,16 +76,17 @@ def begin_microbatch(run: Run, model_chunk: Any) -> None:
 
 
 @contextmanager
-def announced(run: Run, vp_stage: int | None, microbatch: int) -> Iterator[None]:
+def announced(run: Run, vp_stage: int | None, microbatch: int, samples: int | None = None) -> Iterator[None]:
     """Say which forward pass a schedule runs in this block, in whatever order and however often.
 
     Args:
         run: the run in progress.
         vp_stage: virtual pipeline stage of the chunk, None without interleaving.
         microbatch: index within the step.
+        samples: of this micro-batch, where it has another number than ``--micro-batch-size``.
     """
     state = run.session.state(_MicroBatches)
-    state.announced = vp_stage, microbatch
+    state.announced = vp_stage, microbatch, samples
     try:
         yield
     finally:

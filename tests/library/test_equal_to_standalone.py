@@ -4,9 +4,11 @@ import os
 from importlib.metadata import version
 
 import pytest
-from own_loop import both
+from own_loop import STEPS, OwnLoop, both, described, of_the_batches, recorded
 from packaging.version import Version
 
+from mindspeed_core import activate
+from mindspeed_core.megatron.global_state import destroy_megatron_state
 from mindspeed_core.testing import run_world
 
 LLAMA = ("--swiglu", "--normalization", "RMSNorm", "--disable-bias-linear", "--no-bias-swiglu-fusion")
@@ -167,6 +169,30 @@ def test_a_loss_that_is_a_mean_gets_the_same_addition(flags, size):
     for (expected, losses), without in run_world(train_means, size, flags):
         assert losses == pytest.approx(expected, rel=1e-5)
         assert losses[1:] != pytest.approx(without[1:], rel=1e-4)
+
+
+def train_listed(mean):
+    """The same samples in equal micro-batches, and in micro-batches of a list in the own loop."""
+    flags = (*PP2, "--micro-batch-size", "2", "--global-batch-size", "8", "--weight-decay", "0")
+    with recorded(*flags) as (memory, run):
+        args = run.args
+    _, configs = described(*flags)
+    listed = [*of_the_batches(args), "--optimized-mbs-list", "1,3,3,1"]
+    with activate(listed, platform="cpu", configs=configs) as session:
+        own = OwnLoop(session, configs, memory, args, mean)
+        batches = memory.batches[0]
+        per_step = len(batches) // STEPS
+        steps = [[batches[i : i + per_step]] for i in range(0, len(batches), per_step)]
+        losses = [own.step(step, args)["lm loss"] for step in steps]
+    destroy_megatron_state()
+    return memory.losses, losses
+
+
+@pytest.mark.parametrize("mean", [False, True], ids=["sums", "means"])
+def test_micro_batches_of_a_list_train_what_equal_ones_do(mean):
+    for expected, losses in run_world(train_listed, 2, mean):
+        assert losses == pytest.approx(expected, rel=1e-6)
+        assert len(losses) == STEPS
 
 
 def of_features(numbers):

@@ -9,7 +9,7 @@ import pytest
 from mindspeed_core.feature import Flag, hookimpl
 from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.testing.worlds import run_world
-from mindspeed_pp.features import LaterWeightGradients, NumLayerList, PipelineSchedule
+from mindspeed_pp.features import LaterWeightGradients, MicrobatchSizes, NumLayerList, PipelineSchedule
 
 LOCAL = ("--platform", "cpu", *fake.GPT, "--pipeline-model-parallel-size", "2", "--hidden-dropout", "0")
 UNTIED = ("--untie-embeddings-and-output-weights", "--num-layers", "4")
@@ -21,6 +21,8 @@ CASES = {
     # The first stage is on the last rank, and the loss on the first one.
     "swapped": ("--pipeline-schedule-file", "{file}"),
     "layers": ("--pipeline-schedule", "zb-h1", "--num-layer-list", "3,1"),
+    # Both micro-batches of the batch as one.
+    "sizes": ("--optimized-mbs-list", "2"),
 }
 
 
@@ -57,7 +59,7 @@ class SameWeights(fake.ForTests):
 
 
 def train_all(file):
-    fake.adapt(PipelineSchedule, LaterWeightGradients, NumLayerList, SameWeights)
+    fake.adapt(PipelineSchedule, LaterWeightGradients, MicrobatchSizes, NumLayerList, SameWeights)
     found = {}
     for name, flags in CASES.items():
         flags = [flag.format(file=file) for flag in flags]
@@ -82,5 +84,5 @@ def losses(result):
 @pytest.mark.parametrize("name", sorted({*CASES} - {"native"}))
 def test_a_schedule_trains_what_megatron_lms_own_trains(ranks, name):
     # The norm of gradients is summed over other ranks where stages have other layers.
-    tolerance = 1e-6 if name in ("layers", "swapped") else 0
+    tolerance = 1e-6 if name in ("layers", "swapped", "sizes") else 0
     assert losses(ranks[1][name]) == pytest.approx(losses(ranks[1]["native"]), rel=tolerance, abs=0)

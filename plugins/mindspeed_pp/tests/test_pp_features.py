@@ -25,6 +25,9 @@ FEATURES = declared_features(DECLARATIONS)
 INSTALLED = Registry.discover()
 PP4 = ("--pipeline-model-parallel-size", "4", "--micro-batch-size", "1", "--global-batch-size", "8")
 
+CHIMERA = (*PP4, "--pipeline-schedule", "chimera")
+LISTED = (*PP2, "--optimized-mbs-list")
+
 
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
 def test_declarations_are_sound(feature):
@@ -84,15 +87,19 @@ def test_linears_are_replaced_only_where_weight_gradients_come_apart():
         (("--optimize-vpp-send-recv-comm", *CHUNKS2), "interleaved"),
         (("--overlap-warmup-cooldown-communication", "--use-multi-stream"), "1f1b"),
         (scheduled("auto"), "zbv"),
+        (("--optimized-mbs-list", "4,4"), "1f1b"),
+        (("--optimized-mbs-list", "4,4", *CHUNKS2), "interleaved"),
+        (("--optimized-pipeline", "--manual-mbs", "4,4"), "1f1b"),
+        (("--automated-pipeline-perf",), "1f1b"),
     ],
 )
 def test_upstream_spellings_name_schedules(flags, names):
     assert any(f"the pipeline schedule is {names}" in str(note) for note in plan(*PP2, *flags).notes)
 
 
-@pytest.mark.parametrize("name", ["nanopipe", "fold-aiao", "dualpipev"])
+@pytest.mark.parametrize("name", ["nanopipe", "fold-aiao", "dualpipev", "chimera"])
 def test_dominated_schedules_say_so(name):
-    chunks = CHUNKS2 if name != "dualpipev" else ()
+    chunks = CHUNKS2 if name not in ("dualpipev", "chimera") else ()
     (note,) = plan(*PP2, *scheduled(name), *chunks).notes
     assert any(other in str(note) for other in ("zbi", "zbv", "interleaved"))
 
@@ -114,6 +121,60 @@ def test_dominated_schedules_say_so(name):
             "needs a multiple of 4 micro-batches, the batch has 6",
         ),
         ((*PP2, *scheduled("zbi"), *CHUNKS2, "--use-nanopipe"), "--use-nanopipe both say the order"),
+        ((*CHIMERA, "--virtual-data-parallel-size", "3"), "size 3: the model is held 2, 4, 8, ... times"),
+        ((*CHIMERA, "--virtual-data-parallel-size", "1"), "size 1: the model is held 2, 4, 8, ... times"),
+        ((*CHIMERA, "--virtual-data-parallel-size", "8"), "size 8: 4 pipeline ranks hold at most 4 copies"),
+        ((*CHIMERA, "--global-batch-size", "7"), "2 copies cannot share 7 micro-batches"),
+        ((*CHIMERA, "--num-layers", "6"), "cuts the model into 4 stages, and --num-layers 6"),
+        ((*CHIMERA, "--use-distributed-optimizer"), "the copies of a stage are on pipeline ranks"),
+        ((*CHIMERA, "--overlap-grad-reduce"), "finish the copies of a stage in different orders"),
+        ((*CHIMERA, "--rampup-batch-size", "2", "2", "8"), "every batch of a ramp would have to"),
+        ((*CHIMERA, "--num-experts", "4", "--moe-router-enable-expert-bias"), "would drift apart"),
+        (
+            (*CHIMERA, "--num-experts", "4", "--moe-router-load-balancing-type", "global_aux_loss"),
+            "it counts tokens of one copy alone",
+        ),
+        ((*CHIMERA, *CHUNKS2), "the copies of a stage are on several pipeline ranks"),
+        ((*CHIMERA, "--mtp-num-layers", "1"), "the copies of a stage are on several pipeline ranks"),
+        ((*PP4, "--schedules-method", "chimera", *scheduled("zbv")), "both say the order of the pipeline"),
+        (
+            (*PP2, *scheduled("1f1b"), "--virtual-data-parallel-size", "2"),
+            "--virtual-data-parallel-size 2 with --pipeline-schedule 1f1b: it is an option of",
+        ),
+        ((*PP2, *scheduled("1f1b"), "--chimera-decouple-bw"), "--chimera-decouple-bw with"),
+        ((*LISTED, "1,2,3"), "has 6 samples, and --global-batch-size gives each data-parallel rank 4"),
+        ((*LISTED, "1,x"), "'1,x': is no list of numbers"),
+        ((*LISTED, "4,0"), "has a micro-batch without samples"),
+        (
+            (*LISTED, "1,3", "--optimized-pipeline", "--manual-mbs", "1,3"),
+            "both say the sizes of micro-batches",
+        ),
+        ((*LISTED, "1,3", "--no-dpp-loss-weighting"), "samples of small micro-batches would count more"),
+        ((*LISTED, "1,3", "--rampup-batch-size", "2", "2", "8"), "a list is for one batch size"),
+        ((*LISTED, "1,3", "--variable-seq-lengths"), "samples of different lengths cannot be put together"),
+        ((*LISTED, "1,3", "--context-parallel-size", "2"), "it counts samples of equal ones"),
+        ((*LISTED, "1,3", *scheduled("dualpipev")), "needs at least 4 micro-batches, the batch has 2"),
+        ((*LISTED, "1,3", "--mbs-idx", "2"), "--mbs-idx 2: it counts the micro-batches"),
+        ((*PP2, "--optimized-pipeline"), "--optimized-pipeline without sizes: add --manual-mbs"),
+        ((*PP2, "--manual-mbs", "4,4"), "--manual-mbs 4,4: add --optimized-pipeline"),
+        (
+            (*PP2, "--optimized-pipeline", "--manual-mbs", "example-config-2"),
+            "is for 8 pipeline ranks, and there are 2",
+        ),
+        ((*PP2, "--pp-schedule-list", '{"stage0": ["F0", "B0"]}'), "has 1 stages for 2 pipeline ranks"),
+        ((*PP2, "--pp-schedule-list", "[1]"), "is no JSON with a list of passes for each stage"),
+        ((*PP2, "--pp-schedule-list", '{"stage0": ["F0", "B0"], "stage1": ["B0", "F0"]}'), "waits"),
+        ((*PP2, "--automated-pipeline-perf", *scheduled("zb-h1")), "sizes are searched for 1f1b"),
+        (
+            (*PP2, "--use-multiparameter-pipeline-model-parallel"),
+            "which tensors? add --pipeline-tensor-shapes",
+        ),
+        ((*PP2, "--pipeline-tensor-shapes", "[]"), "without --use-multiparameter-pipeline-model-parallel"),
+        (
+            (*PP2, "--use-multiparameter-pipeline-model-parallel", "--pipeline-tensor-shapes", "[]"),
+            "is no list of tensors",
+        ),
+        ((*PP2, "--noop-layers-keep-numbering"), "without it positions are the numbers of layers"),
         ((*PP2, "--use-multi-stream", *scheduled("1f1b")), "is an option of --overlap-warmup-cooldown"),
         (
             (*PP2, *scheduled("1f1b"), "--pipeline-w-placement", "greedy"),

@@ -9,7 +9,7 @@ from mindspeed_pp.schedules import BUILT_IN
 from mindspeed_pp.simulator import simulate
 
 NAMES = [rule.name for rule in BUILT_IN]
-OTHER_SUMS = ("nanopipe",)
+OTHER_SUMS = ("nanopipe", "chimera")
 """They add the gradients of micro-batches in another order."""
 PP2 = ("--pipeline-model-parallel-size", "2")
 UNTIED = "--untie-embeddings-and-output-weights"
@@ -31,7 +31,8 @@ def test_a_schedule_trains_what_one_process_trains(pp2, name):
     tolerance = 1e-6 if name in OTHER_SUMS else 0.0
     assert found[name][0].executed == name
     assert distance(found[name][0].gradients, alone.gradients) <= tolerance
-    assert distance(found[name][0].parameters, alone.parameters) <= tolerance
+    # Adam divides a small gradient by itself.
+    assert distance(found[name][0].parameters, alone.parameters) <= 2 * tolerance
     for rank in found[name]:
         assert rank.losses == pytest.approx(alone.losses, rel=tolerance, abs=0)
 
@@ -40,9 +41,9 @@ def test_a_schedule_trains_what_one_process_trains(pp2, name):
 def test_a_rank_keeps_as_many_micro_batches_as_the_simulator_says(pp2, name):
     _, found = pp2
     rule = next(rule for rule in BUILT_IN if rule.name == name)
-    chunks = rule.chunks or 2
-    course = simulate(rule.schedule(Context(2, chunks, 8)))
-    assert [rank.alive for rank in found[name]] == [peak * chunks for peak in course.peaks]
+    schedule = rule.schedule(Context(2, rule.chunks or 2, 8))
+    parts = schedule.placement.parts(0)
+    assert [rank.alive for rank in found[name]] == [peak * parts for peak in simulate(schedule).peaks]
     assert max(rank.posted for rank in found[name]) <= 4
 
 

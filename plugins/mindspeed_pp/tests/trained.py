@@ -14,6 +14,8 @@ from mindspeed_core.testing.canonical import canonical_gradients, canonical_para
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_pp.engine import EngineState
 
+PP2, PP4 = (("--pipeline-model-parallel-size", size) for size in ("2", "4"))
+UNTIED = "--untie-embeddings-and-output-weights"
 BATCH = ("--micro-batch-size", "1", "--global-batch-size", "8", "--clip-grad", "0")
 
 
@@ -28,6 +30,7 @@ class Trained:
     posted: int = 0
     executed: str = ""
     evaluated: float = 0.0
+    drifted: dict = field(default_factory=dict)
 
 
 @contextmanager
@@ -61,6 +64,7 @@ def trained(run, steps=2, evaluates=False):
     gradients, parameters = canonical_gradients(run), canonical_parameters(run)
     if gradients is not None:
         found.gradients, found.parameters = dict(gradients.tensors), dict(parameters.tensors)
+        found.drifted = parameters.drifted()
     if evaluates:
         found.evaluated = run.session.call("evaluate", run=run, split="valid")["lm loss"]
     return found

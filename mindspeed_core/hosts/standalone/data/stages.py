@@ -153,7 +153,7 @@ def _check_fields(session: Session, sample: Any, fields: frozenset[str]) -> None
 def _check_shape(run: Run, sample: Mapping[str, Any]) -> None:
     """Refuse a micro-batch of another shape where other ranks expect the usual one."""
     args = run.args
-    shape = (args.micro_batch_size, args.seq_length)
+    shape = (run.context.samples or args.micro_batch_size, args.seq_length)
     if args.context_parallel_size > 1:
         check_shape(sample, shape, "ranks of a sequence split this length; use --context-parallel-size 1")
     elif args.pipeline_model_parallel_size > 1 and not args.variable_seq_lengths:

@@ -32,12 +32,13 @@ class Message(NamedTuple):
 
 def sent(action: Action, schedule: Schedule) -> Iterator[tuple[Message, int]]:
     """Yield the messages that an action ends with, and the rank that each goes to; to itself none."""
-    ranks = schedule.placement.ranks
+    placement = schedule.placement
+    ranks = placement.ranks
     for part in action.flat():
         to = None
-        if part.op == FORWARD and part.stage + 1 < len(ranks):
+        if part.op == FORWARD and not placement.is_last(part.stage):
             to = Message(FORWARD, part.stage + 1, part.microbatch)
-        elif part.op in (INPUT_GRADIENT, BACKWARD) and part.stage > 0:
+        elif part.op in (INPUT_GRADIENT, BACKWARD) and not placement.is_first(part.stage):
             to = Message(INPUT_GRADIENT, part.stage - 1, part.microbatch)
         if to is not None and ranks[to.stage] != ranks[part.stage]:
             yield to, ranks[to.stage]
@@ -45,12 +46,13 @@ def sent(action: Action, schedule: Schedule) -> Iterator[tuple[Message, int]]:
 
 def received(action: Action, schedule: Schedule) -> Iterator[tuple[Message, int]]:
     """Yield the messages that an action needs, and the rank that each comes from; from itself none."""
-    ranks = schedule.placement.ranks
+    placement = schedule.placement
+    ranks = placement.ranks
     for part in action.flat():
-        if part.op == FORWARD and part.stage > 0:
+        if part.op == FORWARD and not placement.is_first(part.stage):
             origin = part.stage - 1
             message = Message(FORWARD, part.stage, part.microbatch)
-        elif part.op in (INPUT_GRADIENT, BACKWARD) and part.stage + 1 < len(ranks):
+        elif part.op in (INPUT_GRADIENT, BACKWARD) and not placement.is_last(part.stage):
             origin = part.stage + 1
             message = Message(INPUT_GRADIENT, part.stage, part.microbatch)
         else:

@@ -15,6 +15,7 @@ from mindspeed_pp.plan import FLAG, WAVES, Plan
 from mindspeed_pp.schedule import Schedule
 from mindspeed_pp.shape_table import shapes_of_step, sizes_of_step
 from mindspeed_pp.step import IndexedBatches, Parts, Step, finalize
+from mindspeed_pp.uneven_microbatches import regrouped, weighing_of_step
 from mindspeed_pp.weight_gradients import WeightGradients
 
 if TYPE_CHECKING:
@@ -82,6 +83,11 @@ class Engine:
         """
         session, config = self._run.session, self._config
         state = session.state(EngineState)
+        read = micro_batch_size or self._args.micro_batch_size
+        weighing = None
+        if self._plan.sizes and not forward_only:
+            weighing = weighing_of_step(self._args, self._plan.sizes, num_microbatches * read)
+            num_microbatches = len(weighing.sizes)
         schedule, findings = self._schedule(num_microbatches, forward_only, state)
         device = self._run.dist.device
         groups = {name: session.groups[name] for name in (UP, DOWN)}
@@ -90,6 +96,8 @@ class Engine:
             warm_up(schedule, rank, groups, device, state.warm)
         models = list(model) if isinstance(model, (list, tuple)) else [model]
         iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
+        if weighing is not None:
+            iterators = [None if i is None else regrouped(i, weighing.sizes, read) for i in iterators]
         batches = [None if each is None else IndexedBatches(each) for each in iterators]
         sizes = {"seq_length": seq_length, "micro_batch_size": micro_batch_size}
         args = Namespace(**(vars(self._args) | {k: v for k, v in sizes.items() if v is not None}))
@@ -97,6 +105,9 @@ class Engine:
             shapes = shapes_of_step(
                 self._run, args, config, sizes_of_step(self._run, self._pg, schedule, batches)
             )
+        elif weighing is not None:
+            listed = [(size, args.seq_length) for size in weighing.sizes]
+            shapes = shapes_of_step(self._run, args, config, listed)
         else:
             shapes = self._shapes(args)
         ahead = {channel: max(AHEAD, depth) for channel, depth in findings.look_ahead.items()}
@@ -115,6 +126,7 @@ class Engine:
             forward_only=forward_only,
             collect_non_loss_data=collect_non_loss_data,
             first_val_step=first_val_step,
+            weighing=weighing,
         )
         self._check_chunks(parts)
         step = Step(parts)

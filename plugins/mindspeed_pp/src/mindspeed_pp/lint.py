@@ -104,9 +104,11 @@ def _incomplete(schedule: Schedule) -> Iterator[str]:
     for stage in range(schedule.placement.stages):
         for i in range(schedule.microbatches):
             for op, name in _NAMES.items():
-                found = counts[op, stage, i]
-                if found != 1:
-                    yield f"{name} of stage {stage} and micro-batch {i} comes {found} times instead of once"
+                found, wanted = counts[op, stage, i], int(schedule.placement.owns(stage, i))
+                if found != wanted:
+                    instead = "once" if wanted else "never"
+                    place = f"stage {stage} and micro-batch {i}"
+                    yield f"{name} of {place} comes {found} times instead of {instead}"
             if counts[RECOMPUTE, stage, i] > 1:
                 yield f"R{stage}.{i} comes {counts[RECOMPUTE, stage, i]} times"
         for op in (REDUCE, GATHER):
@@ -124,7 +126,9 @@ def _out_of_order(schedule: Schedule) -> Iterator[str]:
                     seen[WEIGHT_GRADIENT, part.stage] = seen.get((WEIGHT_GRADIENT, part.stage), 0) + 1
                 elif part.op == FORWARD:
                     seen[FORWARD, part.stage] = at
-                elif part.op == REDUCE and seen.get((WEIGHT_GRADIENT, part.stage), 0) < schedule.microbatches:
+                elif part.op == REDUCE and seen.get((WEIGHT_GRADIENT, part.stage), 0) < sum(
+                    schedule.placement.owns(part.stage, i) for i in range(schedule.microbatches)
+                ):
                     yield f"rank {rank}, item {at}: {part} comes before the last gradient of its weights"
                 elif part.op == GATHER and (FORWARD, part.stage) in seen:
                     yield f"rank {rank}, item {at}: {part} comes after a forward pass of its stage"
@@ -196,7 +200,7 @@ def _shortest(waits: dict[int, list[tuple[int, int, str]]], start: int) -> list[
 
 def _peak(schedule: Schedule, rank: int) -> float:
     """Return the most micro-batches alive, each until the gradient of its weights."""
-    share = 1 / len(schedule.placement.held[rank])
+    share = 1 / schedule.placement.parts(rank)
     alive = peak = 0
     for action in schedule.orders[rank]:
         for part in action.flat():

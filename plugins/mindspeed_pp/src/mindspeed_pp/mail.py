@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mindspeed_core.errors import UserError
 from mindspeed_core.run import TensorSpec
 from mindspeed_pp.actions import FORWARD
 from mindspeed_pp.channels import Message, goes_up, messages
@@ -71,6 +72,10 @@ class Mail:
         for origin in self._todo:
             self._post(origin, None)
 
+    def specs(self, microbatch: int) -> Sequence[TensorSpec]:
+        """Return the tensors that cross from stage to stage for a micro-batch."""
+        return self._shapes(microbatch)
+
     def receive(self, message: Message, origin: int) -> list[Tensor]:
         """Return the tensors of a message, waiting for them; those from this rank at once."""
         if origin == self._rank:
@@ -91,6 +96,8 @@ class Mail:
             tensors: in the order of the schema.
             freed: called when the memory of the tensors is not needed here any more.
         """
+        if message.kind == FORWARD:
+            check_described(tensors, self._shapes(message.microbatch), message)
         if to == self._rank:
             self._local[message] = [tensor.detach() for tensor in tensors]
             freed()
@@ -138,6 +145,23 @@ class Mail:
                 work.wait()
         except RuntimeError as error:
             raise StuckError(what) from error
+
+
+def check_described(tensors: Sequence[Tensor], specs: Sequence[TensorSpec], message: Message) -> None:
+    """Refuse to send what the next stage does not expect: it would read other bytes, or wait for ever."""
+    place = f"a pipeline stage sends to stage {message.stage}, for micro-batch {message.microbatch},"
+    if len(tensors) != len(specs):
+        names = ", ".join(spec.name for spec in specs)
+        raise UserError(
+            f"{place} {len(tensors)} tensors, and {len(specs)} are described ({names}); see "
+            "--pipeline-tensor-shapes"
+        )
+    for tensor, spec in zip(tensors, specs):
+        if tuple(tensor.shape) != tuple(spec.shape) or tensor.dtype != spec.dtype:
+            raise UserError(
+                f"{place} {spec.name} of {tensor.dtype} {list(tensor.shape)}, and {spec.dtype} "
+                f"{list(spec.shape)} is described; see --pipeline-tensor-shapes and --variable-seq-lengths"
+            )
 
 
 class StuckError(RuntimeError):

@@ -23,11 +23,15 @@ class PlacedLayout(PipelineParallelLayerLayout):
         """Lay stages out.
 
         Args:
-            stages: what each stage of the model holds.
+            stages: what each stage of the model holds; copies of the model hold the same.
             placement: of the stages.
         """
         size, chunks = placement.size, placement.stages // placement.size
-        held = [stages[placement.held[rank][chunk]] for chunk in range(chunks) for rank in range(size)]
+        held = [
+            stages[placement.position(placement.held[rank][chunk])]
+            for chunk in range(chunks)
+            for rank in range(size)
+        ]
         super().__init__([list(stage) for stage in held], size)
         self.placement = placement
         self.stages = [list(stage) for stage in stages]
@@ -50,8 +54,8 @@ class PlacedLayout(PipelineParallelLayerLayout):
     ) -> int:
         """Return how many layers of a kind the stages before a chunk have."""
         rank = parallel_state.get_pipeline_model_parallel_rank() if pp_rank is None else pp_rank
-        stage = self.placement.held[rank][vp_stage or 0]
-        return sum(layer == layer_type for before in self.stages[:stage] for layer in before)
+        place = self.placement.position(self.placement.held[rank][vp_stage or 0])
+        return sum(layer == layer_type for before in self.stages[:place] for layer in before)
 
 
 def placed(config: Any, placement: Placement) -> PlacedLayout:
@@ -61,15 +65,15 @@ def placed(config: Any, placement: Placement) -> PlacedLayout:
         config: megatron-core's, complete but for its layout.
         placement: of as many stages as the configuration has.
     """
-    size, chunks = placement.size, placement.stages // placement.size
+    size, depth = placement.size, placement.depth
     given: Any = config.pipeline_model_parallel_layout
     if isinstance(given, PlacedLayout):
         return given
     if given is not None:
-        stages = [given.layout[stage % size][stage // size] for stage in range(size * chunks)]
+        stages = [given.layout[stage % size][stage // size] for stage in range(depth)]
         return PlacedLayout(stages, placement)
-    each = config.num_layers // placement.stages
-    split = [[LayerType.decoder] * each for _ in range(placement.stages)]
+    each = config.num_layers // depth
+    split = [[LayerType.decoder] * each for _ in range(depth)]
     split[0].insert(0, LayerType.embedding)
     split[-1] += [LayerType.mtp] * (config.mtp_num_layers or 0) + [LayerType.loss]
     return PlacedLayout(split, placement)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,20 @@ from typing import Any
 from mindspeed_core.errors import UserError
 from mindspeed_pp.choice import Times, shortest
 from mindspeed_pp.lint import lint
+from mindspeed_pp.microbatch_list import (
+    LIST_FLAG,
+    MANUAL_FLAG,
+    OPTIMIZED_FLAG,
+    ORDERS_FLAG,
+    PERF_FLAG,
+    rule_of_orders,
+    sizes_of,
+)
 from mindspeed_pp.placement import Placement
 from mindspeed_pp.registry import rule_named
 from mindspeed_pp.rule import Context, Rule
 from mindspeed_pp.schedule import Schedule, parse_schedule, schedule_text
+from mindspeed_pp.schedules.chimera import DECOUPLED, chimera
 from mindspeed_pp.schedules.dual_pipe_v import DETACHED
 from mindspeed_pp.simulator import Costs
 from mindspeed_pp.transforms import greedy_weights, recomputed, waves
@@ -28,6 +38,12 @@ NATIVE_ORDER = (
     "--overlap-warmup-cooldown-communication",
 )
 """Flags that ask for megatron-core's order with messages of each direction on a communicator of its own."""
+SELECTING = (
+    *NATIVE_ORDER,
+    *(LIST_FLAG, MANUAL_FLAG, OPTIMIZED_FLAG, PERF_FLAG),
+    *("--use-multiparameter-pipeline-model-parallel", "--pipeline-tensor-shapes"),
+)
+"""Flags that need the engine, and let it run megatron-core's order where no schedule is named."""
 AUTO, GREEDY, WAVES = "auto", "greedy", "waves"
 IN_ADVANCE, IN_BUBBLE = "recompute_in_advance", "recompute_in_bubble"
 """Arguments of mindspeed-memory, which asks megatron-core's schedule for what `recomputed` does."""
@@ -47,6 +63,7 @@ class Plan:
         limit: most micro-batches alive on a rank.
         recomputes: forward passes are computed again right before their backward pass.
         options: of the rule.
+        sizes: samples of each micro-batch; empty where all are alike.
     """
 
     rule: Rule
@@ -57,6 +74,7 @@ class Plan:
     limit: float | None = None
     recomputes: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    sizes: tuple[int, ...] = ()
 
     @property
     def placement(self) -> Placement:
@@ -79,6 +97,10 @@ class Plan:
             lint(found)
             found = greedy_weights(found, Costs(*self.times), self.limit)
         return found
+
+    def count(self, microbatches: int | None) -> int | None:
+        """Return the micro-batches of a step of training that has ``microbatches`` of equal size."""
+        return len(self.sizes) or microbatches
 
     def refusal(self, microbatches: int | None) -> str:
         """Return why the rule does not go with a number of micro-batches, or an empty string."""
@@ -105,7 +127,9 @@ def asked_for(args: Any) -> dict[str, str]:
         found[f"--schedules-method {given('schedules_method')}"] = given("schedules_method")
     if given("foldx_mode"):
         found[f"--foldx-mode {given('foldx_mode')}"] = f"fold-{given('foldx_mode')}"
-    native = [flag for flag in NATIVE_ORDER if given(flag.lstrip("-").replace("-", "_"))]
+    if given("pp_schedule_list"):
+        found[ORDERS_FLAG] = ORDERS_FLAG
+    native = [flag for flag in SELECTING if given(flag.lstrip("-").replace("-", "_"))]
     if native and not found:
         interleaved = (said_chunks(args) or 1) > 1
         found[native[0]] = "interleaved" if interleaved else "1f1b"
@@ -125,7 +149,12 @@ def asked_rule(args: Any) -> Rule | None:
         if name == FILE_FLAG:
             path = str(args.pipeline_schedule_file)
             return _rule_of_text(schedule_text(Path(path)), path)
-        return rule_named(_chosen(args) if name == AUTO else name)
+        if name == ORDERS_FLAG:
+            return rule_of_orders(args.pp_schedule_list, args.pipeline_model_parallel_size or 1)
+        rule = rule_named(_chosen(args) if name == AUTO else name)
+        if rule is chimera and getattr(args, "chimera_decouple_bw", False):
+            return replace(rule, splits=True)
+        return rule
     return None
 
 
@@ -208,10 +237,22 @@ def planned(args: Any) -> Plan | None:
     return Plan(
         rule,
         ranks=args.pipeline_model_parallel_size,
-        chunks=said_chunks(args) or rule.chunks or 1,
+        chunks=copies_of(args, rule) or said_chunks(args) or rule.chunks or 1,
         times=times_of(args),
         moves_weights=rule.splits and getattr(args, "pipeline_w_placement", None) == GREEDY,
         limit=getattr(args, "pipeline_memory_limit", None),
         recomputes=any(getattr(args, dest, False) for dest in _RECOMPUTING),
-        options={DETACHED: bool(getattr(args, "dualpipev_dw_detach", False))},
+        options={
+            DETACHED: bool(getattr(args, "dualpipev_dw_detach", False)),
+            DECOUPLED: bool(getattr(args, "chimera_decouple_bw", False)),
+        },
+        sizes=sizes_of(args),
     )
+
+
+def copies_of(args: Any, rule: Rule) -> int:
+    """Return how often the ranks hold the model, 0 for a schedule that holds it once."""
+    if rule.name != chimera.name:
+        return 0
+    said = getattr(args, "virtual_data_parallel_size", None)
+    return 2 if said is None else int(said)

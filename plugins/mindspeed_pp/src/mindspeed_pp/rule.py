@@ -53,6 +53,7 @@ class Rule:
         exactly: the only number of micro-batches, of a schedule that is written down.
         whole_rounds: the number of micro-batches is a multiple of ``p``.
         summary: one line.
+        refuses: why ranks, chunks and micro-batches (None: not known yet) do not go, or an empty string.
     """
 
     name: str
@@ -64,9 +65,13 @@ class Rule:
     whole_rounds: bool = False
     summary: str = ""
     exactly: int | None = None
+    refuses: Callable[[int, int, int | None], str] = lambda p, v, m: ""
 
     def refusal(self, p: int, v: int, m: int | None) -> str:
         """Return why these sizes do not go, or an empty string; ``m`` None leaves micro-batches out."""
+        refused = self.refuses(p, v, m)
+        if refused:
+            return refused
         if self.chunks is not None and v != self.chunks:
             return f"schedule {self.name} has {self.chunks} model chunks on each rank, not {v}"
         if self.chunks is None and v < 2:
@@ -115,12 +120,13 @@ def schedule(
     least: Callable[[int], int] = lambda p: 1,
     whole_rounds: bool = False,
     summary: str = "",
+    refuses: Callable[[int, int, int | None], str] = lambda p, v, m: "",
 ) -> Callable[[Builder], Rule]:
     """Make a `Rule` of a function from `Context` to the list of each rank; see there for the arguments."""
 
     def make(build: Builder) -> Rule:
         line = summary or (build.__doc__ or "").strip().partition("\n")[0].rstrip(".")
-        return Rule(name, build, chunks, splits, place, least, whole_rounds, line)
+        return Rule(name, build, chunks, splits, place, least, whole_rounds, line, refuses=refuses)
 
     return make
 

@@ -69,6 +69,8 @@ class Schedule:
             f"ranks {' '.join(map(str, self.placement.ranks))}",
             f"microbatches {self.microbatches}",
         ]
+        if self.placement.copies > 1:
+            lines.append(f"copies {self.placement.copies}")
         lines += [f"{rank}: {' '.join(map(str, order))}" for rank, order in enumerate(self.orders)]
         return "\n".join(lines) + "\n"
 
@@ -116,13 +118,13 @@ def needs(action: Action, schedule: Schedule) -> Iterator[Result]:
         action: any but `OVERLAPPED`, whose parts have their own needs.
         schedule: that it belongs to.
     """
-    stages = schedule.placement.stages
+    placement = schedule.placement
     op, stage, microbatch = action.op, action.stage, action.microbatch
-    if op == FORWARD and stage > 0:
+    if op == FORWARD and not placement.is_first(stage):
         yield FORWARD, stage - 1, microbatch
     elif op in (INPUT_GRADIENT, BACKWARD):
         yield RECOMPUTE if (stage, microbatch) in schedule.recomputed else FORWARD, stage, microbatch
-        if stage < stages - 1:
+        if not placement.is_last(stage):
             yield INPUT_GRADIENT, stage + 1, microbatch
     elif op == WEIGHT_GRADIENT:
         yield INPUT_GRADIENT, stage, microbatch
@@ -148,7 +150,7 @@ def parse_schedule(text: str, where: str = "schedule") -> Schedule:
     Raises:
         UserError: a line cannot be read; the message names it.
     """
-    name, microbatches = "", 0
+    name, microbatches, copies = "", 0, 1
     ranks: tuple[int, ...] = ()
     orders: dict[int, tuple[Action, ...]] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -162,10 +164,12 @@ def parse_schedule(text: str, where: str = "schedule") -> Schedule:
                 ranks = tuple(int(word) for word in words[1:])
             elif words[0] == "microbatches" and len(words) == 2:
                 microbatches = int(words[1])
+            elif words[0] == "copies" and len(words) == 2 and int(words[1]) > 0:
+                copies = int(words[1])
             elif words[0].endswith(":") and int(words[0][:-1]) not in orders:
                 orders[int(words[0][:-1])] = tuple(parse_action(word) for word in words[1:])
             else:
-                raise ValueError("neither schedule, ranks, microbatches nor the list of another rank")
+                raise ValueError("neither schedule, ranks, microbatches, copies nor the list of another rank")
         except (ValueError, UserError) as error:
             raise UserError(f"{where}, line {number}: {error}; it looks like '0: F0.0 F0.1 A0.0'") from error
     if not ranks or not microbatches or sorted(orders) != list(range(max(ranks, default=-1) + 1)):
@@ -173,8 +177,15 @@ def parse_schedule(text: str, where: str = "schedule") -> Schedule:
             f"{where}: a schedule has a line 'ranks' with the rank of each stage, a line 'microbatches' and "
             "one list for each rank from 0 on"
         )
+    if len(ranks) % copies:
+        raise UserError(
+            f"{where}: {len(ranks)} stages are no {copies} copies of a model; change one of the two"
+        )
     return Schedule(
-        name or Path(where).stem, Placement(ranks), microbatches, tuple(orders[r] for r in sorted(orders))
+        name or Path(where).stem,
+        Placement(ranks, copies),
+        microbatches,
+        tuple(orders[r] for r in sorted(orders)),
     )
 
 

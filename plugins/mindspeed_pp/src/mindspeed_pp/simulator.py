@@ -164,7 +164,7 @@ def _run(schedule: Schedule, costs: Costs) -> list[Span]:
         for rank, order in enumerate(schedule.orders):
             while at[rank] < len(order) and (start := ready(rank)) is not None:
                 action = order[at[rank]]
-                end = start + costs.of(action, len(schedule.placement.held[rank]))
+                end = start + costs.of(action, schedule.placement.parts(rank))
                 spans.append(Span(rank, action, start, end))
                 done.update(dict.fromkeys((r for p in action.flat() for r in provides(p)), end))
                 free[rank] = end
@@ -193,7 +193,7 @@ def _reduced(schedule: Schedule, spans: Sequence[Span], costs: Costs) -> float:
 
 
 def _peak(schedule: Schedule, rank: int, costs: Costs) -> float:
-    share = 1 / len(schedule.placement.held[rank])
+    share = 1 / schedule.placement.parts(rank)
     size: Callable[[int], float] = lambda i: costs.sizes[i] if costs.sizes else 1.0  # noqa: E731
     early, late = costs.kept_to_input_gradient, costs.kept_to_weight_gradient
     alive = peak = 0.0

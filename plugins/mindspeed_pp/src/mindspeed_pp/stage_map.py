@@ -99,8 +99,10 @@ def layers_of_stages(args: Any) -> tuple[list[int], int]:
     """
     ranks = args.pipeline_model_parallel_size or 1
     chunks = said_chunks(args) or 1
-    plan = planned(args) if getattr(args, "pipeline_schedule", None) else None
-    placement = plan.placement if plan is not None else loop(ranks, chunks)
+    plan = planned(args)
+    # Copies of the model are cut alike: each rank holds one stage of each.
+    several = plan is not None and plan.placement.copies == 1
+    placement = plan.placement if plan is not None and several else loop(ranks, chunks)
     if getattr(args, "noop_layers", None):
         return _without_noops(args, placement)
     if getattr(args, "num_layer_list", None):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.megatron.schedule import announced
+from mindspeed_core.run import TensorSpec
 from mindspeed_pp.actions import (
     BACKWARD,
     FORWARD,
@@ -33,6 +34,7 @@ from mindspeed_pp.channels import Message
 from mindspeed_pp.mail import Mail
 from mindspeed_pp.random_states import kept_random_state
 from mindspeed_pp.schedule import Schedule
+from mindspeed_pp.uneven_microbatches import Weighing
 from mindspeed_pp.weight_gradients import WeightGradients
 
 Place = tuple[int, int]
@@ -59,6 +61,11 @@ class IndexedBatches:
             self._seen.append(next(self._batches))
         return self._seen[at]
 
+    def finish(self, count: int) -> None:
+        """Read to the end of a step of ``count`` micro-batches, where any of it was read."""
+        if self._seen:
+            self.look(count - 1)
+
 
 @dataclass
 class Parts:
@@ -79,6 +86,7 @@ class Parts:
         forward_only: no backward passes.
         collect_non_loss_data: as megatron-core's schedules take it.
         first_val_step: likewise.
+        weighing: of micro-batches of different sizes; None where all are alike.
     """
 
     run: Any
@@ -95,6 +103,7 @@ class Parts:
     forward_only: bool = False
     collect_non_loss_data: bool = False
     first_val_step: bool | None = None
+    weighing: Weighing | None = None
 
 
 @dataclass
@@ -139,6 +148,9 @@ class Step:
                 self._do[part.op](self, part)
             self.p.mail.reap()
         self.p.mail.flush()
+        for batches in self.p.batches:
+            if batches is not None:
+                batches.finish(self.p.schedule.microbatches)
         if not self.p.forward_only:
             self._check_empty()
 
@@ -166,11 +178,13 @@ class Step:
     def _forward(self, action: Action) -> None:
         place = action.stage, action.microbatch
         stage, microbatch = place
-        ranks = self.p.schedule.placement.ranks
+        placement = self.p.schedule.placement
+        ranks = placement.ranks
         received: list[Tensor | None] = [None]
-        if stage > 0:
+        if not placement.is_first(stage):
             arrived = self.p.mail.receive(Message(FORWARD, *place), ranks[stage - 1])
-            received = [self._needing_gradient(tensor) for tensor in arrived]
+            specs = self.p.mail.specs(microbatch)
+            received = [self._needing_gradient(tensor, spec) for tensor, spec in zip(arrived, specs)]
         again = place in self.p.schedule.recomputed and not self.p.forward_only
         kept = _Kept(received)
         if again:
@@ -183,7 +197,7 @@ class Step:
             self._kept[place] = kept
             if not again:
                 self._count(1)
-        if stage + 1 < len(ranks):
+        if not placement.is_last(stage):
             kept_for_backward = not self.p.forward_only and not again
             freed = (lambda: self._free(outputs)) if kept_for_backward else (lambda: None)
             self.p.mail.send(Message(FORWARD, stage + 1, microbatch), ranks[stage + 1], outputs, freed)
@@ -211,12 +225,17 @@ class Step:
         self._begun.add(chunk)
         if p.first_val_step is not None and p.forward_only:
             first = first and p.first_val_step
-        with announced(p.run, vp_stage, microbatch):
+        function, samples = p.forward_step_func, None
+        if p.weighing is not None:
+            function = p.weighing.around(function, microbatch, p.config)
+            samples = p.weighing.sizes[microbatch]
+        with announced(p.run, vp_stage, microbatch, samples):
             output, tokens = forward_step(
-                p.forward_step_func,
+                function,
                 batches,
                 p.models[chunk],
-                p.schedule.microbatches,
+                # Data parallelism averages over the copies of the model.
+                p.schedule.microbatches // p.schedule.placement.copies,
                 received if len(received) > 1 else received[0],
                 reports,
                 p.config,
@@ -225,14 +244,14 @@ class Step:
                 is_first_microbatch=first,
                 current_microbatch=microbatch,
                 vp_stage=vp_stage,
-                is_last_stage=stage == p.schedule.placement.stages - 1,
+                is_last_stage=p.schedule.placement.is_last(stage),
             )
         while isinstance(output, (list, tuple)) and len(output) == 1:
             output = output[0]
         return list(output) if isinstance(output, (list, tuple)) else [output], tokens
 
-    def _needing_gradient(self, tensor: Tensor) -> Tensor:
-        return tensor.requires_grad_() if tensor.is_floating_point() and not self.p.forward_only else tensor
+    def _needing_gradient(self, tensor: Tensor, spec: TensorSpec) -> Tensor:
+        return tensor.requires_grad_() if spec.requires_grad and not self.p.forward_only else tensor
 
     def _backward(self, action: Action) -> None:
         place = action.stage, action.microbatch
@@ -257,19 +276,25 @@ class Step:
 
     def _to_input(self, place: Place) -> None:
         stage, microbatch = place
-        ranks = self.p.schedule.placement.ranks
+        placement = self.p.schedule.placement
+        ranks = placement.ranks
         kept = self._kept.pop(place)
         gradients: list[Tensor | None] = [None]
-        if stage + 1 < len(ranks):
+        if not placement.is_last(stage):
             gradients = list(
                 self.p.mail.receive(Message(INPUT_GRADIENT, stage, microbatch), ranks[stage + 1])
             )
             self._wait_until_sent(kept.outputs)
+        if self.p.weighing is not None:
+            self.p.weighing.scale_further_losses(
+                microbatch, self.p.config, self.p.pg.cp.size(), self.p.device
+            )
         if len(kept.outputs) == 1 and len(kept.received) == 1:
             made = [backward_step(kept.received[0], kept.outputs[0], gradients[0], None, self.p.config)]
         else:
-            made = _backward_of_several(kept.received, kept.outputs, gradients, self.p.config)
-        if stage > 0:
+            specs = self.p.mail.specs(microbatch)
+            made = _backward_of_several(kept.received, kept.outputs, gradients, specs, self.p.config)
+        if not placement.is_first(stage):
             message = Message(INPUT_GRADIENT, stage - 1, microbatch)
             sent = [_or_zeros(g, x) for g, x in zip(made, kept.received) if x is not None and x.requires_grad]
             self.p.mail.send(message, ranks[stage - 1], sent, lambda: None)
@@ -353,14 +378,20 @@ def _or_zeros(gradient: Tensor | None, tensor: Tensor) -> Tensor:
 
 
 def _backward_of_several(
-    received: list[Tensor | None], outputs: list[Tensor], gradients: list[Tensor | None], config: Any
+    received: list[Tensor | None],
+    outputs: list[Tensor],
+    gradients: list[Tensor | None],
+    specs: Sequence[TensorSpec],
+    config: Any,
 ) -> list[Tensor | None]:
     """Differentiate a stage with several inputs or outputs; megatron-core looks at the first output alone."""
     if gradients == [None]:
         loss = outputs[0] if config.grad_scale_func is None else config.grad_scale_func(outputs[0])
         torch.autograd.backward(loss)
     else:
-        pairs = list(zip([output for output in outputs if output.requires_grad], gradients))
+        # A gradient travels for each tensor that is described so, also where this stage has none to compute.
+        described = [output for output, spec in zip(outputs, specs) if spec.requires_grad]
+        pairs = [(output, gradient) for output, gradient in zip(described, gradients) if output.requires_grad]
         torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
     return [None if tensor is None else tensor.grad for tensor in received]
 
@@ -370,9 +401,9 @@ def finalize(parts: Parts, tokens: Tensor, *, force_all_reduce: bool | None) -> 
     function = parts.config.finalize_model_grads_func
     if function is None:
         return
-    if (
-        parts.config.calculate_per_token_loss
-        and parts.schedule.placement.loss_rank != parts.schedule.ranks - 1
+    placement = parts.schedule.placement
+    if parts.config.calculate_per_token_loss and (
+        placement.copies > 1 or placement.loss_rank != parts.schedule.ranks - 1
     ):
         # megatron-core takes the number from the last rank.
         dist.all_reduce(tokens, group=parts.pg.pp)

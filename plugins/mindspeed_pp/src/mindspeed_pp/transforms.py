@@ -23,10 +23,11 @@ def waves(name: str, placement: Placement, microbatches: int) -> Schedule:
     All micro-batches forward stage by stage, then backward: every other schedule is faster. It takes over
     where a batch is too small for the one that was asked for, and in evaluation.
     """
+    of = [[i for i in range(microbatches) if placement.owns(s, i)] for s in range(placement.stages)]
     orders = [
         [
-            *(Action(FORWARD, stage, i) for stage in held for i in range(microbatches)),
-            *(Action(BACKWARD, stage, i) for stage in reversed(held) for i in range(microbatches)),
+            *(Action(FORWARD, stage, i) for stage in held for i in of[stage]),
+            *(Action(BACKWARD, stage, i) for stage in reversed(held) for i in of[stage]),
         ]
         for held in placement.held
     ]
@@ -97,7 +98,7 @@ def greedy_weights(schedule: Schedule, costs: Costs, limit: float | None = None)
 
 
 def _chunks(schedule: Schedule, rank: int) -> int:
-    return len(schedule.placement.held[rank])
+    return schedule.placement.parts(rank)
 
 
 def _most_alive(order: tuple[Action, ...]) -> float:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from mindspeed_core.feature import HookApi
 from mindspeed_pp.extension_points import SCHEDULES
+from mindspeed_pp.features.chimera import Chimera
 from mindspeed_pp.features.engine import PipelineSchedule
-from mindspeed_pp.features.partition import NoopLayers, NumLayerList, UnalignedPipeline
+from mindspeed_pp.features.microbatches import MicrobatchSizes
+from mindspeed_pp.features.multi_parameter import MultiParameter
+from mindspeed_pp.features.partition import NoopKeys, NoopLayers, NumLayerList, UnalignedPipeline
 from mindspeed_pp.features.random_states import RandomPerMicrobatch
 from mindspeed_pp.features.weight_gradients import LaterWeightGradients
 
@@ -14,15 +17,23 @@ DECLARATIONS = (
     SCHEDULES,
     PipelineSchedule,
     LaterWeightGradients,
+    Chimera,
+    MicrobatchSizes,
+    MultiParameter,
     RandomPerMicrobatch,
     NoopLayers,
+    NoopKeys,
     UnalignedPipeline,
     NumLayerList,
 )
 
 __all__ = [
     "DECLARATIONS",
+    "Chimera",
     "LaterWeightGradients",
+    "MicrobatchSizes",
+    "MultiParameter",
+    "NoopKeys",
     "NoopLayers",
     "NumLayerList",
     "PipelineSchedule",

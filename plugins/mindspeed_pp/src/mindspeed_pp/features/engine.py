@@ -37,6 +37,7 @@ _BETTER = {
     "fold-aiao": "interleaved with --overlap-grad-reduce takes as long and keeps fewer micro-batches",
     "fold-fifo": "interleaved with --overlap-grad-reduce reduces gradients bucket by bucket",
     "dualpipev": "passes of a pair run one after the other here, and then zbv is shorter",
+    "chimera": "zbv has a smaller bubble for more than a few micro-batches, and holds the weights once",
 }
 """What to use instead of schedules that others dominate."""
 
@@ -79,7 +80,7 @@ class PipelineSchedule(Feature):
         Flag(
             "--schedules-method",
             type=str,
-            choices=("dualpipev",),
+            choices=("dualpipev", "chimera"),
             help=f"The same as {FLAG}.",
         ),
         Flag("--dualpipev-dw-detach", help="dualpipev: leave the last weight gradients to the end."),
@@ -158,7 +159,7 @@ class PipelineSchedule(Feature):
                 f"{asked}: it is for {placement.size} pipeline ranks, and --pipeline-model-parallel-size is "
                 f"{ranks}; change one of the two",
             )
-        found = [] if placement.is_loop else list(_placed_elsewhere(args, asked, placement.stages))
+        found = [] if placement.is_loop else list(_placed_elsewhere(args, asked, placement.depth))
         if getattr(args, "pipeline_w_placement", None) == GREEDY and not plan.rule.splits:
             found.append(
                 f"{WEIGHTS_FLAG} {GREEDY} with {asked}: it computes no weight gradients apart; use zb-h1, "
@@ -192,7 +193,7 @@ class PipelineSchedule(Feature):
         validated = yield
         plan = planned(validated)
         assert plan is not None
-        count = getattr(validated, "num_microbatches", None)
+        count = plan.count(getattr(validated, "num_microbatches", None))
         refused = plan.refusal(count)
         if refused:
             raise UserError(f"{FLAG} {plan.rule.name}: {refused}")
@@ -206,7 +207,7 @@ class PipelineSchedule(Feature):
         options = yield
         plan = planned(args)
         assert plan is not None
-        if plan.placement.loss_rank != 0:
+        if plan.placement.loss_rank != 0 and plan.placement.copies == 1:
             return options
         from mindspeed_pp.tied_embeddings import first_rank
 
@@ -229,9 +230,13 @@ class PipelineSchedule(Feature):
         if plan is None or plan.placement.is_loop or pp_size != plan.ranks:
             return None
         placement = plan.placement
-        last = placement.stages - 1
         return tuple(
-            ChunkPlace(chunk if plan.chunks > 1 else None, stage, stage == 0, stage == last)
+            ChunkPlace(
+                chunk if plan.chunks > 1 else None,
+                placement.position(stage),
+                placement.is_first(stage),
+                placement.is_last(stage),
+            )
             for chunk, stage in enumerate(placement.held[pp_rank])
         )
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
-from mindspeed_pp.features.proofs import LIST_PROOFS, NOOP_PROOFS, ROWS_PROOFS
-from mindspeed_pp.stage_map import LIST, NOOP, ROWS, layers_of_stages, layout_text
+from mindspeed_pp.features.proofs import KEYS_PROOFS, LIST_PROOFS, NOOP_PROOFS, ROWS_PROOFS
+from mindspeed_pp.stage_map import LIST, NOOP, ROWS, layers_of_stages, layout_text, numbers
 
+_KEEP = "--noop-layers-keep-numbering"
 _FAMILY = "pipeline parallelism"
 _REQUIRES = (
     Requirement(flag="--pipeline-model-parallel-size", reason="layers are distributed over pipeline stages"),
@@ -74,6 +75,49 @@ class NoopLayers(_Partition):
     )
     docs = "mindspeed_pp:docs/noop-layers.md"
     verify = NOOP_PROOFS
+
+
+class NoopKeys(Feature):
+    """Layers under their position in checkpoints."""
+
+    name = "noop-layer-keys"
+    family = _FAMILY
+    summary = "Checkpoints that name layers by their position, empty positions counted"
+    flags = (Flag(_KEEP, help="Name layers in checkpoints by position, empty ones counted."),)
+    requires = (Requirement(feature="noop-layers", reason="without it positions are the numbers of layers"),)
+    # A loop of one's own names what it saves.
+    hosts = ("standalone", "megatron-lm")
+    docs = "mindspeed_pp:docs/noop-layer-keys.md"
+    fake_tensors = True
+    deterministic = True
+    affects_checkpoint = True
+    verify = KEYS_PROOFS
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Refuse formats whose keys have no number of a layer."""
+        kind = getattr(args, "ckpt_format", None)
+        if kind in (None, "torch_dist"):
+            return ()
+        return (
+            f"{_KEEP} with --ckpt-format {kind}: only torch_dist names layers by a number of the model; use "
+            "--ckpt-format torch_dist",
+        )
+
+    @hookimpl(wrapper=True)
+    def build_transformer_config(self) -> Generator[None, Any, Any]:
+        """Give each layer a key of its own."""
+        config = yield
+        config.hetereogenous_dist_checkpoint = True
+        return config
+
+    @hookimpl(wrapper=True)
+    def model_state(self, run: Any) -> Generator[None, Any, Any]:
+        """Name each layer by its position."""
+        state = yield
+        from mindspeed_pp.layer_keys import positions, with_positions
+
+        return with_positions(state, positions(run.args.num_layers, numbers(NOOP, run.args.noop_layers)))
 
 
 class UnalignedPipeline(_Partition):

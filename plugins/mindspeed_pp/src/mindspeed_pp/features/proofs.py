@@ -72,6 +72,26 @@ NOOP_PROOFS = (
         resume=Resume(flags=(*BATCH, "--num-layers", "4"), world_size=1, with_feature=False),
     ),
 )
+_POSITIONS = ("--num-layers", "6", "--noop-layers", "0,3")
+KEYS_PROOFS = (
+    Scenario(
+        "pp2",
+        flags=(*PP2, *UNCLIPPED, *_POSITIONS, "--noop-layers-keep-numbering"),
+        baseline=(*BATCH, *UNCLIPPED, "--num-layers", "4"),
+        world_size=2,
+        baseline_world_size=1,
+        tolerance=1e-6,
+    ),
+    Scenario(
+        "resume",
+        flags=(*PP2, *OVERLAPS, *_POSITIONS, "--noop-layers-keep-numbering"),
+        world_size=2,
+        resume=Resume(
+            flags=(*PP2, *OVERLAPS, *_POSITIONS, *scheduled("zb-h1"), "--noop-layers-keep-numbering"),
+            world_size=4,
+        ),
+    ),
+)
 ROWS_PROOFS = (
     Scenario(
         "interleaved",

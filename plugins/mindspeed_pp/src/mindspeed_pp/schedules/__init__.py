@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mindspeed_pp.schedules.chimera import chimera
 from mindspeed_pp.schedules.dual_pipe_v import dual_pipe_v
 from mindspeed_pp.schedules.fold import fold_aiao, fold_fifo
 from mindspeed_pp.schedules.interleaved import interleaved, nanopipe
@@ -19,6 +20,7 @@ BUILT_IN = (
     zbv,
     nanopipe,
     dual_pipe_v,
+    chimera,
     fold_aiao,
     fold_fifo,
     list_scheduler,

@@ -1,0 +1,78 @@
+"""The declaration of several tensors between pipeline stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mindspeed_core.errors import UserError
+from mindspeed_core.feature import Feature, Flag, Requirement, Scenario, hookimpl
+from mindspeed_core.run import BoundarySchema
+from mindspeed_pp.features.proofs import PP2, scheduled
+from mindspeed_pp.tensor_shapes import SHAPES_FLAG, is_provider, parse_shapes, schema_of
+
+_FLAG = "--use-multiparameter-pipeline-model-parallel"
+_HIDDEN = (SHAPES_FLAG, '[{"name": "hidden", "shape": ["s", "b", "h"]}]')
+
+
+class MultiParameter(Feature):
+    """Stages that hand on several tensors."""
+
+    name = "multi-parameter"
+    family = "pipeline parallelism"
+    summary = "Several tensors between pipeline stages, described by JSON or a function"
+    flags = (
+        Flag(_FLAG, help="Send the tensors of --pipeline-tensor-shapes from stage to stage."),
+        Flag(
+            SHAPES_FLAG,
+            type=str,
+            metavar="JSON",
+            help="Tensors between stages, or module:function that returns them.",
+        ),
+    )
+    requires = (
+        Requirement(feature="pp-engine", reason="it sends several tensors, also between interleaved stages"),
+    )
+    docs = "mindspeed_pp:docs/multi-parameter.md"
+    fake_tensors = True
+    deterministic = True
+    affects_checkpoint = False
+    verify = (
+        Scenario(
+            "interleaved",
+            flags=(
+                *(*PP2, "--num-virtual-stages-per-pipeline-rank", "2"),
+                *(_FLAG, *_HIDDEN, *scheduled("interleaved")),
+            ),
+            baseline=(*PP2, "--num-virtual-stages-per-pipeline-rank", "2"),
+            world_size=2,
+            tolerance=0.0,
+        ),
+    )
+
+    @classmethod
+    def enabled(cls, args: Any) -> bool:
+        """Return whether one of the flags is given."""
+        asked = getattr(args, "use_multiparameter_pipeline_model_parallel", False)
+        return bool(asked or getattr(args, "pipeline_tensor_shapes", None))
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Refuse one flag without the other, and descriptions that cannot be read."""
+        text = getattr(args, "pipeline_tensor_shapes", None)
+        if not text:
+            return (f"{_FLAG} without {SHAPES_FLAG}: which tensors? add {SHAPES_FLAG} {_HIDDEN[1]!r}",)
+        if not getattr(args, "use_multiparameter_pipeline_model_parallel", False):
+            return (f"{SHAPES_FLAG} without {_FLAG}: add it, or drop the shapes",)
+        if is_provider(text):
+            return ()
+        try:
+            parse_shapes(text)
+        except UserError as error:
+            return (str(error),)
+        return ()
+
+    @hookimpl
+    def boundary_schema(self, args: Any, config: Any) -> BoundarySchema:
+        """Describe the tensors between stages."""
+        return schema_of(args, config)
