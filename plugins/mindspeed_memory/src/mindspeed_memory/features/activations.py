@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mindspeed_core.feature import Feature
 from mindspeed_memory.features.compress import CompressActivation, CompressDense
+from mindspeed_memory.features.policies import AdaptiveMemory, AdaptiveRecompute
 from mindspeed_memory.features.plans import RecomputePlan, SwapPlan
 from mindspeed_memory.features.recompute import (
     RecomputeActivation,
@@ -24,4 +25,6 @@ ACTIVATION_FEATURES: tuple[type[Feature], ...] = (
     CompressDense,
     RecomputePlan,
     SwapPlan,
+    AdaptiveRecompute,
+    AdaptiveMemory,
 )
