@@ -190,7 +190,7 @@ class AdaptiveMemory(_Budgeted, SwappingFeature):
         *BUDGET_FLAGS,
         *ENGINE_FLAGS,
     )
-    slots = ("recompute-policy", "mlp-forward", "saved-tensors")
+    slots: ClassVar[Sequence[str]] = ("recompute-policy", "mlp-forward", "saved-tensors")
     conflicts = (
         *POLICY_CONFLICTS,
         Conflict(

@@ -111,9 +111,9 @@ class AdaptiveRecompute:
         self._profile.end_backward()
 
     def _measured_step(self, run: Run) -> None:
-        resident, *peaks = self._profile.needed
+        resident, peak, head = self._profile.needed
         if self._step == 0:
-            self._needed = (resident, *peaks)
+            self._needed = (resident, peak, head)
         # The optimizer's state exists from the first update on.
         self._needed = (max(resident, self._needed[0]), *self._needed[1:])
         self._step += 1
@@ -127,7 +127,7 @@ class AdaptiveRecompute:
             self._apply(mine.stage, self.budget)
 
     def _check(self, run: Run) -> None:
-        """Make a smaller plan where a step of this one took more than the budget, on any rank of the stage."""
+        """Make a smaller plan where a step of this one took more than the budget on a rank of the stage."""
         self.used = sum(self._profile.needed[:2])
         stage = run.pg.pp.rank()
         everywhere = all_gather_values((stage, self.used))

@@ -129,9 +129,9 @@ def _planned(measured: Measured, room: int, *, passing: int) -> StagePlan | None
     """Return the fastest plan whose peaks beyond resident bytes fit into ``room``.
 
     Full recomputation peaks in the backward pass of the last layer, where this layer has all that it ever
-    keeps: beyond that peak count the other layers alone, and the last one for the other micro-batches that are
-    under way. Before that pass, while the loss is computed, every layer counts. Where a rank has several chunks,
-    each of them is the last one at some time, and every layer counts always.
+    keeps: beyond that peak count the other layers alone, and the last one for the other micro-batches that
+    are under way. Before that pass, while the loss is computed, every layer counts. Where a rank has several
+    chunks, each of them is the last one at some time, and every layer counts always.
     """
     keys = sorted(measured.costs)
     groups = [Group(measured.costs[key].layers, _forms(measured, key, swaps=passing > 0)) for key in keys]
