@@ -6,7 +6,7 @@ from mindspeed_core.feature import Feature
 from mindspeed_memory.features.checkpoint_aliases import CheckpointActivations
 from mindspeed_memory.features.compress import CompressActivation, CompressDense
 from mindspeed_memory.features.plans import RecomputePlan, SwapPlan
-from mindspeed_memory.features.policies import AdaptiveMemory, AdaptiveRecompute
+from mindspeed_memory.features.policies import AdaptiveMemory, AdaptiveRecompute, SmartSwap
 from mindspeed_memory.features.recompute import (
     RecomputeActivation,
     RecomputeCounts,
@@ -28,5 +28,6 @@ ACTIVATION_FEATURES: tuple[type[Feature], ...] = (
     SwapPlan,
     AdaptiveRecompute,
     AdaptiveMemory,
+    SmartSwap,
     CheckpointActivations,
 )

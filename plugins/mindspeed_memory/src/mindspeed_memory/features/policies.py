@@ -6,11 +6,12 @@ from collections.abc import Generator, Sequence
 from typing import Any, ClassVar
 
 from mindspeed_core.feature import Conflict, Feature, Flag, hookimpl
-from mindspeed_memory.features.policy_proofs import MEMORY_PROOFS, RECOMPUTE_PROOFS
+from mindspeed_memory.features.policy_proofs import MEMORY_PROOFS, RECOMPUTE_PROOFS, SMART_PROOFS
 from mindspeed_memory.features.swap import ENGINE_CONFLICTS, ENGINE_FLAGS, SwappingFeature
 
 _SWITCH, _SIZE = "--adaptive-recompute-device-swap", "--adaptive-recompute-device-size"
 _STEPS, _MEMORY = "--adaptive-recompute-profiling-step", "--adaptive-memory-optimization"
+_SMART, _FILE = "--smart-swap", "--swap-policy"
 _LEAST_STEPS = 5
 BUDGET_FLAGS = (
     Flag(
@@ -237,6 +238,87 @@ class AdaptiveMemory(_Budgeted, SwappingFeature):
         self._engine.begin()
         result = yield
         self._engine.end(result[0] if isinstance(result, tuple) else None)
+        return result
+
+
+class SmartSwap(SwappingFeature):
+    """Saved tensors are chosen one by one, by a trace of a step, and wait on the host."""
+
+    name = "smart-swap"
+    summary = "Saved tensors that wait on the host, chosen by size and time from a traced step or from a file"
+    stability = "prototype"
+    flags = (
+        Flag(_SMART, help="Choose by a traced step which saved tensors wait on the host."),
+        Flag(
+            _FILE,
+            type=str,
+            default="",
+            metavar="FILE",
+            help="Policy of --smart-swap as JSON: read where it exists, otherwise written.",
+        ),
+        *ENGINE_FLAGS,
+    )
+    slots: ClassVar[Sequence[str]] = ("saved-tensors", "recompute-policy")
+    conflicts = (
+        *ENGINE_CONFLICTS,
+        Conflict(
+            flag="--use-torch-fsdp2",
+            reason="parameters gathered for a layer would count as saved tensors; use --swap-activation-plan",
+        ),
+        Conflict(
+            flag="--use-megatron-fsdp",
+            reason="parameters gathered for a layer would count as saved tensors; use --swap-activation-plan",
+        ),
+        Conflict(
+            flag="--overlap-moe-expert-parallel-comm",
+            reason="two micro-batches pass a chunk at once, in parts; drop one of the two",
+        ),
+        Conflict(
+            feature="moe-fb-overlap",
+            reason="two micro-batches pass a chunk at once, in parts; drop one of the two",
+        ),
+    )
+    # Around what recomputes.
+    before = ("recompute-norm", "recompute-activation", "recompute-layers-per-pp-rank")
+    docs = "mindspeed_memory:docs/smart-swap.md"
+    verify = SMART_PROOFS
+
+    _policy: Any = None
+
+    @classmethod
+    def enabled(cls, args: Any) -> bool:
+        """Return whether it is asked for, or a policy is given, which needs it."""
+        return bool(getattr(args, "smart_swap", False) or getattr(args, "swap_policy", ""))
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Refuse a policy without its switch."""
+        found = list(super().validate(args))
+        if args.swap_policy and not args.smart_swap:
+            found.append(f"{_FILE} {args.swap_policy} needs {_SMART}; add it")
+        return found
+
+    @hookimpl(wrapper=True)
+    def build_model(self, session: Any, args: Any, pg: Any) -> Generator[None, Any, Any]:
+        """Change the chunks, and read the policy."""
+        chunks = yield
+        from pathlib import Path
+
+        from mindspeed_memory.policy.smart_swap import SmartSwap as Policy
+
+        engine = self._start_engine(session, args)
+        path = Path(args.swap_policy) if args.swap_policy else None
+        self._policy = Policy(session, chunks, self.name, engine, stage=pg.pp.rank(), path=path)
+        return chunks
+
+    @hookimpl(wrapper=True)
+    def train_step(self, run: Any) -> Generator[None, Any, Any]:
+        """Trace the step, and record what was swapped."""
+        before = self._copies.moved, self._engine.late
+        with self._policy.step(run):
+            result = yield
+        run.metrics.add("swapped bytes", float(self._copies.moved - before[0]), "max")
+        run.metrics.add("late swaps", float(self._engine.late - before[1]), "max")
         return result
 
 

@@ -65,3 +65,24 @@ def _proofs(flags: tuple[str, ...]) -> tuple[Scenario, ...]:
 
 RECOMPUTE_PROOFS = _proofs(_RECOMPUTE)
 MEMORY_PROOFS = _proofs(_MEMORY)
+_SMART = ("--smart-swap", "--swap-min-bytes", "1024")
+_SMART_STEPS = 5
+SMART_PROOFS = tuple(
+    replace(scenario, steps=_SMART_STEPS)
+    for scenario in (
+        as_without(
+            "traced",
+            _SMART,
+            model=(*FUSED_LLAMA, *_LONG),
+            gains=(
+                Gain("forward_bytes", 0.9),
+                Gain("peak_bytes", 1.0),
+                Gain("swapped bytes"),
+                Gain("host_buffers", exactly=0),
+            ),
+        ),
+        as_without("biases", _SMART),
+        as_without("experts", _SMART, model=EXPERTS),
+        *in_layouts(_SMART),
+    )
+)
