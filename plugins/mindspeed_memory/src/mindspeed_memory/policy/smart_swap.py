@@ -197,9 +197,7 @@ class SmartSwap:
         self._other_number = False
         self._swapped = [frozenset()] * len(self._models)
         if self._renewals == _MOST_RENEWALS:
-            logger.warning(
-                "smart swap: passes save ever other numbers of tensors; nothing is swapped any more"
-            )
+            logger.warning("smart swap: passes save ever other numbers of tensors; nothing is swapped now")
             return
         self._renewals += 1
         self._step = _BYTES

@@ -121,6 +121,8 @@ def _settings(content: Any) -> Settings:
     if content.get("version", _VERSION) != _VERSION or content.get("format", _FORMAT) != _FORMAT:
         raise ValueError(f"format {content.get('format')!r}, version {content.get('version')!r}")
     given = content.get("settings", {})
+    if not isinstance(given, dict):
+        raise TypeError("its settings are no object")
     unknown = given.keys() - Settings.__dataclass_fields__.keys()
     if unknown:
         raise ValueError(f"settings have no {min(unknown)!r}; there are {', '.join(asdict(Settings()))}")

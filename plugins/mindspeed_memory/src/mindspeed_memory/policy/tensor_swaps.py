@@ -6,8 +6,10 @@ one another. A tensor that would not be back in time, or would make another one 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 Place = tuple[int, int]
 """Number of the chunk, and number of the first of the values that are saved of one storage in a pass."""
@@ -73,41 +75,48 @@ def chosen_swaps(trace: Trace, *, bandwidth: float, reduction: int | None = None
     target = plain - reduction if reduction is not None else 0
     # What is alive above this level is the peak that is to be covered.
     level = target if reduction is not None else plain // 2
-    order = sorted(lives, key=lambda place: (-_score(lives[place], trace, level), place))
-    largest_first = [place for place in order if _covers(lives[place], trace, level)]
-    chosen: list[Life] = []
-    places: set[Place] = set()
+    high = [time for time, nbytes in trace.alive if nbytes > level]
+    covered = {place: sum(_covered(life, high) for life in found) for place, found in lives.items()}
+    largest = max((life.nbytes for life in trace.lives), default=0)
+
+    def score(place: Place) -> float:
+        size = (max(life.nbytes for life in lives[place]) / largest) ** (1 / 3)
+        return covered[place] / (len(high) * len(lives[place])) + 2 * size
+
+    chosen: dict[Place, list[Life]] = {}
     peak = plain
-    for place in largest_first:
+    useful = [place for place in lives if covered[place]]
+    for place in sorted(useful, key=lambda place: (-score(place), place)):
         if peak <= target:
             break
-        with_it = [*chosen, *lives[place]]
+        with_it = {**chosen, place: lives[place]}
         away = _away(with_it, bandwidth)
-        if away is None:
-            continue
-        chosen = with_it
-        places.add(place)
-        peak = _peak(trace, away)
-    return Swaps(frozenset(places), peak, plain)
+        if away is not None:
+            chosen, peak = with_it, _peak(trace, away)
+    return Swaps(frozenset(_without_the_useless(trace, chosen, bandwidth, max(peak, target))), peak, plain)
 
 
-def _score(lives: Sequence[Life], trace: Trace, level: int) -> float:
-    """Return how much of the peak is covered, and twice the cube root of the size beside the largest."""
-    times = [time for time, nbytes in trace.alive if nbytes > level]
-    covered = sum(life.saved < time <= life.needed for life in lives for time in times)
-    largest = max(life.nbytes for life in trace.lives)
-    size = (max(life.nbytes for life in lives) / largest) ** (1 / 3)
-    return covered / max(1, len(times) * len(lives)) + 2 * size
+def _without_the_useless(
+    trace: Trace, chosen: Mapping[Place, list[Life]], bandwidth: float, peak: int
+) -> list[Place]:
+    """Return the places that the peak needs, the last ones given up first."""
+    kept = dict(chosen)
+    for place in reversed(list(chosen)):
+        fewer = {other: found for other, found in kept.items() if other != place}
+        away = _away(fewer, bandwidth)
+        if away is not None and _peak(trace, away) <= peak:
+            kept = fewer
+    return list(kept)
 
 
-def _covers(lives: Sequence[Life], trace: Trace, level: int) -> bool:
-    return any(
-        life.saved < time <= life.needed for life in lives for time, nbytes in trace.alive if nbytes > level
-    )
+def _covered(life: Life, high: Sequence[float]) -> int:
+    """Return how many of these times, in their order, lie between saving and reading."""
+    return max(0, bisect_right(high, life.needed) - bisect_right(high, life.saved))
 
 
-def _away(lives: Sequence[Life], bandwidth: float) -> list[tuple[float, float, int]] | None:
+def _away(chosen: Mapping[Place, Sequence[Life]], bandwidth: float) -> list[tuple[float, float, int]] | None:
     """Return from when to when each storage is gone, with its bytes; None where one is late."""
+    lives = [life for found in chosen.values() for life in found]
     gone: dict[int, float] = {}
     free = 0.0
     for index in sorted(range(len(lives)), key=lambda index: lives[index].saved):
@@ -125,12 +134,15 @@ def _away(lives: Sequence[Life], bandwidth: float) -> list[tuple[float, float, i
 
 def _peak(trace: Trace, away: Sequence[tuple[float, float, int]]) -> int:
     """Return the most bytes where storages are gone during the whole time between two samples."""
-    found, before = 0, float("-inf")
-    for time, nbytes in trace.alive:
-        less = sum(size for start, end, size in away if start <= before and time <= end)
-        found = max(found, nbytes - less)
-        before = time
-    return found
+    times = [time for time, _ in trace.alive]
+    change = [0] * (len(times) + 1)
+    for start, end, nbytes in away:
+        first, behind = bisect_left(times, start) + 1, bisect_right(times, end)
+        if first < behind:
+            change[first] -= nbytes
+            change[behind] += nbytes
+    less = accumulate(change)
+    return max((nbytes + fewer for (_, nbytes), fewer in zip(trace.alive, less)), default=0)
 
 
 def by_chunk(places: frozenset[Place], groups: Mapping[Place, Sequence[int]]) -> dict[int, list[int]]:
