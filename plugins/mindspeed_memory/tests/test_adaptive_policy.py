@@ -36,12 +36,12 @@ def train(*flags):
     with opened(*MODEL, *LONG, *flags) as session:
         run = loop.setup(session)
         policy: AdaptiveRecompute = policy_of(session)
-        before = [layer.form for layer in policy._layers]
+        before = [layer.form for layer in policy.layers]
         for _ in range(MEASURING + 1):
             session.call("train_step", run=run)
         found = {
             "first": before,
-            "forms": [layer.form for layer in policy._layers],
+            "forms": [layer.form for layer in policy.layers],
             "plan": policy.plan,
             "budget": policy.budget,
             "planned": policy.planned_bytes,
@@ -52,7 +52,7 @@ def train(*flags):
         policy.budget, policy._checks = policy.used - 2**18, 3
         for _ in range(3):
             session.call("train_step", run=run)
-        found["smaller"] = policy.used, policy.budget, [layer.form for layer in policy._layers]
+        found["smaller"] = policy.used, policy.budget, [layer.form for layer in policy.layers]
         loop.teardown(session)
     return found
 
@@ -104,7 +104,7 @@ def test_a_budget_below_full_recomputation_is_refused_with_the_number_on_every_r
 
 
 def every_form(*flags):
-    """Run a layer in every form from the same random state; return in which ones the bits are equal."""
+    """Run a layer in every form from the same random state; return where the bits are equal."""
     from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
     with opened(*flags, *SWAPS) as session:
@@ -112,7 +112,7 @@ def every_form(*flags):
         policy = policy_of(session)
         policy._step = MEASURING
         engine = next(feature._engine for feature in session._features if feature.name == "adaptive-memory")
-        layer, state = policy._layers[-1], torch.get_rng_state()
+        layer, state = policy.layers[-1], torch.get_rng_state()
         tracked = get_cuda_rng_tracker().get_states()
         found = {}
         for form in layer.forms:

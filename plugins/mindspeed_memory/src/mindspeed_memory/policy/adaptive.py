@@ -34,6 +34,9 @@ class AdaptiveRecompute:
     """The policy of one rank.
 
     Attributes:
+        layers: of this rank.
+        profile: their measurements.
+        measured: those of all ranks; empty before they were exchanged.
         plan: of this rank's pipeline stage; None before there is one.
         budget: bytes.
         used: bytes of the last step that was followed, resident ones included.
@@ -66,16 +69,16 @@ class AdaptiveRecompute:
         self.plan: StagePlan | None = None
         self.used = 0
         self._session, self._owner, self._depth = session, owner, depth
-        self._layers = [
+        self.layers = [
             SwitchedLayer(session, placed, owner, self._run_layer, engine) for placed in layers_of(chunks)
         ]
-        self._profile = Profile(self._layers, session.platform, copies)
+        self.profile = Profile(self.layers, session.platform, copies)
         self._rounds = rounds(steps, swaps=engine is not None)
         self._step = 0
         self._checks = 0
         self._run: Run | None = None
         self._needed = (0, 0, 0)
-        self._measured: list[Measured] = []
+        self.measured: list[Measured] = []
         self._given = size >= 1
         total = session.platform.total_memory()
         self.budget = size * _MIB if self._given else max(total - _RESERVE, total // 2)
@@ -98,20 +101,20 @@ class AdaptiveRecompute:
         if (self._session.platform.dry_run and self._step > 1) or not (measuring or self._checks):
             yield
         elif measuring:
-            with self._profile.step(run, self._rounds[self._step]):
+            with self.profile.step(run, self._rounds[self._step]):
                 yield
             self._measured_step(run)
         else:
-            with self._profile.step(run, None):
+            with self.profile.step(run, None):
                 yield
             self._check(run)
 
     def end_backward(self) -> None:
         """Note that the last backward pass of a step is done."""
-        self._profile.end_backward()
+        self.profile.end_backward()
 
     def _measured_step(self, run: Run) -> None:
-        resident, peak, head = self._profile.needed
+        resident, peak, head = self.profile.needed
         if self._step == 0:
             self._needed = (resident, peak, head)
         # The optimizer's state exists from the first update on.
@@ -120,15 +123,15 @@ class AdaptiveRecompute:
         if self._step == 2:
             self._refuse(all_gather_values(sum(self._needed[:2])))
         if self._step == len(self._rounds):
-            mine = self._profile.result(run.pg.pp.rank(), self._needed)
-            self._measured = all_gather_values(mine)
-            self._refuse([one.needed for one in self._measured])
+            mine = self.profile.result(run.pg.pp.rank(), self._needed)
+            self.measured = all_gather_values(mine)
+            self._refuse([one.needed for one in self.measured])
             self._checks = _CHECKS
             self._apply(mine.stage, self.budget)
 
     def _check(self, run: Run) -> None:
         """Make a smaller plan where a step of this one took more than the budget on a rank of the stage."""
-        self.used = sum(self._profile.needed[:2])
+        self.used = sum(self.profile.needed[:2])
         stage = run.pg.pp.rank()
         everywhere = all_gather_values((stage, self.used))
         over = max(used for where, used in everywhere if where == stage) - self.budget
@@ -137,7 +140,7 @@ class AdaptiveRecompute:
             self._checks = 0
         elif over > 0:
             assert self.plan is not None
-            within = of_stage(self._measured, stage).needed + self.plan.nbytes - over
+            within = of_stage(self.measured, stage).needed + self.plan.nbytes - over
             self._apply(stage, within if self._checks else 0)
 
     def _refuse(self, needed: Sequence[int]) -> None:
@@ -151,7 +154,7 @@ class AdaptiveRecompute:
         )
 
     def _apply(self, stage: int, budget: int) -> None:
-        measured = of_stage(self._measured, stage)
+        measured = of_stage(self.measured, stage)
         plan = plan_of_stage(measured, budget, depth=self._depth)
         if plan is None:
             forms = {key: (WHOLE,) * costs.layers for key, costs in measured.costs.items()}
@@ -159,10 +162,10 @@ class AdaptiveRecompute:
             plan = StagePlan(forms, 0, full, full)
         self.plan = plan
         left = {key: list(forms) for key, forms in plan.forms.items()}
-        for layer in self._layers:
+        for layer in self.layers:
             layer.form = left[layer.placed.chunk, layer.kind].pop(0)
         counted: dict[str, int] = defaultdict(int)
-        for layer in self._layers:
+        for layer in self.layers:
             counted[layer.form] += 1
         logger.info(
             "pipeline stage %d computes again: %s; %d of %d MiB planned, %.3g of %.3g s a micro-batch",
@@ -179,7 +182,7 @@ class AdaptiveRecompute:
         """Return the bytes that the plan may take, resident ones included; 0 before there is one."""
         if self.plan is None or self._run is None:
             return 0
-        return of_stage(self._measured, self._run.pg.pp.rank()).needed + self.plan.nbytes
+        return of_stage(self.measured, self._run.pg.pp.rank()).needed + self.plan.nbytes
 
     def _run_layer(
         self, layer: SwitchedLayer, forward: Callable[[], Any], hidden_states: Tensor | None
@@ -189,10 +192,10 @@ class AdaptiveRecompute:
         now = self._rounds[self._step]
         first = self._run is not None and self._run.context.microbatch <= 0
         layer.form = now.form if first and self._usable(layer, now.form) else WHOLE
-        return self._profile.run(layer, forward, hidden_states)
+        return self.profile.run(layer, forward, hidden_states)
 
     def _usable(self, layer: SwitchedLayer, form: str) -> bool:
-        return self._profile.is_measured(layer) and form in layer.forms
+        return self.profile.is_measured(layer) and form in layer.forms
 
     def _spare_host_buffers(self) -> None:
         """Leave buffers of the host out of what is followed, also where the device is the host."""
@@ -200,7 +203,7 @@ class AdaptiveRecompute:
         original = platform.pinned_empty
 
         def pinned_empty(shape: Sequence[int], dtype: Any) -> Tensor:
-            with self._profile.paused():
+            with self.profile.paused():
                 return original(shape, dtype)
 
         self._session.instances.set(self._owner, platform, "pinned_empty", pinned_empty)
