@@ -194,7 +194,8 @@ def simulated(name: str, tokens: int) -> dict[str, Any]:
     }
     print(
         f"{name}: micro-batch {batch}, {row['full_recomputation_bytes'] / _GIB:.1f} GiB with full "
-        f"recomputation, {row['planned_bytes'] / _GIB:.1f} planned; {gain:+.1f} % (published {model['published']:+.1f} %, "
+        f"recomputation, {row['planned_bytes'] / _GIB:.1f} planned; {gain:+.1f} % "
+        f"(published {model['published']:+.1f} %, "
         f"{row['at_most_percent']:+.1f} % without recomputation); "
         f"{', '.join(f'{count} {form}' for form, count in forms.items())}"
     )

@@ -121,3 +121,8 @@ def test_swapping_pays_for_what_is_on_its_way():
     enough = plan_of_stage(costs, 1500 + 80 + 30, depth=0)
     assert enough.forms[0, "layer"].count(SWAP) == 3
     assert SWAP not in plan_of_stage(costs, 1500 + 80 + 30, depth=1).forms[0, "layer"]
+
+
+def test_a_stage_without_layers_has_an_empty_plan():
+    plan = plan_of_stage(Measured(resident=10, peak=5), 20)
+    assert (plan.forms, plan.nbytes, plan.seconds) == ({}, 0, 0.0)

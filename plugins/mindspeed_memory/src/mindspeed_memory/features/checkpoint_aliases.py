@@ -57,6 +57,10 @@ class CheckpointActivations(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
+    formulas = {
+        "kept_bytes": "element_size * seq_length * micro_batch_size * hidden_size "
+        "/ (context_parallel_size * (tensor_model_parallel_size if sequence_parallel else 1))"
+    }
     verify = (
         as_without("full", (_SWITCH,), model=MODEL, gains=(Gain("forward_bytes", 0.4),)),
         as_without("block", (_SWITCH, _POLICY, "block", _BLOCK, "2"), gains=(Gain("forward_bytes", 0.8),)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from mindspeed_core.feature import Conflict, Feature, Flag, hookimpl
@@ -96,6 +96,11 @@ class _Budgeted(Feature):
     deterministic = True
     affects_checkpoint = False
     fake_tensors = True
+    formulas: ClassVar[Mapping[str, str]] = {
+        # Of a layer that is computed again as a whole, which every plan begins with.
+        "least_bytes": "element_size * seq_length * micro_batch_size * hidden_size "
+        "/ (context_parallel_size * (tensor_model_parallel_size if sequence_parallel else 1))"
+    }
     conflicts: ClassVar[Sequence[Conflict]] = POLICY_CONFLICTS
 
     _policy: Any = None

@@ -101,11 +101,6 @@ class Profile:
         self._hooks: list[Any] = []
         self._tracker: TensorBytes | None = None
 
-    @property
-    def follows(self) -> bool:
-        """Return whether tensors are followed in the step under way."""
-        return self._tracker is not None
-
     def paused(self) -> Any:
         """Return a context whose tensors are none of the device's."""
         return self._tracker.paused() if self._tracker is not None else nullcontext()
@@ -191,7 +186,8 @@ class Profile:
         """
         for key, costs in self._costs.items():
             costs.seconds = self._seconds(key, costs)
-        last = self._layers[-1].kind
+        # A stage may have no layers at all.
+        last = self._layers[-1].kind if self._layers else ""
         return Measured(stage, *needed, last, dict(self._most), self._costs)
 
     @property
