@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 from mindspeed_core.feature import Conflict, Feature, Flag, hookimpl
@@ -130,11 +131,6 @@ class _Budgeted(Feature):
         )
 
     @hookimpl(wrapper=True)
-    def forward_step(self) -> Generator[None, Any, Any]:
-        """Let hosts count micro-batches: the first of a step is measured."""
-        return (yield)
-
-    @hookimpl(wrapper=True)
     def finalize_gradients(self) -> Generator[None, Any, Any]:
         """Tell forward and backward from the update."""
         result = yield
@@ -180,10 +176,13 @@ class AdaptiveRecompute(_Budgeted):
     @hookimpl(wrapper=True)
     def train_step(self, run: Any) -> Generator[None, Any, Any]:
         """Measure, plan, and record what the plan takes."""
-        with self._policy.step(run):
-            result = yield
-        _record(run, self._policy)
-        return result
+        with _followed(run, self._policy):
+            return (yield)
+
+    @hookimpl(wrapper=True)
+    def forward_step(self) -> Generator[None, Any, Any]:
+        """Let hosts count micro-batches: the first of a step is measured."""
+        return (yield)
 
 
 class AdaptiveMemory(_Budgeted, SwappingFeature):
@@ -226,24 +225,8 @@ class AdaptiveMemory(_Budgeted, SwappingFeature):
         )
         return chunks
 
-    @hookimpl(wrapper=True)
-    def train_step(self, run: Any) -> Generator[None, Any, Any]:
-        """Measure, plan, and record what the plan takes and what was swapped."""
-        before = self._copies.moved, self._engine.late
-        with self._policy.step(run):
-            result = yield
-        _record(run, self._policy)
-        run.metrics.add("swapped bytes", float(self._copies.moved - before[0]), "max")
-        run.metrics.add("late swaps", float(self._engine.late - before[1]), "max")
-        return result
-
-    @hookimpl(wrapper=True)
-    def forward_step(self) -> Generator[None, Any, Any]:
-        """Begin and end the pass of a micro-batch through a chunk."""
-        self._engine.begin()
-        result = yield
-        self._engine.end(result[0] if isinstance(result, tuple) else None)
-        return result
+    def _around_step(self, run: Any) -> AbstractContextManager[None]:
+        return _followed(run, self._policy)
 
 
 class SmartSwap(SwappingFeature):
@@ -316,18 +299,16 @@ class SmartSwap(SwappingFeature):
         self._policy = Policy(session, chunks, self.name, engine, stage=pg.pp.rank(), path=path)
         return chunks
 
-    @hookimpl(wrapper=True)
-    def train_step(self, run: Any) -> Generator[None, Any, Any]:
-        """Trace the step, and record what was swapped."""
-        before = self._copies.moved, self._engine.late
-        with self._policy.step(run):
-            result = yield
-        run.metrics.add("swapped bytes", float(self._copies.moved - before[0]), "max")
-        run.metrics.add("late swaps", float(self._engine.late - before[1]), "max")
-        return result
+    def _around_step(self, run: Any) -> AbstractContextManager[None]:
+        steps: AbstractContextManager[None] = self._policy.step(run)
+        return steps
 
 
-def _record(run: Any, policy: Any) -> None:
+@contextmanager
+def _followed(run: Any, policy: Any) -> Iterator[None]:
+    """Measure and plan beside a step, and record what the plan takes."""
+    with policy.step(run):
+        yield
     if policy.plan is not None:
         run.metrics.add("planned bytes", float(policy.planned_bytes), "max")
         run.metrics.add("planned recompute seconds", float(policy.plan.seconds), "max")

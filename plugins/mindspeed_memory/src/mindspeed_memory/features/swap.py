@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 from mindspeed_core.feature import Conflict, Flag, Requirement, hookimpl
@@ -73,11 +74,16 @@ class SwappingFeature(SavingFeature):
         )
         return self._engine
 
+    def _around_step(self, run: Any) -> AbstractContextManager[Any]:
+        """Return what a step of training runs in."""
+        return nullcontext()
+
     @hookimpl(wrapper=True)
     def train_step(self, run: Any) -> Generator[None, Any, Any]:
         """Record what was swapped."""
         before = self._copies.moved, self._engine.late
-        result = yield
+        with self._around_step(run):
+            result = yield
         run.metrics.add("swapped bytes", float(self._copies.moved - before[0]), "max")
         run.metrics.add("late swaps", float(self._engine.late - before[1]), "max")
         return result
