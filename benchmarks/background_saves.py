@@ -1,4 +1,4 @@
-"""What a background save costs a training: its call against one copy of the state, and the steps that follow.
+"""Measure what a background save costs a training: its call beside one copy of the state, and later steps.
 
 In one process and on one state ours and torch's `async_save` take turns, with plain steps and copies between
 them, so that whatever the machine does meets all of them alike. Ranks begin a call together, as after a step.

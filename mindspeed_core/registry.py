@@ -266,7 +266,7 @@ class Registry:
             raise RegistryError(f"host {name!r}: its flags cannot be loaded: {describe(error)}") from error
 
     def why_absent(self, host: str, option: str) -> str:
-        """Why an installed host lacks a flag; empty when it does not say."""
+        """Return why an installed host lacks a flag; empty when it does not say."""
         declared = self.host(host).absent
         return str(load_object(declared)(option)) if declared else ""
 

@@ -14,6 +14,8 @@ _DISTRIBUTIONS = (
     "mindspeed-cp",
     "mindspeed-moe",
     "mindspeed-memory",
+    "mindspeed-tp",
+    "mindspeed-pp",
 )
 
 

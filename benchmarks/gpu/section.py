@@ -15,7 +15,7 @@ from machine import machine
 from report import Report
 from sections import SECTIONS
 
-_OPTIONAL = ("triton", "numpy", "transformer-engine", "flash-attn", "liger-kernel", "apex")
+_OPTIONAL = ("triton", "numpy", "transformer-engine", "flash-attn", "liger-kernel", "megablocks", "apex")
 
 
 def versions() -> dict[str, str]:

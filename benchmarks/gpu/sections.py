@@ -40,7 +40,7 @@ SECTIONS = (
     Section(
         "training",
         "training_speed",
-        420,
+        390,
         "bf16 training of a GPT with 1.1 billion parameters by megatron-core's own loop and by the host, "
         "without and with features: step time, tokens/s, MFU, peak memory",
     ),
@@ -58,11 +58,17 @@ SECTIONS = (
         "torch.compile, Liger-Kernel and FlashAttention",
     ),
     Section(
+        "experts",
+        "expert_layer",
+        90,
+        "a layer of 64 experts in bf16: grouped products against one product per expert and MegaBlocks",
+    ),
+    Section(
         "features",
         "feature_proofs",
-        300,
-        "every proof of the features of kernels, profile and context parallelism that fits the GPUs at hand: "
-        "losses, gradients and parameters with and without the feature",
+        240,
+        "every proof of the features of this repository's plugins that fits the GPUs at hand: losses, "
+        "gradients and parameters with and without the feature",
     ),
     Section(
         "nccl",

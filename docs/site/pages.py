@@ -64,7 +64,7 @@ def targets(text: str) -> Iterator[str]:
 
 
 def repository_path(origin: str, target: str) -> str:
-    """What a link in the page ``origin`` means: a file of the repository, or a folder without a README."""
+    """Resolve a link in the page ``origin``: a file of the repository, or a folder without a README."""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(origin), target.partition("#")[0]))
     readme = posixpath.join(path, "README.md")
     if (ROOT / readme).is_file():
@@ -85,7 +85,7 @@ def markdown(path: str) -> str:
 
 
 class Places:
-    """Where each file of the repository is in the site.
+    """Return the place of each file of the repository in the site.
 
     Attributes:
         uri: repository path to the page that shows it.

@@ -14,7 +14,6 @@ from collections import deque
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode, _push_mode
 
 from mindspeed_core.instruments import memory
 from mindspeed_core.instruments.memory import TensorBytes
@@ -38,21 +37,6 @@ class AllocationHistory(TensorBytes):
         """Start with an empty history of at most ``entries`` events."""
         super().__init__()
         self.events: deque[dict[str, Any]] = deque(maxlen=entries)
-
-    def start(self) -> None:
-        """Record from now on."""
-        self.__enter__()
-
-    def stop(self) -> None:
-        """Record no more; events stay."""
-        # Modes that were entered since and have not been left stay as they are.
-        above = []
-        while _get_current_dispatch_mode() not in (self, None):
-            above.append(_pop_mode())
-        if _get_current_dispatch_mode() is self:
-            self.__exit__(None, None, None)
-        for mode in reversed(above):
-            _push_mode(mode)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the history as ``torch.cuda.memory._snapshot`` does, without segments of an allocator."""

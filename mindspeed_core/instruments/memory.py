@@ -12,7 +12,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _pop_mode,
+    _push_mode,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -87,6 +92,21 @@ class TensorBytes(TorchDispatchMode):
         for finalizer in (*self._finalizers.values(), *self._foreign.values()):
             finalizer.detach()
         super().__exit__(kind, error, trace)
+
+    def start(self) -> None:
+        """Follow storages from now on, outside of any block."""
+        self.__enter__()
+
+    def stop(self) -> None:
+        """Follow them no more; what was counted stays."""
+        # Modes that were entered since and have not been left stay as they are.
+        above = []
+        while _get_current_dispatch_mode() not in (self, None):
+            above.append(_pop_mode())
+        if _get_current_dispatch_mode() is self:
+            self.__exit__(None, None, None)
+        for mode in reversed(above):
+            _push_mode(mode)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

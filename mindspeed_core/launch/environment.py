@@ -22,7 +22,7 @@ STORE = "MINDSPEED_STORE_DESCRIPTOR"
 JOB = "MINDSPEED_JOB_ID"
 """The name of the job, the same for all its attempts; set by this package or by a scheduler."""
 RESTART = "MINDSPEED_RESTART"
-"""How often the job named by ``MINDSPEED_JOB_ID`` was started again."""
+"""Number of times that the job named by ``MINDSPEED_JOB_ID`` was started again."""
 _TORCHRUN = "torchrun:"
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 

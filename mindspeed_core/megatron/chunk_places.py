@@ -1,4 +1,4 @@
-"""Where in the model the chunks of a rank are: the default of the stage, and questions about all ranks."""
+"""Places of a rank's chunks in the model: the default of the stage, and questions about all ranks."""
 
 from __future__ import annotations
 

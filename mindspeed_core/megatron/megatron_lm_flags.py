@@ -21,7 +21,7 @@ REFUSED, NOT_APPLICABLE = "refused", "not applicable"
 
 @dataclass(frozen=True)
 class Rule:
-    """Why flags are not here.
+    """Reason why flags are not here.
 
     Attributes:
         status: `REFUSED` or `NOT_APPLICABLE`.

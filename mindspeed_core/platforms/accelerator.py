@@ -6,7 +6,7 @@ and prepared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -91,6 +91,11 @@ class AcceleratorPlatform(Platform):
     def set_memory_limit(self, fraction: float) -> None:
         """Let the allocator use at most this fraction of the device."""
         self.runtime().set_per_process_memory_fraction(fraction)
+
+    def memory_pool(self) -> Callable[[], AbstractContextManager[Any]]:
+        """Make a pool of the caching allocator, with segments of its own."""
+        pool = self.runtime().MemPool()
+        return lambda: self.runtime().use_mem_pool(pool)
 
     def empty_cache(self) -> None:
         """Return cached blocks to the device."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,6 +250,15 @@ class Platform:
     def _snapshot(self) -> dict[str, Any]:
         found: dict[str, Any] = self._recorded.snapshot()
         return found
+
+    def memory_pool(self) -> Callable[[], AbstractContextManager[Any]]:
+        """Make a pool of device memory, where the allocator has pools.
+
+        Returns:
+            Called for each block whose allocations of this thread come from the pool. The pool lives as long
+            as it, and what was allocated in it longer.
+        """
+        return nullcontext
 
     def total_memory(self) -> int:
         """Return the bytes of memory of the device."""

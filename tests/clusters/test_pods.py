@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from test_kubernetes import LABELS, container_of, read, variables_of
+
+from mindspeed_testing.ports import free_port
 
 SMALLER = {
     "--nproc-per-node": "1",
@@ -26,8 +27,7 @@ SMALLER = {
 def start_pods(folder: Path, restart: int) -> list[subprocess.Popen[bytes]]:
     """Start torchrun of both pods, on this machine and with one process each."""
     manifest = read("cpu")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     variables = variables_of(manifest) | {"MINDSPEED_RESTART": str(restart)}
     pods = []
     for index in range(2):

@@ -18,15 +18,11 @@ import torch.distributed as dist
 from mindspeed_core.errors import UserError
 from mindspeed_core.launch import meeting, store
 from mindspeed_core.launch.meeting import meet_ranks
+from mindspeed_testing.ports import free_port
 
 SHORT, LONG = 4.0, 60.0
 FLAG = "--distributed-timeout-minutes"
 _MET = "met"
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 class AgentsStore:

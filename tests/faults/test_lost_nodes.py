@@ -7,9 +7,11 @@ import os
 import signal
 import socket
 
+import psutil
 import pytest
 
 from mindspeed_testing.faults import KillReport, read_steps, run_undisturbed, start_job
+from mindspeed_testing.ports import free_port
 
 FLAGS = (
     "--platform cpu --num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --vocab-size 64 "
@@ -28,8 +30,7 @@ class Nodes:
 
     def __init__(self, folder, count):
         self.folder, self.count, self.agents = folder, count, []
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port = listener.getsockname()[1]
+        self.port = free_port()
 
     def start(self, *changed):
         if self.agents and self.count != "1":
@@ -95,6 +96,9 @@ def lose(agent):
     agent.process.send_signal(signal.SIGKILL)
     for worker in workers:
         worker.kill()
+    # Until they are gone, the port of the rendezvous is taken: on another machine it would be free.
+    assert agent.process.wait(SECONDS) is not None
+    assert psutil.wait_procs(workers, timeout=SECONDS)[1] == []
 
 
 def test_an_agent_that_is_replaced_goes_on_from_the_checkpoint_of_its_job(nodes):

@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -155,9 +156,11 @@ def test_the_flag_decides_whether_the_job_goes_on(tmp_path, action):
 
     def kill_a_writer():
         for worker in job.workers():
-            for writer in worker.children():
-                writer.kill()
-                killed.append(writer.pid)
+            # A worker or its writer may end between any two looks at it.
+            with suppress(psutil.NoSuchProcess):
+                for writer in worker.children():
+                    writer.kill()
+                    killed.append(writer.pid)
         return "was killed by SIGKILL" in job.text()
 
     try:

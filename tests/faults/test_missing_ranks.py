@@ -1,9 +1,9 @@
 """A training whose ranks do not all come ends within the timeout, with one message on each node."""
 
 import shlex
-import socket
 
 from mindspeed_testing.faults import start_job
+from mindspeed_testing.ports import free_port
 
 FLAGS = shlex.split(
     "--platform cpu --num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --vocab-size 64 "
@@ -23,11 +23,6 @@ def task(folder, rank, size, port, *flags):
         "MASTER_PORT": str(port),
     }
     return start_job([*FLAGS, "--run-dir", str(folder), *flags], folder / f"{rank}.txt", environment=step)
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def test_both_who_waits_and_who_came_elsewhere_say_so(tmp_path):

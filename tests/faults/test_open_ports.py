@@ -1,5 +1,7 @@
 """A training on one machine opens no port that other machines reach."""
 
+from contextlib import suppress
+
 import psutil
 import pytest
 
@@ -20,8 +22,12 @@ def has_trained(job):
 
 def sockets(job):
     main = psutil.Process(job.process.pid)
-    found = [process.net_connections(kind="inet") for process in (main, *main.children(recursive=True))]
-    return [connection for connections in found for connection in connections]
+    found = []
+    for process in (main, *main.children(recursive=True)):
+        # A child may end between the list and the look at it.
+        with suppress(psutil.NoSuchProcess):
+            found += process.net_connections(kind="inet")
+    return found
 
 
 @pytest.mark.parametrize("processes", [1, 2])

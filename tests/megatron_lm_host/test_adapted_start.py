@@ -1,10 +1,9 @@
 """The ranks of a Megatron-LM script meet before the script starts torch.distributed."""
 
-import socket
-
 import fake_training as fake
 
 from mindspeed_core.testing.worlds import run_world
+from mindspeed_testing.ports import free_port
 
 
 def start_alone():
@@ -31,8 +30,7 @@ def test_a_rank_that_never_comes_to_a_script_is_named():
 
 
 def test_ranks_of_a_script_that_all_come_train():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        own = {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(listener.getsockname()[1])}
+    own = {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(free_port())}
     first, second = run_world(train_together, 2, env=own, timeout=120)
     assert [first["status"], second["status"]] == [0, 0]
     assert [line for line in first["log"] if "lm loss" in line]

@@ -83,6 +83,13 @@ def test_the_allocator_records_its_blocks_until_told_otherwise(platform):
         platform.record_memory(0)
 
 
+def test_a_pool_of_the_allocator_is_made_and_entered(platform):
+    entered = False
+    with platform.memory_pool()():
+        entered = True
+    assert entered
+
+
 def test_memory_figures_come_from_an_allocator_that_gave_nothing(platform):
     platform.empty_cache()
     platform.reset_peak_memory()

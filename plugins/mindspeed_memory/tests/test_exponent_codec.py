@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindspeed_memory.optim.exponent_codec import GROUP, decode, encode
+from mindspeed_memory.exponent_blocks import BLOCK
+from mindspeed_memory.optim.exponent_codec import decode, encode
 
 
 def coded(numbers):
@@ -23,16 +24,16 @@ def random(size, seed=0):
 def test_every_upper_half_comes_back_in_order_and_shuffled():
     every = (torch.arange(2**16) << 16).to(torch.int32).view(torch.float32)
     shuffled = every[torch.randperm(2**16, generator=torch.Generator().manual_seed(0))]
-    assert coded(every) < coded(shuffled) <= 1 + 1 / 128
+    assert coded(every) < coded(shuffled) <= 1 + 3 / 512
 
 
 def test_any_bit_pattern_comes_back():
     patterns = torch.randint(-(2**31), 2**31 - 1, (2**16,), generator=torch.Generator().manual_seed(1))
-    assert coded(patterns.to(torch.int32).view(torch.float32)) <= 1 + 1 / 128
+    assert coded(patterns.to(torch.int32).view(torch.float32)) <= 1 + 3 / 512
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=3 * GROUP))
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=3 * BLOCK))
 def test_any_length_of_any_patterns_comes_back(patterns):
     signed = [pattern - 2**32 if pattern >= 2**31 else pattern for pattern in patterns]
     coded(torch.tensor(signed, dtype=torch.int32).view(torch.float32))

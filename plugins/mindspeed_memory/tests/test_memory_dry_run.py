@@ -4,14 +4,12 @@ import pytest
 
 from mindspeed_core.testing.dry_run import verify_dry_run
 from mindspeed_core.testing.scenarios import scenario_parameters
-from mindspeed_memory.features.activations import ACTIVATION_FEATURES
+from mindspeed_memory.features import DECLARATIONS
 
 ALWAYS = ("recompute-activation-gelu",)
 
 
-@pytest.mark.parametrize(
-    ("feature", "scenario"), scenario_parameters(ACTIVATION_FEATURES, always=ALWAYS, first=0)
-)
+@pytest.mark.parametrize(("feature", "scenario"), scenario_parameters(DECLARATIONS, always=ALWAYS, first=0))
 def test_a_dry_run_of_a_proof_is_right(feature, scenario):
     verdict = verify_dry_run(feature, scenario)
 

@@ -4,13 +4,13 @@ import pytest
 
 from mindspeed_core.testing.scenarios import scenario_parameters
 from mindspeed_core.testing.verify import verify
-from mindspeed_memory.features.activations import ACTIVATION_FEATURES
+from mindspeed_memory.features import DECLARATIONS
 
 ALWAYS = ("recompute-activation-tp2-sequence-parallel", "recompute-activation-dp2-overlapped")
 
 
 @pytest.mark.parametrize(
-    ("feature", "scenario"), scenario_parameters(ACTIVATION_FEATURES, platform="cpu", always=ALWAYS)
+    ("feature", "scenario"), scenario_parameters(DECLARATIONS, platform="cpu", always=ALWAYS)
 )
 def test_scenarios(feature, scenario):
     verdict = verify(feature, scenario, platform="cpu")

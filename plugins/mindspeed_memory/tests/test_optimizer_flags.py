@@ -1,6 +1,7 @@
 """Flags of the optimizer's features and of the allocator: refused, held back, and set with a way out."""
 
 import os
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_memory import allocator_settings
+from mindspeed_memory.features.memory_fragmentation import MemoryFragmentation
 
 INSTALLED = Registry.discover()
 BF16, HALF = ("--bf16",), ("--bf16", "--grad-reduce-in-bf16")
@@ -97,6 +99,41 @@ def test_the_environment_asks_for_growing_segments_too(monkeypatch):
     assert "memory-fragmentation" in plan().names
     monkeypatch.setenv("MEMORY_FRAGMENTATION", "0")
     assert "memory-fragmentation" not in plan().names
+
+
+def test_pools_are_refused_where_segments_are_to_grow(monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert "which pools of their own do not go with" in problem("--memory-fragmentation-pools")
+
+
+def test_pools_take_the_place_of_growing_segments():
+    feature, session = MemoryFragmentation(), Opening("cuda")
+    args = SimpleNamespace(memory_fragmentation_pools=True)
+    for _ in feature.prepare_process(session, args):
+        pass
+    assert session.set == {}
+
+
+def test_what_lasts_is_made_in_one_pool():
+    """Which stages allocate in the pool: those that build, and the first update."""
+    feature, entered = MemoryFragmentation(), []
+
+    @contextmanager
+    def pool():
+        entered.append(stage)
+        yield
+
+    session = SimpleNamespace(platform=SimpleNamespace(memory_pool=lambda: pool))
+    args = SimpleNamespace(memory_fragmentation_pools=True)
+    for stage in ("build_model", "wrap_ddp", "build_optimizer", "update", "second update"):
+        if "update" in stage:
+            steps = feature.optimizer_step(session, SimpleNamespace(args=args))
+        else:
+            steps = getattr(feature, stage)(session, args)
+        next(steps)
+        with pytest.raises(StopIteration):
+            steps.send("result")
+    assert entered == ["build_model", "wrap_ddp", "build_optimizer", "update"]
 
 
 class Opening:

@@ -49,7 +49,7 @@ logger = logging.getLogger("mindspeed_core")
 _BACKEND = "torch_dist"
 _LOOK_SECONDS = 0.05
 _Staged = list[tuple[int, int]] | WorkerLost
-"""Where a rank's tensors lie in the memory that it shares with its writer, or why they do not."""
+"""Places of a rank's tensors in the memory that it shares with its writer, or why they have none."""
 _SHARE_OF_HANG = 0.8
 """Of the time after which the hang watch ends the run: a writer that hangs is found before."""
 

@@ -93,7 +93,7 @@ def with_named_gradients(run: Run, schedule: Callable[[], T]) -> T:
 
 
 def verdict(run: Run, losses: Mapping[str, float]) -> str:
-    """Why the update of this step must not happen, or an empty string; the same on every rank. Collective.
+    """Return why the update must not happen, or an empty string; the same on every rank. Collective.
 
     Without ``--bad-step-action skip`` and ``--check-for-spiky-loss`` nothing is looked at: what is not finite
     has ended the run before.

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 @dataclass(frozen=True)
 class Places:
-    """Where choices of tokens are in ``[E C]`` places of experts.
+    """Positions of tokens' choices in the ``[E C]`` places of experts.
 
     Attributes:
         experts: int64 ``[T, k]``, of each choice; any where there is none.

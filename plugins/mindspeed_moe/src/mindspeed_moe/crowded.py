@@ -1,4 +1,4 @@
-"""What a call of experts keeps when routers send a rank more rows than it should get; counts such calls."""
+"""Choose what a call of experts keeps when a rank gets too many rows, and count such calls."""
 
 from __future__ import annotations
 

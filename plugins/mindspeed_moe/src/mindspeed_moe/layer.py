@@ -185,7 +185,7 @@ class LaunchedMoELayer(MoELayer):
 
     @property
     def _saves_at_times(self) -> bool:
-        """Whether some calls send rows a second time."""
+        """True when some calls send rows a second time."""
         return self._saves in (LEVEL0, LEVEL1) or self._crowded is not None
 
     def _saving(self, call: Any) -> Saving | None:

@@ -18,7 +18,7 @@ FORMAT = "mindspeed-moe loads 1"
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What a report needs of the run.
+    """Facts of the run that a report needs.
 
     Attributes:
         experts: of a layer.

@@ -1,4 +1,4 @@
-"""What recorded loads say of a layout: dropped choices, uneven ranks, and what would send or wait less."""
+"""Judge a layout by recorded loads: dropped choices, uneven ranks, and what would send or wait less."""
 
 from __future__ import annotations
 

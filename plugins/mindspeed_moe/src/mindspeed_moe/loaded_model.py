@@ -1,4 +1,4 @@
-"""What a file of loads says of its run; from arguments, configuration and groups."""
+"""Head of a file of loads: its run, from arguments, configuration and groups."""
 
 from __future__ import annotations
 

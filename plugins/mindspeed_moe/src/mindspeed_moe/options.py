@@ -120,7 +120,7 @@ class LayerOptions:
 
     @property
     def own_experts(self) -> bool:
-        """Whether experts keep for backward, or compute later, something else than megatron-core's."""
+        """True when experts keep for backward, or compute later, something else than megatron-core's."""
         return self.overlaps or self.saves != DISABLED or self.crowded is not None
 
     def of_layer(self, position: int, chunk: int, chunks: int) -> str:

@@ -1,4 +1,4 @@
-"""What it takes to run the passes of two micro-batches side by side; no torch."""
+"""Conditions for running the passes of two micro-batches side by side; no torch."""
 
 from __future__ import annotations
 

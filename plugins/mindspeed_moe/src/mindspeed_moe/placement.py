@@ -76,7 +76,7 @@ _EXCHANGING: dict[str, tuple[type, type, str]] = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model chunk is.
+    """Place of a model chunk.
 
     Attributes:
         chunk: its virtual pipeline stage.

@@ -29,6 +29,9 @@ NATIVE_ORDER = (
 )
 """Flags that ask for megatron-core's order with messages of each direction on a communicator of its own."""
 AUTO, GREEDY, WAVES = "auto", "greedy", "waves"
+IN_ADVANCE, IN_BUBBLE = "recompute_in_advance", "recompute_in_bubble"
+"""Arguments of mindspeed-memory, which asks megatron-core's schedule for what `recomputed` does."""
+_RECOMPUTING = ("pipeline_recompute", IN_ADVANCE, IN_BUBBLE)
 
 
 @dataclass(frozen=True)
@@ -209,6 +212,6 @@ def planned(args: Any) -> Plan | None:
         times=times_of(args),
         moves_weights=rule.splits and getattr(args, "pipeline_w_placement", None) == GREEDY,
         limit=getattr(args, "pipeline_memory_limit", None),
-        recomputes=bool(getattr(args, "pipeline_recompute", False)),
+        recomputes=any(getattr(args, dest, False) for dest in _RECOMPUTING),
         options={DETACHED: bool(getattr(args, "dualpipev_dw_detach", False))},
     )

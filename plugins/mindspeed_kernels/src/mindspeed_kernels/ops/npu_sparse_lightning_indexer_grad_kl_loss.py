@@ -33,7 +33,7 @@ from mindspeed_kernels.ops.signatures import with_signature_of
 NAME = "npu_sparse_lightning_indexer_grad_kl_loss"
 EVERY_TOKEN = 2**31 - 1
 _SMALLEST = 1e-8
-"""What probabilities are raised to before their logarithm."""
+"""Floor of probabilities before their logarithm."""
 _HEADS, _INDEX_HEADS, _HEAD_WIDTH, _ROPE_WIDTH = (32, 64, 128), (8, 16, 32, 64), 512, 64
 
 

@@ -41,12 +41,15 @@ class _Compressing(SavingFeature):
         return [f"{_SMALLEST} {smallest} is no number of elements; use 1 or more"] if smallest < 1 else []
 
     def _start(self, session: Any, args: Any, *, on_host: bool) -> Any:
-        from mindspeed_memory.saved.compression import Compressor
+        from mindspeed_memory.saved.compressors import compressor
         from mindspeed_memory.saved.engine import SavedTensors
-        from mindspeed_memory.saved.host_copy import HostCopies
 
-        host = HostCopies(session.platform, args.swap_host_limit_gb) if on_host else None
-        self._codec = Compressor(smallest=args.compress_min_elements, host=host)
+        self._codec = compressor(
+            session.platform,
+            smallest=args.compress_min_elements,
+            on_host=on_host,
+            limit_gib=args.swap_host_limit_gb,
+        )
         self._engine = SavedTensors(self._codec, min_bytes=1, depth=1 if on_host else 0)
         return self._engine
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed_core.feature import Gain, Scenario
+from mindspeed_core.feature import Gain, Resume, Scenario
 from mindspeed_memory.features.proofs import (
     EXPERTS,
     FUSED_LLAMA,
@@ -37,6 +37,14 @@ def _layouts(flags: tuple[str, ...]) -> tuple[Scenario, ...]:
             baseline=(*_BF16, *SHARDED),
         ),
         as_without("cp2-ring", flags, *_BF16, *RING, ranks=2, model=FUSED_LLAMA),
+        # In 16 bits another number of ranks rounds otherwise.
+        Scenario(
+            "resume",
+            flags=(*FUSED_LLAMA, *_BF16, *OVERLAPPED, *flags),
+            world_size=2,
+            tolerance=0.0,
+            resume=Resume(flags=(*FUSED_LLAMA, *_BF16, *SHARDED), world_size=2, with_feature=False),
+        ),
     )
 
 

@@ -117,5 +117,10 @@ COMPRESS_PROOFS = (
 )
 FRAGMENTATION_PROOFS = (
     as_without("dp2", *SHARDED, flags=("--memory-fragmentation",), gains=(Gain("step_peak_bytes", 1.0),)),
+    as_without("pools", *SHARDED, flags=("--memory-fragmentation-pools",)),
     resumed(("--memory-fragmentation",)),
+)
+REPORT_PROOFS = (
+    as_without("dp2", *SHARDED, flags=("--memory-report", "--memory-report-path", "runs/memory-report")),
+    resumed(("--memory-report", "--memory-report-path", "runs/memory-report")),
 )

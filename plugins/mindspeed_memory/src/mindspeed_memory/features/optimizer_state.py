@@ -1,4 +1,4 @@
-"""The features that change what the optimizer keeps, and where, and how memory is handed out."""
+"""The features that change what the optimizer keeps, and where, how memory is handed out, and its report."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from mindspeed_core.feature import Feature
 from mindspeed_memory.features.block_optimizer import BlockOptimizer
 from mindspeed_memory.features.compress_optimizer import CompressOptimizer
 from mindspeed_memory.features.memory_fragmentation import MemoryFragmentation
+from mindspeed_memory.features.memory_report import MemoryReport
 from mindspeed_memory.features.release_fp32_grad import ReleaseFp32Grad
 from mindspeed_memory.features.reuse_fp32_param import ReuseFp32Param
 from mindspeed_memory.features.swap_optimizer import SwapOptimizer
@@ -19,4 +20,5 @@ OPTIMIZER_FEATURES: tuple[type[Feature], ...] = (
     VirtualOptimizer,
     CompressOptimizer,
     MemoryFragmentation,
+    MemoryReport,
 )

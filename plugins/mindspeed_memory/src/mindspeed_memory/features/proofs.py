@@ -69,8 +69,6 @@ def in_layouts(flags: tuple[str, ...], *, model: tuple[str, ...] = FUSED_LLAMA) 
         flags: of the feature.
         model: of both sides.
     """
-    # Ranks draw dropout from seeds of their own: another number of them trains otherwise.
-    resumed = (*model, "--hidden-dropout", "0", "--attention-dropout", "0", *SHARDED)
     return (
         as_without("tp2-sequence-parallel", flags, *TP2, ranks=2, model=model),
         as_without("pp2", flags, *PP2, ranks=2, model=model),
@@ -78,11 +76,24 @@ def in_layouts(flags: tuple[str, ...], *, model: tuple[str, ...] = FUSED_LLAMA) 
         as_without("dp2-overlapped", flags, *OVERLAPPED, ranks=2, model=model, baseline=SHARDED),
         as_without("cp2-ring", flags, *RING, ranks=2, model=model),
         as_without("bf16", flags, "--bf16", model=model),
-        Scenario(
-            "resume",
-            flags=(*resumed, *flags),
-            world_size=2,
-            tolerance=1e-5,
-            resume=Resume(flags=resumed, world_size=1, with_feature=False),
-        ),
+        resumed(flags, model=model),
+    )
+
+
+def resumed(flags: tuple[str, ...], *layout: str, model: tuple[str, ...] = MODEL) -> Scenario:
+    """Save on two ranks, and continue on one, without the feature.
+
+    Args:
+        flags: of the feature.
+        layout: further flags of the run that saves.
+        model: flags of both.
+    """
+    # Ranks draw dropout from seeds of their own: another number of them trains otherwise.
+    common = (*model, "--hidden-dropout", "0", "--attention-dropout", "0", *SHARDED)
+    return Scenario(
+        "resume",
+        flags=(*common, *layout, *flags),
+        world_size=2,
+        tolerance=1e-5,
+        resume=Resume(flags=common, world_size=1, with_feature=False),
     )

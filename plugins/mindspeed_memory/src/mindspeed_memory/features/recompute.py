@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, ClassVar
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
 from mindspeed_memory.features.recompute_proofs import (
@@ -36,11 +36,57 @@ PARTS = (_NOTHING_LEFT, _IN_GRAPHS, _LOW_PRECISION)
 """Conflicts of what computes parts of layers again."""
 
 
-class RecomputeActivation(Feature):
+class _PartOfLayers(Feature):
+    """Common part of what is computed again in parts of layers: a switch, and a number of layers."""
+
+    family = "memory"
+    places_modules = True
+    fake_tensors = True
+    deterministic = True
+    affects_checkpoint = False
+
+    _redundant: ClassVar[Mapping[str, str]] = {}
+    """What selective recomputation does as well, with what is said of it."""
+
+    @classmethod
+    def enabled(cls, args: Any) -> bool:
+        """Return whether it is asked for, or a number of layers is given, which needs it."""
+        switch, number = cls.flags
+        return bool(getattr(args, switch.dest, False)) or getattr(args, number.dest, None) is not None
+
+    @classmethod
+    def validate(cls, args: Any) -> Sequence[str]:
+        """Refuse a number without its switch, numbers of no layers, and parts that are recomputed anyway."""
+        switch, number = (flag.name for flag in cls.flags)
+        selected = _selected(args)
+        return _layers(args, switch, number) + [
+            f"{switch} with --recompute-modules {module} is redundant, {reason}"
+            for module, reason in cls._redundant.items()
+            if module in selected
+        ]
+
+    @classmethod
+    def notes(cls, args: Any) -> Sequence[str]:
+        """Return that a number is larger than a stage."""
+        return _more_than_there_are(args, cls.flags[1].name)
+
+    @hookimpl(wrapper=True)
+    def build_model(self, session: Any, args: Any) -> Generator[None, Any, Any]:
+        """Change the chosen layers."""
+        chunks = yield
+        count = getattr(args, self.flags[1].dest)
+        self._change(session, chunks, count=count, per_rank=per_rank(args))
+        return chunks
+
+    def _change(self, session: Any, chunks: Any, **chosen: Any) -> None:
+        """Change the layers that ``count`` and ``per_rank`` choose."""
+        raise TypeError(f"{self.name} does not say what it changes")
+
+
+class RecomputeActivation(_PartOfLayers):
     """The activation between two linear layers is dropped, and computed again for the second one."""
 
     name = "recompute-activation"
-    family = "memory"
     summary = "Activation functions of feed-forward layers computed again in backward"
     flags = (
         Flag(_ACTIVATION, help="Compute activation functions again in backward instead of keeping them."),
@@ -59,10 +105,6 @@ class RecomputeActivation(Feature):
     )
     slots = ("mlp-forward",)
     docs = "mindspeed_memory:docs/recompute-activation.md"
-    places_modules = True
-    fake_tensors = True
-    deterministic = True
-    affects_checkpoint = False
     formulas = {
         # Of a dense layer whose activation is one kernel; without one it is more.
         "saved_bytes": "element_size * seq_length * micro_batch_size * ffn_hidden_size "
@@ -70,51 +112,21 @@ class RecomputeActivation(Feature):
     }
     tuning = {_ACTIVATION: (False, True)}
     verify = ACTIVATION_PROOFS
+    _redundant = {
+        "mlp": "the feed-forward part is computed again anyway; drop one of the two",
+        "moe_act": "both compute activations of experts again; drop moe_act",
+    }
 
-    @classmethod
-    def enabled(cls, args: Any) -> bool:
-        """Return whether it is asked for, or a number of layers is given, which needs it."""
-        return bool(getattr(args, "recompute_activation_function", False)) or (
-            getattr(args, "recompute_activation_function_num_layers", None) is not None
-        )
-
-    @classmethod
-    def validate(cls, args: Any) -> Sequence[str]:
-        """Refuse a number without its switch, numbers of no layers, and layers that are recomputed anyway."""
-        found = _layers(args, _ACTIVATION, _ACTIVATION_LAYERS)
-        if "mlp" in _selected(args):
-            found.append(
-                f"{_ACTIVATION} with --recompute-modules mlp is redundant, the feed-forward part is computed "
-                "again anyway; drop one of the two"
-            )
-        if "moe_act" in _selected(args):
-            found.append(
-                f"{_ACTIVATION} with --recompute-modules moe_act is redundant, both compute activations of "
-                "experts again; drop moe_act"
-            )
-        return found
-
-    @classmethod
-    def notes(cls, args: Any) -> Sequence[str]:
-        """Return that a number is larger than a stage."""
-        return _more_than_there_are(args, _ACTIVATION_LAYERS)
-
-    @hookimpl(wrapper=True)
-    def build_model(self, session: Any, args: Any) -> Generator[None, Any, Any]:
-        """Change the chosen layers."""
-        chunks = yield
+    def _change(self, session: Any, chunks: Any, **chosen: Any) -> None:
         from mindspeed_memory.recompute.activation import recompute_activations
 
-        count = args.recompute_activation_function_num_layers
-        recompute_activations(session, chunks, self.name, count=count, per_rank=per_rank(args))
-        return chunks
+        recompute_activations(session, chunks, self.name, **chosen)
 
 
-class RecomputeNorm(Feature):
+class RecomputeNorm(_PartOfLayers):
     """The results of a layer's norms are dropped, and computed again for the linear layers behind them."""
 
     name = "recompute-norm"
-    family = "memory"
     summary = "Norms of layers computed again in backward"
     stability = "prototype"
     flags = (
@@ -127,49 +139,18 @@ class RecomputeNorm(Feature):
     )
     conflicts = PARTS
     docs = "mindspeed_memory:docs/recompute-norm.md"
-    places_modules = True
-    fake_tensors = True
-    deterministic = True
-    affects_checkpoint = False
     formulas = {
         "saved_bytes": "2 * element_size * seq_length * micro_batch_size * hidden_size "
         "/ (context_parallel_size * (tensor_model_parallel_size if sequence_parallel else 1))"
     }
     tuning = {_NORM: (False, True)}
     verify = NORM_PROOFS
+    _redundant = {"layernorm": "both compute norms again; drop one of the two"}
 
-    @classmethod
-    def enabled(cls, args: Any) -> bool:
-        """Return whether it is asked for, or a number of layers is given, which needs it."""
-        return bool(getattr(args, "recompute_norm", False)) or (
-            getattr(args, "recompute_norm_num_layers", None) is not None
-        )
-
-    @classmethod
-    def validate(cls, args: Any) -> Sequence[str]:
-        """Refuse a number without its switch, numbers of no layers, and norms that are recomputed anyway."""
-        found = _layers(args, _NORM, _NORM_LAYERS)
-        if "layernorm" in _selected(args):
-            found.append(
-                f"{_NORM} with --recompute-modules layernorm is redundant, both compute norms again; drop "
-                "one of the two"
-            )
-        return found
-
-    @classmethod
-    def notes(cls, args: Any) -> Sequence[str]:
-        """Return that a number is larger than a stage."""
-        return _more_than_there_are(args, _NORM_LAYERS)
-
-    @hookimpl(wrapper=True)
-    def build_model(self, session: Any, args: Any) -> Generator[None, Any, Any]:
-        """Change the chosen layers."""
-        chunks = yield
+    def _change(self, session: Any, chunks: Any, **chosen: Any) -> None:
         from mindspeed_memory.recompute.norm import recompute_norms
 
-        count = args.recompute_norm_num_layers
-        recompute_norms(session, chunks, self.name, count=count, per_rank=per_rank(args))
-        return chunks
+        recompute_norms(session, chunks, self.name, **chosen)
 
 
 class RecomputeCounts(Feature):

@@ -17,6 +17,7 @@ from mindspeed_memory.features.proofs import (
     TP2,
     as_without,
     in_layouts,
+    resumed,
 )
 
 _LAYERS, _TOKENS, _HIDDEN, _FLOAT = 4, 32, 64, 4
@@ -104,6 +105,7 @@ COUNT_PROOFS = (
         baseline=INTERLEAVED,
     ),
     as_without("more-than-there-are", (*_PER_RANK, *BLOCK, "9"), baseline=()),
+    resumed((*_PER_RANK, *BLOCK, "1"), *INTERLEAVED),
 )
 _DENSE = ("--recompute-granularity", "selective", "--recompute-modules", "mlp")
 DENSE_PROOFS = (
@@ -113,4 +115,5 @@ DENSE_PROOFS = (
     as_without("tp2-sequence-parallel", _DENSE, *TP2, ranks=2),
     as_without("pp2", _DENSE, *PP2, ranks=2),
     as_without("with-norms", (*_DENSE, *_NORM)),
+    resumed(_DENSE),
 )

@@ -10,6 +10,7 @@ from mindspeed_core.feature import Conflict, Flag, Requirement, hookimpl
 from mindspeed_memory.features.recompute import per_rank
 from mindspeed_memory.features.saving import SavingFeature
 from mindspeed_memory.features.swap_proofs import ATTENTION_PROOFS, INPUT_PROOFS
+from mindspeed_memory.host_bytes import attention_need, check_limit, input_need
 from mindspeed_memory.names import models_of, modules_of
 
 _ATTENTION, _MODULES, _INPUT = "--swap-attention", "--swap-modules", "--swap-layer-input"
@@ -154,6 +155,15 @@ class SwapAttention(SwappingFeature):
         return found
 
     @hookimpl(wrapper=True)
+    def validate_arguments(self) -> Generator[None, Any, Any]:
+        """Refuse a limit of the host that is too low."""
+        args = yield
+        # Of sub-models it is not known here which layers a rank has.
+        if not args.swap_models:
+            check_limit(_ATTENTION, args, attention_need(args))
+        return args
+
+    @hookimpl(wrapper=True)
     def build_model(self, session: Any, args: Any) -> Generator[None, Any, Any]:
         """Change the layers."""
         chunks = yield
@@ -199,6 +209,13 @@ class SwapLayerInput(SwappingFeature):
         "/ (context_parallel_size * (tensor_model_parallel_size if sequence_parallel else 1))"
     }
     verify = INPUT_PROOFS
+
+    @hookimpl(wrapper=True)
+    def validate_arguments(self) -> Generator[None, Any, Any]:
+        """Refuse a limit of the host that is too low."""
+        args = yield
+        check_limit(_INPUT, args, input_need(args))
+        return args
 
     @hookimpl(wrapper=True)
     def build_model(self, session: Any, args: Any) -> Generator[None, Any, Any]:

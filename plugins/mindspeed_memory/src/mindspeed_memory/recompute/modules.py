@@ -14,7 +14,7 @@ _MADE = object()
 """In the place of a result that the checkpoint returns."""
 
 
-def checkpointed(module: torch.nn.Module) -> Callable[..., Any]:
+def checkpointed(module: torch.nn.Module, through: Callable[..., Any] = checkpoint) -> Callable[..., Any]:
     """Return a forward of ``module`` that keeps its inputs alone.
 
     Parameters among its results (biases that others add) leave as they are: out of a checkpoint they would be
@@ -22,6 +22,7 @@ def checkpointed(module: torch.nn.Module) -> Callable[..., Any]:
 
     Args:
         module: takes and returns tensors in any arrangement of tuples, lists and dictionaries.
+        through: the checkpoint, called as megatron-core's.
     """
     plain = module.forward
 
@@ -50,7 +51,7 @@ def checkpointed(module: torch.nn.Module) -> Callable[..., Any]:
             arrangement[:] = [arranged]
             return tuple(leaf for leaf in found if _is_made(leaf))
 
-        outputs = iter(checkpoint(made, False, *tensors))
+        outputs = iter(through(made, False, *tensors))
         given = [next(outputs) if result is _MADE else result for result in results]
         return tree_unflatten(given, arrangement[0])
 

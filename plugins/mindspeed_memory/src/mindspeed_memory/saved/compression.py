@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mindspeed_memory.saved.exponents import BLOCK, Compressed, compress, restore
+from mindspeed_memory.exponent_blocks import BLOCK
+from mindspeed_memory.saved.exponents import Compressed, compress, restore
 from mindspeed_memory.saved.host_copy import HostCopies, HostCopy
 
 SMALLEST = 32768

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,15 +25,21 @@ class HostPool:
         used: bytes of the buffers that are in use.
     """
 
-    def __init__(self, platform: Platform, limit_gib: float | None = None) -> None:
+    def __init__(
+        self,
+        platform: Platform,
+        limit_gib: float | None = None,
+        allocate: Callable[[int], torch.Tensor] | None = None,
+    ) -> None:
         """Start without buffers.
 
         Args:
             platform: allocates them.
             limit_gib: most GiB of all buffers of the rank.
+            allocate: returns a buffer of so many bytes in the place of the platform's.
         """
         self.made = self.held = self.used = 0
-        self._platform = platform
+        self._allocate = allocate or (lambda size: platform.pinned_empty((size,), torch.uint8))
         self._limit = limit_gib
         self._free: dict[int, list[tuple[torch.Tensor, Any]]] = defaultdict(list)
 
@@ -53,7 +60,7 @@ class HostPool:
             )
         self.made += 1
         self.held += size
-        return self._platform.pinned_empty((size,), torch.uint8), None
+        return self._allocate(size), None
 
     def give(self, buffer: torch.Tensor, read: Any = None) -> None:
         """Take a buffer back.

@@ -1,1 +1,1 @@
-"""Which rank computes which expert: plans, maps, migration of experts between steps, copies of hot ones."""
+"""Experts of ranks: plans, maps, migration of experts between steps, copies of hot ones."""

@@ -9,7 +9,7 @@ from mindspeed_moe.expert_map.planning import Placement, contiguous_placement
 
 
 class LayerMap:
-    """Where the experts of one layer are; routers, their losses and checkpoints know nothing of it.
+    """Places of the experts of one layer; routers, their losses and checkpoints know nothing of it.
 
     Attributes:
         placement: the experts of each rank, by slot.

@@ -23,7 +23,7 @@ Parts = Callable[[torch.nn.Parameter], Sequence[Part]]
 
 
 class Moves:
-    """What one rank sends and receives between two placements.
+    """Messages of one rank between two placements.
 
     Attributes:
         outgoing: slots to send, by rank.

@@ -42,7 +42,7 @@ _KEPT = 0.9
 
 @dataclass(frozen=True)
 class Frequency:
-    """When experts move.
+    """Conditions under which experts move.
 
     Attributes:
         steps: between two plans.

@@ -18,7 +18,7 @@ from torch import Tensor
 from mindspeed_core.errors import SessionError
 
 STATES = {"adam": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
-"""What optimizers keep of each element of a parameter, by the value of ``--optimizer``."""
+"""State that optimizers keep of each element of a parameter, by the value of ``--optimizer``."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, TakeOver, hookimpl
 from mindspeed_core.run import ChunkPlace
 from mindspeed_pp.features.proofs import ENGINE_PROOFS
 from mindspeed_pp.lint import lint
@@ -15,6 +15,7 @@ from mindspeed_pp.plan import (
     FILE_FLAG,
     FLAG,
     GREEDY,
+    IN_ADVANCE,
     LIMIT_FLAG,
     NATIVE_ORDER,
     TIMES_FLAG,
@@ -114,6 +115,10 @@ class PipelineSchedule(Feature):
             reason="only megatron-core's schedules compute the output layer's weight gradient at the end",
         ),
         Conflict(flag="--hybrid-context-parallel", reason="it has another schedule; keep one of the two"),
+    )
+    takes_over = tuple(
+        TakeOver(name, "the schedule computes stages again before their backward passes")
+        for name in ("recompute-in-advance", "recompute-in-bubble")
     )
     slots = ("pipeline-schedule", "pp-transport")
     docs = "mindspeed_pp:docs/pp-engine.md"
@@ -236,6 +241,9 @@ class PipelineSchedule(Feature):
         config = yield
         plan = planned(args)
         assert plan is not None
+        if getattr(args, IN_ADVANCE, False):
+            # The schedule computes whole stages again, in the place of their layers.
+            config.recompute_granularity = config.recompute_method = config.recompute_num_layers = None
         if not plan.placement.is_loop:
             from mindspeed_pp.placed_layout import placed
 

@@ -1,0 +1,59 @@
+"""The declaration of the report of a step's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from mindspeed_core.feature import Feature, Flag, hookimpl
+from mindspeed_memory.features.optimizer_proofs import REPORT_PROOFS
+
+_FLAG, _PATH = "--memory-report", "--memory-report-path"
+
+
+class MemoryReport(Feature):
+    """Where the bytes of a training step are, and which flags take them away."""
+
+    name = "memory-report"
+    family = "memory"
+    summary = "Bytes of the second step by kind, beside formulas, with the largest tensors and their flags"
+    level = 0
+    flags = (
+        Flag(_FLAG, help="Report where the memory of the second step is, and write it to files."),
+        Flag(
+            _PATH,
+            type=str,
+            default="./memory_report",
+            per_rank=True,
+            help="Folder that receives the reports of all ranks.",
+        ),
+    )
+    docs = "mindspeed_memory:docs/memory-report.md"
+    modes = ("train",)
+    fake_tensors = True
+    deterministic = True
+    affects_checkpoint = False
+    verify = REPORT_PROOFS
+
+    _recorder: Any = None
+
+    @hookimpl(wrapper=True)
+    def build_model(self, session: Any) -> Generator[None, Any, Any]:
+        """Follow tensors from the first parameter on."""
+        from mindspeed_memory.report.recorder import Recorder
+
+        if self._recorder is None:
+            self._recorder = Recorder(session)
+        return (yield)
+
+    @hookimpl(wrapper=True)
+    def train_step(self, run: Any) -> Generator[None, Any, Any]:
+        """Report the second step."""
+        with self._recorder.step(run, run.args.memory_report_path):
+            return (yield)
+
+    @hookimpl(wrapper=True)
+    def optimizer_step(self, run: Any) -> Generator[None, Any, Any]:
+        """Tell the update apart."""
+        self._recorder.begin_update(run)
+        return (yield)

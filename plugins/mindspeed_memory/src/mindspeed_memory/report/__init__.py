@@ -1,0 +1,1 @@
+"""Report of the memory of a training step."""

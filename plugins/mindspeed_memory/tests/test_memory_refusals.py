@@ -1,0 +1,133 @@
+"""Flags that exclude each other, and limits that are too low: one problem, both flags, the reason."""
+
+import pytest
+
+from mindspeed_core.activation import plan_for
+from mindspeed_core.registry import Registry
+from mindspeed_core.resolver.plan import PlanError
+from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_core.validation import check
+from mindspeed_memory.features.proofs import BLOCK, INTERLEAVED
+
+INSTALLED = Registry.discover()
+BF16, FLASH = ("--bf16",), ("--use-flash-attn",)
+UNIFORM = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
+SELECTIVE = ("--recompute-granularity", "selective", "--recompute-modules")
+FP8 = ("--fp8-format", "hybrid")
+GRAPHS = ("--cuda-graph-impl", "local")
+LAYERS = ("--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", "1")
+ACTIVATION, NORM = "--recompute-activation-function", "--recompute-norm"
+PER_RANK, ADVANCE, BUBBLE = (
+    "--enable-recompute-layers-per-pp-rank",
+    "--recompute-in-advance",
+    "--recompute-in-bubble",
+)
+ATTENTION, INPUT = "--swap-attention", "--swap-layer-input"
+COMPRESS, DENSE = "--compress-activation", "--compress-dense"
+REUSE, RELEASE, SWAP, VIRTUAL, COMPRESSED = (
+    "--reuse-fp32-param",
+    "--release-fp32-grad",
+    "--swap-optimizer",
+    "--virtual-optimizer",
+    "--compress-optimizer",
+)
+PLANS = ("--recompute-plan", "--swap-activation-plan")
+
+EXCLUDED = [
+    (ACTIVATION, "--recompute-method", UNIFORM, "no layer is left"),
+    (ACTIVATION, "--recompute-modules mlp", (*SELECTIVE, "mlp", "--disable-bias-linear"), "redundant"),
+    (ACTIVATION, DENSE, (*BF16, DENSE, "level0"), "slot mlp-forward"),
+    (ACTIVATION, COMPRESS, (*BF16, COMPRESS, "0"), "dropped would be compressed first"),
+    (ACTIVATION, "--fp8-format", FP8, "state of their own"),
+    (ACTIVATION, "--cuda-graph-impl", GRAPHS, "captured graph"),
+    (NORM, "--recompute-method", UNIFORM, "no layer is left"),
+    (NORM, "--recompute-modules layernorm", (*SELECTIVE, "layernorm"), "redundant"),
+    (NORM, COMPRESS, (*BF16, COMPRESS, "0"), "dropped would be compressed first"),
+    (NORM, "--fp8-format", FP8, "state of their own"),
+    (NORM, "--cuda-graph-impl", GRAPHS, "captured graph"),
+    (PER_RANK, "--recompute-method", UNIFORM, "uniform recomputes all of them"),
+    (BUBBLE, "--recompute-granularity", (*INTERLEAVED, *LAYERS), "both say what is computed again"),
+    (BUBBLE, "--recompute-granularity", (*INTERLEAVED, *SELECTIVE, "core_attn"), "both say what"),
+    (BUBBLE, ATTENTION, (*INTERLEAVED, *FLASH, ATTENTION), "put away at once"),
+    (BUBBLE, COMPRESS, (*INTERLEAVED, *BF16, COMPRESS, "0"), "put away at once"),
+    (BUBBLE, DENSE, (*INTERLEAVED, *BF16, DENSE, "level0"), "put away at once"),
+    (BUBBLE, PLANS[0], (*INTERLEAVED, PLANS[0], "decoder.layers.{*}"), "slot recompute-policy"),
+    (BUBBLE, PLANS[1], (*INTERLEAVED, PLANS[1], "decoder.layers.{*}"), "put away at once"),
+    (BUBBLE, "--fp8-format", (*INTERLEAVED, *FP8), "state of their own"),
+    (ADVANCE, "--recompute-method", (*INTERLEAVED, *UNIFORM), "use block"),
+    (ADVANCE, "--recompute-granularity", (*INTERLEAVED, *SELECTIVE[:2], *LAYERS[2:]), "whole layers"),
+    (ADVANCE, ATTENTION, (*INTERLEAVED, *LAYERS, *FLASH, ATTENTION), "put away at once"),
+    (ADVANCE, INPUT, (*INTERLEAVED, *LAYERS, INPUT), "put away at once"),
+    (ADVANCE, "--fp8-format", (*INTERLEAVED, *LAYERS, *FP8), "state of their own"),
+    (REUSE, SWAP, (*BF16, SWAP), "slot optimizer-master"),
+    (REUSE, "--fp8-param-gather", (*BF16, *FP8, "--fp8-param-gather"), "weights of 8 bits"),
+    (REUSE, "--optimizer-cpu-offload", (*BF16, "--optimizer-cpu-offload"), "does not find it"),
+    (REUSE, "--bf16", ("--fp16",), "upper half of a float32 number"),
+    (REUSE, "--use-torch-fsdp2", (*BF16, "--use-torch-fsdp2"), "as parts of its own"),
+    (RELEASE, "--optimizer", (*BF16, "--grad-reduce-in-bf16", "--optimizer", "sgd"), "update is AdamW's"),
+    (ATTENTION, "--use-flash-attn", (), "scores of all pairs of tokens"),
+    (ATTENTION, INPUT, (*FLASH, *LAYERS, INPUT), "slot saved-tensors"),
+    (ATTENTION, PLANS[1], (*FLASH, PLANS[1], "decoder.layers.{*}"), "slot saved-tensors"),
+    (ATTENTION, COMPRESS, (*FLASH, *BF16, COMPRESS, "0"), "slot saved-tensors"),
+    (ATTENTION, DENSE, (*FLASH, *BF16, DENSE, "level0"), "slot saved-tensors"),
+    (ATTENTION, "--cpu-offloading", (*FLASH, "--cpu-offloading"), "moves the same tensors"),
+    (ATTENTION, "--cuda-graph-impl", (*FLASH, *GRAPHS), "captured graph"),
+    (INPUT, "--recompute-granularity", (), "computed again whose input"),
+    (INPUT, "--distribute-saved-activations", (*LAYERS, "--distribute-saved-activations"), "cuts the inputs"),
+    (SWAP, VIRTUAL, (*BF16, VIRTUAL, "all"), "slot optimizer-state"),
+    (SWAP, COMPRESSED, (*BF16, COMPRESSED), "slot optimizer-state"),
+    (VIRTUAL, COMPRESSED, (*BF16, COMPRESSED), "slot optimizer-state"),
+    (COMPRESS, DENSE, (*BF16, DENSE, "level0"), "slot saved-tensors"),
+    (COMPRESS, "--recompute-granularity", (*BF16, *LAYERS), "nothing that could be compressed"),
+    (COMPRESS, "--bf16", (), "exponents of bfloat16"),
+    (DENSE, "--recompute-granularity", (*BF16, *LAYERS), "nothing that could be compressed"),
+    (COMPRESSED, "--optimizer", (*BF16, "--optimizer", "sgd"), "update is AdamW's"),
+    (PLANS[0], "--recompute-granularity", LAYERS, "both say what is computed again"),
+]
+VALUES = {VIRTUAL: ("all",), COMPRESS: ("0",), DENSE: ("level0",), PLANS[0]: ("decoder.layers.{*}",)}
+
+
+@pytest.mark.parametrize(("flag", "other", "flags", "reason"), EXCLUDED)
+def test_one_problem_names_both_flags_and_the_reason(flag, other, flags, reason):
+    line = training_flags((flag, *VALUES.get(flag, ()), *flags), 1, INSTALLED)
+    with pytest.raises(PlanError) as caught:
+        plan_for(line, platform="cpu", host="standalone", registry=INSTALLED)
+    said = str(caught.value)
+    assert said.startswith("1 problem with these arguments"), said
+    assert all(word in said for word in (flag, other, reason)), said
+
+
+MIB = 2**20
+LARGE = ("--seq-length", "1024", "--micro-batch-size", "2", "--global-batch-size", "16")
+EIGHT = ("--num-layers", "8")
+SIZED = (*LARGE, *EIGHT, "--hidden-size", "256", "--num-attention-heads", "4")
+
+
+def limited(gib, *flags, world=1):
+    line = training_flags((*SIZED, *flags, "--swap-host-limit-gb", f"{gib:.6g}"), 1, INSTALLED)
+    found = check(line, platform="cpu", host="standalone", world_size=world, registry=INSTALLED)
+    return " ".join(str(problem) for problem in found.problems)
+
+
+PP2 = ("--pipeline-model-parallel-size", "2")
+FULL = (*BLOCK, "8", INPUT)
+SWAPPED = (*FLASH, ATTENTION)
+# Query, key and value, and the output; 2 MiB are an input of a layer.
+NEEDS = [
+    (SWAPPED, 1, 7 * 8 * MIB),
+    ((*SWAPPED, *PP2), 2, 2 * 4 * 8 * MIB),
+    ((*SWAPPED, *PP2, "--num-layers-per-virtual-pipeline-stage", "2"), 2, 5 * 2 * 8 * MIB),
+    ((*SWAPPED, "--bf16"), 1, 7 * 4 * MIB),
+    ((*SWAPPED, "--tensor-model-parallel-size", "2"), 2, 7 * 4 * MIB),
+    ((*SWAPPED, "--swap-min-bytes", str(3 * MIB)), 1, 7 * 6 * MIB),
+    (FULL, 1, 7 * 2 * MIB),
+    ((*FULL, *PP2), 2, 2 * 4 * 2 * MIB),
+]
+
+
+@pytest.mark.parametrize(("flags", "world", "need"), NEEDS)
+def test_a_limit_below_what_is_swapped_is_refused_before_the_start(flags, world, need):
+    said = limited(need * 0.999 / 2**30, *flags, world=world)
+    assert "--swap-host-limit-gb" in said, said
+    assert "raise it, swap fewer layers, or use smaller micro-batches" in said
+    assert limited(need * 1.001 / 2**30, *flags, world=world) == ""
