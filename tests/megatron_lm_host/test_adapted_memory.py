@@ -17,6 +17,14 @@ SIDES = {
     "attention": ("--swap-attention", "--swap-min-bytes", "256"),
     "inputs": (*BLOCK, "--swap-layer-input", "--swap-min-bytes", "256"),
 }
+POLICIES = {
+    "measured plan": (
+        *("--adaptive-recompute-device-size", "100", "--adaptive-recompute-profiling-step", "5"),
+        *("--train-iters", "7"),
+    ),
+    "traced step": ("--smart-swap", "--swap-min-bytes", "256", "--train-iters", "7"),
+    "older names": ("--checkpoint-activations", "--checkpoint-policy", "block", "--train-iters", "7"),
+}
 COMPRESSED = {
     "activations": ("--compress-activation", "0", "--compress-min-elements", "64"),
     "products": ("--compress-dense", "level1", "--compress-min-elements", "64"),
@@ -49,6 +57,24 @@ def train(*layout):
     half = (*layout, "--bf16")
     compressed = {name: trained(*half, *flags) for name, flags in {"plain": (), **COMPRESSED}.items()}
     return found, compressed
+
+
+def follow():
+    plain = trained("--train-iters", "7")
+    return plain, {name: trained(*flags) for name, flags in POLICIES.items()}
+
+
+@pytest.fixture(scope="module")
+def policies():
+    return run_world(follow, 1)[0]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", POLICIES)
+def test_policies_change_nothing(policies, name):
+    plain, found = policies
+    assert len(plain[1]) == 7
+    assert found[name] == plain
 
 
 @pytest.fixture(scope="module", params=[(), ("--tensor-model-parallel-size", "2", "--sequence-parallel")])

@@ -27,3 +27,22 @@ def modules_of(text: str) -> list[str]:
     if not found:
         raise ValueError(f"names no module; there are {', '.join(MODULES)}")
     return list(found.values())
+
+
+def models_of(text: str) -> dict[str, int]:
+    """Return numbers of layers by sub-model, from a list ``"decoder,4;vision_model,2"``.
+
+    Raises:
+        ValueError: a part is no pair of name and number, or names a sub-model twice.
+    """
+    found: dict[str, int] = {}
+    for part in filter(None, map(str.strip, text.split(";"))):
+        name, _, number = (piece.strip() for piece in part.partition(","))
+        if not name or not number.isdecimal():
+            raise ValueError(f"{part!r} is no name and number of layers; write decoder,4;vision_model,2")
+        if name in found:
+            raise ValueError(f"{name} is named twice")
+        found[name] = int(number)
+    if not found:
+        raise ValueError("names no sub-model; write decoder,4")
+    return found

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from mindspeed_core.feature import Feature
+from mindspeed_memory.features.checkpoint_aliases import CheckpointActivations
 from mindspeed_memory.features.compress import CompressActivation, CompressDense
 from mindspeed_memory.features.early_recompute import RecomputeInAdvance, RecomputeInBubble
 from mindspeed_memory.features.plans import RecomputePlan, SwapPlan
+from mindspeed_memory.features.policies import AdaptiveMemory, AdaptiveRecompute, SmartSwap
 from mindspeed_memory.features.recompute import (
     RecomputeActivation,
     RecomputeCounts,
@@ -27,4 +29,8 @@ ACTIVATION_FEATURES: tuple[type[Feature], ...] = (
     CompressDense,
     RecomputePlan,
     SwapPlan,
+    AdaptiveRecompute,
+    AdaptiveMemory,
+    SmartSwap,
+    CheckpointActivations,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 from mindspeed_core.feature import Conflict, Flag, Requirement, hookimpl
@@ -10,9 +11,10 @@ from mindspeed_memory.features.recompute import per_rank
 from mindspeed_memory.features.saving import SavingFeature
 from mindspeed_memory.features.swap_proofs import ATTENTION_PROOFS, INPUT_PROOFS
 from mindspeed_memory.host_bytes import attention_need, check_limit, input_need
-from mindspeed_memory.names import modules_of
+from mindspeed_memory.names import models_of, modules_of
 
 _ATTENTION, _MODULES, _INPUT = "--swap-attention", "--swap-modules", "--swap-layer-input"
+_MODELS = "--swap-models"
 _MIN_BYTES, _DEPTH, _LIMIT = "--swap-min-bytes", "--swap-prefetch-depth", "--swap-host-limit-gb"
 _DEFAULT_MODULES = "input_norm,self_attention,post_attention_norm"
 HOST_LIMIT = Flag(_LIMIT, type=float, help="Most GiB that one process keeps on the host.")
@@ -43,7 +45,7 @@ ENGINE_CONFLICTS = (
 class SwappingFeature(SavingFeature):
     """Common part of features whose saved tensors wait on the host."""
 
-    slots = ("saved-tensors",)
+    slots: ClassVar[Sequence[str]] = ("saved-tensors",)
     conflicts: ClassVar[Sequence[Conflict]] = ENGINE_CONFLICTS
     fake_tensors = True
 
@@ -73,11 +75,16 @@ class SwappingFeature(SavingFeature):
         )
         return self._engine
 
+    def _around_step(self, run: Any) -> AbstractContextManager[Any]:
+        """Return what a step of training runs in."""
+        return nullcontext()
+
     @hookimpl(wrapper=True)
     def train_step(self, run: Any) -> Generator[None, Any, Any]:
         """Record what was swapped."""
         before = self._copies.moved, self._engine.late
-        result = yield
+        with self._around_step(run):
+            result = yield
         run.metrics.add("swapped bytes", float(self._copies.moved - before[0]), "max")
         run.metrics.add("late swaps", float(self._engine.late - before[1]), "max")
         return result
@@ -95,6 +102,12 @@ class SwapAttention(SwappingFeature):
             type=str,
             default=_DEFAULT_MODULES,
             help="Modules of each layer whose saved tensors go to the host, separated by commas.",
+        ),
+        Flag(
+            _MODELS,
+            type=str,
+            default="",
+            help="Sub-models that swap, with how many of their first layers do: decoder,4;vision_model,2.",
         ),
         *ENGINE_FLAGS,
     )
@@ -117,9 +130,24 @@ class SwapAttention(SwappingFeature):
     verify = ATTENTION_PROOFS
 
     @classmethod
+    def enabled(cls, args: Any) -> bool:
+        """Return whether it is asked for, or sub-models are named that swap."""
+        return bool(getattr(args, "swap_attention", False) or getattr(args, "swap_models", ""))
+
+    @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
-        """Refuse modules that no layer has."""
+        """Refuse modules that no layer has, and lists of sub-models that are none."""
         found = list(super().validate(args))
+        if args.swap_models:
+            try:
+                models_of(args.swap_models)
+            except ValueError as error:
+                found.append(f"{_MODELS} {args.swap_models}: {error}")
+            if getattr(args, "recompute_granularity", None) == "full":
+                found.append(
+                    f"{_MODELS} {args.swap_models} with --recompute-granularity full: both say which layers "
+                    "swap; drop one of the two"
+                )
         try:
             modules_of(args.swap_modules)
         except ValueError as error:
@@ -130,7 +158,9 @@ class SwapAttention(SwappingFeature):
     def validate_arguments(self) -> Generator[None, Any, Any]:
         """Refuse a limit of the host that is too low."""
         args = yield
-        check_limit(_ATTENTION, args, attention_need(args))
+        # Of sub-models it is not known here which layers a rank has.
+        if not args.swap_models:
+            check_limit(_ATTENTION, args, attention_need(args))
         return args
 
     @hookimpl(wrapper=True)
@@ -141,7 +171,10 @@ class SwapAttention(SwappingFeature):
 
         engine = self._start_engine(session, args)
         modules = modules_of(args.swap_modules)
-        swap_modules(session, chunks, self.name, engine, modules=modules, per_rank=per_rank(args))
+        models = models_of(args.swap_models) if args.swap_models else None
+        swap_modules(
+            session, chunks, self.name, engine, modules=modules, models=models, per_rank=per_rank(args)
+        )
         return chunks
 
 

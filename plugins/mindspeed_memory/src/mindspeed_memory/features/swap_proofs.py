@@ -50,6 +50,13 @@ ATTENTION_PROOFS = (
         gains=(*_swapped(3, _ATTENTION_BYTES), Gain("late swaps", exactly=0)),
     ),
     as_without("all-modules", _ATTENTION, model=FUSED_LLAMA, gains=(Gain("forward_bytes", 1.0), _NEW)),
+    as_without(
+        "models",
+        ("--swap-models", "decoder,2", *_SELF_ATTENTION[1:]),
+        model=FUSED_LLAMA,
+        gains=_swapped(2, _ATTENTION_BYTES),
+    ),
+    as_without("models-pp2", ("--swap-models", "decoder,3", *_SMALL), *PP2, ranks=2, model=FUSED_LLAMA),
     as_without("depth-0", (*_ATTENTION, "--swap-prefetch-depth", "0"), model=FUSED_LLAMA, gains=(_NEW,)),
     as_without("depth-2", (*_ATTENTION, "--swap-prefetch-depth", "2"), model=FUSED_LLAMA, gains=(_NEW,)),
     as_without("recomputed-feed-forward", (*_ATTENTION, *BLOCK, "2"), model=FUSED_LLAMA, baseline=()),

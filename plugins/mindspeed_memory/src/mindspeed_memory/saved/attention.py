@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP
 
+from mindspeed_core.errors import UserError
+from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_memory.names import MODULES
 from mindspeed_memory.recompute.dense import output_checkpointed
 from mindspeed_memory.recompute.layers import PlacedLayer, blocks, chosen_whole, layers_of
@@ -30,6 +33,7 @@ def swap_modules(
     engine: SavedTensors,
     *,
     modules: Sequence[str],
+    models: Mapping[str, int] | None = None,
     per_rank: bool,
 ) -> None:
     """Put away what chosen modules of the layers save.
@@ -44,15 +48,17 @@ def swap_modules(
         owner: the feature.
         engine: puts tensors away.
         modules: names of `MODULES`.
+        models: sub-models that swap, by name, with how many of their first layers do; None for all layers.
         per_rank: numbers of layers are of the pipeline rank.
     """
     recomputed = chosen_whole(chunks, per_rank=per_rank)
+    named = None if models is None else _layers_of_models(session, chunks, models)
     for placed in layers_of(chunks):
         if recomputed is not None and (placed.chunk, placed.index) not in recomputed:
             continue
         if recomputed is not None:
             _recompute_feed_forward(session, placed, owner)
-        if placed.last:
+        if placed.last or (named is not None and id(placed.layer) not in named):
             continue
         for name in modules:
             attribute = MODULES[name]
@@ -67,6 +73,42 @@ def swap_modules(
         config = copy.copy(block.config)
         config.recompute_granularity = None
         session.instances.set(owner, block, "config", config)
+
+
+def _layers_of_models(session: Session, chunks: Sequence[Any], models: Mapping[str, int]) -> set[int]:
+    """Return the identities of the first layers of named sub-models.
+
+    Layers count over the whole model, whichever pipeline stage has them. Collective over all ranks: a stage
+    need not hold every sub-model. In a dry run the others do not exist, and nothing is refused.
+
+    Raises:
+        UserError: no rank has a sub-model of that name with layers; names those that there are.
+    """
+    found: set[int] = set()
+    there: set[str] = set()
+    for _, block in blocks(chunks):
+        names = _names_of(chunks, block)
+        there |= names
+        for name in names & models.keys():
+            found |= {id(layer) for layer in block.layers if layer.layer_number <= models[name]}
+    everywhere = set().union(*all_gather_values(there))
+    missing = sorted(models.keys() - everywhere)
+    if missing and not session.platform.dry_run:
+        raise UserError(
+            f"--swap-models {missing[0]}: no part of the model with layers has this name; there are "
+            f"{', '.join(sorted(everywhere))}"
+        )
+    return found
+
+
+def _names_of(chunks: Sequence[Any], block: Any) -> set[str]:
+    """Return the names of the modules that hold a block, and the block's own: each part and the whole."""
+    for chunk in chunks:
+        for name, module in unwrap(chunk).named_modules():
+            if module is block:
+                parts = name.split(".")
+                return {*parts, *(".".join(parts[:end]) for end in range(1, len(parts) + 1))} - {""}
+    return set()
 
 
 def _recompute_feed_forward(session: Session, placed: PlacedLayer, owner: str) -> None:

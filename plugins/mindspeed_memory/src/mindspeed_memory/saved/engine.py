@@ -104,6 +104,14 @@ class SavedTensors:
         """Never put the storages of these tensors away; parameters and their buffers, for instance."""
         self._kept = frozenset(tensor.untyped_storage()._cdata for tensor in tensors if _is_plain(tensor))
 
+    def may(self, tensor: Tensor) -> bool:
+        """Return whether a saved tensor may be put away at all."""
+        return self._may(tensor)
+
+    def let_go(self) -> None:
+        """Let go of the originals of what was put away; what is computed from now on waits for the copies."""
+        self._let_go()
+
     def begin(self) -> None:
         """Begin the forward pass of a micro-batch through a chunk: nothing comes before its first call."""
         self._recent.clear()

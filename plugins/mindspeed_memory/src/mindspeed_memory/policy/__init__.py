@@ -1,0 +1,1 @@
+"""Policies: measured costs decide what is computed again and what is swapped."""
