@@ -18,6 +18,7 @@ class PlannedLinears(Feature):
     family = "tp"
     summary = "Linears whose communication follows a plan; switched on by features that change it"
     replaces_roles = ("qkv", "proj", "fc1", "fc2")
+    after = ("pp-weight-gradients",)
     docs = "mindspeed_tp:docs/tp-linear.md"
     places_modules = True
     fake_tensors = True
