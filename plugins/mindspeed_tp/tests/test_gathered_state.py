@@ -1,4 +1,4 @@
-"""Optimizer state gathered in slices: megatron-core's to the bit, handed out again, as many calls as stated."""
+"""Optimizer state gathered in slices: megatron-core's to the bit, handed out again, in calls as stated."""
 
 import pytest
 from gathered_cases import gathered

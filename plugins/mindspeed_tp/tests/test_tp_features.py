@@ -198,6 +198,13 @@ def test_attention_is_placed_before_the_grid_puts_its_exchanges_around_it():
     assert names.index("tp-2d") < names.index("flash-attn")
 
 
+@pytest.mark.parametrize("flag", ["--unaligned-linear", "--async-log-allreduce"])
+def test_a_loop_of_ones_own_refuses_what_only_a_host_can_do(flag):
+    with pytest.raises(PlanError) as error:
+        plan_for([*MODEL[2:], *TP2, flag], platform="cpu", host="library", registry=INSTALLED)
+    assert flag in str(error.value)
+
+
 ALWAYS = ("tp-2d-2x2", "unaligned-linear-resume")
 
 

@@ -188,7 +188,7 @@ def with_later_gradients(base: type) -> type:
 
 @cache
 def leaving_to_the_schedule(base: type) -> type:
-    """Return a subclass, with ``store`` as above, of a linear that computes its weight gradient apart itself."""
+    """Return such a subclass of a linear that can compute its weight gradient apart by itself."""
 
     class LaterLinear(base):
         def __init__(self, *args: Any, store: Callable[[], WeightGradients], **named: Any) -> None:

@@ -69,8 +69,8 @@ class DelaysWeightGradients:
         def whole() -> None:
             if not self._hooks and hasattr(self.weight, "main_grad"):
                 raise SessionError(
-                    "gradients of weights come later than in backward, and data parallelism does not wait for "
-                    "them; wrap the model with DistributedDataParallelConfig(delay_wgrad_compute=True)"
+                    "gradients of weights come later than in backward, and data parallelism does not wait "
+                    "for them; wrap the model with DistributedDataParallelConfig(delay_wgrad_compute=True)"
                 )
             compute()
             for hook in self._hooks:
