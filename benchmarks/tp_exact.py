@@ -44,6 +44,7 @@ class Counted:
         order: operations, groups and bytes in order.
         grad_norm: of the last step.
         loss: of the last step.
+        arguments: numbers and words of the run's arguments.
     """
 
     calls: Counter[str] = field(default_factory=Counter)
@@ -51,6 +52,7 @@ class Counted:
     order: list[tuple[str, str, int]] = field(default_factory=list)
     grad_norm: float = 0.0
     loss: float = 0.0
+    arguments: dict[str, Any] = field(default_factory=dict)
 
 
 def counted(flags: tuple[str, ...], *, steps: int = 1) -> Counted:
@@ -73,8 +75,29 @@ def counted(flags: tuple[str, ...], *, steps: int = 1) -> Counted:
                         found.received[call.group] = found.received.get(call.group, 0) + call.sent_bytes
                         found.order.append((call.operation, call.group, call.tensor_bytes))
         found.grad_norm, found.loss = result.grad_norm, result.losses["lm loss"]
+        plain = (int, float, str)
+        found.arguments = {name: value for name, value in vars(run.args).items() if isinstance(value, plain)}
         loop.teardown(session)
     return found
+
+
+def by_formula(feature: str, two: Counted) -> float:
+    """Return the bytes that a feature of mindspeed-tp states for a layer of a run."""
+    from mindspeed_core.formulas import ELEMENT_SIZE, evaluate, formula_of
+    from mindspeed_core.registry import Registry
+
+    text = formula_of(Registry.discover().features[feature].cls, "bytes_sent", "cpu")
+    return evaluate(text, {**two.arguments, ELEMENT_SIZE: 4})
+
+
+def received_by_layer(one: Counted, two: Counted) -> float:
+    """Return the bytes of a layer: a step of two layers less that of one, without gradients of its norms."""
+    found = sum(two.received.values()) - sum(one.received.values())
+    arguments = two.arguments
+    # Summed once a step over the ranks that share the sequence.
+    ranks = arguments["tensor_model_parallel_size"]
+    norms = 2 * arguments["hidden_size"] * 4 * 2 * (ranks - 1) / ranks
+    return found - (norms if arguments["sequence_parallel"] else 0)
 
 
 def of_layers(flags: tuple[str, ...]) -> tuple[Counter[str], Counted, Counted]:
@@ -89,13 +112,18 @@ def recomputed(kinds: tuple[str, ...] = tuple(RECOMPUTED)) -> dict[tuple[str, st
     found = {}
     for layout, flags in {"sums": TP2, "rows": (*TP2, *SP)}.items():
         for kind in kinds:
-            calls, _, two = of_layers((*flags, *RECOMPUTED[kind]))
-            found[layout, kind] = dict(calls), sum(two.received.values()), two.loss, two.grad_norm
+            calls, one, two = of_layers((*flags, *RECOMPUTED[kind]))
+            feature = "recompute-comm" if "level" in kind else "tp-linear"
+            stated = by_formula(feature, two) if kind != "plain" else None
+            found[layout, kind] = (
+                *(dict(calls), sum(two.received.values()), two.loss, two.grad_norm),
+                *(received_by_layer(one, two), stated),
+            )
     return found
 
 
-def grid_layer(x: int, y: int) -> tuple[float, float]:
-    """Return the bytes that a layer of a grid receives in a step, and what the closed form says."""
+def grid_layer(x: int, y: int) -> tuple[float, float, float]:
+    """Return a layer's bytes on a grid: received, by the closed form, and by the feature's formula."""
     from mindspeed_tp.volume import LayerShape, input_gathers, linears, norms
 
     grid = ("--tensor-model-parallel-size", str(x * y), "--tp-2d", "--tp-x", str(x), "--tp-y", str(y))
@@ -105,15 +133,16 @@ def grid_layer(x: int, y: int) -> tuple[float, float]:
     # Backward mirrors forward, and gathers the inputs of linears once more.
     elements = 2 * linears(shape, x, y) + input_gathers(shape, x, y) + 2 * norms(shape, x, y)
     # Summed over x are two norms' weights.
-    return found - 2 * (x - 1) / x * 2 * 64 / y * 4, 4 * elements
+    return found - 2 * (x - 1) / x * 2 * 64 / y * 4, 4 * elements, by_formula("tp-2d", two)
 
 
-def uneven_layer() -> dict[int, tuple[dict[str, int], float]]:
-    """Return calls and bytes of a layer whose 16, and whose 15, positions two ranks share."""
+def uneven_layer() -> dict[int, tuple[dict[str, int], float, float]]:
+    """Return calls, bytes and stated bytes of a layer whose 16, and whose 15, positions two ranks share."""
     found = {}
     for positions in (16, 15):
         calls, one, two = of_layers((*TP2, *SP, "--unaligned-linear", "--seq-length", str(positions)))
-        found[positions] = dict(calls), sum(two.received.values()) - sum(one.received.values())
+        stated = by_formula("unaligned-linear", two)
+        found[positions] = dict(calls), received_by_layer(one, two), stated
     return found
 
 

@@ -48,7 +48,13 @@ def test_level_two_sends_the_bytes_of_a_step_without_recomputation(recomputing):
     for rank in recomputing:
         for layout in ("sums", "rows"):
             assert rank[layout, "level 2"][1] == rank[layout, "none"][1]
-            assert rank[layout, "level 2"][2:] == pytest.approx(rank[layout, "none"][2:], rel=1e-6)
+            assert rank[layout, "level 2"][2:4] == pytest.approx(rank[layout, "none"][2:4], rel=1e-6)
+
+
+def test_a_layer_receives_what_the_features_formula_states(recomputing):
+    for rank in recomputing:
+        for *_, found, stated in rank.values():
+            assert stated is None or found == pytest.approx(stated, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +62,9 @@ def test_level_two_sends_the_bytes_of_a_step_without_recomputation(recomputing):
     [(2, 2), *(pytest.param(*grid, marks=pytest.mark.thorough) for grid in ((1, 2), (2, 1), (4, 1)))],
 )
 def test_a_layer_of_a_grid_receives_what_the_closed_form_says(x, y):
-    for found, expected in run_world(grid_layer, x * y, x, y):
+    for found, expected, stated in run_world(grid_layer, x * y, x, y):
         assert found == pytest.approx(expected, rel=1e-9)
+        assert found == pytest.approx(stated, rel=1e-9)
 
 
 def orders():
@@ -80,7 +87,8 @@ def test_ranks_issue_their_collectives_in_one_order():
 
 def test_uneven_parts_cost_padding_and_no_further_call():
     for rank in run_world(uneven_layer, 2):
-        (even, full), (odd, padded) = rank[16], rank[15]
+        (even, full, stated), (odd, padded, stated_padded) = rank[16], rank[15]
+        assert (full, padded) == (stated, stated_padded)
         assert odd == even
         # 15 positions travel as 16: the factor t * ceil(s / t) / s of 15 / 16 of the bytes.
         assert padded == full

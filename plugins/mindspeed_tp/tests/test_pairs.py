@@ -5,9 +5,10 @@ from itertools import product
 import pytest
 
 from mindspeed_core.testing.compare import compare_tensors
+from mindspeed_core.testing.compare_sides import compare_sides
 from mindspeed_core.testing.training import train_side
 from mindspeed_tp.features.grid_proofs import grid
-from mindspeed_tp.features.proofs import COC, FULL, MODEL, PP2, SP, TP2
+from mindspeed_tp.features.proofs import BOTH_OVERLAPS, COC, FULL, MODEL, PP2, REWRITTEN, SP, TP2
 
 EXECUTORS = {"coc": (*COC, "2"), "mc2": ("--use-ascend-mc2",)}
 LAYOUTS = {"1d": (*TP2, *SP), "2d": grid(1, 2)}
@@ -43,3 +44,14 @@ def test_policies_combine(alone, executor, layout, recomputed, gradients):
         assert compared.equal, str(compared)
     for name, losses in alone.losses.items():
         assert side.losses[name] == pytest.approx(losses, rel=TOLERANCE)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("flags", [(), ("--use-gradient-accumulation-fusion",)], ids=["added", "in-place"])
+def test_delayed_gradients_reach_overlapped_data_parallelism_to_the_bit(flags):
+    layout = (*MODEL, *BATCH, *GRADIENTS["delayed"], *BOTH_OVERLAPS, *flags)
+    theirs = train_side(layout, 4, STEPS, platform="cpu")
+    ours = train_side((*layout, *REWRITTEN), 4, STEPS, initial=theirs.initial, platform="cpu")
+    assert {"tp-linear", "pp-weight-gradients"} <= set(ours.features)
+    compared, _ = compare_sides(ours, theirs, tolerance=0.0)
+    assert compared.equal, str(compared)

@@ -6,6 +6,7 @@ from collections.abc import Generator
 from typing import Any
 
 from mindspeed_core.feature import Feature, Requirement, hookimpl
+from mindspeed_tp.features.formulas import DENSE
 from mindspeed_tp.features.proofs import LINEAR_PROOFS
 from mindspeed_tp.options import GRID, LINEARS, UNEVEN, linear_plans
 from mindspeed_tp.uneven.cut import Cuts
@@ -24,6 +25,7 @@ class PlannedLinears(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
+    formulas = {"bytes_sent": DENSE}
     verify = LINEAR_PROOFS
 
     @hookimpl(wrapper=True)

@@ -26,6 +26,12 @@ class SlicedGather(Feature):
             default=_DEFAULT,
             help="Elements of every data-parallel rank that are gathered at a time.",
         ),
+        Flag(
+            _NO_GLOO,
+            aliases=("--disable-gloo-group",),
+            inverts="enable_gloo_process_groups",
+            help="Create no gloo groups beside those of the platform's backend.",
+        ),
     )
     requires = (
         Requirement(
