@@ -43,6 +43,8 @@ SIDES: dict[str, tuple[str, ...]] = {
     "sums, recomputed": (*SUMS, *FULL),
     "sums, recomputed, level 2": (*SUMS, *LEVEL2),
 }
+SMALL_HEAD = ("--vocab-size", "256")
+"""A vocabulary whose logits are not the peak: the computing of a layer is."""
 REFERENCES = {
     **{name: "rows" for name in SIDES if name.startswith("rows")},
     **{name: "sums" for name in SIDES if name.startswith("sums")},
@@ -249,7 +251,7 @@ def main() -> int:
         }
         shown = "  ".join(f"{measure} x {ratio:.3f}" for measure, ratio in ratios.items())
         print(f"{name:<28} {shown}  step_seconds x {time:.3f}")
-    for goal in side_goals(found):
+    for goal in side_goals(found, layer_peaks()):
         print(goal)
         goals.append(goal)
     missed = [goal for goal in goals if not goal.met]
@@ -261,7 +263,17 @@ def main() -> int:
     return 1 if missed else 0
 
 
-def side_goals(found: dict[str, Any]) -> list[Goal]:
+def layer_peaks() -> dict[str, float]:
+    """Return peak bytes at level 2 over those of plain full recomputation, by layout."""
+    peaks = {}
+    for plain in ("rows", "sums"):
+        names = f"{plain}, recomputed, level 2", f"{plain}, recomputed"
+        level2, full = (trained((*SIDES[name], *SMALL_HEAD)).measures["peak_bytes"] for name in names)
+        peaks[plain] = level2 / full
+    return peaks
+
+
+def side_goals(found: dict[str, Any], peaks: dict[str, float]) -> list[Goal]:
     """Compare whole trainings."""
     time = found["rows, 4 parts"]["ratios"]["step_seconds"]
     goals = [
@@ -269,7 +281,7 @@ def side_goals(found: dict[str, Any]) -> list[Goal]:
     ]
     for plain in ("rows", "sums"):
         level2 = found[f"{plain}, recomputed, level 2"]
-        peak, sent = level2["ratios"]["peak_bytes"], level2["sent_bytes"] - found[plain]["sent_bytes"]
+        peak, sent = peaks[plain], level2["sent_bytes"] - found[plain]["sent_bytes"]
         goals += [
             Goal(
                 f"bytes of a training step at level 2 ({plain}) beyond those without recomputation",
@@ -278,7 +290,7 @@ def side_goals(found: dict[str, Any]) -> list[Goal]:
                 sent == 0,
             ),
             Goal(
-                f"peak at level 2 ({plain}) against plain full recomputation",
+                f"peak at level 2 ({plain}) against plain full recomputation, a layer being the peak",
                 f"x {peak:.3f}",
                 "at most x 1",
                 peak <= 1,

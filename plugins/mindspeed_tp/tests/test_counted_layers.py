@@ -11,37 +11,57 @@ from mindspeed_tp.features.proofs import COC
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
-from tp_exact import FULL, LEVEL, MODEL, ONE_CALL, SP, TP2, counted, grid_layer, recomputed, uneven_layer
+from tp_exact import (
+    FULL,
+    LEVEL,
+    MODEL,
+    ONE_CALL,
+    RECOMPUTED,
+    SP,
+    TP2,
+    counted,
+    grid_layer,
+    recomputed,
+    uneven_layer,
+)
+
+OFTEN = ("none", "plain", "level 2")
 
 
 @pytest.fixture(scope="module")
 def recomputing():
-    return run_world(recomputed, 2)
+    return run_world(recomputed, 2, OFTEN)
 
 
-@pytest.mark.parametrize(
-    ("kind", "count"),
-    [("none", 4), ("plain", 6), ("level 1", 5), ("level 2", 4), ("level 2 again", 4)],
-)
+@pytest.fixture(scope="module")
+def recomputing_otherwise():
+    return run_world(recomputed, 2, tuple(kind for kind in RECOMPUTED if kind not in OFTEN))
+
+
+@pytest.mark.parametrize(("kind", "count"), [("none", 4), ("plain", 6), ("level 2", 4)])
 def test_sums_of_a_recomputed_layer(recomputing, kind, count):
     for rank in recomputing:
         assert rank["sums", kind][0] == {"all_reduce": count}
 
 
 @pytest.mark.parametrize(
-    ("kind", "gathers", "scatters"),
-    [
-        ("none", 6, 4),
-        ("plain", 8, 6),
-        ("level 1 again", 8, 5),
-        ("level 2 again", 8, 4),
-        ("level 2", 6, 4),
-    ],
+    ("kind", "gathers", "scatters"), [("none", 6, 4), ("plain", 8, 6), ("level 2", 6, 4)]
 )
 def test_gathers_and_scatters_of_a_recomputed_layer(recomputing, kind, gathers, scatters):
     for rank in recomputing:
         expected = {"all_gather_into_tensor": gathers, "reduce_scatter_tensor": scatters}
         assert rank["rows", kind][0] == expected
+
+
+@pytest.mark.thorough
+def test_other_levels_of_a_recomputed_layer(recomputing_otherwise):
+    for rank in recomputing_otherwise:
+        sums = {kind: rank["sums", kind][0]["all_reduce"] for kind in ("level 1", "level 2 again")}
+        assert sums == {"level 1": 5, "level 2 again": 4}
+        for kind, gathers, scatters in (("level 1 again", 8, 5), ("level 2 again", 8, 4)):
+            expected = {"all_gather_into_tensor": gathers, "reduce_scatter_tensor": scatters}
+            assert rank["rows", kind][0] == expected
+        _states_its_bytes(rank)
 
 
 def test_level_two_sends_the_bytes_of_a_step_without_recomputation(recomputing):
@@ -53,8 +73,12 @@ def test_level_two_sends_the_bytes_of_a_step_without_recomputation(recomputing):
 
 def test_a_layer_receives_what_the_features_formula_states(recomputing):
     for rank in recomputing:
-        for *_, found, stated in rank.values():
-            assert stated is None or found == pytest.approx(stated, rel=1e-9)
+        _states_its_bytes(rank)
+
+
+def _states_its_bytes(rank):
+    for *_, found, stated in rank.values():
+        assert stated is None or found == pytest.approx(stated, rel=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,14 @@ from mindspeed_core.testing import run_world
 BUCKETS = ("--ddp-num-buckets", "3", "--overlap-grad-reduce")
 
 
-@pytest.fixture(scope="module", params=[(), ("--disable-gloo-group",)], ids=["gloo", "no-gloo"])
+WITHOUT_GLOO = ("--disable-gloo-group",)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[WITHOUT_GLOO, pytest.param((), marks=pytest.mark.thorough)],
+    ids=["no-gloo", "gloo"],
+)
 def ranks(request):
     return request.param, run_world(gathered, 2, (*BUCKETS, *request.param))
 
