@@ -43,8 +43,8 @@ SIDES: dict[str, tuple[str, ...]] = {
     "sums, recomputed": (*SUMS, *FULL),
     "sums, recomputed, level 2": (*SUMS, *LEVEL2),
 }
-SMALL_HEAD = ("--vocab-size", "256")
-"""A vocabulary whose logits are not the peak: the computing of a layer is."""
+SMALL_HEAD = ("--vocab-size", "256", "--use-flash-attn", "--ffn-hidden-size", "1024")
+"""Without large logits and scores of attention: the activations of a whole layer are the peak."""
 REFERENCES = {
     **{name: "rows" for name in SIDES if name.startswith("rows")},
     **{name: "sums" for name in SIDES if name.startswith("sums")},
