@@ -2,13 +2,15 @@
 
 import pytest
 
-from mindspeed_core.activation import plan_for, prepare
+from mindspeed_core.activation import activate, plan_for, prepare
+from mindspeed_core.errors import UserError
 from mindspeed_core.flags.values import RefusedValue
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_tp.features.grid_proofs import grid
 from mindspeed_tp.features.proofs import MODEL, SP, TP2
+from mindspeed_tp.group_options import check_names
 from mindspeed_tp.group_sizes import adaptive_sizes, buffer_sizes, expansion_modes, group_numbers
 
 INSTALLED = Registry.discover()
@@ -96,3 +98,10 @@ def test_a_given_size_comes_before_an_adaptive_one():
     assert buffer_sizes(args)["tp"] == 300
     assert buffer_sizes(args)["pp"] == 64
     assert expansion_modes(args) == {"tp": 3}
+
+
+def test_a_group_that_a_feature_creates_is_a_name():
+    with activate([], platform="cpu") as session:
+        check_names(session, {"--hccl-group-buffer": {"tp": 3}})
+        with pytest.raises(UserError, match=r"names tp2d\.x, which .*groups of features are none"):
+            check_names(session, {"--hccl-group-buffer": {"tp2d.x": 3}})

@@ -95,6 +95,9 @@ class GroupOptions(Feature):
         """Give options to every group that is created from now on."""
         from mindspeed_tp.group_options import hccl_options
 
+        if session.platform.dry_run:
+            # Its groups have no communicators.
+            return (yield)
         session.groups.choose_options(hccl_options(buffer_sizes(args), expansion_modes(args)))
         return (yield)
 
