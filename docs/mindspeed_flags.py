@@ -88,10 +88,6 @@ SUCCESSORS = (
     ),
     _gone("one framework: torch", "--ai-framework"),
     _gone("torch_npu's own default; set it with `torch.npu.set_compile_mode`", "--jit-compile"),
-    _gone(
-        "`HCCL_BUFFSIZE` and HCCL's other environment variables, for all groups alike",
-        "--hccl-group-buffer* --hccl-ep-group-buffer-* --hccl-op-mode",
-    ),
     _gone("priority of traffic is the network's to set", "--aiqos*"),
     _gone("models of several parts on different devices are not trained here", "--dist-train"),
     _gone(

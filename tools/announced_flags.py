@@ -35,7 +35,8 @@ ANNOUNCED_FLAGS = {
         --coc-fused-kernel --use-ascend-mc2 --optimize-recomp-communication-level
         --optimize-recompute-communication-level --unaligned-linear --use-nd-matmul --nd1-dim1-size
         --nd2-dim1-size --lm-loss-chunks --mlp-layer-fusion --coc-config --comm-overlap-type
-        --async-log-allreduce --hccl-slice-size""",
+        --async-log-allreduce --hccl-slice-size --hccl-group-buffer --hccl-group-buffer-adaptive
+        --hccl-ep-group-buffer-adaptive-factor --hccl-op-mode""",
     "mindspeed-pp": """
         --pipeline-schedule --use-nanopipe --use-nanopipe-swap --schedules-method --dualpipev-dw-detach
         --noop-layers --pipeline-num-transformer-layers --num-layer-list

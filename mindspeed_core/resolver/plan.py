@@ -17,7 +17,10 @@ from mindspeed_core.feature import Patch
 
 @dataclass(frozen=True)
 class ActiveFeature:
-    """One active feature; ``why`` is the flag that asked for it, or ``implied by NAME``."""
+    """One active feature; ``why`` is the flag that asked for it, or ``implied by NAME``.
+
+    ``affects_checkpoint`` tells a run in which its package is not installed whether it can do without.
+    """
 
     name: str
     dist: str
@@ -25,6 +28,7 @@ class ActiveFeature:
     family: str
     level: int
     why: str
+    affects_checkpoint: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ def compare_plans(
     Args:
         saved: the checkpoint's plan.
         current: this run's plan.
-        affects_checkpoint: features of which it is known whether a checkpoint needs them; a feature that is
-            no longer installed is missing, and taken to affect it.
+        affects_checkpoint: whether a checkpoint needs a feature, for those that are installed; of others the
+            saved plan says it, and one that says nothing is taken to affect it.
     """
     before = _features(saved)
     now = _features(current)
@@ -44,7 +44,9 @@ def compare_plans(
         removed = name in before
         what = f"{name} was {'active' if removed else 'not active'} when it was written"
         origin = before[name] if removed else now[name]
-        if affects_checkpoint.get(name, removed):
+        stated = origin.get("affects_checkpoint")
+        needed = affects_checkpoint.get(name, removed if stated is None else bool(stated))
+        if needed:
             installed = name in affects_checkpoint
             way = f"{origin.get('why') or 'its flag'}" if installed else f"pip install {origin.get('dist')}"
             breaking.append(f"{what} ({'add' if removed else 'drop'} {way})")

@@ -140,8 +140,12 @@ def _result(
     arguments: dict[str, Any] = {}
     for name in order:
         record = request.index.records[name]
+        cls = record.cls
         features.append(
-            ActiveFeature(name, record.dist, record.version, record.cls.family, record.cls.level, why[name])
+            ActiveFeature(
+                *(name, record.dist, record.version, cls.family, cls.level, why[name]),
+                affects_checkpoint=cls.affects_checkpoint,
+            )
         )
     # Who takes over reads the flags of what it does as well.
     for name in (*order, *selection.taken):

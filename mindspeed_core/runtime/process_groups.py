@@ -8,7 +8,7 @@ the process, from which the next session with the same ranks and options takes t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -79,6 +79,23 @@ class Groups:
         self._ranks: dict[str, list[list[int]]] = {}
         self._held: list[_Created] = []
         self._released_in: weakref.ref[Any] | None = None
+        self._rules: list[Callable[[str], Any]] = []
+
+    def choose_options(self, rule: Callable[[str], Any]) -> None:
+        """Ask a rule for the backend's options of every group that is created from now on.
+
+        Asked for groups of features, and for megatron-core's where a feature has the patch of
+        `mindspeed_core.megatron.group_options`; call it in `prepare_process`, before any group exists.
+
+        Args:
+            rule: from a group's name to options, or None where it has none to give; the first rule that
+                gives some is followed. It answers alike on all ranks.
+        """
+        self._rules.append(rule)
+
+    def options_of(self, name: str) -> Any:
+        """Return the options that rules give for a group; None where they give none."""
+        return next((options for rule in self._rules if (options := rule(name)) is not None), None)
 
     def create(
         self,
@@ -99,7 +116,8 @@ class Groups:
             ranks_per_group: global ranks of every group. A rank may be in several (directed p2p pairs).
             backend: another backend than the default group's.
             timeout: another timeout than the default group's.
-            options: the backend's own options.
+            options: the backend's own options; without them, and on the default backend, those that rules of
+                `choose_options` give.
             members_only: a rank takes part in creating the groups it is in and no others; see `created_apart`
                 for when that works.
 
@@ -113,6 +131,8 @@ class Groups:
 
         if name in self._ranks:
             raise SessionError(f"process group {name!r} was already created in this session")
+        if options is None and backend is None:
+            options = self.options_of(name)
         mine: list[dist.ProcessGroup] = []
         rank = dist.get_rank()
         for ranks in ranks_per_group:

@@ -53,6 +53,14 @@ def test_a_feature_that_is_no_longer_installed_breaks_and_names_its_package():
     assert "pip install dist-a" in compare(plan("a"), plan()).breaking[0]
 
 
+def test_a_feature_that_is_no_longer_installed_is_harmless_where_its_plan_said_so():
+    saved = plan("a")
+    saved["features"][0]["affects_checkpoint"] = False
+    change = compare(saved, plan())
+    assert change.breaking == ()
+    assert "a was active" in change.harmless[0]
+
+
 def test_library_versions_are_compared_where_both_know_them():
     changed = models.compare_versions({"torch": "2.6", "x": "1"}, {"torch": "2.7", "y": "1"})
     assert changed == ["torch 2.6 then, 2.7 now"]

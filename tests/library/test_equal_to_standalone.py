@@ -30,6 +30,10 @@ SPREAD = (
 )
 PP2 = ("--pipeline-model-parallel-size", "2")
 
+EACH_LAYER = (
+    *("--recompute-granularity", "full", "--recompute-method", "uniform"),
+    *("--recompute-num-layers", "1"),
+)
 BLOCK = ("--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", "2")
 LATENT = (
     *(
@@ -103,6 +107,22 @@ TOGETHER = {
     "a schedule on another placement": (
         (*PP2, "--num-virtual-stages-per-pipeline-rank", "2", "--untie-embeddings-and-output-weights"),
         ("--pipeline-schedule", "zbv"),
+    ),
+    "products in parts": ((*TP2, *LLAMA), ("--use-ascend-coc", "--coc-parallel-num", "2")),
+    "fused products": ((*TP2, *LLAMA), ("--use-ascend-mc2",)),
+    "a grid of ranks": (
+        (*TP2[:2], *LLAMA, "--position-embedding-type", "rope"),
+        ("--tp-2d", "--tp-x", "1", "--tp-y", "2"),
+    ),
+    "layers computed again without sums": (
+        (*TP2, *LLAMA, *EACH_LAYER),
+        ("--optimize-recomp-communication-level", "2"),
+    ),
+    "losses without whole logits": ((*TP2, *LLAMA), ("--lm-loss-chunks", "4")),
+    "an embedding without masks": ((*TP2, *LLAMA), ("--embedding-without-masks", "--mlp-layer-fusion")),
+    "planned linears whose weights learn later": (
+        (*PP2, *LLAMA),
+        ("--use-ascend-coc", "--coc-mode", "1", "--pipeline-schedule", "zb-h1"),
     ),
     "layers of stages": (PP2, ("--num-layer-list", "3,1")),
     "data parallel": ((), ("--toy-groups", "--toy-snapshot")),

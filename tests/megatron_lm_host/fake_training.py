@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_core.feature import Feature, Flag, Requirement, hookimpl
+from mindspeed_core.megatron.group_options import OF_OWN_GROUPS
 from mindspeed_core.registry import Registry
 
 FAKE = Path(__file__).parent / "fake"
@@ -97,6 +98,36 @@ class Scaled(ForTests):
     def log_step(self, run):
         numbers = yield
         return {**numbers, "added to tokens": run.args.scaled_tokens}
+
+
+class Marked(ForTests):
+    """Gives process groups options of the backend, and says in the log for which it was asked."""
+
+    name = "marked"
+    flags = (Flag("--marked-groups", help="Ask for it."),)
+    patches = (OF_OWN_GROUPS,)
+
+    def __init__(self):
+        self.names = []
+
+    def _rule(self, name):
+        self.names.append(name)
+
+    @hookimpl(wrapper=True)
+    def prepare_process(self, session):
+        session.groups.choose_options(self._rule)
+        return (yield)
+
+    @hookimpl(wrapper=True)
+    def build_process_groups(self, session):
+        groups = yield
+        session.groups.create("marked", [[0]])
+        return groups
+
+    @hookimpl(wrapper=True)
+    def log_step(self):
+        numbers = yield
+        return {**numbers, **{f"asked for {name}": 1 for name in self.names}}
 
 
 class Unsure(ForTests):

@@ -34,3 +34,14 @@ def test_ranks_of_a_script_that_all_come_train():
     first, second = run_world(train_together, 2, env=own, timeout=120)
     assert [first["status"], second["status"]] == [0, 0]
     assert [line for line in first["log"] if "lm loss" in line]
+
+
+def train_marked():
+    fake.adapt(fake.Marked)
+    return fake.run_script("--platform", "cpu", "--marked-groups")
+
+
+def test_groups_of_a_script_get_options_by_their_names():
+    (found,) = run_world(train_marked, 1)
+    asked = {name.removeprefix("asked for ") for line in found["log"] for name in line}
+    assert {"dp", "tp", "pp", "ep", "marked"} <= asked, found["err"]

@@ -13,12 +13,18 @@ MODEL = (
 )
 TP2 = ("--tensor-model-parallel-size", "2")
 SP = (*TP2, "--sequence-parallel")
+RECOMPUTED = (
+    *("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"),
+    *("--optimize-recomp-communication-level", "2"),
+)
 KINDS = {
     "in parts": (*SP, "--use-ascend-coc", "--coc-parallel-num", "2"),
     "fused": (*SP, "--use-ascend-mc2"),
     "grid": (*TP2, "--tp-2d", "--tp-x", "1", "--tp-y", "2"),
     "chunked loss": (*SP, "--lm-loss-chunks", "4"),
     "without masks": (*SP, "--embedding-without-masks"),
+    "recomputed": (*SP, *RECOMPUTED),
+    "a recomputed grid": (*TP2, "--tp-2d", "--tp-x", "1", "--tp-y", "2", *RECOMPUTED),
     "uneven": (*SP, "--unaligned-linear"),
 }
 

@@ -1,13 +1,19 @@
 """Needs at the start of a run: the environment, process groups, configuration and seeds."""
 
 import os
+from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 from toy_training import TP2, opened, step, training
 
+from mindspeed_core.activation import activate
 from mindspeed_core.feature import hookimpl
+from mindspeed_core.megatron.global_state import destroy_megatron_state
+from mindspeed_core.megatron.group_options import NAMES
 from mindspeed_core.testing import run_world
 
 
@@ -110,6 +116,44 @@ def test_configuration_is_built_with_other_values_and_generators_are_seeded_agai
     assert layers == (4, 4)
     assert loss > 0
     assert seeded
+
+
+@contextmanager
+def asked_options():
+    """What every group that is created here is asked for, by its options' mark."""
+    found, new_group = [], dist.new_group
+
+    def watched(*args, pg_options=None, **named):
+        found.append(pg_options.group if pg_options is not None else None)
+        return new_group(*args, pg_options=pg_options, **named)
+
+    with mock.patch.object(dist, "new_group", watched):
+        yield found
+
+
+def group_marks():
+    with asked_options() as found, training("--toy-group-marks", "--toy-groups", *TP2) as run:
+        loss = step(run).losses["lm loss"]
+    with activate(["--toy-group-marks", *TP2], platform="cpu", host="library"):
+        with asked_options() as in_own_loop:
+            parallel_state.initialize_model_parallel(2, create_gloo_process_groups=False)
+    dist.barrier()
+    destroy_megatron_state()
+    with asked_options() as afterwards:
+        parallel_state.initialize_model_parallel(2, create_gloo_process_groups=False)
+    return found, loss > 0, in_own_loop, set(afterwards)
+
+
+def test_groups_of_features_and_of_megatron_core_get_options_by_their_names():
+    for found, trained, in_own_loop, afterwards in run_world(group_marks, 2):
+        assert trained
+        assert {"toy.forward", "toy.halves"} <= set(found)
+        for names in (found, in_own_loop):
+            assert {"dp", "dp_cp", "cp", "mp", "tp", "pp", "ep", "ep_dp"} <= set(names) - {None}
+            # The rest are gloo's own groups beside them.
+            assert {name for name in names if name} <= {*NAMES, "toy.forward", "toy.backward", "toy.halves"}
+        assert None not in in_own_loop
+        assert afterwards == {None}
 
 
 def test_a_group_of_tensor_parallel_training_is_named_too():

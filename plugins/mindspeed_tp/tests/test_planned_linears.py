@@ -1,5 +1,6 @@
 """Planned linears equal megatron-core's: bit for bit where nothing is reordered."""
 
+import logging
 from dataclasses import replace
 from itertools import product
 
@@ -131,3 +132,35 @@ def test_all_but_one_collective_of_a_product_in_parts_hide_behind_products(parts
 def test_a_frozen_weight_costs_no_gather_of_its_input_in_backward():
     for flying in run_world(counted, 2, 1):
         assert flying["frozen"] == ["all_gather_into_tensor", "reduce_scatter_tensor"]
+
+
+class Warnings(logging.Handler):
+    """The texts of warnings."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.texts = []
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+
+
+def undivided():
+    """Call a linear in 64 parts, of fewer rows than that on each rank, twice."""
+
+    def work():
+        heard = Warnings()
+        logging.getLogger().addHandler(heard)
+        case = Case(row=True, bias=False, plan=chunked(64))
+        found = called(case, linear(case, True), calls=2), called(case, linear(case, False), calls=2)
+        logging.getLogger().removeHandler(heard)
+        return found, heard.texts
+
+    return in_session(work, 2)
+
+
+def test_rows_that_do_not_divide_run_whole_and_warn_once():
+    for (ours, theirs), texts in run_world(undivided, 2):
+        assert same(ours.output, theirs.output)
+        assert same(ours.dw, theirs.dw)
+        assert texts == ["32 rows do not divide into 64 parts: no overlap of communication"]

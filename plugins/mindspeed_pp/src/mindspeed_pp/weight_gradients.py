@@ -186,6 +186,19 @@ def with_later_gradients(base: type) -> type:
     return LaterLinear
 
 
+@cache
+def leaving_to_the_schedule(base: type) -> type:
+    """Return such a subclass of a linear that can compute its weight gradient apart by itself."""
+
+    class LaterLinear(base):
+        def __init__(self, *args: Any, store: Callable[[], WeightGradients], **named: Any) -> None:
+            super().__init__(*args, **named)
+            self.put_off_weight_gradients(store().leave)
+
+    LaterLinear.__name__ = LaterLinear.__qualname__ = f"Later{base.__name__}"
+    return LaterLinear
+
+
 def place_later_linears(session: Session, spec: Any, owner: str) -> Any:
     """Replace the linears of a chunk by ones whose weight gradient can come later; returns the edited copy.
 
@@ -202,6 +215,8 @@ def place_later_linears(session: Session, spec: Any, owner: str) -> Any:
         nonlocal layers_seen
         layers_seen += 1
         module: Any = site.spec.module if site.spec is not None else None
+        if isinstance(module, type) and hasattr(module, "put_off_weight_gradients"):
+            return site.carry(leaving_to_the_schedule(module), store=store)
         if isinstance(module, type) and issubclass(module, (ColumnParallelLinear, RowParallelLinear)):
             return site.carry(with_later_gradients(module), store=store)
         others.add(getattr(module, "__name__", str(module)))

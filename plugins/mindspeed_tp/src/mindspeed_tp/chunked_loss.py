@@ -60,20 +60,10 @@ class ChunkedLoss(torch.autograd.Function):
         losses, tops, sums = [], [], []
         targets = labels.t()
         for rows, target in zip(whole.chunk(plan.chunks), targets.chunk(plan.chunks), strict=True):
-            logits = (rows @ weight.t()).float()
-            top = logits.max(dim=-1)[0]
-            if plan.group.size() > 1:
-                dist.all_reduce(top, op=dist.ReduceOp.MAX, group=plan.group)
-            logits -= top.unsqueeze(-1)
-            mine, place = _place(target, first, weight.shape[0])
-            found = logits.gather(-1, place.unsqueeze(-1)).squeeze(-1)
-            predicted = torch.where(mine, found, torch.zeros_like(found))
-            both = torch.stack((predicted, logits.exp_().sum(dim=-1)))
-            if plan.group.size() > 1:
-                dist.all_reduce(both, group=plan.group)
-            losses.append(torch.log(both[1]) - both[0])
+            predicted, top, summed = _parts_of_loss(rows, weight, target, first, plan.group)
+            losses.append(torch.log(summed) - predicted)
             tops.append(top)
-            sums.append(both[1])
+            sums.append(summed)
         ctx.save_for_backward(hidden, weight, targets, torch.cat(tops), torch.cat(sums))
         return torch.cat(losses).t().contiguous()
 
@@ -85,7 +75,7 @@ class ChunkedLoss(torch.autograd.Function):
         plan: LossPlan = ctx.plan
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         whole = hidden if plan.rows is None else plan.rows.start_gather(hidden)()
-        first, size = plan.group.rank() * weight.shape[0], weight.shape[0]
+        first = plan.group.rank() * weight.shape[0]
         of_losses = gradients[0].t()
         dhidden = torch.empty_like(whole) if wants_hidden else None
         learned = _WeightGradient(weight, ctx.main_grad) if wants_weight else None
@@ -93,21 +83,53 @@ class ChunkedLoss(torch.autograd.Function):
         for rows, target in zip(whole.chunk(plan.chunks), targets.chunk(plan.chunks), strict=True):
             here = slice(start, start + rows.shape[0])
             start += rows.shape[0]
-            share = (rows @ weight.t()).float()
-            share -= tops[here].unsqueeze(-1)
-            share.exp_().div_(sums[here].unsqueeze(-1))
-            mine, place = _place(target, first, size)
-            share.scatter_add_(-1, place.unsqueeze(-1), -mine.to(share.dtype).unsqueeze(-1))
-            dlogits = share.mul_(of_losses[here].unsqueeze(-1)).to(rows.dtype)
+            numbers = tops[here].unsqueeze(-1), sums[here].unsqueeze(-1), of_losses[here].unsqueeze(-1)
+            dlogits = _gradient_of_logits(rows, weight, target, first, numbers)
             if dhidden is not None:
-                dhidden[here] = dlogits @ weight
+                torch.matmul(dlogits, weight, out=dhidden[here])
             if learned is not None:
                 learned.add(dlogits.flatten(0, 1), rows.flatten(0, 1))
+            # Logits of two parts are never alive together.
+            del dlogits
         if dhidden is not None and plan.rows is not None:
             dhidden = plan.rows.start_scatter(dhidden)()
         elif dhidden is not None and plan.group.size() > 1:
             dhidden = start_sum(dhidden, plan.group)()
         return dhidden, None if learned is None else learned.result(), None, None
+
+
+def _parts_of_loss(
+    rows: Tensor, weight: Tensor, target: Tensor, first: int, group: ProcessGroup
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each token's logit of its target, largest logit, and sum of exponentials, less the largest one.
+
+    The logits end with this function, so that those of two parts are never alive together.
+    """
+    logits = (rows @ weight.t()).float()
+    top = logits.max(dim=-1)[0]
+    if group.size() > 1:
+        dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
+    logits -= top.unsqueeze(-1)
+    mine, place = _place(target, first, weight.shape[0])
+    found = logits.gather(-1, place.unsqueeze(-1)).squeeze(-1)
+    predicted = torch.where(mine, found, torch.zeros_like(found))
+    both = torch.stack((predicted, logits.exp_().sum(dim=-1)))
+    if group.size() > 1:
+        dist.all_reduce(both, group=group)
+    return both[0], top, both[1]
+
+
+def _gradient_of_logits(
+    rows: Tensor, weight: Tensor, target: Tensor, first: int, numbers: tuple[Tensor, Tensor, Tensor]
+) -> Tensor:
+    """Return ``softmax - onehot`` times the gradient of the loss; numbers are largest, sum and gradient."""
+    top, summed, of_loss = numbers
+    share = (rows @ weight.t()).float()
+    share -= top
+    share.exp_().div_(summed)
+    mine, place = _place(target, first, weight.shape[0])
+    share.scatter_add_(-1, place.unsqueeze(-1), -mine.to(share.dtype).unsqueeze(-1))
+    return share.mul_(of_loss).to(rows.dtype)
 
 
 class _WeightGradient:

@@ -40,11 +40,19 @@ class Communication:
     input_gradient: ProcessGroup | None = None
 
 
+Leave = Callable[[Callable[[], None]], None]
+"""Takes the computation of a weight's gradient, which is called later or at once."""
+
+
 @dataclass
 class DelayedGradients:
     """Gradients of one weight that ``backward`` left to be computed later, oldest first."""
 
     waiting: list[Callable[[], None]] = field(default_factory=list)
+
+    def leave(self, compute: Callable[[], None]) -> None:
+        """Keep a computation for `compute_oldest`."""
+        self.waiting.append(compute)
 
     def compute_oldest(self) -> None:
         """Compute the gradient that waits longest, and add it to those of the weight."""
@@ -60,14 +68,14 @@ class How:
         plan: the policies.
         groups: the communication.
         accumulate: add the weight's gradient to ``weight.main_grad`` in place.
-        delayed: where gradients of the weight wait; None computes them in backward.
+        leave: takes computations of the weight's gradient; None computes it in backward.
         keep_gathered: keep the gathered input for the weight's gradient instead of gathering it again.
     """
 
     plan: LinearPlan
     groups: Communication
     accumulate: bool = False
-    delayed: DelayedGradients | None = None
+    leave: Leave | None = None
     keep_gathered: bool = False
 
 
@@ -113,16 +121,19 @@ class PlannedLinearFunction(torch.autograd.Function):
         wants_input, wants_weight = ctx.needs_input_grad[:2]
         own = dy = _flat(gradients[0])
 
+        gather = None if ctx.kept_whole or groups.gather is None else groups.gather.times(per_row)
         whole: Pending | None = None
-        if wants_weight and groups.gather is not None and not ctx.kept_whole:
-            whole = groups.gather.times(per_row).start_gather(saved)
+        if wants_weight and gather is not None and how.leave is None:
+            whole = gather.start_gather(saved)
         dx, dy = _adjoint(dy, weight, how, wants_input, per_row)
         x = saved if whole is None else whole()
         pending = None if dx is None else _return_gradient(dx, groups, per_row)
 
         dw = None
-        if wants_weight:
-            dw = _weight_gradient(weight, dy, x, how, ctx.main_grad)
+        if wants_weight and how.leave is None:
+            dw = _computed(weight, dy, x, how.accumulate, ctx.main_grad)
+        elif wants_weight and how.leave is not None:
+            how.leave(_later(weight, dy, saved, gather, how.accumulate, ctx.main_grad))
         # Of the rows this rank added it to.
         db = own.sum(dim=0) if ctx.has_bias else None
         dx = dx if pending is None else pending()
@@ -181,17 +192,20 @@ def _return_gradient(dx: Tensor, groups: Communication, per_row: int) -> Pending
     return None
 
 
-def _weight_gradient(weight: Tensor, dy: Tensor, x: Tensor, how: How, main_grad: Any) -> Tensor | None:
-    if how.delayed is None:
-        return _computed(weight, dy, x, how.accumulate, main_grad)
+def _later(
+    weight: Tensor, dy: Tensor, x: Tensor, gather: Rows | None, accumulate: bool, main_grad: Any
+) -> Callable[[], None]:
+    """Return what computes the weight's gradient and adds it; the input is gathered then, not kept whole."""
 
-    def later() -> None:
-        found = _computed(weight, dy, x, how.accumulate, main_grad)
+    @torch.no_grad()
+    def compute() -> None:
+        whole = x if gather is None else gather.start_gather(x)()
+        found = _computed(weight, dy, whole, accumulate, main_grad)
         if found is not None:
-            weight.grad = found if weight.grad is None else weight.grad + found
+            # What was added in place stands for a gradient that nobody reads.
+            weight.grad = found if weight.grad is None or accumulate else weight.grad + found
 
-    how.delayed.waiting.append(later)
-    return None
+    return compute
 
 
 def _computed(weight: Any, dy: Tensor, x: Tensor, accumulate: bool, main_grad: Any) -> Tensor | None:

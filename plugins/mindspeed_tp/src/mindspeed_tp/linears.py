@@ -16,7 +16,8 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from torch import Tensor
 
-from mindspeed_tp.linear_function import Communication, DelayedGradients, How, PlannedLinearFunction
+from mindspeed_core.errors import SessionError
+from mindspeed_tp.linear_function import Communication, DelayedGradients, How, Leave, PlannedLinearFunction
 from mindspeed_tp.plan import DELAYED, LinearPlan
 from mindspeed_tp.rows import Rows
 
@@ -32,22 +33,50 @@ class DelaysWeightGradients:
     parameter.
     """
 
-    delayed: DelayedGradients | None
+    weight: Any
 
     def follow(self, plan: LinearPlan) -> None:
-        """Mark the weight of a plan whose gradients are delayed."""
-        self.delayed = DelayedGradients() if plan.weight_gradient == DELAYED else None
+        """Let gradients of a plan that delays them wait for `backward_dw`."""
+        self._delayed = DelayedGradients()
+        self._leave: Leave | None = None
         self._hooks: list[Callable[[], None]] = []
-        if self.delayed is not None:
-            self.weight.skip_backward_post_hook = True  # type: ignore[attr-defined]
+        if plan.weight_gradient == DELAYED:
+            self.put_off_weight_gradients(self._delayed.leave)
+
+    def put_off_weight_gradients(self, leave: Leave) -> None:
+        """Hand computations of the weight's gradient to somebody, instead of doing them in backward.
+
+        Call it before data parallelism wraps the module.
+
+        Args:
+            leave: takes each computation, and calls it later or at once.
+        """
+        self._leave = leave
+        if self.weight is not None:
+            self.weight.skip_backward_post_hook = True
 
     def backward_dw(self) -> None:
         """Compute the gradient that waits longest; without one nothing happens."""
-        if self.delayed is None or not self.delayed.waiting:
-            return
-        self.delayed.compute_oldest()
-        for hook in self._hooks:
-            hook()
+        self._delayed.compute_oldest()
+
+    def leave_for(self, weight: Any) -> Leave | None:
+        """Return who takes computations of this weight's gradient; None where backward does them."""
+        return None if self._leave is None or weight is not self.weight else self._put_off
+
+    def _put_off(self, compute: Callable[[], None]) -> None:
+        assert self._leave is not None
+
+        def whole() -> None:
+            if not self._hooks and hasattr(self.weight, "main_grad"):
+                raise SessionError(
+                    "gradients of weights come later than in backward, and data parallelism does not wait "
+                    "for them; wrap the model with DistributedDataParallelConfig(delay_wgrad_compute=True)"
+                )
+            compute()
+            for hook in self._hooks:
+                hook()
+
+        self._leave(whole)
 
     def register_wgrad_accumulation_and_reduce_hooks(self, hook: Callable[[], None]) -> None:
         """Call a hook of data parallelism whenever a delayed gradient exists."""
@@ -93,7 +122,7 @@ class PlannedColumn(DelaysWeightGradients, ColumnParallelLinear):
             self.plan,
             self.communication(),
             self.gradient_accumulation_fusion,
-            self.delayed,
+            self.leave_for(weight),
             self.keeps_gathered,
         )
         bias = None if self.skip_bias_add else self.bias
@@ -139,7 +168,7 @@ class PlannedRow(DelaysWeightGradients, RowParallelLinear):
         groups = self.communication()
         if not self.sums:
             groups = Communication(gather=groups.gather)
-        how = How(self.plan, groups, self.gradient_accumulation_fusion, self.delayed)
+        how = How(self.plan, groups, self.gradient_accumulation_fusion, self.leave_for(self.weight))
         output = PlannedLinearFunction.apply(input_, self.weight, None, how)
         if self.skip_bias_add:
             return output, self.bias

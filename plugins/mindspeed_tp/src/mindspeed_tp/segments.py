@@ -75,6 +75,20 @@ class SegmentEnd:
         return lambda: dy
 
 
+class _Seed(torch.autograd.Function):
+    """A number whose backward begins that of a product with a gradient that arrives until then."""
+
+    @staticmethod
+    def forward(ctx: Any, product: Tensor, gradient: Pending) -> Tensor:
+        ctx.arriving = [gradient]
+        return product.new_zeros(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.arriving.pop()(), None
+
+
 class _Segment(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: Callable[[Tensor], Tensor], end: SegmentEnd, x: Tensor) -> Tensor:
@@ -95,8 +109,10 @@ class _Segment(torch.autograd.Function):
         with _fork_rng():
             _set_all_rng_states(*ctx.random)
             with torch.enable_grad(), end.recomputing():
-                product = ctx.run(x)
-        torch.autograd.backward(product, gradient())
+                end_of_product = _Seed.apply(ctx.run(x), gradient)
+        # Nobody holds product and gradient on: each is freed where the segment's backward is done with it.
+        del gradient
+        torch.autograd.backward(end_of_product)
         assert x.grad is not None
         return None, None, x.grad
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from mindspeed_core.feature import HookApi
 from mindspeed_tp.features.coc import ChunkedProducts, FusedProducts
 from mindspeed_tp.features.core import PlannedLinears
+from mindspeed_tp.features.gathered_state import SlicedGather
 from mindspeed_tp.features.grid import TwoDimensional
+from mindspeed_tp.features.group_options import GroupOptions
 from mindspeed_tp.features.log_reduction import AsynchronousLog
 from mindspeed_tp.features.recompute import RecomputeCommunication
 from mindspeed_tp.features.uneven import UnevenLinears
@@ -13,7 +15,7 @@ from mindspeed_tp.features.upstream import GatedFusion
 from mindspeed_tp.features.vocabulary import ChunkedLoss, VocabularyEmbedding
 
 DECLARATIONS = (
-    HookApi("1.1"),
+    HookApi("1.2"),
     PlannedLinears,
     ChunkedProducts,
     FusedProducts,
@@ -24,6 +26,8 @@ DECLARATIONS = (
     ChunkedLoss,
     GatedFusion,
     AsynchronousLog,
+    GroupOptions,
+    SlicedGather,
 )
 
 __all__ = [
@@ -33,8 +37,10 @@ __all__ = [
     "ChunkedProducts",
     "FusedProducts",
     "GatedFusion",
+    "GroupOptions",
     "PlannedLinears",
     "RecomputeCommunication",
+    "SlicedGather",
     "TwoDimensional",
     "UnevenLinears",
     "VocabularyEmbedding",

@@ -9,6 +9,7 @@ from mindspeed_core.feature import Conflict, Feature, Flag
 from mindspeed_tp.coc_config import ALLOWED_PARTS, CoCConfigError, unknown_shapes
 from mindspeed_tp.coc_config import FLAG as CONFIG
 from mindspeed_tp.features.core import PLANNED
+from mindspeed_tp.features.formulas import DENSE
 from mindspeed_tp.features.proofs import COC_PROOFS, MC2_PROOFS
 from mindspeed_tp.options import AUTO, COC, IN_PARTS, MC2, ORIGINAL, REWRITTEN, coc_mode
 
@@ -78,6 +79,7 @@ class ChunkedProducts(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
+    formulas = {"bytes_sent": DENSE}
     tuning = {_COC: (False, True), "--coc-parallel-num": ALLOWED_PARTS}
     verify = COC_PROOFS
 
@@ -139,6 +141,7 @@ class FusedProducts(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
+    formulas = {"bytes_sent": DENSE}
     tuning = {_MC2: (False, True)}
     verify = MC2_PROOFS
 

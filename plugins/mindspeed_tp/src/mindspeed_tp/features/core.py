@@ -6,6 +6,7 @@ from collections.abc import Generator
 from typing import Any
 
 from mindspeed_core.feature import Feature, Requirement, hookimpl
+from mindspeed_tp.features.formulas import DENSE
 from mindspeed_tp.features.proofs import LINEAR_PROOFS
 from mindspeed_tp.options import GRID, LINEARS, UNEVEN, linear_plans
 from mindspeed_tp.uneven.cut import Cuts
@@ -18,11 +19,13 @@ class PlannedLinears(Feature):
     family = "tp"
     summary = "Linears whose communication follows a plan; switched on by features that change it"
     replaces_roles = ("qkv", "proj", "fc1", "fc2")
+    after = ("pp-weight-gradients",)
     docs = "mindspeed_tp:docs/tp-linear.md"
     places_modules = True
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
+    formulas = {"bytes_sent": DENSE}
     verify = LINEAR_PROOFS
 
     @hookimpl(wrapper=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, hookimpl
 from mindspeed_tp.features.core import PLANNED
+from mindspeed_tp.features.formulas import GRID as GRID_BYTES
 from mindspeed_tp.features.grid_proofs import GRID_PROOFS
 from mindspeed_tp.model_sizes import ModelSizes
 from mindspeed_tp.options import GRID
@@ -67,6 +68,7 @@ class TwoDimensional(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
+    formulas = {"bytes_sent": GRID_BYTES}
     tuning = {_FLAG: (False, True)}
     verify = GRID_PROOFS
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
 from mindspeed_tp.features.core import PLANNED
+from mindspeed_tp.features.formulas import RECOMPUTED
 from mindspeed_tp.features.proofs import RECOMPUTE_PROOFS
 from mindspeed_tp.options import RECOMPUTE
 
@@ -71,9 +72,10 @@ class RecomputeCommunication(Feature):
     deterministic = True
     affects_checkpoint = False
     formulas = {
+        "bytes_sent": RECOMPUTED,
         # A layer keeps the inputs of its two segments.
         "activation_bytes": "2 * element_size * hidden_size * seq_length * micro_batch_size / "
-        "(context_parallel_size * (tensor_model_parallel_size if sequence_parallel else 1))"
+        "(context_parallel_size * (tensor_model_parallel_size if sequence_parallel else 1))",
     }
     tuning = {_LEVEL: (0, 1, 2)}
     verify = RECOMPUTE_PROOFS

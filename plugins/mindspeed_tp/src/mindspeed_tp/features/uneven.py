@@ -8,6 +8,7 @@ from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, hookimpl
 from mindspeed_tp.features.core import PLANNED
+from mindspeed_tp.features.formulas import UNEVEN as UNEVEN_BYTES
 from mindspeed_tp.features.uneven_proofs import UNEVEN_PROOFS
 from mindspeed_tp.options import GRID, MC2, UNEVEN
 from mindspeed_tp.uneven.cut import Cuts
@@ -52,6 +53,7 @@ class UnevenLinears(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
+    formulas = {"bytes_sent": UNEVEN_BYTES}
     verify = UNEVEN_PROOFS
 
     @classmethod

@@ -18,6 +18,7 @@ from mindspeed_core.feature import (
     StageSpecs,
     hookimpl,
 )
+from mindspeed_core.megatron.group_options import OF_OWN_GROUPS
 
 if TYPE_CHECKING:
     import torch
@@ -82,6 +83,23 @@ class NamedGroups(Feature):
 
         create_groups(session, dist_info.world_size, pg)
         return pg
+
+
+class GroupMarks(Feature):
+    """Options of the backend for groups of features and of megatron-core."""
+
+    name = "toy-group-marks"
+    family = FAMILY
+    summary = "gives every group options that carry its name"
+    flags = (Flag("--toy-group-marks", help="Give every process group options with its name."),)
+    patches = (OF_OWN_GROUPS,)
+
+    @hookimpl(wrapper=True)
+    def prepare_process(self, session: Session) -> Generator[None, Done, Done]:
+        from mindspeed_toy_needs.named_groups import Mark
+
+        session.groups.choose_options(Mark)
+        return (yield)
 
 
 class InitDepth(Feature):
@@ -736,6 +754,7 @@ DECLARATIONS = (
     ),
     Environment,
     NamedGroups,
+    GroupMarks,
     InitDepth,
     AttentionScale,
     SequentialSchedule,

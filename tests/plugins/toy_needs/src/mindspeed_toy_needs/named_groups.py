@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
 
     from mindspeed_core.session import Session
+
+
+@dataclass
+class Mark:
+    """Options of a group that say which one it is; gloo reads none.
+
+    Attributes:
+        group: its name.
+    """
+
+    group: str
 
 
 def create_groups(session: Session, world_size: int, pg: ProcessGroupCollection) -> None:
