@@ -361,11 +361,13 @@ class RunContext:
         microbatch: index within the step of the micro-batch in forward, -1 outside.
         vp_stage: virtual pipeline stage of the chunk in forward, None without interleaving.
         training: False during evaluation.
+        doing: what a schedule runs, for reports of runs that stand still; empty where it says nothing.
     """
 
     microbatch: int = -1
     vp_stage: int | None = None
     training: bool = True
+    doing: str = ""
 
 
 @dataclass

@@ -8,10 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
+
 from mindspeed_core.errors import UserError
 from mindspeed_pp.lint import Findings, lint
 from mindspeed_pp.mail import DOWN, UP, Mail, StuckError, warm_up
-from mindspeed_pp.plan import FLAG, WAVES, Plan
+from mindspeed_pp.plan import FLAG, WAVES, Plan, message_timeout
+from mindspeed_pp.positions import Positions, described, told
 from mindspeed_pp.schedule import Schedule
 from mindspeed_pp.shape_table import shapes_of_step, sizes_of_step
 from mindspeed_pp.step import IndexedBatches, Parts, Step, finalize
@@ -36,6 +39,7 @@ class EngineState:
         most_alive: most micro-batch-chunks alive in the last step.
         most_posted: most receives posted at once in the last step.
         executed: name of the schedule of the last step.
+        positions: how far the ranks of this pipeline are; None before the first batch, and in dry runs.
     """
 
     schedules: dict[tuple[int, bool], tuple[Schedule, Findings]] = field(default_factory=dict)
@@ -43,6 +47,7 @@ class EngineState:
     most_alive: int = 0
     most_posted: int = 0
     executed: str = ""
+    positions: Positions | None = None
 
 
 class Engine:
@@ -87,7 +92,7 @@ class Engine:
         groups = {name: session.groups[name] for name in (UP, DOWN)}
         rank = self._pg.pp.rank()
         if not session.platform.dry_run:
-            warm_up(schedule, rank, groups, device, state.warm)
+            self._begin(schedule, rank, groups, state)
         models = list(model) if isinstance(model, (list, tuple)) else [model]
         iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
         batches = [None if each is None else IndexedBatches(each) for each in iterators]
@@ -115,6 +120,7 @@ class Engine:
             forward_only=forward_only,
             collect_non_loss_data=collect_non_loss_data,
             first_val_step=first_val_step,
+            told=told(state.positions),
         )
         self._check_chunks(parts)
         step = Step(parts)
@@ -123,10 +129,8 @@ class Engine:
         try:
             step.run()
         except StuckError as error:
-            raise UserError(
-                f"--pipeline-schedule {schedule.name}: pipeline rank {rank} waited at {step.where()} for "
-                f"{error}, and the wait ended without it; look at the output of that rank"
-            ) from error
+            where = described(schedule, rank, step.position)
+            raise _stuck(schedule, rank, where, error, state, parts.mail.reached()) from error
         if not forward_only:
             finalize(parts, step.tokens, force_all_reduce=force_all_reduce)
             state.most_alive, state.most_posted = step.most_alive, parts.mail.most_posted
@@ -134,6 +138,19 @@ class Engine:
         if config.timers is not None:
             config.timers("forward-backward").stop()
         return step.reports
+
+    def _begin(self, schedule: Schedule, rank: int, groups: dict[str, Any], state: EngineState) -> None:
+        session = self._run.session
+        if state.positions is None:
+            ranks = dist.get_process_group_ranks(self._pg.pp)
+            state.positions = Positions(ranks, rank, message_timeout(self._args).total_seconds())
+            state.positions.start()
+            session.at_close(lambda: _end(state))
+        state.positions.begin(schedule)
+        try:
+            warm_up(schedule, rank, groups, self._run.dist.device, state.warm)
+        except StuckError as error:
+            raise _stuck(schedule, rank, "before its first item", error, state, {}) from error
 
     def _schedule(
         self, microbatches: int, forward_only: bool, state: EngineState
@@ -162,3 +179,21 @@ class Engine:
                 f"--pipeline-schedule {parts.schedule.name}: this rank has {len(parts.models)} model chunks "
                 f"and the schedule {held}; build the model for the places of session.places()"
             )
+
+
+def _stuck(
+    schedule: Schedule, rank: int, where: str, error: StuckError, state: EngineState, known: dict[int, int]
+) -> UserError:
+    """Return the error of a wait that ended without its message; names who all wait for."""
+    assert state.positions is not None
+    cause = str(error.__cause__).strip().partition("\n")[0]
+    return UserError(
+        f"--pipeline-schedule {schedule.name}: pipeline rank {rank} waited {where} for {error}; "
+        f"{state.positions.finding(known)}. Look at the output of that rank; the wait ended with: {cause}"
+    )
+
+
+def _end(state: EngineState) -> None:
+    if state.positions is not None:
+        state.positions.stop()
+    state.positions = None

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mindspeed_core.run import TensorSpec
 from mindspeed_pp.actions import FORWARD
-from mindspeed_pp.channels import Message, goes_up, messages
+from mindspeed_pp.channels import Message, goes_up, messages, sent
 from mindspeed_pp.schedule import Schedule
 
 UP, DOWN = "pp.up", "pp.down"
@@ -67,6 +67,7 @@ class Mail:
         self._posted: dict[int, dict[Message, tuple[list[Tensor], list[Any]]]] = {o: {} for o in self._todo}
         self._local: dict[Message, list[Tensor]] = {}
         self._sent: deque[_Sent] = deque()
+        self._arrived: set[Message] = set()
         self.most_posted = 0
         for origin in self._todo:
             self._post(origin, None)
@@ -79,6 +80,7 @@ class Mail:
             self._post(origin, message)
         tensors, works = self._posted[origin].pop(message)
         self._wait(works, f"{message.kind}{message.stage}.{message.microbatch} from pipeline rank {origin}")
+        self._arrived.add(message)
         self._post(origin, None)
         return tensors
 
@@ -96,9 +98,9 @@ class Mail:
             freed()
             return
         group = self._groups[UP if goes_up(self._rank, to, self._schedule.ranks) else DOWN]
-        sent = [tensor.detach().contiguous() for tensor in tensors]
-        works = [dist.isend(tensor, group=group, group_dst=to) for tensor in sent]
-        self._sent.append(_Sent(works, sent, freed))
+        kept = [tensor.detach().contiguous() for tensor in tensors]
+        works = [dist.isend(tensor, group=group, group_dst=to) for tensor in kept]
+        self._sent.append(_Sent(works, kept, freed))
 
     def reap(self) -> None:
         """Free what has been sent completely."""
@@ -110,6 +112,16 @@ class Mail:
         while self._sent:
             self._wait(self._sent[0].works, "its sends to be received")
             self._sent.popleft().freed()
+
+    def reached(self) -> dict[int, int]:
+        """Return of the ranks that send here the first item that they may not have finished."""
+        found: dict[int, int] = {}
+        for origin in self._todo:
+            for item, action in enumerate(self._schedule.orders[origin]):
+                mine = [message for message, to in sent(action, self._schedule) if to == self._rank]
+                if mine and self._arrived.issuperset(mine):
+                    found[origin] = item + 1
+        return found
 
     def left(self) -> Iterator[str]:
         """Yield what should be gone at the end of a step, and is not."""
@@ -163,7 +175,11 @@ def warm_up(
         known.add(channel)
         origin, to = channel
         group = groups[UP if goes_up(origin, to, schedule.ranks) else DOWN]
-        if rank == origin:
-            dist.send(torch.zeros(1, device=device), group=group, group_dst=to)
-        elif rank == to:
-            dist.recv(torch.zeros(1, device=device), group=group, group_src=origin)
+        try:
+            if rank == origin:
+                dist.send(torch.zeros(1, device=device), group=group, group_dst=to)
+            elif rank == to:
+                dist.recv(torch.zeros(1, device=device), group=group, group_src=origin)
+        except RuntimeError as error:
+            other = to if rank == origin else origin
+            raise StuckError(f"the first message between it and pipeline rank {other}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -212,3 +213,9 @@ def planned(args: Any) -> Plan | None:
         recomputes=bool(getattr(args, "pipeline_recompute", False)),
         options={DETACHED: bool(getattr(args, "dualpipev_dw_detach", False))},
     )
+
+
+def message_timeout(args: Any) -> timedelta:
+    """Return how long a rank waits for a message of another one (``--distributed-timeout-minutes``)."""
+    minutes = getattr(args, "distributed_timeout_minutes", None)
+    return timedelta(minutes=10 if minutes is None else minutes)

@@ -79,6 +79,7 @@ class Parts:
         forward_only: no backward passes.
         collect_non_loss_data: as megatron-core's schedules take it.
         first_val_step: likewise.
+        told: called with every item of the list before it runs.
     """
 
     run: Any
@@ -95,6 +96,7 @@ class Parts:
     forward_only: bool = False
     collect_non_loss_data: bool = False
     first_val_step: bool | None = None
+    told: Callable[[int], object] = lambda item: None
 
 
 @dataclass
@@ -135,16 +137,16 @@ class Step:
                 self._gather(chunk)
         for position, action in enumerate(self._order):
             self.position = position
+            self.p.told(position)
+            self.p.run.context.doing = f"item {position} of {len(self._order)} of the schedule, {action}"
             for part in action.flat():
                 self._do[part.op](self, part)
             self.p.mail.reap()
+        self.p.told(len(self._order))
+        self.p.run.context.doing = ""
         self.p.mail.flush()
         if not self.p.forward_only:
             self._check_empty()
-
-    def where(self) -> str:
-        """Return the position of this rank."""
-        return f"item {self.position} of {len(self._order)} ({self._order[self.position]})"
 
     def _lasts(self) -> tuple[dict[int, Place], dict[int, Place]]:
         backward: dict[int, Place] = {}

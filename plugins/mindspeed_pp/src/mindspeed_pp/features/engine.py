@@ -21,6 +21,7 @@ from mindspeed_pp.plan import (
     WEIGHTS_FLAG,
     asked_for,
     asked_rule,
+    message_timeout,
     planned,
     said_chunks,
 )
@@ -213,8 +214,9 @@ class PipelineSchedule(Feature):
         pg = yield
         from mindspeed_pp.mail import DOWN, UP
 
+        timeout = message_timeout(session.args)
         for name in (UP, DOWN):
-            session.groups.split(name, pg.pp, [list(range(pg.pp.size()))])
+            session.groups.split(name, pg.pp, [list(range(pg.pp.size()))], timeout=timeout)
         return pg
 
     @hookimpl
