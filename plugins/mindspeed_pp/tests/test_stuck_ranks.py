@@ -61,7 +61,7 @@ def test_a_rank_that_stops_is_named_with_action_micro_batch_and_chunk():
         assert f"--pipeline-schedule 1f1b: pipeline rank {rank} waited at item" in text
         assert "all wait for pipeline rank 2 (rank 2), at item 2 of 16 (F2.1: forward pass of stage 2" in text
         assert "chunk 0, micro-batch 1) for " in text
-    assert "pipeline ranks 1 wait too" in first
+    assert "pipeline rank 1 waits too" in first
     assert "for B1.1 from pipeline rank 2" in second
 
 

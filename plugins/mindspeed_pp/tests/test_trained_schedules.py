@@ -46,7 +46,7 @@ def test_a_rank_keeps_as_many_micro_batches_as_the_simulator_says(pp2, name):
     assert max(rank.posted for rank in found[name]) <= 4
 
 
-MORE = [pytest.param(range(max(2, n), n + 14), marks=pytest.mark.thorough) for n in range(0, 98, 14)]
+MORE = [pytest.param(range(max(2, n), n + 20), marks=pytest.mark.thorough) for n in range(0, 100, 20)]
 
 
 @pytest.mark.parametrize("seeds", [range(2), *MORE], ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from mindspeed_core.errors import UserError
+from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_pp.lint import Findings, lint
 from mindspeed_pp.mail import DOWN, UP, Mail, StuckError, warm_up
 from mindspeed_pp.plan import FLAG, WAVES, Plan, message_timeout
 from mindspeed_pp.positions import Positions, described, told
+from mindspeed_pp.profiling import Profiling
 from mindspeed_pp.schedule import Schedule
 from mindspeed_pp.shape_table import shapes_of_step, sizes_of_step
 from mindspeed_pp.step import IndexedBatches, Parts, Step, finalize
@@ -39,6 +41,7 @@ class EngineState:
         most_alive: most micro-batch-chunks alive in the last step.
         most_posted: most receives posted at once in the last step.
         executed: name of the schedule of the last step.
+        plan: that took over after measuring; None where the first one holds.
         positions: how far the ranks of this pipeline are; None before the first batch, and in dry runs.
     """
 
@@ -47,6 +50,7 @@ class EngineState:
     most_alive: int = 0
     most_posted: int = 0
     executed: str = ""
+    plan: Plan | None = None
     positions: Positions | None = None
 
 
@@ -105,6 +109,9 @@ class Engine:
         else:
             shapes = self._shapes(args)
         ahead = {channel: max(AHEAD, depth) for channel, depth in findings.look_ahead.items()}
+        recorder = None
+        if not forward_only:
+            recorder = session.state(Profiling).recorder(self._args, schedule, session.platform)
         parts = Parts(
             run=self._run,
             config=config,
@@ -121,6 +128,7 @@ class Engine:
             collect_non_loss_data=collect_non_loss_data,
             first_val_step=first_val_step,
             told=told(state.positions),
+            recorder=recorder,
         )
         self._check_chunks(parts)
         step = Step(parts)
@@ -135,6 +143,10 @@ class Engine:
             finalize(parts, step.tokens, force_all_reduce=force_all_reduce)
             state.most_alive, state.most_posted = step.most_alive, parts.mail.most_posted
             state.executed = schedule.name
+        if recorder is not None:
+            plan = session.state(Profiling).add(recorder, self._run, self._args, self._pg, self._held(state))
+            if plan is not None:
+                state.plan, state.schedules = plan, {}
         if config.timers is not None:
             config.timers("forward-backward").stop()
         return step.reports
@@ -152,21 +164,37 @@ class Engine:
         except StuckError as error:
             raise _stuck(schedule, rank, "before its first item", error, state, {}) from error
 
+    def _held(self, state: EngineState) -> Plan:
+        return state.plan or self._plan
+
     def _schedule(
         self, microbatches: int, forward_only: bool, state: EngineState
     ) -> tuple[Schedule, Findings]:
         key = microbatches, forward_only
         if key not in state.schedules:
-            schedule = self._plan.schedule(microbatches)
+            plan = self._held(state)
+            schedule = plan.schedule(microbatches)
             # A limit of memory does not hold for a small batch that another schedule takes over.
-            findings = lint(schedule, None if schedule.name == WAVES else self._plan.limit)
-            refused = self._plan.refusal(microbatches)
+            findings = lint(schedule, None if schedule.name == WAVES else plan.limit)
+            refused = plan.refusal(microbatches)
             if refused and not forward_only and self._run.dist.rank == 0:
                 logger.warning(
                     "%s: %s; schedule %s takes over for such batches", FLAG, refused, schedule.name
                 )
+            if not self._run.session.platform.dry_run:
+                self._compare(schedule)
             state.schedules[key] = (schedule.forward_only() if forward_only else schedule), findings
         return state.schedules[key]
+
+    def _compare(self, schedule: Schedule) -> None:
+        """Refuse to run where ranks made different lists of the same arguments, by different files say."""
+        digests = all_gather_values(schedule.digest(), self._pg.pp)
+        other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
+        if other is not None:
+            raise UserError(
+                f"{FLAG} {schedule.name}: pipeline ranks 0 and {other} have different lists of actions; the "
+                "same files and versions of packages have to be on all machines"
+            )
 
     def _shapes(self, args: Namespace) -> Callable[[int], Any]:
         schema = self._run.session.call("boundary_schema", args=args, config=self._config)

@@ -37,7 +37,12 @@ class _Sent:
 
 
 class Mail:
-    """What this rank sends and receives in one step."""
+    """What this rank sends and receives in one step.
+
+    Attributes:
+        most_posted: most receives that were posted at once.
+        heard: called with every message of another rank when it is there.
+    """
 
     def __init__(
         self,
@@ -68,6 +73,7 @@ class Mail:
         self._local: dict[Message, list[Tensor]] = {}
         self._sent: deque[_Sent] = deque()
         self._arrived: set[Message] = set()
+        self.heard: Callable[[Message], object] = lambda message: None
         self.most_posted = 0
         for origin in self._todo:
             self._post(origin, None)
@@ -81,6 +87,7 @@ class Mail:
         tensors, works = self._posted[origin].pop(message)
         self._wait(works, f"{message.kind}{message.stage}.{message.microbatch} from pipeline rank {origin}")
         self._arrived.add(message)
+        self.heard(message)
         self._post(origin, None)
         return tensors
 

@@ -19,9 +19,12 @@ from mindspeed_pp.rule import Context, Rule
 from mindspeed_pp.schedule import Schedule, parse_schedule, schedule_text
 from mindspeed_pp.schedules.dual_pipe_v import DETACHED
 from mindspeed_pp.simulator import Costs
+from mindspeed_pp.stage_times import Measured, read_times
 from mindspeed_pp.transforms import greedy_weights, recomputed, waves
 
 FLAG, FILE_FLAG = "--pipeline-schedule", "--pipeline-schedule-file"
+PROFILE_FLAG, PROFILE_STEPS_FLAG = "--profile-pipeline", "--profile-pipeline-steps"
+TIMES_FROM_FLAG = "--pipeline-times-from"
 TIMES_FLAG, WEIGHTS_FLAG, LIMIT_FLAG = "--pipeline-times", "--pipeline-w-placement", "--pipeline-memory-limit"
 NATIVE_ORDER = (
     "--optimize-send-recv-comm",
@@ -43,6 +46,7 @@ class Plan:
         times: of ``F``, ``B`` and ``W`` of a rank's share.
         moves_weights: weight gradients go where ranks would wait, by ``times``.
         limit: most micro-batches alive on a rank.
+        measured: times of a real run, in place of ``times``.
         recomputes: forward passes are computed again right before their backward pass.
         options: of the rule.
     """
@@ -54,6 +58,7 @@ class Plan:
     moves_weights: bool = False
     limit: float | None = None
     recomputes: bool = False
+    measured: Measured | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -75,8 +80,16 @@ class Plan:
             found = recomputed(found)
         if self.moves_weights:
             lint(found)
-            found = greedy_weights(found, Costs(*self.times), self.limit)
+            found = greedy_weights(found, self.costs, self.limit)
         return found
+
+    @property
+    def costs(self) -> Costs:
+        """Return what the parts of a step cost, as far as it is known."""
+        if self.measured is None:
+            return Costs(*self.times)
+        stages = self.measured.of_stages(self.placement.stages)
+        return Costs(*self.times, stages=stages, message=self.measured.message)
 
     def refusal(self, microbatches: int | None) -> str:
         """Return why the rule does not go with a number of micro-batches, or an empty string."""
@@ -103,7 +116,8 @@ def asked_for(args: Any) -> dict[str, str]:
         found[f"--schedules-method {given('schedules_method')}"] = given("schedules_method")
     if given("foldx_mode"):
         found[f"--foldx-mode {given('foldx_mode')}"] = f"fold-{given('foldx_mode')}"
-    native = [flag for flag in NATIVE_ORDER if given(flag.lstrip("-").replace("-", "_"))]
+    asking = (*NATIVE_ORDER, PROFILE_FLAG)
+    native = [flag for flag in asking if given(flag.lstrip("-").replace("-", "_"))]
     if native and not found:
         interleaved = (said_chunks(args) or 1) > 1
         found[native[0]] = "interleaved" if interleaved else "1f1b"
@@ -131,7 +145,8 @@ def _chosen(args: Any) -> str:
     ranks = getattr(args, "pipeline_model_parallel_size", 1) or 1
     layers = getattr(args, "num_layers", None)
     splits = getattr(args, "transformer_impl", None) in (None, "local")
-    return shortest(ranks, said_chunks(args), layers, None, times_of(args), splits)
+    chunks, times = said_chunks(args), times_of(args)
+    return shortest(ranks, chunks, layers, None, times, splits, measured_times(args))
 
 
 @lru_cache(maxsize=8)
@@ -153,9 +168,12 @@ def times_of(args: Any) -> Times:
     """Return the times of ``F``, ``B`` and ``W`` that the arguments say, all alike without.
 
     Raises:
-        UserError: they are not three numbers above 0.
+        UserError: they are not three numbers above 0, or their file cannot be read.
     """
     given = getattr(args, "pipeline_times", None)
+    measured = measured_times(args)
+    if measured is not None:
+        return measured.of_rank(getattr(args, "pipeline_model_parallel_size", 1) or 1)
     if not given:
         return 1.0, 1.0, 1.0
     if len(given) != 3 or min(given) <= 0:
@@ -165,6 +183,27 @@ def times_of(args: Any) -> Times:
         )
     forward, backward, weight = given
     return float(forward), float(backward), float(weight)
+
+
+def measured_times(args: Any) -> Measured | None:
+    """Return the times of the file that the arguments name; None where they name none.
+
+    Raises:
+        UserError: it cannot be read, is of another model, or times are given too.
+    """
+    path = getattr(args, "pipeline_times_from", None)
+    if not path:
+        return None
+    if getattr(args, "pipeline_times", None):
+        raise UserError(f"{TIMES_FROM_FLAG} and {TIMES_FLAG} both say times; keep one of the two")
+    measured = read_times(str(path))
+    layers = getattr(args, "num_layers", None)
+    if measured.layers is not None and layers and measured.layers != layers:
+        raise UserError(
+            f"{TIMES_FROM_FLAG} {path}: it is of a model of {measured.layers} layers, and --num-layers is "
+            f"{layers}; measure this one with {PROFILE_FLAG}"
+        )
+    return measured
 
 
 def said_chunks(args: Any) -> int | None:
@@ -210,6 +249,7 @@ def planned(args: Any) -> Plan | None:
         times=times_of(args),
         moves_weights=rule.splits and getattr(args, "pipeline_w_placement", None) == GREEDY,
         limit=getattr(args, "pipeline_memory_limit", None),
+        measured=measured_times(args),
         recomputes=bool(getattr(args, "pipeline_recompute", False)),
         options={DETACHED: bool(getattr(args, "dualpipev_dw_detach", False))},
     )

@@ -159,7 +159,8 @@ class Positions:
         *waiting, last = holding_up(schedule, self._rank, items)
         if last == self._rank:
             return "no pipeline rank is known to be behind it"
-        between = f"; pipeline ranks {', '.join(map(str, waiting[1:]))} wait too" if waiting[1:] else ""
+        others = ", ".join(f"pipeline rank {rank}" for rank in waiting[1:])
+        between = f"; {others} waits too" if others else ""
         name = f"pipeline rank {last} (rank {self._ranks[last]}), "
         at = items[last]
         if last in still and at is not None:

@@ -114,17 +114,28 @@ def simulate(schedule: Schedule, costs: Costs = Costs()) -> Course:
         costs: of its parts.
     """
     spans = _run(schedule, costs)
-    makespan = max(span.end for span in spans)
-    busy = tuple(
-        sum(span.end - span.start for span in spans if span.rank == rank) for rank in range(schedule.ranks)
-    )
-    longest = max(
-        max(s.end for s in mine) - min(s.start for s in mine)
-        for mine in ([s for s in spans if s.rank == rank] for rank in range(schedule.ranks))
-    )
     exposed = 0.0
     if costs.message:
-        exposed = makespan - max(span.end for span in _run(schedule, replace(costs, message=0.0)))
+        plain = _run(schedule, replace(costs, message=0.0))
+        exposed = max(span.end for span in spans) - max(span.end for span in plain)
+    return course_of(schedule, spans, costs, exposed)
+
+
+def course_of(
+    schedule: Schedule, spans: Sequence[Span], costs: Costs = Costs(), exposed: float = 0.0
+) -> Course:
+    """Return what a step looks like whose actions ran at given times, the first one at 0.
+
+    Args:
+        schedule: that ran.
+        spans: of all actions.
+        costs: of what spans do not say, memory and the reduction of gradients.
+        exposed: part of the makespan that messages make.
+    """
+    makespan = max(span.end for span in spans)
+    ranks = [[span for span in spans if span.rank == rank] for rank in range(schedule.ranks)]
+    busy = tuple(sum(span.end - span.start for span in mine) for mine in ranks)
+    longest = max(max(s.end for s in mine) - min(s.start for s in mine) for mine in ranks)
     return Course(
         schedule=schedule,
         makespan=makespan,

@@ -32,6 +32,7 @@ from mindspeed_pp.actions import (
 from mindspeed_pp.channels import Message
 from mindspeed_pp.mail import Mail
 from mindspeed_pp.random_states import kept_random_state
+from mindspeed_pp.recorder import Recorder
 from mindspeed_pp.schedule import Schedule
 from mindspeed_pp.weight_gradients import WeightGradients
 
@@ -80,6 +81,7 @@ class Parts:
         collect_non_loss_data: as megatron-core's schedules take it.
         first_val_step: likewise.
         told: called with every item of the list before it runs.
+        recorder: that measures the batch.
     """
 
     run: Any
@@ -97,6 +99,7 @@ class Parts:
     collect_non_loss_data: bool = False
     first_val_step: bool | None = None
     told: Callable[[int], object] = lambda item: None
+    recorder: Recorder | None = None
 
 
 @dataclass
@@ -135,12 +138,20 @@ class Step:
         if not self.p.forward_only:
             for chunk in range(len(self.p.models)):
                 self._gather(chunk)
+        recorder = self.p.recorder
+        if recorder is not None:
+            recorder.start(self.p.pg.pp)
+            self.p.mail.heard = recorder.arrived
         for position, action in enumerate(self._order):
             self.position = position
             self.p.told(position)
             self.p.run.context.doing = f"item {position} of {len(self._order)} of the schedule, {action}"
+            if recorder is not None:
+                recorder.begin()
             for part in action.flat():
                 self._do[part.op](self, part)
+            if recorder is not None:
+                recorder.end(position)
             self.p.mail.reap()
         self.p.told(len(self._order))
         self.p.run.context.doing = ""

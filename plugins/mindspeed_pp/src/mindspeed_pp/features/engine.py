@@ -17,7 +17,10 @@ from mindspeed_pp.plan import (
     GREEDY,
     LIMIT_FLAG,
     NATIVE_ORDER,
+    PROFILE_FLAG,
+    PROFILE_STEPS_FLAG,
     TIMES_FLAG,
+    TIMES_FROM_FLAG,
     WEIGHTS_FLAG,
     asked_for,
     asked_rule,
@@ -74,6 +77,19 @@ class PipelineSchedule(Feature):
         Flag(
             RECOMPUTE_FLAG,
             help="Keep inputs of pipeline stages alone, and compute forward again while gradients travel.",
+        ),
+        Flag(
+            PROFILE_FLAG,
+            type=str,
+            metavar="FILE",
+            help="Measure the actions of some batches; write times and a timeline for Perfetto into FILE.",
+        ),
+        Flag(PROFILE_STEPS_FLAG, type=int, default=3, help="Batches that --profile-pipeline measures."),
+        Flag(
+            TIMES_FROM_FLAG,
+            type=str,
+            metavar="FILE",
+            help="Times that --profile-pipeline wrote, in place of --pipeline-times.",
         ),
         Flag("--use-nanopipe", help=f"The same as {FLAG} nanopipe."),
         Flag(
@@ -140,6 +156,9 @@ class PipelineSchedule(Feature):
             return (
                 f"{_STREAMS} is an option of --overlap-warmup-cooldown-communication; add it, or drop both",
             )
+        measured = getattr(args, "profile_pipeline_steps", 3)
+        if measured < 1:
+            return (f"{PROFILE_STEPS_FLAG} {measured}: measure 1 or more, or drop {PROFILE_FLAG}",)
         try:
             plan = planned(args)
         except UserError as error:
