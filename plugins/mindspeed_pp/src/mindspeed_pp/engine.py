@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_pp.lint import Findings, lint
 from mindspeed_pp.mail import DOWN, UP, Mail, StuckError, warm_up
+from mindspeed_pp.named import functions_of
 from mindspeed_pp.plan import FLAG, WAVES, Plan, message_timeout
 from mindspeed_pp.positions import Positions, described, told
 from mindspeed_pp.profiling import Profiling
 from mindspeed_pp.schedule import Schedule
 from mindspeed_pp.shape_table import shapes_of_step, sizes_of_step
-from mindspeed_pp.step import IndexedBatches, Parts, Step, finalize
+from mindspeed_pp.step import Combined, IndexedBatches, Parts, Step, finalize
+from mindspeed_pp.swaps import HostCopies
 from mindspeed_pp.weight_gradients import WeightGradients
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class EngineState:
         most_alive: most micro-batch-chunks alive in the last step.
         most_posted: most receives posted at once in the last step.
         executed: name of the schedule of the last step.
+        copies: to the host and back, once something went there.
+        combined: runs the two passes of a pair side by side; None one after the other.
         plan: that took over after measuring; None where the first one holds.
         positions: how far the ranks of this pipeline are; None before the first batch, and in dry runs.
     """
@@ -50,6 +53,8 @@ class EngineState:
     most_alive: int = 0
     most_posted: int = 0
     executed: str = ""
+    copies: HostCopies | None = None
+    combined: Combined | None = None
     plan: Plan | None = None
     positions: Positions | None = None
 
@@ -129,6 +134,9 @@ class Engine:
             first_val_step=first_val_step,
             told=told(state.positions),
             recorder=recorder,
+            copies=lambda: _copies(state, session.platform),
+            named=functions_of(schedule),
+            combined=None if forward_only else state.combined,
         )
         self._check_chunks(parts)
         step = Step(parts)
@@ -164,6 +172,16 @@ class Engine:
         except StuckError as error:
             raise _stuck(schedule, rank, "before its first item", error, state, {}) from error
 
+    def pair_with(self, combined: Combined) -> None:
+        """Let the forward and backward pass of a pair run side by side.
+
+        Args:
+            combined: called with two functions of no arguments, a forward and a backward pass of different
+                micro-batches. It calls both, from whatever threads and in turns as it likes, and returns when
+                both are done. What they wait for is there, and what they make is sent afterwards.
+        """
+        self._run.session.state(EngineState).combined = combined
+
     def _held(self, state: EngineState) -> Plan:
         return state.plan or self._plan
 
@@ -181,20 +199,8 @@ class Engine:
                 logger.warning(
                     "%s: %s; schedule %s takes over for such batches", FLAG, refused, schedule.name
                 )
-            if not self._run.session.platform.dry_run:
-                self._compare(schedule)
             state.schedules[key] = (schedule.forward_only() if forward_only else schedule), findings
         return state.schedules[key]
-
-    def _compare(self, schedule: Schedule) -> None:
-        """Refuse to run where ranks made different lists of the same arguments, by different files say."""
-        digests = all_gather_values(schedule.digest(), self._pg.pp)
-        other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
-        if other is not None:
-            raise UserError(
-                f"{FLAG} {schedule.name}: pipeline ranks 0 and {other} have different lists of actions; the "
-                "same files and versions of packages have to be on all machines"
-            )
 
     def _shapes(self, args: Namespace) -> Callable[[int], Any]:
         schema = self._run.session.call("boundary_schema", args=args, config=self._config)
@@ -219,6 +225,12 @@ def _stuck(
         f"--pipeline-schedule {schedule.name}: pipeline rank {rank} waited {where} for {error}; "
         f"{state.positions.finding(known)}. Look at the output of that rank; the wait ended with: {cause}"
     )
+
+
+def _copies(state: EngineState, platform: Any) -> HostCopies:
+    if state.copies is None:
+        state.copies = HostCopies(platform)
+    return state.copies
 
 
 def _end(state: EngineState) -> None:

@@ -16,12 +16,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mindspeed_core.errors import UserError
 from mindspeed_core.run import TensorSpec
 from mindspeed_pp.actions import FORWARD
 from mindspeed_pp.channels import Message, goes_up, messages, sent
 from mindspeed_pp.schedule import Schedule
 
 UP, DOWN = "pp.up", "pp.down"
+_DIGITS = 15
+"""Of a digest, as many as an int64 holds."""
 Shapes = Callable[[int], Sequence[TensorSpec]]
 """From a micro-batch to the tensors that cross from stage to stage."""
 
@@ -66,6 +69,9 @@ class Mail:
         self._schedule, self._rank, self._groups, self._shapes = schedule, rank, groups, shapes
         self._device = device
         self._ahead = ahead
+        self._sending = {
+            to: deque(sequence) for (origin, to), sequence in messages(schedule).items() if origin == rank
+        }
         self._todo = {
             origin: deque(sequence) for (origin, to), sequence in messages(schedule).items() if to == rank
         }
@@ -104,6 +110,10 @@ class Mail:
             self._local[message] = [tensor.detach() for tensor in tensors]
             freed()
             return
+        expected = self._sending[to].popleft()
+        if message != expected:
+            # The receiver would take it for another one.
+            raise RuntimeError(f"{message} is sent to pipeline rank {to}, which awaits {expected}")
         group = self._groups[UP if goes_up(self._rank, to, self._schedule.ranks) else DOWN]
         kept = [tensor.detach().contiguous() for tensor in tensors]
         works = [dist.isend(tensor, group=group, group_dst=to) for tensor in kept]
@@ -169,7 +179,7 @@ def warm_up(
     """Send one element over every channel that is new, in an order that is the same on all ranks.
 
     Backends of devices create the communicator of two ranks with its first transfer, and ranks that create
-    several in different orders wait for each other for ever.
+    several in different orders wait for each other for ever. The element is the number of the schedule.
 
     Args:
         schedule: that is to run.
@@ -177,16 +187,28 @@ def warm_up(
         groups: `UP` and `DOWN`.
         device: of the transfers.
         known: channels that carried something before; grows.
+
+    Raises:
+        UserError: another rank has made another schedule of the same arguments.
+        StuckError: another rank does not answer.
     """
+    number = int(schedule.digest()[:_DIGITS], 16)
     for channel in sorted(set(messages(schedule)) - known):
         known.add(channel)
         origin, to = channel
         group = groups[UP if goes_up(origin, to, schedule.ranks) else DOWN]
         try:
             if rank == origin:
-                dist.send(torch.zeros(1, device=device), group=group, group_dst=to)
+                dist.send(torch.tensor([number], device=device), group=group, group_dst=to)
             elif rank == to:
-                dist.recv(torch.zeros(1, device=device), group=group, group_src=origin)
+                theirs = torch.tensor([number], device=device)
+                dist.recv(theirs, group=group, group_src=origin)
+                if int(theirs) != number:
+                    raise UserError(
+                        f"--pipeline-schedule {schedule.name}: pipeline ranks {origin} and {to} have "
+                        "different lists of actions; the same schedule files, profiles and versions of "
+                        "packages have to be on all machines"
+                    )
         except RuntimeError as error:
             other = to if rank == origin else origin
             raise StuckError(f"the first message between it and pipeline rank {other}") from error

@@ -20,7 +20,7 @@ from mindspeed_pp.schedule import Schedule, parse_schedule, schedule_text
 from mindspeed_pp.schedules.dual_pipe_v import DETACHED
 from mindspeed_pp.simulator import Costs
 from mindspeed_pp.stage_times import Measured, read_times
-from mindspeed_pp.transforms import greedy_weights, recomputed, waves
+from mindspeed_pp.transforms import greedy_weights, recomputed, swapped_operands, waves
 
 FLAG, FILE_FLAG = "--pipeline-schedule", "--pipeline-schedule-file"
 PROFILE_FLAG, PROFILE_STEPS_FLAG = "--profile-pipeline", "--profile-pipeline-steps"
@@ -48,6 +48,7 @@ class Plan:
         limit: most micro-batches alive on a rank.
         measured: times of a real run, in place of ``times``.
         recomputes: forward passes are computed again right before their backward pass.
+        swaps_operands: operands of weight gradients that come late wait on the host.
         options: of the rule.
     """
 
@@ -58,6 +59,7 @@ class Plan:
     moves_weights: bool = False
     limit: float | None = None
     recomputes: bool = False
+    swaps_operands: bool = False
     measured: Measured | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -78,6 +80,8 @@ class Plan:
         found = self.rule.schedule(context)
         if self.recomputes:
             found = recomputed(found)
+        if self.swaps_operands:
+            found = swapped_operands(found)
         if self.moves_weights:
             lint(found)
             found = greedy_weights(found, self.costs, self.limit)
@@ -116,7 +120,7 @@ def asked_for(args: Any) -> dict[str, str]:
         found[f"--schedules-method {given('schedules_method')}"] = given("schedules_method")
     if given("foldx_mode"):
         found[f"--foldx-mode {given('foldx_mode')}"] = f"fold-{given('foldx_mode')}"
-    asking = (*NATIVE_ORDER, PROFILE_FLAG)
+    asking = (*NATIVE_ORDER, PROFILE_FLAG, "--use-nanopipe-swap")
     native = [flag for flag in asking if given(flag.lstrip("-").replace("-", "_"))]
     if native and not found:
         interleaved = (said_chunks(args) or 1) > 1
@@ -249,6 +253,7 @@ def planned(args: Any) -> Plan | None:
         times=times_of(args),
         moves_weights=rule.splits and getattr(args, "pipeline_w_placement", None) == GREEDY,
         limit=getattr(args, "pipeline_memory_limit", None),
+        swaps_operands=bool(getattr(args, "use_nanopipe_swap", False)),
         measured=measured_times(args),
         recomputes=bool(getattr(args, "pipeline_recompute", False)),
         options={DETACHED: bool(getattr(args, "dualpipev_dw_detach", False))},

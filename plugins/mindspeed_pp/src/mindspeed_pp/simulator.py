@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from mindspeed_pp.actions import BACKWARD, FORWARD, GATHER, INPUT_GRADIENT, RECOMPUTE, REDUCE, Action
+from mindspeed_pp.actions import (
+    BACKWARD,
+    COMPUTING,
+    FORWARD,
+    INPUT_GRADIENT,
+    RECOMPUTE,
+    REDUCE,
+    SWAP_IN,
+    SWAP_OUT,
+    WEIGHT_GRADIENT,
+    Action,
+)
 from mindspeed_pp.schedule import Result, Schedule, needs, provides
 
 
@@ -22,6 +33,7 @@ class Costs:
         overhead: of every action.
         paired: of a forward beside a backward pass, as a part of their sum.
         reduction: of the gradients of one chunk, beside computation.
+        swap: of a micro-batch's way to the host, or back, beside computation.
         sizes: of the micro-batches, as multiples of the usual one; empty where all have the usual size.
         kept_to_input_gradient: of a micro-batch's activations, what goes with ``B``.
         kept_to_weight_gradient: what goes with ``W``.
@@ -35,6 +47,7 @@ class Costs:
     overhead: float = 0.0
     paired: float = 1.0
     reduction: float = 0.0
+    swap: float = 0.0
     sizes: tuple[float, ...] = ()
     kept_to_input_gradient: float = 0.0
     kept_to_weight_gradient: float = 1.0
@@ -46,7 +59,7 @@ class Costs:
                 self.paired * sum(self.of(part, chunks) - self.overhead for part in action.parts)
                 + self.overhead
             )
-        if action.op in (REDUCE, GATHER):
+        if action.op not in COMPUTING:
             return 0.0
         f, b, w = (
             self.stages[action.stage]
@@ -177,7 +190,8 @@ def _run(schedule: Schedule, costs: Costs) -> list[Span]:
                 action = order[at[rank]]
                 end = start + costs.of(action, len(schedule.placement.held[rank]))
                 spans.append(Span(rank, action, start, end))
-                done.update(dict.fromkeys((r for p in action.flat() for r in provides(p)), end))
+                there = end + (costs.swap if action.op in (SWAP_OUT, SWAP_IN) else 0.0)
+                done.update(dict.fromkeys((r for p in action.flat() for r in provides(p)), there))
                 free[rank] = end
                 at[rank] += 1
                 moved = True
@@ -194,7 +208,7 @@ def _reduced(schedule: Schedule, spans: Sequence[Span], costs: Costs) -> float:
         for span in spans:
             if span.rank == rank:
                 for part in span.action.flat():
-                    if part.op in (BACKWARD, "W", REDUCE):
+                    if part.op in (BACKWARD, WEIGHT_GRADIENT, REDUCE):
                         last[part.stage] = max(last.get(part.stage, 0.0), span.end)
         clock = 0.0
         for ready in sorted(last.values()):
@@ -217,6 +231,11 @@ def _peak(schedule: Schedule, rank: int, costs: Costs) -> float:
             peak = max(peak, alive)
             if part.op in (INPUT_GRADIENT, BACKWARD):
                 alive -= early * amount
-            if part.op in ("W", BACKWARD):
+            if part.op in (WEIGHT_GRADIENT, BACKWARD):
                 alive -= late * amount
+            if part.op in (SWAP_OUT, SWAP_IN):
+                before = schedule.swapped[part.stage, part.microbatch] == INPUT_GRADIENT
+                gone = (early + late if before else late) * amount
+                alive += gone if part.op == SWAP_IN else -gone
+                peak = max(peak, alive)
     return round(peak, 9)

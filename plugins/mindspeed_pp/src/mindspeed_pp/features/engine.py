@@ -10,6 +10,7 @@ from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimp
 from mindspeed_core.run import ChunkPlace
 from mindspeed_pp.features.proofs import ENGINE_PROOFS
 from mindspeed_pp.lint import lint
+from mindspeed_pp.named import functions_of
 from mindspeed_pp.plan import (
     AUTO,
     FILE_FLAG,
@@ -32,6 +33,7 @@ from mindspeed_pp.schedules import BUILT_IN
 
 ENGINE = "pp-engine"
 _STREAMS, _WARM_UP = "--use-multi-stream", "overlap_warmup_cooldown_communication"
+_SWAP = "--use-nanopipe-swap"
 RECOMPUTE_FLAG = "--pipeline-recompute"
 _AUTOGRAD = "its hooks expect the order of autograd; drop one of the two"
 
@@ -92,6 +94,7 @@ class PipelineSchedule(Feature):
             help="Times that --profile-pipeline wrote, in place of --pipeline-times.",
         ),
         Flag("--use-nanopipe", help=f"The same as {FLAG} nanopipe."),
+        Flag(_SWAP, help="nanopipe: operands of late weight gradients wait on the host."),
         Flag(
             "--schedules-method",
             type=str,
@@ -164,6 +167,12 @@ class PipelineSchedule(Feature):
         except UserError as error:
             return (str(error),)
         assert plan is not None
+        if plan.swaps_operands and plan.rule.name != "nanopipe":
+            return (f"{_SWAP} with {asked}: it is an option of --use-nanopipe; add that one, or drop it",)
+        if plan.swaps_operands and plan.moves_weights:
+            return (
+                f"{_SWAP} and {WEIGHTS_FLAG} {GREEDY} both move what belongs to weight gradients; drop one",
+            )
         refused = plan.refusal(None)
         if refused:
             return (f"{asked}: {refused}",)
@@ -212,7 +221,9 @@ class PipelineSchedule(Feature):
         if refused:
             raise UserError(f"{FLAG} {plan.rule.name}: {refused}")
         if count is not None:
-            lint(plan.schedule(count), plan.limit)
+            schedule = plan.schedule(count)
+            lint(schedule, plan.limit)
+            functions_of(schedule)
         return validated
 
     @hookimpl(wrapper=True)
