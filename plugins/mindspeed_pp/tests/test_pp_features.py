@@ -138,6 +138,19 @@ def test_dominated_schedules_say_so(name):
             "--pipeline-times-from and --pipeline-times both say times",
         ),
         (
+            (*PP2, *scheduled("1f1b"), "--use-nanopipe-swap"),
+            "it is an option of --use-nanopipe; add that one",
+        ),
+        (
+            (*PP2, *CHUNKS2, "--use-nanopipe", "--use-nanopipe-swap", "--pipeline-w-placement", "greedy"),
+            "both move weight gradients; drop one of the two",
+        ),
+        ((*PP2, *scheduled("zbv"), "--pipeline-w-output-layer"), "has the weight of the embedding; add"),
+        (
+            (*PP2, *scheduled("1f1b"), "--pipeline-w-output-layer", "--untie-embeddings-and-output-weights"),
+            "no pipeline schedule computes weight gradients apart",
+        ),
+        (
             (*PP2, "--profile-pipeline", "x", "--profile-pipeline-steps", "0"),
             "--profile-pipeline-steps 0: measure 1 or more",
         ),

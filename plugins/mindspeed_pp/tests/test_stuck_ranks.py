@@ -2,6 +2,7 @@
 
 import os
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -10,7 +11,7 @@ from trained import set_up, trained
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Feature, hookimpl
 from mindspeed_core.testing import run_world
-from mindspeed_pp import engine
+from mindspeed_pp import engine, plan
 from mindspeed_pp.actions import A, F
 from mindspeed_pp.features import engine as features
 from mindspeed_pp.placement import loop
@@ -92,7 +93,10 @@ def test_a_rank_in_another_batch_is_before_or_behind_this_one(batch):
 
 def unequal_world(file):
     rank = int(os.environ["RANK"])
-    flags = ("--pipeline-model-parallel-size", "2", "--pipeline-schedule-file", f"{file}{rank}")
+    # One name on two machines, with different contents.
+    read = plan.schedule_text
+    plan.schedule_text = lambda path: read(Path(f"{path}{rank}"))
+    flags = ("--pipeline-model-parallel-size", "2", "--pipeline-schedule-file", file)
     try:
         with set_up(*flags) as run:
             trained(run, steps=1)
