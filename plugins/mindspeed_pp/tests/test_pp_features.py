@@ -143,7 +143,7 @@ def test_dominated_schedules_say_so(name):
         ),
         (
             (*PP2, *CHUNKS2, "--use-nanopipe", "--use-nanopipe-swap", "--pipeline-w-placement", "greedy"),
-            "both move weight gradients; drop one of the two",
+            "both move what belongs to weight gradients; drop one",
         ),
         ((*PP2, *scheduled("zbv"), "--pipeline-w-output-layer"), "has the weight of the embedding; add"),
         (
