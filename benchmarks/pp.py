@@ -9,6 +9,8 @@ A third part needs no ranks: what lists of micro-batches give in the simulator, 
 from __future__ import annotations
 
 import argparse
+import gc
+import itertools
 import statistics
 import sys
 import time
@@ -145,6 +147,8 @@ def slept(names: Sequence[str], delay: float) -> dict[str, tuple[float, int, flo
             )
         )
         dist.barrier()
+        # What one process collects, all ranks would wait for.
+        gc.collect()
         began = time.monotonic()
         step.run()
         found[name] = time.monotonic() - began, step.most_alive, began
@@ -258,12 +262,82 @@ def against_megatron_core(steps: int) -> dict[str, Any]:
     }
 
 
+def _missed(results: dict[str, Any]) -> list[str]:
+    """Return the goals that were missed: 5 % of the simulator, 2 % of megatron-core, peaks as simulated."""
+    missed = []
+    for title, rows in results.items():
+        if not title.startswith("messages"):
+            continue
+        for name, row in rows.items():
+            if abs(row["ratio"] - 1) > 0.05:
+                missed.append(
+                    f"{name}, {title}: {row['ratio']:.3f} of the simulator's time, goal 0.95 to 1.05"
+                )
+            if not row["alive_as_simulated"]:
+                missed.append(f"{name}, {title}: other micro-batches alive than simulated")
+    for name, row in results.get("training", {}).items():
+        if name in ("1f1b", "interleaved") and row["ratio"] > 1.02:
+            missed.append(f"{name}: {row['ratio']:.3f} of megatron-core's time, goal 1.02")
+        if name.startswith("zb") and row["ratio"] > 1.05 * row["ratio_simulated"]:
+            goal = 1.05 * row["ratio_simulated"]
+            missed.append(f"{name}: {row['ratio']:.3f} of megatron-core's time, goal {goal:.3f}")
+    return missed
+
+
+DISTANT = 0.005
+"""Seconds of a message between two data centres."""
+
+
+def published() -> dict[str, dict[str, Any]]:
+    """Return what upstream publishes beside what the simulator says for such sizes; nothing is measured.
+
+    Sizes that upstream leaves out are chosen: 4 ranks, 32 micro-batches, and passes of 10 or of 100 ms for
+    forward, input and weight gradient of a rank's share, which decide how much a message of 5 ms weighs.
+    """
+
+    def makespan(name: str, p: int, v: int, m: int, costs: Costs, **options: Any) -> float:
+        rule = rule_named(name)
+        return simulate(rule.schedule(Context(p, rule.chunks or v, m, options=options)), costs).makespan
+
+    def bubble(name: str, p: int, v: int, m: int) -> float:
+        rule = rule_named(name)
+        return simulate(rule.schedule(Context(p, rule.chunks or v, m))).bubble
+
+    found = {}
+    for (chunks, gain), third in itertools.product(((5, "24 %"), (2, "2.9 %")), (0.01, 0.1)):
+        local = Costs(third, third, third)
+        # With one communicator a rank computes on when its message has arrived.
+        slow = makespan("interleaved", 4, chunks, 32, replace(local, overhead=DISTANT))
+        fast = makespan("interleaved", 4, chunks, 32, replace(local, message=DISTANT))
+        title = f"messages of {DISTANT * 1e3:g} ms beside computation, {chunks} chunks"
+        found[f"{title}, passes of {third * 1e3:g} ms"] = {
+            "published": f"{gain} faster",
+            "ours": f"{1 - fast / slow:.1%} shorter",
+            "seconds": [slow, fast],
+        }
+    for p in (4, 8):
+        before, after = bubble("interleaved", p, 2, 4 * p), bubble("nanopipe", p, 2, 4 * p)
+        found[f"nano-pipe, bubble on {p} ranks, 2 chunks"] = {
+            "published": "(p-1)(F+A)/v becomes (p-1)(F+B-W)/v",
+            "ours": f"{before:g} becomes {after:g}",
+            "formula": (p - 1) / 2,
+        }
+    whole = makespan("dualpipev", 8, 2, 32, Costs(), dw_detach=True)
+    paired = makespan("dualpipev", 8, 2, 32, Costs(paired=0.8), dw_detach=True)
+    zbv = makespan("zbv", 8, 2, 32, Costs())
+    found["dualpipeV, 8 ranks, 32 micro-batches"] = {
+        "published": "communication of experts hidden behind the other pass of a pair",
+        "ours": f"{whole:g}; {paired:g} where a pair costs 0.8 of its passes; zbv {zbv:g}",
+    }
+    return found
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print tables, and write the numbers where that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="keep the numbers in benchmarks/results")
     parser.add_argument("--steps", type=int, default=5, help="timed steps of a side in each of three turns")
-    parser.add_argument("--only", choices=("sleep", "train", "lists"), help="one of the parts")
+    parser.add_argument("--only", choices=("sleep", "train", "lists", "published"), help="one of the parts")
     options = parser.parse_args(argv)
     results: dict[str, Any] = {}
     if options.only in (None, "lists"):
@@ -276,6 +350,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                     f"{f'{name}, {kind}':<44}{side['step_change']:>8.1%}{side['bubble_change']:>9.1%}"
                     f"{side['largest']:>9.2f}"
                 )
+    if options.only in (None, "published"):
+        results["published"] = published()
+        print("published figures beside the simulator's")
+        for name, row in results["published"].items():
+            print(f"{name}: {row['published']}; here {row['ours']}")
     if options.only in (None, "sleep"):
         for title, delay in (("messages at once", 0.0), (f"messages take {DELAY * 1000:g} ms", DELAY)):
             results[title] = against_the_simulator(delay)
@@ -293,6 +372,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{'training, 2 ranks, 16 micro-batches':<40}{'step s':>8}{'ratio':>8}{'simulated':>11}")
         for name, row in results["training"].items():
             print(f"{name:<40}{row['seconds']:>8.3f}{row['ratio']:>8.3f}{row['ratio_simulated']:>11.3f}")
+    for missed in _missed(results):
+        print(f"goal missed: {missed}")
     if options.write:
         print(f"written to {write('pp', results).name}")
     return 0

@@ -362,12 +362,14 @@ class RunContext:
         vp_stage: virtual pipeline stage of the chunk in forward, None without interleaving.
         training: False during evaluation.
         samples: of the micro-batch; None where it has ``--micro-batch-size`` of them.
+        doing: what a schedule runs, for reports of runs that stand still; empty where it says nothing.
     """
 
     microbatch: int = -1
     vp_stage: int | None = None
     training: bool = True
     samples: int | None = None
+    doing: str = ""
 
 
 @dataclass

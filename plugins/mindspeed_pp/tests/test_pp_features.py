@@ -193,6 +193,28 @@ def test_dominated_schedules_say_so(name):
             "linears of TransformerEngine compute weight gradients with those of their inputs",
         ),
         ((*PP2, "--pipeline-schedule-file", "/nowhere"), "/nowhere: cannot be read"),
+        ((*PP2, *scheduled("auto"), "--pipeline-times-from", "/nowhere"), "/nowhere: cannot be read"),
+        (
+            (*PP2, *scheduled("list"), "--pipeline-times-from", "x", "--pipeline-times", "1", "1", "1"),
+            "--pipeline-times-from and --pipeline-times both say times",
+        ),
+        (
+            (*PP2, *scheduled("1f1b"), "--use-nanopipe-swap"),
+            "it is an option of --use-nanopipe; add that one",
+        ),
+        (
+            (*PP2, *CHUNKS2, "--use-nanopipe", "--use-nanopipe-swap", "--pipeline-w-placement", "greedy"),
+            "both move what belongs to weight gradients; drop one",
+        ),
+        ((*PP2, *scheduled("zbv"), "--pipeline-w-output-layer"), "has the weight of the embedding; add"),
+        (
+            (*PP2, *scheduled("1f1b"), "--pipeline-w-output-layer", "--untie-embeddings-and-output-weights"),
+            "no pipeline schedule computes weight gradients apart",
+        ),
+        (
+            (*PP2, "--profile-pipeline", "x", "--profile-pipeline-steps", "0"),
+            "--profile-pipeline-steps 0: measure 1 or more",
+        ),
         ((*PP2, *scheduled("1f1b"), "--use-torch-fsdp2"), "its hooks expect the order of autograd"),
         (
             (*PP2, *scheduled("1f1b"), "--fine-grained-activation-offloading"),
@@ -230,6 +252,13 @@ def test_a_file_for_other_sizes_is_refused(tmp_path):
     assert "is written for 4 micro-batches, the batch has 8" in problems(
         *PP2, "--pipeline-schedule-file", str(path), world_size=2
     )
+
+
+def test_times_of_another_model_are_refused(tmp_path):
+    path = tmp_path / "times.json"
+    path.write_text('{"pipeline_times": {"stages": [[1, 1, 1]], "message": 0, "layers": 9}}')
+    said = problems(*PP2, *scheduled("zb-h1"), "--pipeline-times-from", str(path))
+    assert "it is of a model of 9 layers, and --num-layers is 4" in said
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,10 @@ def test_a_rank_keeps_as_many_micro_batches_as_the_simulator_says(pp2, name):
     assert max(rank.posted for rank in found[name]) <= 4
 
 
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 100), marks=pytest.mark.thorough)])
+MORE = [pytest.param(range(max(2, n), n + 20), marks=pytest.mark.thorough) for n in range(0, 100, 20)]
+
+
+@pytest.mark.parametrize("seeds", [range(2), *MORE], ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
 def test_random_schedules_train_what_one_process_trains(tmp_path, seeds):
     cases = {}
     for seed in seeds:

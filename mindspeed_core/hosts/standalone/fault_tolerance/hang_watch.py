@@ -49,7 +49,7 @@ class Pulse:
         beat: grows with every message.
         still: seconds since the rank last made progress.
         waits: the main thread is inside a collective, or waits for the device.
-        place: the innermost frame, ``function (file:line)``.
+        place: the innermost frame, ``function (file:line)``, and what the schedule was doing.
         stack: the innermost frames as text; only once the rank has stood still for a while.
         done: the rank trains no more.
     """
@@ -224,6 +224,9 @@ class HangWatch:
         inner = stack[-1]
         waits = "torch/distributed" in inner.filename or bool(_WAITS.search(inner.line or ""))
         place = f"{inner.name} ({inner.filename}:{inner.lineno})"
+        doing = self._run.context.doing
+        if doing:
+            place += f" in {doing}"
         text = "".join(traceback.format_list(stack[-_FRAMES:]))
         return Pulse(self._beat, still, waits, place, text)
 

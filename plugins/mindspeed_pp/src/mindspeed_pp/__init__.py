@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed_pp.actions import A, Action, B, D, F, G, O, R, W
+from mindspeed_pp.actions import SI, SO, A, Action, B, D, F, G, O, R, W, X
 from mindspeed_pp.placement import Placement, loop, vee
 from mindspeed_pp.rule import Context, schedule
 from mindspeed_pp.schedule import Schedule
@@ -10,6 +10,8 @@ from mindspeed_pp.schedule import Schedule
 __version__ = "0.1.0"
 
 __all__ = [
+    "SI",
+    "SO",
     "A",
     "Action",
     "B",
@@ -22,6 +24,7 @@ __all__ = [
     "R",
     "Schedule",
     "W",
+    "X",
     "loop",
     "schedule",
     "vee",

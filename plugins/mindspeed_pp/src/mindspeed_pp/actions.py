@@ -9,9 +9,11 @@ from mindspeed_core.errors import UserError
 
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, BACKWARD = "F", "B", "W", "A"
 RECOMPUTE, OVERLAPPED, REDUCE, GATHER = "R", "O", "D", "G"
+SWAP_OUT, SWAP_IN, NAMED = "SO", "SI", "X:"
 COMPUTING = (FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, BACKWARD, RECOMPUTE)
 
-_TEXT = re.compile(r"([FBWARDG])(\d+)(?:\.(\d+))?\Z")
+_TEXT = re.compile(r"(SO|SI|[FBWARDG])(\d+)(?:\.(\d+))?\Z")
+_NAMED_TEXT = re.compile(r"(X:[A-Za-z][\w-]*)@(\d+)\.(\d+)\Z")
 
 
 class Action(NamedTuple):
@@ -20,7 +22,9 @@ class Action(NamedTuple):
     Attributes:
         op: ``F`` forward; ``B`` gradient of the input; ``W`` gradient of the weights; ``A`` both at once;
             ``R`` forward again, whose ``F`` keeps nothing; ``O`` a forward beside a backward pass; ``D``
-            reduce the gradients of the stage's weights; ``G`` gather the parameters of the stage.
+            reduce the gradients of the stage's weights; ``G`` gather the parameters of the stage; ``SO`` let
+            what is kept of the micro-batch go to the host, ``SI`` bring it back; ``X:name`` a function of
+            another package.
         stage: global pipeline stage, 0 holds the embedding.
         microbatch: index within the step; 0 for ``D`` and ``G``, which concern all of them.
         parts: of ``O``: the forward pass, then the backward pass.
@@ -37,6 +41,8 @@ class Action(NamedTuple):
             return f"({'|'.join(map(str, self.parts))})"
         if self.op in (REDUCE, GATHER):
             return f"{self.op}{self.stage}"
+        if self.op.startswith(NAMED):
+            return f"{self.op}@{self.stage}.{self.microbatch}"
         return f"{self.op}{self.stage}.{self.microbatch}"
 
     def flat(self) -> tuple[Action, ...]:
@@ -84,6 +90,21 @@ def G(stage: int) -> Action:
     return Action(GATHER, stage, 0)
 
 
+def SO(stage: int, microbatch: int) -> Action:
+    """Return the way to the host: of activations before backward, of operands between ``B`` and ``W``."""
+    return Action(SWAP_OUT, stage, microbatch)
+
+
+def SI(stage: int, microbatch: int) -> Action:
+    """Return the way back, some actions before what needs it."""
+    return Action(SWAP_IN, stage, microbatch)
+
+
+def X(name: str, stage: int, microbatch: int) -> Action:
+    """Return the call of a function of another package."""
+    return Action(NAMED + name, stage, microbatch)
+
+
 def parse_action(text: str) -> Action:
     """Read the text form of one action.
 
@@ -95,6 +116,9 @@ def parse_action(text: str) -> Action:
         if len(parts) != 2 or parts[0].op != FORWARD or parts[1].op not in (BACKWARD, INPUT_GRADIENT):
             raise UserError(f"{text}: two at once are a forward and a backward pass, as (F0.4|A3.1)")
         return O(*parts)
+    named = _NAMED_TEXT.match(text)
+    if named is not None:
+        return Action(named[1], int(named[2]), int(named[3]))
     match = _TEXT.match(text)
     if match is None or (match[3] is None) != (match[1] in (REDUCE, GATHER)):
         raise UserError(f"{text!r}: an action is a letter, a stage and a micro-batch, as F0.3, or D0 and G0")

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 
 from mindspeed_pp.registry import rule_named
 from mindspeed_pp.rule import Context, Rule
 from mindspeed_pp.simulator import Costs, Course, simulate
+from mindspeed_pp.stage_times import Measured, Times
 
-Times = tuple[float, float, float]
 CANDIDATES = ("zbv", "zbi", "zb-h1", "interleaved", "1f1b")
 
 
 def compared(
-    candidates: Iterable[Rule], ranks: int, chunks: int, microbatches: int, costs: Costs
+    candidates: Iterable[Rule],
+    ranks: int,
+    chunks: int,
+    microbatches: int,
+    costs: Costs,
+    measured: Measured | None = None,
 ) -> list[tuple[Rule, Course | str]]:
     """Return the course of each schedule for given sizes, or why it does not go with them.
 
@@ -24,6 +30,7 @@ def compared(
         chunks: of each rank, for schedules that have several.
         microbatches: of a step.
         costs: times of the parts.
+        measured: times of stages in place of those.
     """
     found: list[tuple[Rule, Course | str]] = []
     for rule in candidates:
@@ -33,13 +40,24 @@ def compared(
             found.append((rule, refused))
             continue
         times = costs.forward, costs.input_gradient, costs.weight_gradient
-        found.append((rule, simulate(rule.schedule(Context(ranks, number, microbatches, times)), costs)))
+        schedule = rule.schedule(Context(ranks, number, microbatches, times))
+        of_rule = costs
+        if measured is not None:
+            stages = measured.of_stages(schedule.placement)
+            of_rule = replace(costs, stages=stages, message=costs.message or measured.message)
+        found.append((rule, simulate(schedule, of_rule)))
     return found
 
 
 @lru_cache(maxsize=64)
 def shortest(
-    ranks: int, chunks: int | None, layers: int | None, microbatches: int | None, times: Times, splits: bool
+    ranks: int,
+    chunks: int | None,
+    layers: int | None,
+    microbatches: int | None,
+    times: Times,
+    splits: bool,
+    measured: Measured | None = None,
 ) -> str:
     """Return the name of the schedule with the shortest step; of equals that with the lowest peak.
 
@@ -50,6 +68,7 @@ def shortest(
         microbatches: of a step, None where that is not known yet.
         times: of ``F``, ``B`` and ``W`` of a rank's whole share.
         splits: weight gradients may come apart.
+        measured: times of stages in place of ``times``.
     """
     wanted = []
     for name in CANDIDATES:
@@ -63,7 +82,7 @@ def shortest(
         if goes:
             wanted.append(rule)
     costs = Costs(*times)
-    found = compared(wanted, ranks, chunks or 2, microbatches or 4 * ranks, costs)
+    found = compared(wanted, ranks, chunks or 2, microbatches or 4 * ranks, costs, measured)
     courses = [
         (course.makespan, max(course.peaks), rule.name)
         for rule, course in found

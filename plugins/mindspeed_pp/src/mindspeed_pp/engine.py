@@ -8,13 +8,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
+
 from mindspeed_core.errors import UserError
 from mindspeed_pp.lint import Findings, lint
 from mindspeed_pp.mail import DOWN, UP, Mail, StuckError, warm_up
-from mindspeed_pp.plan import FLAG, WAVES, Plan
+from mindspeed_pp.named import functions_of
+from mindspeed_pp.plan import FLAG, WAVES, Plan, message_timeout
+from mindspeed_pp.positions import Positions, described, told
+from mindspeed_pp.profiling import Profiling
 from mindspeed_pp.schedule import Schedule
 from mindspeed_pp.shape_table import shapes_of_step, sizes_of_step
-from mindspeed_pp.step import IndexedBatches, Parts, Step, finalize
+from mindspeed_pp.step import Combined, IndexedBatches, Parts, Step, finalize
+from mindspeed_pp.swaps import HostCopies
 from mindspeed_pp.uneven_microbatches import regrouped, weighing_of_step
 from mindspeed_pp.weight_gradients import WeightGradients
 
@@ -37,6 +43,10 @@ class EngineState:
         most_alive: most micro-batch-chunks alive in the last step.
         most_posted: most receives posted at once in the last step.
         executed: name of the schedule of the last step.
+        copies: to the host and back, once something went there.
+        combined: runs the two passes of a pair side by side; None one after the other.
+        plan: that took over after measuring; None where the first one holds.
+        positions: how far the ranks of this pipeline are; None before the first batch, and in dry runs.
     """
 
     schedules: dict[tuple[int, bool], tuple[Schedule, Findings]] = field(default_factory=dict)
@@ -44,6 +54,10 @@ class EngineState:
     most_alive: int = 0
     most_posted: int = 0
     executed: str = ""
+    copies: HostCopies | None = None
+    combined: Combined | None = None
+    plan: Plan | None = None
+    positions: Positions | None = None
 
 
 class Engine:
@@ -92,8 +106,7 @@ class Engine:
         device = self._run.dist.device
         groups = {name: session.groups[name] for name in (UP, DOWN)}
         rank = self._pg.pp.rank()
-        if not session.platform.dry_run:
-            warm_up(schedule, rank, groups, device, state.warm)
+        self._begin(schedule, rank, groups, state)
         models = list(model) if isinstance(model, (list, tuple)) else [model]
         iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
         if weighing is not None:
@@ -111,6 +124,9 @@ class Engine:
         else:
             shapes = self._shapes(args)
         ahead = {channel: max(AHEAD, depth) for channel, depth in findings.look_ahead.items()}
+        recorder = None
+        if not forward_only:
+            recorder = session.state(Profiling).recorder(self._args, schedule, session.platform)
         parts = Parts(
             run=self._run,
             config=config,
@@ -127,6 +143,11 @@ class Engine:
             collect_non_loss_data=collect_non_loss_data,
             first_val_step=first_val_step,
             weighing=weighing,
+            told=told(state.positions),
+            recorder=recorder,
+            copies=lambda: _copies(state, session.platform),
+            named=functions_of(schedule),
+            combined=None if forward_only else state.combined,
         )
         self._check_chunks(parts)
         step = Step(parts)
@@ -135,27 +156,60 @@ class Engine:
         try:
             step.run()
         except StuckError as error:
-            raise UserError(
-                f"--pipeline-schedule {schedule.name}: pipeline rank {rank} waited at {step.where()} for "
-                f"{error}, and the wait ended without it; look at the output of that rank"
-            ) from error
+            where = described(schedule, rank, step.position)
+            raise _stuck(schedule, rank, where, error, state, parts.mail.reached()) from error
         if not forward_only:
             finalize(parts, step.tokens, force_all_reduce=force_all_reduce)
             state.most_alive, state.most_posted = step.most_alive, parts.mail.most_posted
             state.executed = schedule.name
+        if recorder is not None:
+            plan = session.state(Profiling).add(recorder, self._run, self._args, self._pg, self._held(state))
+            if plan is not None:
+                state.plan, state.schedules = plan, {}
         if config.timers is not None:
             config.timers("forward-backward").stop()
         return step.reports
+
+    def _begin(self, schedule: Schedule, rank: int, groups: dict[str, Any], state: EngineState) -> None:
+        session, device = self._run.session, self._run.dist.device
+        if session.platform.dry_run:
+            # No rank waits for another one, and what would arrive is not known.
+            warm_up(schedule, rank, groups, device, state.warm, compares=False)
+            return
+        if state.positions is None:
+            ranks = dist.get_process_group_ranks(self._pg.pp)
+            state.positions = Positions(ranks, rank, message_timeout(self._args).total_seconds())
+            state.positions.start()
+            session.at_close(lambda: _end(state))
+        state.positions.begin(schedule)
+        try:
+            warm_up(schedule, rank, groups, device, state.warm)
+        except StuckError as error:
+            raise _stuck(schedule, rank, "before its first item", error, state, {}) from error
+
+    def pair_with(self, combined: Combined) -> None:
+        """Let the forward and backward pass of a pair run side by side.
+
+        Args:
+            combined: called with two functions of no arguments, a forward and a backward pass of different
+                micro-batches. It calls both, from whatever threads and in turns as it likes, and returns when
+                both are done. What they wait for is there, and what they make is sent afterwards.
+        """
+        self._run.session.state(EngineState).combined = combined
+
+    def _held(self, state: EngineState) -> Plan:
+        return state.plan or self._plan
 
     def _schedule(
         self, microbatches: int, forward_only: bool, state: EngineState
     ) -> tuple[Schedule, Findings]:
         key = microbatches, forward_only
         if key not in state.schedules:
-            schedule = self._plan.schedule(microbatches)
+            plan = self._held(state)
+            schedule = plan.schedule(microbatches)
             # A limit of memory does not hold for a small batch that another schedule takes over.
-            findings = lint(schedule, None if schedule.name == WAVES else self._plan.limit)
-            refused = self._plan.refusal(microbatches)
+            findings = lint(schedule, None if schedule.name == WAVES else plan.limit)
+            refused = plan.refusal(microbatches)
             if refused and not forward_only and self._run.dist.rank == 0:
                 logger.warning(
                     "%s: %s; schedule %s takes over for such batches", FLAG, refused, schedule.name
@@ -174,3 +228,27 @@ class Engine:
                 f"--pipeline-schedule {parts.schedule.name}: this rank has {len(parts.models)} model chunks "
                 f"and the schedule {held}; build the model for the places of session.places()"
             )
+
+
+def _stuck(
+    schedule: Schedule, rank: int, where: str, error: StuckError, state: EngineState, known: dict[int, int]
+) -> UserError:
+    """Return the error of a wait that ended without its message; names who all wait for."""
+    assert state.positions is not None
+    cause = str(error.__cause__).strip().partition("\n")[0]
+    return UserError(
+        f"--pipeline-schedule {schedule.name}: pipeline rank {rank} waited {where} for {error}; "
+        f"{state.positions.finding(known)}. Look at the output of that rank; the wait ended with: {cause}"
+    )
+
+
+def _copies(state: EngineState, platform: Any) -> HostCopies:
+    if state.copies is None:
+        state.copies = HostCopies(platform)
+    return state.copies
+
+
+def _end(state: EngineState) -> None:
+    if state.positions is not None:
+        state.positions.stop()
+    state.positions = None

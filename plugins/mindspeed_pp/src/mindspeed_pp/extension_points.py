@@ -1,4 +1,4 @@
-"""The extension point of schedules."""
+"""The extension points: schedules, and actions that schedules call by name."""
 
 from __future__ import annotations
 
@@ -9,4 +9,11 @@ SCHEDULES = ExtensionPoint(
     group="mindspeed_pp.schedules",
     summary="pipeline schedules: functions with the decorator mindspeed_pp.schedule",
     check="mindspeed_pp.rule:check_rule",
+)
+
+ACTIONS = ExtensionPoint(
+    name="pp.actions",
+    group="mindspeed_pp.actions",
+    summary="actions of pipeline schedules: functions of one mindspeed_pp.named.NamedAction",
+    check="mindspeed_pp.named:check_function",
 )

@@ -18,6 +18,8 @@ from mindspeed_pp.actions import (
     INPUT_GRADIENT,
     RECOMPUTE,
     REDUCE,
+    SWAP_IN,
+    SWAP_OUT,
     WEIGHT_GRADIENT,
 )
 from mindspeed_pp.channels import look_ahead
@@ -111,6 +113,14 @@ def _incomplete(schedule: Schedule) -> Iterator[str]:
                     yield f"{name} of {place} comes {found} times instead of {instead}"
             if counts[RECOMPUTE, stage, i] > 1:
                 yield f"R{stage}.{i} comes {counts[RECOMPUTE, stage, i]} times"
+            for op in (SWAP_OUT, SWAP_IN):
+                if counts[op, stage, i] > 1:
+                    yield f"{op}{stage}.{i} comes {counts[op, stage, i]} times"
+            if counts[SWAP_OUT, stage, i] != counts[SWAP_IN, stage, i]:
+                there, lacking = (SWAP_OUT, SWAP_IN) if counts[SWAP_OUT, stage, i] else (SWAP_IN, SWAP_OUT)
+                yield f"{there}{stage}.{i} comes without {lacking}{stage}.{i}"
+            if counts[SWAP_OUT, stage, i] and counts[RECOMPUTE, stage, i]:
+                yield f"R{stage}.{i} computes again what SO{stage}.{i} sends to the host; keep one of the two"
         for op in (REDUCE, GATHER):
             if counts[op, stage, 0] > 1:
                 yield f"{op}{stage} comes {counts[op, stage, 0]} times"
@@ -124,12 +134,16 @@ def _out_of_order(schedule: Schedule) -> Iterator[str]:
             for part in action.flat():
                 if part.op in (WEIGHT_GRADIENT, BACKWARD):
                     seen[WEIGHT_GRADIENT, part.stage] = seen.get((WEIGHT_GRADIENT, part.stage), 0) + 1
+                    if part.op == BACKWARD:
+                        seen[f"A{part.microbatch}", part.stage] = 1
                 elif part.op == FORWARD:
                     seen[FORWARD, part.stage] = at
                 elif part.op == REDUCE and seen.get((WEIGHT_GRADIENT, part.stage), 0) < sum(
                     schedule.placement.owns(part.stage, i) for i in range(schedule.microbatches)
                 ):
                     yield f"rank {rank}, item {at}: {part} comes before the last gradient of its weights"
+                elif part.op == SWAP_OUT and seen.get((f"A{part.microbatch}", part.stage)):
+                    yield f"rank {rank}, item {at}: {part} sends away what its backward pass used up"
                 elif part.op == GATHER and (FORWARD, part.stage) in seen:
                     yield f"rank {rank}, item {at}: {part} comes after a forward pass of its stage"
 
@@ -208,6 +222,9 @@ def _peak(schedule: Schedule, rank: int) -> float:
             if part.op == RECOMPUTE or (part.op == FORWARD and not again):
                 alive += 1
             peak = max(peak, alive)
-            if part.op in (WEIGHT_GRADIENT, BACKWARD):
+            if part.op in (WEIGHT_GRADIENT, BACKWARD, SWAP_OUT):
                 alive -= 1
+            if part.op == SWAP_IN:
+                alive += 1
+                peak = max(peak, alive)
     return peak * share

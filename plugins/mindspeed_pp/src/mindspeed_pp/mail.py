@@ -19,10 +19,12 @@ from torch import Tensor
 from mindspeed_core.errors import UserError
 from mindspeed_core.run import TensorSpec
 from mindspeed_pp.actions import FORWARD
-from mindspeed_pp.channels import Message, goes_up, messages
+from mindspeed_pp.channels import Message, goes_up, messages, sent
 from mindspeed_pp.schedule import Schedule
 
 UP, DOWN = "pp.up", "pp.down"
+_DIGITS = 15
+"""Of a digest, as many as an int64 holds."""
 Shapes = Callable[[int], Sequence[TensorSpec]]
 """From a micro-batch to the tensors that cross from stage to stage."""
 
@@ -38,7 +40,12 @@ class _Sent:
 
 
 class Mail:
-    """What this rank sends and receives in one step."""
+    """What this rank sends and receives in one step.
+
+    Attributes:
+        most_posted: most receives that were posted at once.
+        heard: called with every message of another rank when it is there.
+    """
 
     def __init__(
         self,
@@ -62,12 +69,17 @@ class Mail:
         self._schedule, self._rank, self._groups, self._shapes = schedule, rank, groups, shapes
         self._device = device
         self._ahead = ahead
+        self._sending = {
+            to: deque(sequence) for (origin, to), sequence in messages(schedule).items() if origin == rank
+        }
         self._todo = {
             origin: deque(sequence) for (origin, to), sequence in messages(schedule).items() if to == rank
         }
         self._posted: dict[int, dict[Message, tuple[list[Tensor], list[Any]]]] = {o: {} for o in self._todo}
         self._local: dict[Message, list[Tensor]] = {}
         self._sent: deque[_Sent] = deque()
+        self._arrived: set[Message] = set()
+        self.heard: Callable[[Message], object] = lambda message: None
         self.most_posted = 0
         for origin in self._todo:
             self._post(origin, None)
@@ -84,6 +96,8 @@ class Mail:
             self._post(origin, message)
         tensors, works = self._posted[origin].pop(message)
         self._wait(works, f"{message.kind}{message.stage}.{message.microbatch} from pipeline rank {origin}")
+        self._arrived.add(message)
+        self.heard(message)
         self._post(origin, None)
         return tensors
 
@@ -102,10 +116,14 @@ class Mail:
             self._local[message] = [tensor.detach() for tensor in tensors]
             freed()
             return
+        expected = self._sending[to].popleft()
+        if message != expected:
+            # The receiver would take it for another one.
+            raise RuntimeError(f"{message} is sent to pipeline rank {to}, which awaits {expected}")
         group = self._groups[UP if goes_up(self._rank, to, self._schedule.ranks) else DOWN]
-        sent = [tensor.detach().contiguous() for tensor in tensors]
-        works = [dist.isend(tensor, group=group, group_dst=to) for tensor in sent]
-        self._sent.append(_Sent(works, sent, freed))
+        kept = [tensor.detach().contiguous() for tensor in tensors]
+        works = [dist.isend(tensor, group=group, group_dst=to) for tensor in kept]
+        self._sent.append(_Sent(works, kept, freed))
 
     def reap(self) -> None:
         """Free what has been sent completely."""
@@ -117,6 +135,16 @@ class Mail:
         while self._sent:
             self._wait(self._sent[0].works, "its sends to be received")
             self._sent.popleft().freed()
+
+    def reached(self) -> dict[int, int]:
+        """Return of the ranks that send here the first item that they may not have finished."""
+        found: dict[int, int] = {}
+        for origin in self._todo:
+            for item, action in enumerate(self._schedule.orders[origin]):
+                mine = [message for message, to in sent(action, self._schedule) if to == self._rank]
+                if mine and self._arrived.issuperset(mine):
+                    found[origin] = item + 1
+        return found
 
     def left(self) -> Iterator[str]:
         """Yield what should be gone at the end of a step, and is not."""
@@ -169,12 +197,18 @@ class StuckError(RuntimeError):
 
 
 def warm_up(
-    schedule: Schedule, rank: int, groups: dict[str, Any], device: torch.device, known: set[Any]
+    schedule: Schedule,
+    rank: int,
+    groups: dict[str, Any],
+    device: torch.device,
+    known: set[Any],
+    *,
+    compares: bool = True,
 ) -> None:
     """Send one element over every channel that is new, in an order that is the same on all ranks.
 
     Backends of devices create the communicator of two ranks with its first transfer, and ranks that create
-    several in different orders wait for each other for ever.
+    several in different orders wait for each other for ever. The element is the number of the schedule.
 
     Args:
         schedule: that is to run.
@@ -182,12 +216,29 @@ def warm_up(
         groups: `UP` and `DOWN`.
         device: of the transfers.
         known: channels that carried something before; grows.
+        compares: look at what arrives.
+
+    Raises:
+        UserError: another rank has made another schedule of the same arguments.
+        StuckError: another rank does not answer.
     """
+    number = int(schedule.digest()[:_DIGITS], 16)
     for channel in sorted(set(messages(schedule)) - known):
         known.add(channel)
         origin, to = channel
         group = groups[UP if goes_up(origin, to, schedule.ranks) else DOWN]
-        if rank == origin:
-            dist.send(torch.zeros(1, device=device), group=group, group_dst=to)
-        elif rank == to:
-            dist.recv(torch.zeros(1, device=device), group=group, group_src=origin)
+        try:
+            if rank == origin:
+                dist.send(torch.tensor([number], device=device), group=group, group_dst=to)
+            elif rank == to:
+                theirs = torch.tensor([number], device=device)
+                dist.recv(theirs, group=group, group_src=origin)
+                if compares and int(theirs) != number:
+                    raise UserError(
+                        f"--pipeline-schedule {schedule.name}: pipeline ranks {origin} and {to} have "
+                        "different lists of actions; the same schedule files, profiles and versions of "
+                        "packages have to be on all machines"
+                    )
+        except RuntimeError as error:
+            other = to if rank == origin else origin
+            raise StuckError(f"the first message between it and pipeline rank {other}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,12 @@ from mindspeed_pp.schedule import Schedule, parse_schedule, schedule_text
 from mindspeed_pp.schedules.chimera import DECOUPLED, chimera
 from mindspeed_pp.schedules.dual_pipe_v import DETACHED
 from mindspeed_pp.simulator import Costs
-from mindspeed_pp.transforms import greedy_weights, recomputed, waves
+from mindspeed_pp.stage_times import Measured, read_times
+from mindspeed_pp.transforms import greedy_weights, recomputed, swapped_operands, waves
 
 FLAG, FILE_FLAG = "--pipeline-schedule", "--pipeline-schedule-file"
+PROFILE_FLAG, PROFILE_STEPS_FLAG = "--profile-pipeline", "--profile-pipeline-steps"
+TIMES_FROM_FLAG = "--pipeline-times-from"
 TIMES_FLAG, WEIGHTS_FLAG, LIMIT_FLAG = "--pipeline-times", "--pipeline-w-placement", "--pipeline-memory-limit"
 NATIVE_ORDER = (
     "--optimize-send-recv-comm",
@@ -42,6 +46,7 @@ SELECTING = (
     *NATIVE_ORDER,
     *(LIST_FLAG, MANUAL_FLAG, OPTIMIZED_FLAG, PERF_FLAG),
     *("--use-multiparameter-pipeline-model-parallel", "--pipeline-tensor-shapes"),
+    *(PROFILE_FLAG, "--use-nanopipe-swap"),
 )
 """Flags that need the engine, and let it run megatron-core's order where no schedule is named."""
 AUTO, GREEDY, WAVES = "auto", "greedy", "waves"
@@ -61,7 +66,9 @@ class Plan:
         times: of ``F``, ``B`` and ``W`` of a rank's share.
         moves_weights: weight gradients go where ranks would wait, by ``times``.
         limit: most micro-batches alive on a rank.
+        measured: times of a real run, in place of ``times``.
         recomputes: forward passes are computed again right before their backward pass.
+        swaps_operands: operands of weight gradients that come late wait on the host.
         options: of the rule.
         sizes: samples of each micro-batch; empty where all are alike.
     """
@@ -73,6 +80,8 @@ class Plan:
     moves_weights: bool = False
     limit: float | None = None
     recomputes: bool = False
+    swaps_operands: bool = False
+    measured: Measured | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
 
@@ -93,14 +102,24 @@ class Plan:
         found = self.rule.schedule(context)
         if self.recomputes:
             found = recomputed(found)
+        if self.swaps_operands:
+            found = swapped_operands(found)
         if self.moves_weights:
             lint(found)
-            found = greedy_weights(found, Costs(*self.times), self.limit)
+            found = greedy_weights(found, self.costs, self.limit)
         return found
 
     def count(self, microbatches: int | None) -> int | None:
         """Return the micro-batches of a step of training that has ``microbatches`` of equal size."""
         return len(self.sizes) or microbatches
+
+    @property
+    def costs(self) -> Costs:
+        """Return what the parts of a step cost, as far as it is known."""
+        if self.measured is None:
+            return Costs(*self.times)
+        stages = self.measured.of_stages(self.placement)
+        return Costs(*self.times, stages=stages, message=self.measured.message)
 
     def refusal(self, microbatches: int | None) -> str:
         """Return why the rule does not go with a number of micro-batches, or an empty string."""
@@ -162,7 +181,8 @@ def _chosen(args: Any) -> str:
     ranks = getattr(args, "pipeline_model_parallel_size", 1) or 1
     layers = getattr(args, "num_layers", None)
     splits = getattr(args, "transformer_impl", None) in (None, "local")
-    return shortest(ranks, said_chunks(args), layers, None, times_of(args), splits)
+    chunks, times = said_chunks(args), times_of(args)
+    return shortest(ranks, chunks, layers, None, times, splits, measured_times(args))
 
 
 @lru_cache(maxsize=8)
@@ -184,9 +204,12 @@ def times_of(args: Any) -> Times:
     """Return the times of ``F``, ``B`` and ``W`` that the arguments say, all alike without.
 
     Raises:
-        UserError: they are not three numbers above 0.
+        UserError: they are not three numbers above 0, or their file cannot be read.
     """
     given = getattr(args, "pipeline_times", None)
+    measured = measured_times(args)
+    if measured is not None:
+        return measured.of_rank(getattr(args, "pipeline_model_parallel_size", 1) or 1)
     if not given:
         return 1.0, 1.0, 1.0
     if len(given) != 3 or min(given) <= 0:
@@ -196,6 +219,27 @@ def times_of(args: Any) -> Times:
         )
     forward, backward, weight = given
     return float(forward), float(backward), float(weight)
+
+
+def measured_times(args: Any) -> Measured | None:
+    """Return the times of the file that the arguments name; None where they name none.
+
+    Raises:
+        UserError: it cannot be read, is of another model, or times are given too.
+    """
+    path = getattr(args, "pipeline_times_from", None)
+    if not path:
+        return None
+    if getattr(args, "pipeline_times", None):
+        raise UserError(f"{TIMES_FROM_FLAG} and {TIMES_FLAG} both say times; keep one of the two")
+    measured = read_times(str(path))
+    layers = getattr(args, "num_layers", None)
+    if measured.layers is not None and layers and measured.layers != layers:
+        raise UserError(
+            f"{TIMES_FROM_FLAG} {path}: it is of a model of {measured.layers} layers, and --num-layers is "
+            f"{layers}; measure this one with {PROFILE_FLAG}"
+        )
+    return measured
 
 
 def said_chunks(args: Any) -> int | None:
@@ -241,6 +285,8 @@ def planned(args: Any) -> Plan | None:
         times=times_of(args),
         moves_weights=rule.splits and getattr(args, "pipeline_w_placement", None) == GREEDY,
         limit=getattr(args, "pipeline_memory_limit", None),
+        swaps_operands=bool(getattr(args, "use_nanopipe_swap", False)),
+        measured=measured_times(args),
         recomputes=any(getattr(args, dest, False) for dest in _RECOMPUTING),
         options={
             DETACHED: bool(getattr(args, "dualpipev_dw_detach", False)),
@@ -256,3 +302,9 @@ def copies_of(args: Any, rule: Rule) -> int:
         return 0
     said = getattr(args, "virtual_data_parallel_size", None)
     return 2 if said is None else int(said)
+
+
+def message_timeout(args: Any) -> timedelta:
+    """Return how long a rank waits for a message of another one (``--distributed-timeout-minutes``)."""
+    minutes = getattr(args, "distributed_timeout_minutes", None)
+    return timedelta(minutes=10 if minutes is None else minutes)

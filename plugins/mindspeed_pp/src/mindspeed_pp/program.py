@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,11 @@ def program() -> None:
 def _sizes(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--limit", type=float, help="Most micro-batches alive on a rank."),
+        click.option(
+            "--times-from",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="Times that --profile-pipeline wrote, in place of --times and --message.",
+        ),
         click.option("--reduction", type=float, default=0.0, help="Time to reduce gradients of a chunk."),
         click.option("--paired", type=float, default=1.0, help="Cost of a forward beside a backward pass."),
         click.option("--message", type=float, default=0.0, help="Time of a message between ranks."),
@@ -52,6 +58,12 @@ def _costs(times: tuple[float, float, float], message: float, paired: float, red
     from mindspeed_pp.simulator import Costs
 
     return Costs(*times, message=message, paired=paired, reduction=reduction)
+
+
+def _measured(path: Path | None) -> Any:
+    from mindspeed_pp.stage_times import read_times
+
+    return None if path is None else read_times(str(path))
 
 
 def _summary(course: Any) -> dict[str, Any]:
@@ -84,6 +96,7 @@ def show(
     message: float,
     paired: float,
     reduction: float,
+    times_from: Path | None,
     limit: float | None,
     picture: Path | None,
     trace_file: Path | None,
@@ -101,9 +114,16 @@ def show(
     from mindspeed_pp.simulator import simulate
     from mindspeed_pp.timeline import draw, text_timeline, write_trace
 
+    measured = _measured(times_from)
+    if measured is not None:
+        times = measured.of_rank(ranks)
     found = _found(schedule, ranks, chunks, microbatches, times)
     lint(found, limit)
-    course = simulate(found, _costs(times, message, paired, reduction))
+    costs = _costs(times, message, paired, reduction)
+    if measured is not None:
+        stages = measured.of_stages(found.placement)
+        costs = replace(costs, stages=stages, message=message or measured.message)
+    course = simulate(found, costs)
     if picture is not None:
         draw(course, picture)
     if trace_file is not None:
@@ -149,6 +169,7 @@ def compare(
     message: float,
     paired: float,
     reduction: float,
+    times_from: Path | None,
     limit: float | None,
     as_json: bool,
 ) -> None:
@@ -162,8 +183,11 @@ def compare(
     from mindspeed_pp.registry import rules
     from mindspeed_pp.simulator import Course
 
+    measured = _measured(times_from)
+    if measured is not None:
+        times = measured.of_rank(ranks)
     costs = _costs(times, message, paired, reduction)
-    found = compared(rules().values(), ranks, chunks, microbatches, costs)
+    found = compared(rules().values(), ranks, chunks, microbatches, costs, measured)
     courses = [(rule, course) for rule, course in found if isinstance(course, Course)]
     if as_json:
         click.echo(json.dumps([_summary(course) for _, course in courses], indent=2))

@@ -11,11 +11,14 @@ from pathlib import Path
 from mindspeed_core.errors import UserError
 from mindspeed_pp.actions import (
     BACKWARD,
+    COMPUTING,
     FORWARD,
     GATHER,
     INPUT_GRADIENT,
+    OVERLAPPED,
     RECOMPUTE,
-    REDUCE,
+    SWAP_IN,
+    SWAP_OUT,
     WEIGHT_GRADIENT,
     Action,
     parse_action,
@@ -62,6 +65,21 @@ class Schedule:
             if part.op == RECOMPUTE
         )
 
+    @cached_property
+    def swapped(self) -> dict[tuple[int, int], str]:
+        """Return of the stages and micro-batches that go to the host what needs them back, ``B`` or ``W``."""
+        found: dict[tuple[int, int], str] = {}
+        for order in self.orders:
+            seen: set[tuple[int, int]] = set()
+            for action in order:
+                for part in action.flat():
+                    place = part.stage, part.microbatch
+                    if part.op in (INPUT_GRADIENT, BACKWARD):
+                        seen.add(place)
+                    elif part.op == SWAP_OUT:
+                        found[place] = WEIGHT_GRADIENT if place in seen else INPUT_GRADIENT
+        return found
+
     def text(self) -> str:
         """Return the file form, which `read_schedule` reads."""
         lines = [
@@ -84,7 +102,7 @@ class Schedule:
             ",".join(
                 _bracketed([f"{a.stage}{letters.get(a.op, a.op)}{a.microbatch}" for a in action.flat()])
                 for action in order
-                if action.op not in (REDUCE, GATHER)
+                if action.op == OVERLAPPED or action.op in COMPUTING
             )
             + "\n"
             for order in self.orders
@@ -108,7 +126,7 @@ def _bracketed(parts: Sequence[str]) -> str:
 
 
 Result = tuple[str, int, int]
-"""Kind ``F``, ``B``, ``W`` or ``R``, stage and micro-batch; a whole backward pass makes ``B`` and ``W``."""
+"""Kind, stage and micro-batch; a whole backward pass makes ``B`` and ``W``, other actions what they are."""
 
 
 def needs(action: Action, schedule: Schedule) -> Iterator[Result]:
@@ -120,6 +138,9 @@ def needs(action: Action, schedule: Schedule) -> Iterator[Result]:
     """
     placement = schedule.placement
     op, stage, microbatch = action.op, action.stage, action.microbatch
+    swapped = schedule.swapped.get((stage, microbatch))
+    if (op in (INPUT_GRADIENT, BACKWARD) and swapped == INPUT_GRADIENT) or (op == swapped == WEIGHT_GRADIENT):
+        yield SWAP_IN, stage, microbatch
     if op == FORWARD and not placement.is_first(stage):
         yield FORWARD, stage - 1, microbatch
     elif op in (INPUT_GRADIENT, BACKWARD):
@@ -130,6 +151,10 @@ def needs(action: Action, schedule: Schedule) -> Iterator[Result]:
         yield INPUT_GRADIENT, stage, microbatch
     elif op == RECOMPUTE:
         yield FORWARD, stage, microbatch
+    elif op == SWAP_OUT:
+        yield INPUT_GRADIENT if swapped == WEIGHT_GRADIENT else FORWARD, stage, microbatch
+    elif op == SWAP_IN:
+        yield SWAP_OUT, stage, microbatch
 
 
 def provides(action: Action) -> tuple[Result, ...]:

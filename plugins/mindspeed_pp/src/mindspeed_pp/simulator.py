@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from mindspeed_pp.actions import BACKWARD, FORWARD, GATHER, INPUT_GRADIENT, RECOMPUTE, REDUCE, Action
+from mindspeed_pp.actions import (
+    BACKWARD,
+    COMPUTING,
+    FORWARD,
+    INPUT_GRADIENT,
+    RECOMPUTE,
+    REDUCE,
+    SWAP_IN,
+    SWAP_OUT,
+    WEIGHT_GRADIENT,
+    Action,
+)
 from mindspeed_pp.schedule import Result, Schedule, needs, provides
 
 
@@ -22,6 +33,7 @@ class Costs:
         overhead: of every action.
         paired: of a forward beside a backward pass, as a part of their sum.
         reduction: of the gradients of one chunk, beside computation.
+        swap: of a micro-batch's way to the host, or back, beside computation.
         sizes: of the micro-batches, as multiples of the usual one; empty where all have the usual size.
         kept_to_input_gradient: of a micro-batch's activations, what goes with ``B``.
         kept_to_weight_gradient: what goes with ``W``.
@@ -35,6 +47,7 @@ class Costs:
     overhead: float = 0.0
     paired: float = 1.0
     reduction: float = 0.0
+    swap: float = 0.0
     sizes: tuple[float, ...] = ()
     kept_to_input_gradient: float = 0.0
     kept_to_weight_gradient: float = 1.0
@@ -46,7 +59,7 @@ class Costs:
                 self.paired * sum(self.of(part, chunks) - self.overhead for part in action.parts)
                 + self.overhead
             )
-        if action.op in (REDUCE, GATHER):
+        if action.op not in COMPUTING:
             return 0.0
         f, b, w = (
             self.stages[action.stage]
@@ -114,17 +127,28 @@ def simulate(schedule: Schedule, costs: Costs = Costs()) -> Course:
         costs: of its parts.
     """
     spans = _run(schedule, costs)
-    makespan = max(span.end for span in spans)
-    busy = tuple(
-        sum(span.end - span.start for span in spans if span.rank == rank) for rank in range(schedule.ranks)
-    )
-    longest = max(
-        max(s.end for s in mine) - min(s.start for s in mine)
-        for mine in ([s for s in spans if s.rank == rank] for rank in range(schedule.ranks))
-    )
     exposed = 0.0
     if costs.message:
-        exposed = makespan - max(span.end for span in _run(schedule, replace(costs, message=0.0)))
+        plain = _run(schedule, replace(costs, message=0.0))
+        exposed = max(span.end for span in spans) - max(span.end for span in plain)
+    return course_of(schedule, spans, costs, exposed)
+
+
+def course_of(
+    schedule: Schedule, spans: Sequence[Span], costs: Costs = Costs(), exposed: float = 0.0
+) -> Course:
+    """Return what a step looks like whose actions ran at given times, the first one at 0.
+
+    Args:
+        schedule: that ran.
+        spans: of all actions.
+        costs: of what spans do not say, memory and the reduction of gradients.
+        exposed: part of the makespan that messages make.
+    """
+    makespan = max(span.end for span in spans)
+    ranks = [[span for span in spans if span.rank == rank] for rank in range(schedule.ranks)]
+    busy = tuple(sum(span.end - span.start for span in mine) for mine in ranks)
+    longest = max(max(s.end for s in mine) - min(s.start for s in mine) for mine in ranks)
     return Course(
         schedule=schedule,
         makespan=makespan,
@@ -166,7 +190,8 @@ def _run(schedule: Schedule, costs: Costs) -> list[Span]:
                 action = order[at[rank]]
                 end = start + costs.of(action, schedule.placement.parts(rank))
                 spans.append(Span(rank, action, start, end))
-                done.update(dict.fromkeys((r for p in action.flat() for r in provides(p)), end))
+                there = end + (costs.swap if action.op in (SWAP_OUT, SWAP_IN) else 0.0)
+                done.update(dict.fromkeys((r for p in action.flat() for r in provides(p)), there))
                 free[rank] = end
                 at[rank] += 1
                 moved = True
@@ -183,7 +208,7 @@ def _reduced(schedule: Schedule, spans: Sequence[Span], costs: Costs) -> float:
         for span in spans:
             if span.rank == rank:
                 for part in span.action.flat():
-                    if part.op in (BACKWARD, "W", REDUCE):
+                    if part.op in (BACKWARD, WEIGHT_GRADIENT, REDUCE):
                         last[part.stage] = max(last.get(part.stage, 0.0), span.end)
         clock = 0.0
         for ready in sorted(last.values()):
@@ -206,6 +231,11 @@ def _peak(schedule: Schedule, rank: int, costs: Costs) -> float:
             peak = max(peak, alive)
             if part.op in (INPUT_GRADIENT, BACKWARD):
                 alive -= early * amount
-            if part.op in ("W", BACKWARD):
+            if part.op in (WEIGHT_GRADIENT, BACKWARD):
                 alive -= late * amount
+            if part.op in (SWAP_OUT, SWAP_IN):
+                before = schedule.swapped[part.stage, part.microbatch] == INPUT_GRADIENT
+                gone = (early + late if before else late) * amount
+                alive += gone if part.op == SWAP_IN else -gone
+                peak = max(peak, alive)
     return round(peak, 9)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,17 +28,24 @@ from mindspeed_pp.actions import (
     INPUT_GRADIENT,
     RECOMPUTE,
     REDUCE,
+    SWAP_IN,
+    SWAP_OUT,
     WEIGHT_GRADIENT,
     Action,
 )
 from mindspeed_pp.channels import Message
 from mindspeed_pp.mail import Mail
+from mindspeed_pp.named import NamedAction
 from mindspeed_pp.random_states import kept_random_state
-from mindspeed_pp.schedule import Schedule
+from mindspeed_pp.recorder import Recorder
+from mindspeed_pp.schedule import Schedule, needs
+from mindspeed_pp.swaps import Activations, HostCopies
 from mindspeed_pp.uneven_microbatches import Weighing
 from mindspeed_pp.weight_gradients import WeightGradients
 
 Place = tuple[int, int]
+Combined = Callable[[Callable[[], None], Callable[[], None]], object]
+"""Called with a forward and a backward pass, which depend on nothing of each other; calls both."""
 
 
 class IndexedBatches:
@@ -87,6 +95,11 @@ class Parts:
         collect_non_loss_data: as megatron-core's schedules take it.
         first_val_step: likewise.
         weighing: of micro-batches of different sizes; None where all are alike.
+        told: called with every item of the list before it runs.
+        recorder: that measures the batch.
+        copies: makes or returns what brings tensors to the host.
+        named: functions of other packages, by operation.
+        combined: runs a forward pass beside a backward pass; None one after the other.
     """
 
     run: Any
@@ -104,6 +117,11 @@ class Parts:
     collect_non_loss_data: bool = False
     first_val_step: bool | None = None
     weighing: Weighing | None = None
+    told: Callable[[int], object] = lambda item: None
+    recorder: Recorder | None = None
+    copies: Callable[[], HostCopies] | None = None
+    named: Mapping[str, Callable[[NamedAction], object]] = field(default_factory=dict)
+    combined: Combined | None = None
 
 
 @dataclass
@@ -136,27 +154,44 @@ class Step:
         self._kept: dict[Place, _Kept] = {}
         self._begun: set[int] = set()
         self._last_backward, self._last_weights = self._lasts()
+        flat = [part for action in self._order for part in action.flat()]
+        chunk = parts.schedule.placement.chunk
+        self._reduced = {chunk(part.stage) for part in flat if part.op == REDUCE}
+        self._gathered = {chunk(part.stage) for part in flat if part.op == GATHER}
+        self._activations: Activations | None = None
 
     def run(self) -> None:
         """Execute the list."""
         if not self.p.forward_only:
             for chunk in range(len(self.p.models)):
-                self._gather(chunk)
+                if chunk not in self._gathered:
+                    self._gather(chunk)
+        recorder = self.p.recorder
+        if recorder is not None:
+            recorder.start(self.p.pg.pp)
+            self.p.mail.heard = recorder.arrived
         for position, action in enumerate(self._order):
             self.position = position
-            for part in action.flat():
-                self._do[part.op](self, part)
+            self.p.told(position)
+            self.p.run.context.doing = f"item {position} of {len(self._order)} of the schedule, {action}"
+            if recorder is not None:
+                recorder.begin()
+            if action.parts and self.p.combined is not None:
+                self._both(*action.parts)
+            else:
+                for part in action.flat():
+                    self._do.get(part.op, Step._named)(self, part)
+            if recorder is not None:
+                recorder.end(position)
             self.p.mail.reap()
+        self.p.told(len(self._order))
+        self.p.run.context.doing = ""
         self.p.mail.flush()
         for batches in self.p.batches:
             if batches is not None:
                 batches.finish(self.p.schedule.microbatches)
         if not self.p.forward_only:
             self._check_empty()
-
-    def where(self) -> str:
-        """Return the position of this rank."""
-        return f"item {self.position} of {len(self._order)} ({self._order[self.position]})"
 
     def _lasts(self) -> tuple[dict[int, Place], dict[int, Place]]:
         backward: dict[int, Place] = {}
@@ -177,21 +212,38 @@ class Step:
 
     def _forward(self, action: Action) -> None:
         place = action.stage, action.microbatch
+        self._deliver(place, *self._computed(place, self._arrived(place)))
+
+    def _arrived(self, place: Place) -> list[Tensor | None]:
+        """Return the input of a forward pass, waiting for it."""
+        stage, microbatch = place
+        placement = self.p.schedule.placement
+        if placement.is_first(stage):
+            return [None]
+        arrived = self.p.mail.receive(Message(FORWARD, *place), placement.ranks[stage - 1])
+        specs = self.p.mail.specs(microbatch)
+        return [self._needing_gradient(tensor, spec) for tensor, spec in zip(arrived, specs)]
+
+    def _computed(self, place: Place, received: list[Tensor | None]) -> tuple[_Kept, list[Tensor]]:
+        """Compute a forward pass; return what its backward pass needs, and its outputs."""
+        kept = _Kept(received)
+        again = self._comes_again(place)
+        if again:
+            kept.random_state = kept_random_state(self.p.run.session.platform)
+        with torch.no_grad() if again else self._saving(place):
+            outputs, tokens = self._pass(place, received, self.reports)
+        self.tokens += tokens
+        return kept, outputs
+
+    def _comes_again(self, place: Place) -> bool:
+        return place in self.p.schedule.recomputed and not self.p.forward_only
+
+    def _deliver(self, place: Place, kept: _Kept, outputs: list[Tensor]) -> None:
+        """Send outputs, and keep what the backward pass needs."""
         stage, microbatch = place
         placement = self.p.schedule.placement
         ranks = placement.ranks
-        received: list[Tensor | None] = [None]
-        if not placement.is_first(stage):
-            arrived = self.p.mail.receive(Message(FORWARD, *place), ranks[stage - 1])
-            specs = self.p.mail.specs(microbatch)
-            received = [self._needing_gradient(tensor, spec) for tensor, spec in zip(arrived, specs)]
-        again = place in self.p.schedule.recomputed and not self.p.forward_only
-        kept = _Kept(received)
-        if again:
-            kept.random_state = kept_random_state(self.p.run.session.platform)
-        with torch.no_grad() if again else contextlib.nullcontext():
-            outputs, tokens = self._pass(place, received, self.reports)
-        self.tokens += tokens
+        again = self._comes_again(place)
         if not self.p.forward_only:
             kept.outputs = [] if again else outputs
             self._kept[place] = kept
@@ -203,6 +255,64 @@ class Step:
             self.p.mail.send(Message(FORWARD, stage + 1, microbatch), ranks[stage + 1], outputs, freed)
         elif not self.p.forward_only and not again:
             self._free(outputs)
+
+    def _saving(self, place: Place) -> contextlib.AbstractContextManager[None]:
+        """Keep what autograd saves where the schedule sends it to the host before the backward pass."""
+        if self.p.forward_only or self.p.schedule.swapped.get(place) != INPUT_GRADIENT:
+            return contextlib.nullcontext()
+        if self._activations is None:
+            assert self.p.copies is not None
+            self._activations = Activations(self.p.copies())
+        chunk = self.p.schedule.placement.chunk(place[0])
+        return self._activations.of(place, self.p.models[chunk].parameters())
+
+    def _swap_out(self, action: Action) -> None:
+        place = action.stage, action.microbatch
+        if self.p.schedule.swapped[place] == WEIGHT_GRADIENT:
+            assert self.p.copies is not None
+            self.p.weight_gradients.go(place, self.p.copies())
+        else:
+            assert self._activations is not None
+            self._activations.leave(place)
+        self._count(-1)
+
+    def _swap_in(self, action: Action) -> None:
+        place = action.stage, action.microbatch
+        if self.p.schedule.swapped[place] == WEIGHT_GRADIENT:
+            self.p.weight_gradients.come(place)
+        else:
+            assert self._activations is not None
+            self._activations.come(place)
+        self._count(1)
+
+    def _named(self, action: Action) -> None:
+        chunk = self.p.schedule.placement.chunk(action.stage)
+        model = self.p.models[chunk]
+        self.p.named[action.op](
+            NamedAction(self.p.run, self.p.schedule, action.stage, action.microbatch, model)
+        )
+
+    def _both(self, ahead: Action, behind: Action) -> None:
+        """Run a forward and a backward pass side by side, between what they wait for and what they send."""
+        assert self.p.combined is not None
+        place, back = (ahead.stage, ahead.microbatch), (behind.stage, behind.microbatch)
+        own = {(FORWARD, *place)}
+        if own & set(needs(behind, self.p.schedule)) or abs(place[0] - back[0]) == 1:
+            # One of them may need what the other one hands over on this rank.
+            self._forward(ahead)
+            self._backward(behind)
+            return
+        received, gradients = self._arrived(place), self._gradients(back)
+        made: list[tuple[_Kept, list[Tensor]]] = []
+        later: list[Callable[[], None]] = []
+        self.p.combined(
+            lambda: made.append(self._computed(place, received)),
+            lambda: self._backward(behind, gradients, later),
+        )
+        # In the order of the list, in which they are received.
+        self._deliver(place, *made[0])
+        for send in later:
+            send()
 
     def _again(self, action: Action) -> None:
         place = action.stage, action.microbatch
@@ -253,10 +363,17 @@ class Step:
     def _needing_gradient(self, tensor: Tensor, spec: TensorSpec) -> Tensor:
         return tensor.requires_grad_() if spec.requires_grad and not self.p.forward_only else tensor
 
-    def _backward(self, action: Action) -> None:
+    def _backward(
+        self,
+        action: Action,
+        gradients: list[Tensor | None] | None = None,
+        later: list[Callable[[], None]] | None = None,
+    ) -> None:
         place = action.stage, action.microbatch
         chunk = self.p.schedule.placement.chunk(action.stage)
         store = self.p.weight_gradients
+        if gradients is None:
+            gradients = self._gradients(place)
         # Weights of a whole pass that is not the last one to give them are reported by a later action.
         parted = action.op == INPUT_GRADIENT or (
             self._last_backward[chunk] == place and self._last_weights[chunk] != place
@@ -264,7 +381,7 @@ class Step:
         store.leaves = place if parted else None
         try:
             with self._synchronized(chunk, self._last_backward[chunk] == place):
-                self._to_input(place)
+                self._to_input(place, gradients, later)
         finally:
             store.leaves = None
         if action.op == BACKWARD:
@@ -274,17 +391,25 @@ class Step:
                 self._count(-1)
                 self._reduce_if_last(chunk, place)
 
-    def _to_input(self, place: Place) -> None:
+    def _gradients(self, place: Place) -> list[Tensor | None]:
+        """Return the gradients of the outputs of a stage, waiting for them; none of the last one."""
+        stage, microbatch = place
+        placement = self.p.schedule.placement
+        if placement.is_last(stage):
+            return [None]
+        message = Message(INPUT_GRADIENT, stage, microbatch)
+        arrived = self.p.mail.receive(message, placement.ranks[stage + 1])
+        self._wait_until_sent(self._kept[place].outputs)
+        return list(arrived)
+
+    def _to_input(
+        self, place: Place, gradients: list[Tensor | None], later: list[Callable[[], None]] | None
+    ) -> None:
+        """Compute a backward pass; send what it makes at once, or leave that to ``later``."""
         stage, microbatch = place
         placement = self.p.schedule.placement
         ranks = placement.ranks
         kept = self._kept.pop(place)
-        gradients: list[Tensor | None] = [None]
-        if not placement.is_last(stage):
-            gradients = list(
-                self.p.mail.receive(Message(INPUT_GRADIENT, stage, microbatch), ranks[stage + 1])
-            )
-            self._wait_until_sent(kept.outputs)
         if self.p.weighing is not None:
             self.p.weighing.scale_further_losses(
                 microbatch, self.p.config, self.p.pg.cp.size(), self.p.device
@@ -297,7 +422,11 @@ class Step:
         if not placement.is_first(stage):
             message = Message(INPUT_GRADIENT, stage - 1, microbatch)
             sent = [_or_zeros(g, x) for g, x in zip(made, kept.received) if x is not None and x.requires_grad]
-            self.p.mail.send(message, ranks[stage - 1], sent, lambda: None)
+            send = partial(self.p.mail.send, message, ranks[stage - 1], sent, lambda: None)
+            if later is None:
+                send()
+            else:
+                later.append(send)
 
     def _weights(self, action: Action) -> None:
         place = action.stage, action.microbatch
@@ -309,16 +438,34 @@ class Step:
 
     def _reduce_if_last(self, chunk: int, place: Place) -> None:
         """Start the reduction that is aligned by hand; without alignment hooks start it bucket by bucket."""
+        if self._last_weights[chunk] == place and chunk not in self._reduced:
+            self._reduce(chunk)
+
+    def _reduce(self, chunk: int) -> None:
         reduces = _of_chunk(self.p.config.grad_sync_func, chunk)
-        if reduces is not None and self._last_weights[chunk] == place:
+        if reduces is not None:
             reduces(self.p.models[chunk].parameters())
+
+    def _start_reduction(self, action: Action) -> None:
+        """Start the reduction of a chunk; where it does not overlap, there is one at the end."""
+        chunk = self.p.schedule.placement.chunk(action.stage)
+        model = self.p.models[chunk]
+        if self.p.config.grad_sync_func is not None:
+            self._reduce(chunk)
+        elif getattr(getattr(model, "ddp_config", None), "overlap_grad_reduce", False):
+            model.start_grad_sync()
+
+    def _start_gathering(self, action: Action) -> None:
+        """Start to gather parameters where that is aligned; else modules start it when they are called."""
+        self._gather(self.p.schedule.placement.chunk(action.stage))
 
     def _synchronized(self, chunk: int, last: bool) -> contextlib.ExitStack:
         """Let gradients of one chunk be reduced, and those of no other: chunks may share a parameter."""
         stack = contextlib.ExitStack()
         for other in range(len(self.p.models)):
             held = _of_chunk(self.p.config.no_sync_func, other)
-            syncs = other == chunk and last and self.p.config.grad_sync_func is None
+            by_hooks = self.p.config.grad_sync_func is None and chunk not in self._reduced
+            syncs = other == chunk and last and by_hooks
             if held is not None and not syncs:
                 stack.enter_context(held())
         return stack
@@ -336,11 +483,10 @@ class Step:
         self.alive += change
         self.most_alive = max(self.most_alive, self.alive)
 
-    def _nothing(self, action: Action) -> None:
-        """Do nothing: parameters are gathered, and gradients reduced, where data parallelism says so."""
-
     def _check_empty(self) -> None:
         left = [*self.p.mail.left(), *(f"activations of {place}" for place in self._kept)]
+        if self._activations is not None:
+            left += [f"activations of {place} on the host" for place in self._activations.left()]
         left += [f"weight gradients of {place}" for place in self.p.weight_gradients.work]
         if left:
             raise RuntimeError(f"schedule {self.p.schedule.name}: {left[0]} is left at the end of the step")
@@ -362,8 +508,10 @@ class Step:
         INPUT_GRADIENT: _backward,
         BACKWARD: _backward,
         WEIGHT_GRADIENT: _weights,
-        REDUCE: _nothing,
-        GATHER: _nothing,
+        REDUCE: _start_reduction,
+        GATHER: _start_gathering,
+        SWAP_OUT: _swap_out,
+        SWAP_IN: _swap_in,
     }
 
 

@@ -100,20 +100,23 @@ def draw(course: Course, path: Path) -> None:
         raise UserError(f"--picture {path}: {error}; name a file that ends in .png or .svg") from error
 
 
-def trace(course: Course, unit: float = 1000.0) -> dict[str, Any]:
+def trace(course: Course, unit: float = 1000.0, process: int = 0, title: str = "simulated") -> dict[str, Any]:
     """Return the course as trace events, for https://ui.perfetto.dev and chrome://tracing.
 
     Args:
         course: of the simulator.
         unit: microseconds of one unit of time.
+        process: number of the track of this course.
+        title: of it.
     """
+    name = f"schedule {course.schedule.name}, {title}"
     events: list[dict[str, Any]] = [
-        {"name": "process_name", "ph": "M", "pid": 0, "args": {"name": f"schedule {course.schedule.name}"}},
+        {"name": "process_name", "ph": "M", "pid": process, "args": {"name": name}},
         *(
             {
                 "name": "thread_name",
                 "ph": "M",
-                "pid": 0,
+                "pid": process,
                 "tid": rank,
                 "args": {"name": f"pipeline rank {rank}"},
             }
@@ -126,7 +129,7 @@ def trace(course: Course, unit: float = 1000.0) -> dict[str, Any]:
                 "name": str(span.action),
                 "cat": _NAMES.get(span.action.op, "communication"),
                 "ph": "X",
-                "pid": 0,
+                "pid": process,
                 "tid": span.rank,
                 "ts": span.start * unit,
                 "dur": (span.end - span.start) * unit,

@@ -9,6 +9,8 @@ from mindspeed_pp.actions import (
     FORWARD,
     INPUT_GRADIENT,
     RECOMPUTE,
+    SWAP_IN,
+    SWAP_OUT,
     WEIGHT_GRADIENT,
     Action,
 )
@@ -129,4 +131,35 @@ def recomputed(schedule: Schedule) -> Schedule:
 
     return made(
         schedule.name, schedule.placement, schedule.microbatches, [with_recompute(o) for o in schedule.orders]
+    )
+
+
+AHEAD = 2
+"""Actions between the way back from the host and what needs it."""
+
+
+def swapped_operands(schedule: Schedule) -> Schedule:
+    """Return the schedule with operands of late weight gradients on the host in between.
+
+    They leave right behind ``B`` and come back two actions before ``W``; those whose ``W`` comes sooner stay.
+    """
+
+    def with_swaps(order: tuple[Action, ...]) -> list[Action]:
+        at = {(a.stage, a.microbatch): n for n, a in enumerate(order) if a.op == WEIGHT_GRADIENT}
+        behind: dict[int, Action] = {}
+        before: dict[int, list[Action]] = {}
+        for n, action in enumerate(order):
+            place = action.stage, action.microbatch
+            if action.op == INPUT_GRADIENT and at[place] - n > AHEAD + 1:
+                behind[n] = Action(SWAP_OUT, *place)
+                before.setdefault(at[place] - AHEAD, []).append(Action(SWAP_IN, *place))
+        found: list[Action] = []
+        for n, action in enumerate(order):
+            found += [*before.get(n, ()), action]
+            if n in behind:
+                found.append(behind[n])
+        return found
+
+    return made(
+        schedule.name, schedule.placement, schedule.microbatches, [with_swaps(o) for o in schedule.orders]
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mindspeed_core.errors import SessionError, UserError
 from mindspeed_core.layer_spec import Site, SpecEditor
+from mindspeed_pp.swaps import HostCopies, Kept
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -29,12 +30,24 @@ ROLES = (
     *("qkv", "q", "kv", "proj", "fc1", "fc2"),
     *("q_proj", "q_up_proj", "kv_up_proj"),
 )
-"""Linears of dense layers, of latent and cross attention, and of experts that are computed one by one.
-
-megatron-core builds the compressing linears of latent attention only of classes of its own.
-"""
+"""Linears of dense layers, of latent and cross attention, and of experts that are computed one by one."""
+COMPRESSING = ("linear_q_down_proj", "linear_kv_down_proj")
+"""Of latent attention, which builds them of classes of megatron-core alone; changed once they are built."""
 
 Key = tuple[int, int]
+
+
+@dataclass
+class Later:
+    """A weight gradient that was put off.
+
+    Attributes:
+        compute: called with the operands.
+        operands: on the device, or kept wherever they are.
+    """
+
+    compute: Callable[..., None]
+    operands: tuple[Tensor | Kept, ...]
 
 
 @dataclass
@@ -48,21 +61,44 @@ class WeightGradients:
     """
 
     leaves: Key | None = None
-    work: dict[Key, list[Callable[[], None]]] = field(default_factory=dict)
+    work: dict[Key, list[Later]] = field(default_factory=dict)
     seen: int = 0
 
-    def leave(self, compute: Callable[[], None]) -> None:
-        """Keep a gradient for `run`, or compute it at once in a whole backward pass."""
+    def leave(self, compute: Callable[..., None], *operands: Tensor) -> None:
+        """Keep a gradient for `run`, or compute it at once in a whole backward pass.
+
+        Args:
+            compute: called with the operands.
+            operands: what the gradient is made of; they may go to the host in between.
+        """
         if self.leaves is None:
-            compute()
+            compute(*operands)
         else:
-            self.work.setdefault(self.leaves, []).append(compute)
+            self.work.setdefault(self.leaves, []).append(Later(compute, operands))
             self.seen += 1
 
     def run(self, key: Key) -> None:
         """Compute what the backward pass of a stage and micro-batch left."""
-        for compute in self.work.pop(key, ()):
-            compute()
+        for later in self.work.pop(key, ()):
+            later.compute(*(each.tensor() if isinstance(each, Kept) else each for each in later.operands))
+
+    def go(self, key: Key, copies: HostCopies) -> None:
+        """Send the operands of a stage and micro-batch to the host, each tensor once."""
+        known: dict[int, Kept] = {}
+        for later in self.work.get(key, ()):
+            for each in later.operands:
+                if isinstance(each, Tensor) and id(each) not in known:
+                    known[id(each)] = Kept(copies, each)
+            later.operands = tuple(known[id(e)] if isinstance(e, Tensor) else e for e in later.operands)
+        for kept in known.values():
+            kept.leave()
+
+    def come(self, key: Key) -> None:
+        """Bring the operands of a stage and micro-batch back."""
+        for later in self.work.get(key, ()):
+            for each in later.operands:
+                if isinstance(each, Kept):
+                    each.come()
 
 
 class _Linear(torch.autograd.Function):
@@ -98,12 +134,14 @@ class _Linear(torch.autograd.Function):
             handle = dist.reduce_scatter_tensor(to_input, whole, group=group, async_op=True)
         flat = gradient.reshape(-1, gradient.shape[-1])
 
-        @torch.no_grad()
-        def compute() -> None:
-            total = _gather_along_first_dim(x, group) if gathers else x
-            ctx.module.add_weight_gradient(total.reshape(-1, total.shape[-1]), flat)
+        module = ctx.module
 
-        ctx.module.weight_gradients.leave(compute)
+        @torch.no_grad()
+        def compute(x: Tensor, flat: Tensor) -> None:
+            total = _gather_along_first_dim(x, group) if gathers else x
+            module.add_weight_gradient(total.reshape(-1, total.shape[-1]), flat)
+
+        module.weight_gradients.leave(compute, x, flat)
         to_bias = flat.sum(dim=0) if ctx.has_bias else None
         if handle is not None:
             handle.wait()
@@ -113,7 +151,7 @@ class _Linear(torch.autograd.Function):
 class _Later:
     """The part of a linear that knows when its weight gradient is computed."""
 
-    weight: Tensor
+    weight: Any
     weight_gradients: WeightGradients
     _done: Callable[..., Any] | None
 
@@ -131,7 +169,7 @@ class _Later:
         Raises:
             SessionError: data parallelism would never hear of it.
         """
-        weight: Any = self.weight
+        weight = self.weight
         main = getattr(weight, "main_grad", None)
         if self._done is None and main is not None:
             raise SessionError(
@@ -151,7 +189,70 @@ class _Later:
         if self._done is not None:
             self._done()
 
+    def product(
+        self, otherwise: Callable[..., Tensor], input: Tensor, weight: Tensor, *args: Any, **named: Any
+    ) -> Tensor:
+        """Return what megatron-core's ``_forward_impl`` returns.
+
+        Args:
+            otherwise: that function, for weights that have no gradient or are not this linear's.
+            input: ``[s, b, k]``.
+            weight: ``[n, k]``.
+            args: further ones of that function.
+            named: likewise.
+        """
+        if weight is not self.weight or not weight.requires_grad:
+            return otherwise(input, weight, *args, **named)
+        self._fused = bool(named.get("gradient_accumulation_fusion"))
+        output: Tensor = _Linear.apply(
+            input,
+            weight,
+            named.get("bias"),
+            self,
+            bool(named.get("sequence_parallel")),
+            bool(named.get("allreduce_dgrad")),
+            named.get("tp_group"),
+        )
+        return output
+
     _fused = False
+
+
+class _OfInstance(_Later):
+    """The same for a linear that is built already."""
+
+    def __init__(self, linear: Any, store: WeightGradients) -> None:
+        self.weight, self.weight_gradients, self._done = linear.weight, store, None
+
+
+def change_built_linears(session: Session, chunk: Any, owner: str, *, output_layer: bool) -> None:
+    """Let linears of a chunk that no layer specification reaches leave their weight gradient.
+
+    Args:
+        session: takes the changes back when it closes.
+        chunk: of the model, not wrapped for data parallelism yet.
+        owner: the feature.
+        output_layer: that one too, where it has a weight of its own.
+    """
+    store = session.state(WeightGradients)
+    found: list[Any] = [
+        linear
+        for module in chunk.modules()
+        for name in COMPRESSING
+        if type(linear := getattr(module, name, None)) is ColumnParallelLinear
+    ]
+    last = getattr(chunk, "output_layer", None)
+    if output_layer and last is not None and not chunk.share_embeddings_and_output_weights:
+        found.append(last)
+    for linear in found:
+        later = _OfInstance(linear, store)
+        linear.weight.skip_backward_post_hook = True
+        # Data parallelism looks for this method; megatron-core's linears do not have it.
+        linear.register_wgrad_accumulation_and_reduce_hooks = (
+            later.register_wgrad_accumulation_and_reduce_hooks
+        )
+        forward = partial(later.product, partial(type(linear)._forward_impl, linear))
+        session.instances.set(owner, linear, "_forward_impl", forward)
 
 
 @cache
@@ -168,19 +269,7 @@ def with_later_gradients(base: type) -> type:
                 weight.skip_backward_post_hook = True
 
         def _forward_impl(self, input: Tensor, weight: Tensor, *args: Any, **named: Any) -> Tensor:
-            if weight is not self.weight or not weight.requires_grad:
-                output: Tensor = super()._forward_impl(input, weight, *args, **named)
-                return output
-            self._fused = bool(named.get("gradient_accumulation_fusion"))
-            return _Linear.apply(
-                input,
-                weight,
-                named.get("bias"),
-                self,
-                bool(named.get("sequence_parallel")),
-                bool(named.get("allreduce_dgrad")),
-                named.get("tp_group"),
-            )
+            return self.product(super()._forward_impl, input, weight, *args, **named)
 
     LaterLinear.__name__ = LaterLinear.__qualname__ = f"Later{base.__name__}"
     return LaterLinear

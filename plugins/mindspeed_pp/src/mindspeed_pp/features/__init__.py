@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mindspeed_core.feature import HookApi
-from mindspeed_pp.extension_points import SCHEDULES
+from mindspeed_pp.extension_points import ACTIONS, SCHEDULES
 from mindspeed_pp.features.chimera import Chimera
 from mindspeed_pp.features.engine import PipelineSchedule
 from mindspeed_pp.features.microbatches import MicrobatchSizes
@@ -15,6 +15,7 @@ from mindspeed_pp.features.weight_gradients import LaterWeightGradients
 DECLARATIONS = (
     HookApi("1.2"),
     SCHEDULES,
+    ACTIONS,
     PipelineSchedule,
     LaterWeightGradients,
     Chimera,

@@ -10,6 +10,7 @@ from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, TakeOve
 from mindspeed_core.run import ChunkPlace
 from mindspeed_pp.features.proofs import ENGINE_PROOFS
 from mindspeed_pp.lint import lint
+from mindspeed_pp.named import functions_of
 from mindspeed_pp.plan import (
     AUTO,
     FILE_FLAG,
@@ -18,10 +19,14 @@ from mindspeed_pp.plan import (
     IN_ADVANCE,
     LIMIT_FLAG,
     NATIVE_ORDER,
+    PROFILE_FLAG,
+    PROFILE_STEPS_FLAG,
     TIMES_FLAG,
+    TIMES_FROM_FLAG,
     WEIGHTS_FLAG,
     asked_for,
     asked_rule,
+    message_timeout,
     planned,
     said_chunks,
 )
@@ -29,6 +34,7 @@ from mindspeed_pp.schedules import BUILT_IN
 
 ENGINE = "pp-engine"
 _STREAMS, _WARM_UP = "--use-multi-stream", "overlap_warmup_cooldown_communication"
+_SWAP = "--use-nanopipe-swap"
 RECOMPUTE_FLAG = "--pipeline-recompute"
 _AUTOGRAD = "its hooks expect the order of autograd; drop one of the two"
 
@@ -76,7 +82,21 @@ class PipelineSchedule(Feature):
             RECOMPUTE_FLAG,
             help="Keep inputs of pipeline stages alone, and compute forward again while gradients travel.",
         ),
+        Flag(
+            PROFILE_FLAG,
+            type=str,
+            metavar="FILE",
+            help="Measure the actions of some batches; write times and a timeline for Perfetto into FILE.",
+        ),
+        Flag(PROFILE_STEPS_FLAG, type=int, default=3, help="Batches that --profile-pipeline measures."),
+        Flag(
+            TIMES_FROM_FLAG,
+            type=str,
+            metavar="FILE",
+            help="Times that --profile-pipeline wrote, in place of --pipeline-times.",
+        ),
         Flag("--use-nanopipe", help=f"The same as {FLAG} nanopipe."),
+        Flag(_SWAP, help="nanopipe: operands of late weight gradients wait on the host."),
         Flag(
             "--schedules-method",
             type=str,
@@ -145,11 +165,20 @@ class PipelineSchedule(Feature):
             return (
                 f"{_STREAMS} is an option of --overlap-warmup-cooldown-communication; add it, or drop both",
             )
+        measured = getattr(args, "profile_pipeline_steps", 3)
+        if measured < 1:
+            return (f"{PROFILE_STEPS_FLAG} {measured}: measure 1 or more, or drop {PROFILE_FLAG}",)
         try:
             plan = planned(args)
         except UserError as error:
             return (str(error),)
         assert plan is not None
+        if plan.swaps_operands and plan.rule.name != "nanopipe":
+            return (f"{_SWAP} with {asked}: it is an option of --use-nanopipe; add that one, or drop it",)
+        if plan.swaps_operands and plan.moves_weights:
+            return (
+                f"{_SWAP} and {WEIGHTS_FLAG} {GREEDY} both move what belongs to weight gradients; drop one",
+            )
         refused = plan.refusal(None)
         if refused:
             return (f"{asked}: {refused}",)
@@ -198,7 +227,9 @@ class PipelineSchedule(Feature):
         if refused:
             raise UserError(f"{FLAG} {plan.rule.name}: {refused}")
         if count is not None:
-            lint(plan.schedule(count), plan.limit)
+            schedule = plan.schedule(count)
+            lint(schedule, plan.limit)
+            functions_of(schedule)
         return validated
 
     @hookimpl(wrapper=True)
@@ -219,8 +250,9 @@ class PipelineSchedule(Feature):
         pg = yield
         from mindspeed_pp.mail import DOWN, UP
 
+        timeout = message_timeout(session.args)
         for name in (UP, DOWN):
-            session.groups.split(name, pg.pp, [list(range(pg.pp.size()))])
+            session.groups.split(name, pg.pp, [list(range(pg.pp.size()))], timeout=timeout)
         return pg
 
     @hookimpl

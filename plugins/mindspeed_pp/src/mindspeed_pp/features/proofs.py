@@ -10,6 +10,7 @@ UNTIED = ("--untie-embeddings-and-output-weights",)
 # The norm for clipping is summed over ranks, in another order where stages live elsewhere.
 UNCLIPPED = ("--clip-grad", "0")
 CHUNKS2 = ("--num-virtual-stages-per-pipeline-rank", "2")
+FUSED = ("--use-gradient-accumulation-fusion",)
 OVERLAPS = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
 
 
@@ -188,6 +189,29 @@ WEIGHT_GRADIENT_PROOFS = (
     as_native("zb-h1-bf16", "zb-h1", "--bf16"),
     elsewhere("zbv-per-token", "zbv", *UNTIED, "--calculate-per-token-loss"),
     as_native("zb-h1-latent", "zb-h1", *_LATENT),
+    as_native("zb-h1-compressed", "zb-h1", *_LATENT, "--q-lora-rank", "16"),
+    Scenario(
+        "zbv-output-layer",
+        flags=(*PP2, *UNCLIPPED, *UNTIED, *scheduled("zbv"), "--pipeline-w-output-layer"),
+        baseline=(*PP2, *UNCLIPPED, *UNTIED),
+        world_size=2,
+        tolerance=0.0,
+    ),
+    Scenario(
+        "zb-h1-fused",
+        flags=(*PP2, *scheduled("zb-h1"), *FUSED),
+        baseline=(*PP2, *FUSED),
+        world_size=2,
+        tolerance=0.0,
+    ),
+    Scenario(
+        "nanopipe-swap",
+        flags=(*PP2, *CHUNKS2, "--use-nanopipe", "--use-nanopipe-swap"),
+        baseline=(*PP2, *CHUNKS2, "--use-nanopipe"),
+        world_size=2,
+        tolerance=0.0,
+        same_feature=True,
+    ),
     as_native("zb-h1-experts", "zb-h1", *_EXPERTS),
     elsewhere("zbv-experts", "zbv", *UNTIED, *_EXPERTS),
     as_native("zb-h1-recomputed", "zb-h1", "--pipeline-recompute"),

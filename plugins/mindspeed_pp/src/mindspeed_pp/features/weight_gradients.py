@@ -6,9 +6,12 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.feature import Conflict, Feature, Requirement, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
 from mindspeed_pp.features.proofs import WEIGHT_GRADIENT_PROOFS
 from mindspeed_pp.plan import asked_for, asked_rule
+
+OUTPUT_FLAG = "--pipeline-w-output-layer"
+_OUTPUT_DEST = "pipeline_w_output_layer"
 
 
 class LaterWeightGradients(Feature):
@@ -17,6 +20,7 @@ class LaterWeightGradients(Feature):
     name = "pp-weight-gradients"
     family = "pipeline parallelism"
     summary = "Weight gradients of linears computed when the pipeline schedule says so"
+    flags = (Flag(OUTPUT_FLAG, help="Put off the weight gradient of an untied output layer too."),)
     requires = (
         Requirement(feature="pp-engine", reason="a schedule says when weight gradients are computed"),
     )
@@ -43,11 +47,24 @@ class LaterWeightGradients(Feature):
         except UserError:
             # The engine says what is wrong with it.
             return False
-        return rule is not None and rule.splits
+        splits = rule is not None and rule.splits
+        return splits or bool(getattr(args, _OUTPUT_DEST, False))
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
-        """Refuse layers whose linears cannot be split."""
+        """Refuse layers whose linears cannot be split, and an output layer without a weight of its own."""
+        if getattr(args, _OUTPUT_DEST, False):
+            if not getattr(args, "untie_embeddings_and_output_weights", False):
+                return (
+                    f"{OUTPUT_FLAG}: the output layer has the weight of the embedding; add "
+                    "--untie-embeddings-and-output-weights, or drop it",
+                )
+            rule = asked_rule(args)
+            if rule is None or not rule.splits:
+                return (
+                    f"{OUTPUT_FLAG}: no pipeline schedule computes weight gradients apart; use "
+                    "--pipeline-schedule zb-h1, zbi or zbv, or drop it",
+                )
         if getattr(args, "transformer_impl", None) in (None, "local"):
             return ()
         asked = next(iter(asked_for(args)))
@@ -64,6 +81,15 @@ class LaterWeightGradients(Feature):
         from mindspeed_pp.weight_gradients import place_later_linears
 
         return place_later_linears(session, spec, self.name)
+
+    @hookimpl(wrapper=True)
+    def build_model_chunk(self, session: Any, args: Any) -> Generator[None, Any, Any]:
+        """Change the linears that no layer specification reaches."""
+        chunk = yield
+        from mindspeed_pp.weight_gradients import change_built_linears
+
+        change_built_linears(session, chunk, self.name, output_layer=bool(getattr(args, _OUTPUT_DEST, False)))
+        return chunk
 
     @hookimpl(wrapper=True)
     def build_ddp_config(self) -> Generator[None, Any, Any]:
