@@ -10,11 +10,11 @@ from mindspeed_core.errors import UserError
 from mindspeed_core.testing import run_world
 from mindspeed_pp.choice import shortest
 from mindspeed_pp.engine import EngineState
+from mindspeed_pp.placement import loop, mirrored
 from mindspeed_pp.plan import Plan
 from mindspeed_pp.profiling import Profiling, better
 from mindspeed_pp.program import main
 from mindspeed_pp.registry import rule_named
-from mindspeed_pp.placement import loop, mirrored
 from mindspeed_pp.stage_times import KEY, Measured, read_times, times_of_spans
 
 PP2 = ("--pipeline-model-parallel-size", "2", "--untie-embeddings-and-output-weights")

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 ROLES = (
     *("qkv", "q", "kv", "proj", "fc1", "fc2"),
     *("q_proj", "q_up_proj", "kv_up_proj"),
+    "experts",
 )
-"""Linears of dense layers, of latent and cross attention, and of experts that are computed one by one."""
+"""Linears of dense layers, of latent and cross attention and of single experts; grouped experts."""
 COMPRESSING = ("linear_q_down_proj", "linear_kv_down_proj")
 """Of latent attention, which builds them of classes of megatron-core alone; changed once they are built."""
 
@@ -302,12 +303,14 @@ def place_later_linears(session: Session, spec: Any, owner: str) -> Any:
 
     def later(site: Site) -> Any:
         nonlocal layers_seen
-        layers_seen += 1
         module: Any = site.spec.module if site.spec is not None else None
-        if isinstance(module, type) and hasattr(module, "put_off_weight_gradients"):
+        layers_seen += site.role != "experts"
+        if isinstance(module, type) and getattr(module, "put_off_weight_gradients", None) is not None:
             return site.carry(leaving_to_the_schedule(module), store=store)
         if isinstance(module, type) and issubclass(module, (ColumnParallelLinear, RowParallelLinear)):
             return site.carry(with_later_gradients(module), store=store)
+        if site.role == "experts":
+            return None
         others.add(getattr(module, "__name__", str(module)))
         return None
 

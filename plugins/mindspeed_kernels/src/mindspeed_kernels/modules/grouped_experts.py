@@ -7,6 +7,7 @@ those of sequential experts, on every layout.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,11 @@ from megatron.core.tensor_parallel import CheckpointWithoutOutput, set_tensor_mo
 from megatron.core.transformer.moe.experts import GroupedMLP
 from torch import Tensor
 
+from mindspeed_core.errors import SessionError
 from mindspeed_core.layer_spec import SpecEditor
 from mindspeed_core.megatron.experts import draw_experts, mark_expert_parameters
 from mindspeed_kernels.ops.gmm import grouped_matmul
+from mindspeed_kernels.ops.gmm_put_off import Leave, PutOffProduct
 from mindspeed_kernels.ops.row_groups import ends_of_groups
 
 if TYPE_CHECKING:
@@ -35,6 +38,13 @@ class GroupedExperts(GroupedMLP):
     """
 
     accumulates = False
+    _leave: Leave | None = None
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        """Offer weight gradients that come later only where they are computed as here."""
+        super().__init_subclass__(**named)
+        if {"forward", "_product"} & vars(cls).keys() and "put_off_weight_gradients" not in vars(cls):
+            cls.put_off_weight_gradients = None  # type: ignore[method-assign,assignment]
 
     def __init__(
         self,
@@ -55,6 +65,43 @@ class GroupedExperts(GroupedMLP):
             if not hasattr(parameter, "tensor_model_parallel"):
                 set_tensor_model_parallel_attributes(parameter, True, cut, 1)
         mark_expert_parameters(self, config)
+        self._hooks: list[Callable[[], None]] = []
+        self._computed = 0
+
+    def put_off_weight_gradients(self, leave: Leave) -> None:
+        """Hand computations of weight gradients to somebody, instead of doing them in backward.
+
+        Call it before data parallelism wraps the module.
+
+        Args:
+            leave: takes each computation with its operands, and calls it later or at once; those of one call
+                of the module before those of another one.
+        """
+        self._leave = leave
+        for parameter in self.parameters():
+            parameter.skip_backward_post_hook = True
+
+    def register_wgrad_accumulation_and_reduce_hooks(self, hook: Callable[[], None]) -> None:
+        """Call a hook of data parallelism, one for each parameter, whenever both gradients exist."""
+        self._hooks.append(hook)
+
+    def _put_off(self, compute: Callable[..., None], *operands: Tensor) -> None:
+        def whole(*operands: Tensor) -> None:
+            learning = [parameter for parameter in self.parameters() if parameter.requires_grad]
+            if not self._hooks and hasattr(learning[0], "main_grad"):
+                raise SessionError(
+                    "gradients of weights come later than in backward, and data parallelism does not wait "
+                    "for them; wrap the model with DistributedDataParallelConfig(delay_wgrad_compute=True)"
+                )
+            compute(*operands)
+            self._computed += 1
+            if self._computed == len(learning):
+                self._computed = 0
+                for hook in self._hooks:
+                    hook()
+
+        assert self._leave is not None
+        self._leave(whole, *operands)
 
     @torch.no_grad()
     def _draw(self, config: TransformerConfig, pg: ProcessGroupCollection) -> None:
@@ -111,6 +158,9 @@ class GroupedExperts(GroupedMLP):
     def _product(self, rows: Tensor, parameter: Tensor, shape: tuple[int, ...], ends: Tensor) -> Tensor:
         # Evaluation runs without main gradients, and so does a model that nothing wrapped for training.
         adds = self.accumulates and torch.is_grad_enabled() and hasattr(parameter, "main_grad")
+        if self._leave is not None and torch.is_grad_enabled() and parameter.requires_grad:
+            put_off: Tensor = PutOffProduct.apply(rows, parameter, shape, ends, self._put_off, adds)
+            return put_off
         return grouped_matmul(rows, parameter.view(shape), ends, parameter if adds else None)
 
 

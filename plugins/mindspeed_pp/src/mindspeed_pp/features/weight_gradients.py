@@ -31,6 +31,8 @@ class LaterWeightGradients(Feature):
             reason="a captured backward pass computes weight gradients at once; use 1f1b or interleaved",
         ),
     )
+    # It changes what they put in the place of a layer's experts.
+    before = ("grouped-experts", "moe-core")
     slots = ("dw-queue",)
     docs = "mindspeed_pp:docs/pp-weight-gradients.md"
     places_modules = True

@@ -1,0 +1,58 @@
+"""The grouped product whose weight gradient somebody else computes, later or at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mindspeed_kernels.ops.gmm import grouped_matmul, mark_added_to_main_grad, npu_gmm
+from mindspeed_kernels.ops.npu_groupmatmul_add import npu_groupmatmul_add_fp32
+
+Leave = Callable[..., None]
+"""Takes a function and the tensors to call it with, and calls it once, later or at once."""
+
+
+class PutOffProduct(torch.autograd.Function):
+    """Backward returns the gradient of the rows, and hands on what the weight's gradient is made of."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        parameter: Tensor,
+        shape: tuple[int, ...],
+        ends: Tensor,
+        leave: Leave,
+        accumulates: bool,
+    ) -> Tensor:
+        """Multiply rows ``[m, k]`` with a parameter seen as ``[E, k, n]``."""
+        ctx.save_for_backward(rows, parameter, ends)
+        ctx.shape, ctx.leave, ctx.accumulates = shape, leave, accumulates
+        return grouped_matmul(rows, parameter.view(shape), ends)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient ``[m, k]``, and none of the parameter."""
+        rows, parameter, ends = ctx.saved_tensors
+        gradient, shape, accumulates = gradients[0].contiguous(), ctx.shape, ctx.accumulates
+        to_rows = None
+        if ctx.needs_input_grad[0]:
+            to_rows = grouped_matmul(gradient, parameter.view(shape).transpose(1, 2), ends)
+
+        @torch.no_grad()
+        def compute(rows: Tensor, gradient: Tensor) -> None:
+            if accumulates:
+                main = parameter.main_grad
+                npu_groupmatmul_add_fp32(rows, gradient, ends, main.view(parameter.view(shape).shape))
+                mark_added_to_main_grad(parameter)
+                return
+            made = npu_gmm(rows.t(), gradient, group_list=ends, group_type=2).view(parameter.shape)
+            parameter.grad = made if parameter.grad is None else parameter.grad + made
+
+        ctx.leave(compute, rows, gradient)
+        return to_rows, None, None, None, None, None
