@@ -169,7 +169,7 @@ class Requirement:
         flag: an option string of any owner; ``equals`` or ``one_of`` restricts its value, otherwise it
             has to be set (truthy).
         equals: the value that ``flag`` must have.
-        one_of: the values of which ``flag`` must have one.
+        one_of: the values of which ``flag`` must have one; a flag of several values has no other ones.
         reason: what a user reads when it does not hold.
         implies: switch the required feature on instead of complaining, when its own flags need no decision.
     """
@@ -200,7 +200,7 @@ class Conflict:
         feature: the name of another feature (the conflict is symmetric), or
         flag: an option string; the conflict is that it is set, or has the value ``equals`` / ``one_of``.
         equals: the offending value of ``flag``.
-        one_of: the offending values of ``flag``.
+        one_of: the offending values of ``flag``; one of them is enough in a flag of several values.
         reason: what a user reads.
     """
 

@@ -92,10 +92,13 @@ class Request:
     def holds(self, condition: Requirement | Conflict) -> bool:
         """Return whether a flag has the value that is required, or that is in the way."""
         value, inverts = self.value(condition.flag)
-        if condition.one_of:
-            return value in condition.one_of
-        if condition.equals is not None:
-            return bool(value == condition.equals)
+        wanted = condition.one_of or (() if condition.equals is None else (condition.equals,))
+        if wanted and isinstance(value, (list, tuple)) and value not in wanted:
+            # One offending value of several is in the way; every one of several has to be a required one.
+            among = [each in wanted for each in value]
+            return any(among) if isinstance(condition, Conflict) else bool(among) and all(among)
+        if wanted:
+            return value in wanted
         if inverts and isinstance(condition, Conflict) and not self._given(condition.flag):
             # Hosts turn off what is not installed; only a user who turns it off contradicts a feature.
             return False

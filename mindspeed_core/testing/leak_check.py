@@ -18,6 +18,8 @@ _LAZY = ("torch.ops", "torch._ops", "torch.classes", "torch._classes")
 """Their attributes are made when somebody asks for them."""
 _FOUND_LATER = {("torch._opaque_base", "_FakeScriptObject_cls")}
 """Attributes that torch fills on first use and keeps."""
+_SET_LATER = {"TORCHINDUCTOR_CACHE_DIR"}
+"""Environment variables that torch sets to its default on first use and keeps."""
 _COMPARED = (FunctionType, BuiltinFunctionType, type, staticmethod, classmethod, property)
 
 _CHANGING = object()
@@ -60,6 +62,8 @@ class ProcessState:
                 found.append(f"{'.'.join(key)} is another object")
         found += [f"{'.'.join(key)} is gone" for key in before.attributes if key not in self.attributes]
         for name in sorted({*self.environment, *before.environment}):
+            if name in _SET_LATER and name not in before.environment:
+                continue
             if self.environment.get(name) != before.environment.get(name):
                 found.append(f"environment variable {name} changed")
         return found

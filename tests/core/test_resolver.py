@@ -388,6 +388,16 @@ def test_a_conflict_with_a_value_of_a_flag():
     assert only("--a --norm-kind layer", a, kind).code == "E-CONFLICT"
 
 
+def test_one_offending_value_of_several_is_a_conflict_and_one_required_one_is_not_enough():
+    kind = feature("kind", flags=(Flag("--kind"), Flag("--kinds", type=str, nargs="+")))
+    a = feature("a", conflicts=(Conflict(flag="--kinds", one_of=("sinkhorn",)),))
+    b = feature("b", requires=(Requirement(flag="--kinds", one_of=("x", "y")),))
+    assert "a" in plan("--a --kinds aux none", a, kind)
+    assert only("--a --kinds aux sinkhorn", a, kind).code == "E-CONFLICT"
+    assert "b" in plan("--b --kinds x y", b, kind)
+    assert only("--b --kinds x z", b, kind).code == "E-REQUIRES"
+
+
 def test_a_conflict_with_a_switch_that_turns_off_counts_only_where_somebody_gave_it():
     kind = feature("kind", flags=(Flag("--kind"), Flag("--no-fusion", inverts="fusion")))
     a = feature("a", conflicts=(Conflict(flag="--no-fusion"),))

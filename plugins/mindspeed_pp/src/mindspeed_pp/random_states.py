@@ -12,19 +12,15 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker, model_parallel_c
 
 
 def _states(platform: Any) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-    tracker = get_cuda_rng_tracker()
-    copies = {
-        name: state.clone() if isinstance(state, torch.Tensor) else state
-        for name, state in tracker.get_states().items()
-    }
-    return torch.get_rng_state(), platform.rng_state(), copies
+    return torch.get_rng_state(), platform.rng_state(), get_cuda_rng_tracker().get_states()
 
 
 def _set(platform: Any, states: tuple[torch.Tensor, torch.Tensor, dict[str, Any]]) -> None:
     host, device, tracked = states
     torch.set_rng_state(host)
     platform.set_rng_state(device)
-    get_cuda_rng_tracker().set_states(tracked)
+    # The tracker puts new tensors into the dictionary that it is given, and changes none.
+    get_cuda_rng_tracker().set_states(dict(tracked))
 
 
 def kept_random_state(platform: Any) -> Callable[[], AbstractContextManager[None]]:

@@ -108,4 +108,11 @@ DROPLESS_PROOFS = (
         world_size=2,
         tolerance=0.0,
     ),
+    Scenario(
+        "resume",
+        flags=(*MODEL, *EP2, *_BOTH_OVERLAPS, "--moe-dropless"),
+        world_size=2,
+        tolerance=1e-5,
+        resume=Resume(flags=(*MODEL, *_SHARDED), world_size=1, with_feature=False),
+    ),
 )

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.feature import Feature, Flag, Requirement, Scenario, hookimpl
+from mindspeed_core.feature import Feature, Flag, Requirement, Resume, Scenario, hookimpl
 from mindspeed_core.run import BoundarySchema
-from mindspeed_pp.features.proofs import PP2, scheduled
+from mindspeed_pp.features.proofs import BATCH, PP2, scheduled
 from mindspeed_pp.tensor_shapes import SHAPES_FLAG, is_provider, parse_shapes, schema_of
 
 _FLAG = "--use-multiparameter-pipeline-model-parallel"
@@ -47,6 +47,12 @@ class MultiParameter(Feature):
             baseline=(*PP2, "--num-virtual-stages-per-pipeline-rank", "2"),
             world_size=2,
             tolerance=0.0,
+        ),
+        Scenario(
+            "resume",
+            flags=(*PP2, _FLAG, *_HIDDEN, *scheduled("1f1b")),
+            world_size=2,
+            resume=Resume(flags=BATCH, world_size=1, with_feature=False),
         ),
     )
 
