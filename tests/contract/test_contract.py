@@ -178,6 +178,17 @@ def test_an_unchanged_process_shows_no_leak():
     assert ProcessState.now().left_since(before) == []
 
 
+def test_a_default_that_torch_sets_on_first_use_is_no_leak_and_a_changed_one_is(monkeypatch):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    before = ProcessState.now()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "there")
+    there = ProcessState.now()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
+
+    assert there.left_since(before) == []
+    assert ProcessState.now().left_since(there) == ["environment variable TORCHINDUCTOR_CACHE_DIR changed"]
+
+
 @pytest.mark.parametrize(
     "dist",
     [
