@@ -100,7 +100,7 @@ def run_world(
     function: Callable[..., Any] | str,
     world_size: int,
     *args: Any,
-    timeout: float = 120.0,
+    timeout: float = 300.0,
     env: Mapping[str, str] | None = None,
     show_output: bool = False,
 ) -> list[Any]:

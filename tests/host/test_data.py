@@ -16,7 +16,7 @@ from mindspeed_core.hosts.standalone.data import stages as data
 from mindspeed_core.hosts.standalone.text import stages as text_stages
 from mindspeed_core.hosts.standalone.text.prepare import prepare_text
 from mindspeed_core.megatron.batch_fields import batch_fields
-from mindspeed_core.run import Datasets
+from mindspeed_core.run import Datasets, RunContext
 
 SEQ = 16
 
@@ -104,6 +104,7 @@ def run_with(datasets=None, args=None, *, rank=0, size=1, chunks=None, consumed=
         datasets=datasets,
         pg=SimpleNamespace(dp=FakeGroup(rank, size), pp=FakeGroup(0, 1)),
         dist=SimpleNamespace(device=torch.device("cpu")),
+        context=RunContext(),
         model=chunks or [chunk()],
         consumed_train_samples=consumed[0],
         consumed_valid_samples=consumed[1],

@@ -304,6 +304,15 @@ def copies_of(args: Any, rule: Rule) -> int:
     return 2 if said is None else int(said)
 
 
+def one_stage(args: Any) -> tuple[str, ...]:
+    """Return the refusal of a schedule in a model of one pipeline stage; nothing for more stages."""
+    ranks = getattr(args, "pipeline_model_parallel_size", 1) or 1
+    if ranks > 1:
+        return ()
+    asked = next(iter(asked_for(args)), FLAG)
+    return (f"{asked} with --pipeline-model-parallel-size {ranks}: use 2 or more, or drop it",)
+
+
 def message_timeout(args: Any) -> timedelta:
     """Return how long a rank waits for a message of another one (``--distributed-timeout-minutes``)."""
     minutes = getattr(args, "distributed_timeout_minutes", None)

@@ -27,6 +27,7 @@ from mindspeed_pp.plan import (
     asked_for,
     asked_rule,
     message_timeout,
+    one_stage,
     planned,
     said_chunks,
 )
@@ -160,7 +161,8 @@ class PipelineSchedule(Feature):
         ranks = getattr(args, "pipeline_model_parallel_size", 1) or 1
         asked = next(iter(asked_for(args)))
         if ranks < 2:
-            return (f"{asked} with --pipeline-model-parallel-size {ranks}: use 2 or more, or drop it",)
+            # Features whose flags ask for the engine say so themselves.
+            return one_stage(args) if asked.partition(" ")[0] in {flag.name for flag in cls.flags} else ()
         if getattr(args, "use_multi_stream", False) and not getattr(args, _WARM_UP, False):
             return (
                 f"{_STREAMS} is an option of --overlap-warmup-cooldown-communication; add it, or drop both",

@@ -20,7 +20,7 @@ from mindspeed_pp.microbatch_list import (
     given_list,
     sizes_of,
 )
-from mindspeed_pp.plan import asked_rule, planned, times_of
+from mindspeed_pp.plan import asked_rule, one_stage, planned, times_of
 
 WEIGHTING_FLAG = "--no-dpp-loss-weighting"
 
@@ -86,7 +86,8 @@ class MicrobatchSizes(Feature):
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse flags that do not go together, and lists that cannot be read."""
         given = lambda dest: getattr(args, dest, None)  # noqa: E731
-        found = []
+        if found := list(one_stage(args)):
+            return found
         if given("optimized_pipeline") and not given("manual_mbs"):
             found.append(f"{OPTIMIZED_FLAG} without sizes: add {MANUAL_FLAG} 1,2,3,2")
         if given("manual_mbs") and not given("optimized_pipeline"):

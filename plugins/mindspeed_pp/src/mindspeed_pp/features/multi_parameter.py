@@ -9,6 +9,7 @@ from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Feature, Flag, Requirement, Resume, Scenario, hookimpl
 from mindspeed_core.run import BoundarySchema
 from mindspeed_pp.features.proofs import BATCH, PP2, scheduled
+from mindspeed_pp.plan import one_stage
 from mindspeed_pp.tensor_shapes import SHAPES_FLAG, is_provider, parse_shapes, schema_of
 
 _FLAG = "--use-multiparameter-pipeline-model-parallel"
@@ -65,6 +66,8 @@ class MultiParameter(Feature):
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse one flag without the other, and descriptions that cannot be read."""
+        if alone := one_stage(args):
+            return alone
         text = getattr(args, "pipeline_tensor_shapes", None)
         if not text:
             return (f"{_FLAG} without {SHAPES_FLAG}: which tensors? add {SHAPES_FLAG} {_HIDDEN[1]!r}",)
