@@ -121,7 +121,10 @@ class AdaptiveRecompute:
         self._needed = (max(resident, self._needed[0]), *self._needed[1:])
         self._step += 1
         if self._step == 2:
-            self._refuse(all_gather_values(sum(self._needed[:2])))
+            everywhere = all_gather_values((sum(self._needed[:2]), self.budget))
+            # Devices may differ in size; ranks that judged by budgets of their own would part ways here.
+            self.budget = min(budget for _, budget in everywhere)
+            self._refuse([needed for needed, _ in everywhere])
         if self._step == len(self._rounds):
             mine = self.profile.result(run.pg.pp.rank(), self._needed)
             self.measured = all_gather_values(mine)
@@ -133,10 +136,10 @@ class AdaptiveRecompute:
         """Make a smaller plan where a step of this one took more than the budget on a rank of the stage."""
         self.used = sum(self.profile.needed[:2])
         stage = run.pg.pp.rank()
-        everywhere = all_gather_values((stage, self.used))
-        over = max(used for where, used in everywhere if where == stage) - self.budget
+        everywhere = all_gather_values((stage, self.used - self.budget))
+        over = max(beyond for where, beyond in everywhere if where == stage)
         self._checks -= 1
-        if all(used <= self.budget for _, used in everywhere):
+        if all(beyond <= 0 for _, beyond in everywhere):
             self._checks = 0
         elif over > 0:
             assert self.plan is not None
