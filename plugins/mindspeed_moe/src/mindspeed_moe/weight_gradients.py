@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from mindspeed_kernels.ops.gmm import grouped_matmul, mark_added_to_main_grad, npu_gmm
-from mindspeed_kernels.ops.npu_groupmatmul_add import npu_groupmatmul_add_fp32
+from mindspeed_kernels.ops.gmm import grouped_matmul
+from mindspeed_kernels.ops.gmm_put_off import weight_gradient
 
 
 class LaterGradient:
@@ -45,13 +45,9 @@ class LaterGradient:
         if work is None:
             return None
         rows = work.rows() if callable(work.rows) else work.rows
-        if work.accumulates:
-            main: Tensor = self._parameter.main_grad  # type: ignore[attr-defined]
-            npu_groupmatmul_add_fp32(rows, work.gradients, work.ends, main.view(work.shape))
-            mark_added_to_main_grad(self._parameter)
-            return None
-        product = npu_gmm(rows.t(), work.gradients, group_list=work.ends, group_type=2)
-        return product.view(self._parameter.shape)
+        return weight_gradient(
+            self._parameter, rows, work.gradients, work.ends, work.shape, accumulates=work.accumulates
+        )
 
 
 @dataclass(frozen=True)

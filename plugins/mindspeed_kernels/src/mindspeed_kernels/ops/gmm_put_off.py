@@ -16,6 +16,29 @@ Leave = Callable[..., None]
 """Takes a function and the tensors to call it with, and calls it once, later or at once."""
 
 
+def weight_gradient(
+    parameter: Any, rows: Tensor, gradient: Tensor, ends: Tensor, shape: torch.Size, *, accumulates: bool
+) -> Tensor | None:
+    """Compute the gradient of the weights of a grouped product.
+
+    Args:
+        parameter: of the weights.
+        rows: ``[m, k]``, of the product.
+        gradient: ``[m, n]``, of its result.
+        ends: ``[E]``, where the rows of each group end.
+        shape: ``[E, k, n]``, of the weights.
+        accumulates: add it to the main gradient.
+
+    Returns:
+        It, in the parameter's shape; None where it was added to the main gradient.
+    """
+    if accumulates:
+        npu_groupmatmul_add_fp32(rows, gradient, ends, parameter.main_grad.view(shape))
+        mark_added_to_main_grad(parameter)
+        return None
+    return npu_gmm(rows.t(), gradient, group_list=ends, group_type=2).view(parameter.shape)
+
+
 class PutOffProduct(torch.autograd.Function):
     """Backward returns the gradient of the rows, and hands on what the weight's gradient is made of."""
 
@@ -46,13 +69,11 @@ class PutOffProduct(torch.autograd.Function):
 
         @torch.no_grad()
         def compute(rows: Tensor, gradient: Tensor) -> None:
-            if accumulates:
-                main = parameter.main_grad
-                npu_groupmatmul_add_fp32(rows, gradient, ends, main.view(parameter.view(shape).shape))
-                mark_added_to_main_grad(parameter)
-                return
-            made = npu_gmm(rows.t(), gradient, group_list=ends, group_type=2).view(parameter.shape)
-            parameter.grad = made if parameter.grad is None else parameter.grad + made
+            made = weight_gradient(
+                parameter, rows, gradient, ends, parameter.view(shape).shape, accumulates=accumulates
+            )
+            if made is not None:
+                parameter.grad = made if parameter.grad is None else parameter.grad + made
 
         ctx.leave(compute, rows, gradient)
         return to_rows, None, None, None, None, None
