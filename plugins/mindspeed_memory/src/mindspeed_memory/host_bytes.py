@@ -26,7 +26,7 @@ _UNEVEN = (
 
 
 class Need(NamedTuple):
-    """What a rank keeps on the host at once.
+    """Bytes that a rank keeps on the host at once.
 
     Attributes:
         layers: of a model chunk.

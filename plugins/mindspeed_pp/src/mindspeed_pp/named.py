@@ -16,7 +16,7 @@ from mindspeed_pp.schedule import Schedule
 
 @dataclass(frozen=True)
 class NamedAction:
-    """Where a named action runs.
+    """Place at which a named action runs.
 
     Attributes:
         run: the run in progress.

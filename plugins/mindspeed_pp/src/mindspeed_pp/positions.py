@@ -1,4 +1,4 @@
-"""How far every pipeline rank is, so that the one that all others wait for can be named.
+"""Positions of pipeline ranks, so that the one that all others wait for can be named.
 
 A thread writes this rank's position into the store of the process group once the rank stands still, and reads
 those of the others when somebody asks for the rank that is stuck.

@@ -29,7 +29,7 @@ WORTH = 0.99
 
 @dataclass
 class Profiling:
-    """What was measured so far.
+    """Measurements so far.
 
     Attributes:
         before: batches of the schedule that ran unmeasured.

@@ -71,7 +71,7 @@ Batch = tuple[list[tuple[int, float, float]], dict[Message, tuple[float, float]]
 
 @dataclass(frozen=True)
 class Profile:
-    """What several batches of all ranks of one pipeline took.
+    """Times of several batches on all ranks of one pipeline.
 
     Attributes:
         measured: times of stages and messages.

@@ -103,7 +103,7 @@ class Kept:
 
 
 class Activations:
-    """What autograd keeps of the forward passes that go to the host."""
+    """Tensors that autograd keeps of the forward passes that go to the host."""
 
     def __init__(self, copies: HostCopies) -> None:
         """Begin with nothing."""

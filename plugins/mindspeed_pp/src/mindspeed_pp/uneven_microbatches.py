@@ -79,7 +79,7 @@ def _joined(values: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Weighing:
-    """How much each micro-batch of a list counts.
+    """Weights of the micro-batches of a list.
 
     Attributes:
         sizes: samples of each micro-batch.

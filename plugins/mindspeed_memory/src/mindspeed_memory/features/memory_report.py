@@ -12,7 +12,7 @@ _FLAG, _PATH = "--memory-report", "--memory-report-path"
 
 
 class MemoryReport(Feature):
-    """Where the bytes of a training step are, and which flags take them away."""
+    """Report of the bytes of a training step, and of the flags that take them away."""
 
     name = "memory-report"
     family = "memory"

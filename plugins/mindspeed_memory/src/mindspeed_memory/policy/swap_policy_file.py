@@ -21,7 +21,7 @@ _MADE_AGAIN = "delete it, and the run makes a new one"
 
 @dataclass(frozen=True)
 class Settings:
-    """What a policy is made by.
+    """Facts that a policy is made by.
 
     Attributes:
         bandwidth_gb_s: between device and host, each way, in 10^9 bytes a second.
@@ -39,7 +39,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class ChunkSwaps:
-    """What a pass through a chunk swaps.
+    """Tensors that a pass through a chunk swaps.
 
     Attributes:
         saved: how many values a pass saves that could be swapped.

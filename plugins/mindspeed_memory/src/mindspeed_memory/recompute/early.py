@@ -27,7 +27,7 @@ ALL = -1
 
 @dataclass
 class EarlyPasses:
-    """What a session knows of the layers that are computed again.
+    """State of a session about the layers that are computed again.
 
     Attributes:
         depth: layers of a pass that are computed again early, those whose backward pass comes first.

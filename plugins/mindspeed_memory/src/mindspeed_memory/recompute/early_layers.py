@@ -1,4 +1,4 @@
-"""Which layers are computed again early, and the change that lets them be."""
+"""Choose the layers that are computed again early, and change them."""
 
 from __future__ import annotations
 
