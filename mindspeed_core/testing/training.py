@@ -314,9 +314,7 @@ class StepProbe:
         """Read after a forward pass."""
         result = yield
         if self.tracker is not None:
-            # Cycles that nobody needs are alive until Python looks for them, whenever that is.
-            gc.collect()
-            self.after_forward = max(self.after_forward, self.tracker.alive)
+            self.after_forward = max(self.after_forward, _settled(self.tracker))
         return result
 
     @hookimpl(wrapper=True)
@@ -335,6 +333,21 @@ class StepProbe:
                 self.gradients.append(state)
         result: OptimizerStep = yield  # type: ignore[assignment]
         return result  # type: ignore[return-value]
+
+
+_BACKEND_SECONDS = 0.003
+
+
+def _settled(tracker: TensorBytes) -> int:
+    """Return the bytes alive once nothing is about to be freed that nobody needs."""
+    # Cycles live until Python looks for them; tensors of a finished collective until the backend's thread,
+    # which lets go of them after it has woken the waiting one, got the interpreter's lock.
+    gc.collect()
+    alive = -1
+    while alive != tracker.alive:
+        alive = tracker.alive
+        time.sleep(_BACKEND_SECONDS)
+    return alive
 
 
 class _Steps:
