@@ -138,7 +138,9 @@ class TensorBytes(TorchDispatchMode):
 
     def _change(self, amount: int) -> None:
         self.alive += amount
-        self.peak = max(self.peak, self.alive)
+        # Threads of a backend free tensors too: they must not write back a peak read before.
+        if self.alive > self.peak:
+            self.peak = self.alive
 
     def _freed(self, key: int) -> None:
         if not self._closed:
