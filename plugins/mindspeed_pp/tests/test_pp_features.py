@@ -216,10 +216,6 @@ def test_dominated_schedules_say_so(name):
             "--profile-pipeline-steps 0: measure 1 or more",
         ),
         ((*PP2, *scheduled("1f1b"), "--use-torch-fsdp2"), "its hooks expect the order of autograd"),
-        (
-            (*PP2, *scheduled("1f1b"), "--fine-grained-activation-offloading"),
-            "it expects megatron-core's order of micro-batches",
-        ),
         ((*PP2, *scheduled("zbv"), "--decoder-first-pipeline-num-layers", "1"), "are on one rank"),
         ((*PP2, "--noop-layers", "0,9"), "9 is beyond the last of the 4 positions"),
         ((*PP2, "--noop-layers", "0,0"), "names a position twice"),
@@ -240,6 +236,11 @@ def test_dominated_schedules_say_so(name):
 )
 def test_what_cannot_work_is_refused_with_the_way_out(flags, message):
     assert message in problems(*flags)
+
+
+def test_offloading_of_parts_is_refused_with_an_order_of_its_own():
+    found = problems(*PP2, *scheduled("1f1b"), "--fine-grained-activation-offloading")
+    assert "it expects megatron-core's order of micro-batches" in found
 
 
 def test_a_file_for_other_sizes_is_refused(tmp_path):

@@ -136,7 +136,9 @@ class Column2D(_Linear2D, PlannedColumn):
         place, bare = here(), copy.copy(config)
         bare.perform_initialization = False
         named["tp_group"] = place.x
-        self.stride = named.get("stride", 1)
+        # megatron-core 0.15 does not say that a gated width is two weights behind each other.
+        gated = config.gated_linear_unit and named.get("tp_comm_buffer_name") == "fc1"
+        self.stride = named["stride"] = 2 if gated else named.get("stride", 1)
         super().__init__(
             input_size // place.y.size(), output_size, config=bare, init_method=init_method, **named
         )
