@@ -85,9 +85,16 @@ def test_steps_of_eight_ranks_and_32_micro_batches(name, plain, skewed, with_mes
 
 def test_pairs_pay_where_they_cost_less_than_their_passes():
     detached = built("dualpipev", 4, 16, dw_detach=True)
-    assert simulate(detached).makespan == pytest.approx(51.0)
+    assert simulate(detached).makespan == pytest.approx(49.5)
     assert simulate(detached, Costs(paired=0.8)).makespan == pytest.approx(43.2)
     assert simulate(built("dualpipev", 4, 16)).makespan > simulate(detached).makespan
+
+
+def test_pairs_wait_for_all_they_need_only_side_by_side():
+    detached = built("dualpipev", 4, 16, dw_detach=True)
+    assert simulate(detached).bubble == course("zbv", 4, 16).bubble
+    side_by_side = simulate(detached, Costs(paired=1 - 1e-9))
+    assert side_by_side.bubble == pytest.approx(course("zb-h1", 4, 16).bubble)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -164,12 +164,16 @@ def course_of(
 
 def _run(schedule: Schedule, costs: Costs) -> list[Span]:
     ranks = schedule.placement.ranks
+    # Pairs that cost what their parts cost are run one part after the other, as the executor does.
+    orders = schedule.orders
+    if costs.paired == 1.0:
+        orders = tuple(tuple(part for action in order for part in action.flat()) for order in orders)
     done: dict[Result, float] = {}
     free, at = [0.0] * schedule.ranks, [0] * schedule.ranks
     spans: list[Span] = []
 
     def ready(rank: int) -> float | None:
-        action = schedule.orders[rank][at[rank]]
+        action = orders[rank][at[rank]]
         made = {result for part in action.flat() for result in provides(part)}
         start = free[rank]
         for part in action.flat():
@@ -185,7 +189,7 @@ def _run(schedule: Schedule, costs: Costs) -> list[Span]:
     moved = True
     while moved:
         moved = False
-        for rank, order in enumerate(schedule.orders):
+        for rank, order in enumerate(orders):
             while at[rank] < len(order) and (start := ready(rank)) is not None:
                 action = order[at[rank]]
                 end = start + costs.of(action, schedule.placement.parts(rank))

@@ -43,7 +43,7 @@ _BETTER = {
     "nanopipe": "zbi has the same placement, a smaller bubble and keeps fewer micro-batches",
     "fold-aiao": "interleaved with --overlap-grad-reduce takes as long and keeps fewer micro-batches",
     "fold-fifo": "interleaved with --overlap-grad-reduce reduces gradients bucket by bucket",
-    "dualpipev": "passes of a pair run one after the other here, and then zbv is shorter",
+    "dualpipev": "passes of a pair run one after the other here, and then zbv keeps fewer micro-batches",
     "chimera": "zbv has a smaller bubble for more than a few micro-batches, and holds the weights once",
 }
 """What to use instead of schedules that others dominate."""
