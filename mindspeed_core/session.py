@@ -500,6 +500,9 @@ class Session:
         wanted = [feature.name for feature in self._feature_classes if feature.places_modules]
         mine = [self.placements[name] + self.instances.placed(name) for name in wanted]
         parts = all_gather_values(mine, group) if wanted else []
+        if self.platform.dry_run and len(parts) > 1:
+            # Nobody tells what stages that this rank does not have have found.
+            return
         empty = [name for index, name in enumerate(wanted) if not any(part[index] for part in parts)]
         if empty:
             asked = {feature.name: feature.why for feature in self.plan.features if feature.name in empty}

@@ -135,7 +135,10 @@ def reduce_losses(
     The default sums over micro-batches and data-parallel ranks in one collective for all names, hands the
     result to every pipeline stage, and leaves the numbers on the device: a `Losses` that is read when
     somebody looks at one, usually where the step is logged. Names may differ between micro-batches and
-    ranks. In training, one that comes up after the first step is reported from the following step on.
+    ranks. In training, one that comes up after the first step is reported from the following step on. What
+    layers add to the gradient by themselves (balance of experts, predictions of further tokens) joins them
+    in `mindspeed-train`, in one collective for all such losses; who replaces the stage reduces it too, with
+    ``mindspeed_core.megatron.layer_losses``.
 
     A feature that adds a name returns ``losses | {"name": value}``. One that reads a number waits for the
     device, in every step.

@@ -103,7 +103,8 @@ def boundary_options(run: Run, args: Namespace, config: TransformerConfig) -> di
 
     Returns:
         ``adjust_tensor_shapes_fn`` where the tensors are not the usual ones, otherwise nothing: most
-        schedules of megatron-core refuse the option.
+        schedules of megatron-core refuse the option. Interleaved stages that tell each other shapes
+        (``config.variable_seq_lengths``) need none.
 
     Raises:
         UserError: the schedule is megatron-core's interleaved one, which knows one shape alone.
@@ -119,6 +120,8 @@ def boundary_options(run: Run, args: Namespace, config: TransformerConfig) -> di
         return {}
     interleaved = (args.virtual_pipeline_model_parallel_size or 1) > 1
     if interleaved and "pipeline-schedule" not in session.plan.slots:
+        if config.variable_seq_lengths:
+            return {}
         changing = [name for name in session.plan.names if name in implemented]
         raise UserError(
             f"{', '.join(changing) or 'a feature'}: changes the tensors between pipeline stages, which "

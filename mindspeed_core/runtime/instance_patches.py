@@ -28,7 +28,8 @@ class Instances:
 
     def __init__(self) -> None:
         """Start without changes."""
-        self._changes: list[tuple[InstanceChange, weakref.ref[Any], Any, Any]] = []
+        # The new values are in the instances alone: most of them hold their instance.
+        self._changes: list[tuple[InstanceChange, weakref.ref[Any], Any]] = []
         self._suspended: list[tuple[InstanceChange, weakref.ref[Any], Any]] = []
 
     def set(self, owner: str, instance: Any, attribute: str, value: Any) -> None:
@@ -50,13 +51,9 @@ class Instances:
             )
         if not hasattr(instance, attribute):
             raise PatchError(f"{owner}: {kind} has no attribute {attribute!r} to change")
-        namespace = vars(instance)
-        old = namespace.get(attribute, _ABSENT)
-        in_modules = attribute in namespace.get("_modules", {})
-        if in_modules:
-            old = namespace["_modules"][attribute]
+        old = _value(instance, attribute)
         setattr(instance, attribute, value)
-        self._changes.append((InstanceChange(owner, kind, attribute), weakref.ref(instance), old, value))
+        self._changes.append((InstanceChange(owner, kind, attribute), weakref.ref(instance), old))
 
     def placed(self, owner: str) -> int:
         """Count the changes an owner has made."""
@@ -64,12 +61,18 @@ class Instances:
 
     def listing(self) -> list[InstanceChange]:
         """Return the changes on instances that still live."""
-        return [change for change, ref, *_ in self._changes if ref() is not None]
+        return [change for change, ref, _ in self._changes if ref() is not None]
 
     def suspend(self) -> None:
         """Take every change back like `revert`, and remember it for `resume`."""
-        self._suspended += [(change, ref, value) for change, ref, _, value in self._changes]
-        self.revert()
+        suspended = []
+        while self._changes:
+            change, ref, old = self._changes.pop()
+            instance = ref()
+            if instance is not None:
+                suspended.append((change, ref, _value(instance, change.attribute)))
+                _restore(instance, change.attribute, old)
+        self._suspended += reversed(suspended)
 
     def resume(self) -> None:
         """Make the changes that `suspend` took back once more, on instances that still live."""
@@ -82,11 +85,22 @@ class Instances:
     def revert(self) -> None:
         """Take every change back, last first, on instances that still live."""
         while self._changes:
-            change, ref, old, _ = self._changes.pop()
+            change, ref, old = self._changes.pop()
             instance = ref()
-            if instance is None:
-                continue
-            if old is _ABSENT:
-                delattr(instance, change.attribute)
-            else:
-                setattr(instance, change.attribute, old)
+            if instance is not None:
+                _restore(instance, change.attribute, old)
+
+
+def _value(instance: Any, attribute: str) -> Any:
+    """Return what stands in the instance's own dictionary, or among the modules of a module."""
+    namespace = vars(instance)
+    if attribute in namespace.get("_modules", {}):
+        return namespace["_modules"][attribute]
+    return namespace.get(attribute, _ABSENT)
+
+
+def _restore(instance: Any, attribute: str, old: Any) -> None:
+    if old is _ABSENT:
+        delattr(instance, attribute)
+    else:
+        setattr(instance, attribute, old)

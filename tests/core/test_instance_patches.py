@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import weakref
+from functools import partial
 
 import pytest
 
@@ -59,6 +61,15 @@ def test_change_is_gone_with_its_instance():
     gc.collect()
     assert instances.listing() == []
     instances.revert()
+
+
+def test_a_new_value_that_holds_its_instance_does_not_keep_it_alive():
+    instances, rotary = Instances(), Rotary()
+    instances.set("a", rotary, "forward", partial(Rotary.forward, rotary))
+    gone = weakref.ref(rotary)
+    del rotary
+    gc.collect()
+    assert gone() is None
 
 
 def test_dunder_methods_are_refused():

@@ -84,7 +84,7 @@ def described(*flags: str) -> tuple[Any, tuple[Any, Any, Any]]:
         args = session.call("validate_arguments", args=session.args, plan=session.plan)
         return args, (
             session.call("build_transformer_config", args=args),
-            DistributedDataParallelConfig(),
+            DistributedDataParallelConfig(use_distributed_optimizer=args.use_distributed_optimizer),
             session.call("build_optimizer_config", args=args),
         )
 
@@ -113,7 +113,10 @@ class OwnLoop:
                 for name, parameter in chunk.named_parameters():
                     parameter.copy_(weights[name])
         optimizer_config = session.optimizer_config(optimizer_config)
-        self.optimizer = session.wrap_optimizer(get_megatron_optimizer(optimizer_config, self.chunks))
+        gloo = self.model_flags.enable_gloo_process_groups
+        self.optimizer = session.wrap_optimizer(
+            get_megatron_optimizer(optimizer_config, self.chunks, use_gloo_process_groups=gloo)
+        )
         config.grad_scale_func = self.optimizer.scale_loss
         config.finalize_model_grads_func = session.finalize_gradients()
         self.schedule = session.forward_backward(config)

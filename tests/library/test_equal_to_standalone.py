@@ -119,7 +119,11 @@ TOGETHER = {
         ("--optimize-recomp-communication-level", "2"),
     ),
     "losses without whole logits": ((*TP2, *LLAMA), ("--lm-loss-chunks", "4")),
-    "an embedding without masks": ((*TP2, *LLAMA), ("--embedding-without-masks", "--mlp-layer-fusion")),
+    "an embedding with masks": ((*TP2, *LLAMA), ("--embedding-with-masks", "--mlp-layer-fusion")),
+    "optimizer state in slices, without gloo": (
+        ("--use-distributed-optimizer",),
+        ("--disable-gloo-group", "--hccl-slice-size", "1000"),
+    ),
     "planned linears whose weights learn later": (
         (*PP2, *LLAMA),
         ("--use-ascend-coc", "--coc-mode", "1", "--pipeline-schedule", "zb-h1"),

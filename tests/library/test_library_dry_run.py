@@ -60,11 +60,9 @@ def train(platform, model_flags, feature_flags):
     """Start a world, build a model and train it for two steps, as a program around a session does."""
     import torch
     from megatron.core import parallel_state, tensor_parallel
-    from megatron.core.distributed import DistributedDataParallelConfig
 
-    args, (config, _, optimizer_config) = described(*model_flags)
-    ddp_config = DistributedDataParallelConfig(use_distributed_optimizer=args.use_distributed_optimizer)
-    configs = (config, ddp_config, optimizer_config)
+    args, configs = described(*model_flags)
+    config = configs[0]
     flags = [*of_the_batches(args), *feature_flags]
     with followed_run(platform) as followed:
         options = {"platform": platform, "configs": configs, "extra_plugins": followed.plugins}

@@ -39,9 +39,11 @@ def run_of(session, stages=2):
     return SimpleNamespace(session=session, pg=SimpleNamespace(pp=pp), context=RunContext(), boundary=None)
 
 
-def options(session, stages=2, virtual=None):
+def options(session, stages=2, virtual=None, told=False):
     return boundary_options(
-        run_of(session, stages), Namespace(virtual_pipeline_model_parallel_size=virtual), None
+        run_of(session, stages),
+        Namespace(virtual_pipeline_model_parallel_size=virtual),
+        SimpleNamespace(variable_seq_lengths=told),
     )
 
 
@@ -115,3 +117,7 @@ def test_the_default_runs_down_the_ranks_with_the_chunks(virtual):
     assert [place.pre_process for place in found[0]] == [True, *[False] * (len(found[0]) - 1)]
     assert [place.post_process for place in found[1]] == [*[False] * (len(found[1]) - 1), True]
     assert found[0][0].vp_stage == (None if virtual is None else 0)
+
+
+def test_interleaved_stages_that_tell_each_other_shapes_may_change_them():
+    assert options(OneFeature(), virtual=2, told=True) == {}

@@ -22,7 +22,7 @@ KINDS = {
     "fused": (*SP, "--use-ascend-mc2"),
     "grid": (*TP2, "--tp-2d", "--tp-x", "1", "--tp-y", "2"),
     "chunked loss": (*SP, "--lm-loss-chunks", "4"),
-    "without masks": (*SP, "--embedding-without-masks"),
+    "with masks": (*SP, "--embedding-with-masks"),
     "recomputed": (*SP, *RECOMPUTED),
     "a recomputed grid": (*TP2, "--tp-2d", "--tp-x", "1", "--tp-y", "2", *RECOMPUTED),
     "uneven": (*SP, "--unaligned-linear"),
@@ -65,3 +65,15 @@ def test_two_ranks_learn_as_one_process(trained, kind):
     for rank in ranks:
         assert rank[kind][0] == pytest.approx(losses, rel=1e-5), rank[kind][2]
         assert rank[kind][1] == pytest.approx(norms, rel=1e-4)
+
+
+HEADS5 = ("--num-attention-heads", "5", "--hidden-size", "40", "--ffn-hidden-size", "131")
+
+
+def test_five_heads_on_two_ranks_learn_as_one_process():
+    (alone,) = run_world(train, 1, {"heads": HEADS5})
+    losses, norms, errors = alone["heads"]
+    assert len(norms) == 3, errors
+    for rank in run_world(train, 2, {"heads": (*HEADS5, *SP, "--unaligned-linear")}):
+        assert rank["heads"][0] == pytest.approx(losses, rel=1e-5), rank["heads"][2]
+        assert rank["heads"][1] == pytest.approx(norms, rel=1e-4)

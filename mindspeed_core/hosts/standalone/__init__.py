@@ -25,7 +25,7 @@ _STAGES = (
     "mindspeed_core.megatron.gradients",
     "mindspeed_core.megatron.schedule",
     "mindspeed_core.megatron.token_losses",
-    "mindspeed_core.megatron.loss_reduction",
+    _HERE + "losses",
     _HERE + "step",
     _HERE + "evaluation",
     "mindspeed_core.megatron.model_state",

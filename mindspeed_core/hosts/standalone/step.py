@@ -14,7 +14,6 @@ from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
 from mindspeed_core.hosts.standalone.fault_tolerance import bad_steps
 from mindspeed_core.hosts.standalone.fault_tolerance.hang_watch import Progress
-from mindspeed_core.hosts.standalone.model.auxiliary_losses import auxiliary_losses
 from mindspeed_core.hosts.standalone.monitoring.measures import Measures
 from mindspeed_core.hosts.standalone.monitoring.timing import install_timers, timed, untimed
 from mindspeed_core.megatron.loss import schedule_loss
@@ -144,7 +143,6 @@ def train_step(session: Session, run: Run) -> StepResult:
             update = session.call("optimizer_step", run=run)
     if update.successful:
         run.scheduler.step(increment=batch.samples)
-    losses = losses | auxiliary_losses(run)
     session.platform.synchronize()
     if run.config.timers is not None:
         run.config.timers.steps += 1

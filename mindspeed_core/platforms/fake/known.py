@@ -7,7 +7,7 @@ and the length of a selection are what they would be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -187,6 +187,19 @@ def tell_all(func: Any, args: tuple[Any, ...]) -> None:
     elif name == "allreduce_":
         for tensor in args[0]:
             forget(tensor)
+
+
+def tell_received(tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> None:
+    """Let the integers that arrive in a message be known.
+
+    Args:
+        tensors: those of the message.
+        numbers: as many as the message has.
+    """
+    for tensor in tensors:
+        if is_countable(tensor) and tensor.numel() == len(numbers):
+            with _disable_current_modes():
+                set_known(tensor, torch.tensor(numbers, dtype=tensor.dtype).reshape(tensor.shape))
 
 
 def _exchange(output: torch.Tensor, mine: torch.Tensor, group: Any, received: Any, sent: Any) -> None:

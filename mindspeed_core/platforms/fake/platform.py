@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mindspeed_core.instruments.communication import CommunicationLog
     from mindspeed_core.platforms.fake.answers import Answers
     from mindspeed_core.platforms.fake.tensors import AnsweringMode
+    from mindspeed_core.run import Run
 
 _NORM = Patch(
     target="megatron.core.optimizer.clip_grads:l2_norm_impl",
@@ -62,6 +63,7 @@ class DryRun(StoragePhases, Platform):
     _mode: Any = None
     _answering: Any = None
     _skew: float = 1.0
+    _run: Run | None = None
     _computing: ExitStack | None = None
 
     def __init__(self) -> None:
@@ -84,6 +86,7 @@ class DryRun(StoragePhases, Platform):
     def patches(self) -> Sequence[Patch]:
         """Return the patches of the device, and those of a world without peers and values."""
         from mindspeed_core.platforms.fake.balanced import routing_of
+        from mindspeed_core.platforms.fake.stages import told_shapes
         from mindspeed_core.platforms.fake.tensors import (
             STORAGE_COPY,
             ShapesOnly,
@@ -107,6 +110,7 @@ class DryRun(StoragePhases, Platform):
             STORAGE_COPY,
             swap_patch(self._mode),
             *reading_patches(self.answers),
+            told_shapes(self._answering, self._crossing),
         )
         return (*own, *shapes, *world_patches(self._position))
 
@@ -147,6 +151,7 @@ class DryRun(StoragePhases, Platform):
         computing, self._computing = self._computing, None
         if computing is not None:
             computing.close()
+        self._run = None
         super().close(session)
 
     @hookimpl(wrapper=True)
@@ -159,6 +164,21 @@ class DryRun(StoragePhases, Platform):
         except UnknownNumber as error:
             raise error.while_building() from None
         return model  # type: ignore[return-value]
+
+    @hookimpl(wrapper=True)
+    def get_forward_backward(self, run: Run) -> Iterator[None]:
+        """Remember the run whose stages exchange tensors."""
+        self._run = run
+        schedule: Callable[..., Any] = yield  # type: ignore[assignment]
+        return schedule  # type: ignore[return-value]
+
+    def _crossing(self) -> Sequence[int] | None:
+        """Return the shape of what crosses from stage to stage; None where data decides it."""
+        run = self._run
+        if run is None or run.boundary is None or getattr(run.args, "variable_seq_lengths", False):
+            return None
+        tensors = run.boundary.tensors
+        return tensors[0].shape if len(tensors) == 1 else None
 
     def memory_allocated(self) -> MemoryFigure:
         """Return the bytes of the tensors that are alive."""

@@ -7,7 +7,7 @@ on the calling thread, so that what observes a thread sees it too.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -19,8 +19,9 @@ from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Patch
 from mindspeed_core.platforms.equal_blocks import without_values
 from mindspeed_core.platforms.fake.answers import Answers, reading_place
-from mindspeed_core.platforms.fake.known import known_values, run_known, tell_all
+from mindspeed_core.platforms.fake.known import known_values, run_known, tell_all, tell_received
 
+_RECEIVED = "c10d::recv_"
 _READ = torch.ops.aten._local_scalar_dense.default
 _COALESCED = frozenset(
     f"c10d::{name}"
@@ -69,7 +70,17 @@ class AnsweringMode(TorchDispatchMode):
         """Start with nothing answered; ``shapes`` stands in for shape functions."""
         super().__init__()
         self.answers = Answers()
+        self._arriving: Sequence[int] | None = None
         self._shapes = {_operation(name): shape for name, shape in (shapes or {}).items()}
+
+    @contextmanager
+    def receiving(self, numbers: Sequence[int]) -> Iterator[None]:
+        """Let integers that are received in this block be these."""
+        self._arriving = numbers
+        try:
+            yield
+        finally:
+            self._arriving = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -94,6 +105,8 @@ class AnsweringMode(TorchDispatchMode):
                 return values.item()
         if func.namespace == "c10d":
             tell_all(func, args)
+            if self._arriving is not None and func.name() == _RECEIVED:
+                tell_received(args[0], self._arriving)
             if func.name() in _COALESCED:
                 from torch.distributed._meta_registrations import create_fakework
 

@@ -46,6 +46,25 @@ def test_policies_combine(alone, executor, layout, recomputed, gradients):
         assert side.losses[name] == pytest.approx(losses, rel=TOLERANCE)
 
 
+INTERLEAVED = (*PP2, "--num-layers-per-virtual-pipeline-stage", "1", "--pipeline-schedule", "interleaved")
+SHAPES = {
+    "grid": ((), grid(1, 2)),
+    "uneven": (("--seq-length", "33", "--max-position-embeddings", "33"), (*TP2, *SP, "--unaligned-linear")),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_interleaved_schedule_of_ones_own_hands_on_tensors_of_another_shape(shape):
+    both, layout = SHAPES[shape]
+    model = (*MODEL, *BATCH, *both, "--num-layers", "4")
+    theirs = train_side(model, 1, STEPS, platform="cpu")
+    ours = train_side((*model, *layout, *INTERLEAVED), 4, STEPS, initial=theirs.initial, platform="cpu")
+    assert "pp-engine" in ours.features
+    compared, _ = compare_sides(ours, theirs, tolerance=TOLERANCE)
+    assert compared.equal, str(compared)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("flags", [(), ("--use-gradient-accumulation-fusion",)], ids=["added", "in-place"])
 def test_delayed_gradients_reach_overlapped_data_parallelism_to_the_bit(flags):

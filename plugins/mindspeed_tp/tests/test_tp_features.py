@@ -64,7 +64,7 @@ def plan(*flags, ranks=1):
         (("--use-nd-matmul", "--nd1-dim1-size", "2", "--nd2-dim1-size", "1"), {"tp-2d"}),
         (("--lm-loss-chunks", "2"), {"chunked-lm-loss"}),
         (("--use-distributed-optimizer", "--disable-gloo-group"), {"hccl-replace-gloo"}),
-        (("--embedding-without-masks",), {"vocab-parallel"}),
+        ((), {"vocab-parallel"}),
     ],
 )
 def test_every_host_takes_the_flags(host, flags, names):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 
@@ -176,6 +177,23 @@ class SlicedState:
             dist.scatter(received, sent, first, group=group)
             shard[offset : offset + length].copy_(received)
         return shard
+
+
+def check_without_gloo() -> None:
+    """Refuse groups of gloo where there should be none.
+
+    Raises:
+        UserError: the program has made them.
+    """
+    try:
+        parallel_state.get_data_parallel_group_gloo()
+    except AssertionError:
+        return
+    raise UserError(
+        "--disable-gloo-process-groups, but this program has made groups of gloo; call "
+        "initialize_model_parallel with create_gloo_process_groups=False and get_megatron_optimizer with "
+        "use_gloo_process_groups=False, or drop the flag"
+    )
 
 
 def gather_in_slices(session: Session, optimizer: Any, size: int) -> None:

@@ -142,18 +142,18 @@ class PlannedLinearFunction(torch.autograd.Function):
         return dx, dw, db, None
 
 
-def _forward(x: Tensor, weight: Tensor, how: How, per_row: int) -> tuple[Tensor, Tensor]:
-    """Return the result without bias, and the input with the rows of all ranks."""
+def _forward(x: Tensor, weight: Tensor, how: How, per_row: int) -> tuple[Tensor, Tensor | None]:
+    """Return the result without bias, and the input with the rows of all ranks, where it is kept."""
     plan, groups = how.plan, how.groups
     gather = None if groups.gather is None else groups.gather.times(per_row)
     reduce = None if groups.reduce is None else groups.reduce.times(per_row)
     if gather is not None:
         joined = gather.even and (reduce is None or plan.reduce.executor == DIRECT)
         if joined:
-            y, x = call(plan.gather, "gathered", x, weight, gather.group)()
+            y, whole = call(plan.gather, "gathered", x, weight, gather.group, keep=how.keep_gathered)()
             if reduce is None:
-                return y, x
-            return _reduced(y, reduce, groups.scatter), x
+                return y, whole
+            return _reduced(y, reduce, groups.scatter), whole
         x = gather.start_gather(x)()
     if reduce is None:
         return x @ weight, x

@@ -21,7 +21,7 @@ from mindspeed_tp.plan import FUSED, RING, Execution
 
 
 def ring_product_of_gathered(
-    x: Tensor, weight: Tensor, group: ProcessGroup, parts: int
+    x: Tensor, weight: Tensor, group: ProcessGroup, parts: int, *, keep: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Return ``[w * m, n]`` and the gathered rows ``[w * m, k]``: each rank's rows go once around the ring.
 
@@ -30,6 +30,7 @@ def ring_product_of_gathered(
         weight: ``[k, n]``.
         group: whose rows are gathered, in rank order.
         parts: not used: a step of the ring is a part.
+        keep: not used: the rows are there.
     """
     ranks, me = group.size(), group.rank()
     rows, width = x.shape
@@ -68,7 +69,7 @@ def executor(execution: Execution, x: Tensor) -> Products:
 
 
 def call(
-    execution: Execution, kind: str, x: Tensor, weight: Tensor, group: ProcessGroup
+    execution: Execution, kind: str, x: Tensor, weight: Tensor, group: ProcessGroup, **options: bool
 ) -> Callable[[], Any]:
     """Return the call of one product, with the number of parts of its shape.
 
@@ -78,7 +79,8 @@ def call(
         x: ``[m, k]``.
         weight: ``[k, n]``.
         group: whose ranks communicate.
+        options: of ``gathered``.
     """
     rows = x.shape[0] * (group.size() if kind == "gathered" else 1)
     parts = execution.parts_of((rows, x.shape[1], weight.shape[1]))
-    return partial(getattr(executor(execution, x), kind), x, weight, group, parts)
+    return partial(getattr(executor(execution, x), kind), x, weight, group, parts, **options)

@@ -1,7 +1,8 @@
 """The embedding of a vocabulary spread over ranks, without assignments by a mask.
 
-Rows of other ranks are multiplied by zero instead of being overwritten: an assignment by a mask asks the host
-how many elements it has, which a device answers only when it has caught up.
+Rows of other ranks are filled with zeros under a mask, which is an operation of one shape whatever the mask:
+an assignment by a mask asks the host how many elements it has, which a device answers only when it has caught
+up.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ def embedded(module: Any, ids: Tensor, rows: Rows) -> Tensor:
     if module.tp_group.size() == 1:
         found = _looked_up(module, ids)
         return found.transpose(0, 1).contiguous() if module.reduce_scatter_embeddings else found
-    mine = (ids >= module.vocab_start_index) & (ids < module.vocab_end_index)
-    found = _looked_up(module, (ids - module.vocab_start_index) * mine)
-    found = found * mine.unsqueeze(-1)
+    others = (ids < module.vocab_start_index) | (ids >= module.vocab_end_index)
+    found = _looked_up(module, (ids - module.vocab_start_index).masked_fill_(others, 0))
+    found = found.masked_fill_(others.unsqueeze(-1), 0)
     if not module.reduce_scatter_embeddings:
         summed: Tensor = reduce_from_tensor_model_parallel_region(found, group=module.tp_group)
         return summed
@@ -66,6 +67,8 @@ def look_up_without_masks(
 ) -> None:
     """Let the embeddings of these chunks look ids up by `embedded`.
 
+    Embeddings of another class, and those that somebody changed before, stay as they are.
+
     Args:
         session: records the changes.
         owner: name of the feature.
@@ -76,5 +79,5 @@ def look_up_without_masks(
     rows = Rows(group, sequence)
     for chunk in model:
         for module in chunk.modules():
-            if isinstance(module, VocabParallelEmbedding):
+            if type(module).forward is VocabParallelEmbedding.forward and "forward" not in vars(module):
                 session.instances.set(owner, module, "forward", partial(embedded, module, rows=rows))

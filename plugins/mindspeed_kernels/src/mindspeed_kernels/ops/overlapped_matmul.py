@@ -83,15 +83,17 @@ def product_summed(x: Tensor, weight: Tensor, group: ProcessGroup, parts: int) -
     return result
 
 
-def product_of_gathered(x: Tensor, weight: Tensor, group: ProcessGroup, parts: int) -> tuple[Tensor, Tensor]:
-    """Return ``[w * m, n]`` and the gathered rows ``[w * m, k]`` in rank order, part by part."""
+def product_of_gathered(
+    x: Tensor, weight: Tensor, group: ProcessGroup, parts: int, *, keep: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """Return ``[w * m, n]`` and, to ``keep``, the gathered rows ``[w * m, k]`` in rank order."""
     ranks, rows, width = group.size(), x.shape[0], x.shape[1]
     parts = _usable_parts(rows, parts)
     if parts == 1:
-        whole = collectives.gathered(x, group)
-        return whole @ weight, whole
+        gathered = collectives.gathered(x, group)
+        return gathered @ weight, gathered if keep else None
     step = rows // parts
-    whole = x.new_empty(ranks, parts, step, width)
+    whole = x.new_empty(ranks, parts, step, width) if keep else None
     result = x.new_empty(ranks, parts, step, weight.shape[1])
     pieces = [x.new_empty(ranks * step, width) for _ in range(parts)]
     works = [
@@ -101,8 +103,9 @@ def product_of_gathered(x: Tensor, weight: Tensor, group: ProcessGroup, parts: i
     for part, (piece, work) in enumerate(zip(pieces, works, strict=True)):
         work.wait()
         result[:, part] = (piece @ weight).view(ranks, step, -1)
-        whole[:, part] = piece.view(ranks, step, width)
-    return result.view(ranks * rows, -1), whole.view(ranks * rows, width)
+        if whole is not None:
+            whole[:, part] = piece.view(ranks, step, width)
+    return result.view(ranks * rows, -1), whole if whole is None else whole.view(ranks * rows, width)
 
 
 def product_scattered(x: Tensor, weight: Tensor, group: ProcessGroup, parts: int) -> Tensor:
@@ -159,15 +162,17 @@ def _mc2_summed(x: Tensor, weight: Tensor, group: ProcessGroup, parts: int) -> T
     return result
 
 
-def _mc2_gathered(x: Tensor, weight: Tensor, group: ProcessGroup, parts: int) -> tuple[Tensor, Tensor]:
+def _mc2_gathered(
+    x: Tensor, weight: Tensor, group: ProcessGroup, parts: int, *, keep: bool = True
+) -> tuple[Tensor, Tensor | None]:
     import torch_npu
 
     if not _mc2_computes(x, weight, group):
-        return product_of_gathered(x, weight, group, parts)
-    result: tuple[Tensor, Tensor] = torch_npu.npu_all_gather_base_mm(
+        return product_of_gathered(x, weight, group, parts, keep=keep)
+    result, whole = torch_npu.npu_all_gather_base_mm(
         x.contiguous(), weight, hccl_name(group), group.size(), gather_index=0, gather_output=True
     )
-    return result
+    return result, whole if keep else None
 
 
 def _mc2_scattered(x: Tensor, weight: Tensor, group: ProcessGroup, parts: int) -> Tensor:
@@ -182,10 +187,13 @@ def _mc2_scattered(x: Tensor, weight: Tensor, group: ProcessGroup, parts: int) -
 
 
 class Products(NamedTuple):
-    """One way to multiply and communicate; each takes rows, weight, group and number of parts."""
+    """One way to multiply and communicate; each takes rows, weight, group and number of parts.
+
+    ``gathered`` returns the gathered rows beside the product, None with ``keep=False``.
+    """
 
     summed: Callable[..., Tensor]
-    gathered: Callable[..., tuple[Tensor, Tensor]]
+    gathered: Callable[..., tuple[Tensor, Tensor | None]]
     scattered: Callable[..., Tensor]
 
 
@@ -220,6 +228,7 @@ class _AllGatherMatmul(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.how = (group, parts, products)
         result, whole = products.gathered(x, weight, group, parts)
+        assert whole is not None
         ctx.mark_non_differentiable(whole)
         return result, whole
 

@@ -71,6 +71,16 @@ class SlicedGather(Feature):
         )
 
     @hookimpl(wrapper=True)
+    def build_process_groups(self, args: Any) -> Generator[None, Any, Any]:
+        """Refuse groups of gloo that a program made before anybody was asked."""
+        groups = yield
+        if not args.enable_gloo_process_groups:
+            from mindspeed_tp.gathered_state import check_without_gloo
+
+            check_without_gloo()
+        return groups
+
+    @hookimpl(wrapper=True)
     def build_optimizer(self, session: Any, args: Any) -> Generator[None, Any, Any]:
         """Change how state is gathered and handed out."""
         optimizer = yield

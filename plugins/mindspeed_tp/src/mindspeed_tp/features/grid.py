@@ -12,6 +12,7 @@ from mindspeed_tp.features.formulas import GRID as GRID_BYTES
 from mindspeed_tp.features.grid_proofs import GRID_PROOFS
 from mindspeed_tp.model_sizes import ModelSizes
 from mindspeed_tp.options import GRID
+from mindspeed_tp.told_shapes import stages_tell_shapes
 from mindspeed_tp.volume import LayerShape, in_words, linears, one_dimensional, table
 
 _FLAG, _FORMER = "--tp-2d", "--use-nd-matmul"
@@ -132,11 +133,11 @@ class TwoDimensional(Feature):
     _groups: Any = None
 
     @hookimpl(wrapper=True)
-    def build_transformer_config(self, args: Any) -> Generator[None, Any, Any]:
+    def build_transformer_config(self, session: Any, args: Any) -> Generator[None, Any, Any]:
         """Keep megatron-core from spreading the sequence, and from expecting one shape between stages."""
         config = yield
         config.sequence_parallel = False
-        if (getattr(args, "virtual_pipeline_model_parallel_size", None) or 1) > 1:
+        if stages_tell_shapes(session, args):
             config.variable_seq_lengths = True
         return config
 
@@ -159,10 +160,8 @@ class TwoDimensional(Feature):
 
     @hookimpl(wrapper=True)
     def boundary_schema(self, args: Any) -> Generator[None, Any, Any]:
-        """Describe this rank's part of the hidden state; interleaved stages exchange shapes."""
+        """Describe this rank's part of the hidden state."""
         schema = yield
-        if (getattr(args, "virtual_pipeline_model_parallel_size", None) or 1) > 1:
-            return schema
         first, *others = schema.tensors
         s, b, h = first.shape
         return replace(schema, tensors=(replace(first, shape=(s // args.tp_x, b, h // args.tp_y)), *others))

@@ -28,11 +28,6 @@ class AsynchronousLog(Feature):
             equals="skip",
             reason="it looks at the loss before the update; drop one of the two",
         ),
-        Conflict(
-            flag="--num-experts",
-            reason="losses of experts are summed on their way, one after the other; drop it",
-        ),
-        Conflict(flag="--mtp-num-layers", reason="losses of predictions are summed on their way; drop it"),
     )
     hosts = ("standalone",)
     docs = "mindspeed_tp:docs/async-log-allreduce.md"
@@ -48,7 +43,8 @@ class AsynchronousLog(Feature):
         groups = yield
         from mindspeed_tp.log_reduction import create_groups
 
-        create_groups(session, args.world_size, args.tensor_model_parallel_size)
+        layers = bool(args.num_experts or args.mtp_num_layers)
+        create_groups(session, args.world_size, args.tensor_model_parallel_size, layers=layers)
         return groups
 
     @hookimpl

@@ -22,6 +22,7 @@ GQA = ("--group-query-attention", "--num-query-groups", "2")
 SHARDED = ("--use-distributed-optimizer",)
 BOTH_OVERLAPS = (*SHARDED, "--overlap-grad-reduce", "--overlap-param-gather")
 FULL = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
+KERNELS = ("--use-fused-rmsnorm", "--use-fused-swiglu", "--use-fused-rotary-pos-emb", "--use-flash-attn")
 COC = ("--use-ascend-coc", "--coc-parallel-num")
 REWRITTEN = ("--use-ascend-coc", "--coc-mode", "1")
 
@@ -126,6 +127,7 @@ COC_PROOFS = (
     as_without("biases", (*COC, "8"), *TP2, *SP, model=PLAIN, tolerance=_LINE),
     as_without("rewritten", REWRITTEN, *TP2, *SP),
     as_on_one("one-process", (*COC, "4"), *TP2, *SP, *BOTH_OVERLAPS, both=GQA),
+    as_on_one("kernels", (*COC, "2"), *TP2, *SP, *KERNELS),
     as_without("bf16", (*COC, "4"), *TP2, *SP, "--bf16", tolerance=5e-2),
     as_without("pp2", (*COC, "2"), *TP2, *SP, *PP2, ranks=4, tolerance=_LINE),
     as_without("interleaved", (*COC, "2"), *TP2, *SP, *INTERLEAVED, ranks=4, tolerance=_LINE),
@@ -217,5 +219,6 @@ RECOMPUTE_PROOFS = (
     ),
     as_without("latent-attention", _LEVEL2, *TP2, *SP, *FULL, "--multi-latent-attention", tolerance=_LINE),
     as_on_one("one-process", _LEVEL2, *TP2, *SP, *FULL, *BOTH_OVERLAPS),
+    as_on_one("kernels", _LEVEL2, *TP2, *SP, *FULL, *KERNELS, both=GQA),
     resumed(_LEVEL2, *TP2, *SP, *FULL, *BOTH_OVERLAPS),
 )

@@ -11,6 +11,7 @@ from mindspeed_tp.features.core import PLANNED
 from mindspeed_tp.features.formulas import UNEVEN as UNEVEN_BYTES
 from mindspeed_tp.features.uneven_proofs import UNEVEN_PROOFS
 from mindspeed_tp.options import GRID, MC2, UNEVEN
+from mindspeed_tp.told_shapes import stages_tell_shapes
 from mindspeed_tp.uneven.cut import Cuts
 
 _FLAG = "--unaligned-linear"
@@ -111,12 +112,11 @@ class UnevenLinears(Feature):
         return groups
 
     @hookimpl(wrapper=True)
-    def build_transformer_config(self, args: Any) -> Generator[None, Any, Any]:
+    def build_transformer_config(self, session: Any, args: Any) -> Generator[None, Any, Any]:
         """Let interleaved stages tell each other how long their parts are."""
         config = yield
         cut = Cuts.of(args).sequence
-        interleaved = (getattr(args, "virtual_pipeline_model_parallel_size", None) or 1) > 1
-        if interleaved and cut is not None and not cut.even:
+        if stages_tell_shapes(session, args) and cut is not None and not cut.even:
             config.variable_seq_lengths = True
         return config
 
@@ -142,8 +142,7 @@ class UnevenLinears(Feature):
         """Describe this rank's positions; both sides of a boundary have as many."""
         schema = yield
         cut = Cuts.of(args).sequence
-        interleaved = (getattr(args, "virtual_pipeline_model_parallel_size", None) or 1) > 1
-        if cut is None or cut.even or interleaved:
+        if cut is None or cut.even:
             return schema
         from mindspeed_tp.uneven.linears import TOGETHER
 

@@ -11,7 +11,7 @@ from mindspeed_tp.model_sizes import ModelSizes
 from mindspeed_tp.options import UNEVEN
 from mindspeed_tp.uneven.cut import Cuts
 
-_EMBEDDING, _CHUNKS = "--embedding-without-masks", "--lm-loss-chunks"
+_WITH_MASKS, _CHUNKS = "--embedding-with-masks", "--lm-loss-chunks"
 
 
 def _sequence(session: Any, args: Any) -> Any:
@@ -20,17 +20,13 @@ def _sequence(session: Any, args: Any) -> Any:
 
 
 class VocabularyEmbedding(Feature):
-    """Rows of the embedding that other ranks hold are multiplied by zero instead of being overwritten."""
+    """Rows of the embedding that other ranks hold are filled with zeros, without an assignment by a mask."""
 
     name = "vocab-parallel"
     family = "tp"
-    summary = "The embedding of a vocabulary spread over ranks without assignments by a mask; always on NPUs"
-    flags = (
-        Flag(_EMBEDDING, help="Look up ids of other ranks without assignments by a mask; always on NPUs."),
-    )
+    summary = "The embedding of a vocabulary spread over ranks without assignments by a mask; always on"
+    flags = (Flag(_WITH_MASKS, help="Look up ids as megatron-core does, with assignments by a mask."),)
     docs = "mindspeed_tp:docs/vocab-parallel.md"
-    places_modules = True
-    needs_open_session = True
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
@@ -38,10 +34,9 @@ class VocabularyEmbedding(Feature):
 
     @classmethod
     def enabled(cls, args: Any) -> bool:
-        """Return whether ranks share the vocabulary, and the device or the flag asks for it."""
-        shared = getattr(args, "tensor_model_parallel_size", 1) > 1
-        on_npu = getattr(args, "platform", "") == "npu"
-        return shared and bool(getattr(args, "embedding_without_masks", False) or on_npu)
+        """Return whether ranks share the vocabulary, unless masks are asked for."""
+        shared = (getattr(args, "tensor_model_parallel_size", 1) or 1) > 1
+        return shared and not getattr(args, "embedding_with_masks", False)
 
     @hookimpl(wrapper=True)
     def build_model(self, session: Any, args: Any, pg: Any) -> Generator[None, Any, Any]:

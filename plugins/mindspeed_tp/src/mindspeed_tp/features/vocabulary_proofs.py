@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from mindspeed_core.feature import Gain
+from mindspeed_core.feature import Gain, Scenario
 from mindspeed_tp.features.grid_proofs import grid
 from mindspeed_tp.features.proofs import (
     BOTH_OVERLAPS,
     FULL,
+    INTERLEAVED,
     MODEL,
     PLAIN,
     PP2,
@@ -17,13 +18,21 @@ from mindspeed_tp.features.proofs import (
     resumed,
 )
 
-_EMBEDDING = ("--embedding-without-masks",)
+
+def _as_with_masks(name: str, *layout: str, model: tuple[str, ...] = MODEL) -> Scenario:
+    """Compare an embedding, which is on without a flag, with megatron-core's: the same bits."""
+    flags = (*model, *TP2, *layout)
+    baseline = (*flags, "--embedding-with-masks")
+    return Scenario(name, flags=flags, baseline=baseline, world_size=2, tolerance=0.0)
+
+
 EMBEDDING_PROOFS = (
-    as_without("tp2-sp", _EMBEDDING, *TP2, *SP),
-    as_without("tp2", _EMBEDDING, *TP2, model=PLAIN),
-    as_without("bf16", _EMBEDDING, *TP2, *SP, "--bf16"),
-    as_on_one("one-process", _EMBEDDING, *TP2, *SP, *BOTH_OVERLAPS),
-    resumed(_EMBEDDING, *TP2, *SP, *BOTH_OVERLAPS),
+    _as_with_masks("tp2-sp", *SP),
+    _as_with_masks("tp2", model=PLAIN),
+    _as_with_masks("bf16", *SP, "--bf16"),
+    _as_with_masks("deterministic", *SP, "--deterministic-mode"),
+    as_on_one("one-process", (), *TP2, *SP, *BOTH_OVERLAPS),
+    resumed((), *TP2, *SP, *BOTH_OVERLAPS),
 )
 _FOUR = ("--lm-loss-chunks", "4")
 _LINE = 1e-5
@@ -40,6 +49,7 @@ LOSS_PROOFS = (
     as_without("bf16", _FOUR, *TP2, *SP, "--bf16", tolerance=3e-2),
     as_without("in-place", _FOUR, *TP2, *SP, "--use-gradient-accumulation-fusion", tolerance=_LINE),
     as_without("pp2", _FOUR, *TP2, *SP, *PP2, ranks=4, tolerance=_LINE),
+    as_without("interleaved", _FOUR, *TP2, *SP, *INTERLEAVED, ranks=4, tolerance=_LINE),
     as_without("predictions", _FOUR, *TP2, *SP, "--mtp-num-layers", "1", *_UNTIED, tolerance=_LINE),
     as_without("per-token-loss", _FOUR, "--calculate-per-token-loss", tolerance=_LINE),
     as_on_one("grid", (*grid(1, 2), *_FOUR)),
