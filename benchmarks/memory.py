@@ -5,6 +5,7 @@ b  published models, one rank of each in shapes alone, beside formulas and publi
 c  bytes and time of main parameters that are kept as the weight and 16 further bits
 d  measured plans of recomputation against full recomputation within the same budgets
 e  what swapping copies: order, buffers, bytes of a layer, and the bandwidth that they need
+f  what torch's allocator would reserve, by a model of it, with fixed segments, growing ones and two pools
 
 Results of all parts are one file, ``results/memory.json``; ``--write`` renews the parts that were run, and
 ``--show`` prints the tables of the file without running anything. Bytes are the same on every machine; times
@@ -20,11 +21,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import memory_activations as activations
+import memory_allocator as allocator
 import memory_optimizer as optimizer
 import memory_policies as policies
 from machine import RESULTS, update
 
-_NAME, _PARTS = "memory", "abcde"
+_NAME, _PARTS = "memory", "abcdef"
 
 
 def measure(part: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -35,6 +37,7 @@ def measure(part: str, options: argparse.Namespace) -> dict[str, Any]:
         "c": optimizer.split_masters,
         "d": lambda: policies.policies(options.rounds, options.tokens),
         "e": activations.swapped_bytes,
+        "f": allocator.reserved_bytes,
     }
     return parts[part]()
 
@@ -52,8 +55,10 @@ def show(part: str, found: dict[str, Any]) -> None:
     elif part == "d":
         policies.show_on_cpu(found["cpu"])
         policies.show_simulated(found["models"])
-    else:
+    elif part == "e":
         activations.show_swapped_bytes(found)
+    else:
+        allocator.show_reserved_bytes(found)
 
 
 def missed(results: Mapping[str, Any]) -> list[str]:
@@ -81,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--parts", default=_PARTS, help="parts to run, all of a to e by default")
+    parser.add_argument("--parts", default=_PARTS, help="parts to run, all of a to f by default")
     parser.add_argument("--write", action="store_true", help="keep the numbers in benchmarks/results")
     parser.add_argument(
         "--show", action="store_true", help="print the numbers that are kept there, and run nothing"
@@ -92,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     wrong = set(options.parts) - set(_PARTS)
     if wrong:
-        parser.error(f"--parts {options.parts}: {min(wrong)} is no part; there are a, b, c, d and e")
+        parser.error(f"--parts {options.parts}: {min(wrong)} is no part; there are a to f")
     results: dict[str, Any] = {}
     if options.show:
         path = RESULTS / f"{_NAME}.json"

@@ -143,21 +143,25 @@ PLANS = {
 }
 
 
-def plan_here(model: str, flags: Sequence[str]) -> dict[str, Any]:
-    """Plan one rank of a model for two steps."""
-    from mindspeed_core.activation import activate
-    from mindspeed_core.hosts.standalone import loop
-    from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
-
+def model_flags(model: str, *flags: str) -> list[str]:
+    """Return the command line of a dry run of a model's first rank."""
     ranks, _, shape = MODELS[model]
-    line = [
+    return [
         *("--platform", "fake", "--fake-world-size", str(ranks), "--fake-rank", "0"),
         *(*shape, *SHARDED, *flags),
         *("--max-position-embeddings", "4096", "--micro-batch-size", "1", "--mock-data", "--lr", "1e-4"),
         *("--attention-dropout", "0", "--hidden-dropout", "0", "--use-cpu-initialization"),
         *("--train-iters", "2", "--eval-iters", "0", "--use-flash-attn"),
     ]
-    with activate(line, host="standalone") as session:
+
+
+def plan_here(model: str, flags: Sequence[str]) -> dict[str, Any]:
+    """Plan one rank of a model for two steps."""
+    from mindspeed_core.activation import activate
+    from mindspeed_core.hosts.standalone import loop
+    from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
+
+    with activate(model_flags(model, *flags), host="standalone") as session:
         run = loop.setup(session)
         session.call("start_run", run=run)
         for _ in range(2):

@@ -71,3 +71,26 @@ def test_peak_starts_anew_at_what_is_alive():
 def test_shared_storage_counts_once():
     buffer = torch.zeros(100)
     assert tensor_bytes([buffer, buffer[:10], buffer.view(10, 10), torch.zeros(5)]) == 420
+
+
+def test_storages_in_the_place_of_freed_ones_count_anew():
+    with TensorBytes() as tracked:
+        for _ in range(100):
+            torch.zeros(10)
+        assert (tracked.alive, tracked.peak) == (0, 40)
+        kept = torch.zeros(25)
+    assert (tracked.alive, tracked.peak) == (100, 100)
+    del kept
+
+
+def test_measurements_within_one_another_count_each_for_itself():
+    with TensorBytes() as outer:
+        first = torch.zeros(10)
+        with TensorBytes() as inner:
+            second = torch.zeros(25)
+            first.untyped_storage().resize_(0)
+        assert (inner.alive, inner.peak) == (60, 100)
+        third = torch.zeros(5)
+    assert (outer.alive, outer.peak) == (120, 140)
+    assert inner.alive == 60
+    del second, third

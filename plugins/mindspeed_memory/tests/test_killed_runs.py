@@ -2,7 +2,9 @@
 
 import pytest
 
+from mindspeed_core.discovery.feature_checks import declared_features
 from mindspeed_core.megatron.tracker import TRACKER
+from mindspeed_memory.features import DECLARATIONS
 from mindspeed_testing.faults import records, start_job
 
 MODEL = (
@@ -37,12 +39,21 @@ CASES = {
     "swap-activation-plan": ("--swap-activation-plan", "decoder.layers.{*}", "--swap-min-bytes", "256"),
     "memory-fragmentation": ("--memory-fragmentation",),
     "memory-report": ("--memory-report",),
+    "adaptive-recompute": ("--adaptive-recompute-device-swap", "--adaptive-recompute-device-size", "100"),
+    "adaptive-memory": ("--adaptive-memory-optimization", "--swap-min-bytes", "256"),
+    "smart-swap": ("--smart-swap", "--swap-min-bytes", "256"),
+    "checkpoint-activations": ("--checkpoint-activations",),
+    "block-optimizer": (*SHARDED, "--reuse-fp32-param", "--virtual-optimizer", "all"),
 }
 SHORT = ("swap-optimizer", "swap-attention")
 RUNS = [
     *((name, 10) for name in SHORT),
     *(pytest.param(name, 100, marks=pytest.mark.thorough) for name in CASES),
 ]
+
+
+def test_every_feature_has_a_run():
+    assert {feature.name for feature in declared_features(DECLARATIONS)} == set(CASES)
 
 
 @pytest.mark.parametrize(("name", "steps"), RUNS)
