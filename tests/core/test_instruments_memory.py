@@ -1,4 +1,5 @@
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from mindspeed_core.instruments.memory import TensorBytes, tensor_bytes
 
@@ -94,3 +95,21 @@ def test_measurements_within_one_another_count_each_for_itself():
     assert (outer.alive, outer.peak) == (120, 140)
     assert inner.alive == 60
     del second, third
+
+
+def test_the_peak_is_the_profiler_s_up_to_the_temporaries_of_one_operator():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64), torch.nn.GELU()) * 4)
+    x = torch.randn(32, 64)
+    model(x).sum().backward()
+    with (
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled,
+        TensorBytes() as tracked,
+    ):
+        model(x).sum().backward()
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    alive = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        alive += event.nbytes()
+        peak = max(peak, alive)
+    assert tracked.peak <= peak <= tracked.peak + 64 * 64 * 4
