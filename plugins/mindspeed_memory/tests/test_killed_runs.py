@@ -45,10 +45,10 @@ CASES = {
     "checkpoint-activations": ("--checkpoint-activations",),
     "block-optimizer": (*SHARDED, "--reuse-fp32-param", "--virtual-optimizer", "all"),
 }
-SHORT = ("swap-optimizer", "swap-attention")
+SHORT = (*CASES["swap-optimizer"], *CASES["swap-attention"])
 RUNS = [
-    *((name, 10) for name in SHORT),
-    *(pytest.param(name, 100, marks=pytest.mark.thorough) for name in CASES),
+    pytest.param("swap-optimizer and swap-attention", SHORT, 10, id="short"),
+    *(pytest.param(name, flags, 100, id=name, marks=pytest.mark.thorough) for name, flags in CASES.items()),
 ]
 
 
@@ -56,10 +56,10 @@ def test_every_feature_has_a_run():
     assert {feature.name for feature in declared_features(DECLARATIONS)} == set(CASES)
 
 
-@pytest.mark.parametrize(("name", "steps"), RUNS)
-def test_a_killed_run_goes_on_as_if_nothing_had_been(name, steps, tmp_path):
+@pytest.mark.parametrize(("name", "features", "steps"), RUNS)
+def test_a_killed_run_goes_on_as_if_nothing_had_been(name, features, steps, tmp_path):
     processes = "1" if steps < 100 else "2"
-    flags = (*MODEL, *CASES[name], "--train-iters", str(steps), "--nproc", processes)
+    flags = (*MODEL, *features, "--train-iters", str(steps), "--nproc", processes)
     if name == "memory-report":
         flags += ("--memory-report-path", str(tmp_path / "report"))
     save = tmp_path / "checkpoints"

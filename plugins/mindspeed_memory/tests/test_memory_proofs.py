@@ -6,7 +6,7 @@ from mindspeed_core.testing.scenarios import scenario_parameters
 from mindspeed_core.testing.verify import verify
 from mindspeed_memory.features import DECLARATIONS
 
-ALWAYS = ("recompute-activation-tp2-sequence-parallel", "recompute-activation-dp2-overlapped")
+ALWAYS = ("recompute-activation-dp2-overlapped",)
 
 
 @pytest.mark.parametrize(

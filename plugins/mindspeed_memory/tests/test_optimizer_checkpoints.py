@@ -16,8 +16,8 @@ REUSE = ("--reuse-fp32-param",)
 SWAP = ("--swap-optimizer", "--swap-optimizer-times", "5")
 FORMS = {
     "split": (OVERLAPPED, REUSE),
-    "split, whole parameters": (BF16, REUSE),
     "swapped": (SHARDED, SWAP),
+    "split, whole parameters": (BF16, REUSE),
     "compressed": (SHARDED, ("--compress-optimizer",)),
     "split, signs": (SHARDED, (*REUSE, "--reuse-fp32-ties", "sign")),
     "split, signs, whole parameters": (BF16, (*REUSE, "--reuse-fp32-ties", "sign")),
@@ -29,7 +29,7 @@ FORMS = {
     "compressed, whole parameters": (BF16, ("--compress-optimizer", *REUSE)),
     "half-up": (SHARDED, (*REUSE, "--reuse-fp32-rounding", "half-up")),
 }
-THOROUGH = tuple(FORMS)[4:]
+THOROUGH = tuple(FORMS)[2:]
 
 
 def plain_run(layout, folder):

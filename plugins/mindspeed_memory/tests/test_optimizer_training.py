@@ -44,6 +44,10 @@ CASES = {
         (*REUSE, "--virtual-optimizer", "0.0001"),
     ),
 }
+THOROUGH = (
+    *("float32 parameters among others, whole", "overflow, whole", "weights from outside, swapped"),
+    *("a NaN, half-up", "experts"),
+)
 
 
 def _in_dtype(dtype, module, given, output):
@@ -105,10 +109,11 @@ def trained(name, flags):
         return found, weights, dtypes
 
 
-def run_cases():
+def run_cases(names):
     return {
         name: (trained(name, layout), trained(name, (*layout, *flags)))
         for name, (layout, flags) in CASES.items()
+        if name in names
     }
 
 
@@ -124,11 +129,17 @@ def step_after_closing():
 
 
 @pytest.fixture(scope="module")
-def cases():
-    return run_world(run_cases, 2, timeout=390)
+def cases(asked_for):
+    # Some tests look at cases of their own.
+    names = {MIXED, "overflow", INFINITE, *asked_for("case")}
+    return run_world(run_cases, 2, sorted(names), timeout=390)
 
 
-@pytest.mark.parametrize("case", [name for name in CASES if "NaN" not in name])
+def named(*names):
+    return [pytest.param(name, marks=[pytest.mark.thorough] * (name in THOROUGH)) for name in names]
+
+
+@pytest.mark.parametrize("case", named(*(name for name in CASES if "NaN" not in name)))
 def test_steps_are_those_of_adamw(cases, case):
     for rank in cases:
         (plain, weights, _), (own, own_weights, _) = rank[case]
@@ -152,7 +163,7 @@ def test_an_infinite_gradient_of_a_float32_parameter_is_found(cases):
         assert [norm is None for norm in norms] == [False, True, False, False, False]
 
 
-@pytest.mark.parametrize("case", ["a NaN", "a NaN, half-up"])
+@pytest.mark.parametrize("case", named("a NaN", "a NaN, half-up"))
 def test_a_loss_that_is_not_finite_stays_so(cases, case):
     for rank in cases:
         losses = [loss for loss, _ in rank[case][1][0]]

@@ -92,7 +92,9 @@ _EXPERTS = (
 )
 # Residuals and ties go from step to step.
 _MANY = 12
+_TWO = as_without("bytes", *SHARDED, flags=REUSE, gains=_FIVE_SIXTHS)
 REUSE_PROOFS = (
+    _TWO,
     *layouts(REUSE, _FIVE_SIXTHS, steps=_MANY),
     as_without("one-rank", flags=REUSE, ranks=1, steps=_MANY),
     as_without("one-rank-distributed-optimizer", *SHARDED, flags=REUSE, ranks=1, steps=_MANY),
@@ -101,7 +103,7 @@ REUSE_PROOFS = (
     as_without("16-bit-gradients", *SHARDED, *HALF_GRADIENTS, flags=REUSE),
     resumed(REUSE),
 )
-BLOCK_PROOFS = (as_without("dp2-distributed-optimizer", *SHARDED, flags=REUSE), resumed(REUSE))
+BLOCK_PROOFS = (_TWO, resumed(REUSE))
 _STEP = (Gain("step_peak_bytes", 0.95), *_SAME_BYTES)
 _HALF = (*BF16, *HALF_GRADIENTS)
 RELEASE_PROOFS = (
@@ -145,7 +147,7 @@ FRAGMENTATION_PROOFS = (
 )
 _REPORT = ("--memory-report", "--memory-report-path", "runs/memory-report")
 REPORT_PROOFS = (
-    as_without("dp2", *SHARDED, flags=_REPORT),
+    as_without("dp2", *SHARDED, flags=_REPORT, gains=(Gain("step_peak_bytes", 1.0),)),
     *fully_sharded(_REPORT),
     resumed(_REPORT),
 )

@@ -94,7 +94,14 @@ NORM_PROOFS = (
 )
 _PER_RANK = ("--enable-recompute-layers-per-pp-rank",)
 COUNT_PROOFS = (
-    as_without("interleaved", (*_PER_RANK, *BLOCK, "1"), *INTERLEAVED, ranks=2, baseline=INTERLEAVED),
+    as_without(
+        "interleaved",
+        (*_PER_RANK, *BLOCK, "1"),
+        *INTERLEAVED,
+        ranks=2,
+        baseline=INTERLEAVED,
+        gains=(Gain("forward_bytes", 1.0),),
+    ),
     as_without(
         "spared",
         ("--reduce-recompute-for-last-chunk", *BLOCK, "2"),
