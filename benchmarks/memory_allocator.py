@@ -14,12 +14,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memory_optimizer import model_flags
+from memory_optimizer import on_first_rank
 
 from mindspeed_core.activation import activate
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone import loop
-from mindspeed_core.testing.worlds import run_world
 
 _MIB = 2**20
 _BLOCK, _SMALL, _SMALL_SEGMENT = 512, _MIB, 2 * _MIB
@@ -200,10 +199,10 @@ class Recording:
         return result  # type: ignore[return-value]
 
 
-def recorded(flags: Sequence[str]) -> list[tuple[int, int, bool]]:
+def recorded(line: list[str]) -> list[tuple[int, int, bool]]:
     """Plan two steps of one rank; return what it allocated."""
     recording = Recording()
-    with activate(model_flags(MODEL, *flags), host="standalone", extra_plugins=[recording]) as session:
+    with activate(line, host="standalone", extra_plugins=[recording]) as session:
         storage: Any = session.platform.storage
         with storage.watched_by(recording):
             run = loop.setup(session)
@@ -246,7 +245,7 @@ def reserved_bytes() -> dict[str, Any]:
         "half of the layers again": (*full, "16"),
         "swapped attention": ("--swap-attention",),
     }
-    return {name: replayed(run_world(recorded, 1, flags, timeout=600)[0]) for name, flags in cases.items()}
+    return {name: replayed(on_first_rank(recorded, MODEL, flags)) for name, flags in cases.items()}
 
 
 def show_reserved_bytes(found: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ times are this machine's.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mindspeed_core.feature import hookimpl
@@ -143,25 +143,25 @@ PLANS = {
 }
 
 
-def model_flags(model: str, *flags: str) -> list[str]:
-    """Return the command line of a dry run of a model's first rank."""
+def on_first_rank(function: Callable[[list[str]], Any], model: str, flags: Sequence[str]) -> Any:
+    """Call a function with the command line of a dry run of a model, in a process of its first rank."""
     ranks, _, shape = MODELS[model]
-    return [
-        *("--platform", "fake", "--fake-world-size", str(ranks), "--fake-rank", "0"),
-        *(*shape, *SHARDED, *flags),
+    line = [
+        *("--platform", "fake", *shape, *SHARDED, *flags),
         *("--max-position-embeddings", "4096", "--micro-batch-size", "1", "--mock-data", "--lr", "1e-4"),
         *("--attention-dropout", "0", "--hidden-dropout", "0", "--use-cpu-initialization"),
         *("--train-iters", "2", "--eval-iters", "0", "--use-flash-attn"),
     ]
+    return run_world(function, 1, line, timeout=_LONGEST, env={"WORLD_SIZE": str(ranks)})[0]
 
 
-def plan_here(model: str, flags: Sequence[str]) -> dict[str, Any]:
-    """Plan one rank of a model for two steps."""
+def planned(line: list[str]) -> dict[str, Any]:
+    """Plan one rank for two steps."""
     from mindspeed_core.activation import activate
     from mindspeed_core.hosts.standalone import loop
     from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
 
-    with activate(model_flags(model, *flags), host="standalone") as session:
+    with activate(line, host="standalone") as session:
         run = loop.setup(session)
         session.call("start_run", run=run)
         for _ in range(2):
@@ -185,9 +185,7 @@ def plan_here(model: str, flags: Sequence[str]) -> dict[str, Any]:
 def published(models: Sequence[str]) -> dict[str, Any]:
     """Compare planned bytes with the formulas, and shares of memory with the published ones."""
     plans = {
-        model: {
-            name: run_world(plan_here, 1, model, flags, timeout=_LONGEST)[0] for name, flags in PLANS.items()
-        }
+        model: {name: on_first_rank(planned, model, flags) for name, flags in PLANS.items()}
         for model in models
     }
     return {model: beside_formulas(model, found) for model, found in plans.items()}
