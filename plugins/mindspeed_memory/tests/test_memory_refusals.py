@@ -34,6 +34,11 @@ REUSE, RELEASE, SWAP, VIRTUAL, COMPRESSED = (
     "--compress-optimizer",
 )
 PLANS = ("--recompute-plan", "--swap-activation-plan")
+ADAPTIVE, MEMORY, SMART = (
+    "--adaptive-recompute-device-swap",
+    "--adaptive-memory-optimization",
+    "--smart-swap",
+)
 
 EXCLUDED = [
     (ACTIVATION, "--recompute-method", UNIFORM, "no layer is left"),
@@ -85,6 +90,16 @@ EXCLUDED = [
     (DENSE, "--recompute-granularity", (*BF16, *LAYERS), "nothing that could be compressed"),
     (COMPRESSED, "--optimizer", (*BF16, "--optimizer", "sgd"), "update is AdamW's"),
     (PLANS[0], "--recompute-granularity", LAYERS, "both say what is computed again"),
+    (BUBBLE, ADAPTIVE, (*INTERLEAVED, ADAPTIVE), "slot recompute-policy"),
+    (BUBBLE, MEMORY, (*INTERLEAVED, MEMORY), "slot recompute-policy"),
+    (BUBBLE, SMART, (*INTERLEAVED, SMART), "slot recompute-policy"),
+    (ADVANCE, SMART, (*INTERLEAVED, *LAYERS, SMART), "slot recompute-policy"),
+    (ADVANCE, PLANS[1], (*INTERLEAVED, *LAYERS, PLANS[1], "decoder.layers.{*}"), "put away at once"),
+    (SMART, ATTENTION, (*FLASH, ATTENTION), "slot saved-tensors"),
+    (SMART, COMPRESS, (*BF16, COMPRESS, "0"), "slot saved-tensors"),
+    (SMART, "--fp8-format", FP8, "no plain storages"),
+    (ADAPTIVE, "--fp8-format", FP8, "state of their own"),
+    (MEMORY, "--fp8-format", FP8, "state of their own"),
 ]
 VALUES = {VIRTUAL: ("all",), COMPRESS: ("0",), DENSE: ("level0",), PLANS[0]: ("decoder.layers.{*}",)}
 
