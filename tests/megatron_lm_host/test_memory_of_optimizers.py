@@ -17,8 +17,10 @@ FORMS = {
     "split, whole parameters": ((), REUSE),
     "swapped": (SHARDED, ("--swap-optimizer",)),
     "compressed": (SHARDED, ("--compress-optimizer",)),
+    "released": ((*SHARDED, "--grad-reduce-in-bf16"), ("--release-fp32-grad",)),
+    "virtual": (SHARDED, ("--virtual-optimizer", "all")),
 }
-THOROUGH = ("split", "compressed")
+THOROUGH = ("split", "compressed", "released", "virtual")
 
 
 class Norms(Feature):
