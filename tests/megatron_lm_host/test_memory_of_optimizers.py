@@ -17,7 +17,8 @@ FORMS = {
     "split, whole parameters": ((), REUSE),
     "swapped": (SHARDED, ("--swap-optimizer",)),
     "compressed": (SHARDED, ("--compress-optimizer",)),
-    "released": ((*SHARDED, "--grad-reduce-in-bf16"), ("--release-fp32-grad",)),
+    # The script reduces gradients in their own dtype unless it is told otherwise.
+    "released": (SHARDED, ("--release-fp32-grad",)),
     "virtual": (SHARDED, ("--virtual-optimizer", "all")),
 }
 THOROUGH = ("split", "compressed", "released", "virtual")
