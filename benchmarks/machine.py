@@ -40,3 +40,16 @@ def write(name: str, results: Mapping[str, Any]) -> Path:
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({"machine": machine(), **results}, indent=2) + "\n", encoding="utf-8")
     return path
+
+
+def update(name: str, parts: Mapping[str, Any]) -> Path:
+    """Write parts of a benchmark's results, and keep the others that the same machine measured.
+
+    Args:
+        name: of the file.
+        parts: results by part.
+    """
+    path = RESULTS / f"{name}.json"
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    kept = before if before.pop("machine", None) == machine() else {}
+    return write(name, dict(sorted({**kept, **parts}.items())))

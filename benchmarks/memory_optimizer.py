@@ -1,26 +1,24 @@
 """Measure what the optimizer's features of mindspeed-memory save, each beside plain AdamW in the same run.
 
-Part a trains a small GPT on two processes and counts bytes that a rank keeps. Part b plans published models,
-one rank of each in shapes alone, and compares measured bytes with the formulas. Part c counts the bytes a
-parameter that split main parameters take, and times their update; its times are this machine's.
+The second half of part a of `memory.py` trains a small GPT on two processes and counts bytes that a rank
+keeps. Part b plans published models, one rank of each in shapes alone, and compares measured bytes with the
+formulas. Part c counts the bytes a parameter that split main parameters take, and times their update; its
+times are this machine's.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-
-from machine import write
 
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.testing.training import SideResult, train_side
 from mindspeed_core.testing.worlds import run_world
 
+_FORMULA, _EXTRA = 0.01, 0.01
+_LONGEST = 1800.0
+"""Seconds for one plan."""
 SHARDED = ("--bf16", "--use-distributed-optimizer", "--clip-grad", "0.5")
 HALF = ("--grad-reduce-in-bf16",)
 REUSE, RELEASE, COMPRESS = ("--reuse-fp32-param",), ("--release-fp32-grad",), ("--compress-optimizer",)
@@ -44,7 +42,6 @@ def kept_bytes() -> dict[str, Any]:
     """Count what a rank keeps, and what it has at most in a step."""
     found: dict[str, Any] = {}
     sides: dict[str, SideResult] = {}
-    print(f"{'':<28}{'on the device':>15}{'on the host':>13}{'ratio':>8}{'peak of a step':>16}  parameters")
     for name, flags in KEPT.items():
         first = next(iter(sides.values()), None)
         side = train_side(
@@ -60,13 +57,24 @@ def kept_bytes() -> dict[str, Any]:
         plain = sides["16-bit gradients" if name.startswith("16") else "plain"]
         host = side.measures["host_bytes"]
         device = side.measures["optimizer_bytes"] - host
-        ratio = device / plain.measures["optimizer_bytes"]
-        peak = side.measures["step_peak_bytes"]
-        same = side.losses == plain.losses and _equal(side, plain)
-        found[name] = {"device": device, "host": host, "ratio": ratio, "step_peak": peak, "same_bits": same}
-        bits = "the same bits" if same else "other bits"
-        print(f"{name:<28}{device:>15,.0f}{host:>13,.0f}{ratio:>8.3f}{peak:>16,.0f}  {bits}")
+        found[name] = {
+            "device": device,
+            "host": host,
+            "ratio": device / plain.measures["optimizer_bytes"],
+            "step_peak": side.measures["step_peak_bytes"],
+            "same_bits": side.losses == plain.losses and _equal(side, plain),
+        }
     return found
+
+
+def show_kept_bytes(found: dict[str, Any]) -> None:
+    """Print the table."""
+    print(f"{'':<28}{'on the device':>15}{'on the host':>13}{'ratio':>8}{'peak of a step':>16}")
+    for name, row in found.items():
+        print(
+            f"{name:<28}{row['device']:>15,.0f}{row['host']:>13,.0f}{row['ratio']:>8.3f}"
+            f"{row['step_peak']:>16,.0f}{'' if row['same_bits'] else '  OTHER BITS'}"
+        )
 
 
 def _equal(one: SideResult, other: SideResult) -> bool:
@@ -124,40 +132,35 @@ MODELS: dict[str, tuple[int, float | None, tuple[str, ...]]] = {
 
 The published runs' batches and lengths are not all known; these are one micro-batch of the usual lengths.
 """
+_COPIES, _RELEASED = "16-bit gradients", "16-bit gradients, release"
 PLANS = {
     "plain": (),
     "reuse": REUSE,
     "swap": SWAP,
     "virtual": VIRTUAL,
-    "16-bit gradients": HALF,
-    "16-bit gradients, release": (*HALF, *RELEASE),
+    _COPIES: HALF,
+    _RELEASED: (*HALF, *RELEASE),
 }
 
 
-def planned(model: str, flags: Sequence[str]) -> dict[str, Any]:
-    """Plan one rank of a model in a process of its own."""
-    command = [sys.executable, __file__, "--plan", model, "--", *flags]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise RuntimeError(f"{model} {' '.join(flags)}: {result.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return found
-
-
-def plan_here(model: str, flags: Sequence[str]) -> dict[str, Any]:
-    """Plan one rank of a model in this process, for two steps."""
-    from mindspeed_core.activation import activate
-    from mindspeed_core.hosts.standalone import loop
-    from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
-
+def on_first_rank(function: Callable[[list[str]], Any], model: str, flags: Sequence[str]) -> Any:
+    """Call a function with the command line of a dry run of a model, in a process of its first rank."""
     ranks, _, shape = MODELS[model]
     line = [
-        *("--platform", "fake", "--fake-world-size", str(ranks), "--fake-rank", "0"),
-        *(*shape, *SHARDED, *flags),
+        *("--platform", "fake", *shape, *SHARDED, *flags),
         *("--max-position-embeddings", "4096", "--micro-batch-size", "1", "--mock-data", "--lr", "1e-4"),
         *("--attention-dropout", "0", "--hidden-dropout", "0", "--use-cpu-initialization"),
         *("--train-iters", "2", "--eval-iters", "0", "--use-flash-attn"),
     ]
+    return run_world(function, 1, line, timeout=_LONGEST, env={"WORLD_SIZE": str(ranks)})[0]
+
+
+def planned(line: list[str]) -> dict[str, Any]:
+    """Plan one rank for two steps."""
+    from mindspeed_core.activation import activate
+    from mindspeed_core.hosts.standalone import loop
+    from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
+
     with activate(line, host="standalone") as session:
         run = loop.setup(session)
         session.call("start_run", run=run)
@@ -181,45 +184,65 @@ def plan_here(model: str, flags: Sequence[str]) -> dict[str, Any]:
 
 def published(models: Sequence[str]) -> dict[str, Any]:
     """Compare planned bytes with the formulas, and shares of memory with the published ones."""
-    found: dict[str, Any] = {}
-    for model in models:
-        _, claimed, _ = MODELS[model]
-        plans = {name: planned(model, flags) for name, flags in PLANS.items()}
-        plain = plans["plain"]
-        size, shards = plain["parameters"], plain["shards"]
-        formulas = {
-            "reuse": 10 * size / shards,
-            "swap": 0.0,
-            "virtual": 4 * size / shards,
-            "plain": 12 * size / shards,
-            "16-bit gradients": 12 * size / shards,
-            "16-bit gradients, release": 12 * size / shards,
-        }
-        print(f"{model}: {size:,} parameters of a rank, {shards} shards (GiB)")
-        rows = {}
-        for name, plan in plans.items():
-            kept = sum(plan["kinds"].get(kind, 0) for kind in ("main parameters", "optimizer state"))
-            off = abs(kept - formulas[name]) / (12 * size / shards)
-            rows[name] = {**plan, "kept": kept, "formula": formulas[name], "off": off}
+    plans = {
+        model: {name: on_first_rank(planned, model, flags) for name, flags in PLANS.items()}
+        for model in models
+    }
+    return {model: beside_formulas(model, found) for model, found in plans.items()}
+
+
+def beside_formulas(model: str, plans: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plans of a model with what formulas say of them.
+
+    What lasts is compared at the peak of forward and backward, but for plain 16-bit gradients: their float32
+    copies are still there when a step begins, and that may be the peak.
+    """
+    size, shards = plans["plain"]["parameters"], plans["plain"]["shards"]
+    share_of_rank = {"reuse": 10, "swap": 0, "virtual": 4}
+    rows = {}
+    for name, plan in plans.items():
+        kinds = plan["kinds"]
+        kept = sum(kinds.get(kind, 0) for kind in ("main parameters", "optimizer state"))
+        formula = share_of_rank.get(name, 12) * size / shards
+        row = {**plan, "kept": kept, "formula": formula, "off": abs(kept - formula) / (12 * size / shards)}
+        if name != _COPIES:
+            row["lasting"] = kept + kinds["parameters"] + kinds["gradients"]
+            row["lasting_formula"] = formula + (4 if name == _RELEASED else 6) * size
+            row["off"] = max(row["off"], abs(row["lasting"] / row["lasting_formula"] - 1))
+        rows[name] = row
+    half, released = plans[_COPIES], plans[_RELEASED]
+    copy = 4 * size / shards
+    # Where the copy is kept between steps it stands beside whatever is the peak without it.
+    share = copy / (max(released["peak"], half["update"] - copy) + copy)
+    whole = max(half["peak"], half["update"])
+    return {
+        "plans": rows,
+        "kept_copy": share,
+        "published": MODELS[model][1],
+        "copy_bytes": copy,
+        "update_saved_bytes": half["update"] - released["update"],
+        "run_saved": 1 - max(released["peak"], released["update"]) / whole,
+    }
+
+
+def show_published(found: dict[str, Any]) -> None:
+    """Print the table."""
+    for model, row in found.items():
+        plain = row["plans"]["plain"]
+        print(f"{model}: {plain['parameters']:,} parameters of a rank, {plain['shards']} shards (GiB)")
+        for name, plan in row["plans"].items():
+            lasting = f"{plan['lasting'] / 2**30:7.3f}" if "lasting" in plan else f"{'':7}"
             print(
-                f"  {name:<28} kept {kept / 2**30:7.3f}, formula {formulas[name] / 2**30:7.3f} "
-                f"({off:.2%} off), peaks: forward and backward {plan['peak'] / 2**30:7.3f}, update "
+                f"  {name:<28} optimizer {plan['kept'] / 2**30:7.3f}, formula "
+                f"{plan['formula'] / 2**30:7.3f}; all that lasts {lasting} ({plan['off']:.2%} off); "
+                f"peaks: forward and backward {plan['peak'] / 2**30:7.3f}, update "
                 f"{plan['update'] / 2**30:7.3f}"
             )
-        half, released = plans["16-bit gradients"], plans["16-bit gradients, release"]
-        copy = 4 * size / shards
-        # The published optimizer kept the copy between steps.
-        share = copy / (max(half["peak"], half["update"] - copy) + copy)
-        whole = max(half["peak"], half["update"])
-        saved = 1 - max(released["peak"], released["update"]) / whole
-        step = half["update"] - released["update"]
         print(
-            f"  a copy that is kept would be {share:.1%} of the memory (published {claimed} %); over "
-            f"megatron-core: update {step / 2**30:.3f} GiB less (formula {copy / 2**30:.3f}), run "
-            f"{saved:.1%} less"
+            f"  a copy that is kept would be {row['kept_copy']:.1%} of the memory (published "
+            f"{row['published']} %); over megatron-core: update {row['update_saved_bytes'] / 2**30:.3f} GiB "
+            f"less (copies {row['copy_bytes'] / 2**30:.3f}), run {row['run_saved']:.1%} less"
         )
-        found[model] = {"plans": rows, "kept_copy": share, "published": claimed, "run_saved": saved}
-    return found
 
 
 TIMED = (
@@ -290,43 +313,45 @@ def split_masters() -> dict[str, Any]:
             best[name] = {**found, **{key: min(found[key], before[key]) for key in ("update", "rest")}}
     plain = best["plain"]
     tokens = 128
-    for name, side in best.items():
-        less = (plain["kept"] - side["kept"]) / plain["parameters"]
+    for side in best.values():
         extra = (side["update"] - plain["update"]) / (plain["rest"] / tokens * TOKENS + plain["update"])
         side |= {
-            "bytes_less": less,
+            "bytes_less": (plain["kept"] - side["kept"]) / plain["parameters"],
             "extra_of_a_step": extra,
             "ties_a_parameter": side["ties"] / plain["parameters"],
         }
-        print(
-            f"{name:<14} {less:.3f} bytes a parameter less, ties {side['ties_a_parameter']:.6f}; update "
-            f"{side['update'] * 1e3:.1f} ms, {extra:+.2%} of a step of {TOKENS:,} tokens"
-        )
     return best
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print tables, and write the numbers where that is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="keep the numbers in benchmarks/results")
-    parser.add_argument("--parts", default="abc", help="parts to run, of a, b and c")
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="of part b")
-    parser.add_argument("--plan", help=argparse.SUPPRESS)
-    parser.add_argument("flags", nargs="*", help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
-    if options.plan:
-        print(json.dumps(plan_here(options.plan, options.flags)))
-        return 0
-    parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "a": kept_bytes,
-        "b": lambda: published(options.models),
-        "c": split_masters,
-    }
-    results = {part: parts[part]() for part in options.parts}
-    if options.write:
-        print(f"written to {write('memory_optimizer', results).name}")
-    return 0
+def show_split_masters(best: dict[str, Any]) -> None:
+    """Print the table."""
+    for name, side in best.items():
+        print(
+            f"{name:<14} {side['bytes_less']:.3f} bytes a parameter less, ties "
+            f"{side['ties_a_parameter']:.6f}; update {side['update'] * 1e3:.1f} ms, "
+            f"{side['extra_of_a_step']:+.2%} of a step of {TOKENS:,} tokens"
+        )
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def missed_formulas(found: dict[str, Any]) -> list[str]:
+    """Return plans whose bytes are further than 1 % from the formulas, and shares below published ones."""
+    lines = [
+        f"{model}, {name}: {plan['off']:.2%} off the formula"
+        for model, row in found.items()
+        for name, plan in row["plans"].items()
+        if plan["off"] > _FORMULA
+    ]
+    return lines + [
+        f"{model}: copies are {row['kept_copy']:.1%} of the memory, {row['published']} % published"
+        for model, row in found.items()
+        if 100 * row["kept_copy"] < row["published"]
+    ]
+
+
+def missed_split(best: dict[str, Any]) -> list[str]:
+    """Return the forms that save less than 2 bytes a parameter, or take 1 % of a step or more."""
+    return [
+        f"{name}: {side['bytes_less']:.3f} bytes a parameter less, {side['extra_of_a_step']:+.2%} of a step"
+        for name, side in best.items()
+        if name != "plain" and (round(side["bytes_less"], 3) != 2 or side["extra_of_a_step"] >= _EXTRA)
+    ]

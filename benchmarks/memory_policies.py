@@ -1,4 +1,4 @@
-"""Compare measured plans of recomputation with full recomputation, at equal budgets of memory.
+"""Compare measured plans of recomputation with full recomputation, at equal budgets: part d of `memory.py`.
 
 Part (d1) trains a LLaMA on the CPU: plans of several budgets and full recomputation take turns, step by step,
 in one process, and the bytes of each are measured. Part (d2) measures the operators of one layer of LLaMA2-7B
@@ -8,16 +8,12 @@ and 13B, a rank's share with tensor parallelism of 8, and simulates steps of the
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-
-from machine import write
 
 from mindspeed_core.activation import activate
 from mindspeed_core.hosts.standalone import loop
@@ -116,26 +112,34 @@ def on_cpu(rounds: int) -> dict[str, Any]:
         for name, times in seconds.items()
     }
     rows: dict[str, Any] = {}
-    print(f"{'':<20}{'budget MiB':>11}{'used':>8}{'ms a step':>11}{'tokens/s':>10}  forms")
     for name, forms in sides.items():
         budget = next((b for share, b in budgets.items() if name == f"{share:.0%}"), None)
-        gain = 100 * (statistics.median(ratios[name]) - 1)
         rows[name] = {
             "budget_bytes": budget,
             "used_bytes": used[name],
             "seconds": statistics.median(seconds[name]),
-            "more_tokens_percent": gain,
+            "more_tokens_percent": 100 * (statistics.median(ratios[name]) - 1),
             "forms": dict(Counter(forms)),
             "held": budget is None or used[name] <= budget,
         }
+    return {"sides": rows, "costs": {"bytes": costs.nbytes, "seconds": costs.seconds}}
+
+
+def show_on_cpu(found: dict[str, Any]) -> None:
+    """Print the table."""
+    print(f"{'':<20}{'budget MiB':>11}{'used':>8}{'ms a step':>11}{'tokens/s':>10}  forms")
+    for name, row in found["sides"].items():
+        budget = row["budget_bytes"]
         shown = "" if budget is None else format(budget / _MIB, ",.1f")
         print(
-            f"{name:<20}{shown:>11}{used[name] / _MIB:>8,.1f}{rows[name]['seconds'] * 1e3:>11.1f}"
-            f"{gain:>+9.1f}%  {', '.join(f'{count} {form}' for form, count in Counter(forms).items())}"
-            f"{'' if rows[name]['held'] else '  OVER ITS BUDGET'}"
+            f"{name:<20}{shown:>11}{row['used_bytes'] / _MIB:>8,.1f}{row['seconds'] * 1e3:>11.1f}"
+            f"{row['more_tokens_percent']:>+9.1f}%  {_counted(row['forms'])}"
+            f"{'' if row['held'] else '  OVER ITS BUDGET'}"
         )
-    rows["costs"] = {"bytes": costs.nbytes, "seconds": costs.seconds}
-    return rows
+
+
+def _counted(forms: dict[str, int]) -> str:
+    return ", ".join(f"{count} {form}" for form, count in forms.items())
 
 
 def simulated(name: str, tokens: int) -> dict[str, Any]:
@@ -179,7 +183,7 @@ def simulated(name: str, tokens: int) -> dict[str, Any]:
     without = model["layers"] * kept + head
     gain = 100 * ((without + plan.seconds_of_full) / (without + plan.seconds) - 1)
     forms = dict(Counter(next(iter(plan.forms.values()))))
-    row = {
+    return {
         "micro_batch": batch,
         "resident_bytes": resident,
         "full_recomputation_bytes": measured.needed,
@@ -192,30 +196,25 @@ def simulated(name: str, tokens: int) -> dict[str, Any]:
         "at_most_percent": 100 * plan.seconds_of_full / without,
         "published_percent": model["published"],
     }
-    print(
-        f"{name}: micro-batch {batch}, {row['full_recomputation_bytes'] / _GIB:.1f} GiB with full "
-        f"recomputation, {row['planned_bytes'] / _GIB:.1f} planned; {gain:+.1f} % "
-        f"(published {model['published']:+.1f} %, "
-        f"{row['at_most_percent']:+.1f} % without recomputation); "
-        f"{', '.join(f'{count} {form}' for form, count in forms.items())}"
-    )
-    return row
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print a table, and write the numbers where that is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="keep the numbers in benchmarks/results")
-    parser.add_argument("--rounds", type=int, default=10, help="steps of each side on the CPU")
-    parser.add_argument("--tokens", type=int, default=1024, help="sequence in which a layer is measured")
-    options = parser.parse_args(argv)
-    results: dict[str, Any] = {"cpu": on_cpu(options.rounds)}
-    results |= {name: simulated(name, options.tokens) for name in _MODELS}
-    if options.write:
-        print(f"written to {write('memory_policies', results).name}")
-    held = all(row.get("held", True) for row in results["cpu"].values())
-    return 0 if held else 1
+def show_simulated(found: dict[str, Any]) -> None:
+    """Print a line for each model."""
+    for name, row in found.items():
+        print(
+            f"{name}: micro-batch {row['micro_batch']}, {row['full_recomputation_bytes'] / _GIB:.1f} GiB "
+            f"with full recomputation, {row['planned_bytes'] / _GIB:.1f} planned; "
+            f"{row['more_tokens_percent']:+.1f} % (published {row['published_percent']:+.1f} %, "
+            f"{row['at_most_percent']:+.1f} % without recomputation); {_counted(row['forms'])}"
+        )
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def policies(rounds: int, tokens: int) -> dict[str, Any]:
+    """Measure both parts.
+
+    Args:
+        rounds: steps of each side on the CPU.
+        tokens: sequence in which a layer is measured.
+    """
+    cpu = on_cpu(rounds)
+    return {"cpu": cpu, "models": {name: simulated(name, tokens) for name in _MODELS}}

@@ -382,6 +382,8 @@ def why_not_dry(scenario: Scenario, *, declarations: Sequence[str] = ()) -> str:
     for name in ("reset_attention_mask", "reset_position_ids"):
         if getattr(args, name, False):
             return f"--{name.replace('_', '-')}: documents end where the data says"
+    if args.use_megatron_fsdp:
+        return "--use-megatron-fsdp: its parts of parameters are checked by values"
     if args.variable_seq_lengths and args.pipeline_model_parallel_size > 1:
         return "--variable-seq-lengths: pipeline stages exchange lengths, which depend on data"
     return ""

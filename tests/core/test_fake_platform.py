@@ -88,6 +88,11 @@ def test_a_skew_is_positive():
         FakePlatform().check_arguments(flags(plan_skew=0.0))
 
 
+def test_parts_of_parameters_that_are_checked_by_values_are_refused():
+    with pytest.raises(ArgumentError, match="--use-megatron-fsdp: a dry run has no values"):
+        FakePlatform().check_arguments(flags(use_megatron_fsdp=True))
+
+
 def test_fake_npu_says_what_it_needs(monkeypatch):
     monkeypatch.delenv("MINDSPEED_NPU_STUB_DEVICES", raising=False)
 

@@ -1,4 +1,5 @@
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from mindspeed_core.instruments.memory import TensorBytes, tensor_bytes
 
@@ -71,3 +72,44 @@ def test_peak_starts_anew_at_what_is_alive():
 def test_shared_storage_counts_once():
     buffer = torch.zeros(100)
     assert tensor_bytes([buffer, buffer[:10], buffer.view(10, 10), torch.zeros(5)]) == 420
+
+
+def test_storages_in_the_place_of_freed_ones_count_anew():
+    with TensorBytes() as tracked:
+        for _ in range(100):
+            torch.zeros(10)
+        assert (tracked.alive, tracked.peak) == (0, 40)
+        kept = torch.zeros(25)
+    assert (tracked.alive, tracked.peak) == (100, 100)
+    del kept
+
+
+def test_measurements_within_one_another_count_each_for_itself():
+    with TensorBytes() as outer:
+        first = torch.zeros(10)
+        with TensorBytes() as inner:
+            second = torch.zeros(25)
+            first.untyped_storage().resize_(0)
+        assert (inner.alive, inner.peak) == (60, 100)
+        third = torch.zeros(5)
+    assert (outer.alive, outer.peak) == (120, 140)
+    assert inner.alive == 60
+    del second, third
+
+
+def test_the_peak_is_the_profiler_s_up_to_the_temporaries_of_one_operator():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64), torch.nn.GELU()) * 4)
+    x = torch.randn(32, 64)
+    model(x).sum().backward()
+    with (
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled,
+        TensorBytes() as tracked,
+    ):
+        model(x).sum().backward()
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    alive = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        alive += event.nbytes()
+        peak = max(peak, alive)
+    assert tracked.peak <= peak <= tracked.peak + 64 * 64 * 4

@@ -53,6 +53,18 @@ def test_memory_of_the_host_is_counted_apart():
     assert (tracker.alive, tracker.host) == (0, 64)
 
 
+def test_two_devices_are_counted_apart():
+    with StorageTracker("meta") as tracker:
+        there = torch.zeros(16, device="meta")
+        here = torch.zeros(4)
+        counted = tracker.alive, tracker.host
+        del there
+
+    assert counted == (64, 16)
+    assert (tracker.alive, tracker.host) == (0, 16)
+    del here
+
+
 def test_a_storage_that_is_resized_counts_with_its_size():
     with StorageTracker() as tracker:
         tensor = torch.zeros(16)

@@ -17,8 +17,11 @@ FORMS = {
     "split, whole parameters": ((), REUSE),
     "swapped": (SHARDED, ("--swap-optimizer",)),
     "compressed": (SHARDED, ("--compress-optimizer",)),
+    # The script reduces gradients in their own dtype unless it is told otherwise.
+    "released": (SHARDED, ("--release-fp32-grad",)),
+    "virtual": (SHARDED, ("--virtual-optimizer", "all")),
 }
-THOROUGH = ("split", "compressed")
+THOROUGH = ("split", "compressed", "released", "virtual")
 
 
 class Norms(Feature):

@@ -70,8 +70,12 @@ class DryRun(StoragePhases, Platform):
         """Make the platform of one session."""
 
     def check_arguments(self, args: Namespace) -> None:
-        """Refuse a rank that is in no world, and what the device that is planned refuses."""
+        """Refuse a rank that is in no world, what needs values, and what the planned device refuses."""
         super().check_arguments(args)
+        if getattr(args, "use_megatron_fsdp", False):
+            reason = "a dry run has no values, by which megatron-core sees that its parts of parameters fit"
+            remedy = "plan with --use-torch-fsdp2 or --use-distributed-optimizer alone"
+            raise ArgumentError("--use-megatron-fsdp", None, reason, remedy)
         self._position = fake_position(args)
         skew = getattr(args, "plan_skew", None)
         if skew is not None and not 0 < skew < float("inf"):

@@ -31,8 +31,8 @@ def policy_of(session):
     return next(policy for policy in found if policy is not None)
 
 
-def train(*flags):
-    """Train until the plan was followed; return the policy's own numbers."""
+def train(*flags, tightened=False):
+    """Train until the plan was followed, and with less memory; return the policy's own numbers."""
     with opened(*MODEL, *LONG, *flags) as session:
         run = loop.setup(session)
         policy: AdaptiveRecompute = policy_of(session)
@@ -48,17 +48,18 @@ def train(*flags):
             "used": policy.used,
             "stage": run.pg.pp.rank(),
         }
-        # The budget falls under what the plan takes.
-        policy.budget, policy._checks = policy.used - 2**18, 3
-        for _ in range(3):
-            session.call("train_step", run=run)
-        found["smaller"] = policy.used, policy.budget, [layer.form for layer in policy.layers]
+        if tightened:
+            # The budget falls under what the plan takes.
+            policy.budget, policy._checks = policy.used - 2**18, 3
+            for _ in range(3):
+                session.call("train_step", run=run)
+            found["smaller"] = policy.used, policy.budget, [layer.form for layer in policy.layers]
         loop.teardown(session)
     return found
 
 
 def train_together():
-    found = {"pipeline": train(*PP2, SIZE, "6"), "tensor": train(*TP2, SIZE, "4")}
+    found = {"pipeline": train(*PP2, SIZE, "6"), "tensor": train(*TP2, SIZE, "4", tightened=True)}
     with pytest.raises(UserError) as error:
         train(*PP2, SIZE, "2")
     return {**found, "refused": str(error.value)}
@@ -136,16 +137,57 @@ def every_form(*flags):
     return {form: all(map(torch.equal, values, plain)) for form, values in found.items()}
 
 
-def form_cases():
-    return every_form(*MODEL), every_form(*EXPERTS)
+def steps_of(run, number):
+    """Train steps; return losses and norms, and whether the plan is followed after each."""
+    found = []
+    for _ in range(number):
+        result = run.session.call("train_step", run=run)
+        run.iteration += 1
+        run.consumed_train_samples += run.args.global_batch_size
+        found.append((result.losses["lm loss"], result.grad_norm, policy_of(run.session).plan is not None))
+    return found
 
 
-def test_every_form_of_a_layer_has_equal_bits():
-    dense, experts = run_world(form_cases, 1)[0]
+def resumed(folder):
+    """Save a run that follows its plan, go on, and resume it."""
+    flags = (*MODEL, SIZE, "100")
+    with opened(*flags, "--save", folder) as session:
+        run = loop.setup(session)
+        found = {"whole": steps_of(run, MEASURING + 1)}
+        run.complete_parameters()
+        session.call("save_checkpoint", run=run, reason="end")
+        found["whole"] += steps_of(run, MEASURING - 2)
+        loop.teardown(session)
+    with opened(*flags, "--load", folder) as session:
+        run = loop.setup(session)
+        found["resumed"] = steps_of(run, MEASURING - 2)
+        loop.teardown(session)
+    return found
+
+
+def form_cases(folder):
+    return every_form(*MODEL), every_form(*EXPERTS), resumed(folder)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return run_world(form_cases, 1, str(tmp_path_factory.mktemp("saved")))[0]
+
+
+def test_every_form_of_a_layer_has_equal_bits(alone):
+    dense, experts, _ = alone
     assert len(dense) == 5
     assert len(experts) == 4
     assert all(dense.values())
     assert all(experts.values())
+
+
+def test_a_resumed_run_measures_again_and_trains_the_same(alone):
+    whole, again = alone[2]["whole"], alone[2]["resumed"]
+    behind = whole[MEASURING + 1 :]
+    assert [step[:2] for step in again] == [step[:2] for step in behind]
+    assert all(planned for *_, planned in behind)
+    assert not any(planned for *_, planned in again)
 
 
 def plan(*flags):

@@ -224,7 +224,7 @@ def test_no_host_buffer_is_made_after_the_first_step():
 
 
 def test_a_budget_is_used_tensor_by_tensor():
-    weights = started()
+    weights, methods = started(), dict(vars(torch.Tensor))
     optimizer = block(weights, BlockOptions(), Budget(PLATFORM, 4 * 9_000 + 4 * 1_000))
     stepped(optimizer, weights, gradients(0))
     on_host = {
@@ -237,3 +237,4 @@ def test_a_budget_is_used_tensor_by_tensor():
     assert (0, "exp_avg_sq") not in on_host
     assert (4, "main") not in on_host
     assert optimizer.place.left < 4 * 1_000
+    assert dict(vars(torch.Tensor)) == methods

@@ -85,5 +85,6 @@ def counted():
     return found
 
 
+@pytest.mark.thorough
 def test_each_stage_has_its_number():
     assert run_world(counted, 2) == [2, 1]

@@ -2,7 +2,9 @@
 
 import pytest
 
+from mindspeed_core.discovery.feature_checks import declared_features
 from mindspeed_core.megatron.tracker import TRACKER
+from mindspeed_memory.features import DECLARATIONS
 from mindspeed_testing.faults import records, start_job
 
 MODEL = (
@@ -37,18 +39,27 @@ CASES = {
     "swap-activation-plan": ("--swap-activation-plan", "decoder.layers.{*}", "--swap-min-bytes", "256"),
     "memory-fragmentation": ("--memory-fragmentation",),
     "memory-report": ("--memory-report",),
+    "adaptive-recompute": ("--adaptive-recompute-device-swap", "--adaptive-recompute-device-size", "100"),
+    "adaptive-memory": ("--adaptive-memory-optimization", "--swap-min-bytes", "256"),
+    "smart-swap": ("--smart-swap", "--swap-min-bytes", "256"),
+    "checkpoint-activations": ("--checkpoint-activations",),
+    "block-optimizer": (*SHARDED, "--reuse-fp32-param", "--virtual-optimizer", "all"),
 }
-SHORT = ("swap-optimizer", "swap-attention")
+SHORT = (*CASES["swap-optimizer"], *CASES["swap-attention"])
 RUNS = [
-    *((name, 10) for name in SHORT),
-    *(pytest.param(name, 100, marks=pytest.mark.thorough) for name in CASES),
+    pytest.param("swap-optimizer and swap-attention", SHORT, 10, id="short"),
+    *(pytest.param(name, flags, 100, id=name, marks=pytest.mark.thorough) for name, flags in CASES.items()),
 ]
 
 
-@pytest.mark.parametrize(("name", "steps"), RUNS)
-def test_a_killed_run_goes_on_as_if_nothing_had_been(name, steps, tmp_path):
+def test_every_feature_has_a_run():
+    assert {feature.name for feature in declared_features(DECLARATIONS)} == set(CASES)
+
+
+@pytest.mark.parametrize(("name", "features", "steps"), RUNS)
+def test_a_killed_run_goes_on_as_if_nothing_had_been(name, features, steps, tmp_path):
     processes = "1" if steps < 100 else "2"
-    flags = (*MODEL, *CASES[name], "--train-iters", str(steps), "--nproc", processes)
+    flags = (*MODEL, *features, "--train-iters", str(steps), "--nproc", processes)
     if name == "memory-report":
         flags += ("--memory-report-path", str(tmp_path / "report"))
     save = tmp_path / "checkpoints"

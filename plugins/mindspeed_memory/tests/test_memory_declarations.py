@@ -25,6 +25,10 @@ def test_every_feature_has_its_page(feature):
     assert all(flag.name in page for flag in feature.flags)
 
 
+def test_nothing_of_megatron_core_is_patched():
+    assert [feature.name for feature in FEATURES if feature.patches] == []
+
+
 def test_declarations_import_neither_torch_nor_megatron():
     code = "import sys, mindspeed_memory.features; print({'torch', 'megatron', 'numpy'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

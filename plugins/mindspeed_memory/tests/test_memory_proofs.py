@@ -6,11 +6,9 @@ from mindspeed_core.testing.scenarios import scenario_parameters
 from mindspeed_core.testing.verify import verify
 from mindspeed_memory.features import DECLARATIONS
 
-ALWAYS = ("recompute-activation-tp2-sequence-parallel", "recompute-activation-dp2-overlapped")
-
 
 @pytest.mark.parametrize(
-    ("feature", "scenario"), scenario_parameters(DECLARATIONS, platform="cpu", always=ALWAYS)
+    ("feature", "scenario"), scenario_parameters(DECLARATIONS, platform="cpu", always=())
 )
 def test_scenarios(feature, scenario):
     verdict = verify(feature, scenario, platform="cpu")

@@ -3,11 +3,13 @@
 import pytest
 
 from mindspeed_core.activation import plan_for
+from mindspeed_core.discovery.feature_checks import declared_features
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.validation import check
-from mindspeed_memory.features.proofs import BLOCK, INTERLEAVED
+from mindspeed_memory.features import DECLARATIONS
+from mindspeed_memory.features.proofs import BLOCK, FSDP2, INTERLEAVED, MEGATRON_FSDP
 
 INSTALLED = Registry.discover()
 BF16, FLASH = ("--bf16",), ("--use-flash-attn",)
@@ -32,6 +34,11 @@ REUSE, RELEASE, SWAP, VIRTUAL, COMPRESSED = (
     "--compress-optimizer",
 )
 PLANS = ("--recompute-plan", "--swap-activation-plan")
+ADAPTIVE, MEMORY, SMART = (
+    "--adaptive-recompute-device-swap",
+    "--adaptive-memory-optimization",
+    "--smart-swap",
+)
 
 EXCLUDED = [
     (ACTIVATION, "--recompute-method", UNIFORM, "no layer is left"),
@@ -83,6 +90,16 @@ EXCLUDED = [
     (DENSE, "--recompute-granularity", (*BF16, *LAYERS), "nothing that could be compressed"),
     (COMPRESSED, "--optimizer", (*BF16, "--optimizer", "sgd"), "update is AdamW's"),
     (PLANS[0], "--recompute-granularity", LAYERS, "both say what is computed again"),
+    (BUBBLE, ADAPTIVE, (*INTERLEAVED, ADAPTIVE), "slot recompute-policy"),
+    (BUBBLE, MEMORY, (*INTERLEAVED, MEMORY), "slot recompute-policy"),
+    (BUBBLE, SMART, (*INTERLEAVED, SMART), "slot recompute-policy"),
+    (ADVANCE, SMART, (*INTERLEAVED, *LAYERS, SMART), "slot recompute-policy"),
+    (ADVANCE, PLANS[1], (*INTERLEAVED, *LAYERS, PLANS[1], "decoder.layers.{*}"), "put away at once"),
+    (SMART, ATTENTION, (*FLASH, ATTENTION), "slot saved-tensors"),
+    (SMART, COMPRESS, (*BF16, COMPRESS, "0"), "slot saved-tensors"),
+    (SMART, "--fp8-format", FP8, "no plain storages"),
+    (ADAPTIVE, "--fp8-format", FP8, "state of their own"),
+    (MEMORY, "--fp8-format", FP8, "state of their own"),
 ]
 VALUES = {VIRTUAL: ("all",), COMPRESS: ("0",), DENSE: ("level0",), PLANS[0]: ("decoder.layers.{*}",)}
 
@@ -95,6 +112,23 @@ def test_one_problem_names_both_flags_and_the_reason(flag, other, flags, reason)
     said = str(caught.value)
     assert said.startswith("1 problem with these arguments"), said
     assert all(word in said for word in (flag, other, reason)), said
+
+
+FEATURES = declared_features(DECLARATIONS)
+
+
+_NOT_WITH_FSDP = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
+
+
+@pytest.mark.parametrize("sharded", [FSDP2, MEGATRON_FSDP], ids=["fsdp2", "megatron-fsdp"])
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
+def test_fully_sharded_parameters_are_served_with_a_proof_or_refused(feature, sharded):
+    if any(sharded[0] in scenario.flags for scenario in feature.verify):
+        return
+    flags = [flag for flag in feature.verify[0].flags if flag not in _NOT_WITH_FSDP]
+    line = training_flags((*flags, *sharded), 1, INSTALLED)
+    found = check(line, platform="cpu", host="standalone", world_size=2, registry=INSTALLED)
+    assert sharded[0] in " ".join(str(problem) for problem in found.problems)
 
 
 MIB = 2**20

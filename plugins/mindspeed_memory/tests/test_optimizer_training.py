@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -19,11 +20,16 @@ REUSE, SWAP = ("--reuse-fp32-param",), ("--swap-optimizer", "--swap-optimizer-ti
 UNCHECKED = "--no-check-for-nan-in-loss-and-grad"
 ZEROS = ("--log-num-zeros-in-grad",)
 MIXED = "float32 parameters among others"
+INFINITE = "an infinity in float32 parameters"
 CASES = {
     MIXED: (HALF, REUSE),
     "float32 parameters among others, whole": (HALF[:3], REUSE),
     "overflow": ((*FP16, "--use-distributed-optimizer"), ("--release-fp32-grad",)),
     "overflow, whole": (FP16, ("--release-fp32-grad",)),
+    INFINITE: (
+        (*FP16[:1], "--initial-loss-scale", "1024", *FP16[3:], "--use-distributed-optimizer"),
+        ("--release-fp32-grad",),
+    ),
     "accumulation, zeros": ((*HALF, *ZEROS, "--global-batch-size", "8"), SWAP),
     "weights from outside": (SHARDED, REUSE),
     "weights from outside, swapped": (SHARDED[:3], SWAP),
@@ -38,6 +44,14 @@ CASES = {
         (*REUSE, "--virtual-optimizer", "0.0001"),
     ),
 }
+THOROUGH = (
+    *("float32 parameters among others, whole", "overflow, whole", "weights from outside, swapped"),
+    *("overflow", "accumulation, zeros", "a NaN, half-up", "experts"),
+)
+
+
+def _in_dtype(dtype, module, given, output):
+    return output.to(dtype)
 
 
 class FinalNormInFloat32:
@@ -48,9 +62,26 @@ class FinalNormInFloat32:
         for chunk in model:
             for name, module in chunk.named_modules():
                 if name.endswith("final_layernorm"):
+                    module.register_forward_hook(partial(_in_dtype, module.weight.dtype))
                     module.float()
-                    module.register_forward_hook(lambda module, given, output: output.bfloat16())
         return (yield)
+
+
+class InfinityInFloat32(FinalNormInFloat32):
+    """Makes one of their gradients infinite in the second step."""
+
+    def __init__(self):
+        self.steps = 0
+
+    @hookimpl(wrapper=True)
+    def finalize_gradients(self, model):
+        result = yield
+        self.steps += 1
+        for chunk in model:
+            for name, parameter in chunk.named_parameters():
+                if "final_layernorm" in name and self.steps == 2:
+                    parameter.main_grad.view(-1)[0] = math.inf
+        return result
 
 
 def change_weights(run, value=None):
@@ -64,6 +95,8 @@ def change_weights(run, value=None):
 
 def trained(name, flags):
     probes = [FinalNormInFloat32()] if "float32" in name else []
+    if name == INFINITE:
+        probes = [InfinityInFloat32()]
     with opened(*flags, probes=probes) as run:
         found = train(run, 2)
         if "outside" in name:
@@ -76,10 +109,11 @@ def trained(name, flags):
         return found, weights, dtypes
 
 
-def run_cases():
+def run_cases(names):
     return {
         name: (trained(name, layout), trained(name, (*layout, *flags)))
         for name, (layout, flags) in CASES.items()
+        if name in names
     }
 
 
@@ -95,11 +129,17 @@ def step_after_closing():
 
 
 @pytest.fixture(scope="module")
-def cases():
-    return run_world(run_cases, 2, timeout=390)
+def cases(asked_for):
+    # Some tests look at cases of their own.
+    names = {MIXED, INFINITE, *asked_for("case")}
+    return run_world(run_cases, 2, sorted(names), timeout=390)
 
 
-@pytest.mark.parametrize("case", [name for name in CASES if "NaN" not in name])
+def named(*names):
+    return [pytest.param(name, marks=[pytest.mark.thorough] * (name in THOROUGH)) for name in names]
+
+
+@pytest.mark.parametrize("case", named(*(name for name in CASES if "NaN" not in name)))
 def test_steps_are_those_of_adamw(cases, case):
     for rank in cases:
         (plain, weights, _), (own, own_weights, _) = rank[case]
@@ -112,12 +152,19 @@ def test_parameters_of_both_dtypes_were_updated(cases):
     assert dtypes == {torch.float32, torch.bfloat16}
 
 
-def test_steps_that_overflow_are_skipped(cases):
-    skipped = [norm for _, norm in cases[0]["overflow"][1][0]]
+@pytest.mark.parametrize("case", named("overflow", "overflow, whole"))
+def test_steps_that_overflow_are_skipped(cases, case):
+    skipped = [norm for _, norm in cases[0][case][1][0]]
     assert None in skipped
 
 
-@pytest.mark.parametrize("case", ["a NaN", "a NaN, half-up"])
+def test_an_infinite_gradient_of_a_float32_parameter_is_found(cases):
+    for rank in cases:
+        norms = [norm for _, norm in rank[INFINITE][1][0]]
+        assert [norm is None for norm in norms] == [False, True, False, False, False]
+
+
+@pytest.mark.parametrize("case", named("a NaN", "a NaN, half-up"))
 def test_a_loss_that_is_not_finite_stays_so(cases, case):
     for rank in cases:
         losses = [loss for loss, _ in rank[case][1][0]]

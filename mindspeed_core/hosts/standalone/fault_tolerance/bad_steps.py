@@ -152,6 +152,8 @@ def _agreed_gradient(run: Run) -> str:
     first = torch.where(finite, good, run.dist.rank)
     if run.dist.world_size > 1:
         dist.all_reduce(first, op=dist.ReduceOp.MIN)
+    if run.session.platform.dry_run:
+        return ""
     rank = int(first)
     if rank == run.dist.world_size:
         return ""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Gain, Resume, Scenario, hookimpl
-from mindspeed_memory.features.proofs import MODEL, PP2, SHARDED, TP2, as_without
+from mindspeed_memory.features.proofs import MODEL, PP2, SHARDED, TP2, as_without, fully_sharded
 
 _SWITCH, _POLICY, _BLOCK = "--checkpoint-activations", "--checkpoint-policy", "--checkpoint_block_layer"
 _COUNTS, _DISTRIBUTE = "--recomputation-layer-num", "--distribute-checkpointed-activations"
@@ -71,6 +71,7 @@ class CheckpointActivations(Feature):
             *TP2[:2],
             ranks=2,
         ),
+        *fully_sharded((_SWITCH,)),
         Scenario(
             "resume",
             flags=(*_RESUMED, _SWITCH),

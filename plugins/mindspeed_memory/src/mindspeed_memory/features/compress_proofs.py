@@ -13,6 +13,7 @@ from mindspeed_memory.features.proofs import (
     SHARDED,
     TP2,
     as_without,
+    fully_sharded,
 )
 
 _BF16 = ("--bf16",)
@@ -37,6 +38,7 @@ def _layouts(flags: tuple[str, ...]) -> tuple[Scenario, ...]:
             baseline=(*_BF16, *SHARDED),
         ),
         as_without("cp2-ring", flags, *_BF16, *RING, ranks=2, model=FUSED_LLAMA),
+        *fully_sharded(flags, *_BF16, model=FUSED_LLAMA),
         # In 16 bits another number of ranks rounds otherwise.
         Scenario(
             "resume",

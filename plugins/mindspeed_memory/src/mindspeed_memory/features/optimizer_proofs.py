@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mindspeed_core.feature import Gain, Resume, Scenario
+from mindspeed_memory.features.proofs import fully_sharded
 
 BF16 = ("--bf16", "--clip-grad", "0.5")
 SHARDED = ("--use-distributed-optimizer",)
@@ -25,6 +26,7 @@ def as_without(
     ranks: int = 2,
     model: tuple[str, ...] = BF16,
     gains: tuple[Gain, ...] = (),
+    steps: int = 4,
 ) -> Scenario:
     """Compare a training with a feature to the same one without it, on the same ranks, bit for bit.
 
@@ -35,20 +37,21 @@ def as_without(
         ranks: processes.
         model: further flags of both sides.
         gains: what must be better.
+        steps: that are compared.
     """
     return Scenario(
         name,
         flags=(*model, *layout, *flags),
         baseline=(*model, *layout),
         world_size=ranks,
-        steps=4,
+        steps=steps,
         tolerance=0.0,
         gains=gains,
     )
 
 
 def layouts(
-    flags: tuple[str, ...], gains: tuple[Gain, ...] = (), model: tuple[str, ...] = BF16
+    flags: tuple[str, ...], gains: tuple[Gain, ...] = (), model: tuple[str, ...] = BF16, steps: int = 4
 ) -> tuple[Scenario, ...]:
     """Return proofs under the layouts that change what an optimizer holds."""
     each = {
@@ -59,7 +62,8 @@ def layouts(
         "pp2": (*PP2, *SHARDED),
     }
     return tuple(
-        as_without(name, *layout, flags=flags, model=model, gains=gains) for name, layout in each.items()
+        as_without(name, *layout, flags=flags, model=model, gains=gains, steps=steps)
+        for name, layout in each.items()
     )
 
 
@@ -76,17 +80,37 @@ def resumed(flags: tuple[str, ...], model: tuple[str, ...] = BF16) -> Scenario:
 
 _SAME_BYTES = (Gain("optimizer_bytes", 1.0),)
 _FIVE_SIXTHS = (Gain("optimizer_bytes", 0.84),)
+_EXPERTS = (
+    *("--num-experts", "4", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "32", "--swiglu"),
+    *(
+        "--disable-bias-linear",
+        "--moe-token-dispatcher-type",
+        "alltoall",
+        "--expert-model-parallel-size",
+        "2",
+    ),
+)
+# Residuals and ties go from step to step.
+_MANY = 12
+_TWO = as_without("bytes", *SHARDED, flags=REUSE, gains=_FIVE_SIXTHS)
 REUSE_PROOFS = (
-    *layouts(REUSE, _FIVE_SIXTHS),
+    _TWO,
+    *layouts(REUSE, _FIVE_SIXTHS, steps=_MANY),
+    as_without("one-rank", flags=REUSE, ranks=1, steps=_MANY),
+    as_without("one-rank-distributed-optimizer", *SHARDED, flags=REUSE, ranks=1, steps=_MANY),
+    as_without("experts", *SHARDED, *_EXPERTS, flags=REUSE, steps=_MANY),
     as_without("signs", *SHARDED, flags=(*REUSE, "--reuse-fp32-ties", "sign")),
     as_without("16-bit-gradients", *SHARDED, *HALF_GRADIENTS, flags=REUSE),
     resumed(REUSE),
 )
-BLOCK_PROOFS = (as_without("dp2-distributed-optimizer", *SHARDED, flags=REUSE), resumed(REUSE))
+BLOCK_PROOFS = (_TWO, resumed(REUSE))
 _STEP = (Gain("step_peak_bytes", 0.95), *_SAME_BYTES)
 _HALF = (*BF16, *HALF_GRADIENTS)
 RELEASE_PROOFS = (
     *layouts(RELEASE, _STEP, _HALF),
+    as_without("never-clipped", *SHARDED, model=(*_HALF, "--clip-grad", "1000"), flags=RELEASE),
+    as_without("without-clipping", *SHARDED, model=(*_HALF, "--clip-grad", "0"), flags=RELEASE),
+    as_without("experts", *SHARDED, *_EXPERTS, model=_HALF, flags=RELEASE),
     as_without("float16", *SHARDED, model=FP16, flags=RELEASE),
     resumed(RELEASE, _HALF),
 )
@@ -118,9 +142,12 @@ COMPRESS_PROOFS = (
 FRAGMENTATION_PROOFS = (
     as_without("dp2", *SHARDED, flags=("--memory-fragmentation",), gains=(Gain("step_peak_bytes", 1.0),)),
     as_without("pools", *SHARDED, flags=("--memory-fragmentation-pools",)),
+    *fully_sharded(("--memory-fragmentation",)),
     resumed(("--memory-fragmentation",)),
 )
+_REPORT = ("--memory-report", "--memory-report-path", "runs/memory-report")
 REPORT_PROOFS = (
-    as_without("dp2", *SHARDED, flags=("--memory-report", "--memory-report-path", "runs/memory-report")),
-    resumed(("--memory-report", "--memory-report-path", "runs/memory-report")),
+    as_without("dp2", *SHARDED, flags=_REPORT, gains=(Gain("step_peak_bytes", 1.0),)),
+    *fully_sharded(_REPORT),
+    resumed(_REPORT),
 )

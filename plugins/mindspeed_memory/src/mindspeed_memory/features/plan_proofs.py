@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from mindspeed_core.feature import Gain
-from mindspeed_memory.features.proofs import EXPERTS, FUSED_LLAMA, as_without, in_layouts
+from mindspeed_memory.features.proofs import EXPERTS, FUSED_LLAMA, as_without, fully_sharded, in_layouts
 
-_FSDP2 = ("--use-torch-fsdp2", "--untie-embeddings-and-output-weights")
 _LAYERS = ("--recompute-plan", "decoder.layers.{*}")
 _PARTS = ("--recompute-plan", "decoder.layers.{0-1}.mlp", "decoder.layers.{2,3}.self_attention")
 _SWAPPED = ("--swap-activation-plan", "decoder.layers.{0-2}", "--swap-min-bytes", "1024")
@@ -21,7 +20,7 @@ RECOMPUTE_PROOFS = (
     as_without("layers", _LAYERS, model=FUSED_LLAMA, gains=(Gain("forward_bytes", 0.5),)),
     *in_layouts(_PARTS),
     as_without("experts", _LAYERS, model=EXPERTS),
-    as_without("fsdp2", _LAYERS, *_FSDP2, ranks=2),
+    *fully_sharded(_LAYERS),
 )
 SWAP_PROOFS = (
     as_without(
@@ -32,5 +31,5 @@ SWAP_PROOFS = (
     ),
     *in_layouts(_SWAPPED),
     as_without("with-recomputed-parts", (*_SWAPPED, *_PARTS), model=FUSED_LLAMA, baseline=()),
-    as_without("fsdp2", _SWAPPED, *_FSDP2, ranks=2, model=FUSED_LLAMA),
+    *fully_sharded(_SWAPPED, model=FUSED_LLAMA),
 )

@@ -265,6 +265,10 @@ class SmartSwap(SwappingFeature):
             feature="moe-fb-overlap",
             reason="two micro-batches pass a chunk at once, in parts; drop one of the two",
         ),
+        Conflict(
+            flag="--fp8-format",
+            reason="TransformerEngine's products save no plain storages; drop one of the two",
+        ),
     )
     # Around what recomputes.
     before = ("recompute-norm", "recompute-activation", "recompute-layers-per-pp-rank")

@@ -27,6 +27,11 @@ SHARDED = ("--use-distributed-optimizer",)
 OVERLAPPED = (*SHARDED, "--overlap-grad-reduce", "--overlap-param-gather")
 RING = ("--context-parallel-size", "2")
 """Of mindspeed-cp."""
+FSDP2 = ("--use-torch-fsdp2", "--untie-embeddings-and-output-weights")
+MEGATRON_FSDP = (
+    *("--use-megatron-fsdp", "--use-distributed-optimizer"),
+    *("--data-parallel-sharding-strategy", "optim_grads_params"),
+)
 BLOCK = ("--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers")
 
 
@@ -77,6 +82,33 @@ def in_layouts(flags: tuple[str, ...], *, model: tuple[str, ...] = FUSED_LLAMA) 
         as_without("cp2-ring", flags, *RING, ranks=2, model=model),
         as_without("bf16", flags, "--bf16", model=model),
         resumed(flags, model=model),
+    )
+
+
+def fully_sharded(
+    flags: tuple[str, ...],
+    *layout: str,
+    model: tuple[str, ...] = MODEL,
+    baseline: tuple[str, ...] | None = None,
+) -> tuple[Scenario, ...]:
+    """Return the proofs of a feature beside each kind of fully sharded parameters.
+
+    Args:
+        flags: of the feature.
+        layout: further flags of both sides.
+        model: flags of both sides.
+        baseline: further flags of the side without, ``layout`` by default.
+    """
+    return tuple(
+        as_without(
+            name,
+            flags,
+            *(*layout, *sharded),
+            ranks=2,
+            model=model,
+            baseline=(*(layout if baseline is None else baseline), *sharded),
+        )
+        for name, sharded in (("fsdp2", FSDP2), ("megatron-fsdp", MEGATRON_FSDP))
     )
 
 

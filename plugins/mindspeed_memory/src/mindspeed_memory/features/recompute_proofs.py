@@ -16,6 +16,7 @@ from mindspeed_memory.features.proofs import (
     PP2,
     TP2,
     as_without,
+    fully_sharded,
     in_layouts,
     resumed,
 )
@@ -23,7 +24,7 @@ from mindspeed_memory.features.proofs import (
 _LAYERS, _TOKENS, _HIDDEN, _FLOAT = 4, 32, 64, 4
 _ACTIVATION = ("--recompute-activation-function",)
 _NORM = ("--recompute-norm",)
-_FSDP2 = ("--use-torch-fsdp2", "--untie-embeddings-and-output-weights")
+_UNEVEN = (*PP2, "--decoder-first-pipeline-num-layers", "1", "--decoder-last-pipeline-num-layers", "3")
 
 
 def _activations(width: int, *, kept: int = 1, layers: int = _LAYERS) -> tuple[Gain, ...]:
@@ -57,6 +58,12 @@ ACTIVATION_PROOFS = (
     ),
     *in_layouts(_ACTIVATION),
     as_without("tp2-gelu", _ACTIVATION, *TP2, ranks=2),
+    as_without(
+        "uneven-stages",
+        (*_ACTIVATION, "--recompute-activation-function-num-layers", "2"),
+        *_UNEVEN,
+        ranks=2,
+    ),
     as_without("experts", _ACTIVATION, model=EXPERTS),
     as_without("grouped-experts", _ACTIVATION, "--moe-grouped-gemm", model=EXPERTS),
     as_without(
@@ -66,7 +73,7 @@ ACTIVATION_PROOFS = (
         ranks=2,
         model=EXPERTS,
     ),
-    as_without("fsdp2", _ACTIVATION, *_FSDP2, ranks=2),
+    *fully_sharded(_ACTIVATION),
 )
 NORM_PROOFS = (
     # Mean and deviation of each token.
@@ -81,12 +88,20 @@ NORM_PROOFS = (
         *(*BLOCK, "1"),
     ),
     *in_layouts(_NORM),
+    as_without("uneven-stages", (*_NORM, "--recompute-norm-num-layers", "2"), *_UNEVEN, ranks=2),
     as_without("experts", _NORM, model=EXPERTS),
-    as_without("fsdp2", _NORM, *_FSDP2, ranks=2),
+    *fully_sharded(_NORM),
 )
 _PER_RANK = ("--enable-recompute-layers-per-pp-rank",)
 COUNT_PROOFS = (
-    as_without("interleaved", (*_PER_RANK, *BLOCK, "1"), *INTERLEAVED, ranks=2, baseline=INTERLEAVED),
+    as_without(
+        "interleaved",
+        (*_PER_RANK, *BLOCK, "1"),
+        *INTERLEAVED,
+        ranks=2,
+        baseline=INTERLEAVED,
+        gains=(Gain("forward_bytes", 1.0),),
+    ),
     as_without(
         "spared",
         ("--reduce-recompute-for-last-chunk", *BLOCK, "2"),
@@ -104,7 +119,9 @@ COUNT_PROOFS = (
         ranks=2,
         baseline=INTERLEAVED,
     ),
+    as_without("uneven-stages", (*_PER_RANK, *BLOCK, "2"), *_UNEVEN, ranks=2, baseline=_UNEVEN),
     as_without("more-than-there-are", (*_PER_RANK, *BLOCK, "9"), baseline=()),
+    *fully_sharded((*_PER_RANK, *BLOCK, "2")),
     resumed((*_PER_RANK, *BLOCK, "1"), *INTERLEAVED),
 )
 _DENSE = ("--recompute-granularity", "selective", "--recompute-modules", "mlp")
@@ -115,5 +132,6 @@ DENSE_PROOFS = (
     as_without("tp2-sequence-parallel", _DENSE, *TP2, ranks=2),
     as_without("pp2", _DENSE, *PP2, ranks=2),
     as_without("with-norms", (*_DENSE, *_NORM)),
+    *fully_sharded(_DENSE),
     resumed(_DENSE),
 )

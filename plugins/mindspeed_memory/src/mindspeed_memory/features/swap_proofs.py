@@ -12,6 +12,7 @@ from mindspeed_memory.features.proofs import (
     FUSED_LLAMA,
     PP2,
     as_without,
+    fully_sharded,
     in_layouts,
 )
 
@@ -69,13 +70,7 @@ ATTENTION_PROOFS = (
     ),
     *in_layouts(_ATTENTION),
     as_without("experts", _ATTENTION, *_FLASH, model=EXPERTS),
-    as_without(
-        "fsdp2",
-        _ATTENTION,
-        *("--use-torch-fsdp2", "--untie-embeddings-and-output-weights"),
-        ranks=2,
-        model=FUSED_LLAMA,
-    ),
+    *fully_sharded(_ATTENTION, model=FUSED_LLAMA),
 )
 INPUT_PROOFS = (
     as_without("block", _INPUT, *BLOCK, "4", gains=_swapped(3, _INPUT_BYTES)),
@@ -84,4 +79,5 @@ INPUT_PROOFS = (
     as_without("depth-2", (*_INPUT, "--swap-prefetch-depth", "2"), *BLOCK, "4"),
     *(in_layouts((*_INPUT, *BLOCK, "4"))),
     as_without("pp2-bytes", _INPUT, *PP2, *BLOCK, "2", ranks=2),
+    *fully_sharded(_INPUT, *BLOCK, "4", model=FUSED_LLAMA),
 )
