@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from mindspeed_core.errors import UserError
+from mindspeed_pp.half_precision import convert_at_ends
 from mindspeed_pp.lint import Findings, lint
 from mindspeed_pp.mail import DOWN, UP, Mail, StuckError, warm_up
 from mindspeed_pp.named import functions_of
@@ -150,6 +151,7 @@ class Engine:
             combined=None if forward_only else state.combined,
         )
         self._check_chunks(parts)
+        convert_at_ends(session, models, schedule.placement, rank)
         step = Step(parts)
         if config.timers is not None:
             config.timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
