@@ -15,7 +15,7 @@ from mindspeed_pp.half_precision import convert_at_ends
 from mindspeed_pp.lint import Findings, lint
 from mindspeed_pp.mail import DOWN, UP, Mail, StuckError, warm_up
 from mindspeed_pp.named import functions_of
-from mindspeed_pp.plan import FLAG, WAVES, Plan, message_timeout
+from mindspeed_pp.plan import FLAG, WAVES, Plan, message_timeout, without_pairs
 from mindspeed_pp.positions import Positions, described, told
 from mindspeed_pp.profiling import Profiling
 from mindspeed_pp.schedule import Schedule
@@ -216,6 +216,9 @@ class Engine:
                 logger.warning(
                     "%s: %s; schedule %s takes over for such batches", FLAG, refused, schedule.name
                 )
+            lone = without_pairs(schedule) if state.combined is not None and not refused else ""
+            if lone and not forward_only:
+                raise UserError(lone)
             state.schedules[key] = (schedule.forward_only() if forward_only else schedule), findings
         return state.schedules[key]
 
