@@ -226,7 +226,8 @@ FULL = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--r
         (
             (*MODEL, *EP2, *PAIRED, *PP2),
             "--pipeline-model-parallel-size 2 and one model chunk per rank has no forward and backward pass "
-            "to run side by side; use 1, or virtual stages (--num-layers-per-virtual-pipeline-stage)",
+            "to run side by side; use 1, virtual stages (--num-layers-per-virtual-pipeline-stage), or "
+            "--schedules-method dualpipev of mindspeed-pp",
         ),
         (
             (*MODEL, *EP2, *PAIRED, *PP2, "--num-layers-per-virtual-pipeline-stage", "1"),

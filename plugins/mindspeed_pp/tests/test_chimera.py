@@ -80,6 +80,7 @@ TWO = {
     "decoupled": (*PP2, *CHIMERA, "--chimera-decouple-bw"),
     "uneven": (*PP2, *CHIMERA, "--num-layer-list", "3,1"),
     "upstream": (*PP2, "--schedules-method", "chimera"),
+    "sharded": (*PP2, *CHIMERA, "--use-distributed-optimizer"),
 }
 
 
@@ -95,7 +96,7 @@ def check(cases, ranks, *model, tolerance=1e-6):
 
 
 def test_two_copies_train_what_one_process_trains():
-    check({name: TWO[name] for name in ("copies", "decoupled")}, 2)
+    check({name: TWO[name] for name in ("copies", "decoupled", "sharded")}, 2)
 
 
 @pytest.mark.thorough
@@ -113,6 +114,8 @@ def test_copies_on_four_ranks(model):
         "pp4": (*PP4, *CHIMERA),
         "four copies": (*PP4, *CHIMERA, *FOUR),
         "dp2": (*PP2, *CHIMERA),
+        "dp2, sharded": (*PP2, *CHIMERA, "--use-distributed-optimizer"),
+        "four copies, sharded": (*PP4, *CHIMERA, *FOUR, "--use-distributed-optimizer"),
         "cp2": (*PP2, *CHIMERA, "--context-parallel-size", "2"),
     }
     check(cases, 4, *model, "--position-embedding-type", "rope", tolerance=1e-5)

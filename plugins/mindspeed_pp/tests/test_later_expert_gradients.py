@@ -14,16 +14,23 @@ MODEL = (
 PP2 = (*MODEL, "--pipeline-model-parallel-size", "2")
 ADDED = ("--gemm-gradient-accumulation-fusion",)
 OVERLAPS = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
+EP2 = ("--expert-model-parallel-size", "2")
+OVERLAPPED = (*EP2, "--moe-alltoall-overlap-comm")
 TWO_RANKS = {"experts": (), "experts, added in place": ADDED}
 FOUR_RANKS = {
     "data parallel": OVERLAPS,
-    "expert parallel": (*OVERLAPS, *ADDED, "--expert-model-parallel-size", "2"),
+    "expert parallel": (*OVERLAPS, *ADDED, *EP2),
+    "overlapped, added in place": (*OVERLAPPED, *ADDED),
+    "overlapped, data parallel": (*OVERLAPPED, *OVERLAPS),
+    "level 0": (*OVERLAPPED, "--moe-zero-memory", "level0"),
+    "level 1": (*OVERLAPPED, "--moe-zero-memory", "level1"),
+    "some layers": (*OVERLAPPED, "--moe-zero-memory", "level1", "--moe-zero-memory-num-layers", "1"),
+    "crowded": (*EP2, "--moe-adaptive-recompute-activation"),
 }
 
 
-def both(cases):
+def both(cases, initial):
     """Train 1F1B and zero-bubble; the second one's put-off gradients are counted."""
-    initial, _ = initial_state(MODEL)
     found = {}
     for name, flags in cases.items():
         sides = []
@@ -36,7 +43,8 @@ def both(cases):
 
 
 def compared(cases, ranks):
-    for name, (plain, split, seen) in run_world(both, ranks, cases, timeout=400)[0].items():
+    ((initial, _),) = run_world(initial_state, 1, MODEL)
+    for name, (plain, split, seen) in run_world(both, ranks, cases, initial, timeout=400)[0].items():
         assert split.losses == plain.losses, name
         assert distance(split.gradients, plain.gradients) == 0, name
         assert distance(split.parameters, plain.parameters) == 0, name
@@ -46,6 +54,10 @@ def compared(cases, ranks):
 
 def test_gradients_of_experts_come_later_to_the_bit():
     compared(TWO_RANKS, 2)
+
+
+def test_gradients_that_mindspeed_moe_computes_beside_communication_come_later_too():
+    compared({"overlapped": OVERLAPPED}, 4)
 
 
 @pytest.mark.thorough

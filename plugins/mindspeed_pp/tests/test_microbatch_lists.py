@@ -10,8 +10,11 @@ from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from trained import PP2, UNTIED, distance, initial_state, set_up, trained
 
 from mindspeed_core.errors import DataError, UserError
+from mindspeed_core.formulas import ELEMENT_SIZE, evaluate, formula_of
+from mindspeed_core.instruments.communication import count_communication
 from mindspeed_core.run import Batch
 from mindspeed_core.testing import run_world
+from mindspeed_pp.features import MicrobatchSizes
 from mindspeed_pp.list_search import makespan, shortest_list
 from mindspeed_pp.microbatch_list import EXAMPLES, parse_sizes, rule_of_orders
 from mindspeed_pp.rule import Context
@@ -110,6 +113,27 @@ def test_orders_of_upstream_are_a_schedule():
         "F0.0 F0.1 A0.0 A0.1",
         "F1.0 A1.0 F1.1 A1.1",
     ]
+
+
+def sent(cases):
+    """Bytes that a rank sends to its neighbour in one step, and what the formula says of both ranks."""
+    found = []
+    for flags in cases:
+        with set_up(*PP2, UNTIED, "--optimize-send-recv-comm", *flags) as run:
+            # The first step warms up.
+            run.session.call("train_step", run=run)
+            with count_communication() as log:
+                run.session.call("train_step", run=run)
+            formula = formula_of(MicrobatchSizes, "bytes_sent_of_step", "cpu")
+            values = vars(run.args) | {ELEMENT_SIZE: 4}
+            found.append((log.input_bytes("isend"), evaluate(formula, values)))
+    return found
+
+
+def test_any_list_sends_as_many_bytes_across_a_border():
+    cases = (LIST, ("--optimized-mbs-list", "8"), ("--micro-batch-size", "2"))
+    for one, other in zip(*run_world(sent, 2, cases)):
+        assert one[0] + other[0] == one[1] == 2 * 8 * 32 * 64 * 4
 
 
 CASES = {

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from argparse import Namespace
 from importlib.resources import files
 
 import pytest
@@ -14,7 +15,7 @@ from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.scenarios import scenario_parameters
 from mindspeed_core.testing.verify import verify
 from mindspeed_core.validation import check
-from mindspeed_pp.features import DECLARATIONS
+from mindspeed_pp.features import DECLARATIONS, NoopKeys
 from mindspeed_pp.features.proofs import CHUNKS2, PP2, scheduled
 from mindspeed_pp.program import main
 from mindspeed_pp.registry import rule_named
@@ -32,6 +33,10 @@ LISTED = (*PP2, "--optimized-mbs-list")
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
 def test_declarations_are_sound(feature):
     assert check_feature(feature) == []
+
+
+def test_no_symbol_is_patched():
+    assert [patch for feature in FEATURES for patch in feature.patches] == []
 
 
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
@@ -104,12 +109,32 @@ def test_dominated_schedules_say_so(name):
     assert any(other in str(note) for other in ("zbi", "zbv", "interleaved"))
 
 
+EXPERTS = (
+    *("--num-experts", "4", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "32", "--disable-bias-linear"),
+    *("--moe-token-dispatcher-type", "alltoall", "--expert-model-parallel-size", "2", "--swiglu"),
+)
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_experts_that_keep_their_weight_gradients_are_named(grouped):
+    flags = (*EXPERTS, *PP2, *scheduled("zb-h1"), *(("--moe-grouped-gemm",) if grouped else ()))
+    notes = "".join(map(str, plan(*flags, "--use-pipe-experts", "--moe-expert-capacity-factor", "1").notes))
+    assert (
+        "--use-pipe-experts with --pipeline-schedule zb-h1: weight gradients of these" in notes
+    ) == grouped
+    assert "weight gradients" not in "".join(map(str, plan(*flags).notes))
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (scheduled("zbv"), "--pipeline-schedule zbv with --pipeline-model-parallel-size 1: use 2 or more"),
         ((*PP2, *scheduled("zbi")), "needs two or more model chunks on each rank; add --num-virtual"),
         ((*PP2, *scheduled("zb-h1"), *CHUNKS2), "schedule zb-h1 has 1 model chunks on each rank, not 2"),
+        (
+            (*PP2, *scheduled("zbv"), "--num-virtual-stages-per-pipeline-rank", "3", "--num-layers", "6"),
+            "schedule zbv has 2 model chunks on each rank, not 3",
+        ),
         ((*PP2, *scheduled("zbv"), "--num-layers", "6"), "cuts the model into 4 stages, and --num-layers 6"),
         ((*PP4, *scheduled("dualpipev")), "cuts the model into 8 stages, and --num-layers 4"),
         (
@@ -126,7 +151,6 @@ def test_dominated_schedules_say_so(name):
         ((*CHIMERA, "--virtual-data-parallel-size", "8"), "size 8: 4 pipeline ranks hold at most 4 copies"),
         ((*CHIMERA, "--global-batch-size", "7"), "2 copies cannot share 7 micro-batches"),
         ((*CHIMERA, "--num-layers", "6"), "cuts the model into 4 stages, and --num-layers 6"),
-        ((*CHIMERA, "--use-distributed-optimizer"), "the copies of a stage are on pipeline ranks"),
         ((*CHIMERA, "--overlap-grad-reduce"), "finish the copies of a stage in different orders"),
         ((*CHIMERA, "--rampup-batch-size", "2", "2", "8"), "every batch of a ramp would have to"),
         ((*CHIMERA, "--num-experts", "4", "--moe-router-enable-expert-bias"), "would drift apart"),
@@ -216,7 +240,25 @@ def test_dominated_schedules_say_so(name):
             "--profile-pipeline-steps 0: measure 1 or more",
         ),
         ((*PP2, *scheduled("1f1b"), "--use-torch-fsdp2"), "its hooks expect the order of autograd"),
+        ((*PP2, *scheduled("1f1b"), "--use-megatron-fsdp"), "its hooks expect the order of autograd"),
+        (
+            (*PP2, *scheduled("1f1b"), "--num-microbatches-with-partial-activation-checkpoints", "1"),
+            "it counts micro-batches of megatron-core's own schedules",
+        ),
+        (
+            (*PP2, *scheduled("1f1b"), "--defer-embedding-wgrad-compute"),
+            "only megatron-core's schedules compute the output layer's weight gradient at the end",
+        ),
+        (
+            (*PP2, *scheduled("zb-h1"), "--cuda-graph-impl", "local"),
+            "a captured backward pass computes weight gradients at once",
+        ),
         ((*PP2, *scheduled("zbv"), "--decoder-first-pipeline-num-layers", "1"), "are on one rank"),
+        ((*PP2, *scheduled("zbv"), "--account-for-loss-in-pipeline-split"), "are on one rank"),
+        (
+            (*PP2, *CHUNKS2, "--pipeline-num-transformer-layers", "[[1,1],[1,2]]"),
+            "5 layers, and --num-layers is 4",
+        ),
         ((*PP2, "--noop-layers", "0,9"), "9 is beyond the last of the 4 positions"),
         ((*PP2, "--noop-layers", "0,0"), "names a position twice"),
         ((*PP2, "--noop-layers", "0,1,2,3"), "leaves no layer at all"),
@@ -238,9 +280,23 @@ def test_what_cannot_work_is_refused_with_the_way_out(flags, message):
     assert message in problems(*flags)
 
 
-def test_offloading_of_parts_is_refused_with_an_order_of_its_own():
-    found = problems(*PP2, *scheduled("1f1b"), "--fine-grained-activation-offloading")
-    assert "it expects megatron-core's order of micro-batches" in found
+def test_keys_of_positions_are_refused_in_formats_of_megatron_lm_without_them():
+    (said,) = NoopKeys.validate(Namespace(ckpt_format="torch"))
+    assert said == (
+        "--noop-layers-keep-numbering with --ckpt-format torch: only torch_dist names layers by a number of "
+        "the model; use --ckpt-format torch_dist"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--fine-grained-activation-offloading", "it expects megatron-core's order of micro-batches"),
+        ("--hybrid-context-parallel", "it has another schedule"),
+    ],
+)
+def test_newer_schedules_of_megatron_core_are_refused(flag, message):
+    assert message in problems(*PP2, *scheduled("1f1b"), flag)
 
 
 def test_a_file_for_other_sizes_is_refused(tmp_path):
@@ -275,8 +331,6 @@ def test_rows_repeat_what_stands_before_a_star(text, rows):
 
 
 def test_layers_without_gaps_are_laid_out_stage_by_stage():
-    from argparse import Namespace
-
     args = Namespace(
         pipeline_model_parallel_size=2,
         num_layers=8,

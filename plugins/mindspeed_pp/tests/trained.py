@@ -51,8 +51,8 @@ def set_up(*flags, initial=None, probes=()):
         destroy_megatron_state()
 
 
-def trained(run, steps=2, evaluates=False):
-    """Train, and return what came of it; tensors on rank 0."""
+def trained(run, steps=2, evaluates=False, gathers=True):
+    """Train, and return what came of it; tensors, where they are gathered, on rank 0."""
     found = Trained()
     for _ in range(steps):
         result = run.session.call("train_step", run=run)
@@ -61,8 +61,8 @@ def trained(run, steps=2, evaluates=False):
         run.consumed_train_samples += run.args.global_batch_size
     state = run.session.state(EngineState)
     found.alive, found.posted, found.executed = state.most_alive, state.most_posted, state.executed
-    gradients, parameters = canonical_gradients(run), canonical_parameters(run)
-    if gradients is not None:
+    gradients, parameters = (canonical_gradients(run), canonical_parameters(run)) if gathers else (None, None)
+    if gradients is not None and parameters is not None:
         found.gradients, found.parameters = dict(gradients.tensors), dict(parameters.tensors)
         found.drifted = parameters.drifted()
     if evaluates:

@@ -30,6 +30,8 @@ class LaterGroupedExperts(GroupedExperts):
     """Grouped experts that compute their weight gradients where the caller wants them."""
 
     _later: Later | None = None
+    # Anchors hand on what they would compute.
+    put_off_weight_gradients = GroupedExperts.put_off_weight_gradients
 
     def later_gradients(self, *, both: bool) -> Later:
         """Create, here in the graph, the nodes that will compute the weight gradients of one call.
@@ -39,7 +41,7 @@ class LaterGroupedExperts(GroupedExperts):
                 are let go of before backward computes the gradient of the activation.
         """
         parameters = (self.weight1, self.weight2) if both else (self.weight1,)
-        return {parameter: LaterGradient(parameter) for parameter in parameters}
+        return {parameter: self._anchored(parameter) for parameter in parameters}
 
     def forward(
         self,
@@ -85,10 +87,12 @@ class LaterGroupedExperts(GroupedExperts):
         later = self._later_gradient(self._later, parameter)
         return product_with_later_gradient(rows, parameter.view(shape), ends, later, accumulates=accumulates)
 
-    @staticmethod
-    def _later_gradient(later: Later, parameter: Any) -> LaterGradient:
+    def _later_gradient(self, later: Later, parameter: Any) -> LaterGradient:
         found = later.get(parameter)
-        return found if found is not None else LaterGradient(parameter)
+        return found if found is not None else self._anchored(parameter)
+
+    def _anchored(self, parameter: Any) -> LaterGradient:
+        return LaterGradient(parameter, None if self._leave is None else self._put_off)
 
 
 class CopiedExperts(GroupedExperts):

@@ -8,9 +8,10 @@ it is, so that wrappers, hooks and modules are those of any other training, and 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from megatron.core import parallel_state
@@ -28,6 +29,7 @@ from mindspeed_moe.turns import Turns
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
 
+T = TypeVar("T")
 Step = Callable[..., Any]
 """Called with an iterator and a model chunk; returns the chunk's output and its loss function."""
 
@@ -139,7 +141,6 @@ class PairedSchedule:
         """
         self.session = session
         self._schedule = schedule
-        self._turns = session.state(Turns)
         functools.update_wrapper(self, schedule)
 
     def __call__(self, *, forward_step_func: Step, model: Any, **options: Any) -> Any:
@@ -160,13 +161,7 @@ class PairedSchedule:
 
     def run_both(self, ahead: ForwardStep, behind: ForwardStep, gradient: Tensor) -> Tensor:
         """Compute one plan forward and another one backward by turns; returns the output of the first."""
-        platform = self.session.platform
-        stream = platform.current_stream()
-        return self._turns.run(
-            ahead.forward,
-            lambda: behind.backward(gradient),
-            launching=lambda: platform.use_stream(stream),
-        )
+        return _by_turns(self.session, ahead.forward, lambda: behind.backward(gradient))
 
     def _planning(self, step: Step, chunks: Sequence[Any]) -> Step:
         """Return the forward step that returns plans; it is handed a chunk without its wrappers."""
@@ -185,6 +180,26 @@ class PairedSchedule:
             return plan, plan.loss
 
         return planning
+
+
+def paired(session: Session, schedule: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the schedule with the passes of its pairs by turns.
+
+    A schedule that knows its pairs itself has a method ``pair_with``, which takes a function of a forward and
+    a backward pass; others are taken for megatron-core's.
+    """
+    whole: Any = inspect.unwrap(schedule, stop=lambda inner: hasattr(inner, "pair_with"))
+    pair_with = getattr(whole, "pair_with", None)
+    if pair_with is None:
+        return PairedSchedule(session, schedule)
+    pair_with(functools.partial(_by_turns, session))
+    return schedule
+
+
+def _by_turns(session: Session, forward: Callable[[], T], backward: Callable[[], None]) -> T:
+    platform = session.platform
+    stream = platform.current_stream()
+    return session.state(Turns).run(forward, backward, launching=lambda: platform.use_stream(stream))
 
 
 def _check(chunks: Sequence[Any], config: Any) -> None:

@@ -7,6 +7,6 @@ def without_pairs(stages: int) -> str:
     """Return the refusal of a pipeline of so many stages whose passes depend on one another."""
     return (
         f"--moe-fb-overlap with --pipeline-model-parallel-size {stages} and one model chunk per rank has no "
-        "forward and backward pass to run side by side; use 1, or virtual stages "
-        "(--num-layers-per-virtual-pipeline-stage)"
+        "forward and backward pass to run side by side; use 1, virtual stages "
+        "(--num-layers-per-virtual-pipeline-stage), or --schedules-method dualpipev of mindspeed-pp"
     )

@@ -4,13 +4,15 @@ A weight enters a product through an anchor, an autograd node of its own. The pr
 gradient of its rows at once and leaves to the anchor what the weight's gradient is made of; the anchor
 computes it where its place in the graph is. Autograd takes the ready node that was created last, so an anchor
 created right after the launch of an all-to-all is reached while the mirrored all-to-all is in flight. The
-gradient itself is handed over like any other: hooks of data parallelism see it when it is there.
+gradient itself is handed over like any other: hooks of data parallelism see it when it is there. A pipeline
+schedule that computes weight gradients apart takes over from the anchor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from mindspeed_kernels.ops.gmm import grouped_matmul
-from mindspeed_kernels.ops.gmm_put_off import weight_gradient
+from mindspeed_kernels.ops.gmm_put_off import Leave, add_weight_gradient, weight_gradient
 
 
 class LaterGradient:
@@ -29,9 +31,14 @@ class LaterGradient:
         token: number of shape ``[]`` that carries the dependency from the product to the anchor.
     """
 
-    def __init__(self, parameter: torch.nn.Parameter) -> None:
-        """Create the anchor here in the graph; reads no value of the parameter."""
-        self._parameter = parameter
+    def __init__(self, parameter: torch.nn.Parameter, leave: Leave | None = None) -> None:
+        """Create the anchor here in the graph; reads no value of the parameter.
+
+        Args:
+            parameter: the weight.
+            leave: takes the computation, for later or at once; without it the anchor computes.
+        """
+        self._parameter, self._put_off = parameter, leave
         self._work: Operands | None = None
         self.token: Tensor = _Anchor.apply(parameter, self)
 
@@ -40,11 +47,21 @@ class LaterGradient:
         self._work = work
 
     def compute(self) -> Tensor | None:
-        """Return the gradient in the parameter's shape; None where it was added to the main gradient."""
+        """Return the gradient in the parameter's shape; None where it was added, or is left to somebody."""
         work, self._work = self._work, None
         if work is None:
             return None
         rows = work.rows() if callable(work.rows) else work.rows
+        if self._put_off is not None:
+            add = partial(
+                add_weight_gradient,
+                self._parameter,
+                ends=work.ends,
+                shape=work.shape,
+                accumulates=work.accumulates,
+            )
+            self._put_off(add, rows, work.gradients)
+            return None
         return weight_gradient(
             self._parameter, rows, work.gradients, work.ends, work.shape, accumulates=work.accumulates
         )

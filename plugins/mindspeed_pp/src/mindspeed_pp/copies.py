@@ -20,6 +20,7 @@ from megatron.core.parallel_state import RankGenerator
 from torch.utils._pytree import tree_iter
 
 from mindspeed_core.errors import SessionError
+from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_pp.placement import Placement
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ def create_groups(session: Session, args: Namespace, pg: Any, placement: Placeme
             session.groups.create(f"{name}.{at}", lists)
 
 
-def mark_copies(session: Session, chunks: Sequence[Any], pg: Any, placement: Placement, owner: str) -> None:
+def mark_copies(
+    session: Session, chunks: Sequence[Any], pg: Any, placement: Placement, owner: str, *, sharded: bool
+) -> None:
     """Let checkpoints hold one copy of each stage, and the gradient norm count one.
 
     Args:
@@ -73,13 +76,18 @@ def mark_copies(session: Session, chunks: Sequence[Any], pg: Any, placement: Pla
         pg: the process groups.
         placement: with copies.
         owner: the feature.
+        sharded: the optimizer holds, and counts, each part of a stage on one rank alone.
     """
     replicas = pg.dp_cp.size()
     for chunk, stage in zip(chunks, placement.held[pg.pp.rank()]):
         number = stage // placement.depth
+        plain = unwrap(chunk)
+        if getattr(plain, "pre_process", False) and plain.share_embeddings_and_output_weights:
+            # megatron-core marks that of the first rank alone, and gives it a bucket of its own.
+            plain.shared_embedding_or_output_weight().shared_embedding = True
         if number == 0:
             continue
-        describe = chunk.sharded_state_dict
+        describe = plain.sharded_state_dict
 
         def described(
             *given: Any, describe: Any = describe, number: int = number, **named: Any
@@ -90,8 +98,8 @@ def mark_copies(session: Session, chunks: Sequence[Any], pg: Any, placement: Pla
                     entry.replica_id = _further(entry.replica_id, replicas * number)
             return state
 
-        session.instances.set(owner, chunk, "sharded_state_dict", described)
-        for parameter in chunk.parameters():
+        session.instances.set(owner, plain, "sharded_state_dict", described)
+        for parameter in () if sharded else chunk.parameters():
             # megatron-core leaves out of the norm what is marked so.
             parameter.shared = True
 
@@ -99,6 +107,22 @@ def mark_copies(session: Session, chunks: Sequence[Any], pg: Any, placement: Pla
 def _further(replica: Any, by: int) -> Any:
     """Return the number of a replica on a later copy; tuples end with the data-parallel rank."""
     return (*replica[:-1], replica[-1] + by) if isinstance(replica, tuple) else replica + by
+
+
+def sharded_over_copies(session: Session, optimizer: Any, pg: Any, placement: Placement) -> None:
+    """Tell a distributed optimizer that its shards are those of buffers that all copies share.
+
+    Args:
+        session: the open one.
+        optimizer: of all chunks of this rank, whose stages the same ranks hold.
+        pg: the process groups.
+        placement: with copies.
+    """
+    first = placement.position(placement.held[pg.pp.rank()][0])
+    for inner in getattr(optimizer, "chained_optimizers", [optimizer]):
+        inner.data_parallel_group = session.groups[f"pp.copies.dp_cp.{first}"]
+        # Of the data-parallel ranks of one copy; state is gathered over the others too.
+        inner.data_parallel_group_gloo = None
 
 
 def wrapped_over_copies(

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from mindspeed_core.errors import UserError
+from mindspeed_pp.half_precision import convert_at_ends
+from mindspeed_pp.likeness import compare
 from mindspeed_pp.lint import Findings, lint
 from mindspeed_pp.mail import DOWN, UP, Mail, StuckError, warm_up
 from mindspeed_pp.named import functions_of
-from mindspeed_pp.plan import FLAG, WAVES, Plan, message_timeout
+from mindspeed_pp.plan import FLAG, WAVES, Plan, message_timeout, without_pairs
 from mindspeed_pp.positions import Positions, described, told
 from mindspeed_pp.profiling import Profiling
 from mindspeed_pp.schedule import Schedule
@@ -40,8 +42,10 @@ class EngineState:
     Attributes:
         schedules: made so far, by number of micro-batches and whether they are of forward passes alone.
         warm: channels that have carried something.
+        compared: digests of schedules that the ranks of the pipeline have found alike.
         most_alive: most micro-batch-chunks alive in the last step.
         most_posted: most receives posted at once in the last step.
+        took_over: it was said that another schedule runs batches that are too small for the plan's.
         executed: name of the schedule of the last step.
         copies: to the host and back, once something went there.
         combined: runs the two passes of a pair side by side; None one after the other.
@@ -51,8 +55,10 @@ class EngineState:
 
     schedules: dict[tuple[int, bool], tuple[Schedule, Findings]] = field(default_factory=dict)
     warm: set[Any] = field(default_factory=set)
+    compared: set[str] = field(default_factory=set)
     most_alive: int = 0
     most_posted: int = 0
+    took_over: bool = False
     executed: str = ""
     copies: HostCopies | None = None
     combined: Combined | None = None
@@ -150,6 +156,7 @@ class Engine:
             combined=None if forward_only else state.combined,
         )
         self._check_chunks(parts)
+        convert_at_ends(session, models, schedule.placement, rank)
         step = Step(parts)
         if config.timers is not None:
             config.timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
@@ -173,16 +180,20 @@ class Engine:
     def _begin(self, schedule: Schedule, rank: int, groups: dict[str, Any], state: EngineState) -> None:
         session, device = self._run.session, self._run.dist.device
         if session.platform.dry_run:
-            # No rank waits for another one, and what would arrive is not known.
-            warm_up(schedule, rank, groups, device, state.warm, compares=False)
+            # No rank waits for another one.
+            warm_up(schedule, rank, groups, device, state.warm)
             return
+        ranks = dist.get_process_group_ranks(self._pg.pp)
         if state.positions is None:
-            ranks = dist.get_process_group_ranks(self._pg.pp)
             state.positions = Positions(ranks, rank, message_timeout(self._args).total_seconds())
             state.positions.start()
             session.at_close(lambda: _end(state))
         state.positions.begin(schedule)
         try:
+            if (digest := schedule.digest()) not in state.compared:
+                name = f"{groups[UP].group_name}/{len(state.compared)}"
+                compare(schedule, rank, ranks, name, message_timeout(self._args))
+                state.compared.add(digest)
             warm_up(schedule, rank, groups, device, state.warm)
         except StuckError as error:
             raise _stuck(schedule, rank, "before its first item", error, state, {}) from error
@@ -210,10 +221,14 @@ class Engine:
             # A limit of memory does not hold for a small batch that another schedule takes over.
             findings = lint(schedule, None if schedule.name == WAVES else plan.limit)
             refused = plan.refusal(microbatches)
-            if refused and not forward_only and self._run.dist.rank == 0:
+            if refused and not forward_only and not state.took_over and self._run.dist.rank == 0:
+                state.took_over = True
                 logger.warning(
                     "%s: %s; schedule %s takes over for such batches", FLAG, refused, schedule.name
                 )
+            lone = without_pairs(schedule) if state.combined is not None and not refused else ""
+            if lone and not forward_only:
+                raise UserError(lone)
             state.schedules[key] = (schedule.forward_only() if forward_only else schedule), findings
         return state.schedules[key]
 

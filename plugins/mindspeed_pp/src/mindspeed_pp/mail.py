@@ -23,8 +23,6 @@ from mindspeed_pp.channels import Message, goes_up, messages, sent
 from mindspeed_pp.schedule import Schedule
 
 UP, DOWN = "pp.up", "pp.down"
-_DIGITS = 15
-"""Of a digest, as many as an int64 holds."""
 Shapes = Callable[[int], Sequence[TensorSpec]]
 """From a micro-batch to the tensors that cross from stage to stage."""
 
@@ -197,18 +195,12 @@ class StuckError(RuntimeError):
 
 
 def warm_up(
-    schedule: Schedule,
-    rank: int,
-    groups: dict[str, Any],
-    device: torch.device,
-    known: set[Any],
-    *,
-    compares: bool = True,
+    schedule: Schedule, rank: int, groups: dict[str, Any], device: torch.device, known: set[Any]
 ) -> None:
     """Send one element over every channel that is new, in an order that is the same on all ranks.
 
     Backends of devices create the communicator of two ranks with its first transfer, and ranks that create
-    several in different orders wait for each other for ever. The element is the number of the schedule.
+    several in different orders wait for each other for ever.
 
     Args:
         schedule: that is to run.
@@ -216,29 +208,19 @@ def warm_up(
         groups: `UP` and `DOWN`.
         device: of the transfers.
         known: channels that carried something before; grows.
-        compares: look at what arrives.
 
     Raises:
-        UserError: another rank has made another schedule of the same arguments.
         StuckError: another rank does not answer.
     """
-    number = int(schedule.digest()[:_DIGITS], 16)
     for channel in sorted(set(messages(schedule)) - known):
         known.add(channel)
         origin, to = channel
         group = groups[UP if goes_up(origin, to, schedule.ranks) else DOWN]
         try:
             if rank == origin:
-                dist.send(torch.tensor([number], device=device), group=group, group_dst=to)
+                dist.send(torch.zeros(1, device=device), group=group, group_dst=to)
             elif rank == to:
-                theirs = torch.tensor([number], device=device)
-                dist.recv(theirs, group=group, group_src=origin)
-                if compares and int(theirs) != number:
-                    raise UserError(
-                        f"--pipeline-schedule {schedule.name}: pipeline ranks {origin} and {to} have "
-                        "different lists of actions; the same schedule files, profiles and versions of "
-                        "packages have to be on all machines"
-                    )
+                dist.recv(torch.zeros(1, device=device), group=group, group_src=origin)
         except RuntimeError as error:
             other = to if rank == origin else origin
             raise StuckError(f"the first message between it and pipeline rank {other}") from error

@@ -52,6 +52,8 @@ SELECTING = (
 AUTO, GREEDY, WAVES = "auto", "greedy", "waves"
 IN_ADVANCE, IN_BUBBLE = "recompute_in_advance", "recompute_in_bubble"
 """Arguments of mindspeed-memory, which asks megatron-core's schedule for what `recomputed` does."""
+PAIRED_FLAG = "--moe-fb-overlap"
+"""Flag of mindspeed-moe, which hides the exchanges of one pass of a pair under the other one."""
 _RECOMPUTING = ("pipeline_recompute", IN_ADVANCE, IN_BUBBLE)
 
 
@@ -293,6 +295,21 @@ def planned(args: Any) -> Plan | None:
             DECOUPLED: bool(getattr(args, "chimera_decouple_bw", False)),
         },
         sizes=sizes_of(args),
+    )
+
+
+def pairs_asked(args: Any) -> bool:
+    """Return whether a feature runs the forward pass of a pair beside the backward pass."""
+    return bool(getattr(args, PAIRED_FLAG.lstrip("-").replace("-", "_"), False))
+
+
+def without_pairs(schedule: Schedule) -> str:
+    """Return the refusal of a schedule that has no pairs to run side by side; empty where it has."""
+    if any(action.parts for order in schedule.orders for action in order):
+        return ""
+    return (
+        f"{PAIRED_FLAG} with pipeline schedule {schedule.name}: it has no forward pass beside a backward "
+        "pass; use --schedules-method dualpipev, or drop one of the two"
     )
 
 

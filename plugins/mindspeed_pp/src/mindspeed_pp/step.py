@@ -38,7 +38,7 @@ from mindspeed_pp.mail import Mail
 from mindspeed_pp.named import NamedAction
 from mindspeed_pp.random_states import kept_random_state
 from mindspeed_pp.recorder import Recorder
-from mindspeed_pp.schedule import Schedule, needs
+from mindspeed_pp.schedule import Schedule
 from mindspeed_pp.swaps import Activations, HostCopies
 from mindspeed_pp.uneven_microbatches import Weighing
 from mindspeed_pp.weight_gradients import WeightGradients
@@ -296,9 +296,7 @@ class Step:
         """Run a forward and a backward pass side by side, between what they wait for and what they send."""
         assert self.p.combined is not None
         place, back = (ahead.stage, ahead.microbatch), (behind.stage, behind.microbatch)
-        own = {(FORWARD, *place)}
-        if own & set(needs(behind, self.p.schedule)) or abs(place[0] - back[0]) == 1:
-            # One of them may need what the other one hands over on this rank.
+        if place == back:
             self._forward(ahead)
             self._backward(behind)
             return

@@ -39,6 +39,16 @@ def weight_gradient(
     return npu_gmm(rows.t(), gradient, group_list=ends, group_type=2).view(parameter.shape)
 
 
+@torch.no_grad()
+def add_weight_gradient(
+    parameter: Any, rows: Tensor, gradient: Tensor, ends: Tensor, shape: torch.Size, *, accumulates: bool
+) -> None:
+    """Add the gradient of the weights of a grouped product to the parameter's; see `weight_gradient`."""
+    made = weight_gradient(parameter, rows, gradient, ends, shape, accumulates=accumulates)
+    if made is not None:
+        parameter.grad = made if parameter.grad is None else parameter.grad + made
+
+
 class PutOffProduct(torch.autograd.Function):
     """Backward returns the gradient of the rows, and hands on what the weight's gradient is made of."""
 
@@ -67,13 +77,9 @@ class PutOffProduct(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             to_rows = grouped_matmul(gradient, parameter.view(shape).transpose(1, 2), ends)
 
-        @torch.no_grad()
         def compute(rows: Tensor, gradient: Tensor) -> None:
-            made = weight_gradient(
-                parameter, rows, gradient, ends, parameter.view(shape).shape, accumulates=accumulates
-            )
-            if made is not None:
-                parameter.grad = made if parameter.grad is None else parameter.grad + made
+            whole = parameter.view(shape).shape
+            add_weight_gradient(parameter, rows, gradient, ends, whole, accumulates=accumulates)
 
         ctx.leave(compute, rows, gradient)
         return to_rows, None, None, None, None, None

@@ -14,6 +14,8 @@ from mindspeed_moe.pairing import without_pairs
 _FLAG = "--moe-fb-overlap"
 _UNPERMUTED = ("--moe-unperm2-mem-optim", "--moe-unperm2-mem-optim-swap")
 _RECOMPUTED = ("moe", "shared_experts")
+_SCHEDULES = ("schedules_method", "pipeline_schedule", "pipeline_schedule_file")
+"""Arguments of mindspeed-pp."""
 
 
 class ForwardBackwardOverlap(Feature):
@@ -82,7 +84,7 @@ class ForwardBackwardOverlap(Feature):
                 "more, or drop it"
             )
         stages = getattr(args, "pipeline_model_parallel_size", 1) or 1
-        if stages > 1 and not _interleaves(args, stages):
+        if stages > 1 and not _interleaves(args, stages) and not _scheduled(args):
             found.append(without_pairs(stages))
         granularity = getattr(args, "recompute_granularity", None)
         modules = [name for name in getattr(args, "recompute_modules", None) or () if name in _RECOMPUTED]
@@ -116,9 +118,9 @@ class ForwardBackwardOverlap(Feature):
     def get_forward_backward(self, session: Any) -> Generator[None, Any, Any]:
         """Let the passes of two micro-batches take turns."""
         schedule = yield
-        from mindspeed_moe.paired_schedule import PairedSchedule
+        from mindspeed_moe.paired_schedule import paired
 
-        return PairedSchedule(session, schedule)
+        return paired(session, schedule)
 
 
 def _interleaves(args: Any, stages: int) -> bool:
@@ -132,6 +134,11 @@ def _interleaves(args: Any, stages: int) -> bool:
     per_chunk: int = getattr(args, "num_layers_per_virtual_pipeline_stage", None) or 0
     layers: int = getattr(args, "num_layers", None) or 0
     return per_chunk > 0 and (not layers or layers // stages > per_chunk)
+
+
+def _scheduled(args: Any) -> bool:
+    """Return whether mindspeed-pp has a schedule to bring, which says itself whether it has pairs."""
+    return any(getattr(args, dest, None) for dest in _SCHEDULES)
 
 
 def _given(args: Any, flag: str) -> bool:

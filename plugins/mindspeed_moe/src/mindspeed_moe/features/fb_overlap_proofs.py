@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from mindspeed_core.feature import Gain, Resume, Scenario
 from mindspeed_moe.features.proofs import EP2, MODEL, SHARED, TP2, as_without
 
@@ -10,6 +12,10 @@ FOUR_MICRO_BATCHES = ("--micro-batch-size", "1", "--global-batch-size", "8")
 INTERLEAVED = (
     *("--num-layers", "4", "--pipeline-model-parallel-size", "2"),
     *("--num-layers-per-virtual-pipeline-stage", "1", "--micro-batch-size", "1", "--global-batch-size", "8"),
+)
+_DUAL_PIPE_V = (
+    *("--num-layers", "4", "--pipeline-model-parallel-size", "2", "--untie-embeddings-and-output-weights"),
+    *("--micro-batch-size", "1", "--global-batch-size", "12", "--schedules-method", "dualpipev"),
 )
 _SHARDED = ("--use-distributed-optimizer",)
 _BOTH_OVERLAPS = (*_SHARDED, "--overlap-grad-reduce", "--overlap-param-gather")
@@ -61,6 +67,12 @@ FB_OVERLAP_PROOFS = (
         flags=PAIRED,
     ),
     as_without("interleaved-bf16", *INTERLEAVED, *_BF16, ranks=4, flags=PAIRED),
+    # The schedule belongs to a package that need not be there.
+    *(
+        (as_without("dual-pipe-v", *_DUAL_PIPE_V, ranks=4, flags=PAIRED),)
+        if find_spec("mindspeed_pp")
+        else ()
+    ),
     Scenario(
         "one-process",
         flags=(*MODEL, *SHARED, *EP2, *PAIRED),

@@ -31,10 +31,6 @@ class Chimera(Feature):
     requires = (Requirement(feature="pp-engine", reason="a schedule says which copy computes a micro-batch"),)
     conflicts = (
         Conflict(
-            flag="--use-distributed-optimizer",
-            reason="it shards over data-parallel ranks, and the copies of a stage are on pipeline ranks",
-        ),
-        Conflict(
             flag="--overlap-grad-reduce",
             reason="ranks finish the copies of a stage in different orders; gradients are reduced at the end",
         ),
@@ -119,8 +115,21 @@ class Chimera(Feature):
 
         plan = planned(args)
         assert plan is not None
-        mark_copies(session, chunks, pg, plan.placement, self.name)
+        sharded = bool(args.use_distributed_optimizer)
+        mark_copies(session, chunks, pg, plan.placement, self.name, sharded=sharded)
         return chunks
+
+    @hookimpl(wrapper=True)
+    def build_optimizer(self, session: Any, args: Any, pg: Any) -> Generator[None, Any, Any]:
+        """Let the distributed optimizer shard over all copies."""
+        optimizer = yield
+        if args.use_distributed_optimizer:
+            from mindspeed_pp.copies import sharded_over_copies
+
+            plan = planned(args)
+            assert plan is not None
+            sharded_over_copies(session, optimizer, pg, plan.placement)
+        return optimizer
 
     @hookimpl
     def wrap_ddp(self, session: Any, args: Any, config: Any, ddp_config: Any, model: Any, pg: Any) -> Any:

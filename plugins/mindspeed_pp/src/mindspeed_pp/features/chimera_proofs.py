@@ -32,6 +32,15 @@ CHIMERA_PROOFS = (
     as_one("pp4", PP4, model=UNTIED, ranks=4),
     as_one("pp4-four-copies", PP4, "--virtual-data-parallel-size", "4", ranks=4),
     as_one("pp2-dp2", PP2, ranks=4),
+    as_one("pp2-sharded", PP2, "--use-distributed-optimizer"),
+    as_one("pp4-sharded", PP4, "--use-distributed-optimizer", model=UNTIED, ranks=4),
+    Scenario(
+        "pp2-bf16",
+        flags=(*PP2, *UNTIED, *_CHIMERA, "--bf16"),
+        baseline=(*PP2, *UNTIED, "--bf16"),
+        world_size=2,
+        tolerance=0.05,
+    ),
     as_one("pp2-per-token", PP2, model=("--calculate-per-token-loss",)),
     as_one("pp2-tp2", PP2, "--tensor-model-parallel-size", "2", "--sequence-parallel", ranks=4),
     Scenario(
@@ -39,6 +48,12 @@ CHIMERA_PROOFS = (
         flags=(*PP2, *_CHIMERA),
         world_size=2,
         resume=Resume(flags=(*PP2, *scheduled("1f1b")), world_size=2, with_feature=False),
+    ),
+    Scenario(
+        "resume-sharded",
+        flags=(*PP4, *_CHIMERA, "--use-distributed-optimizer"),
+        world_size=4,
+        resume=Resume(flags=(*PP2, *_CHIMERA, "--use-distributed-optimizer"), world_size=4),
     ),
     Scenario(
         "resume-alone",

@@ -19,6 +19,7 @@ from mindspeed_pp.plan import (
     IN_ADVANCE,
     LIMIT_FLAG,
     NATIVE_ORDER,
+    PAIRED_FLAG,
     PROFILE_FLAG,
     PROFILE_STEPS_FLAG,
     TIMES_FLAG,
@@ -28,8 +29,10 @@ from mindspeed_pp.plan import (
     asked_rule,
     message_timeout,
     one_stage,
+    pairs_asked,
     planned,
     said_chunks,
+    without_pairs,
 )
 from mindspeed_pp.schedules import BUILT_IN
 
@@ -43,7 +46,7 @@ _BETTER = {
     "nanopipe": "zbi has the same placement, a smaller bubble and keeps fewer micro-batches",
     "fold-aiao": "interleaved with --overlap-grad-reduce takes as long and keeps fewer micro-batches",
     "fold-fifo": "interleaved with --overlap-grad-reduce reduces gradients bucket by bucket",
-    "dualpipev": "passes of a pair run one after the other here, and then zbv keeps fewer micro-batches",
+    "dualpipev": "passes of a pair run one after the other without --moe-fb-overlap; zbv keeps fewer then",
     "chimera": "zbv has a smaller bubble for more than a few micro-batches, and holds the weights once",
 }
 """What to use instead of schedules that others dominate."""
@@ -184,6 +187,11 @@ class PipelineSchedule(Feature):
         refused = plan.refusal(None)
         if refused:
             return (f"{asked}: {refused}",)
+        if plan.sizes and pairs_asked(args):
+            return (
+                f"{PAIRED_FLAG} with micro-batches of different size: megatron-core keeps one scale of the "
+                "losses of experts, and the two passes of a pair would need two; drop one of the two",
+            )
         placement = plan.placement
         if placement.size != ranks:
             return (
@@ -203,7 +211,7 @@ class PipelineSchedule(Feature):
         """Say which schedule trains, and which one the simulator finds shorter."""
         rule = asked_rule(args)
         assert rule is not None
-        better = _BETTER.get(rule.name)
+        better = None if pairs_asked(args) else _BETTER.get(rule.name)
         asked = next(iter(asked_for(args)))
         said = [] if asked.endswith(f" {rule.name}") else [f"{asked}: the pipeline schedule is {rule.name}"]
         return [*said, f"{asked}: {better}"] if better else said
@@ -232,6 +240,8 @@ class PipelineSchedule(Feature):
             schedule = plan.schedule(count)
             lint(schedule, plan.limit)
             functions_of(schedule)
+            if pairs_asked(validated) and (lone := without_pairs(schedule)):
+                raise UserError(lone)
         return validated
 
     @hookimpl(wrapper=True)

@@ -71,6 +71,12 @@ class MicrobatchSizes(Feature):
     fake_tensors = True
     deterministic = True
     affects_checkpoint = False
+    formulas = {
+        # Across one border of stages, both ways, whatever the list.
+        "bytes_sent_of_step": "2 * element_size * hidden_size * seq_length * global_batch_size "
+        "/ (data_parallel_size * context_parallel_size "
+        "* (tensor_model_parallel_size if sequence_parallel else 1))",
+    }
     verify = MICROBATCH_PROOFS
 
     @classmethod

@@ -159,17 +159,18 @@ _LATENT = (
     ),
     *("--v-head-dim", "12", "--qk-layernorm", "--position-embedding-type", "rope"),
 )
+_PREDICTED = ("--mtp-num-layers", "1", "--position-embedding-type", "rope")
 _EXPERTS = (
     *("--num-experts", "4", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "32", "--swiglu"),
     *("--disable-bias-linear", "--moe-token-dispatcher-type", "alltoall", "--moe-aux-loss-coeff", "0.01"),
 )
 
 
-def elsewhere(name: str, schedule: str, *flags: str, ranks: int = 2) -> Scenario:
+def elsewhere(name: str, schedule: str, *flags: str, ranks: int = 2, tolerance: float = 0.0) -> Scenario:
     """Compare a schedule that places stages elsewhere with megatron-core's 1F1B, bit for bit."""
     layout = (*PP2, *UNCLIPPED, *flags)
     return Scenario(
-        name, flags=(*layout, *scheduled(schedule)), baseline=layout, world_size=ranks, tolerance=0.0
+        name, flags=(*layout, *scheduled(schedule)), baseline=layout, world_size=ranks, tolerance=tolerance
     )
 
 
@@ -187,6 +188,10 @@ WEIGHT_GRADIENT_PROOFS = (
     as_native("zb-h1-cp2", "zb-h1", *_CP2, ranks=4),
     elsewhere("zbv-cp2", "zbv", *UNTIED, *_CP2, ranks=4),
     as_native("zb-h1-bf16", "zb-h1", "--bf16"),
+    elsewhere("zbv-bf16", "zbv", *UNTIED, "--bf16"),
+    # The gradients of one embedding instead of those of two copies.
+    elsewhere("zbv-predictions", "zbv", *UNTIED, *_PREDICTED, tolerance=1e-5),
+    elsewhere("zbv-predictions-overlaps", "zbv", *UNTIED, *_PREDICTED, *OVERLAPS, ranks=4, tolerance=1e-5),
     elsewhere("zbv-per-token", "zbv", *UNTIED, "--calculate-per-token-loss"),
     as_native("zb-h1-latent", "zb-h1", *_LATENT),
     as_native("zb-h1-compressed", "zb-h1", *_LATENT, "--q-lora-rank", "16"),

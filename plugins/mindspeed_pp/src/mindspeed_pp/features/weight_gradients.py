@@ -12,6 +12,11 @@ from mindspeed_pp.plan import asked_for, asked_rule
 
 OUTPUT_FLAG = "--pipeline-w-output-layer"
 _OUTPUT_DEST = "pipeline_w_output_layer"
+_WHOLE_EXPERTS = (
+    *("--balanced-moe-experts", "--moe-experts-pipeline-degree", "--use-pipe-experts"),
+    *("--moe-alltoall-mc2", "--moe-bmm-mc2"),
+)
+"""Flags of mindspeed-moe whose grouped experts compute weight gradients with those of their rows."""
 
 
 class LaterWeightGradients(Feature):
@@ -74,6 +79,19 @@ class LaterWeightGradients(Feature):
             f"{asked} with --transformer-impl {args.transformer_impl}: linears of TransformerEngine compute "
             "weight gradients with those of their inputs; use --transformer-impl local, or 1f1b or "
             "interleaved",
+        )
+
+    @classmethod
+    def notes(cls, args: Any) -> Sequence[str]:
+        """Name what keeps the weight gradients of experts where they are."""
+        if not getattr(args, "moe_grouped_gemm", False):
+            return ()
+        asked = next(iter(asked_for(args)))
+        return tuple(
+            f"{flag} with {asked}: weight gradients of these experts are computed with those of their input, "
+            "and W has those of the other linears alone"
+            for flag in _WHOLE_EXPERTS
+            if getattr(args, flag.lstrip("-").replace("-", "_"), None)
         )
 
     @hookimpl(wrapper=True)
