@@ -158,5 +158,5 @@ def test_a_plan_says_whether_pairs_go_by_turns():
         "".join(map(str, check(training_flags((*flags, *further), 1), world_size=4).plan.notes))
         for further in ((), PAIRED)
     ]
-    assert "pair run one after the other without --moe-fb-overlap; zbv is shorter then" in notes[0]
+    assert "pair run one after the other without --moe-fb-overlap; zbv keeps fewer then" in notes[0]
     assert "one after the other" not in notes[1]
