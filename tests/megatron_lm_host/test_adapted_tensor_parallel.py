@@ -67,7 +67,7 @@ def test_two_ranks_learn_as_one_process(trained, kind):
         assert rank[kind][1] == pytest.approx(norms, rel=1e-4)
 
 
-HEADS5 = ("--num-attention-heads", "5", "--hidden-size", "40", "--ffn-hidden-size", "131")
+HEADS5 = ("--num-attention-heads", "5", "--hidden-size", "40")
 
 
 def test_five_heads_on_two_ranks_learn_as_one_process():
