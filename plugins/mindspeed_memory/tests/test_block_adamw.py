@@ -141,6 +141,16 @@ def test_state_goes_to_adamw_and_comes_back_under_another_form(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_state_is_read_without_code_of_others(form, tmp_path):
+    weights = started()
+    optimizer = block(weights, *FORMS[form]())
+    stepped(optimizer, weights, gradients(0))
+    torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+    found = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert found.keys() == {"state", "param_groups"}
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_weights_that_were_overwritten_from_outside_are_where_it_goes_on(form):
     weights, reference = started(), Reference(started())
     optimizer = block(weights, *FORMS[form]())

@@ -40,62 +40,56 @@ def plain_run(layout, folder):
         return optimizer_tensors(run), train(run, 2)
 
 
-def run_forms(folder, names):
-    found, plain = {}, {}
-    for name in names:
-        layout, flags = FORMS[name]
-        root = f"{folder}/{name}"
-        if layout not in plain:
-            plain[layout] = (f"{root}/plain", *plain_run(layout, f"{root}/plain"))
-        adams, state, went_on = plain[layout]
-        with opened(*layout, *flags, "--save", root) as run:
-            train(run, 2)
-            save(run)
-            own, own_went_on = optimizer_tensors(run), train(run, 2)
-        with opened(*layout, *flags, "--load", root) as run:
-            loaded, resumed = optimizer_tensors(run), train(run, 2)
-        with opened(*layout, "--load", root) as run:
-            as_adam, adam_resumed = optimizer_tensors(run), train(run, 2)
-        with opened(*layout, *flags, "--load", adams) as run:
-            from_adam, resumed_from_adam = optimizer_tensors(run), train(run, 2)
-        with opened(*layout, *flags, *TP2, "--load", root) as run:
-            as_tp2 = optimizer_tensors(run)
-        found[name] = {
-            "resumed": (resumed, own_went_on),
-            "resumed by AdamW": (adam_resumed, own_went_on),
-            "resumed from AdamW": (resumed_from_adam, went_on),
-            "trained": (own_went_on, went_on),
-            "loaded": differing(own, loaded),
-            "read by AdamW": differing(own, as_adam),
-            "read from AdamW": differing(state, from_adam),
-            "read under another layout": differing(own, as_tp2),
-            "equal to AdamW": differing(own, state),
-            "tensors": len(own),
-        }
-    return found
+def run_form(folder, name):
+    """Train, save and resume a form and AdamW, each with its own checkpoint and with the other's."""
+    layout, flags = FORMS[name]
+    root = f"{folder}/{name}"
+    adams = f"{root}/plain"
+    state, went_on = plain_run(layout, adams)
+    with opened(*layout, *flags, "--save", root) as run:
+        train(run, 2)
+        save(run)
+        own, own_went_on = optimizer_tensors(run), train(run, 2)
+    with opened(*layout, *flags, "--load", root) as run:
+        loaded, resumed = optimizer_tensors(run), train(run, 2)
+    with opened(*layout, "--load", root) as run:
+        as_adam, adam_resumed = optimizer_tensors(run), train(run, 2)
+    with opened(*layout, *flags, "--load", adams) as run:
+        from_adam, resumed_from_adam = optimizer_tensors(run), train(run, 2)
+    with opened(*layout, *flags, *TP2, "--load", root) as run:
+        as_tp2 = optimizer_tensors(run)
+    return {
+        "resumed": (resumed, own_went_on),
+        "resumed by AdamW": (adam_resumed, own_went_on),
+        "resumed from AdamW": (resumed_from_adam, went_on),
+        "trained": (own_went_on, went_on),
+        "loaded": differing(own, loaded),
+        "read by AdamW": differing(own, as_adam),
+        "read from AdamW": differing(state, from_adam),
+        "read under another layout": differing(own, as_tp2),
+        "equal to AdamW": differing(own, state),
+        "tensors": len(own),
+    }
 
 
-def read_alone(folder, names):
+def read_alone(folder, name):
     """Load the state of two ranks in one process, with the form and with AdamW, and go on."""
-    found = {}
-    for name in names:
-        layout, flags = FORMS[name]
-        load = ("--load", f"{folder}/{name}")
-        with opened(*layout, *flags, *load) as run:
-            own, own_steps = optimizer_tensors(run), train(run, 4)
-        with opened(*layout, *load) as run:
-            adams, adam_steps = optimizer_tensors(run), train(run, 4)
-        with opened(*layout, *flags, *load, "--no-load-optim") as run:
-            own_anew = train(run, 2)
-        with opened(*layout, *load, "--no-load-optim") as run:
-            adam_anew = train(run, 2)
-        found[name] = {
-            "differing": differing(own, adams),
-            "tensors": len(own),
-            "steps": (own_steps, adam_steps),
-            "weights alone": (own_anew, adam_anew),
-        }
-    return found
+    layout, flags = FORMS[name]
+    load = ("--load", f"{folder}/{name}")
+    with opened(*layout, *flags, *load) as run:
+        own, own_steps = optimizer_tensors(run), train(run, 4)
+    with opened(*layout, *load) as run:
+        adams, adam_steps = optimizer_tensors(run), train(run, 4)
+    with opened(*layout, *flags, *load, "--no-load-optim") as run:
+        own_anew = train(run, 2)
+    with opened(*layout, *load, "--no-load-optim") as run:
+        adam_anew = train(run, 2)
+    return {
+        "differing": differing(own, adams),
+        "tensors": len(own),
+        "steps": (own_steps, adam_steps),
+        "weights alone": (own_anew, adam_anew),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +102,11 @@ def names(asked_for):
     return [name for name in FORMS if name in asked_for("form")]
 
 
+# Each form has worlds of its own: gloo keeps the threads of every session's groups until a process ends.
 @pytest.fixture(scope="module")
 def trained(folder, names):
-    return run_world(run_forms, 2, folder, names, timeout=500)
+    ranks = {name: run_world(run_form, 2, folder, name, timeout=500) for name in names}
+    return [{name: found[rank] for name, found in ranks.items()} for rank in range(2)]
 
 
 FORM = pytest.mark.parametrize(
@@ -163,7 +159,7 @@ def test_another_layout_reads_the_same_state(trained, form):
 
 @pytest.fixture(scope="module")
 def alone(trained, folder, names):
-    return run_world(read_alone, 1, folder, names, timeout=500)[0]
+    return {name: run_world(read_alone, 1, folder, name, timeout=500)[0] for name in names}
 
 
 @FORM

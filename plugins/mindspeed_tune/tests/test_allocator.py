@@ -24,6 +24,11 @@ def test_released_blocks_are_used_again_and_joined():
     assert estimate(events).reserved == 20 * MIB
 
 
+def test_a_large_block_is_split_for_a_smaller_tensor():
+    # Only max_split_size_mb would keep it whole.
+    assert estimate([(0, 300 * MIB), (0, 0), (1, 100 * MIB), (2, 200 * MIB)]).reserved == 300 * MIB
+
+
 def test_expandable_segments_waste_less_on_growing_tensors():
     events = []
     for number in range(1, 20):

@@ -85,10 +85,7 @@ class _Pool:
 
     def take(self, size: int) -> _Block:
         for index, (free, _, block) in enumerate(self._free):
-            if free >= size and not (
-                # A large segment that is nearly as large stays whole for its own size.
-                not self.expandable and size > SMALL and free - size > LARGE_SEGMENT and free >= 200 * MIB
-            ):
+            if free >= size:
                 del self._free[index]
                 return self._split(block, size)
         return self._split(self._grow(size), size)
