@@ -244,6 +244,13 @@ def test_experts_that_keep_their_weight_gradients_are_named(grouped):
             (*PP2, *scheduled("1f1b"), "--fine-grained-activation-offloading"),
             "it expects megatron-core's order of micro-batches",
         ),
+        (
+            (
+                *(*PP2, *scheduled("1f1b"), "--pipeline-recompute", "--num-experts", "4"),
+                *("--moe-router-load-balancing-type", "global_aux_loss"),
+            ),
+            "--pipeline-recompute with --moe-router-load-balancing-type global_aux_loss: it sums the tokens",
+        ),
         ((*PP2, *scheduled("1f1b"), "--use-megatron-fsdp"), "its hooks expect the order of autograd"),
         (
             (*PP2, *scheduled("1f1b"), "--num-microbatches-with-partial-activation-checkpoints", "1"),
