@@ -240,6 +240,13 @@ def test_experts_that_keep_their_weight_gradients_are_named(grouped):
             "--profile-pipeline-steps 0: measure 1 or more",
         ),
         ((*PP2, *scheduled("1f1b"), "--use-torch-fsdp2"), "its hooks expect the order of autograd"),
+        (
+            (
+                *(*PP2, *scheduled("1f1b"), "--pipeline-recompute", "--num-experts", "4"),
+                *("--moe-router-load-balancing-type", "global_aux_loss"),
+            ),
+            "--pipeline-recompute with --moe-router-load-balancing-type global_aux_loss: it sums the tokens",
+        ),
         ((*PP2, *scheduled("1f1b"), "--use-megatron-fsdp"), "its hooks expect the order of autograd"),
         (
             (*PP2, *scheduled("1f1b"), "--num-microbatches-with-partial-activation-checkpoints", "1"),

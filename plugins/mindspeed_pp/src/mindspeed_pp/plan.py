@@ -289,7 +289,7 @@ def planned(args: Any) -> Plan | None:
         limit=getattr(args, "pipeline_memory_limit", None),
         swaps_operands=bool(getattr(args, "use_nanopipe_swap", False)),
         measured=measured_times(args),
-        recomputes=any(getattr(args, dest, False) for dest in _RECOMPUTING),
+        recomputes=bool(recompute_flag(args)),
         options={
             DETACHED: bool(getattr(args, "dualpipev_dw_detach", False)),
             DECOUPLED: bool(getattr(args, "chimera_decouple_bw", False)),
@@ -301,6 +301,12 @@ def planned(args: Any) -> Plan | None:
 def pairs_asked(args: Any) -> bool:
     """Return whether a feature runs the forward pass of a pair beside the backward pass."""
     return bool(getattr(args, PAIRED_FLAG.lstrip("-").replace("-", "_"), False))
+
+
+def recompute_flag(args: Any) -> str:
+    """Return the flag that asks for forward passes again before their backward pass; empty without."""
+    given = next((dest for dest in _RECOMPUTING if getattr(args, dest, False)), "")
+    return "--" + given.replace("_", "-") if given else ""
 
 
 def without_pairs(schedule: Schedule) -> str:

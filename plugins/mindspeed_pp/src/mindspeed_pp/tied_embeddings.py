@@ -67,6 +67,8 @@ def share_embedding(session: Session, chunks: Sequence[Any], pg: Any, owner: str
     if not tied:
         return
     last.output_layer.weight = None
+    # Where the output layer adds to the main gradient itself, the embedding's gradient counts all the same.
+    first.shared_embedding_or_output_weight().zero_out_wgrad = True
     session.instances.set(
         owner, last, "shared_embedding_or_output_weight", first.shared_embedding_or_output_weight
     )

@@ -31,6 +31,7 @@ from mindspeed_pp.plan import (
     one_stage,
     pairs_asked,
     planned,
+    recompute_flag,
     said_chunks,
     without_pairs,
 )
@@ -191,6 +192,15 @@ class PipelineSchedule(Feature):
             return (
                 f"{PAIRED_FLAG} with micro-batches of different size: megatron-core keeps one scale of the "
                 "losses of experts, and the two passes of a pair would need two; drop one of the two",
+            )
+        balancing = getattr(args, "moe_router_load_balancing_type", None)
+        if plan.recomputes and "global_aux_loss" in (
+            balancing if isinstance(balancing, list) else [balancing]
+        ):
+            return (
+                f"{recompute_flag(args)} with --moe-router-load-balancing-type global_aux_loss: it sums the "
+                "tokens of micro-batches up to now, and those that are computed again come in another order; "
+                "use aux_loss, or drop one of the two",
             )
         placement = plan.placement
         if placement.size != ranks:

@@ -210,6 +210,13 @@ WEIGHT_GRADIENT_PROOFS = (
         tolerance=0.0,
     ),
     Scenario(
+        "zbv-tied-fused",
+        flags=(*PP2, *scheduled("zbv"), *FUSED),
+        baseline=(*PP2, *FUSED),
+        world_size=2,
+        tolerance=1e-5,
+    ),
+    Scenario(
         "nanopipe-swap",
         flags=(*PP2, *CHUNKS2, "--use-nanopipe", "--use-nanopipe-swap"),
         baseline=(*PP2, *CHUNKS2, "--use-nanopipe"),
