@@ -59,7 +59,7 @@ def train(*flags, tightened=False):
 
 
 def train_together():
-    found = {"pipeline": train(*PP2, SIZE, "6"), "tensor": train(*TP2, SIZE, "4", tightened=True)}
+    found = {"pipeline": train(*PP2, SIZE, "6", tightened=True)}
     with pytest.raises(UserError) as error:
         train(*PP2, SIZE, "2")
     return {**found, "refused": str(error.value)}
@@ -70,17 +70,36 @@ def together():
     return run_world(train_together, 2)
 
 
-@pytest.mark.parametrize("layout", ["pipeline", "tensor"])
-def test_plans_hold_their_budget_as_measured(together, layout):
-    for found in (rank[layout] for rank in together):
+def train_tensor_parallel():
+    return train(*TP2, SIZE, "4", tightened=True)
+
+
+@pytest.fixture(scope="module")
+def tensor_parallel():
+    return run_world(train_tensor_parallel, 2)
+
+
+def test_plans_hold_their_budget_as_measured(together):
+    hold_their_budget([rank["pipeline"] for rank in together])
+
+
+def hold_their_budget(ranks):
+    for found in ranks:
         assert found["first"] == [WHOLE] * len(found["forms"])
         assert found["forms"] != found["first"]
         assert 0 < found["used"] <= found["planned"] <= found["budget"]
         assert found["plan"].seconds < found["plan"].seconds_of_full
 
 
-def test_ranks_of_a_stage_have_the_same_plan(together):
-    first, second = (rank["tensor"] for rank in together)
+@pytest.mark.thorough
+def test_plans_of_tensor_parallel_ranks_hold_their_budget(tensor_parallel):
+    hold_their_budget(tensor_parallel)
+    become_smaller(tensor_parallel)
+
+
+@pytest.mark.thorough
+def test_ranks_of_a_stage_have_the_same_plan(tensor_parallel):
+    first, second = tensor_parallel
     assert first["plan"] == second["plan"]
     assert first["forms"] == second["forms"]
 
@@ -92,10 +111,14 @@ def test_stages_have_plans_of_their_own(together):
 
 
 def test_a_plan_that_takes_more_than_its_budget_becomes_smaller(together):
-    for rank in together:
-        used, budget, forms = rank["tensor"]["smaller"]
+    become_smaller([rank["pipeline"] for rank in together])
+
+
+def become_smaller(ranks):
+    for found in ranks:
+        used, budget, forms = found["smaller"]
         assert used <= budget
-        assert forms != rank["tensor"]["forms"]
+        assert forms != found["forms"]
 
 
 def test_a_budget_below_full_recomputation_is_refused_with_the_number_on_every_rank(together):

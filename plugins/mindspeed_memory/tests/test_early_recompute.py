@@ -127,22 +127,23 @@ def trained(flags, evaluates=False):
         return found, weights
 
 
-def two_ranks():
+CASES = {"advance": ADVANCE, "bubble": BUBBLE, "taken over": (*ADVANCE, *SCHEDULE)}
+
+
+def two_ranks(cases):
     plain = ("--eval-iters", "1", *INTERLEAVED)
-    return {
-        "plain": trained(plain, evaluates=True),
-        "advance": trained((*plain, *ADVANCE), evaluates=True),
-        "bubble": trained((*plain, *BUBBLE), evaluates=True),
-        "taken over": trained((*plain, *ADVANCE, *SCHEDULE), evaluates=True),
-    }
+    found = {case: trained((*plain, *CASES[case]), evaluates=True) for case in cases}
+    return {"plain": trained(plain, evaluates=True), **found}
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    return run_world(two_ranks, 2, timeout=600)
+def ranks(asked_for):
+    return run_world(two_ranks, 2, sorted(asked_for("case")), timeout=600)
 
 
-@pytest.mark.parametrize("case", ["advance", "bubble", "taken over"])
+@pytest.mark.parametrize(
+    "case", ["advance", "bubble", pytest.param("taken over", marks=pytest.mark.thorough)]
+)
 def test_steps_before_and_after_an_evaluation_are_those_without(ranks, case):
     for rank in ranks:
         (plain, weights), (found, own) = rank["plain"], rank[case]

@@ -46,7 +46,7 @@ CASES = {
 }
 THOROUGH = (
     *("float32 parameters among others, whole", "overflow, whole", "weights from outside, swapped"),
-    *("overflow", "accumulation, zeros", "a NaN, half-up", "experts"),
+    *("overflow", "accumulation, zeros", "weights from outside", "a NaN, half-up", "experts"),
 )
 
 
