@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from mindspeed_core.platforms.fake.answers import UnknownNumber
 from mindspeed_core.platforms.fake.balanced import balanced_map
 from mindspeed_core.platforms.fake.platform import FakePlatform
 from mindspeed_core.platforms.fake.position import fake_position
+from mindspeed_core.platforms.fake.stages import told_shapes
 from mindspeed_core.platforms.fake.tensors import (
     AnsweringMode,
     ShapesOnly,
@@ -142,6 +144,29 @@ def test_every_rank_is_taken_to_send_what_this_one_sends(sent, received, arrived
                     output.tolist()
             else:
                 assert output.tolist() == arrived
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        ledger.revert()
+
+
+@pytest.mark.parametrize("known", [(16, 2, 8), None])
+def test_a_stage_is_told_the_shape_that_is_known_and_no_other(known, monkeypatch):
+    from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    mode, answering, ledger = ShapesOnly(), AnsweringMode(), PatchLedger()
+    told = told_shapes(answering, lambda: known)
+    ledger.apply([*world_patches(Position(0, 2, 0)), *reading_patches(answering.answers), told], owner="test")
+    try:
+        dist.init_process_group("gloo")
+        with shapes_only(mode, answering):
+            config = SimpleNamespace(use_ring_exchange_p2p=False, virtual_pipeline_model_parallel_size=2)
+            stage = P2PCommunicator(dist.group.WORLD, config)
+            sent = torch.empty(16, 2, 8)
+            with pytest.raises(UnknownNumber) if known is None else nullcontext():
+                assert stage._communicate_shapes(sent, None, True, False) == ([16, 2, 8], [0, 0, 0])
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
