@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from argparse import Namespace
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from mindspeed_core.platforms.fake.tensors import (
     reading_patches,
     shapes_only,
 )
-from mindspeed_core.platforms.fake.world import world_patches
+from mindspeed_core.platforms.fake.world import keeping_its_tensor, world_patches
 from mindspeed_core.platforms.platform import Position
 from mindspeed_core.platforms.selection import check_dry_run_flags, choose_platform, requested_platform
 from mindspeed_core.registry import Registry
@@ -118,6 +119,19 @@ def test_a_world_starts_without_its_peers_where_its_function_was_wrapped_before(
         ledger.revert()
 
     assert dist.init_process_group is wrapped
+
+
+def test_a_transfer_keeps_its_tensor_as_long_as_somebody_keeps_it():
+    transfer = keeping_its_tensor(lambda tensor, peer: SimpleNamespace(wait=lambda: peer))
+    tensor = torch.zeros(2)
+    alive = weakref.ref(tensor)
+
+    work = transfer(tensor, 1)
+    del tensor
+    assert work.wait() == 1
+    assert alive() is not None
+    del work
+    assert alive() is None
 
 
 def test_integers_that_follow_from_known_ones_are_known():

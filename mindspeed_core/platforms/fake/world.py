@@ -92,12 +92,37 @@ def scattered_here(original: Function) -> Function:
     return scatter_object_list
 
 
+class Transfer:
+    """A send or receive that keeps its tensor as long as somebody keeps it, as gloo's do."""
+
+    def __init__(self, work: Any, tensor: Any) -> None:
+        """Go with the backend's work."""
+        self._work, self._tensor = work, tensor
+
+    def __getattr__(self, name: str) -> Any:
+        """Answer as the work does."""
+        return getattr(self._work, name)
+
+
+def keeping_its_tensor(original: Function) -> Function:
+    """Wrap ``isend`` or ``irecv``: there is no peer, and the tensor takes its memory nevertheless."""
+
+    @functools.wraps(original)
+    def transfer(tensor: Any, *args: Any, **options: Any) -> Any:
+        work = original(tensor, *args, **options)
+        return None if work is None else Transfer(work, tensor)
+
+    return transfer
+
+
 _WRAPPERS: dict[str, Callable[[Function], Function]] = {
     "new_group": fake_group,
     "all_gather_object": same_everywhere,
     "gather_object": gathered_here,
     "broadcast_object_list": said_here,
     "scatter_object_list": scattered_here,
+    "isend": keeping_its_tensor,
+    "irecv": keeping_its_tensor,
 }
 
 
