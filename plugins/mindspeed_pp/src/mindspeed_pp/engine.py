@@ -191,8 +191,7 @@ class Engine:
         state.positions.begin(schedule)
         try:
             if (digest := schedule.digest()) not in state.compared:
-                name = f"{groups[UP].group_name}/{len(state.compared)}"
-                compare(schedule, rank, ranks, name, message_timeout(self._args))
+                compare(schedule, rank, ranks, message_timeout(self._args))
                 state.compared.add(digest)
             warm_up(schedule, rank, groups, device, state.warm)
         except StuckError as error:

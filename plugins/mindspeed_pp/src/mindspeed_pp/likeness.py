@@ -18,14 +18,13 @@ from mindspeed_pp.mail import StuckError
 from mindspeed_pp.schedule import Schedule
 
 
-def compare(schedule: Schedule, rank: int, ranks: Sequence[int], name: str, timeout: timedelta) -> None:
+def compare(schedule: Schedule, rank: int, ranks: Sequence[int], timeout: timedelta) -> None:
     """Refuse schedules that differ from rank to rank. Waits for all ranks of the pipeline.
 
     Args:
         schedule: of this rank.
         rank: this pipeline rank.
         ranks: of the pipeline, in the world.
-        name: of the comparison, another one each time.
         timeout: for the ranks to come here.
 
     Raises:
@@ -33,7 +32,10 @@ def compare(schedule: Schedule, rank: int, ranks: Sequence[int], name: str, time
         StuckError: another rank does not come here.
     """
     store: Any = dist.distributed_c10d._get_default_store()
-    keys = [f"mindspeed/pp/schedules/{name}/{other}" for other in ranks]
+    place = f"mindspeed/pp/schedules/{'-'.join(map(str, ranks))}"
+    # The store outlives a session, and keeps what an earlier one said.
+    number = store.add(f"{place}/count/{ranks[rank]}", 1)
+    keys = [f"{place}/{number}/{other}" for other in ranks]
     own = f"{schedule.name} {schedule.digest()}"
     store.set(keys[rank], own)
     for other, key in enumerate(keys):
