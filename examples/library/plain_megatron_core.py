@@ -125,8 +125,8 @@ def train(flags: Mapping[str, Any]) -> list[float]:
             optimizer.step()
             losses.append(float(torch.stack([report["loss"] for report in reports]).mean()))
         if flags:
-            modules = session.report()["modules"]
-            assert modules == {"flash-attn": 2, "fused-rmsnorm": 5, "fused-swiglu": 2}, modules
+            changed = session.report()["modules"].items()
+            assert changed >= {"flash-attn": 2, "fused-rmsnorm": 5, "fused-swiglu": 2}.items(), changed
     return losses
 
 

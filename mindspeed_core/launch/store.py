@@ -25,7 +25,7 @@ AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """Tells torch's rendezvous that somebody serves the store already, so that every rank only connects."""
 
 _CONNECT_SECONDS = 5.0
-_HANDSHAKE_SECONDS = (5.0, 60.0)
+_HANDSHAKE_SECONDS = (10.0, 60.0)
 """A store answers within the first, even on a busy host; nobody waits longer than the second."""
 _PAUSE_SECONDS = 0.1
 _NEVER = timedelta(hours=24)

@@ -76,7 +76,7 @@ def test_two_processes_meet_again_with_other_features_and_with_the_first(ranks):
     for plain, fused, again, *_ in ranks:
         assert plain == again
         assert plain[0] == ()
-        assert set(fused[0]) == {"fused-rmsnorm", "flash-attn"}
+        assert set(fused[0]) >= {"fused-rmsnorm", "flash-attn"}
 
 
 def test_no_symbol_of_torch_or_megatron_differs_after_a_session_with_features(ranks):
