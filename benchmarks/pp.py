@@ -20,7 +20,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from machine import write
+from machine import update
 
 from mindspeed_core.testing import run_world
 from mindspeed_pp.list_search import makespan, shortest_list
@@ -216,8 +216,8 @@ def lists_of_micro_batches() -> dict[str, Any]:
 TURNS = 6
 
 
-def timed_steps(sides: dict[str, tuple[str, ...]], steps: int) -> dict[str, list[list[float]]]:
-    """Train every side by turns; of each, by turn, the seconds of its steps but the first."""
+def timed_steps(sides: dict[str, tuple[str, ...]], steps: int) -> dict[str, list[float]]:
+    """Train every side once; of each the seconds of its steps but the first."""
     import torch.distributed as dist
 
     from mindspeed_core.activation import activate
@@ -225,33 +225,34 @@ def timed_steps(sides: dict[str, tuple[str, ...]], steps: int) -> dict[str, list
     from mindspeed_core.megatron.global_state import destroy_megatron_state
     from mindspeed_core.testing.model_flags import training_flags
 
-    found: dict[str, list[list[float]]] = {name: [] for name in sides}
-    for _ in range(TURNS):
-        for name, flags in sides.items():
-            found[name].append([])
-            line = training_flags((*MODEL, *PP2, *flags), 100)
-            with activate(line, platform="cpu", host="standalone") as session:
-                run = loop.setup(session)
-                for step in range(steps + 1):
-                    dist.barrier()
-                    began = time.perf_counter()
-                    session.call("train_step", run=run)
-                    run.iteration += 1
-                    run.consumed_train_samples += run.args.global_batch_size
-                    if step:
-                        found[name][-1].append(time.perf_counter() - began)
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for name, flags in sides.items():
+        line = training_flags((*MODEL, *PP2, *flags), 100)
+        with activate(line, platform="cpu", host="standalone") as session:
+            run = loop.setup(session)
+            for step in range(steps + 1):
                 dist.barrier()
-            destroy_megatron_state()
+                began = time.perf_counter()
+                session.call("train_step", run=run)
+                run.iteration += 1
+                run.consumed_train_samples += run.args.global_batch_size
+                if step:
+                    found[name].append(time.perf_counter() - began)
+            dist.barrier()
+        destroy_megatron_state()
     return found
 
 
 def against_megatron_core(steps: int) -> dict[str, Any]:
     """Return of every side the median over turns of the shortest step, and its ratio to megatron-core's."""
-    ranks = run_world(timed_steps, 2, SIDES, steps, timeout=3600)
+    # In other processes each turn, and in another order, so that no side always follows the same one.
+    names = list(SIDES)
+    turns = [
+        run_world(timed_steps, 2, {name: SIDES[name] for name in names[turn:] + names[:turn]}, steps)
+        for turn in range(TURNS)
+    ]
     medians = {
-        name: statistics.median(
-            min(max(pair) for pair in zip(*turn)) for turn in zip(*(rank[name] for rank in ranks))
-        )
+        name: statistics.median(min(max(pair) for pair in zip(*(rank[name] for rank in t))) for t in turns)
         for name in SIDES
     }
     simulated = {}
@@ -382,7 +383,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for missed in _missed(results):
         print(f"goal missed: {missed}")
     if options.write:
-        print(f"written to {write('pp', results).name}")
+        print(f"written to {update('pp', results).name}")
     return 0
 
 
