@@ -18,6 +18,7 @@ from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
+from mindspeed_core.testing.gloo_threads import released_when_waited
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.proof_files import flags_with_files
 from mindspeed_core.testing.worlds import run_world
@@ -314,7 +315,9 @@ class StepProbe:
         """Read after a forward pass."""
         result = yield
         if self.tracker is not None:
-            self.after_forward = max(self.after_forward, _settled(self.tracker))
+            # Cycles that nobody needs are alive until Python looks for them, whenever that is.
+            gc.collect()
+            self.after_forward = max(self.after_forward, self.tracker.alive)
         return result
 
     @hookimpl(wrapper=True)
@@ -333,21 +336,6 @@ class StepProbe:
                 self.gradients.append(state)
         result: OptimizerStep = yield  # type: ignore[assignment]
         return result  # type: ignore[return-value]
-
-
-_BACKEND_SECONDS = 0.003
-
-
-def _settled(tracker: TensorBytes) -> int:
-    """Return the bytes alive once nothing is about to be freed that nobody needs."""
-    # Cycles live until Python looks for them; tensors of a finished collective until the backend's thread,
-    # which lets go of them after it has woken the waiting one, got the interpreter's lock.
-    gc.collect()
-    alive = -1
-    while alive != tracker.alive:
-        alive = tracker.alive
-        time.sleep(_BACKEND_SECONDS)
-    return alive
 
 
 class _Steps:
@@ -386,6 +374,7 @@ def _measure(run: Run, steps: _Steps, probe: StepProbe, buffers: HostBuffers) ->
     run.metrics.clear()
     made = buffers.made
     with ExitStack() as stack:
+        stack.enter_context(released_when_waited())
         log = stack.enter_context(count_communication())
         tracker = stack.enter_context(TensorBytes())
         probe.tracker = tracker
