@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
 
     from mindspeed_core.run import Run
+    from mindspeed_core.session import Session
 
 
 @dataclass
@@ -93,6 +94,12 @@ def announced(run: Run, vp_stage: int | None, microbatch: int, samples: int | No
         state.announced = None
 
 
+def interleaves_natively(session: Session, args: Any) -> bool:
+    """Return whether the schedule is megatron-core's interleaved one, which knows one shape by itself."""
+    interleaved = (getattr(args, "virtual_pipeline_model_parallel_size", None) or 1) > 1
+    return interleaved and "pipeline-schedule" not in session.plan.slots
+
+
 def boundary_options(run: Run, args: Namespace, config: TransformerConfig) -> dict[str, Any]:
     """Return the options of a schedule for tensors that features change between pipeline stages.
 
@@ -118,8 +125,7 @@ def boundary_options(run: Run, args: Namespace, config: TransformerConfig) -> di
     usual = [spec.shape for spec in session.default("boundary_schema", args=args, config=config).tensors]
     if wanted == usual:
         return {}
-    interleaved = (args.virtual_pipeline_model_parallel_size or 1) > 1
-    if interleaved and "pipeline-schedule" not in session.plan.slots:
+    if interleaves_natively(session, args):
         if config.variable_seq_lengths:
             return {}
         changing = [name for name in session.plan.names if name in implemented]

@@ -12,7 +12,6 @@ from mindspeed_tp.features.formulas import GRID as GRID_BYTES
 from mindspeed_tp.features.grid_proofs import GRID_PROOFS
 from mindspeed_tp.model_sizes import ModelSizes
 from mindspeed_tp.options import GRID
-from mindspeed_tp.told_shapes import stages_tell_shapes
 from mindspeed_tp.volume import LayerShape, in_words, linears, one_dimensional, table
 
 _FLAG, _FORMER = "--tp-2d", "--use-nd-matmul"
@@ -137,7 +136,9 @@ class TwoDimensional(Feature):
         """Keep megatron-core from spreading the sequence, and from expecting one shape between stages."""
         config = yield
         config.sequence_parallel = False
-        if stages_tell_shapes(session, args):
+        from mindspeed_core.megatron.schedule import interleaves_natively
+
+        if interleaves_natively(session, args):
             config.variable_seq_lengths = True
         return config
 

@@ -11,7 +11,6 @@ from mindspeed_tp.features.core import PLANNED
 from mindspeed_tp.features.formulas import UNEVEN as UNEVEN_BYTES
 from mindspeed_tp.features.uneven_proofs import UNEVEN_PROOFS
 from mindspeed_tp.options import GRID, MC2, UNEVEN
-from mindspeed_tp.told_shapes import stages_tell_shapes
 from mindspeed_tp.uneven.cut import Cuts
 
 _FLAG = "--unaligned-linear"
@@ -115,8 +114,10 @@ class UnevenLinears(Feature):
     def build_transformer_config(self, session: Any, args: Any) -> Generator[None, Any, Any]:
         """Let interleaved stages tell each other how long their parts are."""
         config = yield
+        from mindspeed_core.megatron.schedule import interleaves_natively
+
         cut = Cuts.of(args).sequence
-        if stages_tell_shapes(session, args) and cut is not None and not cut.even:
+        if interleaves_natively(session, args) and cut is not None and not cut.even:
             config.variable_seq_lengths = True
         return config
 
