@@ -258,7 +258,7 @@ def against_megatron_core(steps: int) -> dict[str, Any]:
     simulated = {}
     for name in SIDES:
         rule = rule_named(name.removeprefix("megatron-core "))
-        course = simulate(rule.schedule(Context(2, rule.chunks or 2, 16)), replace(Costs()))
+        course = simulate(rule.schedule(Context(2, rule.chunks or 2, 16)), Costs())
         simulated[name] = course.makespan
     return {
         name: {

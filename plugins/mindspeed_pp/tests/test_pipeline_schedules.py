@@ -215,7 +215,7 @@ def test_the_text_of_a_schedule_is_the_schedule(name):
     schedule = built(name, 4, 8)
     again = parse_schedule(schedule.text())
     assert again == schedule
-    assert again.digest() == schedule.digest()
+    assert again.digest == schedule.digest
     assert len(schedule.csv().splitlines()) == 4
 
 

@@ -190,9 +190,9 @@ class Engine:
             session.at_close(lambda: _end(state))
         state.positions.begin(schedule)
         try:
-            if (digest := schedule.digest()) not in state.compared:
+            if schedule.digest not in state.compared:
                 compare(schedule, rank, ranks, message_timeout(self._args))
-                state.compared.add(digest)
+                state.compared.add(schedule.digest)
             warm_up(schedule, rank, groups, device, state.warm)
         except StuckError as error:
             raise _stuck(schedule, rank, "before its first item", error, state, {}) from error

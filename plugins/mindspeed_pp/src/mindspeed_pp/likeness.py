@@ -36,7 +36,7 @@ def compare(schedule: Schedule, rank: int, ranks: Sequence[int], timeout: timede
     # The store outlives a session, and keeps what an earlier one said.
     number = store.add(f"{place}/count/{ranks[rank]}", 1)
     keys = [f"{place}/{number}/{other}" for other in ranks]
-    own = f"{schedule.name} {schedule.digest()}"
+    own = f"{schedule.name} {schedule.digest}"
     store.set(keys[rank], own)
     for other, key in enumerate(keys):
         try:

@@ -108,6 +108,7 @@ class Schedule:
             for order in self.orders
         )
 
+    @cached_property
     def digest(self) -> str:
         """Return a number of the whole content, the same on every rank that made the same schedule."""
         return hashlib.sha256(self.text().encode()).hexdigest()[:16]
