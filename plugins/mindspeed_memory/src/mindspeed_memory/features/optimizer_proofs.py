@@ -82,13 +82,8 @@ _SAME_BYTES = (Gain("optimizer_bytes", 1.0),)
 _FIVE_SIXTHS = (Gain("optimizer_bytes", 0.84),)
 _EXPERTS = (
     *("--num-experts", "4", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "32", "--swiglu"),
-    *(
-        "--disable-bias-linear",
-        "--moe-token-dispatcher-type",
-        "alltoall",
-        "--expert-model-parallel-size",
-        "2",
-    ),
+    *("--disable-bias-linear", "--moe-token-dispatcher-type", "alltoall"),
+    *("--expert-model-parallel-size", "2"),
 )
 # Residuals and ties go from step to step.
 _MANY = 12
