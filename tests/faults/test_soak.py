@@ -1,10 +1,11 @@
 """A training that saves, evaluates and is restarted holds what it held before, and the trend tells a leak."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from mindspeed_testing.soak import Sample, as_json, fit, soak, warmed_up
+from mindspeed_testing.soak import Sample, as_json, fit, held_throughout, soak
 
 FLAGS = (
     "--platform cpu --num-layers 1 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --vocab-size 32 "
@@ -30,9 +31,11 @@ def test_each_attempt_continues_the_one_before(attempts):
     assert {sample.step for sample in (*first, *second)} <= set(range(8, STEPS, 10))
 
 
-def test_descriptors_and_threads_stay_the_same(attempts):
+@pytest.mark.parametrize("of", ["descriptors", "threads"])
+def test_descriptors_and_threads_are_no_more_at_the_end(attempts, of):
     for (samples,) in attempts:
-        assert len({(sample.descriptors, sample.threads) for sample in warmed_up(samples)}) == 1
+        before, after = held_throughout(samples, of)
+        assert after <= before
 
 
 def test_memory_stays_where_it_is(attempts):
@@ -59,11 +62,18 @@ def test_a_trend_tells_growth_from_noise(slope, flat):
     assert trend.slope == pytest.approx(slope, abs=4 * trend.error)
 
 
-def test_what_changes_is_listed():
-    samples = [*held(0.0, 1), Sample(5000, 400_000_000, 300_000, 500_000_000, 10, 3)]
-    found = as_json([samples])
+def test_what_stays_open_is_listed():
+    samples = held(0.0, 1)
+    last = [replace(sample, descriptors=10) for sample in samples[len(samples) * 3 // 5 :]]
+    found = as_json([[*samples[: len(samples) * 3 // 5], *last]])
     assert found["descriptors"] == [9, 10]
     assert found["threads"] == [3]
+
+
+def test_a_thread_that_is_about_to_end_is_no_leak():
+    samples = held(0.0, 1)
+    samples[-1] = replace(samples[-1], threads=4)
+    assert held_throughout(samples, "threads") == (3, 3)
 
 
 def test_too_few_samples_are_refused():

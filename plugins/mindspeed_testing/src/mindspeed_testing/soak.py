@@ -186,6 +186,17 @@ def warmed_up(samples: Sequence[Sample]) -> Sequence[Sample]:
     return samples[int(len(samples) * WARM_UP) :]
 
 
+def held_throughout(samples: Sequence[Sample], of: str) -> tuple[int, int]:
+    """Return the smallest number of ``descriptors`` or ``threads`` in each half of a process, warmed up.
+
+    What a process keeps is in all later samples. A thread that has ended is listed by the system for a moment
+    after it was joined, and one that a library starts for one task may run when a sample is due.
+    """
+    numbers = [getattr(sample, of) for sample in warmed_up(samples)]
+    middle = len(numbers) // 2
+    return min(numbers[:middle]), min(numbers[middle:])
+
+
 def fit(processes: Sequence[Sequence[Sample]], of: str = "memory") -> Trend:
     """Fit a common slope through a number of several processes: ``memory``, ``blocks`` or ``resident``.
 
@@ -217,7 +228,7 @@ def fit(processes: Sequence[Sequence[Sample]], of: str = "memory") -> Trend:
 
 
 def as_json(processes: Sequence[Sequence[Sample]]) -> dict[str, Any]:
-    """Return the trends of some processes, and the numbers of descriptors and threads that were seen."""
+    """Return the trends of some processes, and the numbers of descriptors and threads that they kept."""
     trends = {of: fit(processes, of) for of in ("memory", "blocks", "resident")}
     behind = [sample for samples in processes for sample in warmed_up(samples)]
     return {
@@ -226,8 +237,10 @@ def as_json(processes: Sequence[Sequence[Sample]]) -> dict[str, Any]:
             for of, trend in trends.items()
         },
         "samples": len(behind),
-        "descriptors": sorted({sample.descriptors for sample in behind}),
-        "threads": sorted({sample.threads for sample in behind}),
+        **{
+            of: sorted({number for samples in processes for number in held_throughout(samples, of)})
+            for of in ("descriptors", "threads")
+        },
     }
 
 
