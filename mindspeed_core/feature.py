@@ -63,6 +63,11 @@ def hookimpl(
     return mark if function is None else mark(function)
 
 
+def dest_of(option: str) -> str:
+    """Return the attribute of parsed arguments that an option string sets, where nothing else is declared."""
+    return option.lstrip("-").replace("-", "_").replace(".", "_")
+
+
 @dataclass(frozen=True)
 class Flag:
     """A command-line flag, spelled exactly as users type it.
@@ -111,7 +116,7 @@ class Flag:
         if self.inverts and self.type is not bool:
             raise DeclarationError(f"flag {self.name}: only a switch (type=bool) can invert {self.inverts!r}")
         if not self.dest:
-            dest = self.inverts or self.name.lstrip("-").replace("-", "_").replace(".", "_")
+            dest = self.inverts or dest_of(self.name)
             object.__setattr__(self, "dest", dest)
         if self.is_switch and self.default is None:
             object.__setattr__(self, "default", bool(self.inverts))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Requirement
+from mindspeed_core.feature import Conflict, Requirement, dest_of
 from mindspeed_core.flags.values import shown_value
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.asking import asking_flag, failure, ways_out
@@ -79,7 +79,7 @@ class Request:
 
     def value(self, option: str) -> tuple[Any, bool]:
         """Return the value a flag stands for, and whether the flag turns it off."""
-        dest, inverts = self.index.dests.get(option) or (option.lstrip("-").replace("-", "_"), False)
+        dest, inverts = self.index.dests.get(option) or (dest_of(option), False)
         return getattr(self.args, dest, None), inverts
 
     def shown(self, option: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_core.errors import UserError
+from mindspeed_core.feature import dest_of
 from mindspeed_pp.choice import Times, shortest
 from mindspeed_pp.lint import lint
 from mindspeed_pp.microbatch_list import (
@@ -150,7 +151,7 @@ def asked_for(args: Any) -> dict[str, str]:
         found[f"--foldx-mode {given('foldx_mode')}"] = f"fold-{given('foldx_mode')}"
     if given("pp_schedule_list"):
         found[ORDERS_FLAG] = ORDERS_FLAG
-    native = [flag for flag in SELECTING if given(flag.lstrip("-").replace("-", "_"))]
+    native = [flag for flag in SELECTING if given(dest_of(flag))]
     if native and not found:
         interleaved = (said_chunks(args) or 1) > 1
         found[native[0]] = "interleaved" if interleaved else "1f1b"
@@ -300,7 +301,7 @@ def planned(args: Any) -> Plan | None:
 
 def pairs_asked(args: Any) -> bool:
     """Return whether a feature runs the forward pass of a pair beside the backward pass."""
-    return bool(getattr(args, PAIRED_FLAG.lstrip("-").replace("-", "_"), False))
+    return bool(getattr(args, dest_of(PAIRED_FLAG), False))
 
 
 def recompute_flag(args: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.feature import Conflict, Feature, Flag, HookApi, Resume, Scenario, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, HookApi, Resume, Scenario, dest_of, hookimpl
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run, StepResult
@@ -71,7 +71,7 @@ class NoiseScaleFeature(Feature):
         decay = args.acme_noise_scale
         found = [] if 0.0 <= decay < 1.0 else [f"--acme-noise-scale {decay} is not in [0, 1)"]
         for flag, reason in _ONE:
-            size = getattr(args, flag.lstrip("-").replace("-", "_"), 1) or 1
+            size = getattr(args, dest_of(flag), 1) or 1
             if size > 1:
                 found.append(f"--acme-noise-scale does not work with {flag} {size}: {reason}")
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Scenario, TakeOver, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, Scenario, TakeOver, dest_of, hookimpl
 from mindspeed_cp import attention_flags
 from mindspeed_cp.algorithms import GATHER_ALGO, HYBRID_ALGO, RING_ALGO, ULYSSES_ALGO
 from mindspeed_cp.checked_flag import ignored, problems
@@ -83,7 +83,7 @@ class ContextParallel(Feature):
         found += [
             f"{flag} packs samples of many lengths, and splits them by itself; leave one of the two out"
             for flag in ("--sft", "--hybrid-context-parallel")
-            if getattr(args, flag.lstrip("-").replace("-", "_"), False)
+            if getattr(args, dest_of(flag), False)
         ]
         if getattr(args, "hierarchical_context_parallel_sizes", None):
             found.append(

@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Gain, Resume, Scenario, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, Gain, Resume, Scenario, dest_of, hookimpl
 from mindspeed_memory.features.proofs import MODEL, PP2, SHARDED, TP2, as_without, fully_sharded
 
 _SWITCH, _POLICY, _BLOCK = "--checkpoint-activations", "--checkpoint-policy", "--checkpoint_block_layer"
@@ -83,23 +83,23 @@ class CheckpointActivations(Feature):
     @classmethod
     def enabled(cls, args: Any) -> bool:
         """Return whether one of its flags asks for recomputation; measured plans are another feature."""
-        asked = any(getattr(args, _dest(flag), None) for flag in (_SWITCH, _COUNTS, _DISTRIBUTE))
+        asked = any(getattr(args, dest_of(flag), None) for flag in (_SWITCH, _COUNTS, _DISTRIBUTE))
         return asked or cls._unused(args) != []
 
     @classmethod
     def _unused(cls, args: Any) -> list[str]:
         """Return flags that mean nothing without the switch."""
-        if getattr(args, _dest(_SWITCH), False):
+        if getattr(args, dest_of(_SWITCH), False):
             return []
         policy, size = (
-            getattr(args, _dest(_POLICY), "full"),
+            getattr(args, dest_of(_POLICY), "full"),
             getattr(args, "adaptive_recompute_device_size", 0),
         )
         measured = policy == "custom" and (size or 0) > 0
         found = [f"{_POLICY} {policy}"] if policy != "full" and not measured else []
-        if getattr(args, _dest(_BLOCK), _BLOCK_LAYERS) != _BLOCK_LAYERS:
-            found.append(f"{_BLOCK} {getattr(args, _dest(_BLOCK))}")
-        if getattr(args, _dest(_COUNTS), None):
+        if getattr(args, dest_of(_BLOCK), _BLOCK_LAYERS) != _BLOCK_LAYERS:
+            found.append(f"{_BLOCK} {getattr(args, dest_of(_BLOCK))}")
+        if getattr(args, dest_of(_COUNTS), None):
             found.append(_COUNTS)
         return found
 
@@ -107,20 +107,20 @@ class CheckpointActivations(Feature):
     def presets(cls, args: Any) -> Mapping[str, Any]:
         """Return what the names stand for."""
         found: dict[str, Any] = {}
-        if getattr(args, _dest(_SWITCH), False) and getattr(args, _dest(_POLICY), "full") != "custom":
+        if getattr(args, dest_of(_SWITCH), False) and getattr(args, dest_of(_POLICY), "full") != "custom":
             found = cls._meaning(args)
-        if getattr(args, _dest(_DISTRIBUTE), False):
+        if getattr(args, dest_of(_DISTRIBUTE), False):
             found["distribute_saved_activations"] = True
         return found
 
     @classmethod
     def _meaning(cls, args: Any) -> dict[str, Any]:
-        counts = getattr(args, _dest(_COUNTS), None)
-        by_block = getattr(args, _dest(_POLICY), "full") == "block"
+        counts = getattr(args, dest_of(_COUNTS), None)
+        by_block = getattr(args, dest_of(_POLICY), "full") == "block"
         number = 1
         if counts or by_block:
             # Of more layers than there are, all are meant.
-            number = max(counts) if counts else getattr(args, _dest(_BLOCK), _BLOCK_LAYERS)
+            number = max(counts) if counts else getattr(args, dest_of(_BLOCK), _BLOCK_LAYERS)
             number = max(0, min(number, getattr(args, "num_layers", None) or number))
         method = "block" if counts or by_block else "uniform"
         return {
@@ -161,7 +161,7 @@ class CheckpointActivations(Feature):
             if min(counts) < 0:
                 found.append(f"{_COUNTS} {shown}: {min(counts)} is no number of layers; use 0 or more")
             for flag in ("--enable-recompute-layers-per-pp-rank", "--reduce-recompute-for-last-chunk"):
-                if getattr(args, _dest(flag), False):
+                if getattr(args, dest_of(flag), False):
                     found.append(f"{flag} and {_COUNTS} both count layers of a stage; drop one of the two")
         return found
 
@@ -195,7 +195,3 @@ class CheckpointActivations(Feature):
 
         stage = parallel_state.get_pipeline_model_parallel_rank()
         return replace(config, recompute_num_layers=args.recomputation_layer_num[stage])
-
-
-def _dest(flag: str) -> str:
-    return flag.lstrip("-").replace("-", "_")

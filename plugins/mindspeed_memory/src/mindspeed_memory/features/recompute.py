@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, dest_of, hookimpl
 from mindspeed_memory.features.recompute_proofs import (
     ACTIVATION_PROOFS,
     COUNT_PROOFS,
@@ -256,10 +256,10 @@ def _selected(args: Any) -> Sequence[str]:
 
 
 def _layers(args: Any, switch: str, number: str) -> list[str]:
-    value = getattr(args, _dest(number))
+    value = getattr(args, dest_of(number))
     if value is None:
         return []
-    if not getattr(args, _dest(switch)):
+    if not getattr(args, dest_of(switch)):
         return [f"{number} {value} needs {switch}; add it"]
     if value < 0:
         return [f"{number} {value} is no number of layers; use 0 or more, or leave it out for all"]
@@ -267,13 +267,9 @@ def _layers(args: Any, switch: str, number: str) -> list[str]:
 
 
 def _more_than_there_are(args: Any, number: str) -> Sequence[str]:
-    value = getattr(args, _dest(number), None)
+    value = getattr(args, dest_of(number), None)
     layers, stages = getattr(args, "num_layers", None), getattr(args, "pipeline_model_parallel_size", 1) or 1
     # The largest stage is not known here where layers are spread by hand.
     if value is None or not layers or value <= layers or stages < 1:
         return ()
     return (f"{number} {value}: the model has {layers} layers; all that a stage has are meant",)
-
-
-def _dest(flag: str) -> str:
-    return flag.lstrip("-").replace("-", "_")

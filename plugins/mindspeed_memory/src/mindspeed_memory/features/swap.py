@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
-from mindspeed_core.feature import Conflict, Flag, Requirement, hookimpl
+from mindspeed_core.feature import Conflict, Flag, Requirement, dest_of, hookimpl
 from mindspeed_memory.features.recompute import per_rank
 from mindspeed_memory.features.saving import SavingFeature
 from mindspeed_memory.features.swap_proofs import ATTENTION_PROOFS, INPUT_PROOFS
@@ -56,10 +56,10 @@ class SwappingFeature(SavingFeature):
         """Refuse sizes, depths and limits that are none."""
         found = []
         for flag, least in ((_MIN_BYTES, 0), (_DEPTH, 0)):
-            value = getattr(args, _dest(flag))
+            value = getattr(args, dest_of(flag))
             if value < least:
                 found.append(f"{flag} {value} is negative; use {least} or more")
-        limit = getattr(args, _dest(_LIMIT))
+        limit = getattr(args, dest_of(_LIMIT))
         if limit is not None and limit <= 0:
             found.append(f"{_LIMIT} {limit:g} leaves nothing on the host; use more than 0, or drop the flag")
         return found
@@ -225,7 +225,3 @@ class SwapLayerInput(SwappingFeature):
 
         swap_layer_inputs(session, chunks, self.name, self._start_engine(session, args))
         return chunks
-
-
-def _dest(flag: str) -> str:
-    return flag.lstrip("-").replace("-", "_")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement
+from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, dest_of
 from mindspeed_core.megatron.expert_notes import routes_by_sinkhorn
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
 from mindspeed_moe.features.deepspeed_proofs import DEEPSPEED_PROOFS, DROPLESS_PROOFS
@@ -174,11 +174,7 @@ def _given(args: Any) -> list[str]:
         _PADDING: False,
         _TABLES: False,
     }
-    found = [
-        flag
-        for flag, value in at_rest.items()
-        if getattr(args, flag.lstrip("-").replace("-", "_"), value) != value
-    ]
+    found = [flag for flag, value in at_rest.items() if getattr(args, dest_of(flag), value) != value]
     return found if getattr(args, "use_rts", True) else [*found, _ORDERLY]
 
 

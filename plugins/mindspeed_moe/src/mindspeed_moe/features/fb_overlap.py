@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, dest_of, hookimpl
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
 from mindspeed_moe.features.fb_overlap_proofs import FB_OVERLAP_PROOFS
 from mindspeed_moe.options import PAIRS
@@ -142,4 +142,4 @@ def _scheduled(args: Any) -> bool:
 
 
 def _given(args: Any, flag: str) -> bool:
-    return bool(getattr(args, flag.lstrip("-").replace("-", "_"), False))
+    return bool(getattr(args, dest_of(flag), False))

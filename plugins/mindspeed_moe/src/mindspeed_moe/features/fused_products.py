@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement
+from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, dest_of
 from mindspeed_moe.expert_ranks import expert_cuts, expert_ranks
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION, PLACED_LAYER
 from mindspeed_moe.features.fused_products_proofs import FUSED_PRODUCTS_PROOFS
@@ -149,4 +149,4 @@ def _of_places(args: Any) -> Sequence[str]:
 
 
 def _given(args: Any, flag: str) -> bool:
-    return bool(getattr(args, flag.lstrip("-").replace("-", "_"), False))
+    return bool(getattr(args, dest_of(flag), False))

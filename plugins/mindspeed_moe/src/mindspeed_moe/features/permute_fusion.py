@@ -6,7 +6,7 @@ import copy
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, dest_of, hookimpl
 from mindspeed_moe.features.core import ORDERS_COMMUNICATION
 from mindspeed_moe.features.proofs import PERMUTE_PROOFS
 from mindspeed_moe.features.shared_experts import shared_experts_on_a_stream
@@ -50,7 +50,7 @@ class PermuteFusion(Feature):
     @classmethod
     def enabled(cls, args: Any) -> bool:
         """Return whether one of the two spellings is given."""
-        return any(getattr(args, flag.lstrip("-").replace("-", "_"), False) for flag in (_FLAG, _MEGATRONS))
+        return any(getattr(args, dest_of(flag), False) for flag in (_FLAG, _MEGATRONS))
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:

@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, dest_of, hookimpl
 from mindspeed_pp.features.proofs import WEIGHT_GRADIENT_PROOFS
 from mindspeed_pp.plan import asked_for, asked_rule
 
@@ -91,7 +91,7 @@ class LaterWeightGradients(Feature):
             f"{flag} with {asked}: weight gradients of these experts are computed with those of their input, "
             "and W has those of the other linears alone"
             for flag in _WHOLE_EXPERTS
-            if getattr(args, flag.lstrip("-").replace("-", "_"), None)
+            if getattr(args, dest_of(flag), None)
         )
 
     @hookimpl(wrapper=True)

@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mindspeed_core.feature import Conflict, Feature, Flag, hookimpl
+from mindspeed_core.feature import Conflict, Feature, Flag, dest_of, hookimpl
 from mindspeed_tp.features.core import PLANNED
 from mindspeed_tp.features.formulas import GRID as GRID_BYTES
 from mindspeed_tp.features.grid_proofs import GRID_PROOFS
@@ -94,7 +94,7 @@ class TwoDimensional(Feature):
                 f"--tp-x {x} times --tp-y {y} is not --tensor-model-parallel-size {t}; use factors of {t}",
             )
         found = [sentence for size, name, parts in _cuts(args) if (sentence := _uneven(size, name, parts))]
-        overlaps = [flag for flag in (_AG, _RS, _BACKWARD_AG) if getattr(args, _dest(flag), False)]
+        overlaps = [flag for flag in (_AG, _RS, _BACKWARD_AG) if getattr(args, dest_of(flag), False)]
         for other in ("use_ascend_coc", "use_ascend_mc2"):
             if overlaps and getattr(args, other, False):
                 flag = "--" + other.replace("_", "-")
@@ -175,10 +175,6 @@ class TwoDimensional(Feature):
 
         sum_parts(model)
         return done
-
-
-def _dest(flag: str) -> str:
-    return flag.lstrip("-").replace("-", "_")
 
 
 def _uneven(size: int, name: str, parts: tuple[tuple[str, int], ...]) -> str:
