@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from mindspeed_core.errors import UserError
 from mindspeed_pp.half_precision import convert_at_ends
+from mindspeed_pp.indexed_batches import IndexedBatches
 from mindspeed_pp.likeness import compare
 from mindspeed_pp.lint import Findings, lint
 from mindspeed_pp.mail import DOWN, UP, Mail, StuckError, warm_up
@@ -21,7 +22,7 @@ from mindspeed_pp.positions import Positions, described, told
 from mindspeed_pp.profiling import Profiling
 from mindspeed_pp.schedule import Schedule
 from mindspeed_pp.shape_table import shapes_of_step, sizes_of_step
-from mindspeed_pp.step import Combined, IndexedBatches, Parts, Step, finalize
+from mindspeed_pp.step import Combined, Parts, Step, finalize
 from mindspeed_pp.swaps import HostCopies
 from mindspeed_pp.uneven_microbatches import regrouped, weighing_of_step
 from mindspeed_pp.weight_gradients import WeightGradients

@@ -17,8 +17,8 @@ from mindspeed_core.run import TensorSpec
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
+    from mindspeed_pp.indexed_batches import IndexedBatches
     from mindspeed_pp.schedule import Schedule
-    from mindspeed_pp.step import IndexedBatches
 
 _UNKNOWN, _EMPTY = -1, 0
 _COLUMNS = 2

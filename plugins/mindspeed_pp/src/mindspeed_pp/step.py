@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -34,6 +34,7 @@ from mindspeed_pp.actions import (
     Action,
 )
 from mindspeed_pp.channels import Message
+from mindspeed_pp.indexed_batches import IndexedBatches
 from mindspeed_pp.mail import Mail
 from mindspeed_pp.named import NamedAction
 from mindspeed_pp.random_states import kept_random_state
@@ -46,33 +47,6 @@ from mindspeed_pp.weight_gradients import WeightGradients
 Place = tuple[int, int]
 Combined = Callable[[Callable[[], None], Callable[[], None]], object]
 """Called with a forward and a backward pass, which depend on nothing of each other; calls both."""
-
-
-class IndexedBatches:
-    """An iterator over micro-batches that gives the one that is asked for, also again."""
-
-    def __init__(self, batches: Iterator[Any]) -> None:
-        """Wrap the chunk's iterator; ``at`` is the micro-batch that ``next`` returns."""
-        self._batches, self._seen, self.at = batches, [], 0  # type: ignore[var-annotated]
-
-    def __iter__(self) -> IndexedBatches:
-        """Return itself."""
-        return self
-
-    def __next__(self) -> Any:
-        """Return micro-batch ``at`` of the step."""
-        return self.look(self.at)
-
-    def look(self, at: int) -> Any:
-        """Return a micro-batch of the step, reading as far as it takes."""
-        while len(self._seen) <= at:
-            self._seen.append(next(self._batches))
-        return self._seen[at]
-
-    def finish(self, count: int) -> None:
-        """Read to the end of a step of ``count`` micro-batches, where any of it was read."""
-        if self._seen:
-            self.look(count - 1)
 
 
 @dataclass
