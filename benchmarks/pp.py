@@ -36,9 +36,10 @@ PASS = 0.06
 DELAY = 0.012
 """Seconds from the end of a pass to the arrival of its message."""
 BATCH = ("--micro-batch-size", "1", "--global-batch-size", "16")
-MODEL = ("--num-layers", "8", "--hidden-size", "128", "--seq-length", "128", *BATCH)
+MODEL = ("--num-layers", "8", "--hidden-size", "256", "--seq-length", "128", *BATCH)
 PP2 = ("--pipeline-model-parallel-size", "2")
 CHUNKS2 = ("--num-virtual-stages-per-pipeline-rank", "2")
+UNTIED = ("--untie-embeddings-and-output-weights",)
 SIDES = {
     "megatron-core 1f1b": (),
     "1f1b": ("--pipeline-schedule", "1f1b"),
@@ -46,12 +47,15 @@ SIDES = {
     "megatron-core interleaved": CHUNKS2,
     "interleaved": (*CHUNKS2, "--pipeline-schedule", "interleaved"),
     "zbi": (*CHUNKS2, "--pipeline-schedule", "zbi"),
-    "zbv": ("--pipeline-schedule", "zbv", "--untie-embeddings-and-output-weights"),
+    "megatron-core 1f1b, untied": UNTIED,
+    "zbv": (*UNTIED, "--pipeline-schedule", "zbv"),
 }
 REFERENCES = {
-    name: "megatron-core interleaved" if name in ("interleaved", "zbi") else "megatron-core 1f1b"
-    for name in SIDES
+    "megatron-core 1f1b": ("1f1b", "zb-h1"),
+    "megatron-core interleaved": ("interleaved", "zbi"),
+    "megatron-core 1f1b, untied": ("zbv",),
 }
+REFERENCE_OF = {side: name for name, sides in REFERENCES.items() for side in (name, *sides)}
 
 
 def slept(names: Sequence[str], delay: float) -> dict[str, tuple[float, int, float]]:
@@ -60,9 +64,10 @@ def slept(names: Sequence[str], delay: float) -> dict[str, tuple[float, int, flo
     import torch.distributed as dist
 
     from mindspeed_core.run import RunContext, TensorSpec
+    from mindspeed_pp.indexed_batches import IndexedBatches
     from mindspeed_pp.lint import lint
     from mindspeed_pp.mail import DOWN, UP, Mail, warm_up
-    from mindspeed_pp.step import IndexedBatches, Parts, Step
+    from mindspeed_pp.step import Parts, Step
     from mindspeed_pp.weight_gradients import WeightGradients
 
     dist.init_process_group("gloo")
@@ -213,7 +218,7 @@ def lists_of_micro_batches() -> dict[str, Any]:
     return found
 
 
-TURNS = 6
+TURNS = 4
 
 
 def timed_steps(sides: dict[str, tuple[str, ...]], steps: int) -> dict[str, list[float]]:
@@ -222,7 +227,6 @@ def timed_steps(sides: dict[str, tuple[str, ...]], steps: int) -> dict[str, list
 
     from mindspeed_core.activation import activate
     from mindspeed_core.hosts.standalone import loop
-    from mindspeed_core.megatron.global_state import destroy_megatron_state
     from mindspeed_core.testing.model_flags import training_flags
 
     found: dict[str, list[float]] = {name: [] for name in sides}
@@ -238,14 +242,14 @@ def timed_steps(sides: dict[str, tuple[str, ...]], steps: int) -> dict[str, list
                 run.consumed_train_samples += run.args.global_batch_size
                 if step:
                     found[name].append(time.perf_counter() - began)
-            dist.barrier()
-        destroy_megatron_state()
+            del run
+            loop.teardown(session)
     return found
 
 
 def against_megatron_core(steps: int) -> dict[str, Any]:
     """Return of every side the median over turns of the shortest step, and its ratio to megatron-core's."""
-    # In other processes each turn, and in another order, so that no side always follows the same one.
+    # In another order each turn, so that no side always follows the same one.
     names = list(SIDES)
     turns = [
         run_world(timed_steps, 2, {name: SIDES[name] for name in names[turn:] + names[:turn]}, steps)
@@ -257,14 +261,14 @@ def against_megatron_core(steps: int) -> dict[str, Any]:
     }
     simulated = {}
     for name in SIDES:
-        rule = rule_named(name.removeprefix("megatron-core "))
+        rule = rule_named(name.removeprefix("megatron-core ").removesuffix(", untied"))
         course = simulate(rule.schedule(Context(2, rule.chunks or 2, 16)), Costs())
         simulated[name] = course.makespan
     return {
         name: {
             "seconds": seconds,
-            "ratio": seconds / medians[REFERENCES[name]],
-            "ratio_simulated": simulated[name] / simulated[REFERENCES[name]],
+            "ratio": seconds / medians[REFERENCE_OF[name]],
+            "ratio_simulated": simulated[name] / simulated[REFERENCE_OF[name]],
         }
         for name, seconds in medians.items()
     }

@@ -5,6 +5,7 @@ Usable without the loop: tests and benchmarks build a run and step it themselves
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import torch
@@ -143,3 +144,5 @@ def teardown(session: Session) -> None:
     destroy_megatron_state()
     if dist.is_initialized():
         dist.destroy_process_group()
+    # Cycles of an earlier run's modules keep its groups, whose threads would slow the next run of this process.
+    gc.collect()
