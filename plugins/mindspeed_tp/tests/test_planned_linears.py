@@ -39,6 +39,16 @@ PARTS = {
 }
 
 
+def put_away(delayed):
+    """Call a linear inside of hooks on saved tensors, which make another tensor of its saved weight."""
+    module = linear(delayed, True)
+    module.register_wgrad_accumulation_and_reduce_hooks(lambda: None)
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
+        found = called(delayed, module)
+    module.backward_dw()
+    return replace(found, dw=module.weight.grad)
+
+
 def compared(ranks):
     def work():
         found = {name: both(case) for name, case in (CASES | PARTS).items()}
@@ -52,6 +62,7 @@ def compared(ranks):
         later.backward_dw()
         later.backward_dw()
         found["delayed"] = (called(plain, now, calls=2), replace(second, dw=later.weight.grad))
+        found["delayed and put away"] = called(plain, linear(plain, True)), put_away(delayed)
         return found, nothing_yet, len(told)
 
     return in_session(work, ranks)
@@ -66,7 +77,7 @@ def same(one, other):
     return (one is None and other is None) or torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", [*CASES, "delayed"])
+@pytest.mark.parametrize("name", [*CASES, "delayed", "delayed and put away"])
 def test_a_direct_linear_is_megatron_cores_to_the_bit(world, name):
     for found, _, _ in world:
         theirs, ours = found[name]

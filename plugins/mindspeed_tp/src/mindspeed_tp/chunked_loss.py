@@ -54,6 +54,8 @@ class ChunkedLoss(torch.autograd.Function):
             ``[b, s]`` float32.
         """
         ctx.plan = plan
+        # Hooks on saved tensors make another tensor of a saved weight, whose attributes nobody reads.
+        ctx.parameter = weight
         ctx.main_grad = getattr(weight, "main_grad", None) if plan.accumulate else None
         whole = hidden if plan.rows is None else plan.rows.start_gather(hidden)()
         first = plan.group.rank() * weight.shape[0]
@@ -78,7 +80,7 @@ class ChunkedLoss(torch.autograd.Function):
         first = plan.group.rank() * weight.shape[0]
         of_losses = gradients[0].t()
         dhidden = torch.empty_like(whole) if wants_hidden else None
-        learned = _WeightGradient(weight, ctx.main_grad) if wants_weight else None
+        learned = _WeightGradient(ctx.parameter, ctx.main_grad) if wants_weight else None
         start = 0
         for rows, target in zip(whole.chunk(plan.chunks), targets.chunk(plan.chunks), strict=True):
             here = slice(start, start + rows.shape[0])

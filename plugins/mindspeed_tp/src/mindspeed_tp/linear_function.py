@@ -97,6 +97,8 @@ class PlannedLinearFunction(torch.autograd.Function):
             ``[s, b, n]``, or this rank's rows of it.
         """
         ctx.how, ctx.has_bias = how, bias is not None
+        # Hooks on saved tensors make another tensor of a saved weight, whose ``grad`` nobody reads.
+        ctx.parameter = weight
         # Layers that share a weight would change it in each other's saved tensors.
         ctx.main_grad = getattr(weight, "main_grad", None) if how.accumulate else None
         batch = x.shape[1:-1]
@@ -131,9 +133,9 @@ class PlannedLinearFunction(torch.autograd.Function):
 
         dw = None
         if wants_weight and how.leave is None:
-            dw = _computed(weight, dy, x, how.accumulate, ctx.main_grad)
+            dw = _computed(ctx.parameter, dy, x, how.accumulate, ctx.main_grad)
         elif wants_weight and how.leave is not None:
-            how.leave(_later(weight, dy, saved, gather, how.accumulate, ctx.main_grad))
+            how.leave(_later(ctx.parameter, dy, saved, gather, how.accumulate, ctx.main_grad))
         # Of the rows this rank added it to.
         db = own.sum(dim=0) if ctx.has_bias else None
         dx = dx if pending is None else pending()

@@ -65,20 +65,22 @@ class PutOffProduct(torch.autograd.Function):
         """Multiply rows ``[m, k]`` with a parameter seen as ``[E, k, n]``."""
         ctx.save_for_backward(rows, parameter, ends)
         ctx.shape, ctx.leave, ctx.accumulates = shape, leave, accumulates
+        # Hooks on saved tensors make another tensor of a saved parameter, whose ``grad`` nobody reads.
+        ctx.parameter = parameter
         return grouped_matmul(rows, parameter.view(shape), ends)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient ``[m, k]``, and none of the parameter."""
-        rows, parameter, ends = ctx.saved_tensors
-        gradient, shape, accumulates = gradients[0].contiguous(), ctx.shape, ctx.accumulates
+        rows, weight, ends = ctx.saved_tensors
+        parameter, gradient, accumulates = ctx.parameter, gradients[0].contiguous(), ctx.accumulates
         to_rows = None
         if ctx.needs_input_grad[0]:
-            to_rows = grouped_matmul(gradient, parameter.view(shape).transpose(1, 2), ends)
+            to_rows = grouped_matmul(gradient, weight.view(ctx.shape).transpose(1, 2), ends)
+        whole = weight.view(ctx.shape).shape
 
         def compute(rows: Tensor, gradient: Tensor) -> None:
-            whole = parameter.view(shape).shape
             add_weight_gradient(parameter, rows, gradient, ends, whole, accumulates=accumulates)
 
         ctx.leave(compute, rows, gradient)
