@@ -144,5 +144,5 @@ def teardown(session: Session) -> None:
     destroy_megatron_state()
     if dist.is_initialized():
         dist.destroy_process_group()
-    # Cycles of an earlier run's modules keep its groups, whose threads would slow the next run of this process.
+    # Cycles of an earlier run's modules keep its groups, whose threads would slow the next run.
     gc.collect()
