@@ -41,12 +41,15 @@ PARTS = {
 
 def put_away(delayed):
     """Call a linear inside of hooks on saved tensors, which make another tensor of its saved weight."""
-    module = linear(delayed, True)
+    module, waiting = linear(delayed, True), []
     module.register_wgrad_accumulation_and_reduce_hooks(lambda: None)
+    module.put_off_weight_gradients(lambda compute, *operands: waiting.append((compute, operands)))
     with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
         found = called(delayed, module)
-    module.backward_dw()
-    return replace(found, dw=module.weight.grad)
+    ((compute, operands),) = waiting
+    # Whoever takes them may move them to the host in between.
+    compute(*(operand.clone() for operand in operands))
+    return replace(found, dw=module.weight.grad), len(operands)
 
 
 def compared(ranks):
@@ -62,8 +65,9 @@ def compared(ranks):
         later.backward_dw()
         later.backward_dw()
         found["delayed"] = (called(plain, now, calls=2), replace(second, dw=later.weight.grad))
-        found["delayed and put away"] = called(plain, linear(plain, True)), put_away(delayed)
-        return found, nothing_yet, len(told)
+        apart, operands = put_away(delayed)
+        found["delayed and put away"] = called(plain, linear(plain, True)), apart
+        return found, nothing_yet, len(told), operands
 
     return in_session(work, ranks)
 
@@ -79,7 +83,7 @@ def same(one, other):
 
 @pytest.mark.parametrize("name", [*CASES, "delayed", "delayed and put away"])
 def test_a_direct_linear_is_megatron_cores_to_the_bit(world, name):
-    for found, _, _ in world:
+    for found, *_ in world:
         theirs, ours = found[name]
         for field in ("output", "dx", "dw", "db"):
             assert same(getattr(theirs, field), getattr(ours, field)), field
@@ -87,7 +91,7 @@ def test_a_direct_linear_is_megatron_cores_to_the_bit(world, name):
 
 @pytest.mark.parametrize("name", PARTS)
 def test_products_in_parts_equal_it_and_learn_the_same_weights_to_the_bit(world, name):
-    for found, _, _ in world:
+    for found, *_ in world:
         theirs, ours = found[name]
         torch.testing.assert_close(ours.output, theirs.output, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(ours.dx, theirs.dx, rtol=1e-5, atol=1e-5)
@@ -96,9 +100,13 @@ def test_products_in_parts_equal_it_and_learn_the_same_weights_to_the_bit(world,
 
 
 def test_a_delayed_gradient_exists_when_it_is_asked_for_and_its_hook_runs_once_for_each(world):
-    for _, nothing_yet, told in world:
+    for _, nothing_yet, told, _ in world:
         assert nothing_yet
         assert told == 2
+
+
+def test_whoever_takes_a_delayed_gradient_gets_its_operands(world):
+    assert {operands for *_, operands in world} == {2}
 
 
 def counted(parts):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,8 +41,8 @@ class Communication:
     input_gradient: ProcessGroup | None = None
 
 
-Leave = Callable[[Callable[[], None]], None]
-"""Takes the computation of a weight's gradient, which is called later or at once."""
+Leave = Callable[..., None]
+"""Takes the computation of a weight's gradient and the tensors to call it with, later or at once."""
 
 
 @dataclass
@@ -50,9 +51,9 @@ class DelayedGradients:
 
     waiting: list[Callable[[], None]] = field(default_factory=list)
 
-    def leave(self, compute: Callable[[], None]) -> None:
+    def leave(self, compute: Callable[..., None], *operands: Tensor) -> None:
         """Keep a computation for `compute_oldest`."""
-        self.waiting.append(compute)
+        self.waiting.append(partial(compute, *operands))
 
     def compute_oldest(self) -> None:
         """Compute the gradient that waits longest, and add it to those of the weight."""
@@ -135,7 +136,7 @@ class PlannedLinearFunction(torch.autograd.Function):
         if wants_weight and how.leave is None:
             dw = _computed(ctx.parameter, dy, x, how.accumulate, ctx.main_grad)
         elif wants_weight and how.leave is not None:
-            how.leave(_later(ctx.parameter, dy, saved, gather, how.accumulate, ctx.main_grad))
+            how.leave(_later(ctx.parameter, gather, how.accumulate, ctx.main_grad), dy, saved)
         # Of the rows this rank added it to.
         db = own.sum(dim=0) if ctx.has_bias else None
         dx = dx if pending is None else pending()
@@ -195,12 +196,12 @@ def _return_gradient(dx: Tensor, groups: Communication, per_row: int) -> Pending
 
 
 def _later(
-    weight: Tensor, dy: Tensor, x: Tensor, gather: Rows | None, accumulate: bool, main_grad: Any
-) -> Callable[[], None]:
+    weight: Tensor, gather: Rows | None, accumulate: bool, main_grad: Any
+) -> Callable[[Tensor, Tensor], None]:
     """Return what computes the weight's gradient and adds it; the input is gathered then, not kept whole."""
 
     @torch.no_grad()
-    def compute() -> None:
+    def compute(dy: Tensor, x: Tensor) -> None:
         whole = x if gather is None else gather.start_gather(x)()
         found = _computed(weight, dy, whole, accumulate, main_grad)
         if found is not None:

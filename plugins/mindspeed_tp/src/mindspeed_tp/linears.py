@@ -49,7 +49,7 @@ class DelaysWeightGradients:
         Call it before data parallelism wraps the module.
 
         Args:
-            leave: takes each computation, and calls it later or at once.
+            leave: takes each computation and its operands, and calls it with them, later or at once.
         """
         self._leave = leave
         if self.weight is not None:
@@ -63,20 +63,20 @@ class DelaysWeightGradients:
         """Return who takes computations of this weight's gradient; None where backward does them."""
         return None if self._leave is None or weight is not self.weight else self._put_off
 
-    def _put_off(self, compute: Callable[[], None]) -> None:
+    def _put_off(self, compute: Callable[..., None], *operands: Tensor) -> None:
         assert self._leave is not None
 
-        def whole() -> None:
+        def whole(*operands: Tensor) -> None:
             if not self._hooks and hasattr(self.weight, "main_grad"):
                 raise SessionError(
                     "gradients of weights come later than in backward, and data parallelism does not wait "
                     "for them; wrap the model with DistributedDataParallelConfig(delay_wgrad_compute=True)"
                 )
-            compute()
+            compute(*operands)
             for hook in self._hooks:
                 hook()
 
-        self._leave(whole)
+        self._leave(whole, *operands)
 
     def register_wgrad_accumulation_and_reduce_hooks(self, hook: Callable[[], None]) -> None:
         """Call a hook of data parallelism whenever a delayed gradient exists."""
