@@ -106,12 +106,12 @@ class HeldTensor:
 
 @dataclass(frozen=True)
 class PhaseBytes:
-    """The bytes of one phase of a run; of several times the same phase, those of the largest peak.
+    """The bytes of one phase of a run; of several times the same phase, the largest peak.
 
     Attributes:
         name: one of `mindspeed_core.instruments.phases.PHASES`, or the caller's own.
-        begin: bytes on the device when it began.
-        end: bytes on the device when it ended.
+        begin: bytes on the device when it last began.
+        end: bytes on the device when it last ended.
         peak: most bytes on the device in it.
         host: bytes of the host at that moment; 0 where the device is the host and nothing was moved.
         operation: the operator that made the tensor which reached the peak.
@@ -238,7 +238,8 @@ class StorageTracker(TensorBytes):
             phase.peak = _Peak(self.peak, tuple(self._at_peak()), self._last)
             self._ended[phase.name] = phase
         else:
-            before.end = phase.end
+            # Of two steps with nearly the same peak, a few bytes would decide how much there was before.
+            before.begin, before.end = phase.begin, phase.end
 
     @contextmanager
     def watched_by(self, watcher: StorageWatcher) -> Iterator[None]:

@@ -187,6 +187,13 @@ def test_a_stage_is_told_the_shape_that_is_known_and_no_other(known, monkeypatch
         ledger.revert()
 
 
+def test_a_seed_is_known_and_an_integer_that_may_decide_a_shape_is_not():
+    with without_values():
+        assert int(torch.randint(1 << 52, ())) == 0
+        with pytest.raises(UnknownNumber):
+            int(torch.randint(1 << 16, ()))
+
+
 def test_an_unknown_integer_is_refused_with_its_place():
     with (
         without_values(),

@@ -22,6 +22,7 @@ FUSED = (
 SMALLER = ("--num-layers", "2")
 TOGETHER = {
     "distributed optimizer": (*SMALLER, "--use-distributed-optimizer", "--bf16", "--overlap-grad-reduce"),
+    "float16": (*SMALLER, "--use-distributed-optimizer", "--fp16", "--initial-loss-scale", "1024"),
     "tensor and sequence": (*SMALLER, "--tensor-model-parallel-size", "2", "--sequence-parallel"),
     "interleaved": (*("--pipeline-model-parallel-size", "2", "--num-virtual-stages-per-pipeline-rank", "2"),),
     "split sequence": (*SMALLER, "--context-parallel-size", "2", "--position-embedding-type", "rope"),

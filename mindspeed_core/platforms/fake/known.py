@@ -34,6 +34,12 @@ _LENGTHS = frozenset(
 _UNWRITTEN = "empty"
 _SEED = torch.ops.aten.random_.default
 """Draws an integer without bounds, as data loaders do for their seed."""
+_DRAWN = (torch.ops.aten.randint.default, torch.ops.aten.randint.low)
+_SEEDS = 1 << 31
+"""An integer that may be as large decides no shape: it is a seed too, as kernels with dropout draw it."""
+
+_FINITE_CHECK = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
+"""Writes into its second argument whether a gradient was infinite; with such a one no update would follow."""
 
 
 def known_values(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -76,6 +82,10 @@ def run_known(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Cal
     """
     if func in _LENGTHS:
         return _selected(func, args, kwargs, run)
+    if func is _FINITE_CHECK:
+        result = run()
+        _zero(args[1])
+        return result
     if args and isinstance(args[0], torch.Tensor) and args[0].dtype.is_floating_point:
         # What floating-point numbers become is never known.
         return run()
@@ -90,9 +100,7 @@ def run_known(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Cal
         return run()
     result = run()
     if func is _SEED:
-        # A seed: whatever is drawn with it does not exist.
-        with _disable_current_modes():
-            return set_known(result, torch.zeros(result.shape, dtype=result.dtype))
+        return _zero(result)
     if _RANDOM not in func.tags and _UNWRITTEN not in func.name():
         _say(result, _computed(func, args, kwargs))
     return result
@@ -100,10 +108,19 @@ def run_known(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Cal
 
 def _made(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
     """Add the values of what a factory made; of unwritten memory and random numbers there are none."""
+    # Whatever is drawn with a seed does not exist.
+    if func in _DRAWN and result.numel() == 1 and max(n for n in args[:2] if isinstance(n, int)) >= _SEEDS:
+        return _zero(result)
     worth = isinstance(result, FakeTensor) and is_countable(result)
     if worth and _UNWRITTEN not in func.name() and _RANDOM not in func.tags:
         _say(result, _computed(func, args, kwargs))
     return result
+
+
+def _zero(tensor: torch.Tensor) -> torch.Tensor:
+    """Say that a tensor is 0; returns it."""
+    with _disable_current_modes():
+        return set_known(tensor, torch.zeros(tensor.shape, dtype=tensor.dtype))
 
 
 def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -165,6 +182,13 @@ def _forget_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             forget(tensor)
 
 
+def _is_zero(tensor: torch.Tensor) -> bool:
+    """Return whether all numbers are known to be 0, which they stay by whatever ranks are reduced."""
+    values = known_values(tensor) if isinstance(tensor, FakeTensor) else None
+    with _disable_current_modes():
+        return values is not None and not bool(values.any())
+
+
 def tell_all(func: Any, args: tuple[Any, ...]) -> None:
     """Let what is known of a collective's input be known of its output: every rank sends what this one does.
 
@@ -186,7 +210,8 @@ def tell_all(func: Any, args: tuple[Any, ...]) -> None:
             forget(tensor)
     elif name == "allreduce_":
         for tensor in args[0]:
-            forget(tensor)
+            if not _is_zero(tensor):
+                forget(tensor)
 
 
 def tell_received(tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> None:
