@@ -23,6 +23,7 @@ from mindspeed_pp.transforms import swapped_operands
 from mindspeed_pp.weight_gradients import WeightGradients
 
 MODEL = ("--pipeline-model-parallel-size", "2", "--untie-embeddings-and-output-weights")
+IN_PLACE = ("--use-gradient-accumulation-fusion", "--use-distributed-optimizer", "--overlap-grad-reduce")
 CHUNKS2 = ("--num-virtual-stages-per-pipeline-rank", "2")
 CALLED = []
 
@@ -56,6 +57,8 @@ def all_trained(folder):
         "1f1b": ("--pipeline-schedule", "1f1b"),
         "swapped": ("--pipeline-schedule-file", f"{folder}/swapped"),
         "calling": ("--pipeline-schedule-file", f"{folder}/calling"),
+        "1f1b, in place": ("--pipeline-schedule", "1f1b", *IN_PLACE),
+        "swapped, in place": ("--pipeline-schedule-file", f"{folder}/swapped", *IN_PLACE),
         "nanopipe": ("--use-nanopipe", *CHUNKS2),
         "nanopipe-swap": ("--use-nanopipe", "--use-nanopipe-swap", *CHUNKS2),
         "dualpipev": ("--pipeline-schedule", "dualpipev"),
@@ -92,6 +95,7 @@ def ranks(tmp_path_factory):
     ("name", "plain"),
     [
         ("swapped", "1f1b"),
+        ("swapped, in place", "1f1b, in place"),
         ("calling", "1f1b"),
         ("nanopipe-swap", "nanopipe"),
         ("paired", "dualpipev"),

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from mindspeed_core.errors import UserError
+from mindspeed_core.megatron.saved_weights import keep_saved_weights
+from mindspeed_pp.actions import INPUT_GRADIENT
 from mindspeed_pp.half_precision import convert_at_ends
 from mindspeed_pp.indexed_batches import IndexedBatches
 from mindspeed_pp.likeness import compare
@@ -115,6 +117,8 @@ class Engine:
         rank = self._pg.pp.rank()
         self._begin(schedule, rank, groups, state)
         models = list(model) if isinstance(model, (list, tuple)) else [model]
+        if not forward_only and INPUT_GRADIENT in schedule.swapped.values():
+            keep_saved_weights(session, "pp-engine", models)
         iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
         if weighing is not None:
             iterators = [None if i is None else regrouped(i, weighing.sizes, read) for i in iterators]

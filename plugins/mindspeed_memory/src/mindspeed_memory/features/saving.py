@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.feature import Feature, hookimpl
+
+if TYPE_CHECKING:
+    from mindspeed_core.session import Session
 
 
 class SavingFeature(Feature):
@@ -19,9 +22,12 @@ class SavingFeature(Feature):
     _engine: Any = None
 
     @hookimpl(wrapper=True)
-    def wrap_ddp(self) -> Generator[None, Any, Any]:
-        """Leave parameters as they are, in the buffers of data parallelism too."""
+    def wrap_ddp(self, session: Session) -> Generator[None, Any, Any]:
+        """Leave parameters as they are, in the buffers of data parallelism and in backward too."""
+        from mindspeed_core.megatron.saved_weights import keep_saved_weights
+
         chunks = yield
+        keep_saved_weights(session, self.name, chunks)
         self._engine.keep(parameter for chunk in chunks for parameter in chunk.parameters())
         return chunks
 
