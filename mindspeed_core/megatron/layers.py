@@ -106,8 +106,11 @@ def plain_parts(spec: Any, config: TransformerConfig) -> Any:
 
 
 def _norm(site: Site) -> ModuleSpec | None:
+    module = _module(site)
+    # A prediction layer is a copy of the decoder's last one, where a feature may have put a norm of its own.
+    theirs = getattr(module, "__module__", "").startswith("megatron.")
     # The norm of length has no weights, and works everywhere.
-    return None if _module(site) in (L2Norm, PlainNorm) else ModuleSpec(module=PlainNorm)
+    return ModuleSpec(module=PlainNorm) if theirs and module is not L2Norm else None
 
 
 def _in_place_of(theirs: type, ours: type) -> Callable[[Site], ModuleSpec | None]:

@@ -156,14 +156,15 @@ def accepted(draw: Draw) -> Draw:
 
 
 @cache
-def alone(model: str) -> SideResult:
+def alone(model: str, *flags: str) -> SideResult:
     """Return the training of one process."""
-    return train_side(MODELS[model].split(), 1, STEPS, platform="cpu")
+    return train_side((*MODELS[model].split(), *flags), 1, STEPS, platform="cpu")
 
 
 def problem(draw: Draw) -> str:
     """Return what a combination learns otherwise than one process; ``refused: …`` where a rank refuses it."""
-    reference = alone(draw.model)
+    # It weighs the losses of predictions by the tokens of the model's own loss.
+    reference = alone(draw.model, *(flag for flag in draw.flags if flag == "--calculate-per-token-loss"))
     tolerance = TOLERANCE["bfloat16" if draw.model == "bfloat16" else "float32"]
     ranks = LAYOUTS[draw.layout][0]
     flags = (*MODELS[draw.model].split(), *draw.flags)

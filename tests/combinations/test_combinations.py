@@ -17,6 +17,10 @@ TOGETHER = (
         (NANO, "--recompute-norm", "--swap-optimizer"),
     ),
     Draw("experts", "ep pp", EXPERTS),
+    # Prediction layers are copies of the decoder's last one, norms of features included.
+    Draw("predictions", "tp", ("--use-fused-rmsnorm", "--use-fused-swiglu", "--use-flash-attn")),
+    # Linears add gradients in place inside of hooks on saved tensors, and their reduction overlaps.
+    Draw("gpt", "dp", (ATTENTION, "--use-gradient-accumulation-fusion")),
 )
 
 
