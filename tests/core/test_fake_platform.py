@@ -194,6 +194,25 @@ def test_a_seed_is_known_and_an_integer_that_may_decide_a_shape_is_not():
             int(torch.randint(1 << 16, ()))
 
 
+def test_gradients_are_taken_to_be_finite_whatever_ranks_are_reduced():
+    ledger = PatchLedger()
+    ledger.apply(world_patches(Position(1, 2, 0)), owner="test")
+    try:
+        dist.init_process_group("gloo")
+        with without_values() as answers:
+            found, gradients = torch.zeros(1), [torch.rand(3)]
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, torch.ones(1))
+            dist.all_reduce(found, op=dist.ReduceOp.MAX)
+            assert found.item() == 0.0
+            found.add_(1.0)
+            found.item()
+        assert [answer.value for answer in answers.counts] == [1.0]
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        ledger.revert()
+
+
 def test_an_unknown_integer_is_refused_with_its_place():
     with (
         without_values(),

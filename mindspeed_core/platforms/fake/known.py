@@ -88,6 +88,8 @@ def run_known(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Cal
         return result
     if args and isinstance(args[0], torch.Tensor) and args[0].dtype.is_floating_point:
         # What floating-point numbers become is never known.
+        if func._schema.is_mutable:
+            forget(args[0])
         return run()
     tensors = list(_tensors((args, kwargs)))
     if not tensors:
