@@ -89,7 +89,7 @@ OPTIONS = (
 _TWO = "--num-virtual-stages-per-pipeline-rank 2"
 SCHEDULES = (
     *("--pipeline-schedule 1f1b", "--pipeline-schedule zb-h1", "--pipeline-schedule zbv"),
-    *("--pipeline-schedule zb-h1 --pipeline-num-transformer-layers [[3],[5]]"),
+    "--pipeline-schedule zb-h1 --pipeline-num-transformer-layers [[3],[5]]",
     *(f"--pipeline-schedule {name} {_TWO}" for name in ("interleaved", "zbi", "nanopipe")),
     *("--schedules-method dualpipev", "--schedules-method dualpipev --dualpipev-dw-detach"),
     *(f"--use-nanopipe --use-nanopipe-swap {_TWO}", "--pipeline-schedule zb-h1 --pipeline-recompute"),
@@ -130,9 +130,7 @@ class Draw:
 def drawn(seed: int) -> Draw:
     """Return the combination of a seed."""
     source = random.Random(seed)
-    model = source.choice(
-        ("gpt", "llama", "llama", "experts", "experts", "latent", "predictions", "bfloat16")
-    )
+    model = source.choice((*MODELS, "llama", "experts"))
     layout = source.choice(_OF_EXPERTS if model == "experts" else _DENSE)
     options = source.sample(OPTIONS, source.randint(4, 9))
     if "pp" in layout and source.random() < 0.8:
