@@ -11,11 +11,7 @@ EXPERTS = ("--pipeline-schedule zb-h1", "--moe-alltoall-overlap-comm", f"--swap-
 TOGETHER = (
     # The schedule computes gradients of weights that autograd saved inside of another feature's hooks.
     Draw("llama", "tp pp", ("--pipeline-schedule zbv", ATTENTION, COC, "--recompute-activation-function")),
-    Draw(
-        "llama",
-        "pp dp",
-        (NANO, "--recompute-norm", "--swap-optimizer"),
-    ),
+    Draw("llama", "pp dp", (NANO, "--recompute-norm", "--swap-optimizer")),
     Draw("experts", "ep pp", EXPERTS),
     # Prediction layers are copies of the decoder's last one, norms of features included.
     Draw("predictions", "tp", ("--use-fused-rmsnorm", "--use-fused-swiglu", "--use-flash-attn")),

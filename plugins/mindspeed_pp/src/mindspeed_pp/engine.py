@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,7 @@ import torch.distributed as dist
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.megatron.saved_weights import keep_saved_weights
-from mindspeed_pp.actions import INPUT_GRADIENT
-from mindspeed_pp.half_precision import convert_at_ends
+from mindspeed_pp.half_precision import OWNER, convert_at_ends
 from mindspeed_pp.indexed_batches import IndexedBatches
 from mindspeed_pp.likeness import compare
 from mindspeed_pp.lint import Findings, lint
@@ -31,6 +30,7 @@ from mindspeed_pp.weight_gradients import WeightGradients
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
+    from mindspeed_core.session import Session
 
 logger = logging.getLogger("mindspeed_core")
 
@@ -117,8 +117,6 @@ class Engine:
         rank = self._pg.pp.rank()
         self._begin(schedule, rank, groups, state)
         models = list(model) if isinstance(model, (list, tuple)) else [model]
-        if not forward_only and INPUT_GRADIENT in schedule.swapped.values():
-            keep_saved_weights(session, "pp-engine", models)
         iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
         if weighing is not None:
             iterators = [None if i is None else regrouped(i, weighing.sizes, read) for i in iterators]
@@ -156,7 +154,7 @@ class Engine:
             weighing=weighing,
             told=told(state.positions),
             recorder=recorder,
-            copies=lambda: _copies(state, session.platform),
+            copies=lambda: _copies(state, session, models),
             named=functions_of(schedule),
             combined=None if forward_only else state.combined,
         )
@@ -261,9 +259,11 @@ def _stuck(
     )
 
 
-def _copies(state: EngineState, platform: Any) -> HostCopies:
+def _copies(state: EngineState, session: Session, models: Sequence[Any]) -> HostCopies:
     if state.copies is None:
-        state.copies = HostCopies(platform)
+        state.copies = HostCopies(session.platform)
+        # From now on hooks take what autograd saves.
+        keep_saved_weights(session, OWNER, models)
     return state.copies
 
 
