@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import ArgumentError, UserError
+from mindspeed_core.feature import dest_of
 from mindspeed_core.platforms.platform import Availability, Platform
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def check_dry_run_flags(platform: type[Platform], args: Any) -> None:
     if platform.dry_run:
         return
     for flag in _DRY_RUN_FLAGS:
-        value = getattr(args, flag[2:].replace("-", "_"), None)
+        value = getattr(args, dest_of(flag), None)
         if value is not None:
             reason = f"belongs to dry runs, and --platform is {platform.name}"
             raise ArgumentError(flag, value, reason, "add --platform fake, or drop the flag")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from mindspeed_core.errors import ArgumentError
+from mindspeed_core.feature import dest_of
 
 
 def option(dest: str) -> str:
@@ -14,7 +15,7 @@ def option(dest: str) -> str:
 
 def argument_error(args: Namespace, flag: str, reason: str, remedy: str) -> ArgumentError:
     """Make the error about a flag with the value it has; a switch is named without one."""
-    value = getattr(args, flag.removeprefix("--").replace("-", "_"), None)
+    value = getattr(args, dest_of(flag), None)
     if isinstance(value, (list, tuple)):
         value = " ".join(map(str, value))
     return ArgumentError(flag, None if isinstance(value, bool) else value, reason, remedy)

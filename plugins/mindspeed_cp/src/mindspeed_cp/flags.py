@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.feature import Flag
+from mindspeed_core.feature import Flag, dest_of
 from mindspeed_cp.algorithms import (
     ALGORITHMS,
     HYBRID_ALGO,
@@ -143,7 +143,7 @@ def _without_ring(name: str) -> Callable[[Namespace], Iterator[str]]:
 
     def ignored(args: Namespace) -> Iterator[str]:
         algorithm = args.context_parallel_algo
-        if getattr(args, name[2:].replace("-", "_")) and algorithm not in WITH_RING:
+        if getattr(args, dest_of(name)) and algorithm not in WITH_RING:
             yield (
                 f"{name} changes nothing with {algorithm}, which has no ring: megatron_cp_algo and "
                 "hybrid_cp_algo read it"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator
 
-from mindspeed_core.feature import Flag
+from mindspeed_core.feature import Flag, dest_of
 from mindspeed_cp.algorithms import ADAPTIVE, FETCHING
 from mindspeed_cp.checked_flag import CheckedFlag
 
@@ -48,7 +48,7 @@ def _adaptive(name: str, description: str) -> CheckedFlag:
 
     def check(args: Namespace) -> Iterator[str]:
         algorithm = args.context_parallel_algo
-        if getattr(args, name[2:].replace("-", "_")) and algorithm not in ADAPTIVE:
+        if getattr(args, dest_of(name)) and algorithm not in ADAPTIVE:
             yield f"{name} needs adaptive_cp_algo or hybrid_adaptive_cp_algo, got {algorithm}"
 
     return CheckedFlag(name, help=description, check=check)
