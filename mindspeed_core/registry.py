@@ -24,13 +24,12 @@ from mindspeed_core.discovery.entry_points import (
     PLATFORMS,
     TRAIN_COMMANDS,
     BrokenPlugin,
+    Installed,
     Source,
     broken,
-    damaged,
     describe,
     iterate,
     load_object,
-    sources,
 )
 from mindspeed_core.discovery.extensions import Extensions, not_installed
 from mindspeed_core.discovery.host import HostDeclaration
@@ -79,6 +78,7 @@ class Registry:
         platforms: Sequence[Source] = (),
         hosts: Sequence[Source] = (),
         commands: Sequence[Source] = (),
+        installed: Installed | None = None,
     ) -> None:
         """Check declarations against each other; use `discover` or `of`.
 
@@ -88,17 +88,20 @@ class Registry:
             platforms: entry points of platforms.
             hosts: entry points of hosts.
             commands: entry points of sub-commands, only counted among the distributions.
+            installed: where entry points of extensions are looked up; None reads them when they are needed.
         """
         self._broken: list[BrokenPlugin] = list(broken_sources)
         self._slots: dict[str, Slot] = {slot.name: slot for slot in CORE_SLOTS}
         self._stage_specs: list[StageSpecs] = []
         self._stages: dict[str, Stage] = dict(core_stages())
         self._points: dict[str, ExtensionPoint] = {}
+        self._installed = installed
         self._extensions: dict[str, Extensions] = {}
         self._platforms = _by_name(platforms)
         self._platform_classes: dict[str, type[Platform]] = {}
         self._hosts = _by_name(hosts)
         self._host_declarations: dict[str, HostDeclaration] = {}
+        self._host_flags: dict[str, tuple[Flag, ...]] = {}
         self._broken_flags: dict[str, BrokenPlugin] = {}
         self._shared_flags: dict[str, BrokenPlugin] = {}
         self._packages: dict[str, tuple[str, set[str]]] = {}
@@ -112,8 +115,9 @@ class Registry:
     def discover(cls) -> Registry:
         """Read the entry points of everything that is installed, and load declarations."""
         declared: list[tuple[Source, list[Any]]] = []
-        failed = damaged()
-        for source in sources(FEATURES):
+        installed = Installed()
+        failed = installed.damaged
+        for source in installed.sources(FEATURES):
             try:
                 declared.append((source, iterate(source.load())))
             except (Exception, SystemExit) as error:
@@ -121,9 +125,10 @@ class Registry:
         return cls(
             declared,
             broken_sources=failed,
-            platforms=sources(PLATFORMS),
-            hosts=sources(HOSTS),
-            commands=sources(COMMANDS, TRAIN_COMMANDS),
+            platforms=installed.sources(PLATFORMS),
+            hosts=installed.sources(HOSTS),
+            commands=installed.sources(COMMANDS, TRAIN_COMMANDS),
+            installed=installed,
         )
 
     @classmethod
@@ -151,7 +156,14 @@ class Registry:
                 declared.append((source, iterate(declarations)))
             except (Exception, SystemExit) as error:
                 failed.append(broken(source, error))
-        return cls(declared, broken_sources=failed, platforms=sources(PLATFORMS), hosts=sources(HOSTS))
+        installed = Installed()
+        return cls(
+            declared,
+            broken_sources=failed,
+            platforms=installed.sources(PLATFORMS),
+            hosts=installed.sources(HOSTS),
+            installed=installed,
+        )
 
     @property
     def features(self) -> Mapping[str, FeatureRecord]:
@@ -216,7 +228,7 @@ class Registry:
         if name not in self._points:
             raise RegistryError(not_installed("extension point", name, self._points))
         if name not in self._extensions:
-            self._extensions[name] = Extensions(self._points[name])
+            self._extensions[name] = Extensions(self._points[name], self._installed)
         return self._extensions[name]
 
     def platform_names(self) -> tuple[str, ...]:
@@ -259,11 +271,14 @@ class Registry:
         Raises:
             RegistryError: the host is not installed, or its flags cannot be loaded.
         """
-        host = self.host(name)
-        try:
-            return tuple(load_object(host.flags)()) if host.flags else ()
-        except (Exception, SystemExit) as error:
-            raise RegistryError(f"host {name!r}: its flags cannot be loaded: {describe(error)}") from error
+        if name not in self._host_flags:
+            host = self.host(name)
+            try:
+                self._host_flags[name] = tuple(load_object(host.flags)()) if host.flags else ()
+            except (Exception, SystemExit) as error:
+                reason = f"its flags cannot be loaded: {describe(error)}"
+                raise RegistryError(f"host {name!r}: {reason}") from error
+        return self._host_flags[name]
 
     def why_absent(self, host: str, option: str) -> str:
         """Return why an installed host lacks a flag; empty when it does not say."""

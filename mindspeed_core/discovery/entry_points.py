@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
+from importlib.metadata import Distribution, EntryPoint, EntryPoints, distributions, entry_points
 from pathlib import PurePath
 from typing import Any
 
@@ -78,55 +78,68 @@ def load_object(path: str) -> Any:
     return loaded
 
 
-def sources(*groups: str) -> list[Source]:
-    """Return the entry points of groups, sorted by name and distribution; each distribution counts once.
+class Installed:
+    """The entry points of everything that is installed, read once.
 
     A distribution that is on the path twice (an editable checkout beside an installed wheel) is represented
     by the copy that comes first, which is the one Python imports; importlib.metadata sees to that.
+
+    Attributes:
+        damaged: distributions whose list of entry points cannot be read; usually none.
     """
-    found = [Source(*_distribution(entry), entry.name, entry.value) for entry in _entries(*groups)[0]]
-    return sorted(found, key=lambda source: (source.name, source.dist.lower(), source.value))
 
-
-def damaged() -> list[BrokenPlugin]:
-    """Return distributions whose list of entry points cannot be read; usually none."""
-    return _entries(FEATURES)[1]
-
-
-def _entries(*groups: str) -> tuple[list[EntryPoint], list[BrokenPlugin]]:
-    """Return the entry points of groups, and the distributions that keep theirs from being read."""
-    try:
-        # Every query reads the files of all distributions, so one serves all groups.
-        every = entry_points()
-        return [entry for group in groups for entry in every.select(group=group)], []
-    except Exception:
-        # One unreadable file fails the whole query: ask distribution by distribution to find whose it is.
-        return _entries_one_by_one(*groups)
-
-
-def _entries_one_by_one(*groups: str) -> tuple[list[EntryPoint], list[BrokenPlugin]]:
-    found: list[EntryPoint] = []
-    failed: list[BrokenPlugin] = []
-    seen: set[str] = set()
-    for distribution in distributions():
-        name = _name(distribution)
-        if name in seen:
-            continue
-        seen.add(name)
+    def __init__(self) -> None:
+        """Read the files of all distributions; import nothing."""
+        self.damaged: list[BrokenPlugin] = []
+        self._names: dict[int, tuple[str, str]] = {}
         try:
-            found += [entry for entry in distribution.entry_points if entry.group in groups]
-        except Exception as error:
-            failed.append(
-                BrokenPlugin(
-                    dist=name,
-                    version="unknown",
-                    entry_point="entry_points.txt",
-                    feature="",
-                    error=f"its entry points cannot be read: {describe(error)}",
-                    remedy=f"pip install --force-reinstall {name}",
+            self._entries: Any = entry_points()
+        except Exception:
+            # One unreadable file fails the whole query: ask distribution by distribution to find whose it is.
+            self._entries = self._one_by_one()
+
+    def sources(self, *groups: str) -> list[Source]:
+        """Return the entry points of groups, sorted by name and distribution."""
+        entries = [entry for group in groups for entry in self._entries.select(group=group)]
+        found = [Source(*self._distribution(entry), entry.name, entry.value) for entry in entries]
+        return sorted(found, key=lambda source: (source.name, source.dist.lower(), source.value))
+
+    def _distribution(self, entry: EntryPoint) -> tuple[str, str]:
+        """Return name and version of an entry's distribution, whose metadata is parsed at every access."""
+        if entry.dist is None:
+            return _distribution(entry)
+        key = id(entry.dist)
+        if key not in self._names:
+            self._names[key] = _distribution(entry)
+        return self._names[key]
+
+    def _one_by_one(self) -> EntryPoints:
+        found: list[EntryPoint] = []
+        seen: set[str] = set()
+        for distribution in distributions():
+            name = _name(distribution)
+            if name in seen:
+                continue
+            seen.add(name)
+            try:
+                found += distribution.entry_points
+            except Exception as error:
+                self.damaged.append(
+                    BrokenPlugin(
+                        dist=name,
+                        version="unknown",
+                        entry_point="entry_points.txt",
+                        feature="",
+                        error=f"its entry points cannot be read: {describe(error)}",
+                        remedy=f"pip install --force-reinstall {name}",
+                    )
                 )
-            )
-    return found, failed
+        return EntryPoints(found)
+
+
+def sources(*groups: str) -> list[Source]:
+    """Return the entry points of groups as they are installed now; see `Installed.sources`."""
+    return Installed().sources(*groups)
 
 
 def _name(distribution: Distribution) -> str:

@@ -11,7 +11,7 @@ from functools import cache
 from pkgutil import resolve_name
 from typing import Any
 
-from mindspeed_core.discovery.entry_points import BrokenPlugin, Source, broken, sources
+from mindspeed_core.discovery.entry_points import BrokenPlugin, Installed, Source, broken
 from mindspeed_core.discovery.spelling import guess
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import ExtensionPoint
@@ -29,12 +29,17 @@ class Extensions:
         broken: contributions that could not be loaded so far, or that the point's check refused.
     """
 
-    def __init__(self, point: ExtensionPoint) -> None:
-        """Look up the entry points of ``point.group``; import nothing."""
+    def __init__(self, point: ExtensionPoint, installed: Installed | None = None) -> None:
+        """Look up the entry points of ``point.group``; import nothing.
+
+        Args:
+            point: the extension point.
+            installed: where they are looked up; None reads what is installed now.
+        """
         self.point = point
         self.broken: list[BrokenPlugin] = []
         self._sources: dict[str, list[Source]] = {}
-        for source in sources(point.group):
+        for source in (installed or Installed()).sources(point.group):
             self._sources.setdefault(source.name, []).append(source)
         self._loaded: dict[str, Any] = {}
         self._failed: dict[str, BrokenPlugin] = {}

@@ -9,6 +9,7 @@ import gc
 from importlib import import_module
 
 from mindspeed_core.hosts.standalone import HOST
+from mindspeed_core.megatron.config_fields import config_fields
 
 MODULES = (
     "torch.distributed",
@@ -34,6 +35,9 @@ MODULES = (
 
 for name in (*MODULES, "mindspeed_core.hosts.standalone.loop", *HOST.stages, HOST.flags.partition(":")[0]):
     import_module(name)
+
+# Read from megatron-core's sources, once in a process.
+config_fields()
 
 # Children share these objects: without a collection they are neither visited nor copied.
 gc.collect()
