@@ -194,7 +194,6 @@ RECOMPUTE_PROOFS = (
     _full("distributed-optimizer-overlapped", _LEVEL2, *SP, *BOTH_OVERLAPS, calls=1.0),
     _full("biases", _LEVEL2, *SP, calls=0.9, model=PLAIN),
     _full("bf16", _LEVEL2, *SP, "--bf16", *_ONE_NODE, calls=0.9),
-    _full("pp2", _LEVEL2, *SP, *PP2, calls=1.0, ranks=4),
     _full("interleaved", _LEVEL2, *SP, *INTERLEAVED, calls=1.0, ranks=4),
     as_without(
         "block",
