@@ -15,6 +15,7 @@ from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import LIBRARY_HOST, HostDeclaration
 from mindspeed_core.errors import ArgumentError, UserError
 from mindspeed_core.flags.flag_set import DEFAULT, FlagSet, ParsedArguments, flag_set
+from mindspeed_core.flags.presets import contradicted
 from mindspeed_core.platforms.selection import check_dry_run_flags, choose_platform, requested_platform
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import Plan, PlanError, Problem
@@ -74,25 +75,28 @@ def _described(
 
     args, provenance = Namespace(**vars(parsed.args)), dict(parsed.provenance)
     problems = list(parsed.problems)
+    said = described(configs)
     of_features = {entry.flag.dest for entry in known.entries if not entry.owner.startswith("host ")}
-    for dest, (value, source) in described(configs).items():
+    for dest, (value, source) in said.items():
         if dest in of_features:
             continue
         given = provenance.get(dest, DEFAULT)
         if given.startswith("flag ") and contradictions:
             if getattr(args, dest) != value:
                 flag = given.removeprefix("flag ")
+                same = "" if value is None else f", or give it {value!r}"
                 problems.append(
                     Problem(
                         "E-CONFIG",
                         f"the flag says {getattr(args, dest)!r}, but {source} is {value!r}",
-                        f"leave {flag} out, or give it {value!r}, or build the configuration as it says",
+                        f"leave {flag} out{same}, or build the configuration as it says",
                         flag=flag,
                     )
                 )
             continue
         setattr(args, dest, value)
         provenance[dest] = source
+    problems += contradicted(known.features, args, provenance, said)
     return replace(parsed, args=args, provenance=provenance, problems=tuple(problems))
 
 

@@ -72,6 +72,11 @@ class FlagSet:
         """Return every flag with its owner."""
         return tuple(self._entries)
 
+    @property
+    def features(self) -> tuple[FeatureRecord, ...]:
+        """Return the features whose flags these are."""
+        return tuple(self._features)
+
     def __contains__(self, option: object) -> bool:
         """Return whether an option string is known."""
         return option in self._by_option

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.feature import Feature
@@ -74,6 +74,42 @@ def apply_presets(
                     )
                 )
     return left_out
+
+
+def contradicted(
+    records: Iterable[FeatureRecord],
+    args: Namespace,
+    provenance: Mapping[str, str],
+    said: Mapping[str, tuple[Any, str]],
+) -> list[Problem]:
+    """Return the problems of presets that a program's own configurations contradict.
+
+    The program builds its model from the configurations: what a preset says would have no effect.
+
+    Args:
+        records: features that may have presets.
+        args: the arguments, with what the configurations say.
+        provenance: where each of them came from.
+        said: by argument what the configurations say, and the name of the field.
+    """
+    problems = []
+    level = getattr(args, "optimization_level", 2)
+    for feature in (record.cls for record in records):
+        if feature.presets.__func__ is Feature.presets.__func__ or feature.level > level:  # type: ignore[attr-defined]
+            continue
+        try:
+            preset = dict(feature.presets(args))
+        except (Exception, SystemExit):
+            # What fails was reported, or left out, when the flags were read.
+            continue
+        flag = asking_flag(feature, args, provenance)
+        for dest in preset.keys() & said.keys():
+            value, source = said[dest]
+            if value != preset[dest] and not provenance.get(dest, DEFAULT).startswith("flag "):
+                wrong = f"it sets {dest} to {preset[dest]!r}, but {source} is {value!r}"
+                remedy = f"build the configuration as it says, or leave {flag or 'the feature'} out"
+                problems.append(Problem("E-CONFIG", wrong, remedy, feature.name, flag))
+    return problems
 
 
 def apply_adopted_defaults(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from argparse import Namespace
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -39,7 +39,8 @@ def described(configs: Iterable[object]) -> dict[str, tuple[Any, str]]:
     """Return what configuration objects say, by argument.
 
     Of several objects with one field the one that differs from its class's default counts, and the last of
-    those that do. Fields without a value, and functions, say nothing.
+    those that do. Functions say nothing, nor do fields without a value; of a model's configuration these say
+    what nobody asks for, the flag's default: its model has no experts, say.
 
     Args:
         configs: dataclass instances; subclasses and their fields are fine.
@@ -77,12 +78,16 @@ def with_arguments(config: C, args: Namespace, dests: Collection[str]) -> C:
 
 def _read(config: Any) -> Iterator[tuple[str, str, Any, bool]]:
     """Yield argument, field, value, and whether somebody set it."""
-    known = _dests()
+    known, defaults = _dests(), _defaults()
+    # Optimizers and data parallelism have fields whose values the program chooses later, a learning rate say.
+    of_model = hasattr(config, "num_layers")
     for field in fields(config):
         dest = _RENAMED.get(field.name, dest_of(field.name))
         value = _as_argument(field.name, getattr(config, field.name, None))
         if dest in known and field.name not in _IGNORED and value is not None:
             yield dest, field.name, value, value != _as_argument(field.name, _default(field))
+        elif of_model and dest in defaults and getattr(config, field.name, None) is None:
+            yield dest, field.name, defaults[dest], False
     if hasattr(config, "gated_linear_unit"):
         yield from _read_activation(config)
     heads, groups = (getattr(config, name, None) for name in ("num_attention_heads", "num_query_groups"))
@@ -118,6 +123,11 @@ def _as_argument(name: str, value: Any) -> Any:
 
 def _default(field: Field[Any]) -> Any:
     return None if field.default is MISSING else field.default
+
+
+@cache
+def _defaults() -> Mapping[str, Any]:
+    return {flag.dest: flag.default for flag in describing_flags()}
 
 
 @cache

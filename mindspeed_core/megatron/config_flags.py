@@ -96,6 +96,8 @@ SPELLINGS: Mapping[str, Spelling] = {
     "q_lora_rank": Spelling(default=None),
     "kv_lora_rank": Spelling(default=32),
     "rotary_scaling_factor": Spelling(default=1.0),
+    # megatron-core 0.15 has none and divides it by the number of predictions.
+    "mtp_loss_scaling_factor": Spelling(default=0.1),
     "average_in_collective": Spelling("--ddp-average-in-collective", "ddp_average_in_collective"),
     "pad_buckets_for_high_nccl_busbw": Spelling(
         "--ddp-pad-buckets-for-high-nccl-busbw", "ddp_pad_buckets_for_high_nccl_busbw"

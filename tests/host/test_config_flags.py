@@ -109,6 +109,7 @@ def test_flags_written_by_hand_win():
         ("--expert-model-parallel-size", "expert_model_parallel_size", 1),
         ("--q-lora-rank", "q_lora_rank", None),
         ("--kv-lora-rank", "kv_lora_rank", 32),
+        ("--mtp-loss-scaling-factor", "mtp_loss_scaling_factor", 0.1),
         ("--decoder-first-pipeline-num-layers", "decoder_first_pipeline_num_layers", None),
         ("--ddp-average-in-collective", "ddp_average_in_collective", False),
         ("--no-gradient-reduce-div-fusion", "gradient_reduce_div_fusion", True),

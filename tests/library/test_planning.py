@@ -8,8 +8,9 @@ from argparse import Namespace
 import pytest
 import torch
 from library_features import OwnConfig, registry, small
+from megatron.core.optimizer import OptimizerConfig
 
-from mindspeed_core import prepare
+from mindspeed_core import activate, prepare
 from mindspeed_core.feature import Feature, Flag
 from mindspeed_core.hosts.library import HOST
 from mindspeed_core.registry import Registry
@@ -53,6 +54,57 @@ def test_a_flag_that_contradicts_the_configuration_is_a_problem():
         prepare({"normalization": "LayerNorm"}, configs=[small()], **HERE)
     assert codes(caught) == ["E-CONFIG"]
     assert "OwnConfig.normalization" in str(caught.value)
+
+
+def test_a_field_without_a_value_contradicts_a_flag_that_asks_for_one():
+    with pytest.raises(PlanError) as caught:
+        prepare({"num_experts": 4}, configs=[small()], **HERE)
+    assert codes(caught) == ["E-CONFIG"]
+    assert "OwnConfig.num_moe_experts is None" in str(caught.value)
+
+
+def test_an_optimizer_may_get_its_rate_later():
+    session = prepare({"lr": 0.5, "optimizer": "adam"}, configs=[small(), OptimizerConfig()], **HERE)
+    assert session.args.lr == 0.5
+
+
+class Deep(Feature):
+    name = "deep"
+    family = "samples"
+    summary = "Predicts as many tokens as asked"
+    flags = (Flag("--deep", type=int, help="How many."),)
+
+    @classmethod
+    def enabled(cls, args):
+        return args.deep is not None
+
+    @classmethod
+    def presets(cls, args):
+        return {"mtp_num_layers": args.deep} if args.deep else {}
+
+
+DEEP = {"registry": Registry.of([Deep]), "platform": "cpu"}
+
+
+@pytest.mark.parametrize("flags", [{"deep": 2}, ["--deep", "2"], Namespace(deep=2)])
+@pytest.mark.parametrize("built", [None, 1])
+def test_a_preset_that_the_configuration_contradicts_is_a_problem(flags, built):
+    with pytest.raises(PlanError) as caught:
+        prepare(flags, configs=[small(mtp_num_layers=built)], **DEEP)
+    assert codes(caught) == ["E-CONFIG"]
+    assert f"sets mtp_num_layers to 2, but OwnConfig.mtp_num_layers is {built}" in str(caught.value)
+    assert "leave --deep out" in str(caught.value)
+
+
+def test_a_preset_that_the_configuration_has_is_none():
+    assert prepare({"deep": 2}, configs=[small(mtp_num_layers=2)], **DEEP).plan.names == ("deep",)
+
+
+def test_a_later_configuration_is_compared_with_presets_too():
+    with activate({"deep": 2}, **DEEP) as session:
+        assert session.config(small(mtp_num_layers=2)).mtp_num_layers == 2
+        with pytest.raises(PlanError, match="sets mtp_num_layers to 2, but OwnConfig"):
+            session.config(small())
 
 
 def test_of_a_framework_s_namespace_the_configuration_made_from_it_counts():

@@ -18,7 +18,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mindspeed_core.errors import SessionError
+from mindspeed_core.flags.presets import contradicted
 from mindspeed_core.megatron.config_arguments import described
+from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.resolver.resolve import resolve
 from mindspeed_core.run import DistInfo, Run
 from mindspeed_core.runtime.process_groups import current_world
@@ -303,15 +305,25 @@ class EmbeddedSession(Session):
 
     def _check(self, config: Any) -> None:
         """Refuse a configuration that active features cannot work with, or that asks for others."""
+        facts = self._facts(config)
+        args = Namespace(**(vars(self._parsed) | facts))
         plan = resolve(
             self.registry,
-            Namespace(**(vars(self._parsed) | self._facts(config))),
+            args,
             provenance=self.provenance,
             platform=self.plan.platform,
             host=self.host.name,
             mode=self.mode,
             left_out=[held for held in self.plan.held_back if held.broken],
         )
+        problems = contradicted(
+            (self.registry.features[name] for name in plan.names),
+            args,
+            self.provenance,
+            {dest: (value, f"{type(config).__name__}.{dest}") for dest, value in facts.items()},
+        )
+        if problems:
+            raise PlanError(problems)
         if plan.names != self.plan.names:
             raise SessionError(
                 f"this {type(config).__name__} asks for the features {', '.join(plan.names) or 'none'}, the "
