@@ -274,7 +274,6 @@ def timed(flags: Sequence[str]) -> dict[str, Any]:
     from mindspeed_core.activation import activate
     from mindspeed_core.hosts.standalone import loop
     from mindspeed_core.instruments.kept_state import inner_optimizers, state_bytes
-    from mindspeed_core.megatron.global_state import destroy_megatron_state
     from mindspeed_core.testing.model_flags import training_flags
 
     clock = Clock()
@@ -298,7 +297,7 @@ def timed(flags: Sequence[str]) -> dict[str, Any]:
             "update": min(clock.updates[1:]),
             "rest": min(rest[1:]),
         }
-    destroy_megatron_state()
+        loop.teardown(session)
     return found
 
 
