@@ -88,3 +88,14 @@ def test_every_record_belongs_to_a_feature():
     features = tree_registry().features
 
     assert {path.stem for path in proofs.RECORDS.glob("*.json")} - set(features) == set()
+
+
+def test_every_proof_that_a_cpu_can_run_is_recorded():
+    missing = [
+        f"{name} / {scenario.name}"
+        for name, found in tree_registry().features.items()
+        for scenario in found.cls.verify
+        if "cpu" in (scenario.platforms or found.cls.platforms)
+        and scenario.name not in proofs.recorded(found.cls)[1]
+    ]
+    assert not missing, "python docs/proofs.py records what a feature's proofs gave"
