@@ -71,13 +71,14 @@ def _described(
     """Fill in what the configurations say where no flag does."""
     if not configs:
         return parsed
-    from mindspeed_core.megatron.config_arguments import described
+    from mindspeed_core.megatron.config_arguments import described, unset
 
     args, provenance = Namespace(**vars(parsed.args)), dict(parsed.provenance)
     problems = list(parsed.problems)
     said = described(configs)
+    without = {dest: default for dest, default in unset(configs).items() if dest not in said}
     of_features = {entry.flag.dest for entry in known.entries if not entry.owner.startswith("host ")}
-    for dest, (value, source) in said.items():
+    for dest, (value, source) in (*said.items(), *without.items()):
         if dest in of_features:
             continue
         given = provenance.get(dest, DEFAULT)
@@ -94,9 +95,10 @@ def _described(
                     )
                 )
             continue
-        setattr(args, dest, value)
-        provenance[dest] = source
-    problems += contradicted(known.features, args, provenance, said)
+        if dest in said:
+            setattr(args, dest, value)
+            provenance[dest] = source
+    problems += contradicted(known.features, args, provenance, {**without, **said})
     return replace(parsed, args=args, provenance=provenance, problems=tuple(problems))
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import copy
 from argparse import Namespace
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -39,8 +39,7 @@ def described(configs: Iterable[object]) -> dict[str, tuple[Any, str]]:
     """Return what configuration objects say, by argument.
 
     Of several objects with one field the one that differs from its class's default counts, and the last of
-    those that do. Functions say nothing, nor do fields without a value; of a model's configuration these say
-    what nobody asks for, the flag's default: its model has no experts, say.
+    those that do. Fields without a value, and functions, say nothing; of models see `unset`.
 
     Args:
         configs: dataclass instances; subclasses and their fields are fine.
@@ -62,6 +61,29 @@ def described(configs: Iterable[object]) -> dict[str, tuple[Any, str]]:
     return found
 
 
+def unset(configs: Iterable[object]) -> dict[str, tuple[Any, str]]:
+    """Return the arguments of fields without a value: a model whose number of experts is None has none.
+
+    Configurations of models alone are read: a program may choose the learning rate of its optimizer later.
+
+    Args:
+        configs: dataclass instances, as in `described`.
+
+    Returns:
+        ``{dest: (default, "TransformerConfig.num_moe_experts")}`` with the default of the argument's flag.
+    """
+    defaults = {flag.dest: flag.default for flag in describing_flags()}
+    found: dict[str, tuple[Any, str]] = {}
+    for config in configs:
+        if not hasattr(config, "num_layers"):
+            continue
+        for field in fields(cast("Any", config)):
+            dest = _RENAMED.get(field.name, dest_of(field.name))
+            if dest in defaults and getattr(config, field.name, None) is None:
+                found[dest] = (copy.copy(defaults[dest]), f"{type(config).__name__}.{field.name}")
+    return found
+
+
 def with_arguments(config: C, args: Namespace, dests: Collection[str]) -> C:
     """Copy a configuration; the fields of the arguments named by ``dests`` get the arguments' values.
 
@@ -78,16 +100,12 @@ def with_arguments(config: C, args: Namespace, dests: Collection[str]) -> C:
 
 def _read(config: Any) -> Iterator[tuple[str, str, Any, bool]]:
     """Yield argument, field, value, and whether somebody set it."""
-    known, defaults = _dests(), _defaults()
-    # Optimizers and data parallelism have fields whose values the program chooses later, a learning rate say.
-    of_model = hasattr(config, "num_layers")
+    known = _dests()
     for field in fields(config):
         dest = _RENAMED.get(field.name, dest_of(field.name))
         value = _as_argument(field.name, getattr(config, field.name, None))
         if dest in known and field.name not in _IGNORED and value is not None:
             yield dest, field.name, value, value != _as_argument(field.name, _default(field))
-        elif of_model and dest in defaults and getattr(config, field.name, None) is None:
-            yield dest, field.name, defaults[dest], False
     if hasattr(config, "gated_linear_unit"):
         yield from _read_activation(config)
     heads, groups = (getattr(config, name, None) for name in ("num_attention_heads", "num_query_groups"))
@@ -123,11 +141,6 @@ def _as_argument(name: str, value: Any) -> Any:
 
 def _default(field: Field[Any]) -> Any:
     return None if field.default is MISSING else field.default
-
-
-@cache
-def _defaults() -> Mapping[str, Any]:
-    return {flag.dest: flag.default for flag in describing_flags()}
 
 
 @cache

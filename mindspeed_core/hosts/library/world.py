@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mindspeed_core.errors import SessionError
 from mindspeed_core.flags.presets import contradicted
-from mindspeed_core.megatron.config_arguments import described
+from mindspeed_core.megatron.config_arguments import described, unset
 from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.resolver.resolve import resolve
 from mindspeed_core.run import DistInfo, Run
@@ -295,7 +295,8 @@ class EmbeddedSession(Session):
             if origin is not None:
                 facts |= origin.facts
             elif config is not None:
-                facts |= {dest: value for dest, (value, _) in described([config]).items()}
+                said = {**unset([config]), **described([config])}
+                facts |= {dest: value for dest, (value, _) in said.items()}
         return {dest: value for dest, value in facts.items() if dest not in self.plan.arguments}
 
     def _arguments(self, *configs: Any) -> Namespace:
