@@ -554,7 +554,10 @@ class Session:
         self.instances.revert()
 
     def _leave_groups(self) -> None:
-        self.groups.destroy()
+        # A world that is still there may see another session. torch names groups of some ranks after these
+        # alone: made again, a group would look for its peers where the destroyed one left their addresses.
+        self.groups.release()
+        self.groups.forget()
 
     def _restore_environment(self) -> None:
         for name, value in self._environment.items():

@@ -7,7 +7,7 @@ exactly where it stopped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -89,8 +89,10 @@ class MicroBatchSampler:
 
 def micro_batches(
     datasets: Datasets, sampling: Sampling, *, num_workers: int, pin_memory: bool, owner: str = ""
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     """Return an iterator over a rank's micro-batches, which starts its workers when it is first asked.
+
+    ``close()`` ends them.
 
     Args:
         datasets: says how samples become a micro-batch, and which ones.
@@ -167,7 +169,7 @@ def _check_by_position(dataset: Any, name: str, *, needs_length: bool) -> None:
         )
 
 
-def _until_used_up(loader: DataLoader[Any], used_up: DataError) -> Iterator[Any]:
+def _until_used_up(loader: DataLoader[Any], used_up: DataError) -> Generator[Any, None, None]:
     yield from loader
     # Raised here and not by the sampler, which workers run ahead of the training.
     raise used_up

@@ -62,7 +62,6 @@ def recorded(*flags: str) -> Iterator[tuple[Recorded, Run]]:
             memory.losses.append(result.losses["lm loss"])
             memory.numbers.append(session.call("log_step", run=run, result=result))
         yield memory, run
-        session.groups.destroy()
 
 
 class _Recorder:

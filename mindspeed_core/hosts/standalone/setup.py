@@ -17,6 +17,7 @@ from mindspeed_core.hosts.standalone.arguments.sizes import check_weights_fit, e
 from mindspeed_core.hosts.standalone.checkpoint import rng_state
 from mindspeed_core.hosts.standalone.checkpoint.content import LoadedBatch, layout_metadata
 from mindspeed_core.hosts.standalone.checkpoint.saved_state import select_saved
+from mindspeed_core.hosts.standalone.data.open_iterators import OpenIterators
 from mindspeed_core.hosts.standalone.step import configure_for_training
 from mindspeed_core.hosts.standalone.text.stages import BuiltTokenizer
 from mindspeed_core.megatron.brought_choices import check_optimizer, check_schedule
@@ -136,7 +137,8 @@ def _check_dtype(session: Session) -> None:
 
 
 def teardown(session: Session) -> None:
-    """Leave the process group and clear megatron-core's global state."""
+    """End loading, leave the process group and clear megatron-core's global state."""
+    session.state(OpenIterators).end()
     if dist.is_initialized():
         # Destroying without meeting first aborts gloo worlds of four and more.
         dist.barrier()

@@ -25,6 +25,7 @@ from mindspeed_core.hosts.standalone.arguments.sizes import check_index_fits
 from mindspeed_core.hosts.standalone.checkpoint.content import LoadedBatch
 from mindspeed_core.hosts.standalone.data.files import DatasetFiles, check_dataset_files, largest_token
 from mindspeed_core.hosts.standalone.data.index_cache import BlendedDataset, GPTDataset
+from mindspeed_core.hosts.standalone.data.open_iterators import OpenIterators
 from mindspeed_core.hosts.standalone.data.python_helpers import index_builders
 from mindspeed_core.hosts.standalone.data.sources import SPLITS, Blend, Sources, data_sources, parse_split
 from mindspeed_core.hosts.standalone.data.synthetic import no_datasets, shaped_iterators
@@ -67,6 +68,7 @@ def build_data_iterators(session: Session, run: Run) -> DataIterators:
     """Build one lazy iterator per model chunk: a chunk that needs no data starts no loader."""
     datasets, args = run.datasets, run.args
     session.state(_StageFields).by_vp_stage.clear()
+    session.at_close(session.state(OpenIterators).end)
     if datasets is None or (datasets.train is None and not args.skip_train):
         raise DataError("there is no training dataset; build_datasets has to come first")
     if args.full_validation and datasets.batch_sampler is not None:
@@ -408,7 +410,7 @@ def _iterators(
         endless=endless,
         seed=run.args.seed,
     )
-    return [
+    made = [
         micro_batches(
             datasets,
             sampling,
@@ -418,3 +420,6 @@ def _iterators(
         )
         for _ in run.model
     ]
+    for iterator in made:
+        run.session.state(OpenIterators).add(iterator)
+    return [*made]
