@@ -511,7 +511,8 @@ class Session:
     def close(self) -> None:
         """Close the session: restore everything that opening changed.
 
-        Process groups of features are destroyed; those the host made are the host's business.
+        Process groups of features wait for the next session of their world, and end with it; those the host
+        made are the host's business.
         """
         self._end()
 

@@ -72,6 +72,9 @@ class FakeSession:
     def state(self, record):
         return self.records.setdefault(record, record())
 
+    def at_close(self, action):
+        """Take an action that is never called: this session does not close."""
+
     def implementations(self, stage):
         return []
 

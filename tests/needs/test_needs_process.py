@@ -61,23 +61,24 @@ def groups():
         dist.all_reduce(total, group=session.groups["toy.halves"])
         loss = step(run).losses["lm loss"]
         names = list(session.groups)
-    try:
-        dist.get_process_group_ranks(forward)
-        destroyed = False
-    except KeyError:
-        destroyed = True
-    return names, received.item(), total.item(), len(mine), loss > 0, destroyed, list(session.groups)
+    kept = dist.get_process_group_ranks(forward)
+    with training("--toy-groups") as run:
+        again = run.session.groups.all("toy.forward")
+        same = all(new is old for new, old in zip(again, sending, strict=True))
+    return names, received.item(), total.item(), len(mine), loss > 0, (kept, same), list(session.groups)
 
 
-def test_groups_are_found_by_name_carry_messages_and_are_destroyed_at_close():
+def test_groups_are_found_by_name_carry_messages_and_wait_for_the_next_session():
     results = run_world(groups, 4)
-    for rank, (names, received, total, pairs, trained, destroyed, left) in enumerate(results):
+    for rank, (names, received, total, pairs, trained, (kept, same), left) in enumerate(results):
         assert names == ["toy.forward", "toy.backward", "toy.halves"]
         assert received == (rank - 1) % 4
         assert total == 2.0
         assert pairs == 2
         assert trained
-        assert destroyed
+        # The world is still there, and a group that is made again in it would not find its peers.
+        assert rank in kept
+        assert same
         assert left == []
 
 
