@@ -555,8 +555,9 @@ class Session:
         self.instances.revert()
 
     def _leave_groups(self) -> None:
-        # A world that is still there may see another session. torch names groups of some ranks after these
-        # alone: made again, a group would look for its peers where the destroyed one left their addresses.
+        # A world that is still there may see another session. torch may name a group after its ranks and
+        # the number of groups there are: made again, one would look for its peers at the addresses that the
+        # destroyed one left.
         self.groups.release()
         self.groups.forget()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.feature import Feature
@@ -38,11 +38,8 @@ def apply_presets(
         Features that nobody asked for and whose presets fail.
     """
     left_out: list[HeldBack] = []
-    level = getattr(args, "optimization_level", 2)
-    for record in records:
+    for record in _with_presets(records, args):
         feature = record.cls
-        if feature.presets.__func__ is Feature.presets.__func__ or feature.level > level:  # type: ignore[attr-defined]
-            continue
         try:
             preset = dict(feature.presets(args))
             unknown = ", ".join(repr(dest) for dest in preset if dest not in provenance)
@@ -76,6 +73,15 @@ def apply_presets(
     return left_out
 
 
+def _with_presets(records: Iterable[FeatureRecord], args: Namespace) -> Iterator[FeatureRecord]:
+    """Yield the features of the chosen level that have presets at all."""
+    level = getattr(args, "optimization_level", 2)
+    for record in records:
+        own = record.cls.presets.__func__ is not Feature.presets.__func__  # type: ignore[attr-defined]
+        if own and record.cls.level <= level:
+            yield record
+
+
 def contradicted(
     records: Iterable[FeatureRecord],
     args: Namespace,
@@ -93,17 +99,15 @@ def contradicted(
         said: by argument what the configurations say, and the name of the field.
     """
     problems = []
-    level = getattr(args, "optimization_level", 2)
-    for feature in (record.cls for record in records):
-        if feature.presets.__func__ is Feature.presets.__func__ or feature.level > level:  # type: ignore[attr-defined]
-            continue
+    for feature in (record.cls for record in _with_presets(records, args)):
         try:
             preset = dict(feature.presets(args))
         except (Exception, SystemExit):
             # What fails was reported, or left out, when the flags were read.
             continue
         flag = asking_flag(feature, args, provenance)
-        for dest in preset.keys() & said.keys():
+        # In the preset's order, which is the same on every rank.
+        for dest in (dest for dest in preset if dest in said):
             value, source = said[dest]
             if value != preset[dest] and not provenance.get(dest, DEFAULT).startswith("flag "):
                 wrong = f"it sets {dest} to {preset[dest]!r}, but {source} is {value!r}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from argparse import Namespace
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -72,7 +72,7 @@ def unset(configs: Iterable[object]) -> dict[str, tuple[Any, str]]:
     Returns:
         ``{dest: (default, "TransformerConfig.num_moe_experts")}`` with the default of the argument's flag.
     """
-    defaults = {flag.dest: flag.default for flag in describing_flags()}
+    defaults = _defaults()
     found: dict[str, tuple[Any, str]] = {}
     for config in configs:
         if not hasattr(config, "num_layers"):
@@ -144,5 +144,11 @@ def _default(field: Field[Any]) -> Any:
 
 
 @cache
+def _defaults() -> Mapping[str, Any]:
+    """Return the default of every describing flag, by argument; whoever hands one on copies it."""
+    return {flag.dest: flag.default for flag in describing_flags()}
+
+
+@cache
 def _dests() -> frozenset[str]:
-    return frozenset(flag.dest for flag in describing_flags()) | DERIVED
+    return frozenset(_defaults()) | DERIVED

@@ -26,7 +26,6 @@ def opened(*flags: str, probes: Sequence[object] = (), registry: Any = None) -> 
         with session:
             run = loop.setup(session)
             yield run
-            session.groups.destroy()
     finally:
         destroy_megatron_state()
 
