@@ -97,8 +97,8 @@ class ContextParallel(Feature):
         return found
 
     @classmethod
-    def notes(cls, args: Any) -> Sequence[str]:
-        """Return which flags change nothing with the chosen algorithm."""
+    def unread(cls, args: Any) -> Mapping[str, str]:
+        """Return which flags have no effect with the chosen algorithm."""
         return ignored(FLAGS, args)
 
     @hookimpl(wrapper=True)
