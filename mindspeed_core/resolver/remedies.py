@@ -24,17 +24,17 @@ def to_ask_for(feature: type[Feature], args: Namespace | None = None, besides: F
         return f"switch {feature.name} on"
     others = [flag for flag in feature.flags if besides is None or flag.dest != besides.dest]
     for flag in others if args is not None else ():
-        for text, value in _candidates(feature, flag):
+        for text, value in candidates(feature, flag):
             if _enables(feature, Namespace(**{**vars(args), flag.dest: value})):
                 return f"add {f'{flag.name} {text}'.rstrip()}"
     if besides is not None and not others:
         return ""
     flag = (others or feature.flags)[0]
-    text, _ = next(iter(_candidates(feature, flag)), (_any_value(flag), None))
+    text, _ = next(iter(candidates(feature, flag)), (_any_value(flag), None))
     return f"add {f'{flag.name} {text}'.rstrip()}"
 
 
-def _candidates(feature: type[Feature], flag: Flag) -> list[tuple[str, Any]]:
+def candidates(feature: type[Feature], flag: Flag) -> list[tuple[str, Any]]:
     """Return values to switch a feature on with, as typed and as read: those of its proofs, then choices."""
     if flag.is_switch:
         return [("", not flag.inverts)]

@@ -34,7 +34,8 @@ def check_unread(request: Request, selection: Selection, active: Sequence[str]) 
             continue
         flag = request.index.flags[option]
         readers = [name for name in declaring if name in reading]
-        if not readers and _switches_off(request, dest, declaring):
+        off = [name for name in declaring if name not in selection.held]
+        if not readers and _switches_off(request, dest, off):
             continue
         unread = (
             _excepted(request, flag, readers, exceptions)
