@@ -90,8 +90,8 @@ class Flag:
         per_rank: the value may differ between ranks (paths on a node); others must agree.
         allow_nonfinite: accept ``nan`` and ``inf`` for a float flag.
         group: heading in ``--help``; features leave it empty and get the heading of their family.
-        changes_training: the value decides what is trained (a mask, a loss, which tokens an expert drops), not
-            only how. Given where nothing reads it, such a flag is refused; any other one is noted.
+        changes_training: the value decides what is trained (a mask, a loss, which tokens an expert drops),
+            not only how. Given where nothing reads it, such a flag is refused; any other one is noted.
     """
 
     name: str
@@ -611,11 +611,11 @@ class Feature:
 
     @classmethod
     def unread(cls, args: Any) -> Mapping[str, str]:
-        """Return flags of the active feature that have no effect beside these arguments, each with the reason.
+        """Return flags of the active feature that have no effect beside these arguments, with reasons.
 
         A flag is read by the features that declare it, while they are active; this names the exceptions:
-        ``{"--acme-decay": "--acme-kind last keeps no average; set --acme-kind mean"}``. Only flags that somebody
-        gives, with another value than their default, are reported.
+        ``{"--acme-decay": "--acme-kind last keeps no average; set --acme-kind mean"}``. Only flags that
+        somebody gives, with another value than their default, are reported.
         """
         return {}
 

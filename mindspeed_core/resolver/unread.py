@@ -110,7 +110,7 @@ def _asked(request: Request, name: str) -> Mapping[str, str]:
     try:
         return dict(request.index.classes[name].unread(request.args))
     except (Exception, SystemExit):
-        # The contract calls it too and reports it; a note that cannot be made is no reason to stop a training.
+        # A note that cannot be made is no reason to stop a training; the contract reports it.
         return {}
 
 

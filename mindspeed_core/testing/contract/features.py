@@ -27,6 +27,7 @@ from mindspeed_core.testing.contract.rules import FIRST, PROOFS, Check, Contract
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.proof_files import flags_with_files
 
+
 def checks(contract: Contract) -> list[Check]:
     """Return the checks of this module."""
     return [

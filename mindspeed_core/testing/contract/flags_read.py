@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_core.discovery.host import DEFAULT_HOST
-from mindspeed_core.feature import Feature
 from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.registry import FeatureRecord
+from mindspeed_core.resolver.asking import failure
 from mindspeed_core.resolver.index import index_of
 from mindspeed_core.testing.contract.rules import Contract
 from mindspeed_core.testing.model_flags import training_flags
@@ -42,21 +42,24 @@ def unread_flags(contract: Contract, record: FeatureRecord) -> Iterator[str]:
     own = [flag for flag in feature.flags if flag.dest in readers]
     if not own:
         return
-    asked, excused = _asked_for(contract, feature)
+    asked, excused, failing = _asked_for(contract, record)
+    yield from failing
     package = feature.__module__.partition(".")[0]
     for flag in own:
         if flag.dest in asked or flag.dest in names_in(package) or {*flag.options} & excused:
             continue
         yield (
-            f"nothing in {package} reads args.{flag.dest}, so {flag.name} has no effect: read it, drop it, or "
-            "say with unread() why it has none"
+            f"nothing in {package} reads args.{flag.dest}, so {flag.name} has no effect: read it, drop it, "
+            "or say with unread() why it has none"
         )
 
 
-def _asked_for(contract: Contract, feature: type[Feature]) -> tuple[set[str], set[str]]:
-    """Return the arguments that the methods of a declaration ask for, and the flags it says are not read."""
+def _asked_for(contract: Contract, record: FeatureRecord) -> tuple[set[str], set[str], list[str]]:
+    """Return what the methods of a declaration ask for, the flags it says are not read, and how that fails."""
+    feature = record.cls
     asked: set[str] = set()
     excused: set[str] = set()
+    failing: dict[str, None] = {}
     known = flag_set(contract.registry, DEFAULT_HOST)
     lines = [((), ()), *((scenario.flags, scenario.files) for scenario in feature.verify)]
     for line, files in lines:
@@ -71,9 +74,10 @@ def _asked_for(contract: Contract, feature: type[Feature]) -> tuple[set[str], se
                     continue
             try:
                 excused |= feature.unread(args).keys()
-            except (Exception, SystemExit):
-                continue
-    return asked, excused
+            except (Exception, SystemExit) as error:
+                if line:
+                    failing[failure(record, "unread()", error)] = None
+    return asked, excused, list(failing)
 
 
 @lru_cache(maxsize=64)

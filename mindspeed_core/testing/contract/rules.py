@@ -24,11 +24,10 @@ from mindspeed_core.hooks.versions import API_VERSION, parsed
 from mindspeed_core.platforms.selection import choose_platform
 from mindspeed_core.registry import FeatureRecord, Registry
 
-
 FIRST = "1.0"
 """The hook interface whose contract every package is held to."""
 PROOFS = "1.1"
-"""The one since which proofs say what the sides do not share, methods answer anywhere, and roles are stated."""
+"""The one since which proofs say what sides do not share, methods answer anywhere, roles are stated."""
 
 
 class Violation(AssertionError):

@@ -104,9 +104,7 @@ class ForwardBackwardOverlap(Feature):
     @classmethod
     def unread(cls, args: Any) -> Mapping[str, str]:
         """Return which flags have no effect."""
-        return dict.fromkeys(
-            _UNPERMUTED, "probabilities are applied before results of experts are sent back"
-        )
+        return dict.fromkeys(_UNPERMUTED, "probabilities are applied before results of experts are sent back")
 
     @classmethod
     def notes(cls, args: Any) -> Sequence[str]:

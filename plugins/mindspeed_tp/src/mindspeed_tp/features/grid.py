@@ -110,7 +110,10 @@ class TwoDimensional(Feature):
             found |= dict.fromkeys((_AG, _BACKWARD_AG), alone)
             found[_RS] = "its sums are scattered over --tp-y, which is 1"
         if not args.use_nd_matmul:
-            found |= {_ND1: f"it belongs to {_FORMER}; use --tp-x", _ND2: f"it belongs to {_FORMER}; use --tp-y"}
+            found |= {
+                _ND1: f"it belongs to {_FORMER}; use --tp-x",
+                _ND2: f"it belongs to {_FORMER}; use --tp-y",
+            }
         return found
 
     @classmethod
