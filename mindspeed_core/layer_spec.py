@@ -137,15 +137,17 @@ class _Slot:
     around: tuple[ModuleSpec, ...] = ()
 
     def read(self) -> Any:
-        if isinstance(self.holder, (list, dict)):
-            return self.holder[self.key]
-        return getattr(self.holder, str(self.key))
+        return getattr(self.holder, str(self.key)) if self._is_field else self.holder[self.key]
 
     def write(self, value: Any) -> None:
-        if isinstance(self.holder, (list, dict)):
-            self.holder[self.key] = value
-        else:
+        if self._is_field:
             setattr(self.holder, str(self.key), value)
+        else:
+            self.holder[self.key] = value
+
+    @property
+    def _is_field(self) -> bool:
+        return not isinstance(self.holder, (list, dict))
 
 
 class SpecEditor:

@@ -55,7 +55,7 @@ def unread_flags(contract: Contract, record: FeatureRecord) -> Iterator[str]:
 
 
 def _asked_for(contract: Contract, record: FeatureRecord) -> tuple[set[str], set[str], list[str]]:
-    """Return what the methods of a declaration ask for, the flags it says are not read, and how that fails."""
+    """Return what a declaration asks arguments for, the flags it says are not read, and what fails."""
     feature = record.cls
     asked: set[str] = set()
     excused: set[str] = set()

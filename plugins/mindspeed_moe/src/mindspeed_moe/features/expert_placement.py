@@ -110,8 +110,8 @@ class ExpertPlacement(Feature):
             )
         elif getattr(args, "num_experts", None) == size:
             found.append(
-                f"{_FLAG} with --num-experts {size} has one expert on each rank, whose loads no move changes; "
-                "use more experts than ranks, or drop it"
+                f"{_FLAG} with --num-experts {size} has one expert on each rank, whose loads no move "
+                "changes; use more experts than ranks, or drop it"
             )
         return found
 
