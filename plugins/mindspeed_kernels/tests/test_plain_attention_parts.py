@@ -1,7 +1,6 @@
 """Triangle attention, the masked softmax, repeatable runs and the cross entropy: equal, lean, refused."""
 
 import os
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -118,20 +117,6 @@ def test_the_module_of_triangle_attention_is_causal_only_in_training(arguments, 
         triangle()(*heads(6), **arguments)
     with pytest.raises(ValueError, match=r"--triangle-attn.*window_size is \(3, 0\)"):
         triangle(window_size=(3, 0))
-
-
-def test_outside_of_training_triangle_attention_takes_masks_and_caches_of_keys():
-    query, key, value = heads(6)
-    groups = SimpleNamespace(tp=SimpleNamespace(size=lambda: 1, rank=lambda: 0))
-    module = TriangleCoreAttention(
-        config(), 1, AttnMaskType.causal, "self", block_size=4, pg_collection=groups
-    ).eval()
-    later = torch.ones(1, 1, 6, 6).triu(1).bool()
-    expected = module(query, key, value, None)
-
-    torch.testing.assert_close(module(query, key, value, later), expected)
-    last = module(query[-1:], key, value, None, attn_mask_type=AttnMaskType.no_mask)
-    torch.testing.assert_close(last, expected[-1:])
 
 
 def native_softmax(kind=AttnMaskType.causal, scale=None, dtype=torch.float32, **options):
