@@ -180,6 +180,8 @@ class Requirement:
         one_of: the values of which ``flag`` must have one; a flag of several values has no other ones.
         reason: what a user reads when it does not hold.
         implies: switch the required feature on instead of complaining, when its own flags need no decision.
+        remedy: what to type where it does not hold (``"add --pipeline-schedule zb-h1"``); by default the
+            first flag of the required feature, or the required value.
     """
 
     feature: str = ""
@@ -189,6 +191,7 @@ class Requirement:
     one_of: tuple[Any, ...] = ()
     reason: str = ""
     implies: bool = False
+    remedy: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "any_of", tuple(self.any_of))

@@ -169,7 +169,7 @@ class MicrobatchSizes(Feature):
         if plan.rule.name != "1f1b":
             raise ArgumentError(
                 PERF_FLAG,
-                "",
+                None,
                 f"sizes are searched for 1f1b, and the schedule is {plan.rule.name}",
                 f"give {LIST_FLAG}, or use 1f1b",
             )
