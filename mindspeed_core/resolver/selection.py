@@ -181,7 +181,8 @@ class Selection:
             if cause := self.request.stands_for(requirement.flag):
                 shown += f", which {cause} stands for"
             reason = f"needs {wanted}{parenthesized(requirement.reason)}; it is {shown}"
-            remedy = requirement.remedy or to_meet(requirement, self.request.index.flags.get(requirement.flag))
+            flag = self.request.index.flags.get(requirement.flag)
+            remedy = requirement.remedy or to_meet(requirement, flag)
             self._fail(name, "E-REQUIRES", reason, remedy)
 
     def _require_feature(self, name: str, requirement: Requirement) -> None:

@@ -127,8 +127,9 @@ class SplitCoreAttention(MegatronModule):
         """
         if attention_mask is not None or attention_bias is not None:
             raise UserError(
-                "attention over documents or a split sequence makes its masks itself, and was given the tensor "
-                "of a mask or bias: pass None, or leave out --reset-attention-mask and --context-parallel-size"
+                "attention over documents or a split sequence makes its masks itself, and was given the "
+                "tensor of a mask or bias: pass None, or leave out --reset-attention-mask and "
+                "--context-parallel-size"
             )
         described = isinstance(packed_seq_params, SplitBatch)
         batch: SplitBatch = packed_seq_params if described else self._undescribed(query, key)
