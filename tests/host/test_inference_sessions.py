@@ -1,4 +1,4 @@
-"""Sessions of mode ``inference``: any length, masks of a program, caches of keys; the layout of the training."""
+"""Sessions of mode ``inference``: any length, masks of a program, caches of keys."""
 
 from __future__ import annotations
 
