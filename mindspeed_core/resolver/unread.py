@@ -64,7 +64,8 @@ def _given(request: Request) -> Iterator[tuple[str, str]]:
             option = index.first_option[dest]
         else:
             source = provenance.get(dest, "default")
-            if not source.startswith("flag "):
+            # Most flags are not given: one comparison each.
+            if source == "default" or not source.startswith("flag "):
                 continue
             option = source.removeprefix("flag ")
             if option not in index.flags:
