@@ -13,8 +13,18 @@ from mindspeed_core.testing.contract.rules import Wrong, hold
 @pytest.fixture(scope="module")
 def told():
     """What each check of the package warns of; all of them pass."""
+    return kept(contract_checks("acme-first", platform="cpu", proofs=False))
+
+
+@pytest.fixture(scope="module")
+def told_of_proofs():
+    """The same of its proofs."""
+    return kept(check for check in contract_checks("acme-first", platform="cpu") if check.rule == "proof")
+
+
+def kept(checks):
     said = {}
-    for check in contract_checks("acme-first", platform="cpu"):
+    for check in checks:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             check()
@@ -26,8 +36,6 @@ def told():
 def test_a_package_of_the_first_interface_is_green_and_told_of_newer_rules(told):
     assert sorted(told) == [
         "flags-read[acme-counted]",
-        "proof[acme-counted, single]",
-        "proof[acme-louder, tp2]",
         "proofs-stated[acme-beat]",
         "proofs-stated[acme-louder]",
         "resume-proved[acme-counted]",
@@ -40,8 +48,6 @@ def test_a_package_of_the_first_interface_is_green_and_told_of_newer_rules(told)
     [
         ("proofs-stated[acme-beat]", "verify = (Scenario(…),)"),
         ("proofs-stated[acme-louder]", "same_feature=True"),
-        ("proof[acme-louder, tp2]", "same_feature=True"),
-        ("proof[acme-counted, single]", "extra_losses=('counted share',)"),
         ("resume-proved[acme-counted]", "resume=Resume("),
         ("flags-read[acme-counted]", "read it, drop it, or say with unread()"),
     ],
@@ -51,6 +57,20 @@ def test_a_newer_rule_names_its_cure_and_the_interface_that_demands_it(told, che
 
     assert cure in text
     assert "this one is for 1.0" in text
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("check", "cure"),
+    [
+        ("proof[acme-louder, tp2]", "same_feature=True"),
+        ("proof[acme-counted, single]", "extra_losses=('counted share',)"),
+    ],
+)
+def test_a_proof_of_the_first_interface_passes_and_is_told_what_it_does_not_say(told_of_proofs, check, cure):
+    (text,) = told_of_proofs[check]
+
+    assert cure in text
 
 
 def test_a_rule_holds_whoever_states_its_interface_and_warns_whoever_states_an_older_one():

@@ -204,7 +204,9 @@ TP2 = ("--tensor-model-parallel-size", "2")
     [
         ((*PP2, "--pipeline-schedule", "zb-h1", *BESIDE), 2),
         pytest.param((*PP2, "--pipeline-schedule", "zb-h1", *FIRST), 2, marks=pytest.mark.thorough),
-        ((*TP2, "--sequence-parallel", "--use-ascend-coc", *FIRST), 2),
+        pytest.param(
+            (*TP2, "--sequence-parallel", "--use-ascend-coc", *FIRST), 2, marks=pytest.mark.thorough
+        ),
         pytest.param((*TP2, "--use-ascend-coc", *BESIDE), 2, marks=pytest.mark.thorough),
     ],
     ids=["zb-h1", "zb-h1-first", "coc-first", "coc"],
@@ -223,6 +225,7 @@ def put_off():
         return type(linear.inner).__name__, type(linear).__name__, run.session.state(WeightGradients).seen
 
 
+@pytest.mark.thorough
 def test_weight_gradients_inside_of_a_declared_wrapper_are_put_off():
     for inner, wrapper, seen in run_world(put_off, 2):
         assert (inner, wrapper) == ("LaterColumnParallelLinear", "BesideLinear")
