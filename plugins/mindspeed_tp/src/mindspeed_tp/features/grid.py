@@ -104,7 +104,7 @@ class TwoDimensional(Feature):
     @classmethod
     def unread(cls, args: Any) -> Mapping[str, str]:
         """Return overlaps with nothing to hide, and sizes of the spelling that is not used."""
-        found = {}
+        found: dict[str, str] = {}
         if args.tp_y == 1:
             alone = "its rows come around the ring of --tp-y, which is 1"
             found |= dict.fromkeys((_AG, _BACKWARD_AG), alone)
