@@ -77,7 +77,7 @@ def main() -> int:
 
     say("7. the result")
     from mindspeed_core.hosts.standalone.monitoring.curves import draw_loss_curve
-    from mindspeed_core.hosts.standalone.monitoring.run_log import read_metrics
+    from mindspeed_core.hosts.standalone.monitoring.records import read_metrics
     from mindspeed_core.hosts.standalone.text.prepare import unigram_entropy
 
     entropy = unigram_entropy(out / "text")

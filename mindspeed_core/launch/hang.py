@@ -1,4 +1,4 @@
-"""Pulses of the ranks of a training, and the rank that all others wait for; without torch, as in a supervisor."""
+"""Pulses of the ranks of a training, and the rank that all others wait for; without torch."""
 
 from __future__ import annotations
 
@@ -146,7 +146,8 @@ class Pulses:
             return None
         done = {rank for rank, pulse in self._last.items() if pulse.done}
         since = {rank: now - heard for rank, heard in self._heard.items() if rank not in done}
-        still = max(age + (self._last[rank].still if rank in self._last else 0.0) for rank, age in since.items())
+        before = {rank: pulse.still for rank, pulse in self._last.items()}
+        still = max(age + before.get(rank, 0.0) for rank, age in since.items())
         if still <= limit:
             return None
         silent = {rank: age for rank, age in since.items() if age > longest_silence(limit, period)}

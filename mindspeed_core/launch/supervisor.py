@@ -151,7 +151,7 @@ class Supervisor:
                 return 128 + self._stopping
             if not cause.worth_a_restart or restart == self.restarts:
                 self._print_cause(cause, restart)
-                self._print_last_words()
+                self._print_last_words(cause.text)
                 return cause.status
             restart += 1
             print(
@@ -289,8 +289,9 @@ class Supervisor:
     def _who(self, cause: Cause) -> str:
         return f"rank {cause.rank} of {self.count}"
 
-    def _print_last_words(self) -> None:
-        if words := self._last_words():
+    def _print_last_words(self, said: str = "") -> None:
+        words = self._last_words()
+        if words and not said.rstrip().endswith(words):
             print(words, file=sys.stderr, flush=True)
 
     def _print_cause(self, cause: Cause, restart: int) -> None:
@@ -329,10 +330,12 @@ def _cause(worker: _Worker) -> Cause:
 def _headline(cause: Cause) -> str:
     if cause.kind in ("killed", "silent"):
         return cause.text
-    lines = [line.strip() for line in cause.text.splitlines() if line.strip()] or [cause.kind]
-    # A traceback's last line is its error.
-    said = lines[-1] if lines[0].startswith("Traceback") else lines[0].removeprefix("error: ")
-    return f"failed: {said}"
+    lines = [line for line in cause.text.splitlines() if line.strip()] or [cause.kind]
+    if not lines[0].startswith("Traceback"):
+        return f"failed: {lines[0].strip().removeprefix('error: ')}"
+    # Below the frames of a traceback is its error, and then perhaps notes.
+    frames = [number for number, line in enumerate(lines) if line.startswith("  ")]
+    return f"failed: {lines[min(frames[-1] + 1, len(lines) - 1) if frames else -1].strip()}"
 
 
 def _drain(descriptor: int) -> bytes:

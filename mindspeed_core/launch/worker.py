@@ -1,4 +1,4 @@
-"""A worker's ends of the pipes to its supervisor: it reports failures and its pulse, and ends with the supervisor.
+"""A worker's ends of the pipes to its supervisor: failures and its pulse go there, and it ends with it.
 
 Without a supervisor every function here does nothing.
 """

@@ -29,6 +29,6 @@ def settle_output() -> None:
 
 
 def say(text: str, descriptor: int = 2) -> None:
-    """Write a line past all buffers, for signal handlers and watching threads; a stream that fails is no error."""
+    """Write a line past all buffers, for threads that watch; that nobody reads it is no error."""
     with suppress(OSError):
         os.write(descriptor, f"{text}\n".encode())

@@ -64,7 +64,9 @@ def start(tmp_path, role, *own):
 
 
 CASES = [
-    pytest.param(role, count, restarts, marks=[] if (role, count, restarts) in SHORT else pytest.mark.thorough)
+    pytest.param(
+        role, count, restarts, marks=[] if (role, count, restarts) in SHORT else pytest.mark.thorough
+    )
     for SHORT in [
         {("rank 0", 2, 0), ("last rank", 1, 0), ("supervisor", 2, 0), ("data worker", 2, 0), ("writer", 1, 0)}
     ]
@@ -108,7 +110,15 @@ def test_a_stopped_rank_0_that_serves_the_store_is_named_without_a_supervisor(tm
         "SLURM_NTASKS": "2",
         "SLURM_STEP_NODELIST": "localhost",
     }
-    flags = [*FLAGS, "--num-workers", "0", "--save", str(tmp_path / "save"), "--run-dir", str(tmp_path / "run")]
+    flags = [
+        *FLAGS,
+        "--num-workers",
+        "0",
+        "--save",
+        str(tmp_path / "save"),
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
     tasks = [
         start_job(
             flags,

@@ -6,7 +6,8 @@ from argparse import Namespace
 from types import SimpleNamespace
 
 from mindspeed_core.hosts.standalone.monitoring.curves import draw_loss_curve
-from mindspeed_core.hosts.standalone.monitoring.run_log import RunLog, announce, format_step, read_metrics
+from mindspeed_core.hosts.standalone.monitoring.records import read_metrics
+from mindspeed_core.hosts.standalone.monitoring.run_log import RunLog, announce, format_step
 from mindspeed_core.resolver.plan import HeldBack, Note, Plan
 from mindspeed_core.run import LoadInfo
 

@@ -1,10 +1,10 @@
 """Watch for hanging runs: find the rank that all others wait for, report where it is, and end the run.
 
 Each rank has a thread that tells how far the rank is and where its main thread stands. Under
-``mindspeed-train --nproc`` it tells the supervisor, which decides. Elsewhere the ranks tell each other through
-the store, and each rank has a second thread that waits for no store: the store may live in the very rank that
-hangs. A rank that says nothing any more is stopped or stuck in a call that never returns to Python; a rank
-that is not in a collective is the one that keeps the others in theirs.
+``mindspeed-train --nproc`` it tells the supervisor, which decides. Elsewhere the ranks tell each other
+through the store, and each rank has a second thread that waits for no store: the store may live in the very
+rank that hangs. A rank that says nothing any more is stopped or stuck in a call that never returns to Python;
+a rank that is not in a collective is the one that keeps the others in theirs.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class HangWatch:
         thread.start()
 
     def _report(self) -> None:
-        """Tell the supervisor, which finds the rank that hangs; find out whether the supervisor is stopped."""
+        """Tell the supervisor, which finds ranks that hang; find out whether it is stopped itself."""
         worker.send_pulse(self._pulse(self._still()))
         while not self._end.wait(self.period):
             worker.send_pulse(self._pulse(self._still()))
@@ -156,7 +156,7 @@ class HangWatch:
             still, silence = self._still(), time.monotonic() - self._answered
             # The other watch decides where the store answers.
             if still > self.seconds + self.period and silence > longest_silence(self.seconds, self.period):
-                what = f"{_store_server()} has not answered for {silence:.0f} s (stopped, swapping, or cut off)"
+                what = f"{_store_server()} has not answered for {silence:.0f} s (stopped or cut off)"
                 self._end_run(Finding(0, f"{what}; all others wait for it"), everywhere=True)
 
     def _connect(self) -> Any:
@@ -227,7 +227,7 @@ class HangWatch:
         )
 
     def _end_run(self, finding: Finding, *, everywhere: bool = False) -> None:
-        """End this process with a message; ``everywhere``: every rank decides so, and not all need to speak."""
+        """End this process with a message; not all ranks speak where each decides so, ``everywhere``."""
         if self._end.is_set():
             return
         info = self._run.dist
