@@ -165,7 +165,7 @@ def _spawn(setup: WorkerSetup, arguments: Sequence[str]) -> int:
     return process.pid
 
 
-def _become_a_worker(held: set[signal.Signals]) -> None:
+def _become_a_worker(held: set[int | signal.Signals]) -> None:
     """Lead a process group, with a new program's answers to signals; those that came meanwhile arrive now."""
     os.setpgid(0, 0)
     signal.set_wakeup_fd(-1)

@@ -1,8 +1,8 @@
 """Ctrl-C while a program starts: it ends at once, without a traceback.
 
 Python raises ``KeyboardInterrupt`` wherever it is, and an import of torch that was interrupted leaves half
-of it behind: whatever cleans up then imports it again, or crashes inside it. A program that starts has nothing
-to clean up, so it dies of the signal, as it does of SIGTERM.
+of it behind: whatever cleans up then imports it again, or crashes inside it. A program that starts has
+nothing to clean up, so it dies of the signal, as it does of SIGTERM.
 """
 
 from __future__ import annotations

@@ -63,18 +63,16 @@ def start(tmp_path, role, *own):
     return job
 
 
-CASES = [
-    pytest.param(
-        role, count, restarts, marks=[] if (role, count, restarts) in SHORT else pytest.mark.thorough
-    )
-    for SHORT in [
-        {("rank 0", 2, 0), ("last rank", 1, 0), ("supervisor", 2, 0), ("data worker", 2, 0), ("writer", 1, 0)}
-    ]
-    for role in ("rank 0", "last rank", "supervisor", "data worker", "writer")
+ROLES = ("rank 0", "last rank", "supervisor", "data worker", "writer")
+SHORT = [("rank 0", 2, 0), ("supervisor", 2, 0), ("data worker", 2, 1), ("writer", 1, 0)]
+EVERY = [
+    (role, count, restarts)
+    for role in ROLES
     for count in (1, 2, 4)
     for restarts in (0, 1)
     if (role, count) != ("rank 0", 1)
 ]
+CASES = [pytest.param(*case, marks=[] if case in SHORT else pytest.mark.thorough) for case in EVERY]
 
 
 @pytest.mark.parametrize(("role", "count", "restarts"), CASES)
@@ -110,18 +108,10 @@ def test_a_stopped_rank_0_that_serves_the_store_is_named_without_a_supervisor(tm
         "SLURM_NTASKS": "2",
         "SLURM_STEP_NODELIST": "localhost",
     }
-    flags = [
-        *FLAGS,
-        "--num-workers",
-        "0",
-        "--save",
-        str(tmp_path / "save"),
-        "--run-dir",
-        str(tmp_path / "run"),
-    ]
+    own = ["--num-workers", "0", "--save", str(tmp_path / "save"), "--run-dir", str(tmp_path / "run")]
     tasks = [
         start_job(
-            flags,
+            [*FLAGS, *own],
             tmp_path / f"output-{rank}.txt",
             environment={**step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
         )

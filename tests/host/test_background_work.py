@@ -278,3 +278,13 @@ def test_a_copy_that_fails_beside_training_is_lost(beside):
     process = beside(background_jobs.read)
     process.start({"places": []}, refuse)
     assert lost(process) == "RuntimeError: the device is gone"
+
+
+def test_a_process_whose_parent_reads_no_more_ends_without_a_word(beside, gate, tmp_path, capfd):
+    gate.hold(PARTS[0])
+    process = started(beside(background_jobs.write_parts), path=str(tmp_path / "file"))
+    gate.wait_until_held()
+    process._process.stdout.close()
+    gate.open()
+    assert process._process.wait(20.0) == 1
+    assert capfd.readouterr().err == ""

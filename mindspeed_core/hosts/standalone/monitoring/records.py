@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -65,9 +64,9 @@ class RecordFile:
         line = json.dumps(dict(record)).encode() + b"\n"
         size = os.fstat(self._descriptor).st_size
         try:
-            if os.write(self._descriptor, line) != len(line):
-                # The disk had room for a part of it.
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+            # A disk may have room for a part of it.
+            while line:
+                line = line[os.write(self._descriptor, line) :]
         except OSError as error:
             with suppress(OSError):
                 os.ftruncate(self._descriptor, size)
@@ -94,16 +93,16 @@ def go_back_to(run_dir: Path, step: int) -> Path | None:
     if not path.exists():
         return None
     kept, later, cut = _split(path.read_text(encoding="utf-8", errors="replace"), step)
-    moved = run_dir / f"metrics.{_next_number(run_dir)}.jsonl"
+    number = _next_number(run_dir)
+    moved = run_dir / f"metrics.{number}.jsonl"
     if later:
         _write(moved, later)
     if later or cut:
         _write(path, kept)
     if later and not kept:
-        for name in _BESIDE:
-            old = run_dir / name
+        for old in (run_dir / name for name in _BESIDE):
             if old.exists():
-                old.rename(old.with_suffix(f".{moved.suffixes[0].strip('.')}{old.suffix}"))
+                old.rename(old.with_suffix(f".{number}{old.suffix}"))
     return moved if later else None
 
 
@@ -124,7 +123,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def _split(text: str, step: int) -> tuple[list[str], list[str], bool]:
     """Return the lines up to a step, the others, and whether a line was cut short."""
-    kept, later, cut = [], [], False
+    kept: list[str] = []
+    later: list[str] = []
+    cut = False
     for line in text.splitlines(keepends=True):
         found = _step_of(line)
         if not line.endswith("\n") and found is None:
