@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, overload
 
 from mindspeed_core.launch import last_save
+from mindspeed_core.runtime.earlier_files import move_aside, next_number
 
 NAME = "metrics.jsonl"
 _BESIDE = ("loss_curve.png", "summary.html", "summary.md", last_save.FILE)
@@ -93,16 +93,14 @@ def go_back_to(run_dir: Path, step: int) -> Path | None:
     if not path.exists():
         return None
     kept, later, cut = _split(path.read_text(encoding="utf-8", errors="replace"), step)
-    number = _next_number(run_dir)
-    moved = run_dir / f"metrics.{number}.jsonl"
+    number = next_number(run_dir, (NAME, *_BESIDE))
+    moved = path.with_name(f"{path.stem}.{number}{path.suffix}")
     if later:
         _write(moved, later)
     if later or cut:
         _write(path, kept)
     if later and not kept:
-        for old in (run_dir / name for name in _BESIDE):
-            if old.exists():
-                old.rename(old.with_suffix(f".{number}{old.suffix}"))
+        move_aside(run_dir, _BESIDE, number)
     return moved if later else None
 
 
@@ -143,12 +141,6 @@ def _step_of(line: str) -> int | None:
         if isinstance(record, dict) and isinstance(record.get("step", 0), int):
             return int(record.get("step", 0))
     return None
-
-
-def _next_number(run_dir: Path) -> int:
-    names = (path.name for path in run_dir.iterdir())
-    taken = [int(match[1]) for name in names if (match := re.fullmatch(r"\w+\.(\d+)\.\w+", name))]
-    return max(taken, default=0) + 1
 
 
 def _write(path: Path, lines: Sequence[str]) -> None:
