@@ -62,7 +62,8 @@ def main() -> int:
     run([sys.executable, "-m", "mindspeed_core.cli.features", "plan", "--", *flags])
 
     say(f"4. training on two processes, the first {half} of {options.steps} steps")
-    torchrun(*flags, "--exit-interval", str(half))
+    # The demo may have run in this folder before.
+    torchrun(*flags, "--exit-interval", str(half), "--start-over")
 
     say(f"5. resuming from step {half} in fresh processes")
     torchrun(*flags, "--load", str(out / "checkpoints"), "--exit-on-missing-checkpoint")

@@ -1,7 +1,7 @@
 """Earlier results that a run would put behind itself: refused unless ``--start-over`` says that it is meant.
 
-A wrong ``--load`` makes a run start anew. Its first save would name a lower step the latest in ``--save``, and
-the next resume would begin there.
+A wrong ``--load`` makes a run start anew. Its first save would name a lower step the latest in ``--save``,
+and the next resume would begin there.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def _refusal(
         how = "with the weights of a checkpoint alone"
     way_on = f"give --load {masked(load)} to go on from there" if load else "check the path"
     return (
-        f"{how}, so the run would start at step {start}, but {where} holds step {later}; {way_on}, name other "
-        f"folders, or add {FLAG} to start at step {start} all the same (earlier records are kept)"
+        f"{how}, so the run would start at step {start}, but {where} holds step {later}; {way_on}, name "
+        f"other folders, or add {FLAG} to start at step {start} all the same (earlier records are kept)"
     )
 
 

@@ -123,9 +123,9 @@ def _find(run: Run) -> publish.Found | None:
         f"--load {args.load}",
         lambda: checkpoint_source.find(args.load, args.ckpt_step, accept_unpublished=unpublished),
     )
-    if found is None and not args.pretrained_checkpoint:
-        if args.exit_on_missing_checkpoint or args.ckpt_step is not None:
-            raise CheckpointError(f"--load {args.load}: holds no checkpoint; check the path")
+    wanted = args.exit_on_missing_checkpoint or args.ckpt_step is not None
+    if found is None and wanted and not args.pretrained_checkpoint:
+        raise CheckpointError(f"--load {args.load}: holds no checkpoint; check the path")
     return found
 
 
