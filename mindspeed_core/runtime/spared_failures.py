@@ -35,6 +35,13 @@ class SparedFailures:
             "%s: %s; training goes on, and what cannot be written is missing", kind, _reason(error)
         )
 
+    def say(self, text: str) -> None:
+        """Print a text, where standard output can take it."""
+        try:
+            print(text, flush=True)
+        except (OSError, ValueError) as error:
+            self.tell("standard output", error)
+
     @contextmanager
     def spare(self, kind: str) -> Iterator[None]:
         """Tell a failure of the file system in a ``with`` block instead of raising it."""
