@@ -12,7 +12,6 @@ import os
 import selectors
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from mindspeed_core.launch import environment, hang
+from mindspeed_core.terminal.output import say
 
 GRACE_SECONDS = 5.0
 """Time for the other workers to report when one only noticed another's failure."""
@@ -146,7 +146,7 @@ class Supervisor:
                 if cause.kind == "hang":
                     self._print_cause(cause, restart)
                 # Workers that were still starting have nothing to save and die of the signal.
-                print(f"stopped by {signal.Signals(self._stopping).name}", file=sys.stderr)
+                say(f"stopped by {signal.Signals(self._stopping).name}")
                 self._print_last_words()
                 return 128 + self._stopping
             if not cause.worth_a_restart or restart == self.restarts:
@@ -154,11 +154,9 @@ class Supervisor:
                 self._print_last_words(cause.text)
                 return cause.status
             restart += 1
-            print(
+            say(
                 f"{self._who(cause)} {_headline(cause)}; starting the workers again from the last checkpoint "
-                f"({restart} of --max-restarts {self.restarts})",
-                file=sys.stderr,
-                flush=True,
+                f"({restart} of --max-restarts {self.restarts})"
             )
 
     def _begin(self, restart: int, life: int, mine: tuple[int, ...]) -> None:
@@ -292,18 +290,18 @@ class Supervisor:
     def _print_last_words(self, said: str = "") -> None:
         words = self._last_words()
         if words and not said.rstrip().endswith(words):
-            print(words, file=sys.stderr, flush=True)
+            say(words)
 
     def _print_cause(self, cause: Cause, restart: int) -> None:
         if cause.kind == "exit":
             return
         if cause.kind in ("killed", "silent"):
             spent = f"; --max-restarts {self.restarts} are used up" if restart else ""
-            print(f"error: {self._who(cause)} {_headline(cause)}{spent}", file=sys.stderr, flush=True)
+            say(f"error: {self._who(cause)} {_headline(cause)}{spent}")
             return
         if self.count > 1:
-            print(f"{self._who(cause)}:", file=sys.stderr)
-        print(cause.text.rstrip(), file=sys.stderr, flush=True)
+            say(f"{self._who(cause)}:")
+        say(cause.text.rstrip())
 
 
 _ORDER = ("hang", "killed", "explained", "unexpected", "exit", "silent", "consequence")

@@ -65,7 +65,8 @@ def report(error: BaseException) -> int:
         store = _shared_store()
         if store is not None and not _claim(store, is_consequence(error)):
             return EXIT_PROBLEMS
-        print(f"rank {rank} of {world}:", file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):
+            print(f"rank {rank} of {world}:", file=sys.stderr)
     print_error(error)
     return EXIT_PROBLEMS
 

@@ -30,5 +30,7 @@ def settle_output() -> None:
 
 def say(text: str, descriptor: int = 2) -> None:
     """Write a line past all buffers, for threads that watch; that nobody reads it is no error."""
+    line = f"{text}\n".encode(errors="replace")
     with suppress(OSError):
-        os.write(descriptor, f"{text}\n".encode())
+        while line:
+            line = line[os.write(descriptor, line) :]

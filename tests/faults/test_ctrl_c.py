@@ -99,3 +99,21 @@ def test_a_closed_terminal_saves_and_ends_the_run(tmp_path):
         job.close()
     assert "received SIGHUP" in job.text()
     check_last_line(job, tmp_path)
+
+
+@pytest.mark.thorough
+def test_ctrl_c_under_torchrun_saves_the_step_that_is_under_way(tmp_path):
+    torchrun = shlex.split("--standalone --nproc-per-node 2 -m mindspeed_core.train")
+    flags = [*torchrun, *FLAGS, "--save", str(tmp_path / "save"), "--run-dir", str(tmp_path / "run")]
+    job = start_job(flags, tmp_path / "output.txt", program="torch.distributed.run")
+    try:
+        job.wait_for(lambda: job.text().count("saved ") > 1, seconds=300.0)
+        job.process.send_signal(signal.SIGINT)
+        # torchrun says in a traceback that it got the signal.
+        assert job.end(120.0) != 0
+    finally:
+        job.close()
+    text = job.text()
+    step, _, _ = re.search(r"last saved: step (\d+) in (\S+); run folder: (\S+)\n", text).groups()
+    assert f"stopping after step {step}: received SIGINT" in text
+    assert inspect(tmp_path / "save")["iteration"] == int(step)

@@ -136,3 +136,25 @@ def test_a_stopped_data_worker_of_a_run_without_a_supervisor_is_named(tmp_path):
         assert named("data worker", 1, stopped.pid) in job.text()
     finally:
         job.close()
+
+
+@pytest.mark.thorough
+def test_a_stopped_rank_0_that_serves_the_store_is_named_under_torchrun(tmp_path):
+    torchrun = shlex.split("--standalone --nproc-per-node 2 -m mindspeed_core.train")
+    own = ["--num-workers", "0", "--save", str(tmp_path / "save"), "--run-dir", str(tmp_path / "run")]
+    job = start_job(
+        [*torchrun, *FLAGS, *own],
+        tmp_path / "output.txt",
+        program="torch.distributed.run",
+        environment={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+    )
+    try:
+        job.wait_for(lambda: job.text().count("saved ") > 1, seconds=300.0)
+        workers = [one for one in job.workers() if "mindspeed_core.train" in one.cmdline()]
+        first = next(one for one in workers if one.environ()["RANK"] == "0")
+        first.send_signal(signal.SIGSTOP)
+        # torchrun gives rank 0 half a minute to end by itself.
+        assert job.end(180.0) == 1
+    finally:
+        job.close()
+    assert "rank 0, which serves the store, has not answered for" in job.text()

@@ -65,7 +65,8 @@ def train(session: Session) -> Run:
             raise
         finally:
             _end(session, run, log, failed)
-    if session.state(stopping.StopControl).agreed_signal == signal.SIGINT:
+    interrupted = session.state(stopping.StopControl).agreed_signal == signal.SIGINT
+    if interrupted and run.args.exit_signal != "SIGINT":
         raise KeyboardInterrupt("the run ended in order")
     return run
 

@@ -93,10 +93,11 @@ class HangWatch:
         elif self._run.dist.world_size == 1:
             self._start(self._watch_alone, "mindspeed hang watch")
         else:
+            # The name comes from the store already.
+            self._start(self._watch_store, "mindspeed store watch")
             self._name = shared_name(self._run.dist)
             self._answered = time.monotonic()
             self._start(self._watch, "mindspeed hang watch")
-            self._start(self._watch_store, "mindspeed store watch")
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -119,7 +119,7 @@ class _Program:
 def _run_program(setup: Mapping[str, Any]) -> None:
     adopt_parent_environment(setup)
     # A program that a user starts has Python's default, not that of the fork server's children.
-    multiprocessing.set_start_method(None, force=True)  # type: ignore[arg-type]
+    multiprocessing.set_start_method(None, force=True)
     limit = setup["largest_file"]
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
