@@ -17,6 +17,10 @@ FLAGS = shlex.split(
     "--micro-batch-size 1 --global-batch-size 2 --mock-data --num-workers 1 --lr 1e-3 --train-iters 1000000 "
     "--eval-iters 0 --no-progress --save-interval 5 --keep-last-n 2"
 )
+ALONE, SUPERVISED = pytest.param([], id="alone"), pytest.param(["--nproc", "2"], id="supervised")
+BOTH = [ALONE, SUPERVISED]
+FIRST_ALONE = [ALONE, pytest.param(["--nproc", "2"], id="supervised", marks=pytest.mark.thorough)]
+FIRST_SUPERVISED = [pytest.param([], id="alone", marks=pytest.mark.thorough), SUPERVISED]
 LAST = re.compile(r"last saved: step (\d+) in (\S+); run folder: (\S+)\n\Z")
 
 
@@ -37,7 +41,7 @@ def check_last_line(job, tmp_path):
     return int(step)
 
 
-@pytest.mark.parametrize("processes", [[], ["--nproc", "2"]], ids=["alone", "supervised"])
+@pytest.mark.parametrize("processes", BOTH)
 def test_the_first_ctrl_c_saves_the_step_that_is_under_way(tmp_path, processes):
     job = start(tmp_path, *processes)
     try:
@@ -52,7 +56,7 @@ def test_the_first_ctrl_c_saves_the_step_that_is_under_way(tmp_path, processes):
     assert f"stopping after step {check_last_line(job, tmp_path)}: " in text
 
 
-@pytest.mark.parametrize("processes", [[], ["--nproc", "2"]], ids=["alone", "supervised"])
+@pytest.mark.parametrize("processes", FIRST_ALONE)
 def test_the_second_ctrl_c_ends_a_run_whose_step_never_ends(tmp_path, processes):
     job = start(tmp_path, *processes)
     try:
@@ -75,7 +79,7 @@ def test_the_second_ctrl_c_ends_a_run_whose_step_never_ends(tmp_path, processes)
     assert "Traceback" not in job.text()
 
 
-@pytest.mark.parametrize("processes", [[], ["--nproc", "2"]], ids=["alone", "supervised"])
+@pytest.mark.parametrize("processes", FIRST_SUPERVISED)
 def test_a_run_under_nohup_outlives_its_terminal_and_others_save(tmp_path, processes):
     job = start(tmp_path, *processes, ignored=[signal.SIGHUP])
     try:
@@ -91,7 +95,7 @@ def test_a_run_under_nohup_outlives_its_terminal_and_others_save(tmp_path, proce
 
 
 def test_a_closed_terminal_saves_and_ends_the_run(tmp_path):
-    job = start(tmp_path, "--nproc", "2")
+    job = start(tmp_path)
     try:
         job.process.send_signal(signal.SIGHUP)
         assert job.end() == 0
