@@ -71,8 +71,9 @@ def find_culprit(
     """
     world = len(pulses)
     others = f"; the other {world - 1} wait for it" if world > 1 else ""
-    for rank in sorted(silent):
-        why = (reasons or {}).get(rank) or "stopped, swapping, or stuck outside Python"
+    reasons = reasons or {}
+    for rank in sorted(silent, key=lambda rank: (rank not in reasons, rank)):
+        why = reasons.get(rank, "stopped, swapping, or stuck outside Python")
         return Finding(rank, f"rank {rank} has not answered for {silent[rank]:.0f} s ({why}){others}")
     active = {rank: pulse for rank, pulse in pulses.items() if pulse is not None and not pulse.done}
     busy = {rank: pulse for rank, pulse in active.items() if not pulse.waits}

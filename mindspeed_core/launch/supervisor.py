@@ -200,6 +200,7 @@ class Supervisor:
         workers = self._workers
         deadline: float | None = None
         hanging: Cause | None = None
+        suspected = False
         pulses = hang.Pulses({worker.rank: worker.pid for worker in workers})
         with selectors.DefaultSelector() as selector:
             selector.register(wake, selectors.EVENT_READ, None)
@@ -208,6 +209,8 @@ class Supervisor:
                 selector.register(worker.pulse, selectors.EVENT_READ, worker)
             while any(worker.status is None for worker in workers):
                 timeout = pulses.period if deadline is None else max(0.0, deadline - time.monotonic())
+                if suspected:
+                    timeout = 0.0
                 for key, _ in selector.select(timeout):
                     data = _drain(key.fd)
                     if key.data is None:
@@ -228,9 +231,13 @@ class Supervisor:
                     deadline = time.monotonic() + (0.0 if certain and not self._stopping else GRACE_SECONDS)
                 if deadline is not None and time.monotonic() >= deadline:
                     self._kill()
-                elif deadline is None and (found := pulses.finding()) is not None:
-                    hanging = Cause(found.rank, "hang", hang.message(found, pulses.limit, pulses.step))
-                    self._kill()
+                elif deadline is None:
+                    found, before = pulses.finding(), suspected
+                    # This process may have been stopped itself: what came meanwhile is read first.
+                    suspected = found is not None
+                    if found is not None and before:
+                        hanging = Cause(found.rank, "hang", hang.message(found, pulses.limit, pulses.step))
+                        self._kill()
         failed = sorted((worker for worker in workers if worker.status), key=lambda worker: worker.ended)
         for worker in workers:
             worker.received += _drain(worker.pipe)

@@ -111,15 +111,15 @@ def test_a_status_of_its_own_is_the_jobs_and_is_neither_explained_nor_tried_agai
 
 
 def beating(stopped, waits=True):
-    """Live as a rank that waits for another one; the rank ``stopped`` stops at its second beat."""
+    """Live as a rank that waits for another one; the rank ``stopped`` stops at its first beat."""
 
     def life(rank, restart):
         if restart:
             return 0
         for beat in range(1, 1000):
-            still = 0.05 * beat
+            still = 0.01 * beat
             worker.send_pulse(Pulse(beat, still, waits, "here", step=7, limit=0.4, period=0.05))
-            if rank == stopped and beat == 2:
+            if rank == stopped and beat == 1:
                 os.kill(os.getpid(), signal.SIGSTOP)
             threading.Event().wait(0.05)
         return 1

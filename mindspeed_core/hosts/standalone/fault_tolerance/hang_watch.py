@@ -110,10 +110,23 @@ class HangWatch:
         self._threads.append(thread)
         thread.start()
 
+    def _wait(self) -> bool:
+        """Wait for the next look; return False at the end of the watch.
+
+        What this process missed while it was stopped (Ctrl-Z, a frozen container) is no hanging.
+        """
+        began = time.monotonic()
+        ended = self._end.wait(self.period)
+        missed = time.monotonic() - began - self.period
+        if missed > self.period:
+            self._moved += missed
+            self._answered += missed
+        return not ended
+
     def _report(self) -> None:
         """Tell the supervisor, which finds ranks that hang; find out whether it is stopped itself."""
         worker.send_pulse(self._pulse(self._still()))
-        while not self._end.wait(self.period):
+        while self._wait():
             worker.send_pulse(self._pulse(self._still()))
             if self._run.dist.local_rank == 0:
                 self._look_at_supervisor()
@@ -131,14 +144,14 @@ class HangWatch:
         self._supervisor_stopped = stopped
 
     def _watch_alone(self) -> None:
-        while not self._end.wait(self.period):
+        while self._wait():
             still = self._still()
             if still > self.seconds:
                 self._end_run(find_culprit({0: self._pulse(still)}, {}))
 
     def _watch(self) -> None:
         store = self._connect()
-        while not self._end.wait(self.period):
+        while self._wait():
             try:
                 self._look(store)
                 self._answered = time.monotonic()
@@ -153,7 +166,7 @@ class HangWatch:
 
     def _watch_store(self) -> None:
         """End the run when it stands still and the store, in which `_watch` may wait for ever, does too."""
-        while not self._end.wait(self.period):
+        while self._wait():
             still, silence = self._still(), time.monotonic() - self._answered
             # The other watch decides where the store answers.
             if still > self.seconds + self.period and silence > longest_silence(self.seconds, self.period):
