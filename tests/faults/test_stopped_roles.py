@@ -158,3 +158,24 @@ def test_a_stopped_rank_0_that_serves_the_store_is_named_under_torchrun(tmp_path
     finally:
         job.close()
     assert "rank 0, which serves the store, has not answered for" in job.text()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("processes", [[], ["--nproc", "2"]], ids=["alone", "supervised"])
+def test_a_job_that_is_stopped_as_a_whole_goes_on_where_it_was(tmp_path, processes):
+    job = start(tmp_path, "whole", *processes)
+    try:
+        everything = [psutil.Process(job.process.pid), *(job.workers() if processes else ())]
+        for process in everything:
+            process.suspend()
+        # Longer than --hang-timeout-minutes.
+        job.pause(4.0)
+        for process in reversed(everything):
+            process.resume()
+        before = job.text().count("saved ")
+        job.wait_for(lambda: job.text().count("saved ") > before + 1)
+        job.process.send_signal(signal.SIGTERM)
+        assert job.end() == 0
+    finally:
+        job.close()
+    assert "no progress" not in job.text()
