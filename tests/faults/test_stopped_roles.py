@@ -134,6 +134,7 @@ def test_a_stopped_data_worker_of_a_run_without_a_supervisor_is_named(tmp_path):
         stopped.send_signal(signal.SIGSTOP)
         assert job.end() == 1
         assert named("data worker", 1, stopped.pid) in job.text()
+        assert job.text().splitlines()[-1].startswith("last saved: step ")
     finally:
         job.close()
 

@@ -47,8 +47,9 @@ def train(session: Session) -> Run:
             announce(run, log, time.monotonic() - started)
             session.state(Measures).start(run)
             session.call("start_run", run=run)
-            watched = nullcontext() if dry else hang_watch.watch(run)
-            signals.enter_context(stopping.listen(run, partial(last_words, run)))
+            words = partial(last_words, run)
+            watched = nullcontext() if dry else hang_watch.watch(run, words)
+            signals.enter_context(stopping.listen(run, words))
             with watched, _setup_left_out_of_collections():
                 if run.args.skip_train:
                     _evaluate(run, log, "valid")

@@ -70,9 +70,13 @@ def shared_name(info: DistInfo) -> str:
 class HangWatch:
     """The watch of one rank; a context around the training loop."""
 
-    def __init__(self, run: Run, seconds: float) -> None:
-        """Prepare to end the run when its `Progress` stands still for ``seconds``; 0 for no watch."""
+    def __init__(self, run: Run, seconds: float, last_words: Callable[[], str] = str) -> None:
+        """Prepare to end the run when its `Progress` stands still for ``seconds``; 0 for no watch.
+
+        ``last_words`` follow the message.
+        """
         self._run = run
+        self._last_words = last_words
         self.seconds = seconds
         self.period = max(0.05, min(seconds / 8, _LONGEST_PERIOD))
         self._name = ""
@@ -246,7 +250,8 @@ class HangWatch:
             return
         info = self._run.dist
         if not everywhere or info.local_rank == 0 or info.local_rank == info.rank:
-            say(hang.message(finding, self.seconds, self._run.iteration))
+            said = [hang.message(finding, self.seconds, self._run.iteration), self._last_words()]
+            say("\n".join(filter(None, said)))
         os._exit(_EXIT_PROBLEMS)
 
 
@@ -254,10 +259,10 @@ def _store_server() -> str:
     return "the launcher, which serves the store," if is_agent_store() else "rank 0, which serves the store,"
 
 
-def watch(run: Run) -> HangWatch:
+def watch(run: Run, last_words: Callable[[], str] = str) -> HangWatch:
     """Make the watch that the arguments ask for."""
     minutes = run.args.hang_timeout_minutes
-    return HangWatch(run, 0.0 if minutes == 0 else seconds_to_hang(run.args))
+    return HangWatch(run, 0.0 if minutes == 0 else seconds_to_hang(run.args), last_words)
 
 
 def seconds_to_hang(args: Namespace) -> float:
