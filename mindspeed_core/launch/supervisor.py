@@ -208,19 +208,10 @@ class Supervisor:
                 selector.register(worker.pipe, selectors.EVENT_READ, worker)
                 selector.register(worker.pulse, selectors.EVENT_READ, worker)
             while any(worker.status is None for worker in workers):
-                timeout = pulses.period if deadline is None else max(0.0, deadline - time.monotonic())
-                if suspected:
-                    timeout = 0.0
-                for key, _ in selector.select(timeout):
-                    data = _drain(key.fd)
-                    if key.data is None:
-                        continue
-                    if key.fd == key.data.pulse:
-                        pulses.hear(key.data.rank, data)
-                    else:
-                        key.data.received += data
-                    if not data:
-                        selector.unregister(key.fd)
+                timeout = 0.0 if suspected else pulses.period
+                if deadline is not None:
+                    timeout = max(0.0, deadline - time.monotonic())
+                _read(selector, timeout, pulses)
                 self._reap()
                 for worker in workers:
                     if worker.status is not None:
@@ -229,24 +220,27 @@ class Supervisor:
                 if failed and deadline is None:
                     certain = any(_cause(worker).kind not in _UNCERTAIN for worker in failed)
                     deadline = time.monotonic() + (0.0 if certain and not self._stopping else GRACE_SECONDS)
-                if deadline is not None and time.monotonic() >= deadline:
-                    self._kill()
-                elif deadline is None:
-                    found, before = pulses.finding(), suspected
-                    # This process may have been stopped itself: what came meanwhile is read first.
-                    suspected = found is not None
-                    if found is not None and before:
-                        hanging = Cause(found.rank, "hang", hang.message(found, pulses.limit, pulses.step))
+                if deadline is not None:
+                    if time.monotonic() >= deadline:
                         self._kill()
-        failed = sorted((worker for worker in workers if worker.status), key=lambda worker: worker.ended)
-        for worker in workers:
+                    continue
+                found = pulses.finding()
+                if found is not None and suspected:
+                    hanging = Cause(found.rank, "hang", hang.message(found, pulses.limit, pulses.step))
+                    self._kill()
+                # This process may have been stopped itself: what came meanwhile is read first.
+                suspected = found is not None
+        return self._outcome(hanging)
+
+    def _outcome(self, hanging: Cause | None) -> Cause | None:
+        """Close the pipes of workers that have ended, and return why they did; None when all did well."""
+        for worker in self._workers:
             worker.received += _drain(worker.pipe)
             os.close(worker.pipe)
             os.close(worker.pulse)
-        if hanging is not None:
+        failed = sorted((worker for worker in self._workers if worker.status), key=lambda one: one.ended)
+        if hanging is not None or not failed:
             return hanging
-        if not failed:
-            return None
         return min((_cause(worker) for worker in failed), key=lambda cause: _ORDER.index(cause.kind))
 
     def _reap(self) -> None:
@@ -341,6 +335,20 @@ def _headline(cause: Cause) -> str:
     # Below the frames of a traceback is its error, and then perhaps notes.
     frames = [number for number, line in enumerate(lines) if line.startswith("  ")]
     return f"failed: {lines[min(frames[-1] + 1, len(lines) - 1) if frames else -1].strip()}"
+
+
+def _read(selector: selectors.BaseSelector, timeout: float | None, pulses: hang.Pulses) -> None:
+    """Take what the workers say, and the signals that woke this process."""
+    for key, _ in selector.select(timeout):
+        data, worker = _drain(key.fd), key.data
+        if worker is None:
+            continue
+        if key.fd == worker.pulse:
+            pulses.hear(worker.rank, data)
+        else:
+            worker.received += data
+        if not data:
+            selector.unregister(key.fd)
 
 
 def _drain(descriptor: int) -> bytes:
