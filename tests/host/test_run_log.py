@@ -13,6 +13,8 @@ import pytest
 from mindspeed_core.hosts.standalone.monitoring.curves import draw_loss_curve
 from mindspeed_core.hosts.standalone.monitoring.records import read_metrics
 from mindspeed_core.hosts.standalone.monitoring.run_log import RunLog, announce, format_step
+from mindspeed_core.launch import last_save
+from mindspeed_core.launch.last_save import LastSave
 from mindspeed_core.resolver.plan import HeldBack, Note, Plan
 from mindspeed_core.run import LoadInfo
 
@@ -128,12 +130,15 @@ def test_a_fresh_start_moves_the_record_aside_with_all_that_describes_it(tmp_pat
     for text in ("first", "second"):
         write_records(tmp_path, 1, 2, 3)
         (tmp_path / "summary.md").write_text(text)
+        last_save.write(tmp_path, LastSave(3, text))
         watch(tmp_path, start=0).close()
     assert steps_in(tmp_path / "metrics.jsonl") == []
     for number, text in enumerate(("first", "second"), 1):
         assert steps_in(tmp_path / f"metrics.{number}.jsonl") == [1, 2, 3]
         assert (tmp_path / f"summary.{number}.md").read_text() == text
+        assert json.loads((tmp_path / f"last_save.{number}.json").read_text())["checkpoint"] == text
     assert not (tmp_path / "summary.md").exists()
+    assert last_save.read(tmp_path) is None
 
 
 @pytest.fixture
@@ -195,3 +200,12 @@ def test_the_loss_curve_is_a_png(tmp_path):
     path = tmp_path / "curve.png"
     draw_loss_curve([STEP, {"step": 3, "validation_loss": 2.0}], path, {"unigram entropy": 6.0})
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_line_that_the_output_has_no_letters_for_is_shown_all_the_same():
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    seen = RunLog(None, total=1, start=0, progress=False, output=output)
+    seen.active = True
+    seen.say("loss \u00e9")
+    seen.say("goes on")
+    assert output.buffer.getvalue() == b"loss \\xe9\ngoes on\n"

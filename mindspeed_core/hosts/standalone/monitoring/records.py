@@ -13,7 +13,7 @@ from mindspeed_core.launch import last_save
 from mindspeed_core.runtime.earlier_files import move_aside, next_number
 
 NAME = "metrics.jsonl"
-_BESIDE = ("loss_curve.png", "summary.html", "summary.md", last_save.FILE)
+_BESIDE = ("loss_curve.png", "summary.html", "summary.md")
 """Files that describe the record as a whole."""
 
 
@@ -80,8 +80,8 @@ class RecordFile:
 def go_back_to(run_dir: Path, step: int) -> Path | None:
     """Keep the records of a run's folder up to a step, and move later ones into a file of their own.
 
-    Where none is left the files beside them are moved aside too, with the same number. A last line that was
-    cut short is no record.
+    Where none is left the files beside them are moved aside too, with the same number, and at step 0 the note
+    of the last save. A last line that was cut short is no record.
 
     Returns:
         The file with the later records; None where there are none.
@@ -90,6 +90,9 @@ def go_back_to(run_dir: Path, step: int) -> Path | None:
         OSError: a file cannot be written; the record is as it was.
     """
     path = run_dir / NAME
+    if not step:
+        # Nothing of this run is saved yet.
+        move_aside(run_dir, (last_save.FILE,))
     if not path.exists():
         return None
     kept, later, cut = _split(path.read_text(encoding="utf-8", errors="replace"), step)

@@ -6,6 +6,7 @@ Whatever of it fails is told once, and training goes on.
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -169,13 +170,21 @@ class RunLog:
         if not self.active or self._unread:
             return
         try:
-            if self._bar is not None:
-                self._bar.console.print(text, highlight=False, soft_wrap=True)
-            else:
-                print(text, file=self._output, flush=True)
-        except (OSError, ValueError, SystemExit) as error:
+            self._print(text)
+        except UnicodeEncodeError:
+            self._print(text.encode("ascii", "backslashreplace").decode())
+        except (OSError, ValueError) as error:
+            self._output_failed(error)
+
+    def _print(self, text: str) -> None:
+        if self._bar is None:
+            print(text, file=self._output, flush=True)
+            return
+        try:
+            self._bar.console.print(text, highlight=False, soft_wrap=True)
+        except SystemExit as error:
             # A console of rich answers a reader that has gone with the end of the program.
-            self._output_failed(BrokenPipeError(errno.EPIPE, "") if isinstance(error, SystemExit) else error)
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)) from error
 
     def note_save(self, save: LastSave) -> None:
         """Note a published checkpoint in the run's folder."""
