@@ -57,7 +57,8 @@ def named(role, count, pid):
 def start(tmp_path, role, *own):
     flags = [*FLAGS, *own, "--save", str(tmp_path / "save"), "--run-dir", str(tmp_path / "run")]
     flags += ["--num-workers", "1" if role == "data worker" else "0"]
-    flags += ["--async-save"] if role == "writer" else []
+    # Its limit is 0.8 of that: on a busy machine the watch must not come first.
+    flags += ["--async-save", "--hang-timeout-minutes", "0.2"] if role == "writer" else []
     job = start_job(flags, tmp_path / "output.txt")
     job.wait_for(lambda: job.text().count("saved ") > 1, seconds=120.0)
     return job
