@@ -60,7 +60,11 @@ def check(status, said, moment):
 
 
 @pytest.mark.parametrize(
-    ("moment", "processes"), [(1500, []), (2500, ["--nproc", "2"])], ids=["alone", "two"]
+    ("moment", "processes"),
+    [
+        pytest.param(700, [], id="alone"),
+        pytest.param(1000, ["--nproc", "2"], id="two", marks=pytest.mark.thorough),
+    ],
 )
 def test_ctrl_c_while_torch_is_imported_ends_the_program_without_a_traceback(tmp_path, moment, processes):
     check(*interrupt(tmp_path, moment, processes), moment)

@@ -65,7 +65,7 @@ def start(tmp_path, role, *own):
 
 
 ROLES = ("rank 0", "last rank", "supervisor", "data worker", "writer")
-SHORT = [("rank 0", 2, 0), ("supervisor", 2, 0), ("data worker", 2, 1), ("writer", 1, 0)]
+SHORT = [("rank 0", 2, 1), ("supervisor", 2, 0), ("writer", 1, 0)]
 EVERY = [
     (role, count, restarts)
     for role in ROLES
