@@ -133,10 +133,7 @@ def _taken(session: Session, storage: StorageTracker, log: CommunicationLog, fir
     platform: Any = session.platform
     return MeasuredRank(
         phases={phase.name: phase for phase in storage.report()},
-        calls=tuple(
-            OrderedCall(call.group, call.ranks, call.operation, call.tensor_bytes, call.dtype, call.peer)
-            for call in log.calls[first:]
-        ),
+        calls=tuple(map(OrderedCall.of, log.calls[first:])),
         groups=tuple((group.description, group.ranks) for group in log.groups),
         features=session.plan.names,
         answers=tuple(str(answer) for answer, _ in platform.answers.table()) if platform.dry_run else (),

@@ -320,6 +320,8 @@ def _met(gain: Gain, ours: float | None, theirs: float | None, ratio: float | No
 
 def _verdict(feature: str, scenario: Scenario, outcome: _Outcome, problem: str) -> Verdict:
     comparison = outcome.comparison
+    blocked = [line for side, _, _ in outcome.sides for line in side.blocked]
+    problem = problem or next(iter(blocked), "")
     return Verdict(
         feature=feature,
         scenario=scenario.name,
