@@ -3,10 +3,9 @@
     pip download --no-deps -d wheels torch_npu==2.9.0.post2 …
     python tools/torch_npu_builds.py wheels
 
-Wheels are read, not imported: schemas of operators lie as text in their libraries, signatures of functions in their
-sources. The record goes to ``plugins/mindspeed_testing/src/mindspeed_testing/npu/builds.json``; for each name it has
-the argument names of every form and the builds that have it, so that a call with a keyword which a build lacks is
-seen without the build.
+Wheels are read, not imported: schemas of operators lie as text in their libraries, signatures of functions
+in their sources. The record is ``builds.json`` of `mindspeed_testing.npu`; for each name it has the argument
+names of every form and the builds that have it.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ def arguments_in(wheel: Path, names: Iterable[str]) -> dict[str, list[str]]:
     """Return the argument names of every used name that a wheel has."""
     with zipfile.ZipFile(wheel) as archive:
         members = set(archive.namelist())
-        texts = [text for name in LIBRARIES if name in members for text in archive.read(name).split(b"\0")]
+        libraries = [archive.read(name) for name in LIBRARIES if name in members]
+        texts = (text for library in libraries for text in library.split(b"\0"))
         schemas = _schemas(text for text in texts if b") -> " in text)
-        binary = {text for text in texts if text.isalnum()}
         sources = {
             name: archive.read(name).decode("utf-8", "replace")
             for name in members
@@ -54,7 +53,7 @@ def arguments_in(wheel: Path, names: Iterable[str]) -> dict[str, list[str]]:
     for name in names:
         arguments = schemas.get(name.rpartition(".")[2]) if name.startswith(_OPERATORS) else None
         if arguments is None:
-            arguments = _python(name, sources, binary)
+            arguments = _python(name, sources, libraries)
         if arguments is not None:
             found[name] = arguments
     return found
@@ -76,7 +75,7 @@ def _argument_names(form: str) -> list[str]:
     return [part.split("=")[0].split()[-1] for part in parts.split(", ") if part.strip() not in ("", "*")]
 
 
-def _python(name: str, sources: dict[str, str], binary: set[bytes]) -> list[str] | None:
+def _python(name: str, sources: dict[str, str], libraries: list[bytes]) -> list[str] | None:
     """Return the arguments of a function or class of torch_npu's sources, or of a value ``*``."""
     inner = name.removeprefix("torch_npu.").removeprefix("torch.")
     parts = inner.split(".")
@@ -87,7 +86,7 @@ def _python(name: str, sources: dict[str, str], binary: set[bytes]) -> list[str]
     if "profiler" in parts:
         folder = "torch_npu/profiler/"
     if "_C" in parts:
-        return ANY if any(parts[-2].encode() in text for text in binary) else None
+        return ANY if any(parts[-2].encode() in library for library in libraries) else None
     own = {path: text for path, text in sources.items() if path.startswith(folder)}
     for text in own.values():
         if short in text:

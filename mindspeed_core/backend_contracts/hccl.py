@@ -6,6 +6,9 @@ August 2026, which agree where no build is named, and from the reference of HCCL
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+
 from mindspeed_core.backend_contracts.contract import BackendContract
 
 _CHECKED = "torch_npu ProcessGroupHCCL.cpp, checkSupportedDataType; HCCL reference, HcclAllReduce"
@@ -55,3 +58,31 @@ HCCL = {
     "950": _contract("950", _REDUCED | {"uint64", "float64"}),
 }
 """Contracts by generation: 910B is Atlas A2, 910_93 is Atlas A3."""
+
+_PRODUCTS = (
+    ("Ascend950", "950"),
+    ("Ascend910_95", "950"),
+    ("Ascend910_93", "910_93"),
+    ("Ascend910B", "910B"),
+)
+
+
+def contract_for(device: str) -> BackendContract:
+    """Return the contract of a device by its name, with the buffers that the environment asks for.
+
+    Args:
+        device: as the runtime names it, ``Ascend910B1``. A device that is not known is held to the rules of
+            910B, which are the narrowest.
+    """
+    generation = next((found for prefix, found in _PRODUCTS if device.startswith(prefix)), "910B")
+    return replace(
+        HCCL[generation],
+        buffer_bytes=2 * _asked("HCCL_BUFFSIZE", HCCL_BUFFSIZE),
+        pair_buffer_bytes=2 * _asked("P2P_HCCL_BUFFSIZE", P2P_HCCL_BUFFSIZE),
+    )
+
+
+def _asked(variable: str, default: int) -> int:
+    """Return a size that a variable gives in MiB."""
+    value = os.environ.get(variable, "")
+    return int(value) * _MIB if value.isdigit() else default

@@ -157,6 +157,22 @@ class CommunicationLog:
         most = max(size for size, _ in sizes)
         return most, next(self.calls[number] for size, number in sizes if size == most)
 
+    def communicators(self) -> tuple[int, int]:
+        """Return how many communicators a device backend makes for these calls: of groups, and of pairs.
+
+        Messages outside of a batch have one for each pair of ranks; groups of one rank communicate nothing.
+        """
+        apart = {"send", "isend", "recv", "irecv"}
+        groups, pairs = set(), set()
+        for call in self.calls:
+            if len(call.ranks) == 1 or is_gloo_group(call.group):
+                continue
+            if call.operation in apart and call.batch is None:
+                pairs.add((call.group_name, call.peer))
+            else:
+                groups.add(call.group_name)
+        return len(groups), len(pairs)
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Do not record inside the context: what the measurement itself communicates."""
@@ -327,8 +343,9 @@ class _Recorder:
                 self._depth.inside = False
             if not asynchronous:
                 call.waited, call.wait_event = self.now(), self._event()
-            elif isinstance(result, dist.Work):
-                self._unfinished[result] = [call]
+            elif isinstance(work := getattr(result, "work", result), dist.Work):
+                # A dry run's transfers hold the work that is waited for.
+                self._unfinished[work] = [call]
             return result
 
         return counted

@@ -148,7 +148,13 @@ class NpuPlatform(AcceleratorPlatform):
                 f"allocator settings {settings!r}: torch_npu reads them only at start; set "
                 f"PYTORCH_NPU_ALLOC_CONF={settings} in the environment"
             )
-        self.runtime().memory._set_allocator_settings(settings)
+        memory = self.runtime().memory
+        if not hasattr(memory, "_set_allocator_settings"):
+            raise UserError(
+                f"allocator settings {settings!r}: this build of torch_npu reads them only at start; set "
+                f"PYTORCH_NPU_ALLOC_CONF={settings} in the environment"
+            )
+        memory._set_allocator_settings(settings)
 
 
 def _import(name: str, remedy: str) -> None:

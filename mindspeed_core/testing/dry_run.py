@@ -19,7 +19,7 @@ from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.feature import Patch, hookimpl
 from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
-from mindspeed_core.instruments.call_order import OrderedCall, disagreements
+from mindspeed_core.instruments.call_order import OrderedCall, disagreements, waiting_for_ever
 from mindspeed_core.testing.gloo_threads import released_when_waited
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.proof_files import flags_with_files
@@ -285,7 +285,8 @@ def differences(computed: Sequence[MeasuredRank], planned: Sequence[MeasuredRank
                     found.append(f"rank {rank}, {name}, {what}: {ours:,} B planned, {theirs:,} B computed")
         found += _first_difference(rank, "call", list(map(str, real.calls)), list(map(str, dry.calls)))
         found += _first_difference(rank, "group", _groups_of(rank, real), _groups_of(rank, dry))
-    return found + disagreements([rank.calls for rank in planned])
+    orders = [rank.calls for rank in planned]
+    return found + (disagreements(orders) or waiting_for_ever(dict(enumerate(orders))))
 
 
 def _groups_of(rank: int, measured: MeasuredRank) -> list[str]:

@@ -230,7 +230,12 @@ mx_grouped_matmul = Operator(
 )
 
 
-@mx_grouped_matmul.backend("npu", ("npu",), available=kernel_of("950"), contract=(Dtype("x", HALF),))
+@mx_grouped_matmul.backend(
+    "npu",
+    ("npu",),
+    available=kernel_of("950", call="npu_grouped_dynamic_mx_quant"),
+    contract=(Dtype("x", HALF),),
+)
 def _npu(
     x: Tensor,
     weight: Tensor,
