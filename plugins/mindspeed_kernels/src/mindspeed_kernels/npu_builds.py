@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from importlib.metadata import version
 
 import torch
@@ -22,7 +23,8 @@ def call_missing(name: str, *arguments: str) -> str:
     operator = getattr(torch.ops.npu, name, None)
     installed = f"torch_npu {version('torch_npu')}"
     if operator is None:
-        return f"{installed} has no {name}; install a later build"
+        there = hasattr(import_module("torch_npu"), name)
+        return "" if there and not arguments else f"{installed} has no {name}; install a later build"
     schemas = [getattr(operator, overload)._schema for overload in operator.overloads()]
     taken = [{argument.name for argument in schema.arguments} for schema in schemas]
     lacking = min(([name for name in arguments if name not in one] for one in taken), key=len, default=[])

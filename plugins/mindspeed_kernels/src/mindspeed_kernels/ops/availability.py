@@ -50,13 +50,15 @@ def ascend_generation() -> str:
     return next((generation for prefix, generation in _GENERATIONS if name.startswith(prefix)), "")
 
 
-def kernel_of(*generations: str, call: str = "", arguments: Sequence[str] = ()) -> Callable[[], str]:
+def kernel_of(
+    *generations: str, calls: Sequence[str] = (), arguments: Sequence[str] = ()
+) -> Callable[[], str]:
     """Return what tells why a kernel cannot be used that only some devices and builds have.
 
     Args:
         generations: of devices that have it. Where the generation is not known, it is taken to be there.
-        call: name of torch_npu that not every supported build has.
-        arguments: those of its arguments that not every build takes.
+        calls: names of torch_npu that not every supported build has.
+        arguments: of those calls, that not every build takes.
     """
 
     def missing() -> str:
@@ -66,7 +68,7 @@ def kernel_of(*generations: str, call: str = "", arguments: Sequence[str] = ()) 
         found = ascend_generation()
         if found not in ("", *generations):
             return f"there is no such kernel for Ascend {found}"
-        return call_missing(call, *arguments) if call else ""
+        return next(filter(None, (call_missing(call, *arguments) for call in calls)), "")
 
     return missing
 

@@ -233,7 +233,9 @@ mx_grouped_matmul = Operator(
 @mx_grouped_matmul.backend(
     "npu",
     ("npu",),
-    available=kernel_of("950", call="npu_grouped_dynamic_mx_quant"),
+    available=kernel_of(
+        "950", calls=("npu_grouped_dynamic_mx_quant", "npu_dynamic_mx_quant", "float8_e8m0fnu")
+    ),
     contract=(Dtype("x", HALF),),
 )
 def _npu(

@@ -94,7 +94,7 @@ def _in_place(x: Tensor, dy: Tensor, grouplist: Sequence[int] | Tensor, grad: Te
     ("npu",),
     priority=10,
     available=kernel_of(
-        "910B", "910_93", call="npu_grouped_matmul_add_", arguments=("group_list", "group_list_type")
+        "910B", "910_93", calls=("npu_grouped_matmul_add_",), arguments=("group_list", "group_list_type")
     ),
     contract=(Dtype("x", HALF), Dtype("grad", (torch.float32,))),
     differentiable=False,

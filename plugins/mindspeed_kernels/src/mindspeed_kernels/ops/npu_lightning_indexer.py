@@ -250,7 +250,9 @@ class IndexOnNpu(torch.autograd.Function):
 @npu_lightning_indexer.backend(
     "npu",
     ("npu",),
-    available=kernel_of("910B", "910_93", "950", call="npu_lightning_indexer"),
+    available=kernel_of(
+        "910B", "910_93", "950", calls=("npu_lightning_indexer", "npu_lightning_indexer_grad")
+    ),
     contract=(
         NotEmpty("query"),
         NotEmpty("key"),

@@ -141,7 +141,13 @@ def maps_missing() -> str:
     reason = torch_npu_missing()
     if not reason and ascend_generation() in ("310P", "950"):
         return f"there is no such kernel for Ascend {ascend_generation()}"
-    return reason or call_missing("npu_moe_token_permute_with_routing_map")
+    # A build has both directions and their gradients, or none.
+    return (
+        reason
+        or call_missing("npu_moe_token_permute_with_routing_map")
+        or call_missing("npu_moe_token_permute_with_routing_map_grad")
+        or call_missing("npu_moe_token_unpermute_with_routing_map")
+    )
 
 
 class PermuteOnNpu(torch.autograd.Function):

@@ -145,7 +145,7 @@ def _refusal(prev_attn_out: Tensor, layout: str) -> str:
     return ""
 
 
-_kernel_missing = kernel_of("910B", "910_93", "950", call="npu_ring_attention_update")
+_kernel_missing = kernel_of("910B", "910_93", "950", calls=("npu_ring_attention_update",))
 
 
 @npu_ring_attention_update.backend(

@@ -1,8 +1,8 @@
 """Published builds of torch_npu, and the calls of a source that some of them do not take.
 
-The record beside this file was read from the wheels by ``tools/torch_npu_builds.py``. A source may make a call
-that a build lacks where it asks first, by ``call_missing("npu_x", "argument")``,
-``kernel_of(call="npu_x", arguments=…)`` or ``hasattr(module, "x")``, whose text is read here.
+The record beside this file was read from the wheels by ``tools/torch_npu_builds.py``. A source may make a
+call that a build lacks where it asks first, by ``call_missing("npu_x", "argument")``,
+``kernel_of(calls=("npu_x",), arguments=…)`` or ``hasattr(module, "x")``, whose text is read here.
 """
 
 from __future__ import annotations
