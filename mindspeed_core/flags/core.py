@@ -16,7 +16,7 @@ CORE_FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "--fake-process-group",
-        help="plan the launch without device or peers: fake for auto and cpu, fake-cuda for cuda, fake-npu for npu",
+        help="plan the launch without device or peers, by --platform fake, fake-cuda or fake-npu",
     ),
     Flag(
         "--fake-world-size",
