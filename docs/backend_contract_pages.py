@@ -11,9 +11,10 @@ from mindspeed_core.backend_contracts.nccl import NCCL
 INTRODUCTION = (
     "# Rules of communication backends",
     "",
-    "gloo takes nearly every call; the backends of devices do not. These rules are held in every proof, whatever "
-    "backend serves it (`mindspeed-features verify`), on the [value device](../npu-conformance.md) and in "
-    "[dry runs](../dry-runs.md) of the platforms `fake-npu` and `fake-cuda`. They were read, not measured.",
+    "gloo takes nearly every call; the backends of devices do not. These rules are held in every proof, "
+    "whatever backend serves it (`mindspeed-features verify`), on the [value device](../npu-conformance.md) "
+    "and in [dry runs](../dry-runs.md) of the platforms `fake-npu` and `fake-cuda`. They were read, not "
+    "measured.",
 )
 
 
@@ -44,16 +45,16 @@ def backend_contracts_page() -> str:
     )
     lines += [
         "",
-        "There are no bitwise reductions. What is converted is converted by `all_reduce` and `reduce`, not by "
-        "`reduce_scatter`. Every tensor is contiguous. `all_to_all_single` without split sizes wants rows that "
-        "the ranks divide, and no tensor without dimensions.",
+        "There are no bitwise reductions. What is converted is converted by `all_reduce` and `reduce`, not "
+        "by `reduce_scatter`. Every tensor is contiguous. `all_to_all_single` without split sizes wants rows "
+        "that the ranks divide, and no tensor without dimensions.",
         "",
         "## Order",
         "",
-        "Collectives of a group, and batches of messages in it, share one stream. Messages outside of a batch "
-        "(`isend`, `irecv`) share a stream for each pair of ranks in the group, both directions together. A "
-        "stream begins a call when the one before has ended, and a send ends when its receive is reached. A "
-        "message of a batch does not meet one outside of a batch.",
+        "Collectives of a group, and batches of messages in it, share one stream. Messages outside of a "
+        "batch (`isend`, `irecv`) share a stream for each pair of ranks in the group, both directions "
+        "together. A stream begins a call when the one before has ended, and a send ends when its receive "
+        "is reached. A message of a batch does not meet one outside of a batch.",
         "",
         "## Buffers",
         "",

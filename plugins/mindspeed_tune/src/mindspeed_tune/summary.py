@@ -148,8 +148,8 @@ def _remarks(plan: LaunchPlan) -> Iterator[str]:
         )
     if plan.hardware is None and backend.communicators:
         yield (
-            f"beside tensors, communicators keep {size(backend.communicators)} of buffers, by the environment "
-            "or the default of their backend"
+            f"beside tensors, communicators keep {size(backend.communicators)} of buffers, by the "
+            "environment or the default of their backend"
         )
     for rank, difference in plan.differing.items():
         sign = "more" if difference > 0 else "less"
