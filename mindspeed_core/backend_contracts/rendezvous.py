@@ -168,8 +168,9 @@ class _Game:
             return False
         wanted = _MESSAGES - _SENDS if call.operation in _SENDS else _SENDS
         for found in head.calls:
-            other = self.calls[peer][found]
-            if found not in head.done and other.peer == rank and other.operation in wanted:
+            counterpart = self.calls[peer][found]
+            fits = counterpart.peer == rank and counterpart.operation in wanted
+            if found not in head.done and fits:
                 # A rank that sends to itself meets itself.
                 self._end(peer, key, found)
                 self._end(rank, key, index)
