@@ -364,7 +364,8 @@ class _Recorder:
             len(ranks),
             tuple(_tensor_facts(given)),
             _reduction(given) if "op" in given or name in _REDUCE else "",
-            tuple(tuple(map(int, given[key])) for key in _SPLITS if given.get(key)),
+            # Given as a list, an array or a tensor.
+            tuple(tuple(map(int, given[key])) for key in _SPLITS if given.get(key) is not None),
         )
         for contract in self._contracts:
             broken = contract.broken_rule(call)
