@@ -351,24 +351,7 @@ class EmbeddedSession(Session):
                 f"session.{function} got a configuration that lacks what {', '.join(changing)} changes; "
                 "build the model with config = session.config(config)"
             )
-        self._check_expert_losses(config, function)
         self._check(config)
-
-    def _check_expert_losses(self, config: Any, function: str) -> None:
-        """Refuse a configuration with which losses of experts would weigh too little."""
-        from mindspeed_core.megatron.expert_losses import ranks_sharing_expert_losses
-
-        size = ranks_sharing_expert_losses(config)
-        if size > 1 and (config.moe_z_loss_coeff or _any(config.moe_aux_loss_coeff)):
-            raise SessionError(
-                f"session.{function}: with calculate_per_token_loss megatron-core weighs losses of experts "
-                f"{size} times too little where {size} ranks share a sequence; build the model with config = "
-                "session.config(config), which corrects it"
-            )
-
-
-def _any(coefficients: Any) -> bool:
-    return any(coefficients) if isinstance(coefficients, (list, tuple)) else bool(coefficients)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -1,0 +1,240 @@
+"""The tokens that count in a training step, known before its first micro-batch runs.
+
+With ``--calculate-per-token-loss`` gradients are summed over micro-batches and ranks and divided, at the end of
+the step, by the tokens that counted in all of them. What layers add to the gradient by themselves (losses of
+experts, of further predictions) has to be multiplied by that number while micro-batches still run. So the rank
+that computes the loss looks at the loss masks of a step's micro-batches when the step begins, and one sum over
+all ranks tells everybody. The number by which gradients are divided later has to be the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from mindspeed_core.errors import UserError
+from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_core.runtime.losses import copied_later
+
+if TYPE_CHECKING:
+    from mindspeed_core.run import Run
+    from mindspeed_core.session import Session
+
+_CHECKED = "_mindspeed_tokens_checked"
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Sums over all micro-batches of a step and all data-parallel ranks, float32 scalars on the device.
+
+    A model of which pipeline ranks hold several copies counts every copy: only ratios are meaningful.
+
+    Attributes:
+        tokens: that count in the loss.
+        samples: of all micro-batches.
+        micro_batches: their number.
+        copies: how often one data-parallel rank is counted.
+        further: tokens that count for each prediction of a further token, the nearest first.
+    """
+
+    tokens: torch.Tensor
+    samples: torch.Tensor
+    micro_batches: torch.Tensor
+    copies: torch.Tensor
+    further: Sequence[torch.Tensor]
+
+    @property
+    def divisor(self) -> torch.Tensor:
+        """Return what gradients are divided by at the end of the step: 1 where no token counts."""
+        return torch.where(self.tokens > 0, self.tokens, 1.0)
+
+
+class StepTokens:
+    """The count of the step that a session runs.
+
+    Attributes:
+        now: its count; None outside of a training step, and where gradients are not divided by tokens.
+        shifted: tokens of further predictions that this rank has used in the step, the nearest first.
+        labels_shifted: the labels of a further prediction are shifted, and its mask is not yet.
+    """
+
+    def __init__(self) -> None:
+        """Begin outside of any step."""
+        self.now: Counted | None = None
+        self.shifted: list[torch.Tensor] = []
+        self.labels_shifted = False
+        self._unread: Callable[[], None] | None = None
+
+    def check_last(self) -> None:
+        """Compare the numbers of the step before, if its device was still working on them."""
+        unread, self._unread = self._unread, None
+        if unread is not None:
+            unread()
+
+    def check_later(self, session: Session, divided_by: torch.Tensor, said: Counted) -> None:
+        """Compare what gradients were divided by with the count; at the next step where a device works."""
+        pairs = [(divided_by, said.tokens / said.copies)]
+        pairs += [(used, said_of / said.copies) for used, said_of in zip(self.shifted, said.further)]
+        table = torch.stack([torch.stack([one.float(), other.float()]) for one, other in pairs])
+        read = copied_later(table, session.platform)
+        self._unread = lambda: _compare(read())
+        if table.device.type == "cpu":
+            self.check_last()
+
+
+def divides_by_tokens(config: Any) -> bool:
+    """Return whether layers of a model add losses to gradients that are divided by the tokens of a step."""
+    if not config.calculate_per_token_loss:
+        return False
+    return config.num_moe_experts is not None or bool(getattr(config, "mtp_num_layers", None))
+
+
+@contextmanager
+def counted_tokens(
+    run: Run, config: Any, data_iterator: Any, num_microbatches: int, sizes: tuple[int, int], *, training: bool
+) -> Iterator[Any]:
+    """Count the tokens of a step where layers need them, and run its schedule in this block.
+
+    Collective over all ranks in that case. Micro-batches are dictionaries or objects with ``loss_mask``
+    ``[b, s]``; without one every token counts.
+
+    Args:
+        run: the run.
+        config: of its model.
+        data_iterator: what the schedule is handed: an iterator, one for each chunk, or None.
+        num_microbatches: of this rank.
+        sizes: ``--micro-batch-size`` and ``--seq-length``.
+        training: an evaluation needs none.
+
+    Yields:
+        What to hand the schedule instead of ``data_iterator``: nothing is missing from it.
+
+    Raises:
+        UserError: gradients of the step before were divided by another number than was counted.
+    """
+    state = run.session.state(StepTokens)
+    if not training or config is None or not divides_by_tokens(config):
+        yield data_iterator
+        return
+    state.check_last()
+    heads = getattr(config, "mtp_num_layers", None) or 0
+    numbers, data_iterator = _own_numbers(run, data_iterator, num_microbatches, sizes, heads)
+    numbers = numbers.to(run.dist.device)
+    if run.dist.world_size > 1:
+        dist.all_reduce(numbers)
+    tokens, samples, micro_batches, loss_ranks, *further = numbers.unbind()
+    state.now = Counted(tokens, samples, micro_batches, loss_ranks / run.pg.dp.size(), further)
+    state.shifted, state.labels_shifted = [numbers.new_zeros(()) for _ in range(heads)], False
+    _check_where_divided(run, state, config)
+    try:
+        yield data_iterator
+    finally:
+        state.now = None
+
+
+def _own_numbers(
+    run: Run, data_iterator: Any, num_microbatches: int, sizes: tuple[int, int], heads: int
+) -> tuple[torch.Tensor, Any]:
+    """Return what this rank adds to the count, float32, and the iterators as they were."""
+    numbers = torch.zeros(4 + heads)
+    chunk = _chunk_with_loss(run)
+    if chunk is None or run.pg.tp.rank() or run.pg.cp.rank():
+        return numbers, data_iterator
+    several = isinstance(data_iterator, (list, tuple))
+    iterators = list(data_iterator) if several else [data_iterator]
+    masks: list[Any] = []
+    if chunk < len(iterators) and iterators[chunk] is not None:
+        items, iterators[chunk] = _looked_ahead(iter(iterators[chunk]), num_microbatches)
+        masks = [_mask(item) for item in items]
+    samples, length = sizes[0] * num_microbatches, sizes[1]
+    if masks and all(mask is not None for mask in masks):
+        samples = sum(mask.shape[0] if mask.dim() > 1 else 1 for mask in masks)
+        counts = [[mask[..., ahead:].sum() for mask in masks] for ahead in range(heads + 1)]
+        totals = torch.stack([torch.stack([one.float().cpu() for one in of_head]).sum() for of_head in counts])
+    else:
+        totals = torch.tensor([float(samples * max(length - ahead, 0)) for ahead in range(heads + 1)])
+    numbers[0] = totals[0]
+    numbers[1:4] = torch.tensor([samples, num_microbatches, 1])
+    numbers[4:] = totals[1:]
+    return numbers, iterators if several else iterators[0]
+
+
+def _chunk_with_loss(run: Run) -> int | None:
+    """Return which of this rank's chunks computes the loss; None for none."""
+    for index, chunk in enumerate(run.model):
+        if getattr(unwrap(chunk), "post_process", True):
+            return index
+    return None
+
+
+def _looked_ahead(iterator: Iterator[Any], count: int) -> tuple[list[Any], Iterator[Any]]:
+    """Return the next items, and an iterator that begins with them and holds each until it is asked for."""
+    items = list(islice(iterator, count))
+
+    def all_of_them() -> Iterator[Any]:
+        waiting = deque(items)
+        while waiting:
+            yield waiting.popleft()
+        yield from iterator
+
+    return items, all_of_them()
+
+
+def _mask(item: Any) -> Any:
+    if isinstance(item, Mapping):
+        return item.get("loss_mask")
+    return getattr(item, "loss_mask", None)
+
+
+def _check_where_divided(run: Run, state: StepTokens, config: Any) -> None:
+    """Compare the numbers where a configuration's gradients are finished, from now on."""
+    original, session = getattr(config, "finalize_model_grads_func", None), run.session
+    if original is None or hasattr(original, _CHECKED) or session.platform.dry_run:
+        return
+
+    @functools.wraps(original)
+    def finalize(model: Any, num_tokens: torch.Tensor | None = None, *rest: Any, **named: Any) -> Any:
+        said, used = state.now, state.shifted
+        result = original(model, num_tokens, *rest, **named)
+        if said is not None and num_tokens is not None:
+            if used and run.dist.world_size > 1:
+                total = torch.stack(used)
+                dist.all_reduce(total)
+                # Tensor-parallel ranks have the same.
+                state.shifted = list((total / run.pg.tp.size()).unbind())
+            state.check_later(session, num_tokens.detach().clone(), said)
+        return result
+
+    setattr(finalize, _CHECKED, True)
+    session.instances.set("losses of layers", config, "finalize_model_grads_func", finalize)
+
+
+def _compare(pairs: Sequence[Sequence[float]]) -> None:
+    for ahead, (used, said) in enumerate(pairs):
+        # A loss function counts whole tokens in each micro-batch, and float32 whole ones up to 2**24.
+        if abs(used - said) > 0.5 + 1e-5 * said:
+            raise UserError(_message(ahead, used, said))
+
+
+def _message(ahead: int, used: float, said: float) -> str:
+    if ahead == 0:
+        return (
+            f"--calculate-per-token-loss: the loss function counted {used:g} tokens in a step whose "
+            f"micro-batches say {said:g}, so that losses of experts or of further predictions would weigh "
+            "something else than asked for; let micro-batches come from the data iterator with the loss_mask "
+            "that the loss function uses and let it return the sum, the number of tokens and the report, or "
+            "drop the flag"
+        )
+    return (
+        f"--calculate-per-token-loss with --mtp-num-layers: {used:g} tokens counted for prediction {ahead} in "
+        f"a step whose loss masks say {said:g}, so that it would weigh something else than asked for; pass the "
+        "model the loss_mask of its micro-batch. Where documents are kept apart, drop the flag"
+    )
