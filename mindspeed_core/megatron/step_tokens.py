@@ -25,8 +25,10 @@ from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.runtime.losses import copied_later
 
 if TYPE_CHECKING:
-    from mindspeed_core.run import Run
+    from mindspeed_core.run import Batch, Run
     from mindspeed_core.session import Session
+
+Read = Callable[[Any], "Batch"]
 
 _CHECKED = "_mindspeed_tokens_checked"
 
@@ -99,12 +101,20 @@ def divides_by_tokens(config: Any) -> bool:
 
 @contextmanager
 def counted_tokens(
-    run: Run, config: Any, data_iterator: Any, num_microbatches: int, sizes: tuple[int, int], *, training: bool
+    run: Run,
+    config: Any,
+    data_iterator: Any,
+    num_microbatches: int,
+    sizes: tuple[int, int],
+    *,
+    training: bool,
+    read: Read | None = None,
 ) -> Iterator[Any]:
     """Count the tokens of a step where layers need them, and run its schedule in this block.
 
     Collective over all ranks in that case. Micro-batches are dictionaries or objects with ``loss_mask``
-    ``[b, s]``; without one every token counts.
+    ``[b, s]``; without one every token counts. Where a feature changes batches, each passes the stage
+    `get_batch` for its mask, and once more when it runs.
 
     Args:
         run: the run.
@@ -113,6 +123,7 @@ def counted_tokens(
         num_microbatches: of this rank.
         sizes: ``--micro-batch-size`` and ``--seq-length``.
         training: an evaluation needs none.
+        read: makes the `Batch` that a chunk gets of an item of its iterator.
 
     Yields:
         What to hand the schedule instead of ``data_iterator``: nothing is missing from it.
@@ -126,7 +137,9 @@ def counted_tokens(
         return
     state.check_last()
     heads = getattr(config, "mtp_num_layers", None) or 0
-    numbers, data_iterator = _own_numbers(run, data_iterator, num_microbatches, sizes, heads)
+    if read is not None and not _change_batches(run.session):
+        read = None
+    numbers, data_iterator = _own_numbers(run, data_iterator, num_microbatches, sizes, heads, read)
     numbers = numbers.to(run.dist.device)
     if run.dist.world_size > 1:
         dist.all_reduce(numbers)
@@ -140,31 +153,80 @@ def counted_tokens(
         state.now = None
 
 
+def _change_batches(session: Session) -> bool:
+    """Return whether a feature changes batches otherwise than by splitting their sequences over ranks."""
+    features = session.implementations("get_batch")[:-1]
+    return any(name != session.plan.slots.get("context-parallel") for name in features)
+
+
 def _own_numbers(
-    run: Run, data_iterator: Any, num_microbatches: int, sizes: tuple[int, int], heads: int
+    run: Run,
+    data_iterator: Any,
+    num_microbatches: int,
+    sizes: tuple[int, int],
+    heads: int,
+    read: Read | None,
 ) -> tuple[torch.Tensor, Any]:
     """Return what this rank adds to the count, float32, and the iterators as they were."""
     numbers = torch.zeros(4 + heads)
     chunk = _chunk_with_loss(run)
-    if chunk is None or run.pg.tp.rank() or run.pg.cp.rank():
+    if chunk is None or (run.pg.tp.rank() and not read):
         return numbers, data_iterator
     several = isinstance(data_iterator, (list, tuple))
     iterators = list(data_iterator) if several else [data_iterator]
-    masks: list[Any] = []
+    items: list[Any] = []
     if chunk < len(iterators) and iterators[chunk] is not None:
         items, iterators[chunk] = _looked_ahead(iter(iterators[chunk]), num_microbatches)
-        masks = [_mask(item) for item in items]
+    if read is None:
+        batches = items
+    else:
+        batches = [_read(run, chunk, index, item, read) for index, item in enumerate(items)]
+    masks = [_mask(batch) for batch in batches]
     samples, length = sizes[0] * num_microbatches, sizes[1]
+    first = not run.pg.cp.rank()
+    whole = True
     if masks and all(mask is not None for mask in masks):
         samples = sum(mask.shape[0] if mask.dim() > 1 else 1 for mask in masks)
-        counts = [[mask[..., ahead:].sum() for mask in masks] for ahead in range(heads + 1)]
-        totals = torch.stack([torch.stack([one.float().cpu() for one in of_head]).sum() for of_head in counts])
+        # A loop of somebody's own may look at batches that are split already.
+        whole = run.pg.cp.size() == 1 or (read is None and masks[0].shape[-1] == length)
+        split = None if whole else run.pg.cp
+        counts = [_counts(mask, heads, batch, split) for mask, batch in zip(masks, batches)]
+        totals = torch.stack(counts).sum(dim=0)
     else:
         totals = torch.tensor([float(samples * max(length - ahead, 0)) for ahead in range(heads + 1)])
-    numbers[0] = totals[0]
-    numbers[1:4] = torch.tensor([samples, num_microbatches, 1])
-    numbers[4:] = totals[1:]
+    if not run.pg.tp.rank():
+        if first or not whole:
+            numbers[0], numbers[4:] = totals[0], totals[1:]
+        if first:
+            numbers[1:4] = torch.tensor([samples, num_microbatches, 1])
     return numbers, iterators if several else iterators[0]
+
+
+def _counts(mask: torch.Tensor, heads: int, batch: Any, split: Any) -> torch.Tensor:
+    """Return the tokens of a mask ``[b, s]`` that count for the loss and for each prediction, on CPU."""
+    counts = [mask.sum()]
+    for ahead in range(1, heads + 1):
+        if split is None:
+            counts.append(mask[..., ahead:].sum())
+        else:
+            from megatron.core.transformer.multi_token_prediction import roll_tensor
+
+            mask, count = roll_tensor(
+                mask, cp_group=split, packed_seq_params=getattr(batch, "packed_seq_params", None)
+            )
+            counts.append(count)
+    return torch.stack([count.float().cpu() for count in counts])
+
+
+def _read(run: Run, chunk: int, microbatch: int, item: Any, read: Read) -> Any:
+    """Return the batch of an item that was looked at, in the context in which it will run."""
+    context = run.context
+    context.microbatch = microbatch
+    context.vp_stage = getattr(unwrap(run.model[chunk]), "vp_stage", None)
+    try:
+        return read(item)
+    finally:
+        context.microbatch, context.vp_stage = -1, None
 
 
 def _chunk_with_loss(run: Run) -> int | None:

@@ -240,7 +240,7 @@ class LibrarySession(EmbeddedSession):
             with (
                 scheduled(self.run, training=training),
                 counted_tokens(
-                    self.run, config, iterator, number, lengths, training=training
+                    self.run, config, iterator, number, lengths, training=training, read=self._batch_of
                 ) as options["data_iterator"],
             ):
                 if "adjust_tensor_shapes_fn" not in options and config is not None:
@@ -251,6 +251,10 @@ class LibrarySession(EmbeddedSession):
             return result
 
         return schedule
+
+    def _batch_of(self, item: Any) -> Batch:
+        """Return the batch that features make of an item of the caller's iterator, where it is one."""
+        return self.batch(item) if isinstance(item, Batch) else item
 
     def forward_step(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a schedule's ``forward_step_func`` around the caller's.

@@ -45,7 +45,13 @@ def run_schedule(
         scheduled(run, training=not forward_only),
         untimed(run) if forward_only else nullcontext(),
         counted_tokens(
-            run, run.config, list(iterators), num_microbatches, sizes, training=not forward_only
+            run,
+            run.config,
+            list(iterators),
+            num_microbatches,
+            sizes,
+            training=not forward_only,
+            read=partial(_batch_of, run),
         ) as data_iterator,
     ):
         reports: list[dict[str, torch.Tensor]] = run.schedule(
@@ -60,6 +66,17 @@ def run_schedule(
             **boundary_options(run, run.args, run.config),
         )
     return reports
+
+
+def _batch_of(run: Run, item: Any) -> Batch:
+    batch: Batch = run.session.call(
+        "get_batch",
+        run=run,
+        data_iterator=iter([item]),
+        vp_stage=run.context.vp_stage,
+        microbatch=run.context.microbatch,
+    )
+    return batch
 
 
 def _forward_for_schedule(
