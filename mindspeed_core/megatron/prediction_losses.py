@@ -1,9 +1,9 @@
 """Weight of the losses of further predictions (``--mtp-num-layers``): that of one process, on every layout.
 
 A prediction's loss is a mean over its own tokens, which are fewer than the model's: of a micro-batch, then over
-micro-batches and data-parallel ranks; with ``--calculate-per-token-loss`` of the whole step. megatron-core
-weighs it by the tokens of the model's own loss there, reports a mean over micro-batches, and divides by zero
-where no token of a micro-batch counts.
+micro-batches and data-parallel ranks; with ``--calculate-per-token-loss`` of the whole step. What is reported is
+the mean over the step, as of the model's own loss. megatron-core weighs it by the tokens of the model's own loss,
+reports a mean over micro-batches, and divides by zero where no token of a micro-batch counts.
 """
 
 from __future__ import annotations
@@ -71,13 +71,10 @@ def _replace_shift(session: Session) -> None:
         ahead = getattr(tensor, _AHEAD, 0) + 1
         setattr(moved, _AHEAD, ahead)
         ranks = 1 if cp_group is None else cp_group.size()
+        counted.shift(ahead, moved, total)
         now = counted.now
         if now is None:
             return moved, torch.where(total > 0, total, 1 / ranks if total.is_floating_point() else 1)
-        # Labels come before their mask, which nothing else tells apart.
-        is_mask, counted.labels_shifted = counted.labels_shifted, not counted.labels_shifted
-        if is_mask:
-            counted.shifted[ahead - 1] = counted.shifted[ahead - 1] + total.detach()
         return moved, now.divisor / (now.micro_batches / now.copies * ranks)
 
     def undo() -> None:
@@ -102,6 +99,8 @@ def _scale(session: Session, model: Any) -> None:
     def losses(self: Any, labels: Tensor, logits: Tensor) -> Tensor:
         found: Tensor = plain(self, labels, logits)
         ahead, now = getattr(labels, _AHEAD, 0), counted.now
+        if ahead:
+            counted.add(ahead, found)
         if not ahead or now is None:
             return found
         return found * (now.divisor / now.further[ahead - 1].clamp(min=1))

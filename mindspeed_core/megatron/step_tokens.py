@@ -64,16 +64,49 @@ class StepTokens:
 
     Attributes:
         now: its count; None outside of a training step, and where gradients are not divided by tokens.
-        shifted: tokens of further predictions that this rank has used in the step, the nearest first.
-        labels_shifted: the labels of a further prediction are shifted, and its mask is not yet.
+        shifted: tokens of further predictions that this rank has used in the step, the nearest first; empty
+            outside of a training step.
+        sums: of their losses; the last step's until the next one begins.
+        counts: of their tokens, likewise.
     """
 
     def __init__(self) -> None:
         """Begin outside of any step."""
         self.now: Counted | None = None
         self.shifted: list[torch.Tensor] = []
-        self.labels_shifted = False
+        self.sums: list[torch.Tensor] = []
+        self.counts: list[torch.Tensor] = []
+        self._mask: torch.Tensor | None = None
+        self._labels_shifted = False
         self._unread: Callable[[], None] | None = None
+
+    def begin(self, heads: int, device: torch.device) -> None:
+        """Forget the step before."""
+        zero = torch.zeros((), device=device)
+        self.shifted, self.sums, self.counts = [zero] * heads, [zero] * heads, [zero] * heads
+        self._labels_shifted = False
+
+    def end(self) -> None:
+        """Keep the sums of the step."""
+        self.now, self.counts, self.shifted, self._mask = None, self.shifted or self.counts, [], None
+
+    def shift(self, ahead: int, moved: torch.Tensor, total: torch.Tensor) -> None:
+        """Remember the mask ``[b, s]`` of a prediction; its labels, which nothing else tells apart, come first.
+
+        Args:
+            ahead: which prediction, from 1 on.
+            moved: labels or mask.
+            total: the sum of it that belongs to this rank.
+        """
+        self._labels_shifted = not self._labels_shifted
+        if not self._labels_shifted and self.shifted:
+            self._mask = moved
+            self.shifted[ahead - 1] = self.shifted[ahead - 1] + total.detach()
+
+    def add(self, ahead: int, losses: torch.Tensor) -> None:
+        """Add the losses ``[b, s]`` of the prediction whose mask came last to what is reported."""
+        if self._mask is not None and self.shifted:
+            self.sums[ahead - 1] = self.sums[ahead - 1] + (losses.detach() * self._mask).float().sum()
 
     def check_last(self) -> None:
         """Compare the numbers of the step before, if its device was still working on them."""
@@ -81,11 +114,18 @@ class StepTokens:
         if unread is not None:
             unread()
 
-    def check_later(self, session: Session, divided_by: torch.Tensor, said: Counted) -> None:
-        """Compare what gradients were divided by with the count; at the next step where a device works."""
-        pairs = [(divided_by, said.tokens / said.copies)]
-        pairs += [(used, said_of / said.copies) for used, said_of in zip(self.shifted, said.further)]
-        table = torch.stack([torch.stack([one.float(), other.float()]) for one, other in pairs])
+    def check_later(self, session: Session, used: Sequence[torch.Tensor], said: Counted) -> None:
+        """Compare the count with what was used; at the next step where a device is still working.
+
+        Args:
+            session: the open session.
+            used: what gradients were divided by, then the tokens of each further prediction.
+            said: the count.
+        """
+        pairs = zip(used, (said.tokens, *said.further))
+        table = torch.stack(
+            [torch.stack([one.float().reshape(()), other / said.copies]) for one, other in pairs]
+        )
         read = copied_later(table, session.platform)
         self._unread = lambda: _compare(read())
         if table.device.type == "cpu":
@@ -132,11 +172,17 @@ def counted_tokens(
         UserError: gradients of the step before were divided by another number than was counted.
     """
     state = run.session.state(StepTokens)
+    heads = (getattr(config, "mtp_num_layers", None) or 0) if training and config is not None else 0
+    if heads:
+        state.begin(heads, run.dist.device)
     if not training or config is None or not divides_by_tokens(config):
-        yield data_iterator
+        try:
+            yield data_iterator
+        finally:
+            if heads:
+                state.end()
         return
     state.check_last()
-    heads = getattr(config, "mtp_num_layers", None) or 0
     if read is not None and not _change_batches(run.session):
         read = None
     numbers, data_iterator = _own_numbers(run, data_iterator, num_microbatches, sizes, heads, read)
@@ -145,12 +191,11 @@ def counted_tokens(
         dist.all_reduce(numbers)
     tokens, samples, micro_batches, loss_ranks, *further = numbers.unbind()
     state.now = Counted(tokens, samples, micro_batches, loss_ranks / run.pg.dp.size(), further)
-    state.shifted, state.labels_shifted = [numbers.new_zeros(()) for _ in range(heads)], False
     _check_where_divided(run, state, config)
     try:
         yield data_iterator
     finally:
-        state.now = None
+        state.end()
 
 
 def _change_batches(session: Session) -> bool:
@@ -264,15 +309,15 @@ def _check_where_divided(run: Run, state: StepTokens, config: Any) -> None:
 
     @functools.wraps(original)
     def finalize(model: Any, num_tokens: torch.Tensor | None = None, *rest: Any, **named: Any) -> Any:
-        said, used = state.now, state.shifted
+        said, used = state.now, list(state.shifted)
         result = original(model, num_tokens, *rest, **named)
         if said is not None and num_tokens is not None:
             if used and run.dist.world_size > 1:
                 total = torch.stack(used)
                 dist.all_reduce(total)
                 # Tensor-parallel ranks have the same.
-                state.shifted = list((total / run.pg.tp.size()).unbind())
-            state.check_later(session, num_tokens.detach().clone(), said)
+                used = list((total / run.pg.tp.size()).unbind())
+            state.check_later(session, (num_tokens.detach().clone(), *used), said)
         return result
 
     setattr(finalize, _CHECKED, True)

@@ -103,8 +103,8 @@ def dense_step(
     """Return the losses of a step, with gradients of all parameters.
 
     The definitions: the model's loss and those of predictions are means over the tokens that count, of the
-    step with ``per_token``, otherwise of each micro-batch and then over micro-batches and ranks. Losses of
-    experts are means over micro-batches and ranks in both cases, summed over layers in what is trained and
+    step with ``per_token``, otherwise of each micro-batch and then over micro-batches and ranks; what is
+    reported of them is the mean over the tokens of the step in both cases. Losses of experts are means over micro-batches and ranks in both cases, summed over layers in what is trained and
     averaged over them in what is reported. ``global_aux_loss`` counts the choices of all ranks in the
     micro-batches of the step so far.
 
@@ -123,13 +123,12 @@ def dense_step(
                 sums.setdefault(name, []).append(total)
                 counts.setdefault(name, []).append(count)
         layers.end_micro_batch()
-    reported = {
-        name: _mean(sums[name], counts[name], per_token=options.per_token) for name in sums
-    }
-    total = reported["lm loss"]
+    reported = {name: _mean(sums[name], counts[name], per_token=True) for name in sums}
+    trained = {name: _mean(sums[name], counts[name], per_token=options.per_token) for name in sums}
+    total = trained["lm loss"]
     for ahead in range(options.predictions):
         weight = options.prediction_weight / options.predictions
-        total = total + weight * reported[f"mtp_{ahead + 1} loss"]
+        total = total + weight * trained[f"mtp_{ahead + 1} loss"]
     for name, (coefficient, by_layer) in layers.losses_of_experts().items():
         total = total + coefficient * by_layer.sum()
         reported[name] = by_layer.mean()

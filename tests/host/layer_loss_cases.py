@@ -80,6 +80,7 @@ class Layout:
     data: int = 1
 
 
+EXPERTS_ALONE = ("ep 2",)
 LAYOUTS = {
     "micro-batches of 1": Layout(1),
     "of 2": Layout(1, micro=2),
