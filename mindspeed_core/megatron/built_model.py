@@ -1,10 +1,11 @@
-"""What every host does to the chunks of a model when they are built, before they are wrapped for training."""
+"""Corrections that every host makes to the chunks of a model before they are wrapped for training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_core.megatron.drop_policy import settle_drop_policy
 from mindspeed_core.megatron.expert_check import settle_experts
 from mindspeed_core.megatron.expert_losses import weigh_expert_losses
 from mindspeed_core.megatron.prediction_losses import weigh_predictions
@@ -30,6 +31,7 @@ def settle_model(session: Session, model: Iterable[Any], config: TransformerConf
         SessionError: gradients of a parameter would be summed or counted wrongly; names it, its module and
             the feature that placed it.
     """
+    settle_drop_policy(session, config)
     if session.mode == "inference":
         return
     chunks = list(model)
