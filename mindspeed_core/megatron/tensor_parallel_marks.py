@@ -46,7 +46,7 @@ def settle_marks(session: Session, model: Iterable[Any], config: TransformerConf
         # Without candidates nothing needs to be described.
         for described in _described(module) if unmarked else ():
             parameter = unmarked.get(id(described.data))
-            axis = None if parameter is None else _cut_axis(described)
+            axis = None if parameter is None or _is_copy(described) else _cut_axis(described)
             if axis is not None:
                 for name, value in ((_MARK, True), ("partition_dim", axis), ("partition_stride", 1)):
                     setattr(parameter, name, value)
@@ -63,6 +63,13 @@ def _described(module: Any) -> Iterator[Any]:
             waiting += value.values()
         elif isinstance(value, (list, tuple)):
             waiting += value
+
+
+def _is_copy(described: Any) -> bool:
+    """Return whether another rank of the model's copy has the same part, as on grids of ranks."""
+    replica = described.replica_id
+    # The last number tells data-parallel ranks apart, which count all.
+    return isinstance(replica, tuple) and any(replica[:-1])
 
 
 def _cut_axis(described: Any) -> int | None:
