@@ -21,7 +21,6 @@ KINDS = {
     "gpt": ("--num-layers 2 --hidden-size 32", f"{TP2} {SP}"),
     "gpt, copied sequences": ("--num-layers 2 --hidden-size 32", TP2),
     "untied": (f"{_LLAMA} --untie-embeddings-and-output-weights", f"{TP2} {SP}"),
-    "odd vocabulary": (f"{_LLAMA} --vocab-size 121 --make-vocab-size-divisible-by 1", f"{TP2} {SP}"),
     "sinks": (_SINKS, f"{TP2} {SP}"),
     "sinks, flash attention": (f"{_SINKS} --use-flash-attn", f"{TP2} {SP}"),
     "sinks, latent": (f"{_LATENT} --softmax-type learnable --use-flash-attn", f"{TP2} {SP}"),

@@ -241,8 +241,9 @@ class LibrarySession(EmbeddedSession):
                 scheduled(self.run, training=training),
                 counted_tokens(
                     self.run, config, iterator, number, lengths, training=training, read=self._batch_of
-                ) as options["data_iterator"],
+                ) as iterator,
             ):
+                options |= {"data_iterator": iterator} if "data_iterator" in options else {}
                 if "adjust_tensor_shapes_fn" not in options and config is not None:
                     options |= boundary_options(self.run, Namespace(**(vars(args) | sizes)), config)
                 result = function(**options)
