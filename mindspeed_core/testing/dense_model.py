@@ -174,7 +174,9 @@ class _Layers:
             ),
             dim=-1,
         )
-        hidden = self._layer(f"{prefix}transformer_layer.", both @ self.parameters[f"{prefix}eh_proj.weight"].T)
+        hidden = self._layer(
+            f"{prefix}transformer_layer.", both @ self.parameters[f"{prefix}eh_proj.weight"].T
+        )
         return self._norm(f"{prefix}final_layernorm.weight", hidden)
 
     def _embedded(self, tokens: Tensor) -> Tensor:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from masked_batches import PROBES, step_batches
 
 from mindspeed_core.testing.dense_model import DenseOptions, DenseStep, dense_step
-from mindspeed_core.testing.training import SideRequest, train_rank
 from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_core.testing.numbered_batches import PROBES, numbered_step
+from mindspeed_core.testing.training import SideRequest, train_rank
 
 STEPS = 2
 _PLAIN = (
@@ -36,7 +36,9 @@ def _balance(kind: str) -> Losses:
     return Losses(flags, DenseOptions(balance={kind: 0.5}))
 
 
-_SEVERAL = "--moe-router-load-balancing-type aux_loss seq_aux_loss global_aux_loss --moe-aux-loss-coeff 0.3 0.2 0.1"
+_SEVERAL = (
+    "--moe-router-load-balancing-type aux_loss seq_aux_loss global_aux_loss --moe-aux-loss-coeff 0.3 0.2 0.1"
+)
 LOSSES = {
     "aux": _balance("aux_loss"),
     "seq": _balance("seq_aux_loss"),
@@ -66,7 +68,10 @@ LOSSES = {
     ),
 }
 
-_TP2, _CP2 = "--tensor-model-parallel-size 2 --sequence-parallel", "--context-parallel-size 2 --use-flash-attn"
+_TP2, _CP2 = (
+    "--tensor-model-parallel-size 2 --sequence-parallel",
+    "--context-parallel-size 2 --use-flash-attn",
+)
 _PP2, _EP2 = "--pipeline-model-parallel-size 2", "--expert-model-parallel-size 2"
 
 
@@ -80,7 +85,6 @@ class Layout:
     data: int = 1
 
 
-EXPERTS_ALONE = ("ep 2",)
 LAYOUTS = {
     "micro-batches of 1": Layout(1),
     "of 2": Layout(1, micro=2),
@@ -121,13 +125,12 @@ def train(cases, initial):
     """Train cases of as many ranks one after the other: norms and losses of each step."""
     found = []
     for case in cases:
-        kind = PROBES[case.mask]
         request = SideRequest(
             training_flags(case.flags, STEPS + 1),
             STEPS,
             initial.get(case.losses),
             gradients=False,
-            probes=(f"{kind.__module__}:{kind.__name__}",),
+            probes=PROBES[case.mask],
             platform="cpu",
         )
         record = train_rank(request)
@@ -137,11 +140,11 @@ def train(cases, initial):
 
 def defined(case, parameters, step=0) -> tuple[float, DenseStep]:
     """The norm of all gradients and the losses of a step, by definition."""
-    from dataclasses import replace
-
     layout = LAYOUTS[case.layout]
     leaves = {name: value.detach().double().requires_grad_() for name, value in parameters.items()}
-    batches = step_batches(step, case.mask, batch=4, micro=layout.micro, ranks=layout.data)
+    batches = numbered_step(
+        step, case.mask, batch=4, micro=layout.micro, ranks=layout.data, length=32, vocabulary=128
+    )
     batches = [replace(batch, mask=batch.mask.double()) for batch in batches]
     found = dense_step(leaves, batches, replace(LOSSES[case.losses].options, per_token=case.per_token))
     gradients = torch.autograd.grad(found.total, list(leaves.values()), allow_unused=True)

@@ -6,11 +6,11 @@ gradients and the reported losses with their definition in plain torch.
 
 import pytest
 from layer_loss_cases import LAYOUTS, LOSSES, STEPS, Case, defined, train
-from masked_batches import MASKS
 
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_core.testing.numbered_batches import MASKS, PROBES
 from mindspeed_core.testing.training import SideRequest, train_rank
 from mindspeed_core.testing.worlds import WorldError, run_world
 
@@ -101,7 +101,7 @@ class Unsaid:
 
 def train_unsaid():
     case = Case("aux", "of 2", "half", True)
-    probes = ("masked_batches:Half", f"{__name__}:Unsaid")
+    probes = (*PROBES["half"], f"{__name__}:Unsaid")
     request = SideRequest(training_flags(case.flags, 2), 1, gradients=False, probes=probes, platform="cpu")
     return train_rank(request)
 

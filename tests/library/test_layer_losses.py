@@ -10,7 +10,15 @@ from mindspeed_core import activate
 from mindspeed_core.megatron.global_state import destroy_megatron_state
 from mindspeed_core.testing.worlds import run_world
 
-MODEL = ("--num-layers", "2", "--hidden-size", "32", "--weight-decay", "0", "--untie-embeddings-and-output-weights")
+MODEL = (
+    "--num-layers",
+    "2",
+    "--hidden-size",
+    "32",
+    "--weight-decay",
+    "0",
+    "--untie-embeddings-and-output-weights",
+)
 EXPERTS = (
     *(*MODEL, "--num-experts", "4", "--moe-ffn-hidden-size", "32", "--disable-bias-linear", "--swiglu"),
     *("--moe-router-load-balancing-type", "seq_aux_loss", "--moe-aux-loss-coeff", "0.5"),

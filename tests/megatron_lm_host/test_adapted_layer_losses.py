@@ -27,7 +27,10 @@ PER_TOKEN = ("--calculate-per-token-loss",)
 # As many tokens of a micro-batch count as of every other one, and half of them.
 HALF = (
     ("(row[1:] % 5 != 0).float()", "(places[1:] % 2).float()"),
-    ("labels=labels, packed_seq_params=packed", "labels=labels, packed_seq_params=packed, loss_mask=loss_mask"),
+    (
+        "labels=labels, packed_seq_params=packed",
+        "labels=labels, packed_seq_params=packed, loss_mask=loss_mask",
+    ),
 )
 SINKS = ("--softmax-type", "learnable", "--train-iters", "1")
 DROPS = (
