@@ -38,7 +38,7 @@ class _Applied:
 
 
 def settle_drop_policy(session: Session, config: TransformerConfig) -> None:
-    """Let experts keep the first tokens in this session, where the model of a configuration drops by position."""
+    """Let experts keep the first tokens in this session, where a model drops by position."""
     applied = session.state(_Applied)
     drops = getattr(config, "moe_expert_capacity_factor", None) is not None
     if drops and config.moe_token_drop_policy == "position" and not applied.done:
@@ -48,7 +48,7 @@ def settle_drop_policy(session: Session, config: TransformerConfig) -> None:
 
 
 def keeping_the_first(original: Drop) -> Drop:
-    """Return megatron-core's ``apply_router_token_dropping`` with another answer for the policy ``position``."""
+    """Return ``apply_router_token_dropping`` with another answer for the policy ``position``."""
 
     def drop(
         routing_probs: Tensor,

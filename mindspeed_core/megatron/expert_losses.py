@@ -56,8 +56,8 @@ def expert_loss_weight(router: TopKRouter, tokens: int) -> Tensor | float:
     """Return by how much a loss that a router attaches by itself is multiplied, beside its coefficient.
 
     Args:
-        router: in a model that a session knows; it attaches the share of the micro-batch's loss that its rank's
-            tokens have, with ``MoEAuxLossAutoScaler``.
+        router: in a model that a session knows; it attaches the share of the micro-batch's loss that its
+            rank's tokens have, with ``MoEAuxLossAutoScaler``.
         tokens: of this rank in the micro-batch, those that do not count included.
     """
     weight: Weight | None = getattr(getattr(router, _ATTACH), "weight", None)

@@ -1,9 +1,10 @@
 """Weight of the losses of further predictions (``--mtp-num-layers``): that of one process, on every layout.
 
-A prediction's loss is a mean over its own tokens, which are fewer than the model's: of a micro-batch, then over
-micro-batches and data-parallel ranks; with ``--calculate-per-token-loss`` of the whole step. What is reported is
-the mean over the step, as of the model's own loss. megatron-core weighs it by the tokens of the model's own loss,
-reports a mean over micro-batches, and divides by zero where no token of a micro-batch counts.
+A prediction's loss is a mean over its own tokens, which are fewer than the model's: of a micro-batch, then
+over micro-batches and data-parallel ranks; with ``--calculate-per-token-loss`` of the whole step. What is
+reported is the mean over the step, as of the model's own loss. megatron-core weighs it by the tokens of the
+model's own loss, reports a mean over micro-batches, and divides by zero where no token of a micro-batch
+counts.
 """
 
 from __future__ import annotations

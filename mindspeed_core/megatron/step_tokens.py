@@ -1,10 +1,11 @@
 """The tokens that count in a training step, known before its first micro-batch runs.
 
-With ``--calculate-per-token-loss`` gradients are summed over micro-batches and ranks and divided, at the end of
-the step, by the tokens that counted in all of them. What layers add to the gradient by themselves (losses of
-experts, of further predictions) has to be multiplied by that number while micro-batches still run. So the rank
-that computes the loss looks at the loss masks of a step's micro-batches when the step begins, and one sum over
-all ranks tells everybody. The number by which gradients are divided later has to be the same.
+With ``--calculate-per-token-loss`` gradients are summed over micro-batches and ranks and divided, at the
+end of the step, by the tokens that counted in all of them. What layers add to the gradient by themselves
+(losses of experts, of further predictions) has to be multiplied by that number while micro-batches still
+run. So the rank that computes the loss looks at the loss masks of a step's micro-batches when the step
+begins, and one sum over all ranks tells everybody. The number by which gradients are divided later has to
+be the same.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class StepTokens:
         self.now, self.counts, self.shifted, self._mask = None, self.shifted or self.counts, [], None
 
     def shift(self, ahead: int, moved: torch.Tensor, total: torch.Tensor) -> None:
-        """Remember the mask ``[b, s]`` of a prediction; its labels, which nothing else tells apart, come first.
+        """Remember the mask ``[b, s]`` of a prediction; its labels, which look alike, come first.
 
         Args:
             ahead: which prediction, from 1 on.
@@ -341,7 +342,7 @@ def _message(ahead: int, used: float, said: float) -> str:
             "drop the flag"
         )
     return (
-        f"--calculate-per-token-loss with --mtp-num-layers: {used:g} tokens counted for prediction {ahead} in "
-        f"a step whose loss masks say {said:g}, so that it would weigh something else than asked for; pass the "
-        "model the loss_mask of its micro-batch. Where documents are kept apart, drop the flag"
+        f"--calculate-per-token-loss with --mtp-num-layers: {used:g} tokens counted for prediction {ahead} "
+        f"in a step whose loss masks say {said:g}, so that it would weigh something else than asked for; "
+        "pass the model the loss_mask of its micro-batch. Where documents are kept apart, drop the flag"
     )

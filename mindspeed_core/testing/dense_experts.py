@@ -3,8 +3,8 @@
 It is what every dispatcher, router and layout is compared with, and says nothing about how any of them works:
 each token passes every expert, and a weight of zero leaves a result out. Nothing here calls megatron-core.
 
-Shapes: ``T`` tokens of a micro-batch, sequence by sequence or not; ``E`` experts; ``k`` choices of a token; ``h``
-and ``f`` widths; ``s`` positions; ``b`` samples.
+Shapes: ``T`` tokens of a micro-batch, sequence by sequence or not; ``E`` experts; ``k`` choices of a token;
+``h`` and ``f`` widths; ``s`` positions; ``b`` samples.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def kept_choices(weights: Tensor, chosen: Tensor, places: int, policy: str) -> T
         weights: ``[T, E]``.
         chosen: bool ``[T, E]``.
         places: of each expert.
-        policy: ``probs`` keeps those of the largest weights, ``position`` the first tokens of the micro-batch.
+        policy: ``probs`` keeps the largest weights, ``position`` the first tokens of the micro-batch.
 
     Raises:
         ValueError: an unknown policy.

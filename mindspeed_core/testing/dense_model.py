@@ -1,9 +1,9 @@
 """The losses of a training step of a small language model, in plain torch and one process: a definition.
 
-A GPT without positions: RMSNorm, causal attention with or without a learnable offset of the softmax, gated MLPs
-or experts, untied output, predictions of further tokens. Its parameters are those of the canonical state that
-proofs start from (`mindspeed_core.testing.canonical`), so that any layout can be compared with it: losses, and
-with autograd gradients. Nothing here calls megatron-core.
+A GPT without positions: RMSNorm, causal attention with or without a learnable offset of the softmax, gated
+MLPs or experts, untied output, predictions of further tokens. Its parameters are those of the canonical
+state that proofs start from (`mindspeed_core.testing.canonical`), so that any layout can be compared with
+it: losses, and with autograd gradients. Nothing here calls megatron-core.
 
 Shapes: ``[b, s]`` tokens, labels and masks of a micro-batch; hidden states ``[b, s, h]``.
 """
@@ -104,9 +104,10 @@ def dense_step(
 
     The definitions: the model's loss and those of predictions are means over the tokens that count, of the
     step with ``per_token``, otherwise of each micro-batch and then over micro-batches and ranks; what is
-    reported of them is the mean over the tokens of the step in both cases. Losses of experts are means over micro-batches and ranks in both cases, summed over layers in what is trained and
-    averaged over them in what is reported. ``global_aux_loss`` counts the choices of all ranks in the
-    micro-batches of the step so far.
+    reported of them is the mean over the tokens of the step in both cases. Losses of experts are means over
+    micro-batches and ranks in both cases, summed over layers in what is trained and averaged over them in
+    what is reported. ``global_aux_loss`` counts the choices of all ranks in the micro-batches of the step
+    so far.
 
     Args:
         parameters: by canonical name.

@@ -1,9 +1,9 @@
 """Made-up batches that are a function of the numbers of their samples, with some of their tokens masked.
 
-Whatever the layout, sample ``n`` of a training has the same tokens and the same loss mask, so that a definition
-in one process (`mindspeed_core.testing.dense_model`) can be given the batches of any of them. `Whole`, `Half`,
-`Tenth` and `Uneven` are probes: objects that put such batches in the place of the host's, before any feature
-sees them::
+Whatever the layout, sample ``n`` of a training has the same tokens and the same loss mask, so that a
+definition in one process (`mindspeed_core.testing.dense_model`) can be given the batches of any of them.
+`Whole`, `Half`, `Tenth` and `Uneven` are probes: objects that put such batches in the place of the host's,
+before any feature sees them::
 
     train_side(flags, 2, probes=PROBES["uneven"])
 """
@@ -47,7 +47,7 @@ MASKS: dict[str, Callable[[int, Tensor], Tensor]] = {
     "tenth": _tenth,
     "uneven": _uneven,
 }
-"""Masks by name: all tokens count, every second, the last tenth of a sample; of four samples one not at all."""
+"""Masks by name: all tokens count, every second, the last tenth; of four samples one not at all."""
 
 
 def numbered_sample(number: int, mask: str, *, length: int, vocabulary: int) -> Sample:

@@ -44,7 +44,7 @@ LAYOUTS = {
     "pp": (2, "--pipeline-model-parallel-size 2", 1),
     **_SPLIT,
 }
-"""Ranks, flags, data-parallel ranks. A capacity is counted in a rank's part of a sequence where it is split."""
+"""Ranks, flags, data-parallel ranks. A capacity is counted in a rank's part of a split sequence."""
 FEATURES = (
     *("--moe-grouped-gemm", "--moe-grouped-gemm --moe-alltoall-overlap-comm", "--moe-permutation-async-comm"),
     *("--use-fused-moe-token-permute-and-unpermute", "--moe-grouped-gemm --moe-fb-overlap", "--moe-zerc"),

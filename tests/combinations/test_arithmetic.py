@@ -1,10 +1,11 @@
-"""Flags that change what is learnt, with features of several families, against one process and definitions."""
+"""Flags that change what is learnt, with features of all families, against one process and definitions."""
 
 import arithmetic
 import dense_draws
 import pytest
 from arithmetic import ARITHMETIC, Arithmetic, drawn_arithmetic
 from dense_draws import DenseDraw, drawn_dense
+
 from mindspeed_core.testing.dense_model import DenseOptions
 from mindspeed_core.testing.numbered_batches import MASKS
 

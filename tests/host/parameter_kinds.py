@@ -10,7 +10,10 @@ _LLAMA = (
     "--position-embedding-type rope"
 )
 _EXPERTS = f"{_LLAMA} --num-experts 4 --moe-ffn-hidden-size 32 --moe-aux-loss-coeff 0.01"
-_LATENT = f"{_LLAMA} --multi-latent-attention --kv-lora-rank 16 --qk-head-dim 8 --qk-pos-emb-head-dim 4 --v-head-dim 8"
+_LATENT = (
+    f"{_LLAMA} --multi-latent-attention --kv-lora-rank 16 --qk-head-dim 8 --qk-pos-emb-head-dim 4 "
+    "--v-head-dim 8"
+)
 _SINKS = f"{_LLAMA} --softmax-type learnable"
 TP2, SP = "--tensor-model-parallel-size 2", "--sequence-parallel"
 CP2 = "--context-parallel-size 2"

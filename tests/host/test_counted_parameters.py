@@ -1,4 +1,4 @@
-"""The norm that gradients are clipped by counts every element once, whatever tensor parallelism cuts or copies."""
+"""The norm of gradients counts every element once, whatever tensor parallelism cuts or copies."""
 
 import pytest
 import torch

@@ -1,7 +1,7 @@
 """Losses that layers add to the gradient are those of one process, whatever the layout and the loss mask.
 
-A cell of the matrix trains a loss on a layout, with a share of the tokens masked, and compares the norm of all
-gradients and the reported losses with their definition in plain torch.
+A cell of the matrix trains a loss on a layout, with a share of the tokens masked, and compares the norm of
+all gradients and the reported losses with their definition in plain torch.
 """
 
 import pytest

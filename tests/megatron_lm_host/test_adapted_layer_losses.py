@@ -1,4 +1,4 @@
-"""Losses of layers, drops and norms inside a script are those of one process, with half of the tokens masked."""
+"""Losses of layers, drops and norms inside a script are those of one process, with masked tokens."""
 
 import os
 import re
@@ -44,7 +44,7 @@ PADDED = "--moe-pad-expert-input-to-capacity"
 
 
 class Seen:
-    """Gradient norms, squares of gradients that ranks have in parts and in copies, and what routers return."""
+    """Gradient norms, squares of gradients that ranks have in parts and in copies, and what routers say."""
 
     def __init__(self):
         self.norms, self.squares, self.maps = [], [], []

@@ -23,9 +23,9 @@ from mindspeed_core.hosts.megatron_lm import pretrain_call
 from mindspeed_core.hosts.megatron_lm.flag_ownership import leave_to_features
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
 from mindspeed_core.hosts.megatron_lm.without_te import installed
+from mindspeed_core.megatron.built_model import settle_model
 from mindspeed_core.megatron.chunk_places import place_of_chunk
 from mindspeed_core.megatron.data_parallel import ddp_config_of
-from mindspeed_core.megatron.built_model import settle_model
 from mindspeed_core.megatron.expert_check import remember_placed
 from mindspeed_core.megatron.layers import build_mtp_spec, plain_parts
 from mindspeed_core.megatron.token_losses import pass_token_losses
