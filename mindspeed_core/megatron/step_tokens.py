@@ -241,15 +241,17 @@ def _own_numbers(
     else:
         totals = torch.tensor([float(samples * max(length - ahead, 0)) for ahead in range(heads + 1)])
     if not run.pg.tp.rank():
+        # Masks may be on the device, which nothing here waits for.
+        numbers = numbers.to(totals.device)
         if first or not whole:
             numbers[0], numbers[4:] = totals[0], totals[1:]
         if first:
-            numbers[1:4] = torch.tensor([samples, num_microbatches, 1])
+            numbers[1:4] = numbers.new_tensor([samples, num_microbatches, 1])
     return numbers, iterators if several else iterators[0]
 
 
 def _counts(mask: torch.Tensor, heads: int, batch: Any, split: Any) -> torch.Tensor:
-    """Return the tokens of a mask ``[b, s]`` that count for the loss and for each prediction, on CPU."""
+    """Return the tokens of a mask ``[b, s]`` that count for the loss and for each prediction, float32."""
     counts = [mask.sum()]
     for ahead in range(1, heads + 1):
         if split is None:
@@ -261,7 +263,7 @@ def _counts(mask: torch.Tensor, heads: int, batch: Any, split: Any) -> torch.Ten
                 mask, cp_group=split, packed_seq_params=getattr(batch, "packed_seq_params", None)
             )
             counts.append(count)
-    return torch.stack([count.float().cpu() for count in counts])
+    return torch.stack([count.float() for count in counts])
 
 
 def _read(run: Run, chunk: int, microbatch: int, item: Any, read: Read) -> Any:
@@ -305,7 +307,7 @@ def _mask(item: Any) -> Any:
 def _check_where_divided(run: Run, state: StepTokens, config: Any) -> None:
     """Compare the numbers where a configuration's gradients are finished, from now on."""
     original, session = getattr(config, "finalize_model_grads_func", None), run.session
-    if original is None or hasattr(original, _CHECKED) or session.platform.dry_run:
+    if original is None or hasattr(original, _CHECKED):
         return
 
     @functools.wraps(original)
@@ -318,7 +320,8 @@ def _check_where_divided(run: Run, state: StepTokens, config: Any) -> None:
                 dist.all_reduce(total)
                 # Tensor-parallel ranks have the same.
                 used = list((total / run.pg.tp.size()).unbind())
-            state.check_later(session, (num_tokens.detach().clone(), *used), said)
+            if not session.platform.dry_run:
+                state.check_later(session, (num_tokens.detach().clone(), *used), said)
         return result
 
     setattr(finalize, _CHECKED, True)

@@ -145,7 +145,14 @@ def problem(draw: Arithmetic) -> str:
             return _problem(draw, folder if draw.resumed else None)
         except WorldError as error:
             text = str(error)
-            refusals = ("ArgumentError", "UserError", "PlanError", "DataError", "SessionError")
+            refusals = (
+                "ArgumentError",
+                "UserError",
+                "PlanError",
+                "DataError",
+                "SessionError",
+                "CheckpointError",
+            )
             return f"refused: {text.splitlines()[0]}" if any(name in text for name in refusals) else text
 
 
