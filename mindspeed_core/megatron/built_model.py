@@ -31,13 +31,18 @@ def settle_model(session: Session, model: Iterable[Any], config: TransformerConf
         SessionError: gradients of a parameter would be summed or counted wrongly; names it, its module and
             the feature that placed it.
     """
-    settle_drop_policy(session, config)
+    chunks = list(model)
+    change_functions(session, chunks, config)
     if session.mode == "inference":
         return
-    chunks = list(model)
     settle_experts(session, chunks, config)
     settle_marks(session, chunks, config)
     if getattr(config, "num_moe_experts", None) is not None:
         weigh_expert_losses(session, chunks)
-    if getattr(config, "mtp_num_layers", None):
-        weigh_predictions(session, chunks)
+
+
+def change_functions(session: Session, model: Iterable[Any], config: TransformerConfig) -> None:
+    """Change the functions of megatron-core that built chunks call; again where a session is opened anew."""
+    settle_drop_policy(session, config)
+    if getattr(config, "mtp_num_layers", None) and session.mode != "inference":
+        weigh_predictions(session, model)

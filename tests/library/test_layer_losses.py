@@ -24,6 +24,19 @@ EXPERTS = (
     *("--moe-router-load-balancing-type", "seq_aux_loss", "--moe-aux-loss-coeff", "0.5"),
     *("--moe-z-loss-coeff", "0.5", "--calculate-per-token-loss"),
 )
+REENTERED = (
+    *(
+        *MODEL,
+        "--mtp-num-layers",
+        "1",
+        "--num-experts",
+        "4",
+        "--moe-ffn-hidden-size",
+        "32",
+        "--disable-bias-linear",
+    ),
+    *("--swiglu", "--moe-expert-capacity-factor", "0.5", "--moe-token-drop-policy", "position"),
+)
 SINKS = (*MODEL, "--softmax-type", "learnable")
 
 
@@ -93,3 +106,32 @@ def test_sinks_of_every_rank_are_marked_as_parts(trained):
     marks = trained["sinks"][1]
     assert len(marks) == 2
     assert all(marked for marked, _ in marks)
+
+
+def leave_and_enter():
+    from megatron.core.models.gpt import gpt_model
+    from megatron.core.transformer.moe import router
+
+    def functions():
+        return gpt_model.roll_tensor, router.apply_router_token_dropping
+
+    with recorded(*REENTERED) as (memory, run):
+        args = run.args
+    native = functions()
+    _, configs = described(*REENTERED)
+    session = activate(of_the_batches(args), platform="cpu", configs=configs)
+    session.close(force=True)
+    changed = []
+    with session:
+        own = Masked(session, configs, memory, args)
+        changed.append(functions())
+    left = functions()
+    with session:
+        changed.append(functions())
+    destroy_megatron_state()
+    del own
+    return [all(one is not other for one, other in zip(found, native)) for found in changed], left == native
+
+
+def test_a_session_that_is_entered_again_changes_the_same_functions():
+    assert run_world(leave_and_enter, 1)[0] == ([True, True], True)

@@ -86,12 +86,25 @@ class EmbeddedSession(Session):
         self._announce()
         try:
             self.instances.resume()
+            self._change_functions()
             if not self.groups.reclaim():
                 self._in_world = False
         except BaseException:
             self._end()
             raise
         return self
+
+    def _change_functions(self) -> None:
+        """Let models that were built before the session was left call what they called in it."""
+        living = [chunk for chunk in (model() for model in self._models) if chunk is not None]
+        if not living:
+            return
+        from megatron.core.utils import get_model_config
+
+        from mindspeed_core.megatron.built_model import change_functions
+
+        for chunk in living:
+            change_functions(self, [chunk], get_model_config(chunk))
 
     def _announce(self) -> None:
         """Log on the first rank, once, what features say about this run and which are broken."""
