@@ -63,12 +63,8 @@ def expert_loss_weight(router: TopKRouter, tokens: int) -> Tensor | float:
     weight: Weight | None = getattr(getattr(router, _ATTACH), "weight", None)
     if weight is not None:
         return weight(tokens)
-    return _of_own_tokens(router, tokens) if router.config.calculate_per_token_loss else 1.0
-
-
-def _of_own_tokens(router: Any, tokens: int) -> float:
-    """Return the tokens of the micro-batch, those of all ranks that share its sequences: if all count."""
-    return float(tokens * router.tp_cp_group.size())
+    # Outside of a session: the tokens of the micro-batch, those of all ranks that share its sequences.
+    return float(tokens * router.tp_cp_group.size()) if router.config.calculate_per_token_loss else 1.0
 
 
 def _correct(session: Session, router: Any) -> None:
@@ -76,14 +72,15 @@ def _correct(session: Session, router: Any) -> None:
     plain = getattr(type(router), _ATTACH)
     plain_routing = type(router).routing
     samples = [1]
+    ranks = router.tp_cp_group.size()
 
     def weight(tokens: int) -> Tensor | float:
         if not per_token:
             return 1.0
         now = session.state(StepTokens).now
-        # A loop without a schedule divides by its own count of tokens.
+        # A loop without a schedule divides by its own count: the tokens of all ranks that share a sequence.
         if now is None:
-            return _of_own_tokens(router_of(), tokens)
+            return float(tokens * ranks)
         return now.divisor * (samples[0] / now.samples)
 
     def attach(
@@ -136,7 +133,6 @@ def _correct(session: Session, router: Any) -> None:
         return routed
 
     attach.weight = weight  # type: ignore[attr-defined]
-    router_of = _weakly(router)
     for name, value in {
         # The weight is that of `weight` alone.
         "calculate_per_token_loss": False,
@@ -145,9 +141,3 @@ def _correct(session: Session, router: Any) -> None:
         "routing": MethodType(routing, router),
     }.items():
         session.instances.set(_OWNER, router, name, value)
-
-
-def _weakly(router: Any) -> Callable[[], Any]:
-    import weakref
-
-    return weakref.ref(router)

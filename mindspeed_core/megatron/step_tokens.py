@@ -293,7 +293,9 @@ def _looked_ahead(iterator: Iterator[Any], count: int) -> tuple[list[Any], Itera
         waiting = deque(items)
         while waiting:
             yield waiting.popleft()
-        yield from iterator
+        # Not delegated to: whoever drops this iterator would end the other one.
+        for item in iterator:  # noqa: UP028
+            yield item
 
     return items, all_of_them()
 
