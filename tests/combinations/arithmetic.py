@@ -157,7 +157,11 @@ def problem(draw: Arithmetic) -> str:
 
 
 def _problem(draw: Arithmetic, folder: str | None) -> str:
-    reference = alone(draw.reference, draw.mask, folder)
+    # Its state is saved in a form of its own.
+    sharded = (
+        ("--use-distributed-optimizer",) if folder and "--use-distributed-optimizer" in draw.flags else ()
+    )
+    reference = alone((*draw.reference, *sharded), draw.mask, folder)
     side = train_side(
         draw.flags,
         drawn.LAYOUTS[draw.layout][0],
