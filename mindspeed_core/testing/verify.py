@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_core.backend_contracts.hccl import HCCL
+from mindspeed_core.backend_contracts.nccl import NCCL
 from mindspeed_core.feature import DeclarationError, Resume, Scenario
 from mindspeed_core.hooks.versions import API_VERSION, parsed
 from mindspeed_core.testing.training import SideResult, train_side
 from mindspeed_core.testing.worlds import WorldError
 
 if TYPE_CHECKING:
+    from mindspeed_core.backend_contracts.contract import BackendContract
     from mindspeed_core.feature import Feature, Gain
     from mindspeed_core.testing.compare import Comparison
     from mindspeed_core.testing.compare_sides import Compared
@@ -108,6 +111,7 @@ def verify(
     *,
     platform: str | None = None,
     declarations: Sequence[str] = (),
+    contracts: Sequence[BackendContract] | None = None,
     timeout: float = 300.0,
     hook_api: str = API_VERSION,
 ) -> Verdict:
@@ -121,6 +125,8 @@ def verify(
         scenario: one of its ``verify``.
         platform: the platform, None to let the flags decide.
         declarations: ``"module:Name"`` of declarations to use instead of what is installed.
+        contracts: rules of communication backends that every call must keep; by default those of the
+            platforms that the feature is for.
         timeout: seconds for each side.
         hook_api: the hook interface that the feature was written for. Before 1.1 a proof does not say that
             the baseline has the feature too, or which losses only the feature reports: these are remarks.
@@ -130,7 +136,8 @@ def verify(
     """
     name, undeclared = feature.name, parsed(hook_api) < _DECLARED_SINCE
     try:
-        outcome = _run(scenario, declarations, (), platform, timeout, undeclared=undeclared)
+        rules = contracts_of(scenario.platforms or feature.platforms) if contracts is None else contracts
+        outcome = _run(scenario, declarations, (), platform, timeout, rules, undeclared=undeclared)
     except (WorldError, DeclarationError) as error:
         return Verdict(name, scenario.name, passed=False, tolerance=scenario.tolerance, error=str(error))
     problems, remarks = [], list(outcome.remarks)
@@ -236,6 +243,14 @@ class _Outcome:
 
 _DECLARED_SINCE = (1, 1)
 """The hook interface since which proofs declare what the sides do not share."""
+
+
+def contracts_of(platforms: Sequence[str]) -> tuple[BackendContract, ...]:
+    """Return the rules that a feature for these platforms has to keep, on whatever backend its proof runs."""
+    known = {"npu": HCCL["910B"], "cuda": NCCL}
+    return tuple(contract for name, contract in known.items() if name in platforms)
+
+
 _baselines: dict[tuple[Any, ...], SideResult] = {}
 
 
@@ -245,6 +260,7 @@ def _run(
     probes: Sequence[str],
     platform: str | None,
     timeout: float,
+    contracts: Sequence[BackendContract] = (HCCL["910B"], NCCL),
     *,
     undeclared: bool = False,
 ) -> _Outcome:
@@ -255,6 +271,7 @@ def _run(
         "files": scenario.files,
         "declarations": tuple(declarations),
         "platform": platform,
+        "contracts": tuple(contracts),
     }
     if scenario.resume is None:
         return _beside_baseline(scenario, options, probes, timeout, undeclared)
@@ -279,7 +296,8 @@ def _beside_baseline(
         "timed_steps": _TIMED_STEPS if timed else 0,
     }
     size, steps = scenario.baseline_world_size or scenario.world_size, scenario.steps
-    key = (scenario.baseline, size, steps, *options.values())
+    rules = tuple(contract.name for contract in options["contracts"])
+    key = (scenario.baseline, size, steps, *(options | {"contracts": rules}).values())
     # A time is only comparable with one taken right before it.
     baseline = None if timed else _baselines.get(key)
     if baseline is None:
@@ -341,6 +359,8 @@ def _met(gain: Gain, ours: float | None, theirs: float | None, ratio: float | No
 
 def _verdict(feature: str, scenario: Scenario, outcome: _Outcome, problem: str) -> Verdict:
     comparison = outcome.comparison
+    blocked = [line for side, _, _ in outcome.sides for line in side.blocked]
+    problem = problem or next(iter(blocked), "")
     return Verdict(
         feature=feature,
         scenario=scenario.name,

@@ -18,7 +18,6 @@ from mindspeed_core.errors import SessionError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.megatron import layers
 from mindspeed_core.megatron.config_arguments import with_arguments
-from mindspeed_core.megatron.expert_losses import weigh_expert_losses
 
 if TYPE_CHECKING:
     from megatron.core.distributed import DistributedDataParallelConfig
@@ -42,7 +41,7 @@ def build_transformer_config(session: LibrarySession, args: Namespace) -> Transf
     if session.mode == "inference":
         # A text that is continued has any length, which ranks cannot share evenly; results are the same.
         config.sequence_parallel = False
-    return weigh_expert_losses(config)
+    return config
 
 
 @hookimpl(trylast=True)
