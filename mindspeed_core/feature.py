@@ -90,6 +90,8 @@ class Flag:
         per_rank: the value may differ between ranks (paths on a node); others must agree.
         allow_nonfinite: accept ``nan`` and ``inf`` for a float flag.
         group: heading in ``--help``; features leave it empty and get the heading of their family.
+        changes_training: the value decides what is trained (a mask, a loss, which tokens an expert drops),
+            not only how. Given where nothing reads it, such a flag is refused; any other one is noted.
     """
 
     name: str
@@ -106,6 +108,7 @@ class Flag:
     allow_nonfinite: bool = False
     group: str = ""
     choices_from: str = ""
+    changes_training: bool = False
 
     def __post_init__(self) -> None:
         for option in (self.name, *self.aliases):
@@ -177,6 +180,8 @@ class Requirement:
         one_of: the values of which ``flag`` must have one; a flag of several values has no other ones.
         reason: what a user reads when it does not hold.
         implies: switch the required feature on instead of complaining, when its own flags need no decision.
+        remedy: what to type where it does not hold (``"add --pipeline-schedule zb-h1"``); by default the
+            first flag of the required feature, or the required value.
     """
 
     feature: str = ""
@@ -186,6 +191,7 @@ class Requirement:
     one_of: tuple[Any, ...] = ()
     reason: str = ""
     implies: bool = False
+    remedy: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "any_of", tuple(self.any_of))
@@ -605,6 +611,16 @@ class Feature:
     def validate(cls, args: Any) -> Sequence[str]:
         """Check the arguments of a requested feature; return problems, one sentence each."""
         return ()
+
+    @classmethod
+    def unread(cls, args: Any) -> Mapping[str, str]:
+        """Return flags of the active feature that have no effect beside these arguments, with reasons.
+
+        A flag is read by the features that declare it, while they are active; this names the exceptions:
+        ``{"--acme-decay": "--acme-kind last keeps no average; set --acme-kind mean"}``. Only flags that
+        somebody gives, with another value than their default, are reported.
+        """
+        return {}
 
     @classmethod
     def notes(cls, args: Any) -> Sequence[str]:

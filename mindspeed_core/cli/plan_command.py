@@ -6,6 +6,7 @@ The same registry, flags and resolver that a training uses, without torch.
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -75,6 +76,7 @@ def _as_json(planned: Planned) -> dict[str, Any]:
     return {
         "ok": True,
         **planned.plan.as_dict(),
+        "unread": [asdict(flag) for flag in planned.plan.unread],
         "notes": [str(note) for note in planned.plan.notes],
         "stated_order": list(planned.plan.stated_order),
         "platform_reason": planned.provenance["platform"],

@@ -7,7 +7,7 @@ a checkpoint, and compares numbers and costs.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
@@ -78,12 +78,13 @@ def command(
     # The same feature may be named twice, by name and by flag.
     kinds = registry.platform(chosen).kinds()
     wanted = list(dict.fromkeys(record.cls for record in found))
-    for verdict in _prove(wanted, chosen, kinds, left_out, fake=fake, contracts=contracts):
+    versions = {record.cls: record.hook_api for record in found}
+    for verdict in _prove(wanted, chosen, kinds, left_out, versions, fake=fake, contracts=contracts):
         verdicts.append(verdict)
         if not as_json:
             click.echo(f"{'passed' if verdict.passed else 'FAILED'}  {verdict.feature} / {verdict.scenario}")
-            for sides in verdict.sides:
-                click.echo(f"        {sides}")
+            for line in (*verdict.sides, *verdict.remarks):
+                click.echo(f"        {line}")
     ok = bool(verdicts) and all(verdict.passed for verdict in verdicts)
     if as_json:
         report = {
@@ -103,6 +104,7 @@ def _prove(
     platform: str,
     kinds: frozenset[str],
     left_out: list[str],
+    versions: Mapping[type[Feature], str],
     *,
     fake: bool,
     contracts: tuple[str, ...],
@@ -122,12 +124,10 @@ def _prove(
             if reason:
                 left_out.append(f"{feature.name} / {scenario.name} ({reason})")
             else:
-                prove = (
-                    verify_dry_run
-                    if fake
-                    else partial(verify, platform=platform, contracts=_contracts(contracts))
+                proved = partial(
+                    verify, platform=platform, contracts=_contracts(contracts), hook_api=versions[feature]
                 )
-                yield prove(feature, scenario)
+                yield (verify_dry_run if fake else proved)(feature, scenario)
 
 
 def _contracts(names: tuple[str, ...]) -> list[BackendContract] | None:

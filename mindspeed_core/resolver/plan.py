@@ -58,6 +58,32 @@ class Note:
 
 
 @dataclass(frozen=True)
+class Unread:
+    """A flag that was given and that nothing reads.
+
+    Attributes:
+        flag: the option string as it was given.
+        reason: why nothing reads it, one sentence.
+        remedy: what to do for it to have an effect.
+        feature: the feature that would read it.
+        value: its value as text; empty for a switch.
+        held_back: the feature that would read it was asked for and is not active, which the plan says.
+    """
+
+    flag: str
+    reason: str
+    remedy: str = ""
+    feature: str = ""
+    value: str = ""
+    held_back: bool = False
+
+    def __str__(self) -> str:
+        """Return one line for a terminal."""
+        given = f"{self.flag} {self.value}".rstrip()
+        return f"{given} has no effect: {self.reason}" + (f"; {self.remedy}" if self.remedy else "")
+
+
+@dataclass(frozen=True)
 class Problem:
     """One thing that prevents a plan.
 
@@ -113,6 +139,7 @@ class Plan:
         digest: SHA-256 over all of it; equal on every rank and machine for equal input.
         notes: what the host and active features say about these arguments; no part of the digest.
         stated_order: why features stand where they do, as far as they say so, a phrase each.
+        unread: flags that were given and that nothing reads; those of features that are held back included.
     """
 
     features: tuple[ActiveFeature, ...] = ()
@@ -127,6 +154,7 @@ class Plan:
     digest: str = ""
     notes: tuple[Note, ...] = ()
     stated_order: tuple[str, ...] = ()
+    unread: tuple[Unread, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:

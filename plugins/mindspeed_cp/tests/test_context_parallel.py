@@ -96,14 +96,14 @@ def test_what_cannot_work_is_refused_with_the_numbers(flags, message):
 @pytest.mark.parametrize(
     ("flags", "note"),
     [
-        (("--ulysses-degree-in-cp", "2"), "--ulysses-degree-in-cp 2 changes nothing with megatron_cp_algo"),
+        (("--ulysses-degree-in-cp", "2"), "--ulysses-degree-in-cp 2 has no effect: megatron_cp_algo"),
         (
             ("--use-cp-send-recv-overlap", "--context-parallel-algo", "adaptive_cp_algo"),
-            "--use-cp-send-recv-overlap changes nothing with adaptive_cp_algo, which has no ring",
+            "--use-cp-send-recv-overlap has no effect: adaptive_cp_algo has no ring",
         ),
         (
             ("--use-fused-ring-attention-update", "--context-parallel-algo", "kvallgather_cp_algo"),
-            "--use-fused-ring-attention-update changes nothing with kvallgather_cp_algo",
+            "--use-fused-ring-attention-update has no effect: kvallgather_cp_algo",
         ),
     ],
 )

@@ -233,7 +233,7 @@ def test_what_stays_exposed_is_said(flags, note):
 
 def test_a_flag_without_communication_to_launch_is_noted():
     (said,) = plan(*MODEL, *ASYNC).notes
-    assert "--moe-permutation-async-comm changes nothing, all experts are on one rank" in str(said)
+    assert "--moe-permutation-async-comm has no effect: all experts are on one rank" in str(said)
     assert plan(*MODEL, *EP2, *ASYNC).notes == ()
 
 

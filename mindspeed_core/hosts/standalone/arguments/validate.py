@@ -61,10 +61,14 @@ def validate_arguments(session: Session, args: Namespace) -> Namespace:
     _derive_model(session, args)
     check_fully_sharded(args)
     check_connections(session.platform.kinds(), args)
-    derive_batch(args, own_schedule="pipeline-schedule" in session.plan.slots)
-    if session.mode == "train":
+    training = session.mode == "train"
+    derive_batch(args, own_schedule=not training or "pipeline-schedule" in session.plan.slots)
+    if training:
         _check_data(session, args)
         _derive_training(args)
+    else:
+        # A text that is continued has any length, which ranks cannot share evenly; results are the same.
+        args.sequence_parallel = False
     return args
 
 

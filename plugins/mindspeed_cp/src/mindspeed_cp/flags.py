@@ -83,10 +83,7 @@ def _degree(args: Namespace) -> Iterator[str]:
 def _unused_degree(args: Namespace) -> Iterator[str]:
     algorithm, degree = args.context_parallel_algo, args.ulysses_degree_in_cp
     if degree is not None and algorithm not in WITH_HEADS:
-        yield (
-            f"--ulysses-degree-in-cp {degree} changes nothing with {algorithm}: hybrid_cp_algo and "
-            "hybrid_adaptive_cp_algo read it"
-        )
+        yield f"{algorithm} has one kind of ranks; hybrid_cp_algo and hybrid_adaptive_cp_algo read it"
 
 
 def _window(args: Namespace) -> Iterator[str]:
@@ -139,15 +136,12 @@ def _cache_interval(args: Namespace) -> Iterator[str]:
 
 
 def _without_ring(name: str) -> Callable[[Namespace], Iterator[str]]:
-    """Say that a switch of rings changes nothing where there is none."""
+    """Say that a switch of rings has no effect where there is none."""
 
     def ignored(args: Namespace) -> Iterator[str]:
         algorithm = args.context_parallel_algo
         if getattr(args, dest_of(name)) and algorithm not in WITH_RING:
-            yield (
-                f"{name} changes nothing with {algorithm}, which has no ring: megatron_cp_algo and "
-                "hybrid_cp_algo read it"
-            )
+            yield f"{algorithm} has no ring; megatron_cp_algo and hybrid_cp_algo read it"
 
     return ignored
 

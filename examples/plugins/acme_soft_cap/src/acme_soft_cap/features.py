@@ -146,4 +146,4 @@ class SoftCapCompiled(SoftCap):
         return bool(args.acme_soft_cap_compiled)
 
 
-DECLARATIONS = (HookApi("1.1"), SoftCap, SoftCapCompiled)
+DECLARATIONS = (HookApi("1.3"), SoftCap, SoftCapCompiled)

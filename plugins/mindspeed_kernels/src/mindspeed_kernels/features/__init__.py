@@ -19,7 +19,7 @@ from mindspeed_kernels.features.weight_gradients import (
 )
 
 DECLARATIONS = (
-    HookApi("1.1"),
+    HookApi("1.3"),
     BACKENDS,
     OpsBackend,
     FusedRMSNormFeature,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from math import inf
 from typing import Any, ClassVar
 
 from mindspeed_core.feature import Conflict, Feature, Flag, Requirement, dest_of, hookimpl
@@ -53,6 +54,18 @@ class _PartOfLayers(Feature):
         """Return whether it is asked for, or a number of layers is given, which needs it."""
         switch, number = cls.flags
         return bool(getattr(args, switch.dest, False)) or getattr(args, number.dest, None) is not None
+
+    @classmethod
+    def idle(cls, args: Any) -> str:
+        """Return why no layer is left to compute a part of again."""
+        number = cls.flags[1]
+        if getattr(args, number.dest, None) == 0:
+            return f"{number.name} 0 leaves no layer to do so in"
+        whole = getattr(args, "recompute_num_layers", None) or 0
+        by_block = getattr(args, "recompute_granularity", None) == "full" and whole
+        if by_block and getattr(args, "recompute_method", None) == "block" and whole >= _most_layers(args):
+            return f"--recompute-num-layers {whole} computes every layer again as a whole, and none is left"
+        return ""
 
     @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
@@ -246,6 +259,22 @@ class RecomputeDense(Feature):
 def per_rank(args: Any) -> bool:
     """Return whether numbers of layers are those of a pipeline rank."""
     return bool(getattr(args, "enable_recompute_layers_per_pp_rank", False))
+
+
+def _most_layers(args: Any) -> float:
+    """Return the layers that numbers count at most: of a chunk, or of a rank; infinity where nobody knows."""
+    layers, ranks = getattr(args, "num_layers", None), getattr(args, "pipeline_model_parallel_size", 1) or 1
+    if not layers:
+        return inf
+    laid_out = (
+        *("pipeline_model_parallel_layout", "pipeline_num_transformer_layers", "num_layer_list"),
+        *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "noop_layers"),
+        *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
+        *("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage"),
+    )
+    if any(getattr(args, dest, None) for dest in laid_out):
+        return int(layers)
+    return -(-int(layers) // ranks)
 
 
 def _selected(args: Any) -> Sequence[str]:

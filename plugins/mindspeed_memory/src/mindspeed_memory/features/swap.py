@@ -135,6 +135,17 @@ class SwapAttention(SwappingFeature):
         return bool(getattr(args, "swap_attention", False) or getattr(args, "swap_models", ""))
 
     @classmethod
+    def idle(cls, args: Any) -> str:
+        """Return that no layer is named to swap."""
+        try:
+            models = models_of(args.swap_models) if args.swap_models else {}
+        except ValueError:
+            # It is refused, with the reason.
+            return ""
+        none = models and not any(models.values())
+        return f"{_MODELS} {args.swap_models} leaves no layer to swap" if none else ""
+
+    @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse modules that no layer has, and lists of sub-models that are none."""
         found = list(super().validate(args))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,14 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP
 
 from mindspeed_core.errors import UserError
+from mindspeed_core.flags.presets import DEFAULT
 from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_memory.names import MODULES
 from mindspeed_memory.recompute.dense import output_checkpointed
 from mindspeed_memory.recompute.layers import PlacedLayer, blocks, chosen_whole, layers_of
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -53,6 +57,7 @@ def swap_modules(
     """
     recomputed = chosen_whole(chunks, per_rank=per_rank)
     named = None if models is None else _layers_of_models(session, chunks, models)
+    absent = dict.fromkeys(modules, True)
     for placed in layers_of(chunks):
         if recomputed is not None and (placed.chunk, placed.index) not in recomputed:
             continue
@@ -64,9 +69,15 @@ def swap_modules(
             attribute = MODULES[name]
             module = getattr(placed.layer, attribute)
             if not isinstance(module, IdentityOp):
+                absent[name] = False
                 spares = bool(getattr(placed.layer, _RECOMPUTED_NORM.get(attribute, ""), False))
                 scoped = engine.scope(module.forward, spares_input=spares)
                 session.instances.set(owner, module, "forward", scoped)
+    nowhere = [name for name, lacks in absent.items() if lacks]
+    given = session.provenance.get("swap_modules", DEFAULT) != DEFAULT
+    if given and 0 < len(nowhere) < len(modules):
+        shown = ", ".join(nowhere)
+        logger.warning("--swap-modules: no layer here has %s, so that nothing of it swaps", shown)
     if recomputed is None:
         return
     for _, block in blocks(chunks):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mindspeed_core.feature import Feature, Flag, Requirement
@@ -43,9 +43,9 @@ class AsyncCommunication(Feature):
         return shared_experts_on_a_stream(_FLAG, args)
 
     @classmethod
-    def notes(cls, args: Any) -> Sequence[str]:
+    def unread(cls, args: Any) -> Mapping[str, str]:
         """Return that there is nothing to launch where experts are on one rank."""
         ranks = (getattr(args, "expert_model_parallel_size", 1) or 1) * (
             getattr(args, "tensor_model_parallel_size", 1) or 1
         )
-        return (f"{_FLAG} changes nothing, all experts are on one rank",) if ranks == 1 else ()
+        return {_FLAG: "all experts are on one rank"} if ranks == 1 else {}

@@ -141,11 +141,19 @@ class DeepSpeedExperts(Feature):
         return [*_of_layers(args), *_of_routes(args), *_of_capacity(args, given)]
 
     @classmethod
+    def unread(cls, args: Any) -> Mapping[str, str]:
+        """Return what has no effect with two choices, or where nothing is dropped."""
+        found = {_TABLES: "tokens always take their places by tables of indices"}
+        if args.moe_no_drop:
+            found[_ORDERLY] = f"no token is dropped with {_NO_DROP}"
+        elif getattr(args, "moe_router_topk", None) == 2:
+            found[_ORDERLY] = "with two choices the first tokens are kept; it is for --moe-router-topk 1"
+        return found
+
+    @classmethod
     def notes(cls, args: Any) -> Sequence[str]:
-        """Return what changes nothing, and what depends on the layout."""
+        """Return what depends on the layout."""
         said = []
-        if args.enable_token_rearrange_opt:
-            said.append(f"{_TABLES} changes nothing, tokens always take their places by tables of indices")
         if args.moe_no_drop and not args.moe_dynamic_padding:
             said.append(
                 f"{_NO_DROP} is megatron-core's dropless layer but for the balance loss; rows are exchanged "
@@ -269,6 +277,6 @@ class FormerDropless(Feature):
         return ()
 
     @classmethod
-    def notes(cls, args: Any) -> Sequence[str]:
+    def unread(cls, args: Any) -> Mapping[str, str]:
         """Return that it is the default."""
-        return ("--moe-dropless changes nothing, no token is dropped without a capacity",)
+        return {"--moe-dropless": "no token is dropped without a capacity"}
