@@ -7,6 +7,7 @@ they need gradients themselves.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from mindspeed_kernels.call import Call, TensorFacts
 from mindspeed_kernels.contract import NPU_FLOATING, Choice, ContractError, Divisible, Dtype, Holds, Rank
+from mindspeed_kernels.device_kernels.launching import DEVICES, only_floating, planned, triton_missing
 from mindspeed_kernels.ops.availability import kernel_of_training_devices
 from mindspeed_kernels.ops.cached_rows import row_blocks, rows_at_a_time
 from mindspeed_kernels.ops.compiled import add_compiled
@@ -110,16 +112,51 @@ class RotaryFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Rotate the gradient back."""
-        x, cos, sin = ctx.saved_tensors
-        gradient = gradients[0]
-        to_x = to_cos = to_sin = None
-        if ctx.needs_input_grad[0]:
-            to_x = _rotated(gradient, cos, sin, ctx.mode, backward=True)
-        if ctx.needs_input_grad[1]:
-            to_cos = _summed_to(gradient * x, cos)
-        if ctx.needs_input_grad[2]:
-            to_sin = _summed_to(gradient * rotate(x, ctx.mode), sin)
-        return to_x, to_cos, to_sin, None
+        return _gradients(ctx, gradients[0], _rotated)
+
+
+def _gradients(ctx: Any, gradient: Tensor, turn: Callable[..., Tensor]) -> tuple[Tensor | None, ...]:
+    """Return the gradients of input, cosine and sine; ``turn`` rotates."""
+    x, cos, sin = ctx.saved_tensors
+    to_x = to_cos = to_sin = None
+    if ctx.needs_input_grad[0]:
+        to_x = turn(gradient, cos, sin, ctx.mode, backward=True)
+    if ctx.needs_input_grad[1]:
+        to_cos = _summed_to(gradient * x, cos)
+    if ctx.needs_input_grad[2]:
+        to_sin = _summed_to(gradient * rotate(x, ctx.mode), sin)
+    return to_x, to_cos, to_sin, None
+
+
+class TritonRotaryFunction(RotaryFunction):
+    """The same, read and written once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
+        """Rotate; see `npu_rotary_position_embedding_reference`."""
+        kept = x if cos.requires_grad or sin.requires_grad else None
+        ctx.save_for_backward(kept, cos, sin)
+        ctx.mode = mode
+        return _rotated_at_once(x, cos, sin, mode, backward=False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Rotate the gradient back."""
+        return _gradients(ctx, gradients[0], _rotated_at_once)
+
+
+def _rotated_at_once(x: Tensor, cos: Tensor, sin: Tensor, mode: int, backward: bool) -> Tensor:
+    if planned(x):
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+    from mindspeed_kernels.device_kernels.rotary import rotate as rotate_on_device
+
+    return rotate_on_device(*map(_with_columns, (x, cos, sin)), mode, backward=backward)
+
+
+def _with_columns(tensor: Tensor) -> Tensor:
+    """Copy a tensor whose last dimension does not lie in one piece."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _broadcasts(name: str) -> Holds:
@@ -176,6 +213,16 @@ def _cpu(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:
     if torch.compiler.is_compiling():
         return npu_rotary_position_embedding_reference(x, cos, sin, mode)
     result: Tensor = RotaryFunction.apply(x, cos, sin, mode)
+    return result
+
+
+@npu_rotary_position_embedding.backend(
+    "triton", DEVICES, priority=20, available=triton_missing, supports=only_floating("x", "cos", "sin")
+)
+def _triton(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:
+    if torch.compiler.is_compiling():
+        return npu_rotary_position_embedding_reference(x, cos, sin, mode)
+    result: Tensor = TritonRotaryFunction.apply(x, cos, sin, mode)
     return result
 
 

@@ -1,0 +1,90 @@
+"""Rotation of a tensor by angles in one pass over memory, whatever the order of its dimensions."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mindspeed_kernels.device_kernels.launching import blocks_of, on_device_of, power_of_2
+
+_ELEMENTS = 4096
+"""Elements of a program, about."""
+
+
+@triton.jit
+def _rotate(  # type: ignore[no-untyped-def]
+    x, cos, sin, y, size_1, size_2,
+    x_0, x_1, x_2, cos_0, cos_1, cos_2, sin_0, sin_1, sin_2, y_0, y_1, y_2,
+    half,
+    PAIRS: tl.constexpr, BACK: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    place = tl.program_id(0)
+    i = (place // size_1).to(tl.int64)
+    j = (place % size_1).to(tl.int64)
+    k = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None].to(tl.int64)
+    column = tl.arange(0, COLUMNS)[None, :]
+    first = 2 * column if PAIRS else column
+    second = first + 1 if PAIRS else column + half
+    inside = (k < size_2) & (column < half)
+    start = x + i * x_0 + j * x_1 + k * x_2
+    a = tl.load(start + first, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(start + second, mask=inside, other=0.0).to(tl.float32)
+    # Angles that every k shares are read once.
+    seen = column < half if SHARED else inside
+    of_k = 0 if SHARED else k
+    cosine, sine = cos + i * cos_0 + j * cos_1 + of_k * cos_2, sin + i * sin_0 + j * sin_1 + of_k * sin_2
+    cos_a = tl.load(cosine + first, mask=seen, other=0.0).to(tl.float32)
+    cos_b = tl.load(cosine + second, mask=seen, other=0.0).to(tl.float32)
+    sin_a = tl.load(sine + first, mask=seen, other=0.0).to(tl.float32)
+    sin_b = tl.load(sine + second, mask=seen, other=0.0).to(tl.float32)
+    if BACK:
+        turned_a = a * cos_a + b * sin_b
+        turned_b = b * cos_b - a * sin_a
+    else:
+        turned_a = a * cos_a - b * sin_a
+        turned_b = b * cos_b + a * sin_b
+    target = y + i * y_0 + j * y_1 + k * y_2
+    tl.store(target + first, turned_a.to(y.dtype.element_ty), mask=inside)
+    tl.store(target + second, turned_b.to(y.dtype.element_ty), mask=inside)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, mode: int, *, backward: bool) -> Tensor:
+    """Rotate ``x``, or a gradient back.
+
+    Args:
+        x: ``[a, b, c, d]`` with any strides whose last one is 1; float16, bfloat16 or float32.
+        cos: ``[a | 1, b | 1, c | 1, d]``, last stride 1.
+        sin: likewise.
+        mode: 0 pairs dimension ``i`` with ``i + d / 2``, 1 pairs ``2 i`` with ``2 i + 1``.
+        backward: apply the transposed rotation.
+
+    Returns:
+        Shape and dtype of ``x``, contiguous.
+    """
+    result = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if not x.numel():
+        return result
+    # The dimension that programs walk along is one whose angles are the same, the longest of these.
+    sizes = x.shape[:3]
+    free = [size if cos.shape[n] == sin.shape[n] == 1 else 0 for n, size in enumerate(sizes)]
+    inner = free.index(max(free)) if max(free) > 1 else 2
+    outer = [n for n in range(3) if n != inner]
+    order = (*outer, inner)
+    half = x.shape[3] // 2
+    columns = power_of_2(half)
+    rows = min(power_of_2(sizes[inner]), max(1, _ELEMENTS // (2 * columns)))
+
+    def strides(tensor: Tensor) -> list[int]:
+        return [tensor.stride(n) if tensor.shape[n] > 1 else 0 for n in order]
+
+    with on_device_of(x):
+        _rotate[(sizes[outer[0]] * sizes[outer[1]], blocks_of(sizes[inner], rows))](
+            x, cos, sin, result, sizes[outer[1]], sizes[inner],
+            *strides(x), *strides(cos), *strides(sin), *strides(result),
+            half,
+            PAIRS=mode == 1, BACK=backward, SHARED=max(free) > 1, ROWS=rows, COLUMNS=columns,
+            num_warps=4,
+        )  # fmt: skip
+    return result
