@@ -22,7 +22,7 @@ from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
 _ELEMENTS = 1 << 22
 """Logits that are made float32 at a time where nothing else is done block by block."""
-_CACHED_ELEMENTS = 1 << 18
+_CACHED_ELEMENTS = 1 << 16
 """The same on CPUs."""
 
 
@@ -133,7 +133,7 @@ def _gradient(logits: Tensor, target: Tensor, logsum: Tensor, of_loss: Tensor, f
     inside, place = _place(target, first, logits.shape[1])
     taken = inside.to(logsum.dtype).neg_().unsqueeze(-1)
     for block in row_blocks(logits.shape[0], _step(logits)):
-        share = logits[block].to(logsum.dtype) - logsum[block].unsqueeze(-1)
+        share = logits[block] - logsum[block].unsqueeze(-1)
         share.exp_().scatter_add_(-1, place[block].unsqueeze(-1), taken[block])
         result[block] = share.mul_(of_loss[block].unsqueeze(-1))
     return result
