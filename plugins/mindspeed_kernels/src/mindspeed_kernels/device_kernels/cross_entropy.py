@@ -14,7 +14,7 @@ _BLOCK = 4096
 
 
 @triton.jit
-def _statistics(  # type: ignore[no-untyped-def]
+def _cross_entropy_statistics(  # type: ignore[no-untyped-def]
     logits, target, logsum, predicted, row_stride, first, width, BLOCKS: tl.constexpr, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -41,7 +41,7 @@ def _statistics(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _gradient(  # type: ignore[no-untyped-def]
+def _cross_entropy_gradient(  # type: ignore[no-untyped-def]
     logits, target, logsum, of_loss, gradient, row_stride, first, width, blocks, BLOCK: tl.constexpr
 ):
     place = tl.program_id(0)
@@ -70,7 +70,7 @@ def statistics(logits: Tensor, target: Tensor, first: int) -> tuple[Tensor, Tens
     if logits.numel():
         block = min(_BLOCK, power_of_2(logits.shape[1]))
         with on_device_of(logits):
-            _statistics[(logits.shape[0],)](
+            _cross_entropy_statistics[(logits.shape[0],)](
                 logits, target, logsum, predicted, logits.stride(0), first, logits.shape[1],
                 BLOCKS=blocks_of(logits.shape[1], block), BLOCK=block, num_warps=8,
             )  # fmt: skip
@@ -94,7 +94,7 @@ def gradient_of_logits(
         block = min(_BLOCK, power_of_2(logits.shape[1]))
         blocks = blocks_of(logits.shape[1], block)
         with on_device_of(logits):
-            _gradient[(logits.shape[0] * blocks,)](
+            _cross_entropy_gradient[(logits.shape[0] * blocks,)](
                 logits, target, logsum, of_loss, result, logits.stride(0), first, logits.shape[1], blocks,
                 BLOCK=block, num_warps=8,
             )  # fmt: skip

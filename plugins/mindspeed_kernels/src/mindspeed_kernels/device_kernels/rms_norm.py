@@ -14,7 +14,7 @@ _PROGRAMS = 1024
 
 
 @triton.jit
-def _forward(x, gamma, y, rstd, x_row, width, eps, CENTERED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _rms_norm_forward(x, gamma, y, rstd, x_row, width, eps, CENTERED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
@@ -28,7 +28,7 @@ def _forward(x, gamma, y, rstd, x_row, width, eps, CENTERED: tl.constexpr, BLOCK
 
 
 @triton.jit
-def _backward(  # type: ignore[no-untyped-def]
+def _rms_norm_backward(  # type: ignore[no-untyped-def]
     x, gamma, rstd, dy, dx, shares, x_row, dy_row, rows, width,
     CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -75,7 +75,7 @@ def rms_norm_forward(rows: Tensor, gamma: Tensor, eps: float, zero_centered: boo
     if rows.numel():
         block = power_of_2(rows.shape[1])
         with on_device_of(rows):
-            _forward[(rows.shape[0],)](
+            _rms_norm_forward[(rows.shape[0],)](
                 rows, gamma, result, rstd, rows.stride(0), rows.shape[1], eps,
                 CENTERED=zero_centered, BLOCK=block, num_warps=_warps(block),
             )  # fmt: skip
@@ -95,7 +95,7 @@ def rms_norm_backward(
     programs, block = blocks_of(count, each), power_of_2(width)
     shares = torch.empty(programs, width, device=rows.device)
     with on_device_of(rows):
-        _backward[(programs,)](
+        _rms_norm_backward[(programs,)](
             rows, gamma, rstd, gradient, result, shares, rows.stride(0), gradient.stride(0), count, width,
             CENTERED=zero_centered, ROWS=each, BLOCK=block, num_warps=_warps(block),
         )  # fmt: skip

@@ -14,7 +14,7 @@ _ELEMENTS = 4096
 
 
 @triton.jit
-def _rotate(  # type: ignore[no-untyped-def]
+def _rotary(  # type: ignore[no-untyped-def]
     x, cos, sin, y, size_1, size_2,
     x_0, x_1, x_2, cos_0, cos_1, cos_2, sin_0, sin_1, sin_2, y_0, y_1, y_2,
     half,
@@ -80,7 +80,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, mode: int, *, backward: bool) ->
         return [tensor.stride(n) if tensor.shape[n] > 1 else 0 for n in order]
 
     with on_device_of(x):
-        _rotate[(sizes[outer[0]] * sizes[outer[1]], blocks_of(sizes[inner], rows))](
+        _rotary[(sizes[outer[0]] * sizes[outer[1]], blocks_of(sizes[inner], rows))](
             x, cos, sin, result, sizes[outer[1]], sizes[inner],
             *strides(x), *strides(cos), *strides(sin), *strides(result),
             half,

@@ -14,7 +14,7 @@ _BLOCK = 1024
 
 
 @triton.jit
-def _forward(x, y, x_row, width, blocks, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _swiglu_forward(x, y, x_row, width, blocks, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     place = tl.program_id(0)
     row = (place // blocks).to(tl.int64)
     column = (place % blocks) * BLOCK + tl.arange(0, BLOCK)
@@ -27,7 +27,7 @@ def _forward(x, y, x_row, width, blocks, BLOCK: tl.constexpr):  # type: ignore[n
 
 
 @triton.jit
-def _backward(x, dy, dx, x_row, dy_row, width, blocks, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _swiglu_backward(x, dy, dx, x_row, dy_row, width, blocks, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     place = tl.program_id(0)
     row = (place // blocks).to(tl.int64)
     column = (place % blocks) * BLOCK + tl.arange(0, BLOCK)
@@ -58,7 +58,7 @@ def swiglu_forward(rows: Tensor) -> Tensor:
     if result.numel():
         blocks = blocks_of(width, _BLOCK)
         with on_device_of(rows):
-            _forward[(rows.shape[0] * blocks,)](
+            _swiglu_forward[(rows.shape[0] * blocks,)](
                 rows, result, rows.stride(0), width, blocks, BLOCK=_BLOCK, num_warps=4
             )
     return result
@@ -71,7 +71,7 @@ def swiglu_backward(rows: Tensor, gradient: Tensor) -> Tensor:
     if result.numel():
         blocks = blocks_of(width, _BLOCK)
         with on_device_of(rows):
-            _backward[(rows.shape[0] * blocks,)](
+            _swiglu_backward[(rows.shape[0] * blocks,)](
                 rows,
                 gradient,
                 result,
