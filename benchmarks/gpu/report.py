@@ -23,6 +23,7 @@ class Report:
         facts: what stands beside the rows (machine, command).
         rows: one dictionary for each check or measurement.
         headline: one line for the summary.
+        slice: which of how many parts of the section's checks this process makes, from 1 on.
     """
 
     path: Path
@@ -31,6 +32,7 @@ class Report:
     facts: dict[str, Any] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
     headline: str = ""
+    slice: tuple[int, int] = (1, 1)
 
     @property
     def platform(self) -> str:
