@@ -14,6 +14,17 @@ _ELEMENTS = 4096
 
 
 @triton.jit
+def _numbers(place, mask):  # type: ignore[no-untyped-def]
+    return tl.load(place, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _halves(place, mask, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Read rows of pairs; return the first and the second element of each."""
+    return tl.split(tl.reshape(_numbers(place, mask), (ROWS, COLUMNS, 2)))
+
+
+@triton.jit
 def _rotary(  # type: ignore[no-untyped-def]
     x, cos, sin, y, size_1, size_2,
     x_0, x_1, x_2, cos_0, cos_1, cos_2, sin_0, sin_1, sin_2, y_0, y_1, y_2,
@@ -24,30 +35,38 @@ def _rotary(  # type: ignore[no-untyped-def]
     i = (place // size_1).to(tl.int64)
     j = (place % size_1).to(tl.int64)
     k = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None].to(tl.int64)
-    column = tl.arange(0, COLUMNS)[None, :]
-    first = 2 * column if PAIRS else column
-    second = first + 1 if PAIRS else column + half
-    inside = (k < size_2) & (column < half)
-    start = x + i * x_0 + j * x_1 + k * x_2
-    a = tl.load(start + first, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(start + second, mask=inside, other=0.0).to(tl.float32)
-    # Angles that every k shares are read once.
-    seen = column < half if SHARED else inside
-    of_k = 0 if SHARED else k
+    start, of_k = x + i * x_0 + j * x_1 + k * x_2, 0 if SHARED else k
     cosine, sine = cos + i * cos_0 + j * cos_1 + of_k * cos_2, sin + i * sin_0 + j * sin_1 + of_k * sin_2
-    cos_a = tl.load(cosine + first, mask=seen, other=0.0).to(tl.float32)
-    cos_b = tl.load(cosine + second, mask=seen, other=0.0).to(tl.float32)
-    sin_a = tl.load(sine + first, mask=seen, other=0.0).to(tl.float32)
-    sin_b = tl.load(sine + second, mask=seen, other=0.0).to(tl.float32)
+    target = y + i * y_0 + j * y_1 + k * y_2
+    if PAIRS:
+        # Whole rows are read and then taken apart: every second element of memory would be read slowly.
+        both = tl.arange(0, 2 * COLUMNS)[None, :]
+        inside = (k < size_2) & (both < 2 * half)
+        # Angles that every k shares are read once.
+        seen = both < 2 * half if SHARED else inside
+        a, b = _halves(start + both, inside, ROWS, COLUMNS)
+        cos_a, cos_b = _halves(cosine + both, seen, 1 if SHARED else ROWS, COLUMNS)
+        sin_a, sin_b = _halves(sine + both, seen, 1 if SHARED else ROWS, COLUMNS)
+    else:
+        first = tl.arange(0, COLUMNS)[None, :]
+        inside = (k < size_2) & (first < half)
+        seen = first < half if SHARED else inside
+        a, b = _numbers(start + first, inside), _numbers(start + first + half, inside)
+        cos_a, cos_b = _numbers(cosine + first, seen), _numbers(cosine + first + half, seen)
+        sin_a, sin_b = _numbers(sine + first, seen), _numbers(sine + first + half, seen)
     if BACK:
         turned_a = a * cos_a + b * sin_b
         turned_b = b * cos_b - a * sin_a
     else:
         turned_a = a * cos_a - b * sin_a
         turned_b = b * cos_b + a * sin_b
-    target = y + i * y_0 + j * y_1 + k * y_2
-    tl.store(target + first, turned_a.to(y.dtype.element_ty), mask=inside)
-    tl.store(target + second, turned_b.to(y.dtype.element_ty), mask=inside)
+    kind = y.dtype.element_ty
+    if PAIRS:
+        turned = tl.reshape(tl.join(turned_a, turned_b), (ROWS, 2 * COLUMNS))
+        tl.store(target + both, turned.to(kind), mask=inside)
+    else:
+        tl.store(target + first, turned_a.to(kind), mask=inside)
+        tl.store(target + first + half, turned_b.to(kind), mask=inside)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, mode: int, *, backward: bool) -> Tensor:

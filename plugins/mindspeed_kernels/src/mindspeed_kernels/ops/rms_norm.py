@@ -241,7 +241,7 @@ def _torch(x: Tensor, gamma: Tensor, epsilon: float = 1e-6, zero_centered: bool 
 @rms_norm.backend(
     "triton",
     DEVICES,
-    priority=5,
+    priority=20,
     available=triton_missing,
     supports=only_floating("x", "gamma"),
     contract=(Size("x", -1, 1, _WIDEST),),
