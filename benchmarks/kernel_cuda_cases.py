@@ -105,7 +105,9 @@ def norms(on: Setting = ON_CUDA) -> Iterator[Case]:
         return torch.nn.functional.rms_norm(x.float(), (on.hidden,), 1.0 + g.float(), 1e-5).to(x.dtype)
 
     ours = both_ways(lambda x, g: rms_norm(x, g, 1e-5, True), zero)
-    yield Case("zero-centred norm bfloat16, theirs torch.compile's", ours, both_ways(on.compiled(centered), zero))
+    yield Case(
+        "zero-centred norm bfloat16, theirs torch.compile's", ours, both_ways(on.compiled(centered), zero)
+    )
 
 
 def activations(on: Setting = ON_CUDA) -> Iterator[Case]:
@@ -206,7 +208,9 @@ def losses(on: Setting = ON_CUDA) -> Iterator[Case]:
 
     ours = both_ways(lambda x: cross_entropy(x, target), tensors)
     yield Case("cross entropy bfloat16, theirs torch's", ours, both_ways(native, tensors))
-    yield Case("cross entropy bfloat16, theirs torch.compile's", ours, both_ways(on.compiled(native), tensors))
+    yield Case(
+        "cross entropy bfloat16, theirs torch.compile's", ours, both_ways(on.compiled(native), tensors)
+    )
     if on.has("liger_kernel"):
         from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction
 

@@ -21,7 +21,7 @@ _DISTRIBUTIONS = (
 )
 
 _WIDER = ("--hidden-size", "256")
-"""Flags of every proof, before its own."""
+"""Flags of a proof that measures nothing, before its own."""
 
 
 def measure(report: Report) -> None:
@@ -56,10 +56,12 @@ def measure(report: Report) -> None:
 
 
 def wider(scenario: Scenario) -> Scenario:
-    """Return the scenario with heads of 64: in so small a model as that of CPUs, workspaces hide what is kept.
+    """Return the scenario with heads of 64 instead of 16, as device kernels are made for.
 
-    What the scenario says itself wins.
+    What the scenario says itself wins. Bounds on what is measured are those of the model as it is.
     """
+    if scenario.gains:
+        return scenario
     resume = scenario.resume
     if resume is not None:
         resume = replace(resume, flags=(*_WIDER, *resume.flags))

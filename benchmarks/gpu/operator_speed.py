@@ -29,7 +29,9 @@ def measure(report: Report) -> None:
     report.facts["over_the_fastest"] = fastest
     slower = [f"{name} {ratio:.2f}" for name, ratio in fastest.items() if ratio > _ALLOWED]
     among = f"{len(fastest)} operators take over {_ALLOWED:g} x the fastest other's time"
-    report.headline = f"{failed} checks failed; {len(slower)} of {among}{': ' if slower else ''}{', '.join(slower)}"
+    report.headline = (
+        f"{failed} checks failed; {len(slower)} of {among}{': ' if slower else ''}{', '.join(slower)}"
+    )
 
 
 def fastest_of_others(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

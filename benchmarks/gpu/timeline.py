@@ -107,7 +107,7 @@ def shares(kernels: Iterable[Interval], seconds: float) -> dict[str, Any]:
 
 
 def busy(kernels: Sequence[Interval]) -> float:
-    """Return the seconds in which at least one of these kernels runs; they are in the order of their start."""
+    """Return the seconds in which at least one of these kernels runs; they are in the order of starts."""
     total, reached = 0.0, float("-inf")
     for kernel in kernels:
         total += max(0.0, kernel.end - max(kernel.start, reached))

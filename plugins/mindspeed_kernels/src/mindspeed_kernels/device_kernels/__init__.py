@@ -1,1 +1,1 @@
-"""Kernels of this package for devices, in Triton: one module per operator, each function launches one pass."""
+"""Kernels for devices, in Triton: one module per operator, each function of it launches one pass."""

@@ -14,7 +14,7 @@ _BLOCK = 4096
 
 
 @triton.jit
-def _cross_entropy_statistics(  # type: ignore[no-untyped-def]
+def _cross_entropy_statistics(
     logits, target, logsum, predicted, row_stride, first, width, BLOCKS: tl.constexpr, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -41,7 +41,7 @@ def _cross_entropy_statistics(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _cross_entropy_gradient(  # type: ignore[no-untyped-def]
+def _cross_entropy_gradient(
     logits, target, logsum, of_loss, gradient, row_stride, first, width, blocks, BLOCK: tl.constexpr
 ):
     place = tl.program_id(0)
@@ -77,9 +77,7 @@ def statistics(logits: Tensor, target: Tensor, first: int) -> tuple[Tensor, Tens
     return logsum, predicted
 
 
-def gradient_of_logits(
-    logits: Tensor, target: Tensor, logsum: Tensor, of_loss: Tensor, first: int
-) -> Tensor:
+def gradient_of_logits(logits: Tensor, target: Tensor, logsum: Tensor, of_loss: Tensor, first: int) -> Tensor:
     """Return ``(softmax - onehot) * of_loss``, ``[r, v]`` in the dtype of the logits.
 
     Args:

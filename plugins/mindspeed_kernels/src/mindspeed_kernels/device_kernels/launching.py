@@ -1,50 +1,11 @@
-"""Where Triton kernels can run, and how they are launched.
-
-Kernels are compiled at the first call of each kind, a second or less each, and kept on disk by Triton; none
-tunes itself, so that no step of a training waits for a search. With ``TRITON_INTERPRET=1`` in the environment
-Triton runs them on CPU tensors, which is how they are tested without a device.
-"""
+"""Launches of Triton kernels."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-
-from mindspeed_core.platforms.planned_kernels import kernels_for
-from mindspeed_kernels.call import Call
-from mindspeed_kernels.ops.availability import package_missing
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Whether kernels run on CPU tensors, as Triton reads it when it is imported."""
-DEVICES = ("cuda", "cpu") if INTERPRETED else ("cuda",)
-"""Types of devices whose tensors the kernels take."""
-FLOATING = (torch.float16, torch.bfloat16, torch.float32)
-"""Dtypes of the kernels, which compute in float32."""
-
-
-def triton_missing() -> str:
-    """Return why Triton's kernels cannot run; empty when they can."""
-    if kernels_for("cpu") != "cpu":
-        # A dry run plans for a device elsewhere, whose torch brings Triton.
-        return ""
-    if not INTERPRETED and not torch.cuda.is_available():
-        return "no CUDA device"
-    return package_missing("triton")
-
-
-def only_floating(*names: str) -> Callable[[Call], str]:
-    """Return what tells why a call cannot be served: tensors of these names have other dtypes than `FLOATING`."""
-
-    def refusal(call: Call) -> str:
-        wrong = [name for name in names if call.dtype(name) not in FLOATING]
-        return f"its kernels take float16, bfloat16 and float32, not {call.dtype(wrong[0])}" if wrong else ""
-
-    return refusal
 
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager[object]:
@@ -62,14 +23,3 @@ def blocks_of(size: int, block: int) -> int:
 def power_of_2(size: int) -> int:
     """Return the smallest power of two that is not below a size above zero."""
     return 1 << (size - 1).bit_length()
-
-
-def planned(tensor: Tensor) -> bool:
-    """Return whether a tensor has no memory, so that nothing is launched for it: in a dry run."""
-    return isinstance(tensor, FakeTensor)
-
-
-def rows_of(tensor: Tensor) -> Tensor:
-    """Return ``[..., w]`` as ``[r, w]`` whose columns lie beside each other; copied only where they do not."""
-    rows = tensor.reshape(-1, tensor.shape[-1])
-    return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()

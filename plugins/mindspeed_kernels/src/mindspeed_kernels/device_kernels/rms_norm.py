@@ -1,4 +1,4 @@
-"""RMSNorm in one pass over memory each way; the scale's gradient is summed up per program, then over programs."""
+"""RMSNorm in one pass over memory each way; the gradient of the scale is summed up program by program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PROGRAMS = 1024
 
 
 @triton.jit
-def _rms_norm_forward(x, gamma, y, rstd, x_row, width, eps, CENTERED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _rms_norm_forward(x, gamma, y, rstd, x_row, width, eps, CENTERED: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
@@ -28,7 +28,7 @@ def _rms_norm_forward(x, gamma, y, rstd, x_row, width, eps, CENTERED: tl.constex
 
 
 @triton.jit
-def _rms_norm_backward(  # type: ignore[no-untyped-def]
+def _rms_norm_backward(
     x, gamma, rstd, dy, dx, shares, x_row, dy_row, rows, width,
     CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

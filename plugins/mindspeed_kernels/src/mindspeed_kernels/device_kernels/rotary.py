@@ -14,18 +14,18 @@ _ELEMENTS = 4096
 
 
 @triton.jit
-def _numbers(place, mask):  # type: ignore[no-untyped-def]
+def _numbers(place, mask):
     return tl.load(place, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _halves(place, mask, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _halves(place, mask, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Read rows of pairs; return the first and the second element of each."""
     return tl.split(tl.reshape(_numbers(place, mask), (ROWS, COLUMNS, 2)))
 
 
 @triton.jit
-def _rotary(  # type: ignore[no-untyped-def]
+def _rotary(
     x, cos, sin, y, size_1, size_2,
     x_0, x_1, x_2, cos_0, cos_1, cos_2, sin_0, sin_1, sin_2, y_0, y_1, y_2,
     half,
@@ -35,8 +35,12 @@ def _rotary(  # type: ignore[no-untyped-def]
     i = (place // size_1).to(tl.int64)
     j = (place % size_1).to(tl.int64)
     k = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None].to(tl.int64)
-    start, of_k = x + i * x_0 + j * x_1 + k * x_2, 0 if SHARED else k
-    cosine, sine = cos + i * cos_0 + j * cos_1 + of_k * cos_2, sin + i * sin_0 + j * sin_1 + of_k * sin_2
+    start = x + i * x_0 + j * x_1 + k * x_2
+    cosine = cos + i * cos_0 + j * cos_1
+    sine = sin + i * sin_0 + j * sin_1
+    if not SHARED:
+        cosine += k * cos_2
+        sine += k * sin_2
     target = y + i * y_0 + j * y_1 + k * y_2
     if PAIRS:
         # Whole rows are read and then taken apart: every second element of memory would be read slowly.
@@ -69,7 +73,7 @@ def _rotary(  # type: ignore[no-untyped-def]
         tl.store(target + first + half, turned_b.to(kind), mask=inside)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, mode: int, *, backward: bool) -> Tensor:
+def rotate_at_once(x: Tensor, cos: Tensor, sin: Tensor, mode: int, *, backward: bool) -> Tensor:
     """Rotate ``x``, or a gradient back.
 
     Args:

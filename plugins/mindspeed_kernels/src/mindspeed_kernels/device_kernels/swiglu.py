@@ -14,7 +14,7 @@ _BLOCK = 1024
 
 
 @triton.jit
-def _swiglu_forward(x, y, x_row, width, blocks, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _swiglu_forward(x, y, x_row, width, blocks, BLOCK: tl.constexpr):
     place = tl.program_id(0)
     row = (place // blocks).to(tl.int64)
     column = (place % blocks) * BLOCK + tl.arange(0, BLOCK)
@@ -27,7 +27,7 @@ def _swiglu_forward(x, y, x_row, width, blocks, BLOCK: tl.constexpr):  # type: i
 
 
 @triton.jit
-def _swiglu_backward(x, dy, dx, x_row, dy_row, width, blocks, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _swiglu_backward(x, dy, dx, x_row, dy_row, width, blocks, BLOCK: tl.constexpr):
     place = tl.program_id(0)
     row = (place // blocks).to(tl.int64)
     column = (place % blocks) * BLOCK + tl.arange(0, BLOCK)

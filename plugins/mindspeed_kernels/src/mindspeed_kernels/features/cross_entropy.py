@@ -27,7 +27,7 @@ class FusedCrossEntropy(KernelFeature):
     summary = "Losses straight from 16-bit logits: no float32 copy of them, two numbers per token kept"
     flags = (Flag(_FLAG, help="Fused cross entropy that keeps the logits as they are."),)
     conflicts = (
-        Conflict(flag="--cross-entropy-loss-fusion", reason="it is another cross entropy; drop one of the two"),
+        Conflict(flag="--cross-entropy-loss-fusion", reason="it is another one; drop one of the two"),
         Conflict(flag="--fp16-lm-cross-entropy", reason="losses are computed in float32; drop it"),
     )
     slots = ("lm-loss",)

@@ -26,7 +26,7 @@ class FusedAdam(KernelFeature):
 
     name = "fused-adam"
     summary = "AdamW in one launch over all parameters; the norm of gradients waits for the device once"
-    flags = (Flag("--use-fused-adam", help="Update with torch's fused AdamW; one wait for the gradient norm."),)
+    flags = (Flag("--use-fused-adam", help="Torch's fused AdamW; one wait for the gradient norm."),)
     requires = (Requirement(flag="--optimizer", equals="adam", reason="the fused update is Adam's"),)
     conflicts = (
         Conflict(flag="--optimizer-cpu-offload", reason=_ELSEWHERE),

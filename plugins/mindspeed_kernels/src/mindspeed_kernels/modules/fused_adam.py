@@ -46,7 +46,7 @@ def fuse_updates(session: Session, optimizer: Any, owner: str) -> None:
             session.instances.set(owner, inner, "step", _fused_step(inner))
         elif not type(inner).__module__.startswith(("transformer_engine.", "apex.")):
             kind = type(inner).__name__
-            raise UserError(f"--use-fused-adam: the optimizer is {kind}, which updates by itself; drop the flag")
+            raise UserError(f"--use-fused-adam: the optimizer is {kind}, which updates by itself; drop it")
 
 
 def _fused_step(inner: Any) -> Callable[..., Any]:
@@ -88,7 +88,11 @@ def with_one_wait(original: Callable[..., Any]) -> Callable[..., Any]:
         return original
 
     def l2_norm(
-        chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], per_tensor: bool, *_: Any
+        chunk_size: int,
+        noop_flag: Tensor,
+        tensor_lists: Sequence[Sequence[Tensor]],
+        per_tensor: bool,
+        *_: Any,
     ) -> tuple[Tensor, None]:
         """Return the norm of all tensors, ``[1]`` float32, equal to megatron-core's to the last bit."""
         norms = torch.stack([torch.norm(tensor) for tensors in tensor_lists for tensor in tensors])

@@ -1,8 +1,8 @@
 """Cross entropy of each token over a vocabulary that ranks may hold in parts.
 
-The fast paths keep the logits as they are, in 16 bits where the model computes in 16 bits, and two numbers per
-token; megatron-core's keep a copy in float32. Everything is computed in float32 (float64 for float64); the
-gradient is rounded once.
+The fast paths keep the logits as they are, in 16 bits where the model computes in 16 bits, and two numbers
+per token; megatron-core's keep a copy in float32. Everything is computed in float32 (float64 for float64);
+the gradient is rounded once.
 """
 
 from __future__ import annotations
@@ -16,9 +16,16 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from mindspeed_kernels.contract import Dtype, Rank, SameSize
-from mindspeed_kernels.device_kernels.launching import DEVICES, only_floating, planned, rows_of, triton_missing
 from mindspeed_kernels.ops.cached_rows import row_blocks, rows_at_a_time
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
+from mindspeed_kernels.ops.triton_kernels import (
+    DEVICES,
+    PRIORITY,
+    only_floating,
+    planned,
+    rows_of,
+    triton_missing,
+)
 
 _ELEMENTS = 1 << 22
 """Logits that are made float32 at a time where nothing else is done block by block."""
@@ -61,7 +68,8 @@ class CrossEntropyFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         """Return the gradient of the logits in their dtype."""
-        return _gradient(*ctx.saved_tensors, gradients[0], ctx.first), None, None
+        logits, target, logsum = ctx.saved_tensors
+        return _gradient(logits, target, logsum, gradients[0], ctx.first), None, None
 
 
 class TritonCrossEntropyFunction(torch.autograd.Function):
@@ -196,7 +204,7 @@ def _rows(logits: Tensor, target: Tensor, group: ProcessGroup | None = None) -> 
 
 
 @cross_entropy.backend(
-    "triton", DEVICES, priority=20, available=triton_missing, supports=only_floating("logits")
+    "triton", DEVICES, priority=PRIORITY, available=triton_missing, supports=only_floating("logits")
 )
 def _triton(logits: Tensor, target: Tensor, group: ProcessGroup | None = None) -> Tensor:
     return _apply(TritonCrossEntropyFunction, logits, target, group)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from mindspeed_kernels.contract import NotEmpty, Size
-from mindspeed_kernels.device_kernels.launching import only_floating, rows_of, triton_missing
 from mindspeed_kernels.ops.availability import package_missing
 from mindspeed_kernels.ops.rms_norm import rms_norm, rms_norm_reference
 from mindspeed_kernels.ops.swiglu import swiglu, swiglu_along_last, swiglu_reference
+from mindspeed_kernels.ops.triton_kernels import only_floating, rows_of, triton_missing
 
 NAME = "liger"
 _PRIORITY = -10

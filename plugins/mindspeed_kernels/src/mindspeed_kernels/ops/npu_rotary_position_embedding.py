@@ -16,11 +16,11 @@ from torch.autograd.function import once_differentiable
 
 from mindspeed_kernels.call import Call, TensorFacts
 from mindspeed_kernels.contract import NPU_FLOATING, Choice, ContractError, Divisible, Dtype, Holds, Rank
-from mindspeed_kernels.device_kernels.launching import DEVICES, only_floating, planned, triton_missing
 from mindspeed_kernels.ops.availability import kernel_of_training_devices
 from mindspeed_kernels.ops.cached_rows import row_blocks, rows_at_a_time
 from mindspeed_kernels.ops.compiled import add_compiled
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
+from mindspeed_kernels.ops.triton_kernels import DEVICES, PRIORITY, only_floating, planned, triton_missing
 
 _CACHED_ELEMENTS = 1 << 19
 """Elements of the input that a CPU rotates at a time."""
@@ -149,9 +149,10 @@ class TritonRotaryFunction(RotaryFunction):
 def _rotated_at_once(x: Tensor, cos: Tensor, sin: Tensor, mode: int, backward: bool) -> Tensor:
     if planned(x):
         return torch.empty_like(x, memory_format=torch.contiguous_format)
-    from mindspeed_kernels.device_kernels.rotary import rotate as rotate_on_device
+    from mindspeed_kernels.device_kernels.rotary import rotate_at_once
 
-    return rotate_on_device(*map(_with_columns, (x, cos, sin)), mode, backward=backward)
+    operands = _with_columns(x), _with_columns(cos), _with_columns(sin)
+    return rotate_at_once(*operands, mode, backward=backward)
 
 
 def _with_columns(tensor: Tensor) -> Tensor:
@@ -217,7 +218,7 @@ def _cpu(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:
 
 
 @npu_rotary_position_embedding.backend(
-    "triton", DEVICES, priority=20, available=triton_missing, supports=only_floating("x", "cos", "sin")
+    "triton", DEVICES, priority=PRIORITY, available=triton_missing, supports=only_floating("x", "cos", "sin")
 )
 def _triton(x: Tensor, cos: Tensor, sin: Tensor, mode: int = 0) -> Tensor:
     if torch.compiler.is_compiling():

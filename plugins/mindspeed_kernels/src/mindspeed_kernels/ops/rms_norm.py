@@ -16,17 +16,18 @@ from torch.autograd.function import once_differentiable
 from mindspeed_core.platforms.planned_kernels import kernels_for
 from mindspeed_kernels.call import Call
 from mindspeed_kernels.contract import NPU_FLOATING, Dtype, NotEmpty, Range, Rank, SameSize, Size
-from mindspeed_kernels.device_kernels.launching import (
+from mindspeed_kernels.ops.availability import ascend_generation, torch_npu_missing
+from mindspeed_kernels.ops.cached_rows import row_blocks, rows_at_a_time
+from mindspeed_kernels.ops.compiled import add_compiled
+from mindspeed_kernels.ops.operator import Make, Operator, Sample
+from mindspeed_kernels.ops.triton_kernels import (
     DEVICES,
+    PRIORITY,
     only_floating,
     planned,
     rows_of,
     triton_missing,
 )
-from mindspeed_kernels.ops.availability import ascend_generation, torch_npu_missing
-from mindspeed_kernels.ops.cached_rows import row_blocks, rows_at_a_time
-from mindspeed_kernels.ops.compiled import add_compiled
-from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
 _CACHED_ELEMENTS = 1 << 19
 """Elements of the input that a CPU works on at a time."""
@@ -241,7 +242,7 @@ def _torch(x: Tensor, gamma: Tensor, epsilon: float = 1e-6, zero_centered: bool 
 @rms_norm.backend(
     "triton",
     DEVICES,
-    priority=20,
+    priority=PRIORITY,
     available=triton_missing,
     supports=only_floating("x", "gamma"),
     contract=(Size("x", -1, 1, _WIDEST),),

@@ -17,12 +17,19 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from mindspeed_core.platforms.planned_kernels import kernels_for
-from mindspeed_kernels.device_kernels.launching import DEVICES, only_floating, planned, rows_of, triton_missing
 from mindspeed_kernels.contract import NPU_FLOATING, ContractError, Dtype, NotEmpty, Rank
 from mindspeed_kernels.ops.availability import ascend_generation, torch_npu_missing
 from mindspeed_kernels.ops.cached_rows import row_blocks, rows_at_a_time
 from mindspeed_kernels.ops.compiled import add_compiled
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
+from mindspeed_kernels.ops.triton_kernels import (
+    DEVICES,
+    PRIORITY,
+    only_floating,
+    planned,
+    rows_of,
+    triton_missing,
+)
 
 _CACHED_ELEMENTS = 1 << 18
 """Elements of the input that a CPU works on at a time."""
@@ -183,7 +190,7 @@ def _fused(x: Tensor, dim: int = -1) -> Tensor:
     return swiglu_along_last(SwiGLUFunction.apply, x, dim)
 
 
-@swiglu.backend("triton", DEVICES, priority=20, available=triton_missing, supports=only_floating("x"))
+@swiglu.backend("triton", DEVICES, priority=PRIORITY, available=triton_missing, supports=only_floating("x"))
 def _triton(x: Tensor, dim: int = -1) -> Tensor:
     if torch.compiler.is_compiling():
         return swiglu_reference(x, dim)
