@@ -96,6 +96,7 @@ class RankRecord:
     saved: SavedState | None
     measured: _Measured
     step_seconds: tuple[float, ...]
+    platform: str = ""
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ class SideResult:
             ``sent_bytes`` (sum over ranks), ``step_seconds`` (median).
         communication: per rank, totals by operation and group.
         metrics: what features recorded with ``run.metrics`` in the measured step, reduced.
+        platform: name of the platform that it ran on.
     """
 
     features: tuple[str, ...]
@@ -133,6 +135,7 @@ class SideResult:
     measures: Mapping[str, float]
     communication: tuple[Mapping[tuple[str, str], Total], ...]
     metrics: Mapping[str, float]
+    platform: str = ""
 
 
 def train_side(
@@ -251,6 +254,7 @@ def train_rank(request: SideRequest) -> RankRecord:
             saved=saved,
             measured=measured,
             step_seconds=seconds,
+            platform=session.platform.name,
         )
         loop.teardown(session)
         return record
@@ -421,6 +425,7 @@ def joined_ranks(ranks: Sequence[RankRecord]) -> SideResult:
         measures=measures,
         communication=tuple(rank.measured.communication for rank in ranks),
         metrics=first.measured.metrics,
+        platform=first.platform,
     )
 
 

@@ -24,7 +24,8 @@ _SELF_ATTENTION = (*_ATTENTION, "--swap-modules", "self_attention")
 _INPUT = ("--swap-layer-input", *_SMALL)
 _UNIFORM = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers")
 _FLASH = ("--use-flash-attn",)
-_NEW = Gain("host_buffers", exactly=0)
+# A host makes some itself, for what it reports.
+_NEW = Gain("host_buffers", less=0)
 _FOUR_MICRO_BATCHES = 4
 
 
