@@ -14,12 +14,14 @@ class Section:
         module: the module in this folder whose ``measure(report)`` runs it.
         seconds: time budget.
         shows: one sentence.
+        divides: its checks can be divided among processes that share the device.
     """
 
     name: str
     module: str
     seconds: int
     shows: str
+    divides: bool = False
 
 
 SECTIONS = (
@@ -69,6 +71,7 @@ SECTIONS = (
         240,
         "every proof of the features of this repository's plugins that fits the GPUs at hand: losses, "
         "gradients and parameters with and without the feature",
+        divides=True,
     ),
     Section(
         "nccl",

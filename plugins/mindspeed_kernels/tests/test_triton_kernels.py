@@ -1,4 +1,4 @@
-"""The Triton kernels: their values by Triton's interpreter, and that they compile for devices that are not here."""
+"""The Triton kernels: their values by Triton's interpreter, and their compilation for other devices."""
 
 import json
 import os

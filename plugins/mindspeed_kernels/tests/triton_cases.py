@@ -36,6 +36,7 @@ def case(name):
     import torch
 
     from mindspeed_kernels.conformance import check_backend
+    from mindspeed_kernels.device_kernels import rms_norm
     from mindspeed_kernels.ops import OPERATORS as OPS
 
     def compared(operator, tensors, options=(), dtype="float32"):
@@ -87,8 +88,9 @@ def case(name):
         kind = name.rpartition(", ")[2]
         gamma = torch.randn(1100) if kind == "float32 scale" else torch.randn(1100).bfloat16()
         options = (1e-5, kind == "zero-centred")
-        # More rows than programs of backward.
-        compared("rms_norm", (torch.randn(1030, 2, 1100).bfloat16(), gamma), options, "bfloat16")
+        # More rows than programs of backward, of which each then walks through several.
+        rms_norm._PROGRAMS = 8
+        compared("rms_norm", (torch.randn(30, 1, 1100).bfloat16(), gamma), options, "bfloat16")
     elif name == "swiglu of wide rows that lie apart":
 
         def view(tensor):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from mindspeed_core.platforms.planned_kernels import kernels_for
-from mindspeed_kernels.attention.arguments import Options, prepare
-from mindspeed_kernels.attention.cuda import band_of, flash_limits
+from mindspeed_kernels.attention.arguments import Options, check_numbers, views
+from mindspeed_kernels.attention.cuda import flash_limits
 from mindspeed_kernels.call import UNKNOWN, Call
 
 _WIDTHS = 8
@@ -66,17 +66,19 @@ def cudnn_attention(
         None where numbers are outside of what is asked of it: odd or wide heads, no whole causal or complete
         mask, and where torch was told to use deterministic algorithms, which its backward is not.
     """
-    inputs = prepare(query, key, value, options)
-    band, width = band_of(inputs), inputs.query.shape[3]
-    if band is None or width % _WIDTHS or width > _WIDEST or inputs.value.shape[3] != width:
+    # Not all that `prepare` finds out: this is called once per layer and micro-batch.
+    check_numbers(options)
+    q, k, v = views(query, key, value, options)
+    width, sq, sk = q.shape[3], q.shape[2], k.shape[2]
+    if width % _WIDTHS or width > _WIDEST or v.shape[3] != width or not (sq and sk):
         return None
-    whole = band.left < 0 and band.keys == inputs.key.shape[2] and band.starts[0] is None
-    causal = band.right == 0 and inputs.query.shape[2] == inputs.key.shape[2]
-    if not whole or not (causal or band.right < 0) or torch.are_deterministic_algorithms_enabled():
+    causal, longest = options.sparse_mode in (2, 3), max(sq, sk)
+    complete = options.pre_tokens >= longest and options.next_tokens >= longest
+    whole = sq == sk if causal else complete and options.sparse_mode == 0
+    if not whole or torch.are_deterministic_algorithms_enabled():
         return None
-    operands = [_in_rows(item) for item in (inputs.query, inputs.key, inputs.value)]
     found = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        *operands, None, True, 0.0, causal, False, scale=options.scale
+        _in_rows(q), _in_rows(k), _in_rows(v), None, True, 0.0, causal, False, scale=options.scale
     )
     context: Tensor = found[0]
     return context, found[1].detach().reshape(context.shape[:3])
