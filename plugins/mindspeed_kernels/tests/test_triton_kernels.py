@@ -15,6 +15,7 @@ from triton_cases import OPERATORS as WITH_KERNELS
 from mindspeed_core.platforms.planned_kernels import kernels_of
 from mindspeed_kernels.call import Call
 from mindspeed_kernels.conformance import samples_of
+from mindspeed_kernels.device_kernels.launching import launch
 from mindspeed_kernels.ops import OPERATORS
 
 pytest.importorskip("triton")
@@ -61,6 +62,37 @@ def test_float64_is_left_to_the_composition(name):
     operator = OPERATORS[name]
     call = operator.call_of(*samples_of(operator, dtype=torch.float64)[0].args)
     assert "float64" in operator.backends["triton"].supports(Call("cuda", call.arguments))
+
+
+class Recorded:
+    """Stands for a kernel of Triton, and for what it compiles."""
+
+    def __init__(self, log, compiles=True):
+        self.log, self.compiles = log, compiles
+
+    def __getitem__(self, grid):
+        def call(*arguments, **options):
+            self.log.append(("found" if self.compiles else "launched", grid, len(arguments)))
+            return Recorded(self.log, compiles=False) if self.compiles else None
+
+        return call
+
+
+def test_a_launch_of_a_known_kind_goes_past_triton_s_search():
+    log = []
+    kernel = Recorded(log)
+    x, y = torch.zeros(64), torch.zeros(64)
+    for tensors, numbers in (
+        ((x, y), (3,)),
+        ((x, y), (3,)),
+        ((x, y), (4,)),
+        ((x[1:], y), (3,)),
+        ((x, y), (3,)),
+    ):
+        launch(kernel, (7,), tensors, numbers, (128,), 4)
+    kinds = [what for what, _, _ in log]
+    assert kinds == ["found", "launched", "found", "found", "launched"]
+    assert log[1] == ("launched", (7, 1, 1), 4)
 
 
 @pytest.mark.thorough

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mindspeed_kernels.device_kernels.launching import blocks_of, on_device_of, power_of_2
+from mindspeed_kernels.device_kernels.launching import blocks_of, launch, power_of_2
 
 _BLOCK = 4096
 """Logits that a program reads at a time."""
@@ -69,11 +69,10 @@ def statistics(logits: Tensor, target: Tensor, first: int) -> tuple[Tensor, Tens
     logsum, predicted = (torch.empty(logits.shape[0], device=logits.device) for _ in range(2))
     if logits.numel():
         block = min(_BLOCK, power_of_2(logits.shape[1]))
-        with on_device_of(logits):
-            _cross_entropy_statistics[(logits.shape[0],)](
-                logits, target, logsum, predicted, logits.stride(0), first, logits.shape[1],
-                BLOCKS=blocks_of(logits.shape[1], block), BLOCK=block, num_warps=8,
-            )  # fmt: skip
+        numbers = logits.stride(0), first, logits.shape[1]
+        constants = blocks_of(logits.shape[1], block), block
+        tensors = logits, target, logsum, predicted
+        launch(_cross_entropy_statistics, (logits.shape[0],), tensors, numbers, constants, 8)
     return logsum, predicted
 
 
@@ -91,9 +90,7 @@ def gradient_of_logits(logits: Tensor, target: Tensor, logsum: Tensor, of_loss: 
     if logits.numel():
         block = min(_BLOCK, power_of_2(logits.shape[1]))
         blocks = blocks_of(logits.shape[1], block)
-        with on_device_of(logits):
-            _cross_entropy_gradient[(logits.shape[0] * blocks,)](
-                logits, target, logsum, of_loss, result, logits.stride(0), first, logits.shape[1], blocks,
-                BLOCK=block, num_warps=8,
-            )  # fmt: skip
+        numbers = logits.stride(0), first, logits.shape[1], blocks
+        tensors = logits, target, logsum, of_loss, result
+        launch(_cross_entropy_gradient, (logits.shape[0] * blocks,), tensors, numbers, (block,), 8)
     return result

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mindspeed_kernels.device_kernels.launching import blocks_of, on_device_of, power_of_2
+from mindspeed_kernels.device_kernels.launching import blocks_of, launch, power_of_2
 
 _PROGRAMS = 1024
 """Programs of backward, about; each sums the scale's gradient over the rows it walks through."""
@@ -74,11 +74,8 @@ def rms_norm_forward(rows: Tensor, gamma: Tensor, eps: float, zero_centered: boo
     rstd = torch.empty(rows.shape[0], device=rows.device)
     if rows.numel():
         block = power_of_2(rows.shape[1])
-        with on_device_of(rows):
-            _rms_norm_forward[(rows.shape[0],)](
-                rows, gamma, result, rstd, rows.stride(0), rows.shape[1], eps,
-                CENTERED=zero_centered, BLOCK=block, num_warps=_warps(block),
-            )  # fmt: skip
+        tensors, numbers = (rows, gamma, result, rstd), (rows.stride(0), rows.shape[1], eps)
+        launch(_rms_norm_forward, (rows.shape[0],), tensors, numbers, (zero_centered, block), _warps(block))
     return result, rstd
 
 
@@ -94,9 +91,7 @@ def rms_norm_backward(
     each = power_of_2(blocks_of(count, _PROGRAMS))
     programs, block = blocks_of(count, each), power_of_2(width)
     shares = torch.empty(programs, width, device=rows.device)
-    with on_device_of(rows):
-        _rms_norm_backward[(programs,)](
-            rows, gamma, rstd, gradient, result, shares, rows.stride(0), gradient.stride(0), count, width,
-            CENTERED=zero_centered, ROWS=each, BLOCK=block, num_warps=_warps(block),
-        )  # fmt: skip
+    tensors = rows, gamma, rstd, gradient, result, shares
+    numbers = rows.stride(0), gradient.stride(0), count, width
+    launch(_rms_norm_backward, (programs,), tensors, numbers, (zero_centered, each, block), _warps(block))
     return result, shares.sum(0)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mindspeed_kernels.device_kernels.launching import blocks_of, on_device_of, power_of_2
+from mindspeed_kernels.device_kernels.launching import blocks_of, launch, power_of_2
 
 _ELEMENTS = 4096
 """Elements of a program, about."""
@@ -102,12 +102,9 @@ def rotate_at_once(x: Tensor, cos: Tensor, sin: Tensor, mode: int, *, backward: 
     def strides(tensor: Tensor) -> list[int]:
         return [tensor.stride(n) if tensor.shape[n] > 1 else 0 for n in order]
 
-    with on_device_of(x):
-        _rotary[(sizes[outer[0]] * sizes[outer[1]], blocks_of(sizes[inner], rows))](
-            x, cos, sin, result, sizes[outer[1]], sizes[inner],
-            *strides(x), *strides(cos), *strides(sin), *strides(result),
-            half,
-            PAIRS=mode == 1, BACK=backward, SHARED=max(free) > 1, ROWS=rows, COLUMNS=columns,
-            num_warps=4,
-        )  # fmt: skip
+    tensors = x, cos, sin, result
+    sizes_and_strides = sizes[outer[1]], sizes[inner], *(n for tensor in tensors for n in strides(tensor))
+    grid = sizes[outer[0]] * sizes[outer[1]], blocks_of(sizes[inner], rows)
+    constants = mode == 1, backward, max(free) > 1, rows, columns
+    launch(_rotary, grid, tensors, (*sizes_and_strides, half), constants, 4)
     return result

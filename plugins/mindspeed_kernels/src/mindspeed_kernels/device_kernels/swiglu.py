@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mindspeed_kernels.device_kernels.launching import blocks_of, on_device_of
+from mindspeed_kernels.device_kernels.launching import blocks_of, launch
 
 _BLOCK = 1024
 """Columns of a program: with four warps 16 bytes of each half for a thread."""
@@ -57,10 +57,8 @@ def swiglu_forward(rows: Tensor) -> Tensor:
     result = rows.new_empty(rows.shape[0], width)
     if result.numel():
         blocks = blocks_of(width, _BLOCK)
-        with on_device_of(rows):
-            _swiglu_forward[(rows.shape[0] * blocks,)](
-                rows, result, rows.stride(0), width, blocks, BLOCK=_BLOCK, num_warps=4
-            )
+        numbers = rows.stride(0), width, blocks
+        launch(_swiglu_forward, (rows.shape[0] * blocks,), (rows, result), numbers, (_BLOCK,), 4)
     return result
 
 
@@ -70,16 +68,7 @@ def swiglu_backward(rows: Tensor, gradient: Tensor) -> Tensor:
     result = torch.empty_like(rows, memory_format=torch.contiguous_format)
     if result.numel():
         blocks = blocks_of(width, _BLOCK)
-        with on_device_of(rows):
-            _swiglu_backward[(rows.shape[0] * blocks,)](
-                rows,
-                gradient,
-                result,
-                rows.stride(0),
-                gradient.stride(0),
-                width,
-                blocks,
-                BLOCK=_BLOCK,
-                num_warps=4,
-            )
+        numbers = rows.stride(0), gradient.stride(0), width, blocks
+        tensors = rows, gradient, result
+        launch(_swiglu_backward, (rows.shape[0] * blocks,), tensors, numbers, (_BLOCK,), 4)
     return result
