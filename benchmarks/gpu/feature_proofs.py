@@ -28,6 +28,8 @@ def measure(report: Report) -> None:
     """Verify each scenario; those that find no GPU or no time are named."""
     gpus = max(1, len(report.facts["gpus"]))
     fitting, too_large = scenarios(report.platform, gpus)
+    if report.features:
+        fitting = [item for item in fitting if item[0].name in report.features]
     number, count = report.slice
     fitting = fitting[number - 1 :: count]
     if report.smoke:

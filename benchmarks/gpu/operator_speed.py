@@ -59,7 +59,7 @@ def speed(report: Report) -> None:
                 for _ in range(3):
                     case.ours()
                     case.theirs()
-                for _ in range(2 if report.smoke else 15):
+                for _ in range(2 if report.smoke else 9):
                     theirs.append(seconds_on_device(case.theirs, device=on.device))
                     ours.append(seconds_on_device(case.ours, device=on.device))
                 report.row(

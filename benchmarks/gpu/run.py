@@ -99,11 +99,13 @@ def run_section(
     *,
     smoke: bool,
     part: str = "1/1",
+    features: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Run one section, or a slice of it, to its end or to the end of its time, and complete its JSON file."""
     path.unlink(missing_ok=True)
     command = [sys.executable, "-W", "ignore", str(SECTION_PROGRAM), section.name, str(path)]
     command += ["--seconds", f"{seconds:g}", "--slice", part, *(["--smoke"] if smoke else [])]
+    command += [word for name in features for word in ("--feature", name)]
     started = time.monotonic()
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, env=dict(variables), stderr=errors, start_new_session=True)
@@ -134,14 +136,27 @@ def run_section(
 
 
 def run_side_by_side(
-    section: Section, path: Path, variables: Mapping[str, str], seconds: float, *, smoke: bool, count: int
+    section: Section,
+    path: Path,
+    variables: Mapping[str, str],
+    seconds: float,
+    *,
+    smoke: bool,
+    count: int,
+    features: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Run all slices of a section at the same time, and join their rows in one JSON file."""
     parts = [path.with_name(f"{path.stem}-{number}-of-{count}.json") for number in range(1, count + 1)]
     with ThreadPoolExecutor(count) as pool:
         done = pool.map(
             lambda number: run_section(
-                section, parts[number - 1], variables, seconds, smoke=smoke, part=f"{number}/{count}"
+                section,
+                parts[number - 1],
+                variables,
+                seconds,
+                smoke=smoke,
+                part=f"{number}/{count}",
+                features=features,
             ),
             range(1, count + 1),
         )
@@ -226,6 +241,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="this one of N parts of sections that can be divided (features), from 1 on",
     )
     parser.add_argument(
+        "--feature",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="prove this feature only; may be repeated",
+    )
+    parser.add_argument(
         "--side-by-side",
         type=int,
         default=min(8, max(1, (os.cpu_count() or 1) // 2)),
@@ -261,14 +283,26 @@ def main(argv: Sequence[str] | None = None) -> int:
             path = (folder / f"{section.name}.json").resolve()
             if section.divides and not options.slice and not options.smoke and options.side_by_side > 1:
                 results[section.name] = run_side_by_side(
-                    section, path, variables, seconds, smoke=options.smoke, count=options.side_by_side
+                    section,
+                    path,
+                    variables,
+                    seconds,
+                    smoke=options.smoke,
+                    count=options.side_by_side,
+                    features=options.feature,
                 )
                 continue
             part = options.slice if options.slice and section.divides else "1/1"
             if part != "1/1":
                 path = path.with_name(f"{section.name}-{part.replace('/', '-of-')}.json")
             results[section.name] = run_section(
-                section, path, variables, seconds, smoke=options.smoke, part=part
+                section,
+                path,
+                variables,
+                seconds,
+                smoke=options.smoke,
+                part=part,
+                features=options.feature,
             )
     print(f"\n{summary(results)}\nJSON in {folder}")
     return 0 if all(content["status"] in (FINISHED, NOT_RUN) for content in results.values()) else 1

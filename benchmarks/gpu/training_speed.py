@@ -47,7 +47,7 @@ _MODEL = (
     "--optimizer adam --lr 1e-4 --lr-decay-style constant --mock-data --num-workers 0 --eval-iters 0 "
     "--seed 1234 --no-progress --log-interval 1"
 )
-_STEPS, _WARMUP = 19, 6
+_STEPS, _WARMUP = 15, 5
 _SMOKE_STEPS, _SMOKE_WARMUP = 5, 1
 
 
