@@ -238,14 +238,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--slice",
         metavar="I/N",
-        help="this one of N parts of sections that can be divided (features), from 1 on",
+        help="part I of N of the sections that can be divided, which is features",
     )
     parser.add_argument(
         "--feature",
         action="append",
         default=[],
         metavar="NAME",
-        help="prove this feature only; may be repeated",
+        help="prove this one only; may be repeated",
     )
     parser.add_argument(
         "--side-by-side",
