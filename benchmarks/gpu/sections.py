@@ -75,10 +75,10 @@ SECTIONS = (
     ),
     Section(
         "nccl",
-        "two_gpus",
+        "several_gpus",
         120,
-        "two GPUs: tensor and sequence parallelism, and data parallelism with a distributed optimizer, train "
-        "as one process does",
+        "two GPUs and more: every kind of parallelism trains as one process does, and the step with each "
+        "family's overlap of communication against the step without",
     ),
 )
 """In the order in which they run; the budgets add up to 25 minutes."""
