@@ -65,7 +65,7 @@ def measure(report: Report) -> None:
 
 
 def only_rounding(verdict: Verdict) -> bool:
-    """Return whether all that a proof lacks is equality to the bit, which kernels of a device may not give."""
+    """Return whether all that a proof lacks is equal bits, which kernels of a device may not give."""
     gains = all(gain.met for gain in verdict.gains)
     return gains and not verdict.error and verdict.tolerance == 0.0 and verdict.largest_error is not None
 

@@ -75,6 +75,7 @@ class Overlap:
         flags: of the side that overlaps.
         baseline: of the other side.
         ranks: processes of both sides.
+        feature: that has to be active with ``flags``; empty for an overlap of megatron-core.
     """
 
     name: str
@@ -82,17 +83,29 @@ class Overlap:
     flags: tuple[str, ...]
     baseline: tuple[str, ...] = ()
     ranks: int = 2
+    feature: str = ""
 
 
 OVERLAPS = (
     Overlap("reduction of gradients and gathering of parameters", _LLAMA, _OVERLAPPED, _SHARDED),
-    Overlap("tensor parallel: products and communication in parts", (*_LLAMA, *_TP2), ("--use-ascend-coc",)),
+    Overlap(
+        "tensor parallel: products and communication in parts",
+        (*_LLAMA, *_TP2),
+        ("--use-ascend-coc", "--coc-parallel-num", "4"),
+        feature="coc",
+    ),
     Overlap(
         "experts: exchange beside products",
         (*_EXPERTS, *_EP2),
-        ("--use-pipe-experts", "--pipe-experts-multi-data", "4"),
+        ("--moe-alltoall-overlap-comm",),
+        feature="moe-alltoall-overlap",
     ),
-    Overlap("experts: forward beside backward", (*_EXPERTS, *_EP2), ("--moe-fb-overlap",)),
+    Overlap(
+        "experts: forward beside backward",
+        (*_EXPERTS, *_EP2),
+        ("--moe-fb-overlap",),
+        feature="moe-fb-overlap",
+    ),
     Overlap(
         "context parallel: the next keys while these are used",
         (*_LLAMA, *_CP2),
@@ -171,6 +184,8 @@ def gain(report: Report, overlap: Overlap) -> None:
                     timeout=120.0,
                 )
                 seconds[name].append(side.measures["step_seconds"])
+                if overlap.feature:
+                    assert (overlap.feature in side.features) == (name == "with"), "it is not active"
     if all(seconds.values()):
         ours, theirs = (statistics.median(seconds[name]) for name in sides)
         report.row(f"{overlap.name}: step", ours=ours, theirs=theirs, unit="s", rounds=str(seconds))
