@@ -184,8 +184,8 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def gpu(session: nox.Session) -> None:
-    """Run what only a CUDA device shows, in 25 minutes; without one, list what would run."""
-    install(session)
+    """Run what only CUDA devices show, one to eight, in 25 minutes; without one, list what would run."""
+    install(session, "liger-kernel>=0.8; platform_system == 'Linux'")
     session.run("python", str(ROOT / "benchmarks" / "gpu" / "run.py"), *session.posargs)
 
 

@@ -103,16 +103,20 @@ class RotaryFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
         """Rotate; see `npu_rotary_position_embedding_reference`."""
-        kept = x if cos.requires_grad or sin.requires_grad else None
-        ctx.save_for_backward(kept, cos, sin)
-        ctx.mode = mode
-        return _rotated(x, cos, sin, mode, backward=False)
+        return _forward(ctx, x, cos, sin, mode, _rotated)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Rotate the gradient back."""
         return _gradients(ctx, gradients[0], _rotated)
+
+
+def _forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, mode: int, turn: Callable[..., Tensor]) -> Tensor:
+    kept = x if cos.requires_grad or sin.requires_grad else None
+    ctx.save_for_backward(kept, cos, sin)
+    ctx.mode = mode
+    return turn(x, cos, sin, mode, backward=False)
 
 
 def _gradients(ctx: Any, gradient: Tensor, turn: Callable[..., Tensor]) -> tuple[Tensor | None, ...]:
@@ -134,10 +138,7 @@ class TritonRotaryFunction(RotaryFunction):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
         """Rotate; see `npu_rotary_position_embedding_reference`."""
-        kept = x if cos.requires_grad or sin.requires_grad else None
-        ctx.save_for_backward(kept, cos, sin)
-        ctx.mode = mode
-        return _rotated_at_once(x, cos, sin, mode, backward=False)
+        return _forward(ctx, x, cos, sin, mode, _rotated_at_once)
 
     @staticmethod
     @once_differentiable
