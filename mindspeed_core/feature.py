@@ -307,8 +307,9 @@ class Gain:
         exactly: the value with the feature; the baseline needs none.
         less: by how much the value is smaller than the baseline's, exactly.
         value_at_most: upper bound of the value with the feature; the baseline needs none.
+        platforms: where the bounds hold; empty means everywhere.
 
-    Without any bound the ratio is only reported.
+    Without any bound, or on another platform, the ratio is only reported.
     """
 
     measure: str
@@ -316,6 +317,7 @@ class Gain:
     exactly: float | None = None
     less: float | None = None
     value_at_most: float | None = None
+    platforms: tuple[str, ...] = ()
 
     @property
     def demand(self) -> str:

@@ -328,9 +328,16 @@ def _beside_baseline(
         comparison,
         (Compared(side.layout, baseline.layout, scenario.tolerance, counts),),
         ((side, scenario.flags, True), (baseline, scenario.baseline, scenario.same_feature)),
-        tuple(_gain(gain, side, baseline) for gain in scenario.gains),
+        tuple(_gain(_on(side.platform, gain), side, baseline) for gain in scenario.gains),
         tuple(remarks),
     )
+
+
+def _on(platform: str, gain: Gain) -> Gain:
+    """Return the gain as a platform has it: without bounds where these are those of others."""
+    if not gain.platforms or platform in gain.platforms:
+        return gain
+    return replace(gain, at_most=None, exactly=None, less=None, value_at_most=None)
 
 
 def _gain(gain: Gain, side: SideResult, baseline: SideResult) -> GainResult:
