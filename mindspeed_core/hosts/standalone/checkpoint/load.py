@@ -7,6 +7,7 @@ that names the file, the key or the flag.
 from __future__ import annotations
 
 import logging
+from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -41,9 +42,10 @@ from mindspeed_core.hosts.standalone.checkpoint.save_folder import own
 from mindspeed_core.hosts.standalone.checkpoint.store_url import folder_of, masked
 from mindspeed_core.hosts.standalone.fault_tolerance import restart
 from mindspeed_core.hosts.standalone.fault_tolerance.bad_steps import BadSteps
-from mindspeed_core.megatron import model_state, optimizer_state
+from mindspeed_core.megatron import model_record, model_state, optimizer_state
 from mindspeed_core.megatron.brought_choices import check_saved_style
 from mindspeed_core.megatron.feature_state import feature_parts
+from mindspeed_core.megatron.model_record import check_model, describe_run, from_arguments, read_record
 from mindspeed_core.megatron.plan_resume import check_plan, plan_change
 from mindspeed_core.run import LoadInfo
 from mindspeed_core.runtime.gather import all_gather_values
@@ -191,6 +193,7 @@ class _Load:
         run = self.run
         self.common = self._read_common()
         self.index = self._read_index()
+        self._check_model()
         self._check_optimizer_kind()
         known = self._known_features()
         self.with_rng = self._decide_rng()
@@ -247,6 +250,25 @@ class _Load:
         sharding = saved.get("distrib_optim_sharding_type", "fully_reshardable")
         return checkpoint_content.layout_metadata(self.run, sharding=sharding)
 
+    def _check_model(self) -> None:
+        """Compare the model that the weights were trained in with the one that they are to be loaded into."""
+        now = describe_run(self.run)
+        saved = read_record((self.common.get("features") or {}).get(model_record.KEY), str(self.name))
+        if saved is None:
+            known = dict(self.manifest.model) if self.manifest is not None else {}
+            saved = from_arguments({**vars(self.common.get("args") or Namespace()), **known}, now)
+        notes = check_model(
+            self.run.session,
+            saved,
+            now,
+            str(self.name),
+            resumes=self.run.optimizer is not None and not self.weights_alone,
+            # Weights of a source are a base: what is put on top of it is not in there.
+            with_facts=self.source is None,
+        )
+        for note in notes:
+            _warn(note)
+
     def _check_optimizer_kind(self) -> None:
         if not self.with_optimizer:
             return
@@ -280,7 +302,7 @@ class _Load:
         return {name: part for name, part in features.items() if name in saved}
 
     def _saved_features(self) -> set[str]:
-        names = set(self.common.get("features") or {})
+        names = set(self.common.get("features") or {}) - {model_record.KEY}
         for key in self.index.state_dict_metadata:
             if str(key).startswith("features."):
                 names.add(str(key).split(".")[1])
