@@ -9,7 +9,8 @@ An optimizer that describes its state itself needs none of it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,11 @@ def sharded_state(
                 )
             if not is_loading and metadata.get("distrib_optim_sharding_type") == distributed_state.FORMAT:
                 _describe_in_place(inner, model_state)
-    return optimizer.sharded_state_dict(dict(model_state), is_loading=is_loading, metadata=dict(metadata))
+    # A template is made of a state that the optimizer loads from itself.
+    with _told_apart(_inner(optimizer), {}) if is_loading else nullcontext():
+        return optimizer.sharded_state_dict(
+            dict(model_state), is_loading=is_loading, metadata=dict(metadata)
+        )
 
 
 def load_state(optimizer: MegatronOptimizer, state: Any) -> None:
@@ -74,8 +79,11 @@ def load_state(optimizer: MegatronOptimizer, state: Any) -> None:
         optimizer_state.load_state(found[0], state)
         _warn_of_moments_that_were_not_saved(found[0])
         return
-    if found:
-        state = optimizer_chain.fitted(state, found)
+    with _told_apart(found, state):
+        _load_parts(optimizer, found, optimizer_chain.fitted(state, found) if found else state)
+
+
+def _load_parts(optimizer: MegatronOptimizer, found: list[Any], state: Any) -> None:
     counting = [inner for inner in found if _counts_steps(inner)]
     if counting:
         _name_the_step_of_an_unused_optimizer(state)
@@ -96,6 +104,26 @@ def load_state(optimizer: MegatronOptimizer, state: Any) -> None:
         if not isinstance(inner.optimizer, DescribedOptimizer):
             _keep_moments_sharded(inner)
         _warn_of_moments_that_were_not_saved(inner)
+
+
+@contextmanager
+def _told_apart(found: list[Any], state: Any) -> Iterator[None]:
+    """Let megatron-core find the groups of ``--decoupled-lr`` again in this block.
+
+    Since 0.16 the entries by which it looks for a saved group are the same for them and for others.
+    """
+    live = [group for inner in found for group in inner.optimizer.param_groups]
+    before = [group.get("is_decoupled_lr") for group in live]
+    for group in (*live, *(optimizer_chain.saved_groups(state) if found else ())):
+        if "default_config" in group:
+            group["is_decoupled_lr"] = not group["default_config"]
+    try:
+        yield
+    finally:
+        live = [group for inner in found for group in inner.optimizer.param_groups]
+        for group, mark in zip(live, before):
+            if mark is not None:
+                group["is_decoupled_lr"] = mark
 
 
 def without_absent(optimizer: MegatronOptimizer, state: Any, held: Collection[str]) -> Any:

@@ -47,6 +47,7 @@ from mindspeed_core.megatron.brought_choices import check_saved_style
 from mindspeed_core.megatron.feature_state import feature_parts
 from mindspeed_core.megatron.model_record import check_model, describe_run, from_arguments, read_record
 from mindspeed_core.megatron.plan_resume import check_plan, plan_change
+from mindspeed_core.megatron.saved_schedule import check_schedule, group_values, settle_groups
 from mindspeed_core.run import LoadInfo
 from mindspeed_core.runtime.gather import all_gather_values
 
@@ -191,6 +192,7 @@ class _Load:
     def _load_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Load weights, optimizer and random states; return the features' templates and what was loaded."""
         run = self.run
+        self.groups = group_values(run.optimizer)
         self.common = self._read_common()
         self.index = self._read_index()
         self._check_model()
@@ -411,20 +413,21 @@ class _Load:
             run.session.state(rng_state.LoadedRng).state = loaded
 
     def _apply_schedule(self, state: dict[str, Any]) -> None:
+        """Go on with the schedule, without the optimizer's state too: it says how far training is."""
         run = self.run
-        if run.scheduler is None or self.weights_alone or run.args.no_load_optim:
+        if run.scheduler is None or self.weights_alone:
             return
         saved = state.get("opt_param_scheduler")
         if saved is None:
+            _warn(f"{self.name}: holds no schedule; the learning rate starts anew, with its warm-up")
             return
         check_saved_style(run.args, run.scheduler, saved)
-        try:
-            run.scheduler.load_state_dict(saved)
-        except AssertionError as error:
-            raise CheckpointError(
-                f"{self.path}: the schedule differs from the flags: {error}; --override-opt-param-scheduler "
-                "takes the flags, --use-checkpoint-opt-param-scheduler the checkpoint"
-            ) from error
+        check_schedule(run.scheduler, saved, str(self.name))
+        run.scheduler.load_state_dict(saved)
+        for note in settle_groups(
+            run.optimizer, run.scheduler, self.groups, str(self.name), loaded=self.with_optimizer
+        ):
+            _warn(note)
 
     def _info(self, state: Mapping[str, Any]) -> LoadInfo:
         if self.weights_alone:
