@@ -1,8 +1,8 @@
-"""The meaning of each field that describes a model for a run that loads a checkpoint of it: one table.
+"""The fields of a model, and what it means for its checkpoint that one of them differs: one table.
 
 A checkpoint holds tensors; which function they are the weights of, only the configuration says. A field that
 changes this function must be the same when the tensors are loaded. One that changes how the function is
-trained may differ, and is worth a line; one that changes where or how fast it is computed is nobody's concern.
+trained may differ, and is worth a line; one that changes where or how fast it is computed needs none.
 A field that is in no row, of a later megatron-core or of a configuration class of somebody's own, counts as
 changing the function. Data only: no torch.
 """
@@ -225,7 +225,8 @@ RULES: tuple[Rule, ...] = (
         _SILENT,
         "follows from other fields, or is compared with the shape of the tensors",
         "params_dtype autocast_dtype enable_autocast pipeline_dtype max_position_embeddings "
-        "vocab_size padded_vocab_size softmax_vocab_size make_vocab_size_divisible_by heterogeneous_layers_config_path",
+        "vocab_size padded_vocab_size softmax_vocab_size make_vocab_size_divisible_by "
+        "heterogeneous_layers_config_path",
     ),
     _row(
         _SILENT,

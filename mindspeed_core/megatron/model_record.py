@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 KEY = "mindspeed_model"
 """Key of the record among the state of features, where every host keeps it."""
 FORMAT = 1
+_PARTS = ("config", "arguments", "facts")
 
 _OF_ARGUMENTS = (
     "position_embedding_type rotary_base rotary_percent rotary_seq_len_interpolation_factor use_rope_scaling "
@@ -167,7 +168,7 @@ def read_record(value: Any, where: str) -> ModelRecord | None:
     """
     if value is None:
         return None
-    parts = [value.get(name) for name in ("config", "arguments", "facts")] if isinstance(value, dict) else []
+    parts: list[Any] = [value.get(name) for name in _PARTS] if isinstance(value, dict) else []
     if not parts or not all(isinstance(part, dict) and _is_plain(part) for part in parts):
         raise CheckpointError(f"{where}: the record of the model is damaged; load another checkpoint")
     if value.get("format") != FORMAT:
@@ -175,7 +176,7 @@ def read_record(value: Any, where: str) -> ModelRecord | None:
             f"{where}: the record of the model has format {value.get('format')!r}, and this version of "
             f"mindspeed-core reads {FORMAT}; use the version that wrote the checkpoint"
         )
-    return ModelRecord(*parts)
+    return ModelRecord(**dict(zip(_PARTS, parts)))
 
 
 def from_arguments(given: Mapping[str, Any], now: ModelRecord) -> ModelRecord:

@@ -66,10 +66,8 @@ def sharded_state(
             if not is_loading and metadata.get("distrib_optim_sharding_type") == distributed_state.FORMAT:
                 _describe_in_place(inner, model_state)
     # A template is made of a state that the optimizer loads from itself.
-    with _told_apart(_inner(optimizer), {}) if is_loading else nullcontext():
-        return optimizer.sharded_state_dict(
-            dict(model_state), is_loading=is_loading, metadata=dict(metadata)
-        )
+    with groups_told_apart(optimizer) if is_loading else nullcontext():
+        return optimizer.sharded_state_dict(dict(model_state), is_loading=is_loading, metadata=dict(metadata))
 
 
 def load_state(optimizer: MegatronOptimizer, state: Any) -> None:
@@ -79,7 +77,7 @@ def load_state(optimizer: MegatronOptimizer, state: Any) -> None:
         optimizer_state.load_state(found[0], state)
         _warn_of_moments_that_were_not_saved(found[0])
         return
-    with _told_apart(found, state):
+    with groups_told_apart(optimizer, state):
         _load_parts(optimizer, found, optimizer_chain.fitted(state, found) if found else state)
 
 
@@ -107,21 +105,26 @@ def _load_parts(optimizer: MegatronOptimizer, found: list[Any], state: Any) -> N
 
 
 @contextmanager
-def _told_apart(found: list[Any], state: Any) -> Iterator[None]:
+def groups_told_apart(optimizer: MegatronOptimizer, state: Any = None) -> Iterator[None]:
     """Let megatron-core find the groups of ``--decoupled-lr`` again in this block.
 
     Since 0.16 the entries by which it looks for a saved group are the same for them and for others.
+
+    Args:
+        optimizer: the optimizer.
+        state: what it loads, where that does not come from itself.
     """
-    live = [group for inner in found for group in inner.optimizer.param_groups]
+    found = [inner.optimizer for inner in _inner(optimizer) if hasattr(inner, "optimizer")]
+    saved = optimizer_chain.saved_groups(state) if isinstance(state, Mapping) else []
+    live = [group for inner in found for group in inner.param_groups]
     before = [group.get("is_decoupled_lr") for group in live]
-    for group in (*live, *(optimizer_chain.saved_groups(state) if found else ())):
+    for group in (*live, *saved):
         if "default_config" in group:
             group["is_decoupled_lr"] = not group["default_config"]
     try:
         yield
     finally:
-        live = [group for inner in found for group in inner.optimizer.param_groups]
-        for group, mark in zip(live, before):
+        for group, mark in zip((group for inner in found for group in inner.param_groups), before):
             if mark is not None:
                 group["is_decoupled_lr"] = mark
 

@@ -72,7 +72,9 @@ def check_schedule(scheduler: Any, saved: Mapping[str, Any], where: str) -> None
         return
     differing = list(_schedule_differences(scheduler, saved))
     if differing:
-        raise CheckpointError(f"{where}: the schedule differs from the flags: {'; '.join(differing)}; {_WAY_OUT}")
+        raise CheckpointError(
+            f"{where}: the schedule differs from the flags: {'; '.join(differing)}; {_WAY_OUT}"
+        )
 
 
 def settle_groups(

@@ -308,7 +308,8 @@ PATCHES = (
         _CHECKPOINTING + "load_checkpoint",
         "checkpoint:around_load_checkpoint",
         "load_checkpoint after_load_checkpoint checkpoint_state restore_checkpoint_state model_state",
-        "a run is loaded there",
+        "a run is loaded there, and its schedule from two places",
+        platforms=ALWAYS,
     ),
     _row(
         _CHECKPOINTING + "save_checkpoint",
@@ -320,13 +321,15 @@ PATCHES = (
         _CHECKPOINTING + "generate_state_dict",
         "checkpoint:around_generate_state_dict",
         "checkpoint_state restore_checkpoint_state model_state",
-        "what is saved and the template of what is loaded both come from it",
+        "what is saved and the template of what is loaded both come from it; the model is described there",
+        platforms=ALWAYS,
     ),
     _row(
         _CHECKPOINTING + "_load_base_checkpoint",
         "checkpoint:around_load_base_checkpoint",
         "checkpoint_state restore_checkpoint_state",
-        "what was loaded passes through it",
+        "what was loaded passes through it; its model is compared with the run's",
+        platforms=ALWAYS,
     ),
     _row(
         _TRAINING + "build_train_valid_test_data_iterators",

@@ -53,7 +53,8 @@ def add_megatron_arguments(parser):
         "accumulate-allreduce-grads-in-fp32 data-parallel-random-init te-rng-tracker inference-rng-tracker "
         "use-persistent-ckpt-worker ddp-average-in-collective no-persist-layer-norm no-load-optim "
         "no-load-rng qk-layernorm mock-data reset-position-ids reset-attention-mask eod-mask-loss "
-        "multi-latent-attention moe-pad-expert-input-to-capacity"
+        "multi-latent-attention moe-pad-expert-input-to-capacity override-opt-param-scheduler "
+        "use-checkpoint-opt-param-scheduler rotary-interleaved"
     ).split():
         add(f"--{name}", action="store_true")
     add("--disable-bias-linear", action="store_false", dest="add_bias_linear")
@@ -72,6 +73,9 @@ def add_megatron_arguments(parser):
     add("--distributed-timeout-minutes", type=float, default=10)
     add("--lr", type=float, default=1e-2)
     add("--min-lr", type=float, default=0.0)
+    add("--norm-epsilon", type=float, default=1e-5)
+    add("--rotary-base", type=int, default=10000)
+    add("--adam-beta2", type=float, default=0.999)
     add("--hidden-dropout", type=float, default=0.0)
     add("--attention-dropout", type=float, default=0.0)
     add("--normalization", default="LayerNorm", choices=["LayerNorm", "RMSNorm"])
@@ -175,6 +179,8 @@ def core_transformer_config_from_args(args, config_class=None):
         hidden_dropout=args.hidden_dropout,
         attention_dropout=args.attention_dropout,
         qk_layernorm=args.qk_layernorm,
+        layernorm_epsilon=args.norm_epsilon,
+        rotary_interleaved=args.rotary_interleaved,
         bf16=args.bf16,
         num_moe_experts=args.num_experts,
         moe_ffn_hidden_size=args.moe_ffn_hidden_size,
