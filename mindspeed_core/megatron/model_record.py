@@ -24,6 +24,7 @@ from mindspeed_core.megatron.flags import describing_flags
 from mindspeed_core.megatron.layer_patterns import spelled_out
 from mindspeed_core.megatron.model_fields import ARGUMENTS, Verdict, is_known, rule_of, verdict_of
 from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_core.megatron.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
@@ -129,6 +130,8 @@ def describe_model(
     arguments = {} if args is None else _arguments(vars(args))
     arguments |= _of_built(chunks, everything=args is None)
     arguments = {name: value for name, value in arguments.items() if name not in values}
+    if "padded_vocab_size" in arguments:
+        arguments["softmax_vocab_size"] = session.state(Vocabulary).kept or arguments["padded_vocab_size"]
     facts: dict[str, Any] = {}
     for name in session.plan.names:
         said = session.registry.features[name].cls.model_facts(session.args if args is None else args)
@@ -142,6 +145,7 @@ class _Described:
 
     config: Any = None
     args: Any = None
+    kept: int | None = None
     record: ModelRecord | None = None
 
 
@@ -152,12 +156,19 @@ def describe_run(run: Run, *, built_by_caller: bool = False) -> ModelRecord:
         run: the run, with its model.
         built_by_caller: the arguments do not say how the model was built.
     """
-    known = run.session.state(_Described)
-    if known.record is None or known.config is not run.config or known.args is not run.args:
+    known, kept = run.session.state(_Described), run.session.state(Vocabulary).kept
+    same = known.config is run.config and known.args is run.args and known.kept == kept
+    if known.record is None or not same:
         args = None if built_by_caller else run.args
         known.record = describe_model(run.config, run.session, args=args, chunks=run.model)
-        known.config, known.args = run.config, run.args
+        known.config, known.args, known.kept = run.config, run.args, kept
     return known.record
+
+
+def softmax_size(record: ModelRecord) -> int | None:
+    """Return how many ids of a model took part in its softmax; None where the record does not say."""
+    size = record.arguments.get("softmax_vocab_size") or record.arguments.get("padded_vocab_size")
+    return size if isinstance(size, int) else None
 
 
 def read_record(value: Any, where: str) -> ModelRecord | None:

@@ -466,14 +466,26 @@ class LibrarySession(EmbeddedSession):
         Raises:
             mindspeed_core.errors.CheckpointError: the checkpoint is one of another model.
         """
-        from mindspeed_core.megatron.model_record import KEY, check_model, describe_run, read_record
+        from mindspeed_core.megatron.model_record import (
+            KEY,
+            check_model,
+            describe_run,
+            read_record,
+            softmax_size,
+        )
+        from mindspeed_core.megatron.vocabulary import settle_vocabulary
 
         where = "load_state_dict"
         saved = read_record(state.get(KEY), where)
         if saved is not None and self.run.config is not None:
             mine = describe_run(self.run, built_by_caller=True)
             resumes = self.run.optimizer is not None
-            for note in check_model(self, saved, mine, where, resumes=resumes):
+            notes = check_model(self, saved, mine, where, resumes=resumes)
+            rows = mine.arguments.get("padded_vocab_size")
+            notes += settle_vocabulary(
+                self, self.run.model, saved=softmax_size(saved), rows=rows, ids=None, where=where
+            )
+            for note in notes:
                 logger.warning("mindspeed: %s", note)
         parts = {name: part for name, part in state.items() if name != KEY}
         self.collect("restore_checkpoint_state", run=self.run, state=parts)

@@ -14,11 +14,19 @@ from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.megatron_lm import pretrain_call
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
 from mindspeed_core.megatron.feature_state import feature_parts
-from mindspeed_core.megatron.model_record import KEY, check_model, describe_run, from_arguments, read_record
+from mindspeed_core.megatron.model_record import (
+    KEY,
+    check_model,
+    describe_run,
+    from_arguments,
+    read_record,
+    softmax_size,
+)
 from mindspeed_core.megatron.model_state import LoadedWeights, check_loaded, check_saved, select
 from mindspeed_core.megatron.plan_resume import check_plan
 from mindspeed_core.megatron.saved_schedule import group_values, settle_groups
 from mindspeed_core.megatron.tracker import TRACKER
+from mindspeed_core.megatron.vocabulary import settle_vocabulary
 from mindspeed_core.run import LoadInfo, Run, SaveInfo
 from mindspeed_core.runtime.gather import all_gather_values
 
@@ -289,5 +297,10 @@ def _compare_model(now: PretrainCall, state: Mapping[str, Any]) -> None:
     if saved is None:
         saved = from_arguments(vars(state.get("args") or Namespace()), mine)
     resumes = run.optimizer is not None and not args.finetune and now.source is None
-    for note in check_model(now.session, saved, mine, where, resumes=resumes, with_facts=now.source is None):
+    notes = check_model(now.session, saved, mine, where, resumes=resumes, with_facts=now.source is None)
+    rows = getattr(args, "padded_vocab_size", None)
+    notes += settle_vocabulary(
+        now.session, run.model, saved=softmax_size(saved), rows=rows, ids=None, where=where
+    )
+    for note in notes:
         _say(run, note)

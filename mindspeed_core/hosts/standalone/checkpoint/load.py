@@ -32,6 +32,7 @@ from mindspeed_core.hosts.standalone.checkpoint.collective import (
     on_all_ranks,
     on_first_rank,
 )
+from mindspeed_core.hosts.standalone.checkpoint.locate import forget, locate, locate_source
 from mindspeed_core.hosts.standalone.checkpoint.model_arguments import (
     compare_models,
     compare_versions,
@@ -39,20 +40,27 @@ from mindspeed_core.hosts.standalone.checkpoint.model_arguments import (
 )
 from mindspeed_core.hosts.standalone.checkpoint.reasons import unwrap_failure
 from mindspeed_core.hosts.standalone.checkpoint.save_folder import own
-from mindspeed_core.hosts.standalone.checkpoint.store_url import folder_of, masked
-from mindspeed_core.hosts.standalone.fault_tolerance import restart
+from mindspeed_core.hosts.standalone.checkpoint.store_url import folder_of
 from mindspeed_core.hosts.standalone.fault_tolerance.bad_steps import BadSteps
 from mindspeed_core.megatron import model_record, model_state, optimizer_state
 from mindspeed_core.megatron.brought_choices import check_saved_style
 from mindspeed_core.megatron.feature_state import feature_parts
-from mindspeed_core.megatron.model_record import check_model, describe_run, from_arguments, read_record
+from mindspeed_core.megatron.model_record import (
+    check_model,
+    describe_run,
+    from_arguments,
+    read_record,
+    softmax_size,
+)
 from mindspeed_core.megatron.plan_resume import check_plan, plan_change
 from mindspeed_core.megatron.saved_schedule import check_schedule, group_values, settle_groups
+from mindspeed_core.megatron.vocabulary import settle_vocabulary
 from mindspeed_core.run import LoadInfo
 from mindspeed_core.runtime.gather import all_gather_values
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
+    from mindspeed_core.session import Session
 
 logger = logging.getLogger("mindspeed_core")
 
@@ -73,31 +81,33 @@ def load(run: Run, source: str | None = None) -> LoadInfo:
     Raises:
         CheckpointError: the checkpoint is damaged, unsafe, or does not fit this run.
     """
-    args = run.args
     if source is not None:
-        return _load_found(run, _find_source(run, source), source)
-    if args.save:
-        on_first_rank(f"--save {args.save}", lambda: _prepare_saving(run))
-    found: publish.Found | None = on_first_rank(f"--save {args.save}", lambda: restart.own_checkpoint(args))
-    if found is not None:
-        restart.continue_from(args, found)
-    elif args.load:
-        found = _find(run)
-    pretrained = found is None and args.pretrained_checkpoint
-    if pretrained:
-        found = _find_pretrained(run)
-    if found is None:
+        return _load_found(run, locate_source(run.args, source), source)
+    located = locate(run.session, run.args)
+    forget(run.session)
+    for note in located.notes:
+        _warn(note)
+    if located.found is None:
         return LoadInfo(path=None)
-    return _load_found(run, found, weights_alone=bool(pretrained))
+    return _load_found(run, located.found, weights_alone=located.pretrained)
 
 
-def _prepare_saving(run: Run) -> None:
-    """Refuse a place that cannot be saved into, before the first step, and clear what dead runs left."""
-    location, will_save = run.args.save, run.optimizer is not None
-    folder = folder_of(location)
-    if will_save and folder is not None:
-        own(run.session, folder)
-    checkpoint_source.prepare_saving(location, will_save=will_save)
+def prepare_saving(session: Session, args: Namespace, *, will_save: bool) -> None:
+    """Refuse a place that cannot be saved into, before the first step, and clear what dead runs left.
+
+    Collective. Rank 0 becomes the owner of the folder, whoever loads the run.
+
+    Raises:
+        CheckpointError: another run saves into it, or it cannot be written to.
+    """
+
+    def prepare() -> None:
+        folder = folder_of(args.save)
+        if will_save and folder is not None:
+            own(session, folder)
+        checkpoint_source.prepare_saving(args.save, will_save=will_save)
+
+    on_first_rank(f"--save {args.save}", prepare)
 
 
 def _load_found(
@@ -112,48 +122,6 @@ def _load_found(
         if local.manifest is not None and not local.url:
             _verify(local.path, local.manifest, run.args.verify_checkpoint)
         return _Load(run, local, source, weights_alone).run_all()
-
-
-def _find(run: Run) -> publish.Found | None:
-    args = run.args
-    unpublished = args.verify_checkpoint == "off"
-    found: publish.Found | None = on_first_rank(
-        f"--load {args.load}",
-        lambda: checkpoint_source.find(args.load, args.ckpt_step, accept_unpublished=unpublished),
-    )
-    if found is None and not args.pretrained_checkpoint:
-        if args.exit_on_missing_checkpoint or args.ckpt_step is not None:
-            raise CheckpointError(f"--load {args.load}: holds no checkpoint; check the path")
-        _warn(f"--load {args.load}: holds no checkpoint; starting from scratch")
-    return found
-
-
-def _find_pretrained(run: Run) -> publish.Found:
-    """Find the checkpoint that a run starts from while ``--load`` holds none, by Megatron-LM's rule."""
-    args = run.args
-    where = f"--pretrained-checkpoint {args.pretrained_checkpoint}"
-    found = _find_in(run, args.pretrained_checkpoint, where, args.ckpt_step)
-    if args.load:
-        _warn(f"--load {args.load}: holds no checkpoint; starting from the weights of {where}")
-    return found
-
-
-def _find_source(run: Run, source: str) -> publish.Found:
-    # One checkpoint, or a folder of them.
-    single: publish.Found | None = on_first_rank(
-        masked(source), lambda: checkpoint_source.find_single(source)
-    )
-    return single or _find_in(run, source, source, None)
-
-
-def _find_in(run: Run, folder: str, where: str, step: int | None) -> publish.Found:
-    unpublished = run.args.verify_checkpoint == "off"
-    found: publish.Found | None = on_first_rank(
-        where, lambda: checkpoint_source.find(folder, step, accept_unpublished=unpublished)
-    )
-    if found is None:
-        raise CheckpointError(f"{where}: holds no checkpoint; check the path")
-    return found
 
 
 class _Load:
@@ -267,6 +235,15 @@ class _Load:
             resumes=self.run.optimizer is not None and not self.weights_alone,
             # Weights of a source are a base: what is put on top of it is not in there.
             with_facts=self.source is None,
+        )
+        args = self.run.args
+        notes += settle_vocabulary(
+            self.run.session,
+            self.run.model,
+            saved=softmax_size(saved),
+            rows=args.padded_vocab_size,
+            ids=args.vocab_size,
+            where=str(self.name),
         )
         for note in notes:
             _warn(note)

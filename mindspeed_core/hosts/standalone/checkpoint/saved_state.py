@@ -27,7 +27,7 @@ from mindspeed_core.hosts.standalone.checkpoint.shard_plan import Layout, layout
 from mindspeed_core.launch.environment import current_job
 from mindspeed_core.megatron import model_record, model_state, optimizer_state
 from mindspeed_core.megatron.feature_state import feature_parts
-from mindspeed_core.megatron.model_record import describe_run
+from mindspeed_core.megatron.model_record import describe_run, softmax_size
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
@@ -131,7 +131,7 @@ def _manifest(run: Run, features: tuple[str, ...]) -> publish.Manifest:
         plan=run.session.plan.as_dict(),
         versions=checkpoint_content.versions(run),
         layout=checkpoint_content.layout(run),
-        model=model_arguments(run.args),
+        model={**model_arguments(run.args), "softmax_vocab_size": softmax_size(describe_run(run))},
         features=features,
         job=current_job().name,
     )
