@@ -234,7 +234,7 @@ def around_generate_state_dict(
             "checkpoints only; use --ckpt-format torch_dist"
         )
     if is_loading:
-        check_plan(session, now.saved.get("plan", {}))
+        check_plan(session, now.saved.get("plan", {}), str(_folder(args) or args.load))
         parts = {name: part for name, part in parts.items() if name in now.saved.get("features", ())}
     else:
         plan = session.plan.as_dict()

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from mindspeed_core.session import Session
 
 logger = logging.getLogger("mindspeed_core")
+_WITH_BASE = "starting at step 0 with the weights that a feature loaded"
 
 
 class _AlreadyLoaded(TorchCommonLoadStrategy):
@@ -86,7 +87,9 @@ def load(run: Run, source: str | None = None) -> LoadInfo:
     located = locate(run.session, run.args)
     forget(run.session)
     for note in located.notes:
-        _warn(note)
+        # A feature may have loaded a base before.
+        started = any(run.session.state(model_state.LoadedWeights).names.values())
+        _warn(note.replace("starting from scratch", _WITH_BASE) if started else note)
     if located.found is None:
         return LoadInfo(path=None)
     return _load_found(run, located.found, weights_alone=located.pretrained)
@@ -117,7 +120,8 @@ def _load_found(
         _warn(text)
     if found.manifest is not None and source is None:
         versions = compare_versions(found.manifest.versions, checkpoint_content.versions(run))
-        check_plan(run.session, found.manifest.plan, versions)
+        where = str(found.url or found.path)
+        check_plan(run.session, found.manifest.plan, where, versions, resumes=not weights_alone)
     with checkpoint_source.local_copy(run.args, found) as local:
         if local.manifest is not None and not local.url:
             _verify(local.path, local.manifest, run.args.verify_checkpoint)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from mindspeed_core.errors import UserError
 from mindspeed_core.hosts.standalone.monitoring.measures import detail_lines
 from mindspeed_core.hosts.standalone.monitoring.writers import open_writers
+from mindspeed_core.megatron.model_state import LoadedWeights
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -274,8 +275,11 @@ def announce(run: Run, log: RunLog, seconds: float) -> None:
 
 def _start(run: Run) -> str:
     path = run.loaded.path
+    if path is None and run.iteration:
+        return f"from step {run.iteration}, which a feature loaded"
     if path is None:
-        return "from scratch"
+        loaded = any(run.session.state(LoadedWeights).names.values())
+        return "from step 0 with weights that a feature loaded" if loaded else "from scratch"
     if not run.iteration:
         return f"from step 0 with the weights of {path}"
     return f"from step {run.iteration} of {path}"
