@@ -186,16 +186,16 @@ def tokenizer_of(args: Namespace) -> Tokenizer | None:
         ArgumentError: flags contradict each other.
         DataError: see `load_tokenizer`.
     """
-    kind, model = args.tokenizer_type, args.tokenizer_model
-    if args.eod_token is not None and not model and kind != "GPT2BPETokenizer":
+    kind, model, end = args.tokenizer_type, args.tokenizer_model, getattr(args, "eod_token", None)
+    if end is not None and (kind == "NullTokenizer" or not (model or kind == "GPT2BPETokenizer")):
         reason = "names a token of a tokenizer, and no file is given"
-        raise ArgumentError("--eod-token", args.eod_token, reason, "name it with --tokenizer-model")
+        raise ArgumentError("--eod-token", end, reason, "name it with --tokenizer-model")
     if kind == "GPT2BPETokenizer":
         if not args.vocab_file or not args.merge_file:
             raise ArgumentError(
                 "--tokenizer-type", kind, "reads two files", "name them with --vocab-file and --merge-file"
             )
-        return _load_gpt2(args.vocab_file, args.merge_file, args.eod_token)
+        return _load_gpt2(args.vocab_file, args.merge_file, end)
     if kind == "NullTokenizer":
         if args.vocab_size is None:
             raise ArgumentError("--tokenizer-type", kind, "has no vocabulary of its own", "add --vocab-size")
@@ -204,7 +204,7 @@ def tokenizer_of(args: Namespace) -> Tokenizer | None:
     if kind is not None and not model:
         raise ArgumentError("--tokenizer-type", kind, "reads a file", "name it with --tokenizer-model")
     if model:
-        return load_tokenizer(model, kind, args.eod_token)
+        return load_tokenizer(model, kind, end)
     return None if args.vocab_size is None else NullTokenizer(args.vocab_size)
 
 
