@@ -135,7 +135,9 @@ def describe_model(
     facts: dict[str, Any] = {}
     for name in session.plan.names:
         said = session.registry.features[name].cls.model_facts(session.args if args is None else args)
-        facts |= {fact: _plain(fact, value) for fact, value in said.items()}
+        for fact, value in said.items():
+            # What a feature puts in the place of a field is that field.
+            (values if fact in values else facts)[fact] = _plain(fact, value)
     return ModelRecord(values, arguments, facts, defaults=_defaults(config))
 
 

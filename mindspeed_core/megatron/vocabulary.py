@@ -80,8 +80,8 @@ def settle_vocabulary(
         return []
     if ids is not None and ids > saved:
         raise CheckpointError(
-            f"{where}: the vocabulary has other ids: --vocab-size {saved} with its padding (checkpoint) / {ids} "
-            "(this run); use the checkpoint's tokenizer or --vocab-size"
+            f"{where}: another vocabulary: --vocab-size {saved} with its padding (checkpoint) / {ids} (this "
+            "run); use the checkpoint's tokenizer or --vocab-size"
         )
     now = session.state(Vocabulary).kept or rows
     if saved < now:

@@ -132,6 +132,11 @@ class FlashAttention(KernelFeature):
             )
         return problems
 
+    @classmethod
+    def model_facts(cls, args: Any) -> Mapping[str, Any]:
+        """Return the band that queries see, where it is not the model's own."""
+        return _band(args)
+
     @hookimpl(wrapper=True)
     def build_transformer_config(self) -> Generator[None, Any, Any]:
         """Drop selective recompute of attention, which would only cost time."""
@@ -147,6 +152,13 @@ class FlashAttention(KernelFeature):
         from mindspeed_kernels.modules.core_attention import options_from_flags, place_attention
 
         return place_attention(session, spec, options_from_flags(args, session.plan.names))
+
+
+def _band(args: Any) -> Mapping[str, Any]:
+    """Return what a band of visible tokens is in the terms of the model: megatron-core's window."""
+    if getattr(args, "sparse_mode", None) not in (4, 7, 8):
+        return {}
+    return {"window_size": [args.pre_tockens, args.next_tockens]}
 
 
 def _band_problems(args: Any) -> list[str]:
@@ -239,6 +251,11 @@ class Alibi(KernelFeature):
         """Return whether positions are a bias that the kernel computes."""
         asked = getattr(args, "position_embedding_type", None) == "alibi"
         return asked and args.alibi_fusion_attn_type in (2, 3)
+
+    @classmethod
+    def model_facts(cls, args: Any) -> Mapping[str, Any]:
+        """Return of what the biases are multiples."""
+        return {"alibi": "root of the distance" if args.alibi_fusion_attn_type == 3 else "distance"}
 
     @hookimpl(wrapper=True)
     def validate_arguments_early(self) -> Generator[None, Any, Any]:
