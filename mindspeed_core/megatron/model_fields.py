@@ -270,7 +270,8 @@ RULES: tuple[Rule, ...] = (
         "moe_use_legacy_grouped_gemm moe_permute_fusion moe_router_fusion moe_pad_expert_input_to_capacity "
         "moe_router_padding_for_fp8 moe_router_padding_for_quantization use_mamba_mem_eff_path "
         "use_kitchen use_kitchen_attention kitchen_attention_backend disable_bf16_reduced_precision_matmul "
-        "use_te_rng_tracker",
+        "use_te_rng_tracker no_masked_softmax_fusion no_rope_fusion no_persist_layer_norm "
+        "no_gradient_accumulation_fusion",
     ),
     _row(
         _SILENT,
