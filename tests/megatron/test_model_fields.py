@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from megatron.core.transformer import TransformerConfig
@@ -171,3 +172,10 @@ def test_arguments_of_megatron_lm_become_a_record_as_far_as_they_go():
     assert isinstance(saved, ModelRecord)
     assert not saved.complete
     assert set(compared(saved, now)) == {"gated_linear_unit", "activation_func"}
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.verdict is not Verdict.SILENT])
+def test_the_documentation_names_every_field_that_is_compared(rule):
+    text = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    row = next(line for line in text.splitlines() if line.startswith(f"| {rule.reason} |"))
+    assert [name for name in rule.names if f"`{name}`" not in row] == []
