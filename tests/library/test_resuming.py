@@ -58,7 +58,6 @@ def resumed():
             "optimizer": own.optimizer.state_dict(),
             "scheduler": schedule.state_dict(),
         }
-    destroy_megatron_state()
     changes = {
         "same": constant,
         "epsilon": {"config": {"layernorm_epsilon": 1e-2}},
@@ -102,7 +101,7 @@ def resumed():
                     "softmax_vocab_size"
                 ]
         logging.getLogger("mindspeed_core").removeHandler(said)
-        destroy_megatron_state()
+    destroy_megatron_state()
     return found
 
 

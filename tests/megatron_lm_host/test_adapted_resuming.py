@@ -10,6 +10,7 @@ MODEL = ("--platform", "cpu", "--position-embedding-type", "rope", "--train-iter
 CONSTANT = ("--lr", "6e-4", "--lr-decay-style", "constant")
 COSINE = ("--lr", "1e-4", "--min-lr", "1e-5", "--lr-decay-style", "cosine")
 TAKE_FLAGS, TAKE_CHECKPOINT = "--override-opt-param-scheduler", "--use-checkpoint-opt-param-scheduler"
+COMPARE = "--no-use-checkpoint-opt-param-scheduler"
 RUNS = {
     "same": CONSTANT,
     "override": (*COSINE, TAKE_FLAGS),
@@ -17,8 +18,8 @@ RUNS = {
     "heads": (*CONSTANT, "--num-attention-heads", "8"),
     "rotary": (*CONSTANT, "--rotary-base", "500", "--rotary-interleaved"),
     "allowed": (*CONSTANT, "--rotary-base", "500", "--allow-other-model", "rotary_base"),
-    "betas": (*CONSTANT, "--adam-beta2", "0.9"),
-    "no optimizer": (*CONSTANT, "--no-load-optim"),
+    "betas": (*CONSTANT, "--adam-beta2", "0.9", COMPARE),
+    "no optimizer": (*CONSTANT, "--no-load-optim", COMPARE),
     "contradiction": (*CONSTANT, "--no-load-optim", TAKE_CHECKPOINT),
 }
 
