@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from megatron.core.optimizer.distrib_optimizer import HAVE_APEX_OR_TE, DistributedOptimizer
+from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.megatron import distributed_state, optimizer_chain
@@ -87,6 +88,7 @@ def _load_parts(optimizer: MegatronOptimizer, found: list[Any], state: Any) -> N
         _name_the_step_of_an_unused_optimizer(state)
     for inner, part in _parts(optimizer, state):
         _keep_main_parameters_sharded(inner, part)
+        _begin_a_loss_scale_that_was_not_saved(inner, part)
     for inner in counting:
         if isinstance(inner, DistributedOptimizer):
             inner._set_main_param_and_optimizer_states = MethodType(_set_states_except_step, inner)
@@ -274,6 +276,16 @@ def _keep_main_parameters_sharded(inner: Any, state: Any) -> None:
             [as_part_of(own, loaded) for own, loaded in zip(group, saved)]
             for group, saved in zip(groups, state[key])
         ]
+
+
+def _begin_a_loss_scale_that_was_not_saved(inner: Any, state: Any) -> None:
+    """Let a dynamic loss scale start anew after a constant one, of which a checkpoint holds nothing."""
+    if isinstance(getattr(inner, "grad_scaler", None), DynamicGradScaler) and state.get("grad_scaler") == {}:
+        del state["grad_scaler"]
+        if dist.get_rank() == 0:
+            logger.warning(
+                "the checkpoint was written with a constant loss scale; the dynamic one starts anew"
+            )
 
 
 def _keep_moments_sharded(inner: Any) -> None:

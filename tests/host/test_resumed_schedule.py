@@ -50,6 +50,11 @@ def everything(folder, kind):
         "keep": resumed(*load, *COSINE, "--weight-decay", "0.1", TAKE_CHECKPOINT),
         "betas": resumed(*load, *CONSTANT, "--adam-beta2", "0.9", "--weight-decay", "0.1", TAKE_FLAGS),
     }
+    half = ["--fp16", *CONSTANT, *kind]
+    run = open_run(["--save", f"{folder}/half", *NO_DROPOUT, *half, "--loss-scale", "128"])
+    save(run)
+    close_run(run)
+    found["scale"] = attempt([*NO_DROPOUT, "--load", f"{folder}/half", *half], 0)
     run = open_run(["--save", f"{folder}/decoupled", *NO_DROPOUT, *decoupled])
     train(run, 2)
     save(run)
@@ -101,6 +106,12 @@ def test_a_kept_schedule_is_that_of_the_checkpoint(courses):
 def test_constants_of_the_update_follow_the_same_rule(courses):
     assert [group[2] for group in courses["betas"]["groups"]] == [0.9, 0.9]
     assert courses["betas"]["decay"] == [0.1, 0.0]
+
+
+def test_a_dynamic_loss_scale_starts_after_a_constant_one(courses):
+    error, said, _, _ = courses["scale"]
+    assert error == ""
+    assert ["loss scale" in line for line in said] == [True]
 
 
 def test_a_rate_of_the_embedding_alone_returns_to_the_embedding_alone(courses):
