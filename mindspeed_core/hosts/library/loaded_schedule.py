@@ -53,6 +53,7 @@ class LoadedSchedule:
                 result = plain(*positional, **named)
             self._loaded[name] = True
             if all(self._loaded.values()):
+                self._loaded = dict.fromkeys(self._loaded, False)
                 for note in settle_groups(self._optimizer, self._scheduler, self._own, "load_state_dict"):
                     logger.warning("mindspeed: %s", note)
             return result

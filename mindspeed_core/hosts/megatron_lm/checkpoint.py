@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_core.errors import ArgumentError, CheckpointError, UserError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.megatron_lm import pretrain_call
+from mindspeed_core.hosts.megatron_lm.model import begin_run
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
 from mindspeed_core.megatron.feature_state import feature_parts
 from mindspeed_core.megatron.model_record import (
@@ -26,6 +27,7 @@ from mindspeed_core.megatron.model_state import LoadedWeights, check_loaded, che
 from mindspeed_core.megatron.plan_resume import check_plan
 from mindspeed_core.megatron.saved_schedule import group_values, settle_groups
 from mindspeed_core.megatron.tracker import TRACKER
+from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.megatron.vocabulary import settle_vocabulary
 from mindspeed_core.run import LoadInfo, Run, SaveInfo
 from mindspeed_core.runtime.gather import all_gather_values
@@ -39,10 +41,20 @@ FACTS, STATES = "mindspeed", "features"
 """Keys in Megatron-LM's state: what was active, as JSON, and the state of each feature."""
 
 
-@intercepts(run=True)
+@intercepts()
 def around_load_checkpoint(now: PretrainCall, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """Intercept ``load_checkpoint``."""
-    bound, run = arguments_of(original, args, named), now.run
+    bound = arguments_of(original, args, named)
+    model = next(iter(bound.arguments.values()))
+    chunks = list(model) if isinstance(model, (list, tuple)) else [model]
+    if not now.has_run:
+        # Megatron-LM validates without an optimizer.
+        begin_run(now, chunks)
+    if {id(unwrap(chunk)) for chunk in chunks} != {id(unwrap(chunk)) for chunk in now.run.model}:
+        # A teacher or a reference, which the script has beside the model that it trains.
+        now.model_compared = True
+        return original(*bound.args, **bound.kwargs)
+    run = now.run
     if now.wants("model_state"):
         # Weights that a feature leaves out are not in what is loaded; `check_loaded` looks for them.
         bound.arguments["strict"] = False

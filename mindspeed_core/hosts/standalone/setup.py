@@ -71,6 +71,10 @@ def _build_model(session: Session) -> Run:
     check_weights_fit(session, args)
     pg = session.call("build_process_groups", args=args, dist_info=info)
     session.call("seed_everything", args=args, pg=pg)
+    if args.save and not session.platform.dry_run:
+        # A run that is just ending may publish another checkpoint until this one owns the folder.
+        will_save = session.mode != "inference" and not args.skip_train
+        prepare_saving(session, args, will_save=will_save)
     kept = _keep_vocabulary(session, args)
     config = session.call("build_transformer_config", args=args)
     try:
@@ -128,8 +132,6 @@ def _load(run: Run) -> None:
     loaded = run.session.state(LoadedWeights)
     loaded.names.clear()
     run.session.state(LoadedBatch).micro_batch_size = None
-    if run.args.save and not run.session.platform.dry_run:
-        prepare_saving(run.session, run.args, will_save=run.optimizer is not None)
     info = run.loaded = run.session.call("load_checkpoint", run=run, source=None)
     run.iteration = info.iteration
     run.consumed_train_samples = info.consumed_train_samples

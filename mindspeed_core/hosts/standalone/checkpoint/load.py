@@ -404,7 +404,11 @@ class _Load:
             return
         check_saved_style(run.args, run.scheduler, saved)
         check_schedule(run.scheduler, saved, str(self.name))
-        run.scheduler.load_state_dict(saved)
+        try:
+            run.scheduler.load_state_dict(saved)
+        except AssertionError as error:
+            # One that a feature put in its place may compare more.
+            raise CheckpointError(f"{self.path}: the schedule differs from the flags: {error}") from error
         for note in settle_groups(
             run.optimizer, run.scheduler, self.groups, str(self.name), loaded=self.with_optimizer
         ):
