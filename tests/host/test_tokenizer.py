@@ -84,18 +84,6 @@ def test_damaged_file_is_named(tmp_path, content):
         load_tokenizer(tmp_path / "bad.json")
 
 
-def test_tokenizer_without_end_of_document_is_refused(trained, tmp_path):
-    trained.save(tmp_path / "t.json")
-    content = json.loads((tmp_path / "t.json").read_text())
-    content["added_tokens"] = []
-    content["model"]["vocab"] = {
-        f"x{key}" if key.startswith("<|") else key: value for key, value in content["model"]["vocab"].items()
-    }
-    (tmp_path / "t.json").write_text(json.dumps(content))
-    with pytest.raises(DataError, match="no end-of-document token"):
-        load_tokenizer(tmp_path / "t.json")
-
-
 @pytest.fixture
 def unusual(trained, tmp_path):
     """A tokenizer that spells its end token in a way of its own: ``x<|endoftext|>``, id 0."""
@@ -110,6 +98,11 @@ def unusual(trained, tmp_path):
 
 
 UNUSUAL = "x<|endoftext|>"
+
+
+def test_tokenizer_without_end_of_document_is_refused(unusual):
+    with pytest.raises(DataError, match="no end-of-document token"):
+        load_tokenizer(unusual)
 
 
 @pytest.mark.parametrize(

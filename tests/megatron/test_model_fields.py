@@ -12,11 +12,11 @@ from mindspeed_core.errors import CheckpointError
 from mindspeed_core.megatron.config_fields import config_fields
 from mindspeed_core.megatron.config_flags import dest_of
 from mindspeed_core.megatron.flags import describing_flags
+from mindspeed_core.megatron.model_comparison import differences
 from mindspeed_core.megatron.model_fields import ARGUMENTS, RULES, Verdict, is_known, rule_of, verdict_of
 from mindspeed_core.megatron.model_record import (
     ModelRecord,
     describe_model,
-    differences,
     from_arguments,
     read_record,
 )

@@ -466,13 +466,8 @@ class LibrarySession(EmbeddedSession):
         Raises:
             mindspeed_core.errors.CheckpointError: the checkpoint is one of another model.
         """
-        from mindspeed_core.megatron.model_record import (
-            KEY,
-            check_model,
-            describe_run,
-            read_record,
-            softmax_size,
-        )
+        from mindspeed_core.megatron.model_comparison import check_model
+        from mindspeed_core.megatron.model_record import KEY, describe_run, read_record, softmax_size
         from mindspeed_core.megatron.vocabulary import settle_vocabulary
 
         where = "load_state_dict"

@@ -15,9 +15,9 @@ from mindspeed_core.hosts.megatron_lm import pretrain_call
 from mindspeed_core.hosts.megatron_lm.model import begin_run
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
 from mindspeed_core.megatron.feature_state import feature_parts
+from mindspeed_core.megatron.model_comparison import check_model
 from mindspeed_core.megatron.model_record import (
     KEY,
-    check_model,
     describe_run,
     from_arguments,
     read_record,

@@ -45,8 +45,8 @@ from mindspeed_core.hosts.standalone.fault_tolerance.bad_steps import BadSteps
 from mindspeed_core.megatron import model_record, model_state, optimizer_state
 from mindspeed_core.megatron.brought_choices import check_saved_style
 from mindspeed_core.megatron.feature_state import feature_parts
+from mindspeed_core.megatron.model_comparison import check_model
 from mindspeed_core.megatron.model_record import (
-    check_model,
     describe_run,
     from_arguments,
     read_record,
