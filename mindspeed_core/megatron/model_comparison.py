@@ -7,6 +7,7 @@ of both models say. Which differences matter is decided in `model_fields`.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,10 @@ from mindspeed_core.megatron.model_fields import ARGUMENTS, Verdict, is_known, r
 if TYPE_CHECKING:
     from mindspeed_core.megatron.model_record import ModelRecord
     from mindspeed_core.session import Session
+
+
+_ROUNDING = 1e-6
+"""Relative difference of two numbers that is none."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,11 @@ def _fields_by_dest() -> Mapping[str, tuple[str, ...]]:
 
 
 def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        # Devices compute frequencies of rotary positions with different rounding.
+        return math.isclose(one, other, rel_tol=_ROUNDING)
     return bool(one == other) or (not one and not other)
 
 

@@ -246,10 +246,10 @@ def _of_built(chunks: Sequence[Any], *, everything: bool) -> dict[str, Any]:
 
 
 def _summary(frequencies: torch.Tensor) -> list[float]:
-    """Return the number of frequencies and some of them, in 5 digits."""
+    """Return the number of frequencies and some of them."""
     flat = frequencies.detach().float().cpu().reshape(-1)
     places = torch.linspace(0, len(flat) - 1, _SINGLE_FREQUENCIES).round().long().tolist()
-    return [len(flat), *(float(f"{flat[place]:.4e}") for place in places)]
+    return [len(flat), *(float(flat[place]) for place in places)]
 
 
 def _simplify(values: dict[str, Any]) -> None:
