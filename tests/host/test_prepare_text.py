@@ -72,6 +72,8 @@ def test_an_end_token_of_ones_own_goes_with_the_dataset(texts, tmp_path):
     assert tokenizer.eod == load_tokenizer(first.tokenizer).pad
     dataset = IndexedDataset(second.prefix)
     assert [int(dataset[index][-1]) for index in range(len(dataset))] == [tokenizer.eod] * len(dataset)
+    again = prepare_text([texts], tmp_path / "two", tokenizer=first.tokenizer)
+    assert load_tokenizer(again.tokenizer).eod == load_tokenizer(first.tokenizer).eod
 
 
 def test_documents_end_without_a_token_on_request(texts, tmp_path):

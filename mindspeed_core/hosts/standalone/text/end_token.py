@@ -16,8 +16,7 @@ from mindspeed_core.hosts.standalone.named_files import read_named_file
 
 FLAG = "--eod-token"
 GENERATION = "generation_config.json"
-
-
+_OF_SAVED_MODELS = "tokenizer_config.json"
 _OWN = "eod_token"
 """Our key in the file beside a prepared tokenizer; it wins over the usual names, other than ``eos_token``."""
 
@@ -27,15 +26,23 @@ def config_beside(tokenizer: Path) -> Path:
     return tokenizer.with_name(f"{tokenizer.stem}_config.json")
 
 
-def note_token(tokenizer: Path, token: str) -> None:
-    """Write the end token of a prepared tokenizer beside it, so that training finds it."""
-    text = json.dumps({_OWN: token}, ensure_ascii=False) + "\n"
-    config_beside(tokenizer).write_text(text, encoding="utf-8")
+def note_token(tokenizer: Path, token: str | None) -> None:
+    """Write the end token of a prepared tokenizer beside it, so that training finds it.
+
+    None takes back what was written for an earlier one.
+    """
+    beside = config_beside(tokenizer)
+    if token is not None:
+        beside.write_text(json.dumps({_OWN: token}, ensure_ascii=False) + "\n", encoding="utf-8")
+    elif noted_token(tokenizer) is not None:
+        beside.unlink()
 
 
 def noted_token(tokenizer: Path) -> str | None:
     """Return what `note_token` wrote beside a tokenizer, if anything."""
-    token = _read(config_beside(tokenizer)).get(_OWN)
+    beside = config_beside(tokenizer)
+    # That of a saved model is not ours.
+    token = None if beside.name == _OF_SAVED_MODELS else _read(beside).get(_OWN)
     return token if isinstance(token, str) else None
 
 

@@ -77,11 +77,9 @@ class Work:
 
     def part(self, segments: Sequence[Segment]) -> Part:
         """Make a part with its name."""
-        how = {
-            name: value
-            for name, value in asdict(self).items()
-            if name not in ("folder", "tokenizer", "eod_token")
-        }
+        # The identity has what a flag says of the tokenizer.
+        beside = ("folder", "tokenizer", "eod_token")
+        how = {name: value for name, value in asdict(self).items() if name not in beside}
         read = [[asdict(segment), *file_facts(segment.file)] for segment in segments]
         digest = hashlib.sha256(json.dumps([how, read], sort_keys=True).encode()).hexdigest()
         return Part(f"part-{digest[:32]}", tuple(segments))

@@ -235,8 +235,7 @@ def _publish(
         final[2].unlink(missing_ok=True)
         for written, path in zip(temporary, final):
             os.replace(written, path)
-        if tokenizer.eod_token is not None:
-            note_token(final[0], tokenizer.eod_token)
+        note_token(final[0], tokenizer.eod_token)
     finally:
         for written in temporary:
             with suppress(OSError):
