@@ -106,7 +106,7 @@ def settle_groups(
             differing += _group_differences(group, mine)
             if _takes_flags(scheduler):
                 group.update({name: value for name, value in mine.items() if name in group})
-        elif _takes_checkpoint(scheduler) and group.get("default_config", True):
+        elif _takes_checkpoint(scheduler) and not _is_decoupled(group):
             group.update({name: getattr(scheduler, name) for name in _BOUNDS if name in group})
     differing = list(dict.fromkeys(differing))
     if differing and not _takes_flags(scheduler) and not _takes_checkpoint(scheduler):
@@ -129,6 +129,11 @@ def _takes_checkpoint(scheduler: Any) -> bool:
     return bool(getattr(scheduler, "use_checkpoint_opt_param_scheduler", False))
 
 
+def _is_decoupled(group: Mapping[str, Any]) -> bool:
+    """Return whether a group has the rates of ``--decoupled-lr``, as megatron-core 0.15 or 0.16 marks it."""
+    return bool(group.get("is_decoupled_lr")) or not group.get("default_config", True)
+
+
 def _schedule_differences(scheduler: Any, saved: Mapping[str, Any]) -> Iterator[str]:
     for name in _FLAGS:
         if not hasattr(scheduler, name):
@@ -149,7 +154,7 @@ def _group_differences(group: Mapping[str, Any], mine: Mapping[str, Any]) -> Ite
                 if saved != now:
                     yield _difference(f"--adam-beta{index}", saved, now)
             continue
-        decoupled = name in _BOUNDS and not group.get("default_config", True)
+        decoupled = name in _BOUNDS and _is_decoupled(group)
         flag = _FLAGS.get(name, name)
         yield _difference(flag.replace("--", "--decoupled-", 1) if decoupled else flag, group[name], value)
 
