@@ -32,6 +32,7 @@ from mindspeed_core.hosts.standalone.checkpoint.collective import (
     on_all_ranks,
     on_first_rank,
 )
+from mindspeed_core.hosts.standalone.checkpoint.earlier_results import check_start
 from mindspeed_core.hosts.standalone.checkpoint.locate import forget, locate, locate_source
 from mindspeed_core.hosts.standalone.checkpoint.model_arguments import (
     compare_models,
@@ -84,8 +85,13 @@ def load(run: Run, source: str | None = None) -> LoadInfo:
     """
     if source is not None:
         return _load_found(run, locate_source(run.args, source), source)
-    located = locate(run.session, run.args)
+    args, located = run.args, locate(run.session, run.args)
     forget(run.session)
+    if run.optimizer is not None:
+        on_first_rank(
+            f"--load {args.load}",
+            lambda: check_start(args, located.found, weights_alone=located.pretrained),
+        )
     for note in located.notes:
         # A feature may have loaded a base before.
         started = any(run.session.state(model_state.LoadedWeights).names.values())
