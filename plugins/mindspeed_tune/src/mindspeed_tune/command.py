@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "mindspeed-tune"
 EXIT_PROBLEMS = 1
-_PLATFORMS = {"cpu": "fake", "npu": "fake-npu", "cuda": "fake"}
+_PLATFORMS = {"cpu": "fake", "npu": "fake-npu", "cuda": "fake-cuda"}
 
 
 @click.group(cls=ExplainedGroup, name=PROGRAM, context_settings={"help_option_names": ["-h", "--help"]})
@@ -103,7 +103,6 @@ def plan(
     runner = Ranks(
         launch,
         platform=_PLATFORMS[plan_target],
-        kernels="cuda" if plan_target == "cuda" else "",
         exact_layers=plan_layers == "exact",
         exact_microbatches=plan_microbatches == "exact",
         skew=plan_skew,
