@@ -633,6 +633,18 @@ class Feature:
         return ()
 
     @classmethod
+    def model_facts(cls, args: Any) -> Mapping[str, Any]:
+        """Return what the active feature changes in the function that the model computes, by name.
+
+        Checkpoints hold it, and weights of a model with other facts are refused: a scale of the embedding, a
+        limit of attention scores, another router. A name of megatron-core's configuration (``window_size``)
+        gives that field its value. Leave out what is off, and what only trains otherwise or
+        computes the same elsewhere or faster. A feature without whose tensors or keys a checkpoint cannot be
+        read says so by ``affects_checkpoint``. Values are JSON types.
+        """
+        return {}
+
+    @classmethod
     def hooks(cls) -> dict[str, Callable[..., Any]]:
         """Return the hook implementations of the class, by stage name."""
         found: dict[str, Callable[..., Any]] = {}

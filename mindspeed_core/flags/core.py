@@ -55,4 +55,11 @@ CORE_FLAGS: tuple[Flag, ...] = (
         choices=("error", "warn", "off"),
         help="what to do when a checkpoint was written with other features than are active now",
     ),
+    Flag(
+        "--allow-other-model",
+        type=str,
+        nargs="+",
+        metavar="FIELD",
+        help="load a checkpoint although these fields of its model differ and make it compute something else",
+    ),
 )

@@ -503,9 +503,9 @@ def test_damage_is_named(single, damage, words):
     [
         (
             "wider model",
-            ["position_embeddings", "[32, 32]", "[32, 64]", "--hidden-size 32 (checkpoint) / 64 (this run)"],
+            ["--hidden-size 32 (checkpoint) / 64 (this run)", "--allow-other-model"],
         ),
-        ("larger vocabulary", ["word_embeddings", "--vocab-size 64 (checkpoint) / 128 (this run)"]),
+        ("larger vocabulary", ["--vocab-size 64", "(checkpoint) / 128 (this run)"]),
         ("more layers", ["--num-layers 2 (checkpoint) / 4 (this run)"]),
         ("other optimizer", ["--use-distributed-optimizer", "--no-load-optim"]),
         ("nothing there", ["nowhere", "no checkpoint"]),

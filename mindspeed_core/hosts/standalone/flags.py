@@ -79,6 +79,12 @@ _DATA = grouped(
         per_rank=True,
         help="A tokenizer.json (prepare-text makes one), a SentencePiece .model, or a folder with one.",
     ),
+    Flag(
+        "--eod-token",
+        type=str,
+        help="The tokenizer's token that ends documents, where it is none of the usual ones and no "
+        "tokenizer_config.json beside it names it.",
+    ),
     Flag("--vocab-file", type=str, per_rank=True, help="vocab.json of --tokenizer-type GPT2BPETokenizer."),
     Flag("--merge-file", type=str, per_rank=True, help="merges.txt of --tokenizer-type GPT2BPETokenizer."),
     Flag("--num-workers", type=int, default=2, help="Data loading processes per rank."),

@@ -247,6 +247,9 @@ def _check_schedule(args: Namespace) -> None:
     if start != end and args.weight_decay_incr_style == "constant":
         reason = f"differs from the {end} at the end, and nothing leads there"
         raise argument_error(args, "--start-weight-decay", reason, "add --weight-decay-incr-style linear")
+    if args.finetune and args.use_checkpoint_opt_param_scheduler:
+        reason = "contradicts --finetune, which begins a schedule of its own"
+        raise argument_error(args, "--use-checkpoint-opt-param-scheduler", reason, "drop one of the two")
     if args.override_opt_param_scheduler and args.use_checkpoint_opt_param_scheduler:
         reason = "--use-checkpoint-opt_param-scheduler is given too"
         raise argument_error(args, "--override-opt_param-scheduler", reason, "keep one of the two")

@@ -24,6 +24,7 @@ from mindspeed_core.hosts.standalone.monitoring.records import RecordFile, Recor
 from mindspeed_core.hosts.standalone.monitoring.writers import open_writers
 from mindspeed_core.launch import last_save
 from mindspeed_core.launch.last_save import LastSave
+from mindspeed_core.megatron.model_state import LoadedWeights
 from mindspeed_core.runtime.spared_failures import SparedFailures
 from mindspeed_core.terminal.output import silence
 
@@ -285,8 +286,11 @@ def announce(run: Run, log: RunLog, seconds: float) -> None:
 
 def _start(run: Run) -> str:
     path = run.loaded.path
+    if path is None and run.iteration:
+        return f"from step {run.iteration}, which a feature loaded"
     if path is None:
-        return "from scratch"
+        loaded = any(run.session.state(LoadedWeights).names.values())
+        return "from step 0 with weights that a feature loaded" if loaded else "from scratch"
     if not run.iteration:
         return f"from step 0 with the weights of {path}"
     return f"from step {run.iteration} of {path}"

@@ -24,6 +24,7 @@ import numpy as np
 
 from mindspeed_core.errors import ArgumentError, DataError, UserError
 from mindspeed_core.hosts.standalone.data.files import token_counts, token_dtype, write_index
+from mindspeed_core.hosts.standalone.text.end_token import note_token
 from mindspeed_core.hosts.standalone.text.input import (
     SUFFIXES,
     Reading,
@@ -110,6 +111,7 @@ def prepare_text(
     vocab_size: int = 8192,
     tokenizer: str | Path | None = None,
     tokenizer_type: str | None = None,
+    eod_token: str | None = None,
     append_eod: bool = True,
     split_documents: int | None = None,
     encoding_errors: str = "error",
@@ -130,6 +132,7 @@ def prepare_text(
         vocab_size: size of a newly trained tokenizer.
         tokenizer: an existing tokenizer to use instead.
         tokenizer_type: its type, where the file does not show it, see `load_tokenizer`.
+        eod_token: the end-of-document token of ``tokenizer``, where it is none of the usual ones.
         append_eod: end each document with the end-of-document token.
         split_documents: see `Reading`.
         encoding_errors: see `Reading`.
@@ -159,7 +162,7 @@ def prepare_text(
             if tokenizer is None:
                 tokenizer = _trained_tokenizer(files, reading, vocab_size, folder, bar)
             source = Path(tokenizer)
-            chosen = load_tokenizer(source, tokenizer_type)
+            chosen = load_tokenizer(source, tokenizer_type, eod_token)
             work = Work(
                 str(folder),
                 str(source),
@@ -168,6 +171,7 @@ def prepare_text(
                 reading,
                 append_eod,
                 token_dtype(chosen.vocab_size).name,
+                eod_token,
             )
             parts = plan_parts(files, work, part_bytes)
             bar.begin("tokenizing", sum(part.size for part in parts))
@@ -231,6 +235,7 @@ def _publish(
         final[2].unlink(missing_ok=True)
         for written, path in zip(temporary, final):
             os.replace(written, path)
+        note_token(final[0], tokenizer.eod_token)
     finally:
         for written in temporary:
             with suppress(OSError):
@@ -293,6 +298,7 @@ class _Progress:
     ),
     help="Its type, where the file does not show it.",
 )
+@click.option("--eod-token", help="Its token that ends documents, where it is none of the usual ones.")
 @click.option(
     "--json-keys",
     multiple=True,

@@ -140,6 +140,11 @@ class FlashAttention(KernelFeature):
             )
         return problems
 
+    @classmethod
+    def model_facts(cls, args: Any) -> Mapping[str, Any]:
+        """Return the band that queries see, where it is not the model's own."""
+        return _band(args)
+
     @hookimpl(wrapper=True)
     def build_transformer_config(self) -> Generator[None, Any, Any]:
         """Drop selective recompute of attention, which would only cost time."""
@@ -155,6 +160,13 @@ class FlashAttention(KernelFeature):
         from mindspeed_kernels.modules.core_attention import options_from_flags, place_attention
 
         return place_attention(session, spec, options_from_flags(args, session.plan.names))
+
+
+def _band(args: Any) -> Mapping[str, Any]:
+    """Return what a band of visible tokens is in the terms of the model: megatron-core's window."""
+    if getattr(args, "sparse_mode", None) not in (4, 7, 8):
+        return {}
+    return {"window_size": [args.pre_tockens, args.next_tockens]}
 
 
 def _band_problems(args: Any) -> list[str]:
@@ -256,6 +268,11 @@ class Alibi(KernelFeature):
             _FILL: "what is not visible is always hidden",
             _OPPOSITE: "under a causal mask the sign of the distance makes no difference",
         }
+
+    @classmethod
+    def model_facts(cls, args: Any) -> Mapping[str, Any]:
+        """Return of what the biases are multiples."""
+        return {"alibi": "root of the distance" if args.alibi_fusion_attn_type == 3 else "distance"}
 
     @hookimpl(wrapper=True)
     def validate_arguments_early(self) -> Generator[None, Any, Any]:

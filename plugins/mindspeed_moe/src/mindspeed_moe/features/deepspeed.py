@@ -129,6 +129,19 @@ class DeepSpeedExperts(Feature):
         return found
 
     @classmethod
+    def model_facts(cls, args: Any) -> Mapping[str, Any]:
+        """Return how tokens come to experts, and which of them an expert leaves out."""
+        facts: dict[str, Any] = {"moe_model_type": _OURS}
+        if args.moe_use_sinkhorn:
+            facts["moe_use_sinkhorn"] = True
+        if args.moe_no_drop:
+            return {**facts, "moe_no_drop": True}
+        facts["moe_train_capacity_factor"] = args.moe_train_capacity_factor
+        if args.moe_router_topk == 1 and not args.use_rts:
+            facts["use_rts"] = "no: the first tokens are kept"
+        return facts
+
+    @classmethod
     def validate(cls, args: Any) -> Sequence[str]:
         """Refuse flags without the model type, capacities that are none, and noise that has no effect."""
         given = _given(args)
