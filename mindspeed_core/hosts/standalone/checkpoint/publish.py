@@ -7,7 +7,6 @@ tensors, ranks or torch, so that every crash point can be tested in one process.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -17,11 +16,14 @@ import stat
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from mindspeed_core.errors import CheckpointError
+from mindspeed_core.hosts.standalone.checkpoint.fields import Fields
+from mindspeed_core.hosts.standalone.checkpoint.opened_files import inside, parse_json, read_inside
+from mindspeed_core.hosts.standalone.checkpoint.os_errors import explain
 from mindspeed_core.hosts.standalone.checkpoint.processes import host_name, start_of
 from mindspeed_core.megatron.tracker import TRACKER
 
@@ -33,7 +35,8 @@ _TEMPORARY = re.compile(r"\.(?:tmp|del)-iter_\d{7,}-(?P<owner>.+-\d+-\d+)\Z")
 _CHUNK = 1 << 22
 _FOREIGN_AGE_SECONDS = 24 * 3600
 _DIGEST = "digest"
-_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
+MOST_STEPS = 1 << 31
+"""Steps that a run may have done."""
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -371,11 +374,14 @@ def read_manifest(directory: Path) -> Manifest:
         CheckpointError: it is damaged, or of an unknown format.
     """
     path = directory / MANIFEST
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(_damaged(path, error)) from error
-    return parse_manifest(content, path)
+    manifest = parse_manifest(read_inside(directory, MANIFEST), path)
+    step = iteration_of(directory.name)
+    if step not in (None, manifest.iteration):
+        raise CheckpointError(
+            f"{path}: is that of step {manifest.iteration}, and its folder says {step}; choose another checkpoint "
+            "with --ckpt-step"
+        )
+    return manifest
 
 
 def parse_manifest(content: bytes, path: Path | str) -> Manifest:
@@ -385,29 +391,85 @@ def parse_manifest(content: bytes, path: Path | str) -> Manifest:
         CheckpointError: it is damaged, or of an unknown format.
     """
     try:
-        data = json.loads(content.decode())
-        if data["format"] != FORMAT:
+        data = parse_json(content, path)
+        root = Fields(path, data)
+        if root.text("format") != FORMAT:
             raise CheckpointError(
-                f"{path}: format {data['format']!r}, this version reads {FORMAT!r}; use the version that "
+                f"{path}: format {root.text('format')!r}, this version reads {FORMAT!r}; use the version that "
                 "wrote it"
             )
         # Versions before the digest wrote none.
-        own = data.pop(_DIGEST, None)
-        if own not in (None, _digest_of(data)):
+        rest = {name: value for name, value in data.items() if name != _DIGEST}
+        own = data.get(_DIGEST)
+        if own not in (None, _digest_of(rest)):
             raise CheckpointError(
                 f"{path}: its own text changed since it was written (its digest differs), so what it says of "
                 "the files cannot be trusted; choose another checkpoint with --ckpt-step"
             )
-        files = {str(name): (int(size), str(digest)) for name, (size, digest) in data["files"].items()}
-        for name, (_, digest) in files.items():
-            if Path(name).is_absolute() or ".." in Path(name).parts or not _HASH.match(digest):
-                raise ValueError(f"file entry {name!r}")
-        features = tuple(data.get("features", ()))
-        return Manifest(**{**data, "files": files, "features": features, "sealed": own is not None})
-    except CheckpointError:
-        raise
-    except _UNREADABLE as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(_damaged(path, error)) from error
+    unknown = rest.keys() - {each.name for each in fields(Manifest)}
+    if unknown:
+        root.refuse(min(unknown), rest[min(unknown)], "left out, since this version does not know it")
+    return Manifest(
+        iteration=root.integer("iteration", 0, MOST_STEPS),
+        files=_files(root),
+        plan=_plan(root),
+        versions=_texts(root.child("versions", {})),
+        layout={name: size for name, size in _sizes(root.child("layout", {}))},
+        model=_plain(root.child("model", {})),
+        features=tuple(root.items("features", str, [])),
+        job=root.text("job", ""),
+        sealed=own is not None,
+    )
+
+
+def _files(root: Fields) -> dict[str, tuple[int, str]]:
+    listed = root.child("files")
+    found = {}
+    for name, entry in listed.content.items():
+        known = isinstance(entry, list) and len(entry) == 2 and type(entry[0]) is int and entry[0] >= 0
+        if not known or not isinstance(entry[1], str) or not _HASH.match(entry[1]):
+            listed.refuse(name, entry, "a size and a SHA-256")
+        if Path(name).is_absolute() or ".." in Path(name).parts or not Path(name).parts or "\0" in name:
+            listed.refuse(name, name, "a file inside the checkpoint")
+        found[name] = (entry[0], entry[1])
+    return found
+
+
+def _plan(root: Fields) -> Mapping[str, Any]:
+    """Check those fields of a plan that are read again."""
+    plan = root.child("plan", {})
+    entries = plan.value("features", None)
+    for entry in plan.items("features", dict) if entries is not None else ():
+        feature = Fields(root.path, entry, "plan.features")
+        feature.text("name")
+        for name in ("version", "dist", "why"):
+            if feature.has(name):
+                feature.text(name)
+        if feature.has("affects_checkpoint"):
+            feature.truth("affects_checkpoint")
+    if plan.has("slots"):
+        _texts(plan.child("slots"))
+    if plan.has("digest"):
+        plan.text("digest")
+    return plan.content
+
+
+def _texts(inner: Fields) -> dict[str, str]:
+    return {name: inner.text(name) for name in inner.content}
+
+
+def _sizes(inner: Fields) -> Iterator[tuple[str, int]]:
+    for name in inner.content:
+        yield name, inner.integer(name, 1, 1 << 24)
+
+
+def _plain(inner: Fields) -> Mapping[str, Any]:
+    for name, value in inner.content.items():
+        if value is not None and not isinstance(value, (bool, int, float, str)):
+            inner.refuse(name, value, "a number, a switch or text")
+    return inner.content
 
 
 def _damaged(path: Path | str, error: Exception) -> str:
@@ -426,7 +488,7 @@ def check_files(
         contents: compare hashes too, not only sizes.
     """
     for name in names:
-        problem = _difference(directory / name, *manifest.files[name], contents=contents)
+        problem = _difference(directory, name, *manifest.files[name], contents=contents)
         if problem and not manifest.sealed:
             # The text of a manifest without digest proves nothing.
             problem += f"; it or {directory / MANIFEST} was damaged, which cannot be told apart"
@@ -434,8 +496,10 @@ def check_files(
             yield problem
 
 
-def _difference(path: Path, size: int, digest: str, *, contents: bool) -> str:
+def _difference(directory: Path, name: str, size: int, digest: str, *, contents: bool) -> str:
+    path = directory / name
     try:
+        inside(directory, name)
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             return f"{path}: is no file"
@@ -443,29 +507,13 @@ def _difference(path: Path, size: int, digest: str, *, contents: bool) -> str:
             return f"{path}: {status.st_size} bytes, the manifest says {size} (truncated or overwritten)"
         if contents and digest_file(path)[1] != digest:
             return f"{path}: the contents changed since it was written (SHA-256 differs from the manifest)"
+    except CheckpointError as error:
+        return str(error)
     except FileNotFoundError:
         return f"{path}: missing"
     except OSError as error:
         return f"{path}: {explain(error)}"
     return ""
-
-
-def explain(error: BaseException) -> str:
-    """Describe an operating-system error in one phrase, with the way out where there is one."""
-    number = getattr(error, "errno", None)
-    name = getattr(error, "filename", None)
-    where = f" ({name})" if name else ""
-    if number in (errno.ENOSPC, errno.EDQUOT):
-        return f"no space left on the device{where}; free some, or lower --keep-last-n"
-    if number == errno.EFBIG:
-        return f"the file system refused a write: larger than a file may be (ulimit -f){where}"
-    if number == errno.EROFS:
-        return f"the file system is read-only{where}; mount it for writing, or choose another folder"
-    if number in (errno.EACCES, errno.EPERM):
-        return f"no permission{where}; give it to this user, or choose another folder"
-    if number in (errno.EEXIST, errno.ENOTDIR):
-        return f"something that is no folder is in its place{where}; move it away, or choose another folder"
-    return str(error) or type(error).__name__
 
 
 def sync_directory(path: Path) -> None:
