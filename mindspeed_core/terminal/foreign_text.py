@@ -1,8 +1,8 @@
 """Cleaning of text that is not ours, before a terminal, a log, Markdown or HTML shows it.
 
-Names in indexes, plans, layouts and models, versions of packages and messages of exceptions come from files and
-plugins. A terminal obeys escape sequences in them, a browser their tags, and a reader is deceived by characters
-that reverse or hide what stands beside them.
+Names in indexes, plans, layouts and models, versions of packages and messages of exceptions come from files
+and plugins. A terminal obeys escape sequences in them, a browser their tags, and a reader is deceived by
+characters that reverse or hide what stands beside them.
 """
 
 from __future__ import annotations

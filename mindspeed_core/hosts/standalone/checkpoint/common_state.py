@@ -187,6 +187,4 @@ def check_description(directory: Path) -> None:
     fields.integer("common_backend_version", 0, 1 << 16, 1)
     unknown = sorted(fields.content.keys() - _DESCRIPTION)
     if unknown:
-        fields.refuse(
-            unknown[0], fields.content[unknown[0]], "left out, since megatron-core does not know it"
-        )
+        fields.refuse(unknown[0], fields.content[unknown[0]], "left out: megatron-core does not know it")

@@ -273,8 +273,8 @@ def read_pickle(
         return Values(table, budget, external or _refuse_external).value(root)
     except ForeignNameError as error:
         raise CheckpointError(
-            f"{where}: refers to {shown(str(error))}, which no checkpoint needs; loading it could run foreign "
-            "code. If you trust where it comes from, --trust-checkpoint reads it as a record without behaviour"
+            f"{where}: refers to {shown(str(error))}, which no checkpoint needs; loading it could run "
+            "foreign code. If you trust where it comes from, --trust-checkpoint reads it as a record"
         ) from error
     except (ValueError, TypeError, IndexError, ArithmeticError, MemoryError, RecursionError) as error:
         what = "" if isinstance(error, PickleError) else f"{type(error).__name__}: "

@@ -1,7 +1,8 @@
 """The classes that pickles of checkpoints may name, each with a function of ours that makes its value.
 
 They are those that torch and megatron-core write, numpy's numbers, and the records in Megatron-LM's
-arguments. Whatever is a class of theirs there is a plain value or a `Record` here; arguments and state are checked.
+arguments. What is a class of theirs there is a plain value or a `Record` here, of checked arguments and
+state.
 """
 
 from __future__ import annotations

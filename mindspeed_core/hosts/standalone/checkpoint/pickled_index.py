@@ -1,8 +1,8 @@
 """``.metadata``, the pickled index of torch, interpreted and never unpickled.
 
 Its classes are those of ``torch.distributed.checkpoint`` and the subclasses of megatron-core. What a load
-needs of it becomes plain values, in the form of the index as data; plans of the save, which may be larger than
-all the rest, are skipped.
+needs of it becomes plain values, in the form of the index as data; plans of the save, which may be larger
+than all the rest, are skipped.
 """
 
 from __future__ import annotations

@@ -378,8 +378,8 @@ def read_manifest(directory: Path) -> Manifest:
     step = iteration_of(directory.name)
     if step not in (None, manifest.iteration):
         raise CheckpointError(
-            f"{path}: is that of step {manifest.iteration}, and its folder says {step}; choose another checkpoint "
-            "with --ckpt-step"
+            f"{path}: is that of step {manifest.iteration}, and its folder says {step}; choose another "
+            "checkpoint with --ckpt-step"
         )
     return manifest
 
@@ -395,8 +395,8 @@ def parse_manifest(content: bytes, path: Path | str) -> Manifest:
         root = Fields(path, data)
         if root.text("format") != FORMAT:
             raise CheckpointError(
-                f"{path}: format {root.text('format')!r}, this version reads {FORMAT!r}; use the version that "
-                "wrote it"
+                f"{path}: format {root.text('format')!r}, this version reads {FORMAT!r}; use the version "
+                "that wrote it"
             )
         # Versions before the digest wrote none.
         rest = {name: value for name, value in data.items() if name != _DIGEST}
@@ -416,7 +416,7 @@ def parse_manifest(content: bytes, path: Path | str) -> Manifest:
         files=_files(root),
         plan=_plan(root),
         versions=_texts(root.child("versions", {})),
-        layout={name: size for name, size in _sizes(root.child("layout", {}))},
+        layout=dict(_sizes(root.child("layout", {}))),
         model=_plain(root.child("model", {})),
         features=tuple(root.items("features", str, [])),
         job=root.text("job", ""),
