@@ -148,7 +148,7 @@ def _parse(path: Path, content: Any) -> Index:
     if root.text("format") != FORMAT:
         raise CheckpointError(
             f"{path}: has the format {shown(root.text('format'))}, this version reads {FORMAT}; use the "
-            "version that wrote it"
+            f"version that wrote it, or {ANOTHER}"
         )
     files = [str(each) for each in root.items("files", str)]
 

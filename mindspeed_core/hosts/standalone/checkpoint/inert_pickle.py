@@ -191,13 +191,13 @@ class Values:
         return self._scalar(node)
 
     def _scalar(self, node: Any) -> Any:
-        found = self.value(node) if isinstance(node, (Name, Made)) else node
-        if isinstance(found, (Sequence, Pairs, External, list, dict, tuple)):
-            raise PickleError("a key is no text and no number")
-        if not isinstance(found, (str, bytes, int, float, type(None), Record)) or isinstance(node, Made):
-            raise PickleError(f"a key is a {type(found).__name__}")
         self.spend(1)
-        return found.name if isinstance(found, Record) else found
+        if isinstance(node, Name):
+            found = self._table.constants.get(node.full)
+            return node.full if found is None else found
+        if not isinstance(node, (str, bytes, int, float, type(None))):
+            raise PickleError(f"{_kind(node)} as a key")
+        return node
 
     def text(self, node: Any) -> str:
         """Return a node that has to be text."""

@@ -53,13 +53,17 @@ def inspect(
         with local_copy_for_inspection(path, step, whole=values or verify == "hash") as (copy, named):
             found: dict[str, Any] = named(inspect(copy, verify=verify, values=values))
             return found
-    from mindspeed_core.hosts.standalone.checkpoint.index import read_index
+    from mindspeed_core.hosts.standalone.checkpoint.index import check_places, read_index
 
     chosen, listed, warning = _choose(Path(path), step)
     directory, manifest = where_files_are(chosen, listed)
     problems = [warning] if warning else []
     problems += _verify(directory, manifest, verify)
-    index = read_index(directory)
+    index = read_index(directory, with_files=False)
+    try:
+        check_places(directory, index)
+    except CheckpointError as error:
+        problems += [] if problems else [str(error)]
     tensors = list(_tensors(index))
     parts: dict[str, dict[str, int]] = {}
     for tensor in tensors:

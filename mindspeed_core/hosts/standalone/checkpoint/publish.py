@@ -396,7 +396,7 @@ def parse_manifest(content: bytes, path: Path | str) -> Manifest:
         if root.text("format") != FORMAT:
             raise CheckpointError(
                 f"{path}: format {root.text('format')!r}, this version reads {FORMAT!r}; use the version "
-                "that wrote it"
+                "that wrote it, or choose another checkpoint with --ckpt-step"
             )
         # Versions before the digest wrote none.
         rest = {name: value for name, value in data.items() if name != _DIGEST}
