@@ -15,14 +15,9 @@ import torch
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint.archive_layout import members
-from mindspeed_core.hosts.standalone.checkpoint.inert_pickle import (
-    External,
-    Name,
-    PickleError,
-    Values,
-    read_pickle,
-)
+from mindspeed_core.hosts.standalone.checkpoint.inert_pickle import Values, read_pickle
 from mindspeed_core.hosts.standalone.checkpoint.opened_files import ANOTHER, Part
+from mindspeed_core.hosts.standalone.checkpoint.pickle_nodes import External, Name, PickleError
 from mindspeed_core.hosts.standalone.checkpoint.pickled_classes import STORAGES, VALUES
 from mindspeed_core.terminal.foreign_text import first_line
 

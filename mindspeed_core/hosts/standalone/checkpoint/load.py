@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,7 @@ from mindspeed_core.megatron.feature_state import feature_parts
 from mindspeed_core.megatron.plan_resume import check_plan, plan_change
 from mindspeed_core.run import LoadInfo
 from mindspeed_core.runtime.gather import all_gather_values
+from mindspeed_core.terminal.foreign_text import first_line
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
@@ -186,7 +188,9 @@ class _Load:
             raise CheckpointError("; ".join(filter(None, (str(error), problem)))) from error
         if self.source is None and not run.args.finetune:
             parts = {name: (state.get("features") or {}).get(name, {}) for name in known}
-            run.session.collect("restore_checkpoint_state", run=run, state=parts)
+            restore = partial(run.session.collect, "restore_checkpoint_state", run=run, state=parts)
+            # Only its owner knows the form of it, and on another rank it may be another.
+            on_all_ranks(self.what, restore)
         return self._info(state)
 
     def _load_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -244,7 +248,7 @@ class _Load:
         # What Megatron-LM keeps to repeat a step is never loaded.
         keys = sorted(key for key in index.objects if not key.startswith("rerun_state_machine"))
         share = keys[dist.get_rank() :: dist.get_world_size()]
-        on_all_ranks(self.what, lambda: self.reader.check_objects(share))
+        on_all_ranks(self.what, lambda: self.reader.check_objects(share, _check_object))
         return index
 
     def _described(self) -> dict[str, Any]:
@@ -367,8 +371,12 @@ class _Load:
             verified = self.run.args.verify_checkpoint == "hash"
             hint = "" if verified else "; --verify-checkpoint hash names the file"
             cause = unwrap_failure(error)
-            first = (str(cause).splitlines() or [type(cause).__name__])[0]
-            raise CheckpointError(f"{self.path}: a shard cannot be read ({first}){hint}") from error
+            if isinstance(cause, CheckpointError):
+                # Its message names the file.
+                raise CheckpointError(f"{cause}{hint}") from error
+            raise CheckpointError(
+                f"{self.path}: a shard cannot be read ({first_line(cause)}){hint}"
+            ) from error
         return loaded
 
     def _apply(self, state: dict[str, Any]) -> None:
@@ -417,6 +425,13 @@ class _Load:
             consumed_train_samples=int(state.get("consumed_train_samples", 0)),
             consumed_valid_samples=int(state.get("consumed_valid_samples", 0)),
         )
+
+
+def _check_object(key: str, value: Any, where: str) -> None:
+    # An object shard is the list of the objects of its key.
+    if key.startswith("rng_state/"):
+        for states in value if isinstance(value, list) else [value]:
+            rng_state.check(states, where)
 
 
 def _shards(template: dict[str, Any]) -> Iterable[Any]:

@@ -16,16 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mindspeed_core.hosts.standalone.checkpoint.inert_pickle import (
-    Builder,
-    Made,
-    Name,
-    PickleError,
-    Record,
-    Sequence,
-    Table,
-    Values,
-)
+from mindspeed_core.hosts.standalone.checkpoint.inert_pickle import Builder, Record, Table, Values
+from mindspeed_core.hosts.standalone.checkpoint.pickle_nodes import Made, Name, PickleError, Sequence
 
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)

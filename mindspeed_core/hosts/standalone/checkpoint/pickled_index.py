@@ -10,13 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mindspeed_core.hosts.standalone.checkpoint.inert_pickle import (
-    Made,
-    Pairs,
-    PickleError,
-    Values,
-    read_pickle,
-)
+from mindspeed_core.hosts.standalone.checkpoint.inert_pickle import Values, read_pickle
+from mindspeed_core.hosts.standalone.checkpoint.pickle_nodes import Made, Pairs, PickleError
 from mindspeed_core.hosts.standalone.checkpoint.pickled_classes import index_table, properties, shape_of
 
 _NESTED = "nd_reformulated_orig_global_shape"

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_core.errors import CheckpointError
+from mindspeed_core.hosts.standalone.checkpoint import manifest_fields
 from mindspeed_core.hosts.standalone.checkpoint.fields import Fields
 from mindspeed_core.hosts.standalone.checkpoint.opened_files import inside, parse_json, read_inside
 from mindspeed_core.hosts.standalone.checkpoint.os_errors import explain
@@ -37,7 +38,6 @@ _FOREIGN_AGE_SECONDS = 24 * 3600
 _DIGEST = "digest"
 MOST_STEPS = 1 << 31
 """Steps that a run may have done."""
-_HASH = re.compile(r"[0-9a-f]{64}\Z")
 
 
 @dataclass(frozen=True)
@@ -413,63 +413,15 @@ def parse_manifest(content: bytes, path: Path | str) -> Manifest:
         root.refuse(min(unknown), rest[min(unknown)], "left out, since this version does not know it")
     return Manifest(
         iteration=root.integer("iteration", 0, MOST_STEPS),
-        files=_files(root),
-        plan=_plan(root),
-        versions=_texts(root.child("versions", {})),
-        layout=dict(_sizes(root.child("layout", {}))),
-        model=_plain(root.child("model", {})),
+        files=manifest_fields.files(root),
+        plan=manifest_fields.plan(root),
+        versions=manifest_fields.texts(root.child("versions", {})),
+        layout=manifest_fields.sizes(root.child("layout", {})),
+        model=manifest_fields.plain(root.child("model", {})),
         features=tuple(root.items("features", str, [])),
         job=root.text("job", ""),
         sealed=own is not None,
     )
-
-
-def _files(root: Fields) -> dict[str, tuple[int, str]]:
-    listed = root.child("files")
-    found = {}
-    for name, entry in listed.content.items():
-        known = isinstance(entry, list) and len(entry) == 2 and type(entry[0]) is int and entry[0] >= 0
-        if not known or not isinstance(entry[1], str) or not _HASH.match(entry[1]):
-            listed.refuse(name, entry, "a size and a SHA-256")
-        if Path(name).is_absolute() or ".." in Path(name).parts or not Path(name).parts or "\0" in name:
-            listed.refuse(name, name, "a file inside the checkpoint")
-        found[name] = (entry[0], entry[1])
-    return found
-
-
-def _plan(root: Fields) -> Mapping[str, Any]:
-    """Check those fields of a plan that are read again."""
-    plan = root.child("plan", {})
-    entries = plan.value("features", None)
-    for entry in plan.items("features", dict) if entries is not None else ():
-        feature = Fields(root.path, entry, "plan.features")
-        feature.text("name")
-        for name in ("version", "dist", "why"):
-            if feature.has(name):
-                feature.text(name)
-        if feature.has("affects_checkpoint"):
-            feature.truth("affects_checkpoint")
-    if plan.has("slots"):
-        _texts(plan.child("slots"))
-    if plan.has("digest"):
-        plan.text("digest")
-    return plan.content
-
-
-def _texts(inner: Fields) -> dict[str, str]:
-    return {name: inner.text(name) for name in inner.content}
-
-
-def _sizes(inner: Fields) -> Iterator[tuple[str, int]]:
-    for name in inner.content:
-        yield name, inner.integer(name, 1, 1 << 24)
-
-
-def _plain(inner: Fields) -> Mapping[str, Any]:
-    for name, value in inner.content.items():
-        if value is not None and not isinstance(value, (bool, int, float, str)):
-            inner.refuse(name, value, "a number, a switch or text")
-    return inner.content
 
 
 def _damaged(path: Path | str, error: Exception) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -107,8 +107,12 @@ class ShardReader(StorageReader):
         done.set_result(None)
         return done
 
-    def check_objects(self, keys: Iterable[str]) -> None:
+    def check_objects(self, keys: Iterable[str], check: Callable[[str, Any, str], None]) -> None:
         """Read objects before any tensor is overwritten, and forget them.
+
+        Args:
+            keys: those of the objects.
+            check: gets the key, value and name of each, and refuses what no run can take.
 
         Raises:
             CheckpointError: one is damaged or forged.
@@ -117,7 +121,7 @@ class ShardReader(StorageReader):
             place = self._index.objects[key]
             with open_inside(self._directory, place.file) as descriptor:
                 opened = _Opened(self._directory / place.file, descriptor)
-                self._value(opened, key)
+                check(key, self._value(opened, key), f"{opened.path}, object {shown(key)!r}")
 
     def _place(self, item: ReadItem) -> Place:
         key, offset = item.storage_index.fqn, item.storage_index.offset
