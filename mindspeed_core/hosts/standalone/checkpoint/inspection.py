@@ -91,7 +91,7 @@ def inspect(
 
 
 def _choose(path: Path, step: int | None) -> tuple[Path, publish.Manifest | None, str]:
-    if (path / ".metadata").is_file() or (path / publish.MANIFEST).is_file():
+    if any((path / name).is_file() for name in (".metadata", "index.json", publish.MANIFEST)):
         manifest = publish.read_manifest(path) if (path / publish.MANIFEST).is_file() else None
         return path, manifest, ""
     if not path.is_dir():

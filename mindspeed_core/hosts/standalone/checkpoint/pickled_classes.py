@@ -106,6 +106,13 @@ def _encoded(values: Values, made: Made) -> bytes:
     return text.encode("latin-1")
 
 
+def _no_bytes(values: Values, made: Made) -> bytes:
+    """Make the empty bytes, which old protocols write as a call."""
+    if values.sequence(made.arguments):
+        _refuse(made)
+    return b""
+
+
 def _complex(values: Values, made: Made) -> complex:
     parts = [values.value(node) for node in values.sequence(made.arguments, 2)]
     if not all(type(part) is float for part in parts):
@@ -310,6 +317,7 @@ _VALUES: Mapping[str, Builder] = {
     "builtins.float": _plain(float, float, int),
     "builtins.bool": _plain(bool, bool, int),
     "builtins.complex": _complex,
+    "builtins.bytes": _no_bytes,
     "_codecs.encode": _encoded,
     "_io.BytesIO": _buffer,
     "pathlib.Path": _path,
