@@ -24,6 +24,7 @@ from mindspeed_core.hosts.standalone.checkpoint.opened_files import (
     ANOTHER,
     read_inside,
     read_json,
+    shown_path,
     size_inside,
 )
 from mindspeed_core.hosts.standalone.checkpoint.pickled_classes import DTYPES
@@ -219,8 +220,8 @@ def check_places(directory: Path, index: Index, *, with_files: bool = True) -> N
         end = place.offset + place.length
         if end > sizes[place.file]:
             raise CheckpointError(
-                f"{directory / place.file}: {index.source} places bytes up to {end} in it, and it has "
-                f"{sizes[place.file]}; {ANOTHER}"
+                f"{shown_path(directory, place.file)}: {index.source} places bytes up to {end} in it, and it "
+                f"has {sizes[place.file]}; {ANOTHER}"
             )
         if place.offset < ends.get(place.file, 0):
             raise CheckpointError(

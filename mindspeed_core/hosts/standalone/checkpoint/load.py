@@ -41,6 +41,7 @@ from mindspeed_core.hosts.standalone.checkpoint.reasons import unwrap_failure
 from mindspeed_core.hosts.standalone.checkpoint.save_folder import own
 from mindspeed_core.hosts.standalone.checkpoint.shard_reader import ShardReader, the_only_reader
 from mindspeed_core.hosts.standalone.checkpoint.store_url import folder_of, masked
+from mindspeed_core.hosts.standalone.data.identity import TrainingData
 from mindspeed_core.hosts.standalone.fault_tolerance import restart
 from mindspeed_core.hosts.standalone.fault_tolerance.bad_steps import BadSteps
 from mindspeed_core.megatron import model_state, optimizer_state
@@ -419,6 +420,8 @@ class _Load:
             return LoadInfo(path=self.name)
         batch = self.run.session.state(checkpoint_content.LoadedBatch)
         batch.micro_batch_size = state.get("micro_batch_size")
+        data = self.run.session.state(TrainingData)
+        data.loaded, data.checkpoint = self.manifest.data if self.manifest else {}, str(self.name)
         return LoadInfo(
             path=self.name,
             iteration=int(state["iteration"]),

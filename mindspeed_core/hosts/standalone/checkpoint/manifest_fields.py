@@ -61,3 +61,21 @@ def plain(inner: Fields) -> Mapping[str, Any]:
         if value is not None and not isinstance(value, (bool, int, float, str)):
             inner.refuse(name, value, "a number, a switch or text")
     return inner.content
+
+
+def data(root: Fields) -> Mapping[str, Any]:
+    """Return the identity of the training data."""
+    record = root.child("data", {})
+    if not record.content:
+        return {}
+    for entry in record.items("train", dict):
+        dataset = Fields(root.path, entry, "data.train")
+        dataset.text("prefix")
+        dataset.text("digest")
+        if dataset.has("weight"):
+            dataset.number("weight", 0)
+        else:
+            dataset.value("weight")
+    if record.has("split"):
+        record.text("split")
+    return record.content

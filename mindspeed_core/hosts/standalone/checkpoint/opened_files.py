@@ -17,6 +17,7 @@ from typing import Any
 
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint.os_errors import explain
+from mindspeed_core.terminal.foreign_text import clean
 
 ANOTHER = "choose another checkpoint with --ckpt-step"
 _WINDOW = 1 << 14
@@ -85,6 +86,11 @@ class Part:
         return bytes(found)
 
 
+def shown_path(directory: Path, name: str) -> str:
+    """Return the path of a file whose name is foreign text, for messages."""
+    return f"{directory}{os.sep}{clean(name)}"
+
+
 def inside(directory: Path, name: str) -> Path:
     """Return the real path of a file in a checkpoint.
 
@@ -95,15 +101,14 @@ def inside(directory: Path, name: str) -> Path:
     Raises:
         CheckpointError: it lies outside, also where a link leads there.
     """
-    path = directory / name
-    parts = Path(name).parts
+    path, parts = shown_path(directory, name), Path(name).parts
     if not parts or Path(name).is_absolute() or ".." in parts or "\0" in name:
         raise CheckpointError(f"{directory}: names a file outside the checkpoint: {name!r}; {ANOTHER}")
-    real = Path(os.path.realpath(path))
+    real = Path(os.path.realpath(directory / name))
     if not real.is_relative_to(os.path.realpath(directory)):
         raise CheckpointError(
-            f"{path}: is a link to {real}, outside the checkpoint, and is not followed; copy the file to its "
-            f"place, or {ANOTHER}"
+            f"{path}: is a link to {clean(str(real))}, outside the checkpoint, and is not followed; copy the "
+            f"file to its place, or {ANOTHER}"
         )
     return real
 
@@ -115,7 +120,7 @@ def open_inside(directory: Path, name: str) -> Iterator[int]:
     Raises:
         CheckpointError: it is missing, is no file, lies outside, or cannot be read.
     """
-    path = directory / name
+    path = shown_path(directory, name)
     real = inside(directory, name)
     try:
         # Whoever puts a link or a pipe there after the look above gets an error.

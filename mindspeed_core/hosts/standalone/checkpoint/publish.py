@@ -23,7 +23,12 @@ from typing import Any
 from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import manifest_fields
 from mindspeed_core.hosts.standalone.checkpoint.fields import Fields
-from mindspeed_core.hosts.standalone.checkpoint.opened_files import inside, parse_json, read_inside
+from mindspeed_core.hosts.standalone.checkpoint.opened_files import (
+    inside,
+    parse_json,
+    read_inside,
+    shown_path,
+)
 from mindspeed_core.hosts.standalone.checkpoint.os_errors import explain
 from mindspeed_core.hosts.standalone.checkpoint.processes import host_name, start_of
 from mindspeed_core.megatron.tracker import TRACKER
@@ -53,6 +58,8 @@ class Manifest:
         model: the arguments that determine the shapes of the model.
         features: features whose own state is inside.
         job: the job that wrote it, the same over its restarts; empty where nobody restarts it.
+        data: the identity of the training data, as `data.identity.record_of` gives it; empty for others than
+            files.
         format: the version of this description.
         sealed: whether its own text was proven unchanged by the digest it carries, so that it is a file that
             changed where the two differ; not written.
@@ -66,6 +73,7 @@ class Manifest:
     model: Mapping[str, Any] = field(default_factory=dict)
     features: tuple[str, ...] = ()
     job: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
     format: str = FORMAT
     sealed: bool = field(default=False, compare=False)
 
@@ -420,6 +428,7 @@ def parse_manifest(content: bytes, path: Path | str) -> Manifest:
         model=manifest_fields.plain(root.child("model", {})),
         features=tuple(root.items("features", str, [])),
         job=root.text("job", ""),
+        data=manifest_fields.data(root),
         sealed=own is not None,
     )
 
@@ -449,15 +458,15 @@ def check_files(
 
 
 def _difference(directory: Path, name: str, size: int, digest: str, *, contents: bool) -> str:
-    path = directory / name
+    path: Path | str = directory / name
     try:
-        inside(directory, name)
-        status = path.stat()
+        path, real = shown_path(directory, name), inside(directory, name)
+        status = real.stat()
         if not stat.S_ISREG(status.st_mode):
             return f"{path}: is no file"
         if status.st_size != size:
             return f"{path}: {status.st_size} bytes, the manifest says {size} (truncated or overwritten)"
-        if contents and digest_file(path)[1] != digest:
+        if contents and digest_file(real)[1] != digest:
             return f"{path}: the contents changed since it was written (SHA-256 differs from the manifest)"
     except CheckpointError as error:
         return str(error)
