@@ -1,4 +1,4 @@
-"""Cases in a process that may do little: limited time and memory, and no events but those of reading a folder.
+"""Cases in a process that may do little: limited time and memory, no events but of reading a folder.
 
 One forked process runs many cases. It ends where a case goes too far, the parent notes which, and the next
 process goes on behind it.
@@ -6,6 +6,7 @@ process goes on behind it.
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import signal
@@ -126,10 +127,14 @@ class _Watch:
             )
             if inside and not writes:
                 return
-        elif event in _HARMLESS or not event.startswith(_FORBIDDEN) or (event == "import" and arguments[0] in sys.modules):
+        elif event in _HARMLESS or not event.startswith(_FORBIDDEN) or _is_known(event, arguments):
             return
         self.broken = f"{event} {arguments[:2]!r}"[:300]
         raise PermissionError(f"a case did {self.broken}")
+
+
+def _is_known(event: str, arguments: tuple[object, ...]) -> bool:
+    return event == "import" and arguments[0] in sys.modules
 
 
 _watch = _Watch()
@@ -149,6 +154,10 @@ def _child(
     writer: int,
 ) -> None:
     warnings.simplefilter("ignore")
+    # The traceback of a panic takes more memory than a case may have.
+    os.environ["RUST_BACKTRACE"] = "0"
+    # Records that somebody captures keep exceptions, and all that these refer to.
+    logging.disable(logging.CRITICAL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     warm()
     pages = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -1,4 +1,4 @@
-"""Hostile files end in a value or in one message that names the file: whatever they are, in little time and memory."""
+"""Hostile files end in a value or in one message that names the file, in little time and memory."""
 
 from __future__ import annotations
 

@@ -27,6 +27,8 @@ _PADDING_NAMES = (PADDING, "<|padding|>", "<pad>", "[PAD]")
 _NO_PADDING = -1
 _SMALLEST_VOCABULARY = 256 + 2
 _LARGEST_VOCABULARY = 1 << 24
+_PANIC = "PanicException"
+"""The exception of libraries in Rust where their own code fails; no ``Exception``, and of no module's name."""
 
 
 class Tokenizer(Protocol):
@@ -215,8 +217,10 @@ def load_tokenizer(path: str | Path, kind: str | None = None) -> BpeTokenizer | 
     content = read_named_file("--tokenizer-model", path, remedy)
     try:
         tokenizer = Library.from_buffer(content)
-    except Exception as error:
-        # The library raises a bare Exception for whatever is wrong with the file.
+    except BaseException as error:
+        # The library raises a bare Exception for whatever is wrong with the file, or panics.
+        if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+            raise
         remedy = "copy it again, or make a new one with prepare-text"
         raise NamedFileError(
             "--tokenizer-model", str(file), f"is not a tokenizer.json ({first_line(error)})", remedy
@@ -232,7 +236,9 @@ def _load_gpt2(vocabulary: str, merges: str) -> BpeTokenizer:
         read_named_file(flag, path, "check the path")
     try:
         tokenizer = _byte_level(models.BPE.from_file(vocabulary, merges))
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+            raise
         reason = f"is not a vocabulary that --merge-file {merges!r} belongs to ({first_line(error)})"
         raise NamedFileError("--vocab-file", vocabulary, reason, "check both paths") from error
     # Named as special, so that text which spells it out is not taken for the end of a document.
