@@ -28,7 +28,7 @@ _NO_PADDING = -1
 _SMALLEST_VOCABULARY = 256 + 2
 _LARGEST_VOCABULARY = 1 << 24
 _PANIC = "PanicException"
-"""The exception of libraries in Rust where their own code fails; no ``Exception``, and of no module's name."""
+"""The exception of libraries in Rust where their own code fails; it is no ``Exception``."""
 
 
 class Tokenizer(Protocol):
