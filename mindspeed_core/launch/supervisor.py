@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from mindspeed_core.launch import environment
+from mindspeed_core.terminal.foreign_text import emit
 
 GRACE_SECONDS = 5.0
 """Time for the other workers to report when one only noticed another's failure."""
@@ -239,11 +240,11 @@ class Supervisor:
             return
         if cause.kind in ("killed", "silent"):
             spent = f"; --max-restarts {self.restarts} are used up" if restart else ""
-            print(f"error: {self._who(cause)} {_headline(cause)}{spent}", file=sys.stderr, flush=True)
+            emit(f"error: {self._who(cause)} {_headline(cause)}{spent}", err=True)
             return
         if self.count > 1:
             print(f"{self._who(cause)}:", file=sys.stderr)
-        print(cause.text.rstrip(), file=sys.stderr, flush=True)
+        emit(cause.text.rstrip(), err=True)
 
 
 _ORDER = ("hang", "killed", "explained", "unexpected", "exit", "silent", "consequence")

@@ -8,11 +8,16 @@ characters that reverse or hide what stands beside them.
 from __future__ import annotations
 
 import html
+import logging
 import re
+import sys
 import unicodedata
+from typing import TextIO
 
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Categories of characters that control, hide or reorder text, or that nobody can see."""
+_JOINERS = "\u200c\u200d"
+"""Of them, what Persian, Indic scripts and emoji are spelled with; they join or part their neighbours."""
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>])")
 _LIMIT = 300
 
@@ -32,6 +37,27 @@ def clean(text: object, *, lines: bool = False) -> str:
         character if character in kept or not _is_hidden(character) else _escaped(character)
         for character in found
     )
+
+
+def emit(text: object = "", *, err: bool = False, file: TextIO | None = None) -> None:
+    """Print text with foreign parts in it, on standard output by default."""
+    print(clean(text, lines=True), file=file or (sys.stderr if err else sys.stdout), flush=True)
+
+
+class CleanLog(logging.Filter):
+    """Filter of a logger that cleans its messages."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Put the cleaned message in the place of the message and its arguments."""
+        record.msg, record.args = clean(record.getMessage(), lines=True), ()
+        return True
+
+
+def clean_log() -> None:
+    """Let the project's logger show cleaned messages; once is enough."""
+    logger = logging.getLogger("mindspeed_core")
+    if not any(isinstance(each, CleanLog) for each in logger.filters):
+        logger.addFilter(CleanLog())
 
 
 def shown(text: object, limit: int = _LIMIT) -> str:
@@ -67,7 +93,7 @@ def _text_of(value: object) -> str:
 
 
 def _is_hidden(character: str) -> bool:
-    return unicodedata.category(character) in _HIDDEN
+    return unicodedata.category(character) in _HIDDEN and character not in _JOINERS
 
 
 def _escaped(character: str) -> str:

@@ -18,6 +18,7 @@ from mindspeed_core.megatron.plan_resume import check_plan
 from mindspeed_core.megatron.tracker import TRACKER
 from mindspeed_core.run import LoadInfo, Run, SaveInfo
 from mindspeed_core.runtime.gather import all_gather_values
+from mindspeed_core.terminal.foreign_text import emit
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -90,7 +91,7 @@ def load_checkpoint(session: Session, run: Run, source: str | None) -> LoadInfo:
     kept = now.saved.get("features", ()) if args.finetune else ()
     if kept and run.dist.rank == 0:
         text = f"--finetune: the state of {', '.join(kept)} in {args.load} is not loaded"
-        print(f"mindspeed: {text}", flush=True)
+        emit(f"mindspeed: {text}")
     return LoadInfo(
         _folder(args) or (Path(args.load) if loaded and args.load else None),
         iteration,

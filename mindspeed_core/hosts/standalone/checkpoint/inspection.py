@@ -20,7 +20,7 @@ from mindspeed_core.hosts.standalone.checkpoint import publish
 from mindspeed_core.hosts.standalone.checkpoint.inspected_store import local_copy_for_inspection
 from mindspeed_core.hosts.standalone.checkpoint.source import where_files_are
 from mindspeed_core.hosts.standalone.checkpoint.store_url import is_url
-from mindspeed_core.terminal.foreign_text import first_line, shown
+from mindspeed_core.terminal.foreign_text import emit, first_line, shown
 from mindspeed_core.terminal.tables import print_table
 
 if TYPE_CHECKING:
@@ -227,30 +227,30 @@ def command(
     """Show what CHECKPOINT (a --save folder, one iter_… directory, or a URL) holds, and its health."""
     found = inspect(checkpoint, step=step, verify=verify, values=values)
     if as_json:
-        click.echo(json.dumps(found, indent=1, default=str))
+        emit(json.dumps(found, indent=1, default=str))
     else:
         _print(found, tensors)
     return 1 if found["problems"] else 0
 
 
 def _print(found: Mapping[str, Any], tensors: bool) -> None:
-    click.echo(f"{found['path']}: step {found['iteration']}, written by {found['written_by']}")
+    emit(f"{found['path']}: step {found['iteration']}, written by {found['written_by']}")
     manifest = found["manifest"]
     if manifest is not None:
-        click.echo(f"features: {', '.join(manifest['features']) or 'none'}")
-        click.echo(f"plan: digest {manifest['plan'].get('digest', 'unknown')}")
-        click.echo("versions: " + ", ".join(f"{name} {v}" for name, v in manifest["versions"].items()))
-        click.echo("layout: " + ", ".join(f"{name} {size}" for name, size in manifest["layout"].items()))
-        click.echo("model: " + ", ".join(f"{name} {value}" for name, value in manifest["model"].items()))
+        emit(f"features: {', '.join(manifest['features']) or 'none'}")
+        emit(f"plan: digest {manifest['plan'].get('digest', 'unknown')}")
+        emit("versions: " + ", ".join(f"{name} {v}" for name, v in manifest["versions"].items()))
+        emit("layout: " + ", ".join(f"{name} {size}" for name, size in manifest["layout"].items()))
+        emit("model: " + ", ".join(f"{name} {value}" for name, value in manifest["model"].items()))
     samples = found["common"].get("consumed_train_samples")
     if samples is not None:
-        click.echo(f"samples trained on: {samples:,}")
+        emit(f"samples trained on: {samples:,}")
     rows = [
         (name, part["tensors"], f"{part['elements']:,}", _size(part["bytes"]))
         for name, part in found["parts"].items()
     ]
     print_table(("part", "tensors", "elements", "size"), rows)
-    click.echo(f"files: {len(found['files'])}, {_size(sum(found['files'].values()))}")
+    emit(f"files: {len(found['files'])}, {_size(sum(found['files'].values()))}")
     if tensors:
         shown = [
             (tensor["key"], "x".join(map(str, tensor["shape"])), tensor["dtype"], _size(tensor["bytes"]))
@@ -258,7 +258,7 @@ def _print(found: Mapping[str, Any], tensors: bool) -> None:
         ]
         print_table(("tensor", "shape", "dtype", "size"), shown)
     for problem in found["problems"]:
-        click.echo(f"problem: {problem}")
+        emit(f"problem: {problem}")
     if not found["problems"]:
         how = {
             "hash": "all files unchanged",
@@ -266,7 +266,7 @@ def _print(found: Mapping[str, Any], tensors: bool) -> None:
             "off": "files not compared",
         }
         checked = how[found["verified"]] + (", all values finite" if found["values_read"] else "")
-        click.echo(f"health: {checked}")
+        emit(f"health: {checked}")
 
 
 def _size(count: int) -> str:

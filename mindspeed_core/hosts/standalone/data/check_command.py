@@ -26,7 +26,7 @@ def check(prefixes: tuple[str, ...], full: bool, tokenizer_model: str | None, as
     """
     from mindspeed_core.hosts.standalone.data.files import check_dataset_files, token_counts
     from mindspeed_core.hosts.standalone.data.identity import digest_of
-    from mindspeed_core.terminal.foreign_text import shown
+    from mindspeed_core.terminal.foreign_text import emit, shown
 
     limit = None
     if tokenizer_model is not None:
@@ -57,12 +57,10 @@ def check(prefixes: tuple[str, ...], full: bool, tokenizer_model: str | None, as
             failed, entry = True, {"prefix": prefix, "problem": shown(error, 2000)}
         found.append(entry)
     if as_json:
-        click.echo(json.dumps(found, indent=1))
+        emit(json.dumps(found, indent=1))
         return int(failed)
     for entry in found:
-        click.echo(f"{shown(entry.pop('prefix'))}: {'damaged' if 'problem' in entry else 'whole'}")
+        emit(f"{shown(entry.pop('prefix'))}: {'damaged' if 'problem' in entry else 'whole'}")
         for name, value in entry.items():
-            click.echo(
-                f"  {name.replace('_', ' ')}: {value:,}" if isinstance(value, int) else f"  {name}: {value}"
-            )
+            emit(f"  {name.replace('_', ' ')}: {value:,}" if isinstance(value, int) else f"  {name}: {value}")
     return int(failed)

@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch.distributed as dist
@@ -241,7 +241,7 @@ def load_array(path: str | Path) -> Any:
         raise ValueError(f"{path}: has {size - offset} bytes for the shape {shape}")
     if not math.prod(shape):
         return np.zeros(shape, dtype)
-    order = "F" if header["order"] == b"True" else "C"
+    order: Literal["F", "C"] = "F" if header["order"] == b"True" else "C"
     return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape, order=order)
 
 

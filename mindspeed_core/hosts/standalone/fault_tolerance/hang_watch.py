@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from mindspeed_core.launch import worker
+from mindspeed_core.terminal.foreign_text import clean
 
 if TYPE_CHECKING:
     from mindspeed_core.run import DistInfo, Run
@@ -236,7 +237,7 @@ class HangWatch:
         since = f"after step {self._run.iteration}"
         text = f"no progress for {self.seconds:.0f} s (--hang-timeout-minutes) {since}: {finding.text}"
         if not worker.send_message("hang", f"error: {text}", rank=finding.rank):
-            print(f"error: {text}", file=sys.stderr, flush=True)
+            print(f"error: {clean(text, lines=True)}", file=sys.stderr, flush=True)
         os._exit(_EXIT_PROBLEMS)
 
 

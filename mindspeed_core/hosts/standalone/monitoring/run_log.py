@@ -15,6 +15,7 @@ import torch.distributed as dist
 from mindspeed_core.errors import UserError
 from mindspeed_core.hosts.standalone.monitoring.measures import detail_lines
 from mindspeed_core.hosts.standalone.monitoring.writers import open_writers
+from mindspeed_core.terminal.foreign_text import clean
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -170,8 +171,9 @@ class RunLog:
         """Print a line beside the progress bar."""
         if not self.active:
             return
+        text = clean(text, lines=True)
         if self._bar is not None:
-            self._bar.console.print(text, highlight=False, soft_wrap=True)
+            self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
         else:
             print(text, file=self._output, flush=True)
 
