@@ -18,7 +18,8 @@ _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Categories of characters that control, hide or reorder text, or that nobody can see."""
 _JOINERS = "\u200c\u200d"
 """Of them, what Persian, Indic scripts and emoji are spelled with; they join or part their neighbours."""
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>])")
+_MARKDOWN = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])|^\s*[#+\->=:]|^\s*\d+[.)](?=\s|$)")
+"""Marks of Markdown in a line: everywhere those of spans, and at its begin those of blocks."""
 _LIMIT = 300
 
 
@@ -76,7 +77,7 @@ def first_line(error: BaseException, limit: int = _LIMIT) -> str:
 def for_markdown(text: object) -> str:
     """Return a foreign text as literal text of one line of Markdown, also in a cell of a table."""
     cleaned = clean(text).replace("&", "&amp;").replace("<", "&lt;")
-    return _MARKDOWN.sub(r"\\\1", cleaned)
+    return _MARKDOWN.sub(lambda mark: f"{mark[0][:-1]}\\{mark[0][-1]}", cleaned)
 
 
 def for_html(text: object) -> str:
