@@ -30,7 +30,10 @@ from mindspeed_core.terminal.tables import print_table
 
 ROOT = Path(__file__).resolve().parents[2]
 ANY = st.text(st.characters())
-HOSTILE = "\x1b[2J\x1b]0;title\x07 \u202egnp.exe\u2028 <script>alert(1)</script> | `x` ![a](http://b) \ud800 \x9b31m"
+HOSTILE = (
+    "\x1b[2J\x1b]0;title\x07 \u202egnp.exe\u2028 <script>alert(1)</script> "
+    "| `x` ![a](http://b) \ud800 \x9b31m"
+)
 HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
