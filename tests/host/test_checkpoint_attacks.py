@@ -1,4 +1,4 @@
-"""Attacks on checkpoints that passed lists of names, rebuilt: each is refused by name, in load and inspect."""
+"""Attacks on checkpoints that passed lists of names, rebuilt: each is refused by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pickle
 import time
 import zipfile
 from argparse import Namespace
-from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from mindspeed_core.hosts.standalone.checkpoint import index as checkpoint_index
 from mindspeed_core.hosts.standalone.checkpoint import publish
 from mindspeed_core.hosts.standalone.checkpoint.archive import read_archive
 from mindspeed_core.hosts.standalone.checkpoint.common_state import (
+    check_agrees,
     check_common,
     check_description,
     read_common,
@@ -130,9 +131,7 @@ def test_an_attack_is_refused_by_name_and_at_once(attack):
         with pytest.raises(CheckpointError, match=r"^file: ") as refused:
             read()
     with pytest.raises(CheckpointError, match=words):
-        if "_StorageInfo" in attack:
-            read_pickled_index(content, Path("file"))
-        read_pickle(content, "file", VALUES)
+        read_pickled_index(content, Path("file"))
     assert "\x1b" not in str(refused.value)
     assert time.process_time() - begin < 5
     assert not hasattr(Namespace, "trust_checkpoint")
@@ -294,16 +293,16 @@ def replaced(value, path, new):
 def test_hostile_values_anywhere_in_an_index_are_refused_by_name_or_mean_nothing(tmp_path):
     folder = checkpoint(tmp_path)
     good = json.loads((folder / "index.json").read_text())
-    refused = 0
+    refused = []
     for path in places_in(good):
         for value in HOSTILE:
             (folder / "index.json").write_text(json.dumps(replaced(good, path, value)))
             try:
                 read_index(folder)
             except CheckpointError as error:
-                refused += 1
-                assert str(folder) in str(error)
-    assert refused > 150
+                refused.append(str(error))
+    assert len(refused) > 150
+    assert [text for text in refused if str(folder) not in text] == []
 
 
 def test_deep_json_is_refused_by_the_files_name(tmp_path):
@@ -333,7 +332,7 @@ def test_a_grid_tiles_a_shape_and_one_without_a_box_or_with_one_moved_does_not(d
     boxes = [((), ())]
     for axis in edges:
         boxes = [
-            ((*at, begin), (*sizes, end - begin)) for at, sizes in boxes for begin, end in zip(axis, axis[1:])
+            ((*at, begin), (*sizes, end - begin)) for at, sizes in boxes for begin, end in pairwise(axis)
         ]
     assert uncovered(shape, boxes) == ""
     without = boxes[: pick % len(boxes)] + boxes[pick % len(boxes) + 1 :]
@@ -373,6 +372,29 @@ def test_a_link_that_leaves_the_checkpoint_is_refused_and_the_folder_itself_may_
     assert read_index(folder).tensors
 
 
+def test_a_link_in_a_folder_of_checkpoints_that_leads_out_of_it_is_refused(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "load").mkdir()
+    folder = checkpoint(tmp_path / "elsewhere")
+    manifest = publish.Manifest(2, {})
+    (folder / "manifest.json").write_text(publish.describe(manifest))
+    (tmp_path / "load" / "iter_0000002").symlink_to(folder)
+    (tmp_path / "linked").symlink_to(tmp_path / "elsewhere")
+    assert publish.find(tmp_path / "linked").manifest == manifest
+    for step in (None, 2):
+        with pytest.raises(CheckpointError, match=r"iter_0000002: is a link to .*; name .*elsewhere instead"):
+            publish.find(tmp_path / "load", step)
+
+
+def test_common_state_and_manifest_have_to_agree(tmp_path):
+    manifest = publish.Manifest(2, {}, layout={"tp": 1, "pp": 2})
+    check_agrees(tmp_path, GOOD, manifest)
+    with pytest.raises(
+        CheckpointError, match=r"common\.pt: layout is .*'pp': 2.*, and the manifest says .*'pp': 4"
+    ):
+        check_agrees(tmp_path, GOOD, publish.Manifest(2, {}, layout={"tp": 1, "pp": 4}))
+
+
 @pytest.mark.parametrize("name_", ["common.pt", "index.json", "metadata.json", "manifest.json"])
 def test_every_file_of_a_checkpoint_is_held_to_that(name_, tmp_path):
     folder = checkpoint(tmp_path)
@@ -410,7 +432,7 @@ GOOD = {
 WRONG = {
     "iteration": [-1, True, 10**12, 3, 2.0, "2", [2]],
     "consumed_train_samples": [-1, True, 2**60, 7, "8", {}],
-    "consumed_valid_samples": [-1, True, 2**60, None and 0, 0.5][:3],
+    "consumed_valid_samples": [-1, True, 2**60, 0.5],
     "micro_batch_size": [0, -1, True, "2"],
     "layout": [[], {"tp": 0}, {"tp": True}, {"tp": "x"}, {"tp": 10**12}, {1: 1}, 7],
     "args": [Namespace(tensor_model_parallel_size=0), Namespace(consumed_train_samples=9), 7, [1]],
@@ -498,7 +520,7 @@ _FORBIDDEN = {
     "joblib": {"load"},
     "dcp": {"FileSystemReader"},
 }
-"""What runs code of a file, by the name of its module. Torch's ``load`` is on it with ``weights_only`` too."""
+"""What runs code of a file, by its module. Torch's ``load`` is on it with ``weights_only`` too."""
 
 
 def imported(path, package):
@@ -580,5 +602,4 @@ def test_a_load_raises_no_event_of_an_unpickler(tmp_path):
         no_dist=True,
     )
     watching.clear()
-    assert find_spec("torch")
     assert seen == []

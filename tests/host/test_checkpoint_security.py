@@ -265,7 +265,7 @@ def test_objects_are_looked_at_before_tensors_are_read(tmp_path):
 
 def test_bytes_that_a_layer_would_unpickle_are_refused_unless_they_are_trusted():
     part = Part.of(archive([torch.ones(3, dtype=torch.uint8)]))
-    with pytest.raises(CheckpointError, match="TransformerEngine unpickles itself.*--trust-checkpoint"):
+    with pytest.raises(CheckpointError, match=r"TransformerEngine unpickles itself.*--trust-checkpoint"):
         read_object(part, "decoder.layers.linear._extra_state/shard_0_1", "object")
     for key, trusted in (("decoder._extra_state/shard_0_1", True), ("features.mine/shard_0_1", False)):
         assert read_object(part, key, "object", trusted=trusted)[0].sum() == 3

@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 
+from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint.archive import read_archive
 from mindspeed_core.hosts.standalone.checkpoint.fields import Fields
-from mindspeed_core.hosts.standalone.checkpoint.opened_files import Part, open_inside, read_json
-from mindspeed_core.hosts.standalone.checkpoint.publish import MOST_STEPS, iteration_of
+from mindspeed_core.hosts.standalone.checkpoint.opened_files import ANOTHER, Part, open_inside, read_json
+from mindspeed_core.hosts.standalone.checkpoint.publish import MOST_STEPS, Manifest, iteration_of
+from mindspeed_core.terminal.foreign_text import shown
 
 NAME = "common.pt"
 MOST_SAMPLES = 1 << 53
@@ -106,6 +108,21 @@ def check_common(state: Any, path: Path | str, step: int | None = None) -> None:
         _check_optimizer(fields.child("optimizer"))
     if fields.has("args"):
         _check_arguments(fields)
+
+
+def check_agrees(directory: Path, state: Mapping[str, Any], manifest: Manifest) -> None:
+    """Compare what common state and manifest both say.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    said = {"iteration": manifest.iteration, "layout": dict(manifest.layout)}
+    for name, value in said.items():
+        if value != {} and state.get(name) not in (None, value):
+            raise CheckpointError(
+                f"{directory / NAME}: {name} is {shown(repr(state[name]), 80)}, and the manifest says "
+                f"{shown(repr(value), 80)}; one of them is damaged or forged; {ANOTHER}"
+            )
 
 
 def _check_schedule(fields: Fields) -> None:

@@ -30,7 +30,11 @@ from mindspeed_core.hosts.standalone.checkpoint.collective import (
     on_all_ranks,
     on_first_rank,
 )
-from mindspeed_core.hosts.standalone.checkpoint.common_state import check_description, read_common
+from mindspeed_core.hosts.standalone.checkpoint.common_state import (
+    check_agrees,
+    check_description,
+    read_common,
+)
 from mindspeed_core.hosts.standalone.checkpoint.index import Index, read_index
 from mindspeed_core.hosts.standalone.checkpoint.model_arguments import (
     compare_models,
@@ -231,6 +235,12 @@ class _Load:
     def _read_common(self) -> dict[str, Any]:
         def read() -> dict[str, Any]:
             state = read_common(self.path, trusted=self._trusted)
+            if not self.weights_alone and "iteration" not in state:
+                raise CheckpointError(
+                    f"{self.path / 'common.pt'}: says no step to go on at; --finetune takes the weights alone"
+                )
+            if self.manifest is not None:
+                check_agrees(self.path, state, self.manifest)
             return checkpoint_megatron_lm.with_arguments(state)
 
         return on_all_ranks(self.what, read)

@@ -294,11 +294,12 @@ def find(load_dir: Path, step: int | None = None, *, accept_unpublished: bool = 
     named, problem = _read_tracker(load_dir / TRACKER)
     if named is not None:
         if named in published:
-            manifest = read_manifest(directories[named])
+            path = _within(load_dir, directories[named])
+            manifest = read_manifest(path)
             note = _later(load_dir, directories, named, published[-1])
-            return Found(directories[named], manifest, note=note)
+            return Found(path, manifest, note=note)
         if named in directories and accept_unpublished:
-            return Found(directories[named], None)
+            return Found(_within(load_dir, directories[named]), None)
         problem = (
             f"names step {named}, whose directory was never completed ({MANIFEST} is missing in it)"
             if named in directories
@@ -313,7 +314,19 @@ def find(load_dir: Path, step: int | None = None, *, accept_unpublished: bool = 
         )
     newest = published[-1]
     warning = f"{load_dir / TRACKER} {problem}; loading the newest complete checkpoint, step {newest}"
-    return Found(directories[newest], read_manifest(directories[newest]), warning)
+    path = _within(load_dir, directories[newest])
+    return Found(path, read_manifest(path), warning)
+
+
+def _within(load_dir: Path, path: Path) -> Path:
+    """Return a checkpoint of a folder; that folder may be a link, what lies in it may not lead elsewhere."""
+    real = Path(os.path.realpath(path))
+    if not real.is_relative_to(os.path.realpath(load_dir)):
+        raise CheckpointError(
+            f"{path}: is a link to {real}, outside of the folder that was named, and is not followed; name "
+            f"{real.parent} instead"
+        )
+    return path
 
 
 def _later(load_dir: Path, directories: Mapping[int, Path], named: int, newest: int) -> str:
@@ -351,9 +364,10 @@ def _found_step(
     load_dir: Path, step: int, directories: Mapping[int, Path], published: list[int], unpublished: bool
 ) -> Found:
     if step in published:
-        return Found(directories[step], read_manifest(directories[step]))
+        path = _within(load_dir, directories[step])
+        return Found(path, read_manifest(path))
     if step in directories and unpublished:
-        return Found(directories[step], None)
+        return Found(_within(load_dir, directories[step]), None)
     state = f"was never completed ({MANIFEST} is missing in it)" if step in directories else "does not exist"
     there = ", ".join(map(str, published)) or "none"
     raise CheckpointError(
