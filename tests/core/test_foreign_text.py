@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindspeed_core.errors import UserError
@@ -41,6 +41,7 @@ def hidden_in(text, *, but=""):
     return [c for c in text if unicodedata.category(c) in HIDDEN and c not in "\u200c\u200d" + but]
 
 
+@settings(deadline=None, max_examples=60)
 @given(ANY)
 def test_every_character_of_a_cleaned_text_is_visible_and_can_be_written(text):
     cleaned = clean(text)
@@ -49,16 +50,19 @@ def test_every_character_of_a_cleaned_text_is_visible_and_can_be_written(text):
     assert hidden_in(clean(text, lines=True), but="\n\t") == []
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs", "M"])))
 def test_visible_text_of_any_script_stays_as_it_is(text):
     assert clean(text) == text
 
 
+@settings(deadline=None, max_examples=60)
 @given(ANY)
 def test_cleaning_twice_changes_nothing(text):
     assert clean(clean(text)) == clean(text)
 
 
+@settings(deadline=None, max_examples=60)
 @given(ANY, st.integers(2, 50))
 def test_a_message_gets_one_line_of_bounded_length(text, limit):
     assert len(shown(text, limit)) <= limit
@@ -77,6 +81,7 @@ class Collected(HTMLParser):
         self.text += data
 
 
+@settings(deadline=None, max_examples=60)
 @given(ANY)
 def test_html_shows_a_text_and_holds_no_tag_of_it(text):
     parser = Collected()
@@ -85,6 +90,7 @@ def test_html_shows_a_text_and_holds_no_tag_of_it(text):
     assert html.unescape(parser.text) == html.unescape(clean(text)) or parser.text == clean(text)
 
 
+@settings(deadline=None, max_examples=60)
 @given(ANY)
 def test_markdown_holds_no_tag_link_span_or_cell_of_a_text(text):
     found = for_markdown(text)

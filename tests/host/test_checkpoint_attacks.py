@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import checkpoint as dcp
 
@@ -197,11 +197,13 @@ PLAIN = st.recursive(
 )
 
 
+@settings(deadline=None, max_examples=60)
 @given(PLAIN, st.integers(2, 5))
 def test_plain_values_are_read_as_pickle_reads_them(value, protocol):
     assert read_pickle(pickle.dumps(value, protocol), "file", VALUES) == value
 
 
+@settings(deadline=None, max_examples=60)
 @given(PLAIN)
 def test_an_archive_of_plain_values_and_tensors_is_read_as_torch_reads_it(value):
     tensors = [
@@ -217,6 +219,25 @@ def test_an_archive_of_plain_values_and_tensors_is_read_as_torch_reads_it(value)
     for was, now in zip([*tensors, tensors[0][1:]], found["tensors"]):
         assert was.equal(now)
         assert was.dtype == now.dtype
+
+
+def test_tensors_of_every_kind_that_torch_writes_are_read():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.sequence_parallel = True
+    attributed = torch.arange(3)
+    attributed.owner = "x"
+    tensors = [
+        parameter,
+        attributed,
+        torch.nn.Parameter(torch.zeros(3)),
+        torch.ones(2, dtype=torch.float8_e5m2),
+    ]
+    tensors += [torch.ones(3, dtype=torch.uint16), torch.ones(2, dtype=torch.complex64)]
+    stream = io.BytesIO()
+    torch.save(tensors, stream)
+    for was, now in zip(tensors, read_archive(Part.of(stream.getvalue()), "file")):
+        assert (was.dtype, was.shape) == (now.dtype, now.shape)
+        assert was.detach().view(torch.uint8).equal(now.view(torch.uint8))
 
 
 # The index
@@ -317,6 +338,7 @@ def test_deep_json_is_refused_by_the_files_name(tmp_path):
             read(folder)
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=3).flatmap(
         lambda shape: st.tuples(

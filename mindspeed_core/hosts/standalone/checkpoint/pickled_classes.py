@@ -180,7 +180,23 @@ def _tensor(values: Values, made: Made) -> torch.Tensor:
     nodes = values.sequence(made.arguments)
     if not 4 <= len(nodes) <= 7 or made.state is not None or made.items or made.pairs:
         _refuse(made)
-    storage = values.value(nodes[0])
+    return _view(values, values.value(nodes[0]), nodes)
+
+
+def _tensor_of_dtype(values: Values, made: Made) -> torch.Tensor:
+    """Make a view of untyped bytes, as torch writes dtypes that have no storage class."""
+    nodes = values.sequence(made.arguments)
+    if not 7 <= len(nodes) <= 8 or made.state is not None or made.items or made.pairs:
+        _refuse(made)
+    storage, dtype = values.value(nodes[0]), values.value(nodes[6])
+    if not isinstance(dtype, torch.dtype) or not isinstance(storage, torch.Tensor):
+        raise PickleError("a tensor without bytes, or without a known dtype")
+    if storage.nbytes % dtype.itemsize:
+        raise PickleError("a tensor whose bytes are no whole elements")
+    return _view(values, storage.view(dtype), nodes)
+
+
+def _view(values: Values, storage: Any, nodes: list[Any]) -> torch.Tensor:
     if not isinstance(storage, torch.Tensor):
         raise PickleError("a tensor without bytes")
     offset, size, stride = values.integer(nodes[1]), _numbers(values, nodes[2]), _numbers(values, nodes[3])
@@ -197,11 +213,26 @@ def _tensor(values: Values, made: Made) -> torch.Tensor:
 
 
 def _parameter(values: Values, made: Made) -> torch.Tensor:
-    nodes = values.sequence(made.arguments, 3)
-    found = values.value(nodes[0])
+    nodes = values.sequence(made.arguments)
+    found = values.value(nodes[0]) if 3 <= len(nodes) <= 4 else None
     if not isinstance(found, torch.Tensor):
         _refuse(made)
     return found
+
+
+def _tensor_with_attributes(values: Values, made: Made) -> torch.Tensor:
+    """Make a tensor to which attributes were added, without them."""
+    build, kind, arguments, _ = values.sequence(made.arguments, 4)
+    maker = {"_rebuild_tensor_v2": _tensor, "_rebuild_tensor_v3": _tensor_of_dtype, **_PARAMETERS}.get(
+        build.full.removeprefix("torch._utils.") if isinstance(build, Name) else ""
+    )
+    if maker is None or not isinstance(kind, Name) or kind.full not in _TENSORS:
+        _refuse(made)
+    return maker(values, Made(build.full, arguments))
+
+
+_PARAMETERS = {"_rebuild_parameter": _parameter, "_rebuild_parameter_with_state": _parameter}
+_TENSORS = ("torch.Tensor", "torch.nn.parameter.Parameter")
 
 
 def _array_type(values: Values, node: Any) -> np.dtype:
@@ -331,7 +362,10 @@ _VALUES: Mapping[str, Builder] = {
     "torch.serialization._get_layout": _layout,
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
-    "torch._utils._rebuild_parameter": _parameter,
+    "torch._utils._rebuild_tensor_v3": _tensor_of_dtype,
+    **{f"torch._utils.{name}": build for name, build in _PARAMETERS.items()},
+    "torch._tensor._rebuild_from_type_v2": _tensor_with_attributes,
+    **dict.fromkeys(_TENSORS, _ignored),
     "numpy.ndarray": _ignored,
     "numpy.dtype": _record,
     **dict.fromkeys(
