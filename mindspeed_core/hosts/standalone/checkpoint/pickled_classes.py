@@ -11,7 +11,7 @@ import io
 from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -95,7 +95,7 @@ def _dictionary(kind: type) -> Builder:
     return build
 
 
-def _refuse(made: Made) -> Any:
+def _refuse(made: Made) -> NoReturn:
     raise PickleError(f"a {made.name} that is not made as usual")
 
 
