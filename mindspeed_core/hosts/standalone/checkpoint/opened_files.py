@@ -180,7 +180,7 @@ def parse_json(content: bytes, where: Path | str) -> Any:
         return json.loads(content.decode(), object_pairs_hook=_once)
     except (ValueError, RecursionError, MemoryError) as error:
         kind = "nested too deeply" if isinstance(error, RecursionError) else str(error) or "too large"
-        raise CheckpointError(f"{where}: cannot be read, the file is damaged ({kind}); {ANOTHER}") from error
+        raise CheckpointError(f"{where}: damaged, cannot be read ({kind}); {ANOTHER}") from error
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
