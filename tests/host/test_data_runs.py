@@ -74,8 +74,8 @@ def with_other_data(folder, flags, parts):
     two, moved = str(folder / "two"), str(folder / "moved")
     for name, path, more in (
         ("refused", [two], ()),
-        ("allowed", ["1", two], ["--allow-other-data"]),
         ("moved", [moved], ()),
+        ("allowed", ["1", two], ["--allow-other-data"]),
     ):
         try:
             train(*flags, "--data-path", *path, *parts, *more)
