@@ -482,6 +482,7 @@ WRONG = {
     "optimizer": [
         [],
         {"param_groups": 1},
+        {0: {"param_groups": 1}},
         {"param_groups": [1]},
         {"param_groups": [{"lr": "x"}]},
         {"param_groups": [{"lr": float("inf")}]},
@@ -495,6 +496,8 @@ WRONG = {
 
 def test_common_state_as_it_is_written_passes():
     check_common(GOOD, "common.pt", 2)
+    # Chained optimizers are numbered.
+    check_common({**GOOD, "optimizer": {0: GOOD["optimizer"], 1: GOOD["optimizer"]}}, "common.pt", 2)
 
 
 @pytest.mark.parametrize(("field", "value"), [(field, value) for field in WRONG for value in WRONG[field]])

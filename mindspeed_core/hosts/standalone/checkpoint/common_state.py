@@ -105,7 +105,7 @@ def check_common(state: Any, path: Path | str, step: int | None = None) -> None:
     if fields.has("opt_param_scheduler"):
         _check_schedule(fields.child("opt_param_scheduler"))
     if fields.has("optimizer"):
-        _check_optimizer(fields.child("optimizer"))
+        _check_optimizer(_numbered(fields, "optimizer"))
     if fields.has("args"):
         _check_arguments(fields)
 
@@ -150,8 +150,16 @@ def _check_optimizer(fields: Fields, depth: int = 0) -> None:
         for at, group in enumerate(groups):
             _check_group(Fields(fields.path, group, f"{fields.within}.param_groups[{at}]"))
     for name, value in fields.content.items():
-        if isinstance(value, Mapping) and depth < 4 and all(isinstance(key, str) for key in value):
-            _check_optimizer(fields.child(name), depth + 1)
+        if isinstance(value, Mapping) and depth < 4:
+            _check_optimizer(_numbered(fields, name), depth + 1)
+
+
+def _numbered(fields: Fields, name: str) -> Fields:
+    """Return the fields of a field that has numbers as names, as chained optimizers number their parts."""
+    content = fields.value(name)
+    if isinstance(content, Mapping):
+        content = {str(key) if type(key) is int else key: value for key, value in content.items()}
+    return Fields(fields.path, content, ".".join(filter(None, (fields.within, name))))
 
 
 def _check_group(fields: Fields) -> None:
