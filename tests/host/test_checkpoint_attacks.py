@@ -477,7 +477,6 @@ WRONG = {
         {"max_lr": float("nan")},
         {"max_lr": []},
         {"lr_decay_style": 1},
-        {"x": {}},
     ],
     "optimizer": [
         [],
@@ -486,7 +485,7 @@ WRONG = {
         {"param_groups": [1]},
         {"param_groups": [{"lr": "x"}]},
         {"param_groups": [{"lr": float("inf")}]},
-        {"param_groups": [{"betas": (1,)}]},
+        {"param_groups": [{"betas": ("x",)}]},
         {"param_groups": [{"step": -1}]},
         {"param_groups": [{"params": ["x"]}]},
     ],

@@ -37,6 +37,9 @@ _SHARDINGS = (
     "fsdp_dtensor",
 )
 _DESCRIPTION = {"sharded_backend", "sharded_backend_version", "common_backend", "common_backend_version"}
+_STEPS = "num_steps num_iters lr_warmup_steps lr_decay_steps wd_incr_steps wsd_decay_steps".split()
+_RATES = "max_lr min_lr init_lr start_lr start_wd end_wd".split()
+_NUMBERS = "lr max_lr min_lr initial_lr weight_decay lr_mult wd_mult eps betas momentum".split()
 _SWITCHES = (
     "singleton_local_shards",
     "chained_optim_avoid_prefix",
@@ -100,7 +103,7 @@ def check_common(state: Any, path: Path | str, step: int | None = None) -> None:
         steps = fields.child("bad_steps")
         steps.integer("in_a_row", 0, MOST_STEPS)
         recent = steps.value("recent")
-        if not isinstance(recent, (list, tuple)) or not all(_is_number(each) for each in recent):
+        if not isinstance(recent, (list, tuple)) or not all(type(each) in (int, float) for each in recent):
             steps.refuse("recent", recent, "a list of numbers")
     if fields.has("opt_param_scheduler"):
         _check_schedule(fields.child("opt_param_scheduler"))
@@ -126,19 +129,16 @@ def check_agrees(directory: Path, state: Mapping[str, Any], manifest: Manifest) 
 
 
 def _check_schedule(fields: Fields) -> None:
+    """Check the fields of megatron-core's schedule; one that a feature brings has others, of its own forms."""
     for name, value in fields.content.items():
         if value is None:
             continue
-        if name.endswith("style"):
+        if name in ("lr_decay_style", "wd_incr_style", "lr_wsd_decay_style"):
             fields.text(name)
-        elif name in ("num_steps", "num_iters") or name.endswith(("_steps", "_iter", "_iters", "_samples")):
+        elif name in _STEPS:
             fields.number(name, 0, float(MOST_SAMPLES))
-        elif name in ("max_lr", "min_lr", "start_lr", "start_wd", "end_wd"):
+        elif name in _RATES:
             fields.number(name, -1e9, 1e9)
-        elif not isinstance(value, (bool, int, float, str)) or (
-            isinstance(value, float) and not math.isfinite(value)
-        ):
-            fields.refuse(name, value, "a finite number, a switch or text")
 
 
 def _check_optimizer(fields: Fields, depth: int = 0) -> None:
@@ -164,12 +164,11 @@ def _numbered(fields: Fields, name: str) -> Fields:
 
 def _check_group(fields: Fields) -> None:
     for name, value in fields.content.items():
-        if name in ("lr", "max_lr", "min_lr", "weight_decay", "lr_mult", "wd_mult", "eps", "initial_lr"):
-            if value is not None and not _is_number(value):
-                fields.refuse(name, value, "a finite number")
-        elif name == "betas":
-            if not isinstance(value, (list, tuple)) or len(value) != 2 or not all(map(_is_number, value)):
-                fields.refuse(name, value, "two finite numbers")
+        if name in _NUMBERS and value is not None:
+            # Some optimizers have one of each, and some as many as they have averages.
+            parts = value if isinstance(value, (list, tuple)) and 0 < len(value) <= 16 else [value]
+            if not all(map(_is_number, parts)):
+                fields.refuse(name, value, "a finite number, or a few of them")
         elif name == "step":
             if not _is_number(value) or not 0 <= float(value) <= MOST_STEPS:
                 fields.refuse(name, value, f"a number from 0 to {MOST_STEPS}")
