@@ -334,7 +334,7 @@ def test_deep_json_is_refused_by_the_files_name(tmp_path):
         ("manifest.json", publish.read_manifest),
     ):
         (folder / name_).write_text("[" * 200_000)
-        with pytest.raises(CheckpointError, match=f"{name_}: cannot be read.*nested too deeply"):
+        with pytest.raises(CheckpointError, match=f"{name_}: damaged.*nested too deeply"):
             read(folder)
 
 

@@ -129,7 +129,7 @@ def check_agrees(directory: Path, state: Mapping[str, Any], manifest: Manifest) 
 
 
 def _check_schedule(fields: Fields) -> None:
-    """Check the fields of megatron-core's schedule; one that a feature brings has others, of its own forms."""
+    """Check the fields of megatron-core's schedule; one that a feature brings has its own."""
     for name, value in fields.content.items():
         if value is None:
             continue
