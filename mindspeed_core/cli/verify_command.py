@@ -16,6 +16,7 @@ import click
 
 from mindspeed_core.cli.feature_names import complete_features, find_feature
 from mindspeed_core.terminal.errors import EXIT_PROBLEMS
+from mindspeed_core.terminal.foreign_text import emit
 from mindspeed_core.terminal.training_flags import platform_option
 
 if TYPE_CHECKING:
@@ -82,9 +83,9 @@ def command(
     for verdict in _prove(wanted, chosen, kinds, left_out, versions, fake=fake, contracts=contracts):
         verdicts.append(verdict)
         if not as_json:
-            click.echo(f"{'passed' if verdict.passed else 'FAILED'}  {verdict.feature} / {verdict.scenario}")
+            emit(f"{'passed' if verdict.passed else 'FAILED'}  {verdict.feature} / {verdict.scenario}")
             for line in (*verdict.sides, *verdict.remarks):
-                click.echo(f"        {line}")
+                emit(f"        {line}")
     ok = bool(verdicts) and all(verdict.passed for verdict in verdicts)
     if as_json:
         report = {
@@ -93,7 +94,7 @@ def command(
             "verdicts": [asdict(verdict) for verdict in verdicts],
             "left_out": left_out,
         }
-        click.echo(json.dumps(report, indent=2))
+        emit(json.dumps(report, indent=2))
     else:
         _print(verdicts, left_out)
     context.exit(0 if ok else EXIT_PROBLEMS)
@@ -156,13 +157,13 @@ def _print(verdicts: list[Verdict], left_out: list[str]) -> None:
         for verdict in verdicts
     ]
     if rows:
-        click.echo()
+        emit()
         headers = ("feature", "proof", "verdict", "largest error", "allowed", "gains")
         print_table(headers, rows, heading=(0, 1))
     for verdict in verdicts:
         if not verdict.passed:
-            click.echo(f"\n{verdict}")
+            emit(f"\n{verdict}")
     if left_out:
-        click.echo("\nleft out: " + "; ".join(left_out))
+        emit("\nleft out: " + "; ".join(left_out))
     if not verdicts:
-        click.echo("nothing was proved")
+        emit("nothing was proved")

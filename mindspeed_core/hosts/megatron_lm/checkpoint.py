@@ -31,6 +31,7 @@ from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.megatron.vocabulary import settle_vocabulary
 from mindspeed_core.run import LoadInfo, Run, SaveInfo
 from mindspeed_core.runtime.gather import all_gather_values
+from mindspeed_core.terminal.foreign_text import emit
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
@@ -156,7 +157,7 @@ def _settle_schedule(now: PretrainCall, run: Run) -> None:
 
 def _say(run: Run, text: str) -> None:
     if run.dist.rank == 0:
-        print(f"mindspeed: {text}", flush=True)
+        emit(f"mindspeed: {text}")
 
 
 def _folder(args: Any) -> Path | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from mindspeed_core.hosts.megatron_lm.without_te import TE_AND_APEX, apply_defau
 from mindspeed_core.megatron.environment import restore_attention_choice, set_device_connections
 from mindspeed_core.platforms.selection import check_dry_run_flags, choose_platform, requested_platform
 from mindspeed_core.resolver.resolve import resolve
+from mindspeed_core.terminal.foreign_text import emit
 
 if TYPE_CHECKING:
     from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall
@@ -196,7 +196,7 @@ def _print_summary(session: Session, changed: Sequence[str], entries: Sequence[A
 
 
 def _print(text: str) -> None:
-    print(f"mindspeed: {text}", file=sys.stdout, flush=True)
+    emit(f"mindspeed: {text}")
 
 
 def _is_first_rank() -> bool:

@@ -43,6 +43,10 @@ HOST = HostDeclaration(
     absent="mindspeed_core.megatron.megatron_lm_flags:why_absent",
     notes="mindspeed_core.megatron.expert_notes:notes",
     commands={
+        "data": (
+            _HERE + "data.check_command:command",
+            "check tokenized datasets: data check PREFIX",
+        ),
         "inspect": (
             _HERE + "checkpoint.inspection:command",
             "show what a checkpoint holds and whether it is intact",

@@ -59,6 +59,7 @@ _DATA = grouped(
     ),
     Flag("--split", type=str, default="969, 30, 1", help="Shares of train, validation and test."),
     Flag("--mock-data", help="Train on made-up samples."),
+    Flag("--allow-other-data", help="Resume although the training data are others than the checkpoint's."),
     Flag("--data-cache-path", type=str, per_rank=True, help="Folder of the index cache."),
     Flag(
         "--tokenizer-type",
@@ -142,7 +143,7 @@ _CHECKPOINT = grouped(
         choices=("hash", "size", "off"),
         help="How files are checked against the manifest before loading.",
     ),
-    Flag("--trust-checkpoint", help="Load pickled objects that are not on the allow-list."),
+    Flag("--trust-checkpoint", help="Read classes that no checkpoint needs, as records without behaviour."),
 )
 
 _MONITORING = grouped("watching", *MONITORING_FLAGS)

@@ -17,6 +17,7 @@ from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import publish, staged_files
 from mindspeed_core.hosts.standalone.checkpoint.collective import on_first_rank
 from mindspeed_core.hosts.standalone.checkpoint.object_store import ObjectStore
+from mindspeed_core.hosts.standalone.checkpoint.os_errors import explain
 from mindspeed_core.hosts.standalone.checkpoint.save_folder import SaveFolder, own
 from mindspeed_core.hosts.standalone.checkpoint.store_url import folder_of
 
@@ -98,7 +99,7 @@ class _Folder:
             publish.keep_last(final.parent, keep, final)
         except OSError as error:
             # The new checkpoint is safe; an old one that cannot be deleted is no reason to stop training.
-            logger.warning("--keep-last-n: %s", publish.explain(error))
+            logger.warning("--keep-last-n: %s", explain(error))
 
     def abandon(self) -> None:
         if dist.get_rank() == 0:

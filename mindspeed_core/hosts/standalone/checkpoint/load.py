@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +25,19 @@ from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.checkpoint import content as checkpoint_content
 from mindspeed_core.hosts.standalone.checkpoint import megatron_lm as checkpoint_megatron_lm
 from mindspeed_core.hosts.standalone.checkpoint import publish, rng_state
-from mindspeed_core.hosts.standalone.checkpoint import security as checkpoint_security
 from mindspeed_core.hosts.standalone.checkpoint import source as checkpoint_source
 from mindspeed_core.hosts.standalone.checkpoint.collective import (
     FAILURES,
     on_all_ranks,
     on_first_rank,
 )
+from mindspeed_core.hosts.standalone.checkpoint.common_state import (
+    check_agrees,
+    check_description,
+    read_common,
+)
 from mindspeed_core.hosts.standalone.checkpoint.earlier_results import check_start
+from mindspeed_core.hosts.standalone.checkpoint.index import Index, read_index
 from mindspeed_core.hosts.standalone.checkpoint.locate import forget, locate, locate_source
 from mindspeed_core.hosts.standalone.checkpoint.model_arguments import (
     compare_models,
@@ -41,7 +46,9 @@ from mindspeed_core.hosts.standalone.checkpoint.model_arguments import (
 )
 from mindspeed_core.hosts.standalone.checkpoint.reasons import unwrap_failure
 from mindspeed_core.hosts.standalone.checkpoint.save_folder import own
+from mindspeed_core.hosts.standalone.checkpoint.shard_reader import ShardReader, the_only_reader
 from mindspeed_core.hosts.standalone.checkpoint.store_url import folder_of
+from mindspeed_core.hosts.standalone.data.identity import TrainingData
 from mindspeed_core.hosts.standalone.fault_tolerance.bad_steps import BadSteps
 from mindspeed_core.megatron import model_record, model_state, optimizer_state
 from mindspeed_core.megatron.brought_choices import check_saved_style
@@ -58,6 +65,7 @@ from mindspeed_core.megatron.saved_schedule import check_schedule, group_values,
 from mindspeed_core.megatron.vocabulary import settle_vocabulary
 from mindspeed_core.run import LoadInfo
 from mindspeed_core.runtime.gather import all_gather_values
+from mindspeed_core.terminal.foreign_text import first_line
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
@@ -151,6 +159,8 @@ class _Load:
         self.with_optimizer = training and not args.no_load_optim
         self.with_rng = training and not args.no_load_rng
         self.what = f"loading {self.name}"
+        # Decided before the first byte is read, and kept where nothing that is loaded can reach.
+        self._trusted = args.trust_checkpoint is True
 
     def run_all(self) -> LoadInfo:
         run = self.run
@@ -164,7 +174,9 @@ class _Load:
             raise CheckpointError("; ".join(filter(None, (str(error), problem)))) from error
         if self.source is None and not run.args.finetune:
             parts = {name: (state.get("features") or {}).get(name, {}) for name in known}
-            run.session.collect("restore_checkpoint_state", run=run, state=parts)
+            restore = partial(run.session.collect, "restore_checkpoint_state", run=run, state=parts)
+            # Only its owner knows the form of it, and on another rank it may be another.
+            on_all_ranks(self.what, restore)
         return self._info(state)
 
     def _load_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -190,7 +202,7 @@ class _Load:
                 features=known,
             )
             if self.with_optimizer:
-                held = [str(key) for key in self.index.state_dict_metadata]
+                held = sorted(self.index.keys)
                 template["optimizer"] = optimizer_state.without_absent(
                     run.optimizer, template["optimizer"], held
                 )
@@ -204,25 +216,33 @@ class _Load:
         return known, state
 
     def _read_common(self) -> dict[str, Any]:
-        trusted = self.run.args.trust_checkpoint
-
         def read() -> dict[str, Any]:
-            classes = checkpoint_megatron_lm.record_classes()
-            state = checkpoint_security.read_common(self.path, classes, trusted=trusted)
+            state = read_common(self.path, trusted=self._trusted)
+            if not self.weights_alone and "iteration" not in state:
+                raise CheckpointError(
+                    f"{self.path / 'common.pt'}: says no step to go on at; --finetune takes the weights alone"
+                )
+            if self.manifest is not None:
+                check_agrees(self.path, state, self.manifest)
             return checkpoint_megatron_lm.with_arguments(state)
 
         return on_all_ranks(self.what, read)
 
-    def _read_index(self) -> Any:
-        trusted = self.run.args.trust_checkpoint
-        index = on_all_ranks(self.what, lambda: checkpoint_security.read_index(self.path, trusted=trusted))
-        on_first_rank(self.what, lambda: checkpoint_security.check_present(self.path, index))
-        if not trusted:
-            # What Megatron-LM keeps to repeat a step is never loaded, and so never unpickled.
-            found = checkpoint_security.object_shards(index)
-            shards = [shard for shard in found if not shard[0].startswith("rerun_state_machine")]
-            share = shards[dist.get_rank() :: dist.get_world_size()]
-            on_all_ranks(self.what, lambda: checkpoint_security.check_objects(self.path, share))
+    def _read_index(self) -> Index:
+        # One rank looks at the files for all.
+        first = dist.get_rank() == 0
+
+        def read() -> Index:
+            if first:
+                check_description(self.path)
+            return read_index(self.path, trusted=self._trusted, with_files=first)
+
+        index: Index = on_all_ranks(self.what, read)
+        self.reader = ShardReader(self.path, index, trusted=self._trusted)
+        # What Megatron-LM keeps to repeat a step is never loaded.
+        keys = sorted(key for key in index.objects if not key.startswith("rerun_state_machine"))
+        share = keys[dist.get_rank() :: dist.get_world_size()]
+        on_all_ranks(self.what, lambda: self.reader.check_objects(share, _check_object))
         return index
 
     def _described(self) -> dict[str, Any]:
@@ -292,9 +312,7 @@ class _Load:
 
     def _saved_features(self) -> set[str]:
         names = set(self.common.get("features") or {}) - {model_record.KEY}
-        for key in self.index.state_dict_metadata:
-            if str(key).startswith("features."):
-                names.add(str(key).split(".")[1])
+        names.update(key.split(".")[1] for key in self.index.keys if key.startswith("features."))
         if self.manifest is not None:
             names.update(self.manifest.features)
         return names
@@ -302,7 +320,7 @@ class _Load:
     def _decide_rng(self) -> bool:
         if not self.with_rng:
             return False
-        if not any(str(key).startswith("rng_state/") for key in self.index.state_dict_metadata):
+        if not any(key.startswith("rng_state/") for key in self.index.objects):
             _warn(f"{self.name}: holds no random states; they continue from the seed")
             return False
         saved = self.common.get("layout") or {}
@@ -315,15 +333,15 @@ class _Load:
 
     def _check_shapes(self, template: dict[str, Any]) -> None:
         """Compare keys and shapes of this rank's template with the index."""
-        held = self.index.state_dict_metadata
+        tensors, objects = self.index.tensors, self.index.objects
         for shard in _shards(template):
             if isinstance(shard, ShardedObject):
-                if shard.unique_key not in held:
+                if shard.unique_key not in objects:
                     raise CheckpointError(f"{self.path}: holds no object {shard.unique_key!r}{self._why()}")
                 continue
-            if shard.key not in held:
+            if shard.key not in tensors:
                 raise CheckpointError(f"{self.path}: holds no tensor {shard.key!r}{self._why()}")
-            saved = tuple(getattr(held[shard.key], "size", ()))
+            saved = tensors[shard.key].shape
             if saved != tuple(shard.global_shape) and not (
                 shard.allow_shape_mismatch and self._same_vocabulary()
             ):
@@ -356,7 +374,7 @@ class _Load:
         ignored = ("optimizer.", "features.", "rng_state", "chained_")
         unused = sorted(
             key
-            for key in map(str, self.index.state_dict_metadata)
+            for key in self.index.keys
             if key not in wanted and not key.startswith(ignored) and "_extra_state" not in key
         )
         if unused:
@@ -366,9 +384,8 @@ class _Load:
             )
 
     def _fill(self, template: dict[str, Any]) -> dict[str, Any]:
-        trusted = self.run.args.trust_checkpoint
         try:
-            with nullcontext() if trusted else checkpoint_security.only_allowed(self.path):
+            with the_only_reader(self.reader):
                 loaded = dist_checkpointing.load(
                     template, str(self.path), common_strategy=_AlreadyLoaded(self.common)
                 )
@@ -376,8 +393,12 @@ class _Load:
             verified = self.run.args.verify_checkpoint == "hash"
             hint = "" if verified else "; --verify-checkpoint hash names the file"
             cause = unwrap_failure(error)
-            first = (str(cause).splitlines() or [type(cause).__name__])[0]
-            raise CheckpointError(f"{self.path}: a shard cannot be read ({first}){hint}") from error
+            if isinstance(cause, CheckpointError):
+                # Its message names the file.
+                raise CheckpointError(f"{cause}{hint}") from error
+            raise CheckpointError(
+                f"{self.path}: a shard cannot be read ({first_line(cause)}){hint}"
+            ) from error
         return loaded
 
     def _apply(self, state: dict[str, Any]) -> None:
@@ -425,12 +446,21 @@ class _Load:
             return LoadInfo(path=self.name)
         batch = self.run.session.state(checkpoint_content.LoadedBatch)
         batch.micro_batch_size = state.get("micro_batch_size")
+        data = self.run.session.state(TrainingData)
+        data.loaded, data.checkpoint = self.manifest.data if self.manifest else {}, str(self.name)
         return LoadInfo(
             path=self.name,
             iteration=int(state["iteration"]),
             consumed_train_samples=int(state.get("consumed_train_samples", 0)),
             consumed_valid_samples=int(state.get("consumed_valid_samples", 0)),
         )
+
+
+def _check_object(key: str, value: Any, where: str) -> None:
+    # An object shard is the list of the objects of its key.
+    if key.startswith("rng_state/"):
+        for states in value if isinstance(value, list) else [value]:
+            rng_state.check(states, where)
 
 
 def _shards(template: dict[str, Any]) -> Iterable[Any]:

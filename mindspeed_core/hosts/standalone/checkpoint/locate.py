@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from mindspeed_core.errors import CheckpointError, UserError
 from mindspeed_core.hosts.standalone.checkpoint import megatron_lm as checkpoint_megatron_lm
 from mindspeed_core.hosts.standalone.checkpoint import publish
-from mindspeed_core.hosts.standalone.checkpoint import security as checkpoint_security
 from mindspeed_core.hosts.standalone.checkpoint import source as checkpoint_source
 from mindspeed_core.hosts.standalone.checkpoint.collective import on_first_rank
+from mindspeed_core.hosts.standalone.checkpoint.common_state import read_common
 from mindspeed_core.hosts.standalone.checkpoint.store_url import masked
 from mindspeed_core.hosts.standalone.fault_tolerance import restart
 
@@ -94,8 +94,8 @@ def _model_of(args: Namespace, found: publish.Found) -> dict[str, object]:
         return {}
 
     def read() -> dict[str, object]:
-        classes = checkpoint_megatron_lm.record_classes()
-        common = checkpoint_security.read_common(found.path, classes, trusted=args.trust_checkpoint)
+        state = read_common(found.path, trusted=args.trust_checkpoint is True)
+        common = checkpoint_megatron_lm.with_arguments(state)
         size = getattr(common.get("args"), "padded_vocab_size", None)
         return {"padded_vocab_size": size}
 

@@ -24,6 +24,7 @@ from mindspeed_core.hosts.standalone.checkpoint.collective import on_all_ranks
 from mindspeed_core.hosts.standalone.checkpoint.model_arguments import model_arguments
 from mindspeed_core.hosts.standalone.checkpoint.shard_files import ShardFile
 from mindspeed_core.hosts.standalone.checkpoint.shard_plan import Layout, layout_of
+from mindspeed_core.hosts.standalone.data.identity import TrainingData
 from mindspeed_core.launch.environment import current_job
 from mindspeed_core.megatron import model_record, model_state, optimizer_state
 from mindspeed_core.megatron.feature_state import feature_parts
@@ -134,6 +135,7 @@ def _manifest(run: Run, features: tuple[str, ...]) -> publish.Manifest:
         model={**model_arguments(run.args), "softmax_vocab_size": softmax_size(describe_run(run))},
         features=features,
         job=current_job().name,
+        data=run.session.state(TrainingData).record,
     )
 
 

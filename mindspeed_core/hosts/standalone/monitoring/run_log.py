@@ -26,6 +26,7 @@ from mindspeed_core.launch import last_save
 from mindspeed_core.launch.last_save import LastSave
 from mindspeed_core.megatron.model_state import LoadedWeights
 from mindspeed_core.runtime.spared_failures import SparedFailures
+from mindspeed_core.terminal.foreign_text import clean
 from mindspeed_core.terminal.output import silence
 
 if TYPE_CHECKING:
@@ -170,6 +171,7 @@ class RunLog:
         """Print a line beside the progress bar."""
         if not self.active or self._unread:
             return
+        text = clean(text, lines=True)
         try:
             self._print(text)
         except UnicodeEncodeError:
@@ -182,7 +184,7 @@ class RunLog:
             print(text, file=self._output, flush=True)
             return
         try:
-            self._bar.console.print(text, highlight=False, soft_wrap=True)
+            self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
         except SystemExit as error:
             # A console of rich answers a reader that has gone with the end of the program.
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)) from error

@@ -43,6 +43,7 @@ from mindspeed_core.hosts.standalone.text.parts import (
     plan_parts,
 )
 from mindspeed_core.hosts.standalone.text.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
+from mindspeed_core.terminal.foreign_text import emit
 
 _ENCODING_ERRORS = ("error", "replace", "skip")
 
@@ -341,15 +342,15 @@ def command(inputs: tuple[str, ...], output_prefix: str, suffixes: tuple[str, ..
     except UserError as error:
         raise click.ClickException(str(error)) from error
     for file in made.skipped:
-        click.echo(f"left out, not UTF-8: {file}", err=True)
+        emit(f"left out, not UTF-8: {file}", err=True)
     if made.reused:
-        click.echo(f"reused           {made.reused:,} parts of an interrupted run")
-    click.echo(f"documents        {made.documents:,}")
-    click.echo(f"tokens           {made.tokens:,}")
-    click.echo(f"text             {made.text_bytes:,} bytes ({made.text_bytes / made.tokens:.2f} per token)")
-    click.echo(f"vocabulary       {made.vocab_size:,}")
-    click.echo(
+        emit(f"reused           {made.reused:,} parts of an interrupted run")
+    emit(f"documents        {made.documents:,}")
+    emit(f"tokens           {made.tokens:,}")
+    emit(f"text             {made.text_bytes:,} bytes ({made.text_bytes / made.tokens:.2f} per token)")
+    emit(f"vocabulary       {made.vocab_size:,}")
+    emit(
         f"unigram entropy  {made.unigram_entropy:.3f} nats per token (guessing evenly: "
         f"{math.log(made.vocab_size):.3f})"
     )
-    click.echo(f"train with       --data-path {made.prefix} --tokenizer-model {made.tokenizer}")
+    emit(f"train with       --data-path {made.prefix} --tokenizer-model {made.tokenizer}")

@@ -18,6 +18,7 @@ from mindspeed_core.errors import ArgumentError, NamedFileError
 from mindspeed_core.hosts.standalone.named_files import read_named_file
 from mindspeed_core.hosts.standalone.text.end_token import chosen_token, noted_token, token_named_beside
 from mindspeed_core.hosts.standalone.text.sentencepiece_tokenizer import SentencePieceTokenizer
+from mindspeed_core.terminal.foreign_text import first_line
 
 END_OF_DOCUMENT = "<|endoftext|>"
 PADDING = "<|pad|>"
@@ -26,6 +27,9 @@ _END_NAMES = (END_OF_DOCUMENT, "<|end_of_text|>", "<|im_end|>", "</s>", "<eos>",
 _PADDING_NAMES = (PADDING, "<|padding|>", "<pad>", "[PAD]")
 _NO_PADDING = -1
 _SMALLEST_VOCABULARY = 256 + 2
+_LARGEST_VOCABULARY = 1 << 24
+_PANIC = "PanicException"
+"""The exception of libraries in Rust where their own code fails; it is no ``Exception``."""
 
 
 class Tokenizer(Protocol):
@@ -102,6 +106,10 @@ class BpeTokenizer:
                 "tokenizer_config.json and generation_config.json beside it are read too"
             )
             raise NamedFileError(flag, source, "has no end-of-document token", remedy)
+        largest = max(tokenizer.get_vocab(with_added_tokens=True).values())
+        if largest >= _LARGEST_VOCABULARY:
+            reason = f"has the id {largest}, and a model has a row for each up to the largest"
+            raise NamedFileError(flag, source, reason, "make a tokenizer whose ids follow on each other")
         padding = _first_id(tokenizer, _PADDING_NAMES)
         self.eod: int = eod
         self.eos: int = eod
@@ -237,11 +245,13 @@ def load_tokenizer(
     content = read_named_file("--tokenizer-model", path, remedy)
     try:
         tokenizer = Library.from_buffer(content)
-    except Exception as error:
-        # The library raises a bare Exception for whatever is wrong with the file.
+    except BaseException as error:
+        # The library raises a bare Exception for whatever is wrong with the file, or panics.
+        if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+            raise
         remedy = "copy it again, or make a new one with prepare-text"
         raise NamedFileError(
-            "--tokenizer-model", str(file), f"is not a tokenizer.json ({error})", remedy
+            "--tokenizer-model", str(file), f"is not a tokenizer.json ({first_line(error)})", remedy
         ) from error
     digest = hashlib.sha256(content).hexdigest()
     return BpeTokenizer(tokenizer, digest, "--tokenizer-model", str(file), eod_token=eod_token)
@@ -255,8 +265,10 @@ def _load_gpt2(vocabulary: str, merges: str, eod_token: str | None = None) -> Bp
         read_named_file(flag, path, "check the path")
     try:
         tokenizer = _byte_level(models.BPE.from_file(vocabulary, merges))
-    except Exception as error:
-        reason = f"is not a vocabulary that --merge-file {merges!r} belongs to ({error})"
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+            raise
+        reason = f"is not a vocabulary that --merge-file {merges!r} belongs to ({first_line(error)})"
         raise NamedFileError("--vocab-file", vocabulary, reason, "check both paths") from error
     # Named as special, so that text which spells it out is not taken for the end of a document.
     known = [name for name in (*_END_NAMES, *_PADDING_NAMES) if tokenizer.token_to_id(name) is not None]
