@@ -158,7 +158,8 @@ def plan_for(
         raise PlanError([*problems, *error.problems]) from None
     if problems:
         raise PlanError(problems)
-    return plan, parsed
+    stood_down = registry.stand_downs(host, parsed.args, plan)
+    return replace(plan, flag_notes=(*parsed.flag_notes, *stood_down)), parsed
 
 
 def prepare(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.discovery.declaration_checks import (
     Candidate,
@@ -39,6 +39,10 @@ from mindspeed_core.errors import UserError
 from mindspeed_core.feature import DeclarationError, ExtensionPoint, Feature, Flag, HookApi, Slot, StageSpecs
 from mindspeed_core.hooks.versions import parsed, refusal
 from mindspeed_core.platforms.platform import Platform
+
+if TYPE_CHECKING:
+    from mindspeed_core.resolver.plan import Plan
+    from mindspeed_core.upstream.notes import FlagNote
 
 __all__ = ["BrokenPlugin", "FeatureRecord", "Registry", "RegistryError"]
 
@@ -289,6 +293,19 @@ class Registry:
         """Return the notes of an installed host about arguments, one sentence each."""
         declared = self.host(host).notes if host in self.host_names() else ""
         return tuple(load_object(declared)(args)) if declared else ()
+
+    def stand_downs(self, host: str, args: Any, plan: Plan) -> tuple[FlagNote, ...]:
+        """Let flags stand down that an installed host cannot act on, and return a note on each.
+
+        Changes ``args``.
+        """
+        declared = self.host(host).stand_downs if host in self.host_names() else ""
+        if not declared:
+            return ()
+        classes = (self.features[name].cls for name in plan.names)
+        claimed = frozenset(option for cls in classes for flag in cls.flags for option in flag.options)
+        kinds = self.platform(plan.platform).kinds()
+        return tuple(load_object(declared)(args, claimed, kinds))
 
     def _load_one(self, kind: str, name: str, found: Mapping[str, list[Source]]) -> Any:
         claimed = found.get(name)

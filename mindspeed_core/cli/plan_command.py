@@ -6,6 +6,7 @@ The same registry, flags and resolver that a training uses, without torch.
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -76,6 +77,7 @@ def _as_json(planned: Planned) -> dict[str, Any]:
         "ok": True,
         **planned.plan.as_dict(),
         "notes": [str(note) for note in planned.plan.notes],
+        "flag_notes": [asdict(note) for note in planned.plan.flag_notes],
         "stated_order": list(planned.plan.stated_order),
         "platform_reason": planned.provenance["platform"],
         "presets": chosen_by_presets(planned),

@@ -40,8 +40,8 @@ HOST = HostDeclaration(
     flags="mindspeed_core.hosts.standalone.flags:host_flags",
     stages=_STAGES,
     train="mindspeed_core.hosts.standalone.loop:train",
-    absent="mindspeed_core.megatron.megatron_lm_flags:why_absent",
     notes="mindspeed_core.megatron.expert_notes:notes",
+    stand_downs=_HERE + "arguments.stand_downs:stand_down",
     commands={
         "inspect": (
             _HERE + "checkpoint.inspection:command",

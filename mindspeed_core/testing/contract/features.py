@@ -26,6 +26,7 @@ from mindspeed_core.resolver.resolve import resolve
 from mindspeed_core.testing.contract.rules import Check, Contract, hold
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.proof_files import flags_with_files
+from mindspeed_core.upstream.table import is_judged
 
 _RESUME_PROOFS_SINCE = (1, 1)
 """Version of the hook interface whose features prove that they resume; older ones cannot know of it."""
@@ -120,7 +121,7 @@ def _names_known(contract: Contract, record: FeatureRecord) -> Iterator[str]:
 
 def _flag_known(contract: Contract, flags: FlagSet, option: str) -> bool:
     known = option in flags or option in flag_owners() or option in contract.registry.broken_flags
-    return known or bool(contract.registry.why_absent(DEFAULT_HOST, option))
+    return known or is_judged(option)
 
 
 def _options(flags: FlagSet) -> Iterable[str]:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from mindspeed_core.errors import UserError
 from mindspeed_core.hosts.standalone.monitoring.measures import detail_lines
 from mindspeed_core.hosts.standalone.monitoring.writers import open_writers
+from mindspeed_core.upstream.notes import lines
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -266,6 +267,8 @@ def announce(run: Run, log: RunLog, seconds: float) -> None:
         log.say(f"held back: {held.name}: {held.reason}")
     for note in plan.notes:
         log.say(f"note: {note}")
+    for line in lines(plan.flag_notes, explain=args.explain):
+        log.say(line)
     start = _start(run)
     what = f"validating {start}" if args.skip_train else f"training {start} to step {args.train_iters}"
     where = "no files" if run.run_dir is None else f"files in {run.run_dir}"
