@@ -130,6 +130,7 @@ def plan_for(
     registry = registry or Registry.discover()
     parsed = parse_flags(flags, flag_set(registry, host), configs)
     problems = list(parsed.problems)
+    registry.complete_arguments(host, parsed)
     try:
         name, why = choose_platform(platform or requested_platform(parsed.args), registry)
         check_dry_run_flags(registry.platform(name), parsed.args)

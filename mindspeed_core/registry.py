@@ -41,6 +41,7 @@ from mindspeed_core.hooks.versions import parsed, refusal
 from mindspeed_core.platforms.platform import Platform
 
 if TYPE_CHECKING:
+    from mindspeed_core.flags.entries import ParsedArguments
     from mindspeed_core.resolver.plan import Plan
     from mindspeed_core.upstream.notes import FlagNote
 
@@ -293,6 +294,16 @@ class Registry:
         """Return the notes of an installed host about arguments, one sentence each."""
         declared = self.host(host).notes if host in self.host_names() else ""
         return tuple(load_object(declared)(args)) if declared else ()
+
+    def complete_arguments(self, host: str, parsed: ParsedArguments) -> None:
+        """Let an installed host fill in what no flag says; changes the arguments and their provenance.
+
+        Raises:
+            mindspeed_core.errors.UserError: what they are filled in from cannot be read.
+        """
+        declared = self.host(host).completes if host in self.host_names() else ""
+        if declared:
+            load_object(declared)(parsed.args, parsed.provenance)
 
     def stand_downs(self, host: str, args: Any, plan: Plan) -> tuple[FlagNote, ...]:
         """Let flags stand down that an installed host cannot act on, and return a note on each.

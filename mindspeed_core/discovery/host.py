@@ -58,6 +58,9 @@ class HostDeclaration:
             arguments, it returns `Finding` records; must not import torch.
         notes: ``"module:function"`` that returns what a user should know about the arguments, one sentence
             each; printed like `Feature.notes`. Must not import torch.
+        completes: ``"module:function"`` that fills in arguments which no flag says, called before the plan is
+            made with the arguments and the mapping of their provenance; it changes both. Must not import
+            torch.
         stand_downs: ``"module:function"`` that is called with the arguments, the option strings that active
             features declare and the kinds of the platform. It sets what the host cannot act on, and what
             changes nothing, to its default, and returns a `FlagNote` on each. Must not import torch.
@@ -76,5 +79,6 @@ class HostDeclaration:
     on_demand: str = ""
     doctor: str = ""
     notes: str = ""
+    completes: str = ""
     stand_downs: str = ""
     commands: Mapping[str, tuple[str, str]] = field(default_factory=dict, hash=False)

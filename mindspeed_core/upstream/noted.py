@@ -81,6 +81,7 @@ NOTED_FLAGS: tuple[Verdict, ...] = (
             ),
             "the plan, the log and metrics.jsonl record progress": "--log-progress --logging-level",
             "the loss scale is sent wherever there is one": "--no-log-loss-scale-to-tensorboard",
+            "every step ends when the device has done it": "--train-sync-interval",
             "the device's cache is left as it is": "--empty-unused-memory-level",
             "workers of data loading end with the process": "--exit-signal-handler-for-dataloader",
             "--distributed-timeout-minutes holds for the whole run": (
@@ -121,9 +122,7 @@ NOTED_FLAGS: tuple[Verdict, ...] = (
             "how caches and indices are shared is found out": "--no-shared-storage",
         },
     ),
-    *noted(
-        MINDSPEED, {"one framework: torch": "--ai-framework"}, values=("pytorch", "torch")
-    ),
+    *noted(MINDSPEED, {"one framework: torch": "--ai-framework"}, values=("pytorch", "torch")),
     *noted(
         MINDSPEED,
         {"megatron-core's Adam computes the same": "--optimizer-selection"},

@@ -77,8 +77,10 @@ def _judge(one: Given, line: Line, accepts: Callable[[str, Sequence[str]], bool]
     entry = TRANSLATIONS.get(one.option)
     if entry is not None:
         # A choice that somebody adds to a declared flag is theirs to honour.
-        mute = declared and entry.declared != ALWAYS and (
-            entry.declared == NEVER or accepts(one.option, one.words)
+        mute = (
+            declared
+            and entry.declared != ALWAYS
+            and (entry.declared == NEVER or accepts(one.option, one.words))
         )
         outcome = None if mute else entry.translate(one, line)
         if outcome is not None:

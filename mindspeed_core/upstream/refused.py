@@ -33,7 +33,7 @@ REFUSED_FLAGS: tuple[Verdict, ...] = (
             "vision models are not trained here": (
                 "train a GPT without it",
                 "--num-classes --img-h --img-w --num-channels --patch-dim --classes-fraction "
-                "--no-data-sharding --data-per-class-fraction --head-lr-mult --vision-* --swin-* "
+                "--data-per-class-fraction --head-lr-mult --vision-* --swin-* "
                 "--mask-type --mask-factor --iter-per-epoch --dino-* --sample-rate",
             ),
             "hybrid and Mamba models need TransformerEngine's layers": (

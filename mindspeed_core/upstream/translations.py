@@ -312,7 +312,9 @@ TRANSLATIONS: Mapping[str, Entry] = {
         },
     ),
     "--router-gating-in-fp32": Entry(
-        MINDSPEED_LLM, lambda given, line: Translated(("--moe-router-dtype", "fp32")), "`--moe-router-dtype fp32`"
+        MINDSPEED_LLM,
+        lambda given, line: Translated(("--moe-router-dtype", "fp32")),
+        "`--moe-router-dtype fp32`",
     ),
     "--topk-softmax-in-fp32": Entry(MINDSPEED_LLM, softmax_type, "`--moe-router-dtype fp32`"),
     "--first-k-dense-replace": Entry(MINDSPEED_LLM, first_dense_layers, "`--moe-layer-freq` with a pattern"),
@@ -344,9 +346,7 @@ TRANSLATIONS: Mapping[str, Entry] = {
     "--use-custom-fsdp": Entry(MINDSPEED, custom_fsdp, "`--use-megatron-fsdp`"),
     "--no-position-embedding": Entry(MEGATRON_LM, position_embedding, "`--position-embedding-type none`"),
     "--ckpt-format": Entry(MEGATRON_LM, checkpoint_format, "torch as torch_dist", NO_CHOICE),
-    "--attention-backend": Entry(
-        MEGATRON_LM, attention_backend, "flash as `--use-flash-attn`", ALWAYS
-    ),
+    "--attention-backend": Entry(MEGATRON_LM, attention_backend, "flash as `--use-flash-attn`", ALWAYS),
     "--spec": Entry(MINDSPEED_LLM, specification, "names of MindSpeed-LLM's specifications"),
 }
 """Translations by option string."""

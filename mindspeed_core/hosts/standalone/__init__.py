@@ -41,6 +41,7 @@ HOST = HostDeclaration(
     stages=_STAGES,
     train="mindspeed_core.hosts.standalone.loop:train",
     notes="mindspeed_core.megatron.expert_notes:notes",
+    completes=_HERE + "arguments.from_checkpoint:complete",
     stand_downs=_HERE + "arguments.stand_downs:stand_down",
     commands={
         "inspect": (

@@ -1,9 +1,9 @@
 """Options of megatron-core that cannot be honoured here: they stand down, or are refused before training.
 
 An option that only chooses how the same numbers are computed stands down with a note (`stand_downs`); one
-whose absence would train something else is refused. Some options name kernels of TransformerEngine or other packages, which megatron-core looks for only in the
-first step, and some need a training loop that does more than this one. A feature that declares the flag has
-taken care of it, and nothing is refused then.
+whose absence would train something else is refused. Some options name kernels of TransformerEngine or other
+packages, which megatron-core looks for only in the first step, and some need a training loop that does more
+than this one. A feature that declares the flag has taken care of it, and nothing is refused then.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.hosts.standalone.arguments.errors import argument_error, option
+from mindspeed_core.hosts.standalone.arguments.errors import option
 from mindspeed_core.megatron.config_fields import config_fields
 from mindspeed_core.megatron.config_flags import dest_of, flag_of, why_excluded
 
@@ -238,9 +238,6 @@ def check_refused(session: Session, args: Namespace) -> None:
     Raises:
         ArgumentError: names flag, value, reason and the way out.
     """
-    if args.num_distributed_optimizer_instances > 1:
-        reason = "this host shards the optimizer once"
-        raise argument_error(args, "--num-distributed-optimizer-instances", reason, "use 1")
     for refusal in REFUSALS:
         value = getattr(args, refusal.dest, None)
         if not stands_against(refusal, args, session.platform.kinds()):
