@@ -134,7 +134,7 @@ def micro_batches(
         )
     loader: DataLoader[Any] = DataLoader(
         sampling.dataset,
-        batch_sampler=order,  # type: ignore[arg-type]
+        batch_sampler=order,
         collate_fn=datasets.collate,
         num_workers=num_workers,
         pin_memory=pin_memory,

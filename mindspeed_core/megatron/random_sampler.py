@@ -35,14 +35,14 @@ class RandomSampler:
         if not self._usable:
             raise DataError(
                 f"the {sampling.split} dataset has {total} samples, fewer than --micro-batch-size "
-                f"{sampling.micro_batch_size} on {sampling.dp_size} data-parallel ranks need; give more data, a "
-                "larger share in --split, or a smaller --micro-batch-size"
+                f"{sampling.micro_batch_size} on {sampling.dp_size} data-parallel ranks need; give more data, "
+                "a larger share in --split, or a smaller --micro-batch-size"
             )
         if sampling.consumed_samples % self._usable % stride:
             raise DataError(
-                f"--dataloader-type cyclic: {sampling.consumed_samples} samples were used before, which is no "
-                f"multiple of --micro-batch-size {sampling.micro_batch_size} on {sampling.dp_size} data-parallel "
-                "ranks; go on with the sizes that the run began with"
+                f"--dataloader-type cyclic: {sampling.consumed_samples} samples were used before, which is "
+                f"no multiple of --micro-batch-size {sampling.micro_batch_size} on {sampling.dp_size} "
+                "data-parallel ranks; go on with the sizes that the run began with"
             )
         self._total, self._sampling, self._sharded = total, sampling, sharded
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -56,7 +57,7 @@ class CudaPlatform(AcceleratorPlatform):
         import torch
 
         try:
-            import pynvml
+            pynvml: Any = import_module("pynvml")
 
             millijoules = pynvml.nvmlDeviceGetTotalEnergyConsumption(torch.cuda._get_pynvml_handler())
         except Exception:

@@ -44,7 +44,8 @@ def lines(notes: Sequence[FlagNote], *, explain: bool) -> Iterator[str]:
     if len(read) == 1:
         yield str(read[0])
     elif read:
-        yield f"{len(read)} flags are read as others: {_names([n.flag.partition(' ')[0] for n in read])} ({_WHERE})"
+        flags = _names([note.flag.partition(" ")[0] for note in read])
+        yield f"{len(read)} flags are read as others: {flags} ({_WHERE})"
 
 
 def _names(flags: Sequence[str]) -> str:

@@ -27,7 +27,8 @@ REFUSED_FLAGS: tuple[Verdict, ...] = (
                 "train a GPT without it",
                 "--bert-* --output-bert-embeddings --onnx-safe --ict-* --biencoder-* --titles-data-path "
                 "--query-in-block-prob --use-one-sent-docs --evidence-data-path --retriever-* "
-                "--block-data-path --embedding-path --indexer-batch-size --indexer-log-interval --encoder-num-layers --decoder-num-layers "
+                "--block-data-path --embedding-path --indexer-batch-size --indexer-log-interval "
+                "--encoder-num-layers --decoder-num-layers "
                 "--encoder-seq-length --decoder-seq-length --vocab-extra-ids --relative-attention-*",
             ),
             "vision models are not trained here": (
@@ -220,7 +221,8 @@ REFUSED_FLAGS: tuple[Verdict, ...] = (
             "sparse attention with an indexer is not here": (
                 LEAVE_OUT,
                 "--enable-dsa-indexer --use-sparse-flash-attn --index-* --indexer-loss-coeff "
-                "--apply-rope-no-in-complex --no-use-sparse-c8-indexer --kv-compress --compress-ratios --compress-rope-theta",
+                "--apply-rope-no-in-complex --no-use-sparse-c8-indexer --kv-compress --compress-ratios "
+                "--compress-rope-theta",
             ),
             "gated delta nets are not here": (
                 LEAVE_OUT,
@@ -233,7 +235,8 @@ REFUSED_FLAGS: tuple[Verdict, ...] = (
             ),
             f"this part of a model {_MODELS}": (
                 LEAVE_OUT,
-                "--rmsnorm-weight-in-fp32 --init-norm-weight-in-fp32 --gelu-tanh --post-norm --query-pre-attn-scalar "
+                "--rmsnorm-weight-in-fp32 --init-norm-weight-in-fp32 --gelu-tanh --post-norm "
+                "--query-pre-attn-scalar "
                 "--output-logit-softcapping --interleave-sliding-window --input-embeds-norm "
                 "--sliding-window-size --o-lora-rank --o-groups --n-hash-layers --num-zero-experts "
                 "--enable-mla-scale-* --longrope-freqs-type --long-factor --short-factor --long-mscale "

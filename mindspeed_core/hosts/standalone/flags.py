@@ -102,7 +102,7 @@ _DATA = grouped(
     Flag(
         "--no-data-sharding",
         inverts="data_sharding",
-        help="With --dataloader-type cyclic, let all ranks share one order instead of a part of the data each.",
+        help="With --dataloader-type cyclic, let all ranks share one order; else each has a part of the data.",
     ),
     Flag("--num-workers", type=int, default=2, help="Data loading processes per rank."),
     *BATCH_FLAGS,
@@ -124,7 +124,7 @@ _CHECKPOINT = grouped(
     Flag(
         "--save-retain-interval",
         type=int,
-        help="After a newer checkpoint is published, delete the one before unless its step is divisible by this.",
+        help="Delete the checkpoint before a newer one, unless this divides its step.",
     ),
     Flag(
         "--use-checkpoint-args",

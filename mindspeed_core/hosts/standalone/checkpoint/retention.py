@@ -12,8 +12,8 @@ class Retention:
 
     Attributes:
         keep_last_n: the newest ones; None for no limit.
-        interval: Megatron-LM's ``--save-retain-interval``: the checkpoint before the new one stays only if its
-            step is divisible by this; None keeps it.
+        interval: Megatron-LM's ``--save-retain-interval``: the checkpoint before the new one stays only where
+            this divides its step; None keeps it.
     """
 
     keep_last_n: int | None = None

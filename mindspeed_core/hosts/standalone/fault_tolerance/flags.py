@@ -31,7 +31,7 @@ FAULT_TOLERANCE_FLAGS: tuple[Flag, ...] = (
     Flag(
         "--check-weight-hash-across-dp-replicas-interval",
         type=int,
-        help="Steps between comparisons of the weights of data-parallel replicas, which stop where they differ.",
+        help="Steps between comparisons of the weights of data-parallel replicas; a difference ends the run.",
     ),
     Flag(
         "--check-for-spiky-loss",

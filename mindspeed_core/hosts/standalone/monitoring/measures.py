@@ -44,8 +44,8 @@ class Measures:
     def numbers(self, run: Run, result: StepResult) -> dict[str, Any]:
         """Return the numbers of a logged step. Collective.
 
-        Keys: those of `Throughput.figures`, `compare_ranks` and `EnergyMeter.figures`, ``params_norm``, and ``timing_ms`` with the parts of a
-        step under ``--timing-log-option``.
+        Keys: those of `Throughput.figures`, `compare_ranks` and `EnergyMeter.figures`, ``params_norm``, and
+        ``timing_ms`` with the parts of a step under ``--timing-log-option``.
         """
         found: dict[str, Any] = {}
         if self.throughput is not None:

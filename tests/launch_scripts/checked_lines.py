@@ -1,0 +1,141 @@
+"""The launch scripts of other people, each checked at the world it was written for, without starting it.
+
+``python tests/launch_scripts/checked_lines.py`` prints how many are accepted, beside what was accepted before
+flags had verdicts. Paths stand for files that nobody has, so that each script gets made-up data and a
+tokenizer without a file; everything else is checked as it stands.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from mindspeed_core.registry import Registry
+from mindspeed_core.resolver.plan import Problem
+from mindspeed_core.validation import check
+
+LINES = Path(__file__).with_name("lines")
+SOURCES = {
+    "mindspeed": "MindSpeed's tests and performance models",
+    "megatron_lm_0.16.1": "Megatron-LM 0.16.1's training tests",
+    "megatron_lm_newest": "the newest Megatron-LM's training tests",
+    "mindspeed_llm": "MindSpeed-LLM's examples",
+}
+BEFORE = {"mindspeed": 0, "megatron_lm_0.16.1": 0, "megatron_lm_newest": 0, "mindspeed_llm": 0}
+"""Lines that `mindspeed-train` accepted before flags had verdicts."""
+NODE = 8
+_FILES = (
+    "--data-path --train-data-path --valid-data-path --test-data-path --data-args-path "
+    "--per-split-data-args-path --data-cache-path --split --vocab-file --merge-file --tokenizer-model "
+    "--tokenizer-type --tokenizer-name-or-path --save --load --pretrained-checkpoint --mock-data "
+    "--save-interval --tensorboard-dir --wandb-save-dir --wandb-exp-name --wandb-project --wandb-entity "
+    "--save-retain-interval --tiktoken-pattern"
+).split()
+_READ_FIRST = ("--tokenizer-type", "--tokenizer-name-or-path")
+
+
+@dataclass(frozen=True)
+class Script:
+    """One command line: where it is from, its name and its words."""
+
+    source: str
+    name: str
+    words: tuple[str, ...]
+
+    def value(self, option: str, default: str = "") -> str:
+        """Return the word behind the last of an option."""
+        places = [place for place, word in enumerate(self.words) if word == option]
+        return self.words[places[-1] + 1] if places else default
+
+    def number(self, option: str, default: int = 1) -> int:
+        """Return the number behind an option."""
+        return int(self.value(option, str(default)))
+
+    @property
+    def world_size(self) -> int:
+        """Return the ranks that the script needs: whole machines where its batch allows them."""
+        tensor, pipeline = self.number("--tensor-model-parallel-size"), self.number(
+            "--pipeline-model-parallel-size"
+        )
+        experts = self.number("--expert-tensor-parallel-size", tensor) * self.number(
+            "--expert-model-parallel-size"
+        )
+        model = tensor * pipeline * self.number("--context-parallel-size")
+        least = math.lcm(model, experts * pipeline)
+        whole = math.lcm(least, NODE)
+        batch, micro = self.number("--global-batch-size", 0), self.number("--micro-batch-size")
+        if batch and batch % (micro * (whole // model)):
+            return least
+        return whole
+
+
+def scripts(source: str) -> tuple[Script, ...]:
+    """Return the scripts of a source."""
+    table = json.loads((LINES / f"{source}.json").read_text(encoding="utf-8"))
+    return tuple(Script(source, name, tuple(shlex.split(line))) for name, line in table.items())
+
+
+def without_files(words: Sequence[str]) -> Iterator[str]:
+    """Yield the words of a command line without its files, and with made-up data instead."""
+    vocabulary = "--vocab-size" in words
+    kept = True
+    for word in words:
+        if word.startswith("--"):
+            kept = word.partition("=")[0] not in _FILES
+        if kept:
+            yield word
+    yield from ("--mock-data", "--tokenizer-type", "NullTokenizer")
+    if not vocabulary:
+        yield from ("--vocab-size", "32000")
+
+
+@lru_cache(maxsize=1)
+def installed() -> Registry:
+    """Return what is installed, looked up once."""
+    return Registry.discover()
+
+
+def problems_of(script: Script, host: str = "standalone", platform: str = "fake") -> tuple[Problem, ...]:
+    """Return what is wrong with a script: with its flags as they stand, and at its world without files."""
+    from mindspeed_core.flags.flag_set import flag_set
+
+    said = flag_set(installed(), host).parse(script.words).problems
+    if said:
+        return said
+    checked = check(
+        list(without_files(script.words)),
+        world_size=script.world_size,
+        platform=platform,
+        host=host,
+        registry=installed(),
+    )
+    return checked.problems
+
+
+def main() -> None:
+    """Print the table of accepted scripts, and with names of sources the problems of each that is refused."""
+    for source in sys.argv[1:] or SOURCES:
+        found = {script.name: problems_of(script) for script in scripts(source)}
+        accepted = sum(not problems for problems in found.values())
+        print(f"{SOURCES[source]}: {accepted} of {len(found)} (before: {BEFORE[source]})")
+        if sys.argv[1:]:
+            counts: Counter[str] = Counter()
+            for problems in found.values():
+                for problem in problems[:8]:
+                    counts[f"{problem.code} {problem.feature} {problem.flag} {problem.value}: {problem.reason}"] += 1
+            for text, count in counts.most_common():
+                print(f"  {count} x {text}")
+            for name, problems in found.items():
+                if problems:
+                    print(f"  {name}: {problems[0]}".replace("\n", " "))
+
+
+if __name__ == "__main__":
+    main()
