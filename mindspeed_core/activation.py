@@ -23,6 +23,7 @@ from mindspeed_core.resolver.resolve import resolve
 
 if TYPE_CHECKING:
     from mindspeed_core.session import Session
+    from mindspeed_core.upstream.notes import FlagNote
 
 Flags = Mapping[str, Any] | Sequence[str] | Namespace
 
@@ -130,7 +131,11 @@ def plan_for(
     registry = registry or Registry.discover()
     parsed = parse_flags(flags, flag_set(registry, host), configs)
     problems = list(parsed.problems)
-    registry.complete_arguments(host, parsed)
+    completed: tuple[FlagNote, ...] = ()
+    try:
+        completed = registry.complete_arguments(host, parsed)
+    except ArgumentError as error:
+        problems.append(Problem("E-ARGUMENT", error.reason, error.remedy, flag=error.flag))
     try:
         name, why = choose_platform(platform or requested_platform(parsed.args), registry)
         check_dry_run_flags(registry.platform(name), parsed.args)
@@ -160,7 +165,7 @@ def plan_for(
     if problems:
         raise PlanError(problems)
     stood_down = registry.stand_downs(host, parsed.args, plan)
-    return replace(plan, flag_notes=(*parsed.flag_notes, *stood_down)), parsed
+    return replace(plan, flag_notes=(*parsed.flag_notes, *completed, *stood_down)), parsed
 
 
 def prepare(

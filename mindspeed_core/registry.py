@@ -295,15 +295,23 @@ class Registry:
         declared = self.host(host).notes if host in self.host_names() else ""
         return tuple(load_object(declared)(args)) if declared else ()
 
-    def complete_arguments(self, host: str, parsed: ParsedArguments) -> None:
-        """Let an installed host fill in what no flag says; changes the arguments and their provenance.
+    def complete_arguments(self, host: str, parsed: ParsedArguments) -> tuple[FlagNote, ...]:
+        """Let an installed host complete arguments before the plan is made, and return a note on each flag.
+
+        Changes the arguments and their provenance.
 
         Raises:
             mindspeed_core.errors.UserError: what they are filled in from cannot be read.
         """
         declared = self.host(host).completes if host in self.host_names() else ""
-        if declared:
-            load_object(declared)(parsed.args, parsed.provenance)
+        if not declared:
+            return ()
+        return tuple(load_object(declared)(parsed.args, parsed.provenance, self._declares))
+
+    def _declares(self, option: str, value: Any) -> bool:
+        """Return whether an installed feature declares an option, and with choices this one of them."""
+        flags = (flag for record in self.features.values() for flag in record.cls.flags)
+        return any(option in flag.options and (not flag.choices or value in flag.choices) for flag in flags)
 
     def stand_downs(self, host: str, args: Any, plan: Plan) -> tuple[FlagNote, ...]:
         """Let flags stand down that an installed host cannot act on, and return a note on each.

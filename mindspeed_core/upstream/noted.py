@@ -95,6 +95,26 @@ NOTED_FLAGS: tuple[Verdict, ...] = (
         values=("no_shard",),
     ),
     *noted(
+        MEGATRON_LM,
+        {
+            "errors are injected by no other flag, and those that Megatron-LM repeats change no number": (
+                "--error-injection-type"
+            )
+        },
+        values=("transient_error", "correct_result"),
+    ),
+    *noted(MEGATRON_LM, {"it is read with --error-injection-type alone": "--error-injection-rate"}),
+    *noted(
+        NEWER_MEGATRON_LM,
+        {
+            "main parameters and gradients are float32 unless --grad-reduce-in-bf16 is given": (
+                "--megatron-fsdp-main-params-dtype --megatron-fsdp-main-grads-dtype "
+                "--megatron-fsdp-grad-comm-dtype"
+            )
+        },
+        values=("fp32",),
+    ),
+    *noted(
         NEWER_MEGATRON_LM,
         {
             "files are always checked against the manifest": "--verify-integrity",

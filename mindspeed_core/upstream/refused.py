@@ -112,7 +112,7 @@ REFUSED_FLAGS: tuple[Verdict, ...] = (
             ),
             "errors are not injected, and no step is left out by its number": (
                 LEAVE_OUT,
-                "--error-injection-* --iterations-to-skip",
+                "--error-injection-type --iterations-to-skip",
             ),
             "gradients are not written to files": (
                 "a feature that wraps the stage `optimizer_step` can",

@@ -58,22 +58,19 @@ class Script:
         """Return the number behind an option."""
         return int(self.value(option, str(default)))
 
-    @property
-    def world_size(self) -> int:
-        """Return the ranks that the script needs: whole machines where its batch allows them."""
-        tensor, pipeline = self.number("--tensor-model-parallel-size"), self.number(
-            "--pipeline-model-parallel-size"
-        )
+    def world_sizes(self) -> Iterator[int]:
+        """Yield the ranks that the script may be for: whole machines first, the fewest first.
+
+        A script does not say it; its batch has to come out even.
+        """
+        tensor = self.number("--tensor-model-parallel-size")
+        pipeline = self.number("--pipeline-model-parallel-size")
         experts = self.number("--expert-tensor-parallel-size", tensor) * self.number(
             "--expert-model-parallel-size"
         )
-        model = tensor * pipeline * self.number("--context-parallel-size")
-        least = math.lcm(model, experts * pipeline)
-        whole = math.lcm(least, NODE)
-        batch, micro = self.number("--global-batch-size", 0), self.number("--micro-batch-size")
-        if batch and batch % (micro * (whole // model)):
-            return least
-        return whole
+        least = math.lcm(tensor * pipeline * self.number("--context-parallel-size"), experts * pipeline)
+        machines = math.lcm(least, NODE)
+        yield from (machines, least, *(machines * times for times in range(2, 9)))
 
 
 def scripts(source: str) -> tuple[Script, ...]:
@@ -109,14 +106,22 @@ def problems_of(script: Script, host: str = "standalone", platform: str = "fake"
     said = flag_set(installed(), host).parse(script.words).problems
     if said:
         return said
-    checked = check(
-        list(without_files(script.words)),
-        world_size=script.world_size,
-        platform=platform,
-        host=host,
-        registry=installed(),
-    )
-    return checked.problems
+    if "--use-megatron-fsdp" in script.words or "--use-custom-fsdp" in script.words:
+        # It looks at values, which a dry run does not have.
+        platform = "cpu"
+    first: tuple[Problem, ...] = ()
+    for size in script.world_sizes():
+        checked = check(
+            list(without_files(script.words)),
+            world_size=size,
+            platform=platform,
+            host=host,
+            registry=installed(),
+        )
+        if [problem.flag for problem in checked.problems] != ["--global-batch-size"]:
+            return checked.problems
+        first = first or checked.problems
+    return first
 
 
 def main() -> None:
@@ -129,7 +134,9 @@ def main() -> None:
             counts: Counter[str] = Counter()
             for problems in found.values():
                 for problem in problems[:8]:
-                    counts[f"{problem.code} {problem.feature} {problem.flag} {problem.value}: {problem.reason}"] += 1
+                    counts[
+                        f"{problem.code} {problem.feature} {problem.flag} {problem.value}: {problem.reason}"
+                    ] += 1
             for text, count in counts.most_common():
                 print(f"  {count} x {text}")
             for name, problems in found.items():

@@ -7,18 +7,35 @@ loading refuses it where the shapes differ. Torch-free, since features are chose
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
+from typing import Any
 
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.flags.presets import DEFAULT
+from mindspeed_core.hosts.standalone.arguments.stand_downs import stand_down_before_plan
 from mindspeed_core.hosts.standalone.checkpoint.source import find
+from mindspeed_core.upstream.notes import FlagNote
 
 _FLAG = "--use-checkpoint-args"
 _DESTS = {"padded_vocab_size": "asked_padded_vocab_size"}
 """Attributes that a flag stores under another name than validation."""
 
 
-def complete(args: Namespace, provenance: MutableMapping[str, str]) -> None:
+def complete(
+    args: Namespace, provenance: MutableMapping[str, str], claimable: Callable[[str, Any], bool]
+) -> list[FlagNote]:
+    """Complete the arguments before the plan is made: from a checkpoint, and by what stands down.
+
+    Args:
+        args: the parsed arguments; changed.
+        provenance: where each came from; changed.
+        claimable: see `stand_down_before_plan`.
+    """
+    _from_checkpoint(args, provenance)
+    return stand_down_before_plan(args, claimable)
+
+
+def _from_checkpoint(args: Namespace, provenance: MutableMapping[str, str]) -> None:
     """Fill in what the checkpoint says of the model and no flag does; changes both arguments.
 
     Without a checkpoint in ``--load`` the flags describe the model, as in Megatron-LM.

@@ -36,7 +36,7 @@ _POSITIVE = (
         "num_layers_per_virtual_pipeline_stage global_batch_size train_iters train_samples lr_decay_samples "
         "log_interval peak_tflops straggler_minmax_count tensorboard_log_interval tensorboard_queue_size "
         "eval_interval save_interval keep_last_n exit_interval ddp_bucket_size ddp_num_buckets "
-        "recompute_num_layers expert_model_parallel_size expert_tensor_parallel_size "
+        "expert_model_parallel_size expert_tensor_parallel_size "
         "num_virtual_stages_per_pipeline_rank moe_router_topk moe_ffn_hidden_size asked_padded_vocab_size "
         "save_retain_interval check_weight_hash_across_dp_replicas_interval "
         "num_distributed_optimizer_instances"
@@ -44,7 +44,7 @@ _POSITIVE = (
 )
 _NOT_NEGATIVE = (
     "eval_iters num_workers clip_grad weight_decay lr min_lr lr_warmup_iters lr_warmup_samples seed "
-    "init_method_std manual_gc_interval"
+    "init_method_std manual_gc_interval recompute_num_layers"
 ).split()
 
 

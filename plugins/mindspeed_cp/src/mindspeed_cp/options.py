@@ -44,12 +44,21 @@ class CPOptions:
         return {"half": "keys", "full": "all"}[self.kv_cache]
 
 
+def kept_policy(args: Namespace) -> str | None:
+    """Return what is kept between forward and backward: nothing where attention is computed again anyway."""
+    granularity = getattr(args, "recompute_granularity", None)
+    modules = getattr(args, "recompute_modules", None) or ["core_attn"]
+    again = granularity == "full" or (granularity == "selective" and "core_attn" in modules)
+    policy: str | None = args.context_parallel_kv_cache_policy
+    return None if again else policy
+
+
 def cp_options(args: Namespace) -> CPOptions:
     """Build the record from validated arguments; equal arguments give equal records."""
     ring = args.context_parallel_algo in WITH_RING
     return CPOptions(
         grid=_grid(args),
-        kv_cache=args.context_parallel_kv_cache_policy,
+        kv_cache=kept_policy(args),
         cache_interval=args.context_parallel_cache_interval,
         wide_gradients=args.cp_grad_comm_dtype == "fp32",
         send_receive_overlap=args.use_cp_send_recv_overlap and ring,
