@@ -60,12 +60,13 @@ from mindspeed_core.hosts.megatron_lm.patch_table import (
 from mindspeed_core.hosts.standalone.arguments import megatron_lm_answers
 from mindspeed_core.megatron import megatron_lm_flags
 from mindspeed_core.registry import Registry
+from mindspeed_core.upstream.verdicts import NOTED, REFUSED, TRANSLATED, USED
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
 NOTICE = "<!-- Written by docs/generate.py: change the code it is made from, then run that program. -->"
 HOST = "standalone"
-STATUSES = (megatron_lm_answers.SUPPORTED, megatron_lm_flags.REFUSED, megatron_lm_flags.NOT_APPLICABLE)
+STATUSES = (USED, TRANSLATED, NOTED, REFUSED)
 
 
 def tree_registry() -> Registry:
@@ -320,9 +321,10 @@ def megatron_lm_page(registry: Registry) -> str:
         f"Every training flag of Megatron-LM {megatron_lm_flags.megatron_lm_flags()[0]} and its answer here:",
         ", ".join(f"{count} {status}" for status, count in counts.items()) + ".",
         "",
-        "*Refused* flags end the program before training, with a message; *not applicable* ones belong to",
-        "another program or to something that does not exist here. Of a supported flag the note says which",
-        "values are refused, and where its default differs.",
+        "*Used* flags do what they do there; the note says which values are refused or change nothing, and",
+        "where a default differs. *Translated* ones are read as another flag, and *noted* ones change nothing:",
+        "a run says both in one line, and `mindspeed-features plan` or `--explain` why for each. *Refused* ones",
+        "end the program before training: without them it would train, save or read something else.",
     ]
     for status in STATUSES:
         rows = ((code(a.option), a.reason) for a in found if a.status == status)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from mindspeed_core.resolver.plan import Problem
 from mindspeed_core.upstream.given import ChangesNothing, Given, Line, Outcome, Refused, Translated
 from mindspeed_core.upstream.notes import FlagNote
-from mindspeed_core.upstream.table import takes_no_value, verdict_on
+from mindspeed_core.upstream.table import is_judged, takes_no_value, verdict_on
 from mindspeed_core.upstream.translations import ALWAYS, NEVER, TRANSLATIONS
 from mindspeed_core.upstream.verdicts import NOTED
 
@@ -45,6 +45,8 @@ def read(
     without: set[str] = set()
     outcomes: list[tuple[Given, Outcome | None]] = []
     for one in given:
+        if one.is_off and not knows(one.option) and is_judged(one.option):
+            continue
         outcome = None if one.is_off or claimed(one.option) else _judge(one, line, accepts)
         outcomes.append((one, outcome))
         if isinstance(outcome, Translated):
