@@ -58,9 +58,9 @@ class HostDeclaration:
             arguments, it returns `Finding` records; must not import torch.
         notes: ``"module:function"`` that returns what a user should know about the arguments, one sentence
             each; printed like `Feature.notes`. Must not import torch.
-        completes: ``"module:function"`` that completes arguments before the plan is made. It is called with the
+        completes: ``"module:function"`` that completes arguments before the plan is made, called with the
             arguments, the mapping of their provenance, and a function that says whether an installed feature
-            declares an option with a value; it changes the first two and returns a `FlagNote` on each flag
+            declares an option with a value. It changes the first two and returns a `FlagNote` on each flag
             that it left out. Must not import torch.
         stand_downs: ``"module:function"`` that is called with the arguments, the option strings that active
             features declare and the kinds of the platform. It sets what the host cannot act on, and what

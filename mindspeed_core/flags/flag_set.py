@@ -190,6 +190,10 @@ class FlagSet:
         parsed = self._finish(reading, wants_help)
         return replace(parsed, argv=tuple(token for one in kept for token in _typed(one)))
 
+    def given(self, argv: Sequence[str]) -> list[Given]:
+        """Return the flags of a command line with the words behind each, before anybody judges them."""
+        return self._split(argv, _Reading())[0]
+
     def _split(self, argv: Sequence[str], reading: _Reading) -> tuple[list[Given], bool]:
         """Return the flags of a command line with the words behind each, and whether help is wanted."""
         tokens = [str(token) for token in argv]

@@ -35,8 +35,8 @@ class RandomSampler:
         if not self._usable:
             raise DataError(
                 f"the {sampling.split} dataset has {total} samples, fewer than --micro-batch-size "
-                f"{sampling.micro_batch_size} on {sampling.dp_size} data-parallel ranks need; give more data, "
-                "a larger share in --split, or a smaller --micro-batch-size"
+                f"{sampling.micro_batch_size} on {sampling.dp_size} data-parallel ranks need; give more "
+                "data, a larger share in --split, or a smaller --micro-batch-size"
             )
         if sampling.consumed_samples % self._usable % stride:
             raise DataError(

@@ -102,7 +102,7 @@ _DATA = grouped(
     Flag(
         "--no-data-sharding",
         inverts="data_sharding",
-        help="With --dataloader-type cyclic, let all ranks share one order; else each has a part of the data.",
+        help="With --dataloader-type cyclic, let all ranks share one order; else each has its own part.",
     ),
     Flag("--num-workers", type=int, default=2, help="Data loading processes per rank."),
     *BATCH_FLAGS,

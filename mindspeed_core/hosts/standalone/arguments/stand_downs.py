@@ -53,7 +53,7 @@ def _layers(args: Namespace) -> Iterator[FlagNote]:
 
 
 def _whole_experts(args: Namespace) -> Iterator[FlagNote]:
-    """Leave experts with biases whole, which megatron-core does not cut; it is a layout, not another model."""
+    """Leave experts with biases whole, which megatron-core does not cut: another layout of the same model."""
     tensor = args.tensor_model_parallel_size
     cut = tensor is not None and tensor > 1 and args.expert_tensor_parallel_size is None
     if args.num_experts and args.add_bias_linear and cut:

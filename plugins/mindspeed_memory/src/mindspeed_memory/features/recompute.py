@@ -118,8 +118,8 @@ class RecomputeActivation(_PartOfLayers):
         found = list(super().notes(args))
         if getattr(args, "use_pipe_experts", False) and getattr(args, "num_experts", None):
             found.append(
-                f"{_ACTIVATION} leaves experts alone, which --use-pipe-experts computes in parts that keep their "
-                "results"
+                f"{_ACTIVATION} leaves experts alone, which --use-pipe-experts computes in parts that keep "
+                "their results"
             )
         return found
 

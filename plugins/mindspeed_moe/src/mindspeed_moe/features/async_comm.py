@@ -43,8 +43,8 @@ class AsyncCommunication(Feature):
         """Return that there is nothing to launch where experts are on one rank, and what stands down."""
         if shared_experts_on_a_stream(_FLAG, args):
             return (
-                "--moe-shared-expert-overlap changes nothing: the dispatcher calls no shared experts, which are "
-                "computed after it; --moe-alltoall-overlap-comm overlaps them",
+                "--moe-shared-expert-overlap changes nothing: the dispatcher calls no shared experts, which "
+                "are computed after it; --moe-alltoall-overlap-comm overlaps them",
             )
         ranks = (getattr(args, "expert_model_parallel_size", 1) or 1) * (
             getattr(args, "tensor_model_parallel_size", 1) or 1
