@@ -321,10 +321,11 @@ def megatron_lm_page(registry: Registry) -> str:
         f"Every training flag of Megatron-LM {megatron_lm_flags.megatron_lm_flags()[0]} and its answer here:",
         ", ".join(f"{count} {status}" for status, count in counts.items()) + ".",
         "",
-        "*Used* flags do what they do there; the note says which values are refused or change nothing, and",
-        "where a default differs. *Translated* ones are read as another flag, and *noted* ones change nothing:",
-        "a run says both in one line, and `mindspeed-features plan` or `--explain` why for each. *Refused* ones",
-        "end the program before training: without them it would train, save or read something else.",
+        "*Used* flags do what they do there; the note says which values are refused or change nothing,",
+        "and where a default differs. *Translated* ones are read as another flag, and *noted* ones change",
+        "nothing: a run says both in one line, and `mindspeed-features plan` or `--explain` why for each.",
+        "*Refused* ones end the program before training: without them it would train, save or read",
+        "something else.",
     ]
     for status in STATUSES:
         rows = ((code(a.option), a.reason) for a in found if a.status == status)

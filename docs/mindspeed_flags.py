@@ -28,7 +28,7 @@ MEANINGS = {
     TRANSLATED: "Type them as before: they are read as what is named, with a note.",
     NOTED: "Type them or not: they change nothing here, and a run says so.",
     ANNOUNCED: "Planned for the package named; until it is there, the plan names it and stops.",
-    REFUSED: "Without them a run would train, save or read something else; the plan stops and says what to do.",
+    REFUSED: "Without them a run would train, save or read something else: the plan says what to do.",
 }
 
 

@@ -2,7 +2,8 @@
 
 The core knows no feature by name, yet a user who types a flag of a package that is not installed should be
 given its name. The table is therefore generated: from the declarations of the plugins in this repository,
-and from the flags that the plugin families have announced. Usage: ``python tools/announced_flags.py [--check]``.
+and from the flags that the plugin families have announced. Usage:
+``python tools/announced_flags.py [--check]``.
 """
 
 from __future__ import annotations

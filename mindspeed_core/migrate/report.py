@@ -11,6 +11,7 @@ from mindspeed_core.flags.core import CORE_OWNER
 from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.registry import Registry
 from mindspeed_core.resolver.plan import PlanError, Problem
+from mindspeed_core.upstream.notes import FlagNote
 from mindspeed_core.upstream.verdicts import NOTED, REFUSED, TRANSLATED, USED
 
 
@@ -73,7 +74,8 @@ def migration_of(words: Sequence[str], host: str, platform: str, registry: Regis
     refused: dict[str, list[Problem]] = {}
     for problem in parsed.problems:
         refused.setdefault(problem.flag, []).append(problem)
-    stood_down, problems = {}, ()
+    stood_down: dict[str, FlagNote] = {}
+    problems: tuple[Problem, ...] = ()
     if not parsed.problems:
         try:
             plan, _ = plan_for(list(words), host=host, platform=platform, registry=registry)

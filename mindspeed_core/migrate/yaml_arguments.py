@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def flags_of_file(path: Path, known: FlagSet) -> list[str]:
         UserError: the file cannot be read, or is no mapping.
     """
     try:
-        import yaml
+        yaml: Any = import_module("yaml")
     except ImportError:
         raise UserError(f"{path}: reading it needs the package pyyaml; pip install pyyaml") from None
     try:
@@ -48,7 +49,7 @@ def _entries(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 _DERIVED = frozenset(
     "consumed_train_samples consumed_valid_samples data_parallel_size rank world_size iteration "
-    "transformer_pipeline_model_parallel_size model_type".split()
+    "transformer_pipeline_model_parallel_size model_type nnodes node_rank nproc_per_node".split()
 )
 """What such a file holds besides: Megatron-LM computes it from other arguments."""
 _ACTIVATIONS = {"swiglu": ["--swiglu"], "squaredrelu": ["--squared-relu"], "gelu": []}

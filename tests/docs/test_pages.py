@@ -20,6 +20,7 @@ from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.discovery.slots import NORM_ROLES
 from mindspeed_core.flags.flag_set import flag_set
 from mindspeed_core.registry import Registry
+from mindspeed_core.upstream.table import is_judged
 
 OF_OTHER_PROGRAMS = {
     "--standalone",

@@ -83,9 +83,7 @@ def test_ten_harmless_flags_take_one_line():
 def test_explain_says_why_for_each():
     said = list(lines(parse(HARMLESS).flag_notes, explain=True))
     assert len(said) == 10
-    assert said[0] == (
-        "--distributed-backend nccl changes nothing here: the platform names the backend; choose with --platform"
-    )
+    assert said[0].startswith("--distributed-backend nccl changes nothing here: the platform names the")
 
 
 def test_the_plan_carries_the_notes_and_its_digest_does_not():

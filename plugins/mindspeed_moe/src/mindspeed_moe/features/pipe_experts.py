@@ -108,7 +108,7 @@ class PipelinedExperts(Feature):
         found = []
         if items_of_layer(args) <= 1:
             found.append(
-                f"{_FLAG} changes nothing, a rank has one expert and one slice of it; {_SLICES} 2 would cut it"
+                f"{_FLAG} changes nothing, a rank has one expert and one slice of it; {_SLICES} 2 cuts it"
             )
         if _apart(args) and expert_cuts(args) < 2:
             found.append(f"{_APART} changes nothing, whole experts gather nothing beside exchanges")
