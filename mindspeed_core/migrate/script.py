@@ -180,7 +180,7 @@ class _Script:
         if self._blocks:
             block = "a loop" if self._blocks[-1] in ("for", "while", "until") else f"`{self._blocks[-1]}`"
             unresolved.append(
-                f"line {line}: whether and how often it starts is known by running {block} alone"
+                f"line {line}: whether and how often it starts, running {block} alone tells"
             )
         behind = place + 1
         program = expanded[place]

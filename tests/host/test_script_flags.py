@@ -1,13 +1,16 @@
 """Flags that stand in most launch scripts of Megatron-LM do here what they do there."""
 
 import gc
+import json
 import shlex
+from pathlib import Path
 
 import pytest
 import script_runs
 
 from mindspeed_core.activation import prepare
 from mindspeed_core.errors import ArgumentError
+from mindspeed_core.resolver.plan import PlanError
 from mindspeed_core.testing.worlds import WorldError, run_world
 
 THOROUGH = pytest.mark.thorough
@@ -24,8 +27,15 @@ HASHES = ["--check-weight-hash-across-dp-replicas-interval", "1"]
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory):
+def saved(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("saved"))
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory, saved):
+    retained = ["--save", saved, "--save-interval", "1", "--save-retain-interval", "2"]
     runs = {
+        "retained": [*BASE, *retained, *PADDED],
         "float32": BASE,
         "bfloat16": [*BASE, "--bf16"],
         "experts": [*BASE, *MOE],
@@ -72,6 +82,27 @@ def test_a_sharded_random_order_is_another_one(two):
 
 def test_a_device_that_tells_no_energy_writes_none(two):
     assert "energy_joules_per_step" not in two["float32"][0]
+
+
+def test_the_checkpoint_before_the_newest_stays_where_the_interval_divides_its_step(one, saved):
+    assert {path.name for path in Path(saved).glob("iter_*")} == {"iter_0000002", "iter_0000003"}
+
+
+def test_a_model_is_described_by_the_checkpoint_where_no_flag_says_it(one, saved):
+    session = prepare(["--platform", "cpu", "--use-checkpoint-args", "--load", saved], host="standalone")
+    manifest = json.loads((Path(saved) / "iter_0000003" / "manifest.json").read_text())["model"]
+    assert session.args.num_layers == manifest["num_layers"]
+    assert session.args.asked_padded_vocab_size == manifest["padded_vocab_size"] == 512
+    assert session.provenance["num_layers"].startswith("checkpoint ")
+    given = ["--use-checkpoint-args", "--load", saved, "--num-layers", "7"]
+    assert prepare([*given, "--platform", "cpu"], host="standalone").args.num_layers == 7
+
+
+def test_arguments_of_no_checkpoint_are_those_of_the_flags(tmp_path):
+    flags = ["--platform", "cpu", "--use-checkpoint-args", "--num-layers", "3"]
+    assert prepare([*flags, "--load", str(tmp_path)], host="standalone").args.num_layers == 3
+    with pytest.raises(PlanError, match="add --load FOLDER"):
+        prepare(flags, host="standalone")
 
 
 @THOROUGH
