@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -372,6 +373,32 @@ def megatron_lm_stages_page(registry: Registry) -> str:
     return "\n".join(lines)
 
 
+def launch_scripts_page(registry: Registry) -> str:
+    """The launch scripts of other projects that start as they are, and why the others do not."""
+    sources = json.loads((ROOT / "tests" / "launch_scripts" / "accepted.json").read_text(encoding="utf-8"))
+    lines = [
+        "# Launch scripts of other projects",
+        "",
+        "Command lines of other projects' own scripts, as `mindspeed-train` reads them with every package of",
+        "this repository installed: each flag has a verdict, and the whole is checked for the world that the",
+        "script was written for. `python tests/launch_scripts/checked_lines.py` makes the table.",
+        "",
+    ]
+    rows = (
+        (each["title"], len(each["accepted"]) + len(each["refused"]), each["before"], len(each["accepted"]))
+        for each in sources.values()
+    )
+    lines += table(("scripts", "number", "accepted before flags had verdicts", "accepted"), rows)
+    for each in sources.values():
+        lines += ["", f"## {each['title']}", ""]
+        if each["accepted"]:
+            lines += ["Accepted: " + ", ".join(map(code, each["accepted"])) + "."]
+        if each["refused"]:
+            refused = ((code(name), reason) for name, reason in each["refused"].items())
+            lines += ["", *table(("refused", "over"), refused)]
+    return "\n".join(lines)
+
+
 MECHANISMS = {
     ARGUMENT: "argument of `pretrain`",
     INSTANCE: "attribute of the object",
@@ -392,6 +419,7 @@ PAGES: dict[str, Callable[[Registry], str]] = {
     "megatron-lm-stages": megatron_lm_stages_page,
     "mindspeed-flags": mindspeed_page,
     "mindspeed-imports": imports_page,
+    "launch-scripts": launch_scripts_page,
     "declarations": lambda registry: declarations_page(),
     "records": lambda registry: records_page(),
     "session": lambda registry: session_page(),

@@ -145,14 +145,13 @@ def test_other_orders_of_ranks_and_instances_of_the_optimizer_train_alike(one, t
 )
 def test_another_layout_goes_on_from_their_checkpoint(tmp_path, flags):
     saved = str(tmp_path / "saved")
-    length = ["--train-iters", "4"]
-    first = {"first": [*BASE, *flags, *length, "--save", saved, "--exit-interval", "2"]}
-    run_world(script_runs.run_all, 4, str(tmp_path / "four"), first, timeout=300)
+    first = {"first": [*BASE, *flags, "--save", saved, "--exit-interval", "2"]}
+    run_world(script_runs.run_all, 4, str(tmp_path / "four"), first, 4, timeout=300)
     bits = [flag for flag in flags if flag == "--bf16"]
-    here = [*BASE, *flags, *length, "--load", saved]
-    other = [*BASE, *bits, *length, "--load", saved, "--use-distributed-optimizer"]
-    same = run_world(script_runs.run_all, 4, str(tmp_path / "same"), {"on": here}, timeout=300)[0]["on"]
-    else_ = run_world(script_runs.run_all, 1, str(tmp_path / "one"), {"on": other}, timeout=300)[0]["on"]
+    here = [*BASE, *flags, "--load", saved]
+    other = [*BASE, *bits, "--load", saved, "--use-distributed-optimizer"]
+    same = run_world(script_runs.run_all, 4, str(tmp_path / "same"), {"on": here}, 4, timeout=300)[0]["on"]
+    else_ = run_world(script_runs.run_all, 1, str(tmp_path / "one"), {"on": other}, 4, timeout=300)[0]["on"]
     assert [r["step"] for r in else_] == [3, 4]
     for name in ("loss", "params_norm"):
         assert [r[name] for r in else_] == pytest.approx([r[name] for r in same], rel=2e-4)

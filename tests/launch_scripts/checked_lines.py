@@ -11,8 +11,7 @@ import json
 import math
 import shlex
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -28,7 +27,7 @@ SOURCES = {
     "megatron_lm_newest": "the newest Megatron-LM's training tests",
     "mindspeed_llm": "MindSpeed-LLM's examples",
 }
-BEFORE = {"mindspeed": 0, "megatron_lm_0.16.1": 0, "megatron_lm_newest": 0, "mindspeed_llm": 0}
+BEFORE = {"mindspeed": 1, "megatron_lm_0.16.1": 0, "megatron_lm_newest": 0, "mindspeed_llm": 0}
 """Lines that `mindspeed-train` accepted before flags had verdicts."""
 NODE = 8
 _FILES = (
@@ -124,25 +123,43 @@ def problems_of(script: Script, host: str = "standalone", platform: str = "fake"
     return first
 
 
-def main() -> None:
-    """Print the table of accepted scripts, and with names of sources the problems of each that is refused."""
-    for source in sys.argv[1:] or SOURCES:
-        found = {script.name: problems_of(script) for script in scripts(source)}
-        accepted = sum(not problems for problems in found.values())
-        print(f"{SOURCES[source]}: {accepted} of {len(found)} (before: {BEFORE[source]})")
-        if sys.argv[1:]:
-            counts: Counter[str] = Counter()
-            for problems in found.values():
-                for problem in problems[:8]:
-                    counts[
-                        f"{problem.code} {problem.feature} {problem.flag} {problem.value}: {problem.reason}"
-                    ] += 1
-            for text, count in counts.most_common():
-                print(f"  {count} x {text}")
-            for name, problems in found.items():
-                if problems:
-                    print(f"  {name}: {problems[0]}".replace("\n", " "))
+def all_problems() -> dict[str, dict[str, tuple[Problem, ...]]]:
+    """Return what is wrong with every script, by source and name."""
+    return {source: {script.name: problems_of(script) for script in scripts(source)} for source in SOURCES}
+
+
+def record(found: Mapping[str, Mapping[str, Sequence[Problem]]]) -> dict[str, object]:
+    """Return what the documentation shows: the accepted scripts, and why the others are refused."""
+    return {
+        source: {
+            "title": SOURCES[source],
+            "before": BEFORE[source],
+            "accepted": sorted(name for name, problems in by_name.items() if not problems),
+            "refused": {
+                name: f"`{problems[0].flag}`: {problems[0].reason}"
+                for name, problems in sorted(by_name.items())
+                if problems
+            },
+        }
+        for source, by_name in found.items()
+    }
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the table of accepted scripts; with ``--write`` keep it, with sources tell their problems."""
+    found = all_problems()
+    if "--write" in arguments:
+        text = json.dumps(record(found), indent=1) + "\n"
+        LINES.with_name("accepted.json").write_text(text, encoding="utf-8")
+    print(f"{'':44} scripts  before  now")
+    for source, by_name in found.items():
+        accepted = sum(not problems for problems in by_name.values())
+        print(f"{SOURCES[source]:44} {len(by_name):7}  {BEFORE[source]:6}  {accepted:3}")
+    for source in arguments:
+        for name, problems in found.get(source, {}).items():
+            for problem in problems:
+                print(f"{name}: {problem}")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
