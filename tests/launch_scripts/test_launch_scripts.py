@@ -12,10 +12,10 @@ LEAST = {"mindspeed": 51, "megatron_lm_0.16.1": 99, "megatron_lm_newest": 129, "
 """Scripts of each source that start today; most of the others wait for a package that is announced."""
 REASONS = re.compile(
     "mindspeed-optim|mindspeed-models|low-precision matrix products|hybrid and Mamba models|'muon'|"
-    "'dist_muon'|TikTokenizer|tokenizer's file decides|fill-in-the-middle|maximal update|distillation|DSA|indexer|Mamba|"
-    "gated delta net|'gated_delta_net'|hyper-connections|errors are not injected|grow by equal steps|"
-    "validation has the batch size|gives every depth|--use-torch-fsdp2|router of MindSpeed-LLM|"
-    "sqrtsoftplus|deepseek4|MagistralTokenizer|sparse attention"
+    "'dist_muon'|TikTokenizer|tokenizer's file decides|fill-in-the-middle|maximal update|distillation|DSA|"
+    "indexer|Mamba|gated delta net|'gated_delta_net'|hyper-connections|errors are not injected|"
+    "grow by equal steps|validation has the batch size|gives every depth|--use-torch-fsdp2|sqrtsoftplus|"
+    "router of MindSpeed-LLM|deepseek4|MagistralTokenizer|sparse attention"
 )
 
 
