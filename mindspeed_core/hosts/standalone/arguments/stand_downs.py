@@ -29,7 +29,7 @@ def stand_down_before_plan(args: Namespace, claimable: Callable[[str, Any], bool
         args: the parsed arguments; changed.
         claimable: says whether an installed feature declares an option, and with choices this one of them.
     """
-    return [*_layers(args), *_whole_experts(args), *_sharded_experts(args), *_options(args, claimable, None)]
+    return [*_layers(args), *_whole_experts(args), *_options(args, claimable, None)]
 
 
 def stand_down(args: Namespace, claimed: Collection[str], kinds: Collection[str]) -> list[FlagNote]:
@@ -40,7 +40,10 @@ def stand_down(args: Namespace, claimed: Collection[str], kinds: Collection[str]
         claimed: option strings that active features declare; those are theirs.
         kinds: the kinds of the platform.
     """
-    return list(_options(args, lambda option, value: option in claimed, kinds))
+    def claims(option: str, value: Any) -> bool:
+        return option in claimed
+
+    return [*_sharded_experts(args, claims), *_options(args, claims, kinds)]
 
 
 def _layers(args: Namespace) -> Iterator[FlagNote]:
@@ -66,8 +69,8 @@ def _whole_experts(args: Namespace) -> Iterator[FlagNote]:
         )
 
 
-def _sharded_experts(args: Namespace) -> Iterator[FlagNote]:
-    if args.moe_grouped_gemm and args.use_megatron_fsdp:
+def _sharded_experts(args: Namespace, claimed: Callable[[str, Any], bool]) -> Iterator[FlagNote]:
+    if args.moe_grouped_gemm and args.use_megatron_fsdp and not claimed("--moe-grouped-gemm", True):
         args.moe_grouped_gemm = False
         yield FlagNote(
             "--moe-grouped-gemm",

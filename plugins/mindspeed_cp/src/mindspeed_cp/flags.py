@@ -18,9 +18,9 @@ from mindspeed_cp.algorithms import (
     WITH_RING,
     known_algorithm,
 )
+from mindspeed_cp.cache_policy import kept_policy
 from mindspeed_cp.checked_flag import CheckedFlag
 from mindspeed_cp.mask_flags import DOCUMENT_FLAGS, LAYOUT_FLAGS, MASK_FLAGS
-from mindspeed_cp.options import kept_policy
 
 
 def _heads(args: Namespace) -> int:

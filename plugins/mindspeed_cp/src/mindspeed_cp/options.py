@@ -6,6 +6,7 @@ from argparse import Namespace
 from dataclasses import dataclass
 
 from mindspeed_cp.algorithms import ADAPTIVE, ALGORITHMS, FETCHING, ULYSSES_ALGO, WITH_HEADS, WITH_RING
+from mindspeed_cp.cache_policy import kept_policy
 from mindspeed_cp.engine.planners import GATHER, RING, Grid
 from mindspeed_cp.engine.tiles import TILE
 from mindspeed_cp.planner_choice import planned
@@ -42,15 +43,6 @@ class CPOptions:
         if self.kv_cache is None or (layer_number - 1) % (self.cache_interval + 1):
             return "none"
         return {"half": "keys", "full": "all"}[self.kv_cache]
-
-
-def kept_policy(args: Namespace) -> str | None:
-    """Return what is kept between forward and backward: nothing where attention is computed again anyway."""
-    granularity = getattr(args, "recompute_granularity", None)
-    modules = getattr(args, "recompute_modules", None) or ["core_attn"]
-    again = granularity == "full" or (granularity == "selective" and "core_attn" in modules)
-    policy: str | None = args.context_parallel_kv_cache_policy
-    return None if again else policy
 
 
 def cp_options(args: Namespace) -> CPOptions:
