@@ -179,9 +179,7 @@ class _Script:
         unresolved = list(dict.fromkeys(self._unresolved))
         if self._blocks:
             block = "a loop" if self._blocks[-1] in ("for", "while", "until") else f"`{self._blocks[-1]}`"
-            unresolved.append(
-                f"line {line}: whether and how often it starts, running {block} alone tells"
-            )
+            unresolved.append(f"line {line}: whether and how often it starts, running {block} alone tells")
         behind = place + 1
         program = expanded[place]
         if program == "-m":

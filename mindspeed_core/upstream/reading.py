@@ -48,6 +48,11 @@ def read(
         if one.is_off and not knows(one.option) and is_judged(one.option):
             continue
         outcome = None if one.is_off or claimed(one.option) else _judge(one, line, accepts)
+        if isinstance(outcome, Translated):
+            lacking = [token for token in outcome.tokens if token.startswith("--") and not knows(token)]
+            if lacking:
+                reason = f"it is read as {lacking[0]}, which this host does not have"
+                outcome = Refused(reason, "leave it out, or use mindspeed-train")
         outcomes.append((one, outcome))
         if isinstance(outcome, Translated):
             without |= {*outcome.without}

@@ -217,6 +217,14 @@ REFUSED_FLAGS: tuple[Verdict, ...] = (
                 "--model-type-hf --enable-hf2mg-convert --enable-mg2hf-convert --hf-cfg-dir",
             ),
             f"finetuning with low-rank adapters {_MODELS}": ("train all weights", "--lora-*"),
+            "optimizer state of fewer bits belongs to the package mindspeed-optim, which is not published yet": (
+                LEAVE_OUT,
+                "--o2-optimizer --o2-gradient",
+            ),
+            "Megatron-LM's scripts do not take the constants of yarn": (
+                "use mindspeed-train",
+                "--beta-fast --beta-slow --original-max-position-embeddings",
+            ),
             f"the specification of a prediction layer {_MODELS}": (LEAVE_OUT, "--mtp-spec"),
             "sparse attention with an indexer is not here": (
                 LEAVE_OUT,

@@ -306,6 +306,7 @@ TRANSLATIONS: Mapping[str, Entry] = {
     **_renamed(
         MINDSPEED_LLM,
         {
+            "--moe-intermediate-size": "--moe-ffn-hidden-size",
             "--shared-expert-gate": "--moe-shared-expert-gate",
             "--add-rmsnorm-offset": "--apply-layernorm-1p",
             "--partial-rotary-factor": "--rotary-percent",

@@ -74,6 +74,7 @@ def parse(text, host="standalone"):
         (f"{EXPERTS} --shared-expert-gate", {"moe_shared_expert_gate": True}),
         (f"{EXPERTS} --router-gating-in-fp32 --topk-softmax-in-fp32", {"moe_router_dtype": "fp32"}),
         ("--add-rmsnorm-offset --normalization RMSNorm", {"apply_layernorm_1p": True}),
+        (f"{EXPERTS} --moe-intermediate-size 96", {"moe_ffn_hidden_size": 96}),
         ("--partial-rotary-factor 0.25", {"rotary_percent": 0.25}),
         ("--tokenizer-type PretrainedFromHF", {"tokenizer_type": "HuggingFaceTokenizer"}),
         ("--tokenizer-name-or-path here", {"tokenizer_model": "here"}),

@@ -40,6 +40,7 @@ def stand_down(args: Namespace, claimed: Collection[str], kinds: Collection[str]
         claimed: option strings that active features declare; those are theirs.
         kinds: the kinds of the platform.
     """
+
     def claims(option: str, value: Any) -> bool:
         return option in claimed
 

@@ -213,8 +213,6 @@ class RecomputeCounts(Feature):
     def build_model(self, session: Any, args: Any) -> Generator[None, Any, Any]:
         """Give every chunk its number; parts of layers and swapped attention count theirs themselves."""
         chunks = yield
-        if getattr(args, "recompute_granularity", None) != "full":
-            return chunks
         from mindspeed_memory.recompute.counts import spread_counts
 
         spare = args.reduce_recompute_for_last_chunk
