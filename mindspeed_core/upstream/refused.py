@@ -217,7 +217,7 @@ REFUSED_FLAGS: tuple[Verdict, ...] = (
                 "--model-type-hf --enable-hf2mg-convert --enable-mg2hf-convert --hf-cfg-dir",
             ),
             f"finetuning with low-rank adapters {_MODELS}": ("train all weights", "--lora-*"),
-            "optimizer state of fewer bits belongs to the package mindspeed-optim, which is not published yet": (
+            "states of fewer bits belong to the package mindspeed-optim, which is not published yet": (
                 LEAVE_OUT,
                 "--o2-optimizer --o2-gradient",
             ),

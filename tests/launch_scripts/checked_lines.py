@@ -123,6 +123,15 @@ def problems_of(script: Script, host: str = "standalone", platform: str = "fake"
     return first
 
 
+def world_of(script: Script, platform: str = "fake") -> int:
+    """Return the first of the worlds of an accepted script for which its batch comes out even."""
+    for size in script.world_sizes():
+        flags = list(without_files(script.words))
+        if check(flags, world_size=size, platform=platform, registry=installed()).ok:
+            return size
+    raise ValueError(f"{script.name}: no world fits its batch")
+
+
 def all_problems() -> dict[str, dict[str, tuple[Problem, ...]]]:
     """Return what is wrong with every script, by source and name."""
     return {source: {script.name: problems_of(script) for script in scripts(source)} for source in SOURCES}

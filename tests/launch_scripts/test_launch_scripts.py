@@ -15,7 +15,8 @@ REASONS = re.compile(
     "'dist_muon'|TikTokenizer|tokenizer's file decides|fill-in-the-middle|maximal update|distillation|DSA|"
     "indexer|Mamba|gated delta net|'gated_delta_net'|hyper-connections|errors are not injected|"
     "grow by equal steps|validation has the batch size|gives every depth|--use-torch-fsdp2|sqrtsoftplus|"
-    "constants of yarn|which this host does not have|attention has biases|router of MindSpeed-LLM|deepseek4|MagistralTokenizer|sparse attention"
+    "constants of yarn|which this host does not have|attention has biases|"
+    "router of MindSpeed-LLM|deepseek4|MagistralTokenizer|sparse attention"
 )
 
 

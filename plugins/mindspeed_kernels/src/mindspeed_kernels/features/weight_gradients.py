@@ -127,7 +127,7 @@ class GroupedExperts(KernelFeature):
     def idle(cls, args: Any) -> str:
         """Return that experts have to stand apart where Megatron-FSDP shards them."""
         if getattr(args, "use_megatron_fsdp", False):
-            return "--use-megatron-fsdp shards the weights of each expert, and experts run one after the other"
+            return "--use-megatron-fsdp shards the weights of each expert, which run one after the other"
         return ""
 
     @hookimpl(wrapper=True)
