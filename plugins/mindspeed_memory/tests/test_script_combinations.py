@@ -102,7 +102,8 @@ def test_pipelined_experts_keep_their_activations_and_say_so():
 @pytest.mark.thorough
 def test_pipelined_experts_beside_recomputed_activations_train_like_one_process(equivalence):
     experts = shlex.split(
-        "--num-experts 4 --disable-bias-linear --moe-token-dispatcher-type alltoall --moe-layer-freq [0,1,0,1]"
+        "--num-experts 4 --disable-bias-linear --moe-token-dispatcher-type alltoall "
+        "--moe-layer-freq [0,1,0,1]"
     )
     pipelined = shlex.split(
         "--expert-model-parallel-size 2 --use-pipe-experts --recompute-activation-function"
