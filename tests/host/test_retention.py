@@ -31,9 +31,3 @@ def test_a_link_and_what_is_no_checkpoint_stay(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
     publish.delete_step(tmp_path, 1)
     assert not real.exists()
-
-
-def test_the_tracker_names_the_latest_step(tmp_path):
-    assert publish.latest_step(tmp_path) is None
-    (tmp_path / publish.TRACKER).write_text("7")
-    assert publish.latest_step(tmp_path) == 7

@@ -201,11 +201,6 @@ def keep_last(save_dir: Path, count: int, latest: Path) -> list[Path]:
     return others[count - 1 :]
 
 
-def latest_step(save_dir: Path) -> int | None:
-    """Return the step that the tracker names; None where there is no tracker that can be read."""
-    return _read_tracker(save_dir / TRACKER)[0]
-
-
 def delete_step(save_dir: Path, iteration: int) -> None:
     """Delete the checkpoint of a step; a link, or a directory without manifest, is left alone."""
     path = save_dir / directory_name(iteration)
