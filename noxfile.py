@@ -147,6 +147,14 @@ def npu_conformance(session: nox.Session) -> None:
 
 
 @nox.session
+def scripts(session: nox.Session) -> None:
+    """Launch scripts of other projects: each checked, and one rank of it planned at its full size."""
+    install_for_tests(session)
+    session.run("python", "tests/launch_scripts/checked_lines.py", env=THREADS)
+    session.run("pytest", *PATIENT, "-m", "", "tests/launch_scripts", *session.posargs, env=THREADS)
+
+
+@nox.session
 def thorough(session: nox.Session) -> None:
     """Run what the suite leaves out for its length: every proof of every feature, more pairs of layouts."""
     install_for_tests(session)

@@ -77,6 +77,7 @@ def _as_json(planned: Planned) -> dict[str, Any]:
         **planned.plan.as_dict(),
         "unread": [asdict(flag) for flag in planned.plan.unread],
         "notes": [str(note) for note in planned.plan.notes],
+        "flag_notes": [asdict(note) for note in planned.plan.flag_notes],
         "stated_order": list(planned.plan.stated_order),
         "platform_reason": planned.provenance["platform"],
         "presets": chosen_by_presets(planned),

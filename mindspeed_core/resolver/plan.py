@@ -13,6 +13,7 @@ from typing import Any
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.errors import UserError
 from mindspeed_core.feature import Patch
+from mindspeed_core.upstream.notes import FlagNote
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,7 @@ class Plan:
         arguments: the values of the flags that active features declare, by destination.
         digest: SHA-256 over all of it; equal on every rank and machine for equal input.
         notes: what the host and active features say about these arguments; no part of the digest.
+        flag_notes: given flags that change nothing here, or are read as others; no part of the digest.
         stated_order: why features stand where they do, as far as they say so, a phrase each.
         unread: flags that were given and that nothing reads; those of features that are held back included.
     """
@@ -155,6 +157,7 @@ class Plan:
     notes: tuple[Note, ...] = ()
     stated_order: tuple[str, ...] = ()
     unread: tuple[Unread, ...] = ()
+    flag_notes: tuple[FlagNote, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -61,4 +61,13 @@ def print_plan(planned: Planned) -> None:
         emit("\nnotes:")
         for note in plan.notes:
             emit(f"  {note}")
+    for heading, notes in (
+        ("change nothing here", [note for note in plan.flag_notes if not note.read_as]),
+        ("read as others", [note for note in plan.flag_notes if note.read_as]),
+    ):
+        if notes:
+            emit(f"\nflags that {heading}:" if "change" in heading else f"\nflags {heading}:")
+        for said in notes:
+            text = f" -> {said.read_as}" if said.read_as else ""
+            say(f"{said.flag}{text}" + (f": {said.reason}" if said.reason else ""), indent=2, hang=2)
     emit(f"\ndigest {plan.digest}")

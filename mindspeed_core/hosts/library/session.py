@@ -518,7 +518,7 @@ class LibrarySession(EmbeddedSession):
         """Return what is active and what it did so far: plan, patches, modules, groups, stages."""
         return {
             **self.plan.as_dict(),
-            "notes": [str(note) for note in self.plan.notes],
+            "notes": [str(note) for note in (*self.plan.notes, *self.plan.flag_notes)],
             "applied_patches": [f"{patch.target} ({patch.owner})" for patch in self.ledger.listing()],
             "modules": {
                 name: self.placements[name] + self.instances.placed(name)

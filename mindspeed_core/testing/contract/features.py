@@ -26,6 +26,7 @@ from mindspeed_core.testing.contract.flags_read import FLAGS_READ, unread_flags
 from mindspeed_core.testing.contract.rules import FIRST, PROOFS, Check, Contract, Wrong, hold
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.proof_files import flags_with_files
+from mindspeed_core.upstream.table import is_judged
 
 
 def checks(contract: Contract) -> list[Check]:
@@ -115,7 +116,7 @@ def _names_known(contract: Contract, record: FeatureRecord) -> Iterator[str]:
 
 def _flag_known(contract: Contract, flags: FlagSet, option: str) -> bool:
     known = option in flags or option in flag_owners() or option in contract.registry.broken_flags
-    return known or bool(contract.registry.why_absent(DEFAULT_HOST, option))
+    return known or is_judged(option)
 
 
 def _options(flags: FlagSet) -> Iterable[str]:

@@ -77,10 +77,6 @@ def plan(*flags):
             ["--context-parallel-kv-cache-policy", "half", "--context-parallel-algo", "kvallgather_cp_algo"],
             "kvallgather_cp_algo fetches keys again",
         ),
-        (
-            ["--context-parallel-kv-cache-policy", "full", "--recompute-granularity", "selective"],
-            "keeps what --recompute-granularity selective of attention throws away",
-        ),
         (["--use-ulysses-allgather-kv"], "--use-ulysses-allgather-kv needs ulysses_cp_algo"),
         (["--cp-fetch-head-groups", "2"], "megatron_cp_algo does not fetch"),
         (["--cp-fetch-head-groups", "0"], "--cp-fetch-head-groups must be at least 1, got 0"),
@@ -216,3 +212,9 @@ ALWAYS = ("fetched", "context-parallel-tp2-sp", "documents-fetched", "fused", "c
 def test_every_proof_holds(feature, scenario):
     verdict = verify(feature, scenario, platform="cpu")
     assert verdict.passed, verdict
+
+
+def test_what_is_kept_for_backward_stands_down_where_attention_is_computed_again():
+    policy = ("--context-parallel-kv-cache-policy", "full")
+    made = plan("--context-parallel-size", "8", *policy, "--recompute-granularity", "selective")
+    assert any("computes attention again" in note.text for note in made.notes)

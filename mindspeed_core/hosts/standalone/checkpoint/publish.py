@@ -207,14 +207,23 @@ def keep_last(save_dir: Path, count: int, latest: Path) -> list[Path]:
     if count < 1:
         raise CheckpointError(f"--keep-last-n {count}: at least one checkpoint has to stay")
     others = [path for path in _latest_first(save_dir) if not path.is_symlink() and path != latest]
-    removed = []
     for path in others[count - 1 :]:
-        # A half-deleted directory must not look like a checkpoint.
-        doomed = save_dir / f".del-{path.name}-{process_id()}"
-        os.rename(path, doomed)
-        _remove(doomed)
-        removed.append(path)
-    return removed
+        _delete(path)
+    return others[count - 1 :]
+
+
+def delete_step(save_dir: Path, iteration: int) -> None:
+    """Delete the checkpoint of a step; a link, or a directory without manifest, is left alone."""
+    path = save_dir / directory_name(iteration)
+    if path in _latest_first(save_dir) and not path.is_symlink():
+        _delete(path)
+
+
+def _delete(path: Path) -> None:
+    # A half-deleted directory must not look like a checkpoint.
+    doomed = path.with_name(f".del-{path.name}-{process_id()}")
+    os.rename(path, doomed)
+    _remove(doomed)
 
 
 def _remove(directory: Path) -> None:

@@ -39,6 +39,7 @@ from mindspeed_core.hosts.standalone.text.stages import (
 from mindspeed_core.hosts.standalone.text.tokenizer import NullTokenizer, Tokenizer
 from mindspeed_core.megatron.data_source import data_source
 from mindspeed_core.megatron.micro_batches import check_shape, micro_batches
+from mindspeed_core.megatron.random_sampler import RandomSampler
 from mindspeed_core.run import Batch, DataIterators, Datasets, Run, Sampling
 from mindspeed_core.runtime.gather import all_gather_values
 
@@ -426,6 +427,8 @@ def _iterators(
         endless=endless,
         seed=run.args.seed,
     )
+    cyclic = run.args.dataloader_type == "cyclic" and datasets.batch_sampler is None
+    whole = split.startswith(SPLITS[1]) and run.args.full_validation
     made = [
         micro_batches(
             datasets,
@@ -433,6 +436,7 @@ def _iterators(
             num_workers=run.args.num_workers,
             pin_memory=run.dist.device.type not in ("cpu", "meta"),
             owner=data_source(run.session),
+            order=RandomSampler(sampling, sharded=run.args.data_sharding) if cyclic and not whole else None,
         )
         for _ in run.model
     ]

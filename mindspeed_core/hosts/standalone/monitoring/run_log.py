@@ -28,6 +28,7 @@ from mindspeed_core.megatron.model_state import LoadedWeights
 from mindspeed_core.runtime.spared_failures import SparedFailures
 from mindspeed_core.terminal.foreign_text import clean
 from mindspeed_core.terminal.output import silence
+from mindspeed_core.upstream.notes import lines
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -280,6 +281,8 @@ def announce(run: Run, log: RunLog, seconds: float) -> None:
         log.say(f"held back: {held.name}: {held.reason}")
     for note in plan.notes:
         log.say(f"note: {note}")
+    for line in lines(plan.flag_notes, explain=args.explain):
+        log.say(line)
     start = _start(run)
     what = f"validating {start}" if args.skip_train else f"training {start} to step {args.train_iters}"
     where = "no files" if run.run_dir is None else f"files in {run.run_dir}"

@@ -18,6 +18,7 @@ from mindspeed_cp.algorithms import (
     WITH_RING,
     known_algorithm,
 )
+from mindspeed_cp.cache_policy import kept_policy
 from mindspeed_cp.checked_flag import CheckedFlag
 from mindspeed_cp.mask_flags import DOCUMENT_FLAGS, LAYOUT_FLAGS, MASK_FLAGS
 
@@ -113,12 +114,14 @@ def _cache_policy(args: Namespace) -> Iterator[str]:
             f"exchanged from, and {algorithm} fetches keys again; use megatron_cp_algo, hybrid_cp_algo or "
             "ulysses_cp_algo"
         )
-    granularity = getattr(args, "recompute_granularity", None)
-    modules = getattr(args, "recompute_modules", None) or ["core_attn"]
-    if granularity == "full" or (granularity == "selective" and "core_attn" in modules):
+
+
+def _idle_cache_policy(args: Namespace) -> Iterator[str]:
+    policy = args.context_parallel_kv_cache_policy
+    if policy and kept_policy(args) is None:
         yield (
-            f"--context-parallel-kv-cache-policy {policy} keeps what --recompute-granularity {granularity} "
-            "of attention throws away; leave out one of them"
+            f"--context-parallel-kv-cache-policy {policy} changes nothing: --recompute-granularity "
+            f"{args.recompute_granularity} computes attention again, and keeps nothing of it"
         )
 
 
@@ -216,6 +219,7 @@ FLAGS = (
         "--context-parallel-kv-cache-policy",
         type=str,
         choices=("full", "half"),
+        ignored=_idle_cache_policy,
         help="Keep for backward what a ring receives, or what heads were exchanged from: keys and values, "
         "or keys.",
         check=_cache_policy,

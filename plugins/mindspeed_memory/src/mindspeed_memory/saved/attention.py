@@ -16,7 +16,7 @@ from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_memory.names import MODULES
 from mindspeed_memory.recompute.dense import output_checkpointed
-from mindspeed_memory.recompute.layers import PlacedLayer, blocks, chosen_whole, layers_of
+from mindspeed_memory.recompute.layers import PlacedLayer, blocks, chosen_whole, layers_of, selection_of
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +39,13 @@ def swap_modules(
     modules: Sequence[str],
     models: Mapping[str, int] | None = None,
     per_rank: bool,
+    spare_last: bool = False,
 ) -> None:
     """Put away what chosen modules of the layers save.
 
     With full recomputation the layers that it chose compute their feed-forward part again instead of all, and
-    attention is swapped; without it every layer swaps. The last layer of the model does not: backward needs
-    it at once.
+    attention is swapped; without it every layer swaps, and the first ``--recompute-num-layers`` compute their
+    feed-forward part again. The last layer of the model swaps nothing: backward needs it at once.
 
     Args:
         session: takes the changes back when it closes.
@@ -54,14 +55,19 @@ def swap_modules(
         modules: names of `MODULES`.
         models: sub-models that swap, by name, with how many of their first layers do; None for all layers.
         per_rank: numbers of layers are of the pipeline rank.
+        spare_last: the last layer of the model computes nothing again.
     """
     recomputed = chosen_whole(chunks, per_rank=per_rank)
+    numbered = selection_of(chunks, per_rank=per_rank, swaps=True) if recomputed is None else None
     named = None if models is None else _layers_of_models(session, chunks, models)
     absent = dict.fromkeys(modules, True)
     for placed in layers_of(chunks):
         if recomputed is not None and (placed.chunk, placed.index) not in recomputed:
             continue
-        if recomputed is not None:
+        again = recomputed is not None or (
+            numbered is not None and numbered.is_whole(placed.index, placed.chunk)
+        )
+        if again and not (spare_last and placed.last):
             _recompute_feed_forward(session, placed, owner)
         if placed.last or (named is not None and id(placed.layer) not in named):
             continue

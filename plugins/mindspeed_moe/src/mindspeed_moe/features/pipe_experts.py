@@ -94,12 +94,6 @@ class PipelinedExperts(Feature):
         found += shared_experts_on_a_stream(_FLAG, args)
         if not has_places(args):
             found += _of_rows(args, slices)
-        if _apart(args) and expert_cuts(args) < 2:
-            found.append(
-                f"{_APART} orders gathers beside exchanges, and whole experts gather nothing; use "
-                "--tensor-model-parallel-size 2 or more with --sequence-parallel and experts cut over those "
-                "ranks, or drop it"
-            )
         modules = getattr(args, "recompute_modules", None) or ()
         if getattr(args, "recompute_granularity", None) == "selective" and "moe_act" in modules:
             found.append(
@@ -111,9 +105,12 @@ class PipelinedExperts(Feature):
     @classmethod
     def unread(cls, args: Any) -> Mapping[str, str]:
         """Return that there is nothing to pipeline where a rank has one expert and one slice."""
-        if items_of_layer(args) > 1:
-            return {}
-        return {_FLAG: f"a rank has one expert and one slice of it; {_SLICES} 2 would cut it"}
+        found = {}
+        if items_of_layer(args) <= 1:
+            found[_FLAG] = f"a rank has one expert and one slice of it; {_SLICES} 2 would cut it"
+        if _apart(args) and expert_cuts(args) < 2:
+            found[_APART] = "whole experts gather nothing beside exchanges"
+        return found
 
 
 def _of_rows(args: Any, slices: int) -> Sequence[str]:
