@@ -87,6 +87,7 @@ ELSEWHERE = {
         "tests/faults starts such jobs and kills their workers"
     ),
     "pip install 'mindspeed-core[fsspec]' s3fs": _INSTALLS,
+    "mindspeed-train data check data/text --full": "tests/host/test_data_files.py runs it on a dataset",
     "mindspeed-train --save s3://bucket/run --load s3://bucket/run --checkpoint-staging /local/disk FLAGS": (
         "needs a bucket; tests/host/test_store_runs.py saves into a store of its own"
     ),

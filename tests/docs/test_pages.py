@@ -24,6 +24,9 @@ from mindspeed_core.upstream.table import is_judged
 
 OF_OTHER_PROGRAMS = {
     "--standalone",
+    "--feature",
+    "--side-by-side",
+    "--slice",
     "--nproc-per-node",
     "--nnodes",
     "--node-rank",
@@ -77,6 +80,8 @@ def options_of_our_tools():
     commands = [getattr(import_module(module), name) for module, _, name in tools]
     context = click.Context(program)
     commands += [program, *(program.get_command(context, name) for name in program.list_commands(context))]
+    for group in [command for command in commands if isinstance(command, click.Group)]:
+        commands += [group.get_command(context, name) for name in group.list_commands(context)]
     return {option for command in commands for parameter in command.params for option in parameter.opts}
 
 
