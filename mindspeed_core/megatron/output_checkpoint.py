@@ -2,7 +2,7 @@
 
 ``CheckpointWithoutOutput`` takes its default ``fp8=False`` for "fp8 is on", which without TransformerEngine
 ends in a missing name, and it empties an output even where its consumer needs no gradient and nothing would
-fill it again.
+fill it again. It tells nobody that it will: here it announces its outputs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+
+from mindspeed_core.megatron.dropped_storages import announce_drop
 
 
 def repaired(original: Callable[..., None]) -> Callable[..., None]:
@@ -33,6 +35,13 @@ def repaired(original: Callable[..., None]) -> Callable[..., None]:
 @cache
 def _keeping(base: Hashable) -> Any:
     class Keeping(base):  # type: ignore[valid-type, misc]
+        def checkpoint(self, run_function: Callable[..., Any], *args: Any) -> Any:
+            """Compute the output, and announce that its storage will be emptied."""
+            outputs = super().checkpoint(run_function, *args)
+            found = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
+            announce_drop(one for one in found if isinstance(one, torch.Tensor))
+            return outputs
+
         def discard_output_and_register_recompute(self, hook_tensor: torch.Tensor) -> None:
             """Drop the output, unless backward never reaches its consumer."""
             if hook_tensor.requires_grad:

@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from mindspeed_core.session import Session
     from mindspeed_memory.saved.engine import SavedTensors
 
-_RECOMPUTED_NORM = {
-    "self_attention": "recompute_input_layernorm",
-    "mlp": "recompute_pre_mlp_layernorm",
-}
-
 
 def swap_modules(
     session: Session,
@@ -61,12 +56,9 @@ def swap_modules(
         if placed.last or (named is not None and id(placed.layer) not in named):
             continue
         for name in modules:
-            attribute = MODULES[name]
-            module = getattr(placed.layer, attribute)
+            module = getattr(placed.layer, MODULES[name])
             if not isinstance(module, IdentityOp):
-                spares = bool(getattr(placed.layer, _RECOMPUTED_NORM.get(attribute, ""), False))
-                scoped = engine.scope(module.forward, spares_input=spares)
-                session.instances.set(owner, module, "forward", scoped)
+                session.instances.set(owner, module, "forward", engine.scope(module.forward))
     if recomputed is None:
         return
     for _, block in blocks(chunks):

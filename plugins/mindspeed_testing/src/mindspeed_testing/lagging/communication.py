@@ -122,7 +122,7 @@ class Communication:
             device.prepare(call.inputs, stream)
             copies: dict[Any, Tensor] = {}
             arguments = tuple(_copied(argument, copies) for argument in call.arguments)
-            work = method(call.group, *arguments, **call.options)
+            work = _BackendWork(method(call.group, *arguments, **call.options))
             written = [(tensor, copies[_identity(tensor)]) for tensor in call.outputs]
             apart = [one for one in call.inputs if not any(_share(one, other) for other in call.outputs)]
             digests = [(tensor, _digest(tensor)) for tensor in apart]
@@ -141,6 +141,21 @@ class Communication:
         return self._streams[key]
 
 
+class _BackendWork:
+    """The backend's part of a call, which may be waited for once: gloo waits for a second message for ever."""
+
+    def __init__(self, work: Any) -> None:
+        self.work = self.made = work
+
+    def wait(self, *timeout: Any) -> None:
+        work, self.work = self.work, None
+        if work is not None:
+            work.wait(*timeout)
+
+    def is_completed(self) -> bool:
+        return self.work is None or bool(self.work.is_completed())
+
+
 class LateWork:
     """A collective under way.
 
@@ -154,7 +169,7 @@ class LateWork:
         stream: LaggingStream,
         count: int,
         operation: str,
-        work: Any,
+        work: _BackendWork,
         written: Sequence[tuple[Tensor, Tensor]],
         digests: Sequence[tuple[Tensor, bytes]],
     ) -> None:
@@ -190,19 +205,18 @@ class LateWork:
             return
         self._ended = True
         with _disable_current_modes():
-            if self._work is not None:
-                self._work.wait() if timeout is None else self._work.wait(timeout)
+            self._work.wait(*(() if timeout is None else (timeout,)))
             for tensor, digest in self._digests:
                 if _digest(tensor) != digest:
                     what = f"an input of {self.operation} is not what it was when the call was made"
                     self._device.findings.add(
                         Finding("changed before the wait", what, calling_frames(), self._frames)
                     )
-        self._digests, self._written, self._work = (), (), None
+        self._digests = ()
 
     def is_completed(self) -> bool:
         """Return whether the backend is done; the host knows it then."""
-        if not self._ended and self._work is not None and not self._work.is_completed():
+        if not self._work.is_completed():
             return False
         self._end()
         self._device.host.join({self._stream.number: self._count})
@@ -223,19 +237,15 @@ class LateWork:
     def exception(self) -> None:
         """Return that nothing failed: failures are raised by `wait`."""
 
-    def source_rank(self) -> int:
-        """Return the rank that a message came from."""
-        rank: int = self._work._source_rank()
+    def _source_rank(self) -> int:
+        rank: int = self._work.made._source_rank()
         return rank
-
-    _source_rank = source_rank
 
     def get_future(self) -> Any:
         """Return a future that is done: whoever asks for it has waited."""
-        outputs = [tensor for tensor, _ in self._written]
         self.wait()
         future: Any = torch.futures.Future()
-        future.set_result(outputs)
+        future.set_result(self.result())
         return future
 
     def result(self) -> list[Tensor]:

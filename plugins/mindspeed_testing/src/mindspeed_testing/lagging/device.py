@@ -172,7 +172,11 @@ class LaggingDevice(TorchDispatchMode):
         """Put results in place that a stream has waited for."""
         if not self._pending:
             return
-        due = [one for one in self._pending if stream.knows(one.stream.number, one.count)]
+        due = [
+            one
+            for one in self._pending
+            if one.stream is not stream and stream.knows(one.stream.number, one.count)
+        ]
         if due:
             self._pending = [one for one in self._pending if one not in due]
             with _disable_current_modes():
@@ -521,7 +525,7 @@ def _non_blocking(form: _Form, args: Sequence[Any], kwargs: dict[str, Any]) -> b
 
 def _strided(values: Any) -> Iterator[Tensor]:
     if isinstance(values, Tensor):
-        if values.layout is torch.strided:
+        if values.layout is torch.strided and values.device.type == "cpu":
             yield values
     elif isinstance(values, (list, tuple)):
         for value in values:
