@@ -13,7 +13,8 @@ LLAMA = (
 )
 SWAP = (*LLAMA, "--swap-attention", "--swap-min-bytes", "1024")
 OPTIMIZER = (*LLAMA, "--swap-optimizer", "--swap-optimizer-times", "3")
-TP2 = (*LLAMA, "--tensor-model-parallel-size", "2", "--sequence-parallel")
+PP2 = ("--pipeline-model-parallel-size", "2")
+CHUNKS = ("--num-virtual-stages-per-pipeline-rank", "2", "--global-batch-size", "8")
 RING = ("--context-parallel-size", "2", "--use-flash-attn")
 EXPERTS = (
     *("--num-layers", "2", "--num-experts", "4", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "32"),
@@ -87,14 +88,15 @@ TWO_RANKS = {
         PlantedFault("mindspeed_moe.launch_wait", "            self._work.wait()", "            pass"),
         (DROPPED, "launch_wait.py"),
     ),
-    "gathered rows are read before they are there": (
-        (*TP2, "--use-ascend-coc"),
-        PlantedFault(
-            "mindspeed_kernels.ops.overlapped_matmul",
-            "        work.wait()\n        result[:, part] = (piece @ weight)",
-            "        result[:, part] = (piece @ weight)",
-        ),
-        (READ, "overlapped_matmul.py"),
+    "messages between pipeline stages are read before they arrive": (
+        (*PP2, "--pipeline-schedule", "zb-h1"),
+        PlantedFault("mindspeed_pp.mail", "                work.wait()", "                pass"),
+        (READ, "mail.py"),
+    ),
+    "a host buffer of a pipeline stage is used again while it is read": (
+        (*PP2, "--pipeline-schedule", "nanopipe", *CHUNKS, "--use-nanopipe-swap"),
+        PlantedFault("mindspeed_pp.swaps", "            self.out.wait_event(read)", "            pass"),
+        (WRITTEN, "swaps.py"),
     ),
 }
 

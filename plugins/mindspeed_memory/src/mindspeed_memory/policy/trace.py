@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mindspeed_core.instruments.memory import TensorBytes
 from mindspeed_memory.policy.tensor_swaps import Life, Place, Trace
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class TraceRecorder:
         self.groups: dict[Place, list[int]] = {}
         self.saved: dict[int, int] = {}
         self._platform, self._may = platform, may
-        self._tracker = TensorBytes() if follows else None
+        self._tracker = platform.step_bytes() if follows else None
         self._samples: list[int] = []
         self._events: list[Any] = []
         self._sizes: dict[Place, int] = {}

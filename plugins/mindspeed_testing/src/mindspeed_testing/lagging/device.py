@@ -65,6 +65,8 @@ class LaggingDevice(TorchDispatchMode):
         findings: what was found so far.
         operations: how many were followed.
         queued: how many results were held back until a wait.
+        allocated: bytes of tensors made since it started.
+        peak: the most of them since `reset_peak`.
     """
 
     def __init__(self) -> None:
@@ -72,6 +74,7 @@ class LaggingDevice(TorchDispatchMode):
         super().__init__()
         self.findings = Findings()
         self.operations = self.queued = 0
+        self.allocated = self.peak = 0
         self._streams: list[LaggingStream] = []
         self.host = self._new_stream("the host")
         self.main = self._new_stream("the default stream")
@@ -236,6 +239,15 @@ class LaggingDevice(TorchDispatchMode):
 
     # Storages.
 
+    def reset_peak(self) -> None:
+        """Begin a new peak."""
+        self.peak = self.allocated
+
+    def _count(self, history: StorageHistory, nbytes: int) -> None:
+        self.allocated += nbytes - history.nbytes
+        history.nbytes = nbytes
+        self.peak = max(self.peak, self.allocated)
+
     def history(self, storage: torch.UntypedStorage, owner: LaggingStream | None) -> StorageHistory:
         """Return the history of a storage, which begins now where it is not known."""
         key = storage._cdata
@@ -267,13 +279,18 @@ class LaggingDevice(TorchDispatchMode):
     def _died(self, key: int) -> None:
         history = self._storages.pop(key, None)
         self._host_keys.discard(key)
-        if history is not None and self._open:
-            self._given_back(history, "freed while in use")
+        if history is not None:
+            self._count(history, 0)
+            if self._open:
+                self._given_back(history, "freed while in use")
 
-    def emptied(self, storage: torch.UntypedStorage) -> None:
-        """Take note of memory that is given back while the storage lives on."""
+    def resized(self, storage: torch.UntypedStorage, nbytes: int, *, smaller: bool) -> None:
+        """Take note of memory that is given back, or taken again, while the storage lives on."""
         history = self._storages.get(storage._cdata)
-        if history is not None and history.reference() is storage:
+        if history is None or history.reference() is not storage:
+            return
+        self._count(history, nbytes)
+        if smaller:
             self._given_back(history, "emptied while in use")
             history.writes.clear()
             history.reads.clear()
@@ -325,6 +342,8 @@ class LaggingDevice(TorchDispatchMode):
         for tensor in fresh:
             history = self.history(tensor.untyped_storage(), None if stream is self.host else stream)
             history.add(Access(stream, count, Region.of(tensor), frames, operation), writes=True)
+            if history.owner is not None and not history.nbytes:
+                self._count(history, tensor.untyped_storage().nbytes())
 
     def _touch(
         self,
@@ -448,8 +467,7 @@ class LaggingDevice(TorchDispatchMode):
         device = self
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
-            if size < storage.nbytes():
-                device.emptied(storage)
+            device.resized(storage, size, smaller=size < storage.nbytes())
             return original(storage, size)
 
         torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
@@ -466,6 +484,8 @@ class LaggingDevice(TorchDispatchMode):
             self.__exit__(None, None, None)
         for mode in reversed(above):
             _push_mode(mode)
+        # A backend that never ends must not hold the end of a run that has failed.
+        self._pending = [one for one in self._pending if one.work is None or one.work.is_completed()]
         self.synchronize()
         self._open = False
         if self._resize is None:

@@ -95,6 +95,7 @@ class StorageHistory:
         owner: the stream that the memory was taken on, and goes back to; None for memory of the host.
         reference: to the storage.
         recorded: streams that the allocator was told of.
+        nbytes: that the allocator counts.
     """
 
     owner: LaggingStream | None
@@ -102,6 +103,7 @@ class StorageHistory:
     writes: list[Access] = field(default_factory=list)
     reads: list[Access] = field(default_factory=list)
     recorded: set[int] = field(default_factory=set)
+    nbytes: int = 0
 
     def unordered(self, stream: LaggingStream, region: Region, *, writes: bool) -> Access | None:
         """Return an access that a new one of a stream conflicts with.

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspeed_core.feature import Patch
 from mindspeed_core.platforms.cpu import CpuPlatform
-from mindspeed_core.platforms.platform import Availability, OpeningSession
+from mindspeed_core.platforms.platform import Availability, MemoryFigure, OpeningSession
 
 if TYPE_CHECKING:
     import torch
 
+    from mindspeed_core.instruments.allocator_bytes import StepBytes
     from mindspeed_testing.lagging.device import LaggingDevice
 
 
@@ -27,6 +28,7 @@ class LaggingPlatform(CpuPlatform):
     like: ClassVar[str] = "cpu"
     preference: ClassVar[int] = -100
     collectives_asynchronous: ClassVar[bool] = True
+    memory_is_host: ClassVar[bool] = False
 
     _made: Any = None
 
@@ -50,9 +52,12 @@ class LaggingPlatform(CpuPlatform):
         from mindspeed_testing.lagging.communication import communication_patches
         from mindspeed_testing.lagging.cuda_runtime import runtime_patches
 
+        from mindspeed_testing.lagging.compiled_dropout import compiled_dropout
+
         ours = runtime_patches(self.lagging_device)
         rest = [patch for patch in super().patches() if patch.target not in ours]
-        return (*rest, *ours.values(), *communication_patches(self.lagging_device))
+        late = communication_patches(self.lagging_device)
+        return (*rest, *ours.values(), *late, compiled_dropout(self.lagging_device))
 
     def start(self, session: OpeningSession) -> None:
         """Follow operations from now on."""
@@ -67,6 +72,24 @@ class LaggingPlatform(CpuPlatform):
         super().close(session)
         self.lagging_device.stop()
         self.lagging_device.findings.raise_any()
+
+    def memory_allocated(self) -> MemoryFigure:
+        """Return the bytes of tensors, counted as an allocator does."""
+        return MemoryFigure(self.lagging_device.allocated, "lagging device")
+
+    def peak_memory(self) -> MemoryFigure:
+        """Return the most bytes of tensors since `reset_peak_memory`."""
+        return MemoryFigure(self.lagging_device.peak, "lagging device")
+
+    def reset_peak_memory(self) -> None:
+        """Start a new peak measurement."""
+        self.lagging_device.reset_peak()
+
+    def step_bytes(self) -> StepBytes:
+        """Return the allocator's count: compiled dropout draws other numbers under a dispatch mode."""
+        from mindspeed_core.instruments.allocator_bytes import AllocatorBytes
+
+        return AllocatorBytes(self)
 
     def synchronize(self) -> None:
         """Let the host wait for all streams."""
