@@ -3,10 +3,10 @@
 import pytest
 
 from mindspeed_core.testing import run_world
-from mindspeed_core.testing.model_flags import training_flags
-from mindspeed_core.testing.training import SideRequest
-from mindspeed_testing.lagging.planting import PlantedFault, findings_of
+from mindspeed_testing.lagging.planting import PlantedFault
+from mindspeed_testing.lagging.runs import Training, outcomes
 
+SMALL_BATCH = ("--global-batch-size", "2")
 LLAMA = (
     *("--num-layers", "3", "--swiglu", "--disable-bias-linear", "--normalization", "RMSNorm"),
     *("--position-embedding-type", "rope", "--ffn-hidden-size", "128", "--use-flash-attn"),
@@ -102,15 +102,12 @@ TWO_RANKS = {
 
 
 def reports(cases, world_size):
-    requests = [
-        (SideRequest(training_flags((*flags, "--global-batch-size", "2"), 3), 2, gradients=False, platform="lagging"), fault)
-        for flags, fault, _ in cases.values()
-    ]
-    requests.insert(0, (requests[0][0], None))
-    ranks = run_world(findings_of, world_size, requests, timeout=120)
-    sound, *faulty = zip(*ranks)
-    assert set(sound) == {""}, "\n".join(sound)
-    return dict(zip(cases, ("\n".join(report) for report in faulty)))
+    sound = [Training((*SMALL_BATCH, *flags)) for flags in {flags for flags, _, _ in cases.values()}]
+    faulty = [Training((*SMALL_BATCH, *flags), fault=fault) for flags, fault, _ in cases.values()]
+    ranks = run_world(outcomes, world_size, (*sound, *faulty), timeout=240)
+    together = ["\n".join(outcome.error for outcome in of_ranks) for of_ranks in zip(*ranks)]
+    assert not "".join(together[: len(sound)]).strip(), "\n".join(together[: len(sound)])
+    return dict(zip(cases, together[len(sound) :]))
 
 
 @pytest.fixture(scope="module")

@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any
-
-from mindspeed_testing.lagging.findings import LaggingDeviceError
-
-if TYPE_CHECKING:
-    from mindspeed_core.testing.training import SideRequest
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -90,30 +85,3 @@ def _function(holder: Any, names: tuple[str, ...]) -> Any:
     while hasattr(holder, "__wrapped__"):
         holder = holder.__wrapped__
     return holder if isinstance(holder, FunctionType) else None
-
-
-def findings_of(requests: Sequence[tuple[SideRequest, PlantedFault | None]]) -> list[str]:
-    """Train once for each request in this process; return what the device said about each.
-
-    Args:
-        requests: trainings on the platform ``lagging``, with the fault that is planted.
-
-    Returns:
-        The report of every training, empty where nothing was found; another error as it is.
-    """
-    from contextlib import nullcontext
-
-    from mindspeed_core.testing.training import train_rank
-
-    reports: list[str] = []
-    for request, fault in requests:
-        context: Any = nullcontext() if fault is None else planted(fault)
-        with context:
-            try:
-                train_rank(request)
-                reports.append("")
-            except LaggingDeviceError as error:
-                reports.append(str(error))
-            except Exception as error:
-                reports.append(f"{type(error).__name__}: {error}")
-    return reports
