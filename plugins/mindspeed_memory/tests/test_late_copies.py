@@ -4,7 +4,13 @@ from itertools import combinations
 
 import pytest
 
+from mindspeed_core.activation import prepare
+from mindspeed_core.discovery.host import DEFAULT_HOST
+from mindspeed_core.hosts.standalone import loop
+from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.testing import run_world
+from mindspeed_core.testing.model_flags import training_flags
+from mindspeed_memory.recompute.layers import layers_of
 from mindspeed_testing.lagging.runs import Training, outcomes
 
 SMALL = ("--global-batch-size", "2", "--swap-min-bytes", "1")
@@ -34,6 +40,18 @@ DROPPING = {
         LATENT,
         ("--swap-attention", *SELECTIVE, "mla_up_proj"),
     ),
+}
+PREDICTING = (*FLASH, "--mtp-num-layers", "1")
+PREDICTED = {
+    name: (PREDICTING, flags)
+    for name, flags in {
+        "feed-forward parts with biases": (*SELECTIVE, "mlp"),
+        "norms": ("--recompute-norm",),
+        "activations": ("--recompute-activation-function",),
+        "swapped": ("--swap-attention",),
+        "smart swap": ("--smart-swap",),
+        "compressed": ("--compress-activation", "0"),
+    }.items()
 }
 FEATURES = {
     "recompute-activation": ("--recompute-activation-function",),
@@ -79,6 +97,44 @@ def test_swapping_beside_what_is_dropped_trains_the_same(of_dropping, case):
     outcome, baseline = of_dropping[case]
     assert not outcome.error, outcome.error
     assert outcome == baseline
+
+
+@pytest.fixture(scope="module")
+def of_predicting():
+    return compared(PREDICTED, 4)
+
+
+@pytest.mark.parametrize("case", PREDICTED)
+def test_layers_that_predict_further_tokens_train_the_same(of_predicting, case):
+    outcome, baseline = of_predicting[case]
+    assert not outcome.error, outcome.error
+    assert outcome == baseline
+
+
+def switched(flags):
+    """Return how many layers there are, and the names of those of which the norms are computed again."""
+    session = prepare([*training_flags((*PREDICTING, *flags), 2)], host=DEFAULT_HOST, platform="cpu")
+    with session:
+        run = loop.setup(session)
+        chunk = unwrap(run.model[0])
+        names = {id(module): name for name, module in chunk.named_modules()}
+        visited = [names[id(placed.layer)] for placed in layers_of(run.model)]
+        norms = {n for n, m in chunk.named_modules() if getattr(m, "recompute_input_layernorm", False)}
+        dense = {n for n, m in chunk.named_modules() if getattr(m, "recompute_mlp", False)}
+        loop.teardown(session)
+    return visited, norms, dense
+
+
+def switches():
+    return [switched(flags) for flags in ((*SELECTIVE, "layernorm"), (*SELECTIVE, "mlp"), ("--recompute-norm",))]
+
+
+def test_the_walk_over_layers_visits_all_that_megatron_core_switches():
+    ((visited, theirs, _), (_, _, dense), (_, ours, _)) = run_world(switches, 1)[0]
+    assert len(visited) == len(set(visited)) == 4
+    assert set(visited) == theirs == ours
+    # megatron-core's own checkpoint of a feed-forward part with biases never ends.
+    assert not dense
 
 
 @pytest.mark.thorough

@@ -49,7 +49,7 @@ def swap_modules(
     recomputed = chosen_whole(chunks, per_rank=per_rank)
     named = None if models is None else _layers_of_models(session, chunks, models)
     for placed in layers_of(chunks):
-        if recomputed is not None and (placed.chunk, placed.index) not in recomputed:
+        if recomputed is not None and (placed.predicts or (placed.chunk, placed.index) not in recomputed):
             continue
         if recomputed is not None:
             _recompute_feed_forward(session, placed, owner)
