@@ -7,6 +7,7 @@ fill it again. It tells nobody that it will: here it announces its outputs.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable
 from functools import cache
 from importlib.util import find_spec
@@ -15,6 +16,19 @@ from typing import Any
 import torch
 
 from mindspeed_core.megatron.dropped_storages import announce_drop
+
+_made: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def forget_checkpoints() -> None:
+    """Let go of what checkpoints keep that backward never reached.
+
+    A layer holds its checkpoint, which holds an output with its graph, which holds the layer's parameters: a
+    circle through torch's own objects, that Python does not find.
+    """
+    for checkpoint in list(_made):
+        checkpoint.run_function = checkpoint.rng_states = checkpoint.ctx = checkpoint.outputs = None
+    _made.clear()
 
 
 def repaired(original: Callable[..., None]) -> Callable[..., None]:
@@ -28,6 +42,7 @@ def repaired(original: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, fp8: Any = False) -> None:
         original(self, fp8=None if without_fp8 and fp8 is False else fp8)
         self.__class__ = _keeping(self.__class__)
+        _made.add(self)
 
     return __init__
 

@@ -165,10 +165,10 @@ class SavedTensors:
 
         def pack(tensor: Tensor) -> Any:
             if not self._may(tensor) or (accepts is not None and not accepts(tensor)):
-                return tensor
+                return kept_by_its_node(tensor)
             what = self._put_away(tensor)
             if what is None:
-                return tensor
+                return kept_by_its_node(tensor)
             if not group or (apart and what not in group[0].put_away):
                 group[:] = [_Group(reversed(self._recent) if self._depth else ())]
                 self._recent.append(weakref.ref(group[0]))
@@ -211,6 +211,15 @@ class SavedTensors:
         pending, self._pending = self._pending, []
         for what in pending:
             what.release()
+
+
+def kept_by_its_node(tensor: Tensor) -> Tensor:
+    """Return a tensor that autograd keeps as it is.
+
+    The result of a node must not be held with its graph by what the node saves: nobody would free either.
+    Leaves stay themselves, whose gradients are accumulated.
+    """
+    return tensor if tensor.grad_fn is None else tensor.detach()
 
 
 def _unpack(saved: Any) -> Tensor:

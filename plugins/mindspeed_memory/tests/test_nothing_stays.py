@@ -1,0 +1,108 @@
+"""A run leaves nothing alive behind its session: model, session and host buffers, also where backward failed."""
+
+import gc
+import weakref
+
+import pytest
+
+from mindspeed_core.activation import prepare
+from mindspeed_core.discovery.host import DEFAULT_HOST
+from mindspeed_core.feature import hookimpl
+from mindspeed_core.hosts.standalone import loop
+from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_core.testing import run_world
+from mindspeed_core.testing.model_flags import training_flags
+
+SMALL = (
+    *("--global-batch-size", "2", "--num-layers", "3", "--swiglu", "--normalization", "RMSNorm"),
+    *("--position-embedding-type", "rope", "--use-flash-attn", "--hidden-dropout", "0.1"),
+)
+SELECTIVE = ("--recompute-granularity", "selective", "--recompute-modules")
+BLOCK = ("--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", "2")
+SWAP_ALL = ("--swap-min-bytes", "1")
+FEATURES = {
+    "plain": (),
+    "recompute-activation": ("--recompute-activation-function",),
+    "recompute-norm": ("--recompute-norm",),
+    "recompute-layers": BLOCK,
+    "recompute-dense-mlp": (*SELECTIVE, "mlp"),
+    "recompute-plan": ("--recompute-plan", "decoder.layers.{0-1}.mlp"),
+    "swap-attention": ("--swap-attention", *SWAP_ALL),
+    "swap-layer-input": ("--swap-layer-input", *BLOCK, *SWAP_ALL),
+    "swap-activation-plan": ("--swap-activation-plan", "decoder.layers.{0-2}", *SWAP_ALL),
+    "smart-swap": ("--smart-swap", *SWAP_ALL),
+    "adaptive-recompute": ("--adaptive-recompute-device-swap", "--adaptive-recompute-profiling-step", "5"),
+    "adaptive-memory": ("--adaptive-memory-optimization", "--adaptive-recompute-profiling-step", "5"),
+    "compress-activation": ("--compress-activation", "0", "--bf16"),
+    "compress-dense": ("--compress-dense", "level1", "--bf16"),
+    "swap-optimizer": ("--swap-optimizer",),
+    "virtual-optimizer": ("--virtual-optimizer", "all"),
+}
+
+
+class FailingBackward:
+    """Raises in the backward pass of a step, when half of the layers have run."""
+
+    def __init__(self, step):
+        self.step, self.now, self.alive = step, 0, {}
+
+    @hookimpl(wrapper=True)
+    def start_run(self, run):
+        chunk = run.model[0]
+        parts = {"model": chunk, "optimizer": run.optimizer, "run": run}
+        self.alive = {name: weakref.ref(part) for name, part in parts.items()}
+        return (yield)
+
+    @hookimpl(wrapper=True)
+    def build_model(self):
+        chunks = yield
+        unwrap(chunks[0]).decoder.layers[1].register_forward_hook(self.follow)
+        return chunks
+
+    @hookimpl(wrapper=True)
+    def train_step(self):
+        self.now += 1
+        return (yield)
+
+    def follow(self, module, args, output):
+        tensor = output[0] if isinstance(output, tuple) else output
+        if self.now == self.step and tensor.requires_grad:
+            tensor.register_hook(self.fail)
+
+    def fail(self, gradient):
+        raise RuntimeError("planted in backward")
+
+
+def train(flags, step):
+    """Train until a step fails, or three; return weak references to what a run is made of."""
+    probe = FailingBackward(step)
+    session = prepare(
+        training_flags((*SMALL, *flags), 3), host=DEFAULT_HOST, platform="cpu", extra_plugins=(probe,)
+    )
+    try:
+        with session:
+            loop.train(session)
+    except RuntimeError as error:
+        assert "planted" in str(error)
+    return {"session": weakref.ref(session), **probe.alive}
+
+
+def left(features):
+    """Return of each feature what is alive after a whole run and after each that failed."""
+    found = {}
+    for name, flags in features.items():
+        for step in (0, 1, 2):
+            references = train(flags, step)
+            gc.collect()
+            found[name, step] = [what for what, one in references.items() if one() is not None]
+    return found
+
+
+@pytest.fixture(scope="module")
+def alive():
+    return run_world(left, 1, FEATURES, timeout=280)[0]
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_nothing_is_alive_after_the_session(alive, feature):
+    assert {step: alive[feature, step] for step in (0, 1, 2)} == {0: [], 1: [], 2: []}
