@@ -1,6 +1,7 @@
 """A run leaves nothing alive behind its session: model, session and host buffers, also where backward failed."""
 
 import gc
+import tempfile
 import weakref
 
 import pytest
@@ -38,6 +39,10 @@ FEATURES = {
     "swap-optimizer": ("--swap-optimizer",),
     "virtual-optimizer": ("--virtual-optimizer", "all"),
 }
+FIRST = ("recompute-norm", "recompute-activation", "smart-swap")
+LATER = pytest.mark.thorough
+STEPS = (0, 2)
+"""Steps whose backward pass fails; 0 for none."""
 
 
 class FailingBackward:
@@ -73,11 +78,14 @@ class FailingBackward:
         raise RuntimeError("planted in backward")
 
 
-def train(flags, step):
+def train(flags, step, folder):
     """Train until a step fails, or three; return weak references to what a run is made of."""
     probe = FailingBackward(step)
     session = prepare(
-        training_flags((*SMALL, *flags), 3), host=DEFAULT_HOST, platform="cpu", extra_plugins=(probe,)
+        training_flags((*SMALL, *flags, "--run-dir", folder), 3),
+        host=DEFAULT_HOST,
+        platform="cpu",
+        extra_plugins=(probe,),
     )
     try:
         with session:
@@ -90,19 +98,25 @@ def train(flags, step):
 def left(features):
     """Return of each feature what is alive after a whole run and after each that failed."""
     found = {}
-    for name, flags in features.items():
-        for step in (0, 1, 2):
-            references = train(flags, step)
-            gc.collect()
-            found[name, step] = [what for what, one in references.items() if one() is not None]
+    with tempfile.TemporaryDirectory() as folder:
+        for name, flags in features.items():
+            for step in STEPS:
+                references = train(flags, step, folder)
+                # torch's own objects come back to life once, where Python finds a circle of theirs.
+                for _ in range(3):
+                    gc.collect()
+                found[name, step] = [what for what, one in references.items() if one() is not None]
     return found
 
 
 @pytest.fixture(scope="module")
-def alive():
-    return run_world(left, 1, FEATURES, timeout=280)[0]
+def alive(asked_for):
+    """Train the features that this run has tests of."""
+    return run_world(left, 1, {name: FEATURES[name] for name in asked_for("feature")}, timeout=280)[0]
 
 
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize(
+    "feature", [name if name in FIRST else pytest.param(name, marks=LATER) for name in FEATURES]
+)
 def test_nothing_is_alive_after_the_session(alive, feature):
-    assert {step: alive[feature, step] for step in (0, 1, 2)} == {0: [], 1: [], 2: []}
+    assert {step: alive[feature, step] for step in STEPS} == {step: [] for step in STEPS}

@@ -70,7 +70,8 @@ class AdaptiveRecompute:
         self.used = 0
         self._session, self._owner, self._depth = session, owner, depth
         self.layers = [
-            SwitchedLayer(session, placed, owner, self._run_layer, engine) for placed in decoder_layers_of(chunks)
+            SwitchedLayer(session, placed, owner, self._run_layer, engine)
+            for placed in decoder_layers_of(chunks)
         ]
         self.profile = Profile(self.layers, session.platform, copies)
         self._rounds = rounds(steps, swaps=engine is not None)

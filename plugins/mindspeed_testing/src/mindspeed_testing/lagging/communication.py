@@ -106,7 +106,9 @@ class Communication:
         for rule in self.rules:
             rule(call)
         self.calls += 1
-        if not self.device.running or any(tensor.layout is not torch.strided for tensor in (*inputs, *outputs)):
+        if not self.device.running or any(
+            tensor.layout is not torch.strided for tensor in (*inputs, *outputs)
+        ):
             return method(group, *args, **kwargs)
         return self._launch(method, call)
 

@@ -585,5 +585,3 @@ def _put(one: Pending) -> None:
     needed = (offset + 1 + sum((length - 1) * step for length, step in zip(size, stride))) * dtype.itemsize
     if storage.nbytes() >= needed:
         _view_of(storage, one.view).copy_(one.value)
-
-

@@ -42,9 +42,10 @@ def calling_frames() -> Frames:
 
 def described(frames: Frames) -> str:
     """Return frames as lines, the innermost first."""
-    return "\n".join(
-        f"      {_short(code.co_filename)}:{line} in {code.co_name}" for code, line in frames
-    ) or "      (outside of Python)"
+    return (
+        "\n".join(f"      {_short(code.co_filename)}:{line} in {code.co_name}" for code, line in frames)
+        or "      (outside of Python)"
+    )
 
 
 def _short(path: str) -> str:

@@ -126,9 +126,7 @@ class StorageHistory:
             self.reads = [a for a in self.reads if not (region.covers(a.region) and a.precedes(stream))]
             self.writes.append(access)
         else:
-            self.reads = [
-                a for a in self.reads if not (a.stream is stream and region.covers(a.region))
-            ]
+            self.reads = [a for a in self.reads if not (a.stream is stream and region.covers(a.region))]
             self.reads.append(access)
 
     def in_use(self) -> list[Access]:

@@ -154,5 +154,3 @@ class LaggingEvent:
             self.device.findings.add(Finding("event never recorded", what, calling_frames(), self._made))
             return
         stream.join(self._known)
-
-

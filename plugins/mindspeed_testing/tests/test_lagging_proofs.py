@@ -1,0 +1,69 @@
+"""Features on the lagging device: nothing relies on an order that nobody promises, and the numbers stay."""
+
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+
+from mindspeed_core.testing import run_world
+from mindspeed_core.testing.scenarios import scenario_parameters
+from mindspeed_core.testing.verify import verify
+from mindspeed_testing.lagging.runs import Training, outcomes
+
+PLUGINS = ("memory", "moe", "tp", "pp", "cp", "kernels", "profile")
+BATCH = ("--global-batch-size", "4")
+PP2 = ("--pipeline-model-parallel-size", "2")
+CHUNKS = ("--num-virtual-stages-per-pipeline-rank", "2")
+EXPERTS = (
+    *("--num-layers", "2", "--num-experts", "4", "--moe-router-topk", "2", "--moe-ffn-hidden-size", "32"),
+    *("--expert-model-parallel-size", "2", "--moe-token-dispatcher-type", "alltoall", "--moe-grouped-gemm"),
+    *("--swiglu", "--disable-bias-linear"),
+)
+TRAININGS = {
+    "rings of context parallelism": ("--context-parallel-size", "2", "--use-flash-attn"),
+    "exchanges of experts beside computation": (*EXPERTS, "--moe-alltoall-overlap-comm"),
+    "products in parts": ("--tensor-model-parallel-size", "2", "--sequence-parallel", "--use-ascend-coc"),
+    "messages of pipeline stages": (*PP2, "--pipeline-schedule", "zbv"),
+    "operands of pipeline stages on the host": (*PP2, *CHUNKS, "--use-nanopipe", "--use-nanopipe-swap"),
+    "gradients and parameters of data parallelism": (
+        *("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"),
+        *("--swap-attention", "--swap-min-bytes", "1", "--use-flash-attn"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(asked_for):
+    """Train each case on CPU and on the lagging device, on the same two ranks."""
+    cases = {case: TRAININGS[case] for case in TRAININGS if case in asked_for("case")}
+    trainings = [
+        Training((*BATCH, *flags), platform=platform)
+        for flags in cases.values()
+        for platform in ("cpu", "lagging")
+    ]
+    ranks = run_world(outcomes, 2, trainings, timeout=280)
+    return {
+        case: [(rank[2 * place], rank[2 * place + 1]) for rank in ranks] for place, case in enumerate(cases)
+    }
+
+
+@pytest.mark.parametrize("case", TRAININGS)
+def test_a_training_on_the_lagging_device_is_that_on_cpu(trained, case):
+    for on_cpu, late in trained[case]:
+        assert not on_cpu.error
+        assert not late.error, late.error
+        assert late == on_cpu
+
+
+def every_proof():
+    declared = [
+        one for plugin in PLUGINS for one in import_module(f"mindspeed_{plugin}.features").DECLARATIONS
+    ]
+    return scenario_parameters(declared, platform="cpu", always=(), first=0)
+
+
+@pytest.mark.parametrize(("feature", "scenario"), every_proof())
+def test_every_proof_holds_on_the_lagging_device(feature, scenario):
+    # What is gained is another platform's; numbers and orders count here.
+    verdict = verify(feature, replace(scenario, gains=()), platform="lagging")
+    assert verdict.passed, str(verdict)
