@@ -44,7 +44,7 @@ class StepBytes(Protocol):
 
 
 class AllocatorBytes:
-    """Counts by the platform's own figures; the peak that the platform reports begins anew with each reset."""
+    """Counts by the platform's own figures; the peak that it reports begins anew with each reset."""
 
     def __init__(self, platform: Platform) -> None:
         """Count from `__enter__` on.

@@ -1,7 +1,7 @@
 """Storages that their owner will empty between forward and backward, and fill again before they are read.
 
-A checkpoint that drops its output knows so when it returns the output; modules behind it save it for backward,
-and whoever puts saved tensors away asks here first. A copy of such a storage would be a waste at best: it is
+A checkpoint that drops its output knows so when it returns it; modules behind it save it for backward, and
+whoever puts saved tensors away asks here first. A copy of such a storage would be a waste at best: it is
 under way while the storage is emptied.
 """
 

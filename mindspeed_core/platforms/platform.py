@@ -108,7 +108,7 @@ class Platform:
     collectives_asynchronous: ClassVar[bool] = False
     """True where a collective proceeds beside computation without occupying the compute units."""
     memory_is_host: ClassVar[bool] = True
-    """True where tensors of the device lie in the host's memory, and nothing has to be copied to read them."""
+    """True where tensors of the device lie in the host's memory: nothing is copied to read them."""
     distributions: ClassVar[Sequence[str]] = ()
     """Distributions whose versions take part in the cross-rank check."""
     backend_temporaries: ClassVar[Mapping[str, float]] = {}

@@ -101,7 +101,7 @@ def unclean_ends() -> int:
 
 
 def look_for_unclean_ends() -> None:
-    """Use no group again that a session left which ended uncleanly; call it when all ranks have begun anew."""
+    """Use no group again of a session that ended uncleanly; call it when all ranks have begun anew."""
     _pool.look()
 
 

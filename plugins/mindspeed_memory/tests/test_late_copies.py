@@ -57,8 +57,10 @@ PREDICTED["compressed"] = ((*PREDICTING, "--bf16"), ("--compress-activation", "0
 FEATURES = {
     "recompute-activation": ("--recompute-activation-function",),
     "recompute-norm": ("--recompute-norm",),
-    "recompute-layers": ("--recompute-granularity", "full", "--recompute-method", "block")
-    + ("--recompute-num-layers", "1"),
+    "recompute-layers": (
+        *("--recompute-granularity", "full", "--recompute-method", "block"),
+        *("--recompute-num-layers", "1"),
+    ),
     "recompute-dense-mlp": (*SELECTIVE, "mlp"),
     "recompute-plan": ("--recompute-plan", "decoder.layers.{0-1}.mlp"),
     "swap-attention": ("--swap-attention",),

@@ -1,4 +1,4 @@
-"""Faults of order planted into copies of real modules: the lagging device names each, and the line it is on."""
+"""Faults of order planted into copies of real modules: the lagging device names each, with its line."""
 
 import pytest
 

@@ -144,7 +144,7 @@ class Communication:
 
 
 class _BackendWork:
-    """The backend's part of a call, which may be waited for once: gloo waits for a second message for ever."""
+    """The backend's part of a call, waited for once: gloo waits for a second message for ever."""
 
     def __init__(self, work: Any) -> None:
         self.work = self.made = work

@@ -1,9 +1,9 @@
 """The lagging device: follows every operation, orders it by its stream, and holds results back until a wait.
 
 An operation of a side stream runs at once, on what its inputs are then, and its result is put aside: whoever
-looks before a wait sees NaN. An access that no wait orders after the one before it, in whichever direction, is
-a finding: on an accelerator the two may come in either order. Work whose inputs were changed or freed under it
-leaves NaN for good.
+looks before a wait sees NaN. An access that no wait orders after the one before it, in whichever direction,
+is a finding: on an accelerator the two may come in either order. Work whose inputs were changed or freed
+under it leaves NaN for good.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -27,33 +25,14 @@ from torch.utils._python_dispatch import (
 )
 
 from mindspeed_testing.lagging.findings import Finding, Findings, Frames, calling_frames
+from mindspeed_testing.lagging.forms import COPIES, Form, form_of, non_blocking
 from mindspeed_testing.lagging.memory import Access, Region, StorageHistory
 from mindspeed_testing.lagging.streams import LaggingEvent, LaggingStream
+from mindspeed_testing.lagging.values import Pending, poison, put, strided, view_of
 
 _UNWRITTEN = frozenset({"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"})
 _READS_ON_HOST = frozenset({"aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::is_nonzero"})
-_COPIES = frozenset({"aten::copy_", "aten::_to_copy"})
 _PYTHON_NAMESPACES = ("mindspeed",)
-
-
-@dataclass(eq=False)
-class Pending:
-    """A result that nobody has waited for.
-
-    Attributes:
-        stream: that writes it.
-        count: number of the work.
-        there: the place in the storage, by reference to it.
-        value: to be put there.
-        work: of a backend that fills the value; None where it is there.
-    """
-
-    stream: LaggingStream
-    count: int
-    storage: weakref.ref[torch.UntypedStorage]
-    view: tuple[torch.dtype, int, tuple[int, ...], tuple[int, ...]]
-    value: Tensor
-    work: Any = None
 
 
 class LaggingDevice(TorchDispatchMode):
@@ -118,7 +97,7 @@ class LaggingDevice(TorchDispatchMode):
             return chosen[-1]
         if self._of_nodes:
             # Autograd runs a node on the stream of its forward pass, and orders it by itself.
-            node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+            node = torch._C._current_autograd_node()
             stream = None if node is None else self._of_nodes.get(node._sequence_nr())
             if stream is not None:
                 stream.join(self.main.known)
@@ -184,7 +163,7 @@ class LaggingDevice(TorchDispatchMode):
             self._pending = [one for one in self._pending if one not in due]
             with _disable_current_modes():
                 for one in due:
-                    _put(one)
+                    put(one)
 
     def _settle_own(self, stream: LaggingStream, keys: set[int]) -> None:
         """Put results in place that the stream itself made and now goes on with."""
@@ -197,7 +176,7 @@ class LaggingDevice(TorchDispatchMode):
         if due:
             self._pending = [one for one in self._pending if one not in due]
             for one in due:
-                _put(one)
+                put(one)
 
     def prepare(self, tensors: Sequence[Tensor], stream: LaggingStream) -> None:
         """Put results in place that a stream is about to read and may know."""
@@ -225,9 +204,9 @@ class LaggingDevice(TorchDispatchMode):
             return
         storage = tensor.untyped_storage()
         view = (tensor.dtype, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
-        place = _view_of(storage, view)
+        place = view_of(storage, view)
         kept = place.clone() if value is None else value
-        _poison(place)
+        poison(place)
         self._pending.append(Pending(stream, count, weakref.ref(storage), view, kept, work))
         self.queued += 1
 
@@ -235,7 +214,7 @@ class LaggingDevice(TorchDispatchMode):
         """Let the results of a piece of work be NaN: its inputs were not what they should have been."""
         for one in self._pending:
             if one.stream is access.stream and one.count == access.count:
-                _poison(one.value)
+                poison(one.value)
 
     # Storages.
 
@@ -394,14 +373,14 @@ class LaggingDevice(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace.startswith(_PYTHON_NAMESPACES):
             return self._in_parts(func, args, kwargs)
-        form = _form(func)
+        form = form_of(func)
         if form.is_view or func.namespace == "c10d":
             return func(*args, **kwargs)
         self.operations += 1
-        written = list(_strided(form.written(args, kwargs)))
+        written = list(strided(form.written(args, kwargs)))
         written_ids = {id(tensor) for tensor in written}
-        read = [tensor for tensor in _strided((args, kwargs)) if id(tensor) not in written_ids]
-        stream, on_host, host_copy = self._place(form, read, written, _non_blocking(form, args, kwargs))
+        read = [tensor for tensor in strided((args, kwargs)) if id(tensor) not in written_ids]
+        stream, on_host, host_copy = self._place(form, read, written, non_blocking(form, args, kwargs))
         count = stream.launch()
         keys = {tensor.untyped_storage()._cdata for tensor in (*read, *written)}
         if self._pending:
@@ -409,7 +388,7 @@ class LaggingDevice(TorchDispatchMode):
         result = func(*args, **kwargs)
         fresh = [
             tensor
-            for tensor in _strided(result)
+            for tensor in strided(result)
             if tensor.untyped_storage()._cdata not in keys and id(tensor) not in written_ids
         ]
         if fresh and self._freed:
@@ -421,22 +400,21 @@ class LaggingDevice(TorchDispatchMode):
                 self.history(tensor.untyped_storage(), None).owner = None
         if form.name in _UNWRITTEN:
             for tensor in fresh:
-                _poison(tensor)
+                poison(tensor)
         side = stream is not self.main and stream is not self.host
         if side and torch._C._current_graph_task_id() == -1:
-            self._of_nodes[torch._C._autograd._get_sequence_nr() - 1] = stream  # type: ignore[attr-defined]
+            self._of_nodes[torch._C._autograd._get_sequence_nr() - 1] = stream
         if (side or host_copy) and form.name not in _UNWRITTEN:
             results = (*written, *fresh)
             for tensor in results if side else filter(self.is_pinned, results):
                 self.hold_back(tensor, stream, count)
-        if form.name in _READS_ON_HOST:
-            self.host.join(stream.known)
-        elif form.name in _COPIES and not host_copy and self._crosses(read, written or fresh):
+        copies = form.name in COPIES and not host_copy and self._crosses(read, written or fresh)
+        if copies or form.name in _READS_ON_HOST:
             self.host.join(stream.known)
         return result
 
     def _place(
-        self, form: _Form, read: Sequence[Tensor], written: Sequence[Tensor], without_blocking: bool
+        self, form: Form, read: Sequence[Tensor], written: Sequence[Tensor], without_blocking: bool
     ) -> tuple[LaggingStream, bool, bool]:
         """Return the stream of an operation, whether the host computes it, and whether it copies from it."""
         touched = (*read, *written)
@@ -445,7 +423,7 @@ class LaggingDevice(TorchDispatchMode):
         pinned = [self.is_pinned(tensor) for tensor in touched]
         if all(pinned):
             return self.host, True, False
-        crosses = form.name in _COPIES and any(pinned)
+        crosses = form.name in COPIES and any(pinned)
         return self.current(), False, crosses and without_blocking
 
     def _crosses(self, read: Sequence[Tensor], written: Sequence[Tensor]) -> bool:
@@ -496,92 +474,3 @@ class LaggingDevice(TorchDispatchMode):
         self._freed.clear()
         self._of_nodes.clear()
         self._host_keys.clear()
-
-
-@dataclass(frozen=True)
-class _Form:
-    """The arguments of an operator.
-
-    Attributes:
-        name: without overload.
-        is_view: it moves nothing.
-        places: positions and names of arguments that it writes.
-    """
-
-    name: str
-    is_view: bool
-    places: tuple[tuple[int, str], ...]
-
-    def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """Return the arguments that are written."""
-        found = []
-        for index, name in self.places:
-            if index < len(args):
-                found.append(args[index])
-            elif name in kwargs:
-                found.append(kwargs[name])
-        return found
-
-
-@cache
-def _form(func: Any) -> _Form:
-    schema = func._schema
-    places = tuple(
-        (index, argument.name)
-        for index, argument in enumerate(schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
-    aliases = [one.alias_info for one in schema.returns if one.alias_info is not None]
-    is_view = bool(aliases) and not any(alias.is_write for alias in aliases) and not places
-    return _Form(schema.name, is_view, places)
-
-
-def _non_blocking(form: _Form, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Return whether a copy between host and device lets the host go on."""
-    if form.name not in _COPIES:
-        return False
-    return bool(kwargs.get("non_blocking", form.name == "aten::copy_" and len(args) > 2 and args[2]))
-
-
-def _strided(values: Any) -> Iterator[Tensor]:
-    if isinstance(values, Tensor):
-        if values.layout is torch.strided and values.device.type == "cpu":
-            yield values
-    elif isinstance(values, (list, tuple)):
-        for value in values:
-            yield from _strided(value)
-    elif isinstance(values, dict):
-        for value in values.values():
-            yield from _strided(value)
-
-
-def _view_of(storage: torch.UntypedStorage, view: tuple[Any, ...]) -> Tensor:
-    dtype, offset, size, stride = view
-    # A tensor of its own: one that is written here does not count as written for autograd.
-    return torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
-
-
-def _poison(tensor: Tensor) -> None:
-    """Write what no result should be."""
-    place = _view_of(
-        tensor.untyped_storage(),
-        (tensor.dtype, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()),
-    )
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-        place.fill_(float("nan"))
-    elif tensor.dtype is torch.uint8:
-        place.fill_(255)
-    elif tensor.dtype is not torch.bool:
-        place.fill_(torch.iinfo(tensor.dtype).min)
-
-
-def _put(one: Pending) -> None:
-    storage = one.storage()
-    if one.work is not None:
-        one.work.wait()
-    if storage is None:
-        return
-    dtype, offset, size, stride = one.view
-    needed = (offset + 1 + sum((length - 1) * step for length, step in zip(size, stride))) * dtype.itemsize
-    if storage.nbytes() >= needed:
-        _view_of(storage, one.view).copy_(one.value)

@@ -31,7 +31,7 @@ Frames = tuple[tuple[Any, int], ...]
 def calling_frames() -> Frames:
     """Return where the code stands, without frames of torch and of this package."""
     frame: Any = sys._getframe(1)
-    found = []
+    found: list[tuple[Any, int]] = []
     while frame is not None and len(found) < _FRAMES:
         code = frame.f_code
         if not code.co_filename.startswith((_TORCH, _HERE)):

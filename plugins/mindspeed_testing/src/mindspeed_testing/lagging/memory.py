@@ -42,7 +42,7 @@ class Region:
     def of(cls, tensor: Tensor) -> Region:
         """Return the bytes of a tensor."""
         item = tensor.element_size()
-        low = tensor.storage_offset() * item
+        low = int(tensor.storage_offset()) * item
         count = tensor.numel()
         if count == 0:
             return cls(low, low, True, item, (), ())

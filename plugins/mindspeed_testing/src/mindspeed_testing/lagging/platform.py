@@ -1,4 +1,4 @@
-"""The platform ``lagging``: a CPU whose streams and collectives do everything at the last permitted moment."""
+"""The platform ``lagging``: a CPU whose streams and collectives do everything as late as they may."""
 
 from __future__ import annotations
 
@@ -50,9 +50,8 @@ class LaggingPlatform(CpuPlatform):
     def patches(self) -> Sequence[Patch]:
         """Return the emulation of ``torch.cuda`` with streams that lag, and late collectives."""
         from mindspeed_testing.lagging.communication import communication_patches
-        from mindspeed_testing.lagging.cuda_runtime import runtime_patches
-
         from mindspeed_testing.lagging.compiled_dropout import compiled_dropout
+        from mindspeed_testing.lagging.cuda_runtime import runtime_patches
 
         ours = runtime_patches(self.lagging_device)
         rest = [patch for patch in super().patches() if patch.target not in ours]

@@ -1,4 +1,4 @@
-"""Streams and events as partial orders: a stream knows how much of every other one is done before its next work.
+"""Streams and events as partial orders: a stream knows how much of every other one is done before its work.
 
 A wait orders the waiting stream and nobody else. The host is a stream too: what it launches comes after all
 that it has waited for.
@@ -7,7 +7,6 @@ that it has waited for.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
