@@ -37,6 +37,7 @@ class Form:
 
 @cache
 def form_of(func: Any) -> Form:
+    """Return the form of an operator."""
     schema = func._schema
     places = tuple(
         (index, argument.name)

@@ -34,6 +34,7 @@ class Pending:
 
 
 def strided(values: Any) -> Iterator[Tensor]:
+    """Yield the dense tensors among arguments or results that are on the host."""
     if isinstance(values, Tensor):
         if values.layout is torch.strided and values.device.type == "cpu":
             yield values
@@ -46,6 +47,7 @@ def strided(values: Any) -> Iterator[Tensor]:
 
 
 def view_of(storage: torch.UntypedStorage, view: tuple[Any, ...]) -> Tensor:
+    """Return a tensor of its own at a place of a storage."""
     dtype, offset, size, stride = view
     # A tensor of its own: one that is written here does not count as written for autograd.
     return torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
@@ -66,6 +68,7 @@ def poison(tensor: Tensor) -> None:
 
 
 def put(one: Pending) -> None:
+    """Put a value in its place, when the backend has it, and where the storage is still there."""
     storage = one.storage()
     if one.work is not None:
         one.work.wait()
