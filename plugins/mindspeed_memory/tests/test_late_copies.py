@@ -54,6 +54,15 @@ PREDICTED = {
     }.items()
 }
 PREDICTED["compressed"] = ((*PREDICTING, "--bf16"), ("--compress-activation", "0"))
+USELESS = {
+    "swapped inputs of second products, activations computed again": (
+        GATED,
+        (
+            *("--swap-activation-plan", "decoder.layers.{0-2}.mlp.linear_fc2"),
+            "--recompute-activation-function",
+        ),
+    )
+}
 FEATURES = {
     "recompute-activation": ("--recompute-activation-function",),
     "recompute-norm": ("--recompute-norm",),
@@ -101,6 +110,12 @@ def test_swapping_beside_what_is_dropped_trains_the_same(of_dropping, case):
     outcome, baseline = of_dropping[case]
     assert not outcome.error, outcome.error
     assert outcome == baseline
+
+
+@pytest.mark.parametrize("case", USELESS)
+def test_swapping_what_is_dropped_anyway_is_refused(case):
+    (outcome, _) = compared(USELESS, 1)[case]
+    assert outcome.error.startswith("UserError") and "nothing is left to swap" in outcome.error
 
 
 @pytest.fixture(scope="module")
