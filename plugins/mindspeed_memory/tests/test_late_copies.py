@@ -115,7 +115,8 @@ def test_swapping_beside_what_is_dropped_trains_the_same(of_dropping, case):
 @pytest.mark.parametrize("case", USELESS)
 def test_swapping_what_is_dropped_anyway_is_refused(case):
     (outcome, _) = compared(USELESS, 1)[case]
-    assert outcome.error.startswith("UserError") and "nothing is left to swap" in outcome.error
+    assert outcome.error.startswith("UserError")
+    assert "nothing is left to swap" in outcome.error
 
 
 @pytest.fixture(scope="module")

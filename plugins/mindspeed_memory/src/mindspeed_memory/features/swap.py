@@ -79,7 +79,7 @@ class SwappingFeature(SavingFeature):
         return self._engine
 
     def _refuse_uselessness(self, moved: int) -> None:
-        """Refuse to go on where everything that would be swapped is dropped anyway. Collective over all ranks.
+        """Refuse to go on where all that would be swapped is dropped anyway. Collective over all ranks.
 
         Raises:
             UserError: no rank moved anything, and some spared what is computed again.
@@ -90,7 +90,7 @@ class SwappingFeature(SavingFeature):
         found = all_gather_values((moved, self._engine.dropped))
         if any(dropped for _, dropped in found) and not any(nbytes for nbytes, _ in found):
             raise UserError(
-                f"{self.flags[0].name}: nothing is left to swap, since everything that the chosen modules save "
+                f"{self.flags[0].name}: nothing is left to swap, since all that the chosen modules save "
                 "is dropped and computed again; drop one of the two, or choose other modules"
             )
 

@@ -11,7 +11,7 @@ UNTIED = ("--untie-embeddings-and-output-weights",)
 UNCLIPPED = ("--clip-grad", "0")
 CHUNKS2 = ("--num-virtual-stages-per-pipeline-rank", "2")
 FUSED = ("--use-gradient-accumulation-fusion",)
-# Inputs and gradients of the four linears of a layer, of the two micro-batches whose weight gradients are late.
+# Inputs and gradients of a layer's four linears, of the two micro-batches whose weight gradients are late.
 _LATE_OPERANDS = 2 * 32 * 4 * ((64 + 192) + (64 + 64) + (64 + 256) + (256 + 64))
 OVERLAPS = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
 
