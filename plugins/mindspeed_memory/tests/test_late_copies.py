@@ -42,7 +42,8 @@ DROPPING = {
         ("--swap-attention", *SELECTIVE, "mla_up_proj"),
     ),
 }
-PREDICTING = (*FLASH, "--mtp-num-layers", "1")
+# A norm of plain operations, computed again, adds gradients in another order.
+PREDICTING = (*FLASH, "--use-fused-rmsnorm", "--mtp-num-layers", "1")
 PREDICTED = {
     name: (PREDICTING, flags)
     for name, flags in {
