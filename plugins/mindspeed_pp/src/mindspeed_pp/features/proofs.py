@@ -235,7 +235,7 @@ WEIGHT_GRADIENT_PROOFS = (
         flags=(*PP2, *CHUNKS2, *scheduled("nanopipe")),
         baseline=(*PP2, *CHUNKS2),
         world_size=2,
-        tolerance=1e-5,
+        tolerance=2e-6,
     ),
     Scenario(
         "zbv-tied",
