@@ -1,11 +1,18 @@
 """Features on the lagging device: nothing relies on an order that nobody promises, and the numbers stay."""
 
+import json
+import tempfile
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
+from mindspeed_core.activation import prepare
+from mindspeed_core.discovery.host import DEFAULT_HOST
+from mindspeed_core.hosts.standalone import loop
 from mindspeed_core.testing import run_world
+from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.scenarios import scenario_parameters
 from mindspeed_core.testing.verify import verify
 from mindspeed_testing.lagging.runs import Training, outcomes
@@ -71,3 +78,26 @@ def test_every_proof_holds_on_the_lagging_device(feature, scenario):
     # What is gained is another platform's; numbers and orders count here.
     verdict = verify(feature, replace(scenario, gains=()), platform="lagging")
     assert verdict.passed, str(verdict)
+
+
+def saved_beside_training():
+    """Train three steps with a save in the background behind each; return the losses on both platforms."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for platform in ("cpu", "lagging"):
+            flags = (
+                *("--num-layers", "2", "--global-batch-size", "2", "--save-interval", "1", "--async-save"),
+                *("--save", f"{folder}/{platform}", "--run-dir", f"{folder}/run-{platform}"),
+            )
+            with prepare(training_flags(flags, 3), host=DEFAULT_HOST, platform=platform) as session:
+                loop.train(session)
+            lines = Path(folder, f"run-{platform}", "metrics.jsonl").read_text().splitlines()
+            found.append([json.loads(line)["loss"] for line in lines])
+    return found
+
+
+@pytest.mark.thorough
+def test_saves_in_the_background_wait_for_their_copies():
+    ((on_cpu, late),) = run_world(saved_beside_training, 1, timeout=120)
+    assert len(on_cpu) == 3
+    assert late == on_cpu
