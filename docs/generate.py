@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from backend_contract_pages import backend_contracts_page
 from class_pages import declarations_page, platform_page, records_page, session_page
 from contract_pages import npu_contracts_page
 from docstrings import docstring_parts, entries, markdown
@@ -233,7 +234,9 @@ def compatibility_page(registry: Registry) -> str:
         "## On an NPU",
         "",
         "torch_npu has to be of torch's version and made for the CANN of the machine. The builds that its",
-        "authors publish for each pair; where nothing stands they state none.",
+        "authors publish for each pair; where nothing stands they state none. Every call of torch_npu in the",
+        "core and in the plugins was compared with the schemas and sources of each of these builds; kernels",
+        "that a build lacks stand down there (`mindspeed-features ops` says which and why).",
         "",
         *table(
             ("torch", "Python", *(f"CANN {cann}" for cann in NPU_CANN)),
@@ -395,6 +398,7 @@ PAGES: dict[str, Callable[[Registry], str]] = {
     "layer-specs": lambda registry: layers_page(),
     "platform": lambda registry: platform_page(),
     "scenarios": scenarios_page,
+    "backend-contracts": lambda registry: backend_contracts_page(),
     "npu-contracts": lambda registry: npu_contracts_page(),
 }
 

@@ -52,3 +52,11 @@ class PatchError(RuntimeError):
 
 class SessionError(RuntimeError):
     """Session used in a way that cannot work (opened twice, used after close)."""
+
+
+def annotate(error: BaseException, note: str) -> None:
+    """Add a line below the message of an error, also with Python 3.10."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:
+        error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ import pluggy
 from mindspeed_core import hooks
 from mindspeed_core.discovery.entry_points import describe, load_object
 from mindspeed_core.discovery.host import HostDeclaration
-from mindspeed_core.errors import SessionError, UserError
+from mindspeed_core.errors import SessionError, UserError, annotate
 from mindspeed_core.feature import PROJECT, Feature, StageSpecs, hookimpl
 from mindspeed_core.hooks import DONE, Done
 from mindspeed_core.runtime.gather import all_gather_values
@@ -419,10 +419,7 @@ class Session:
             return
         if isinstance(error, UserError) and owner.startswith("host "):
             return  # the message already says everything a user can act on
-        if hasattr(error, "add_note"):
-            error.add_note(note)
-        else:
-            error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]
+        annotate(error, note)
 
     def _owner_of(self, error: BaseException) -> str:
         frames = []

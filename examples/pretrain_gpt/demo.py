@@ -62,7 +62,8 @@ def main() -> int:
     run([sys.executable, "-m", "mindspeed_core.cli.features", "plan", "--", *flags])
 
     say(f"4. training on two processes, the first {half} of {options.steps} steps")
-    torchrun(*flags, "--exit-interval", str(half))
+    # The demo may have run in this folder before.
+    torchrun(*flags, "--exit-interval", str(half), "--start-over")
 
     say(f"5. resuming from step {half} in fresh processes")
     torchrun(*flags, "--load", str(out / "checkpoints"), "--exit-on-missing-checkpoint")
@@ -77,7 +78,7 @@ def main() -> int:
 
     say("7. the result")
     from mindspeed_core.hosts.standalone.monitoring.curves import draw_loss_curve
-    from mindspeed_core.hosts.standalone.monitoring.run_log import read_metrics
+    from mindspeed_core.hosts.standalone.monitoring.records import read_metrics
     from mindspeed_core.hosts.standalone.text.prepare import unigram_entropy
 
     entropy = unigram_entropy(out / "text")

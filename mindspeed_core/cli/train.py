@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING
 
 from mindspeed_core.discovery.entry_points import TRAIN_COMMANDS, load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST
+from mindspeed_core.platforms.cann import hold_back_torch_npu
 from mindspeed_core.terminal.errors import EXIT_INTERRUPTED, guarded, traceback_option
+from mindspeed_core.terminal.interrupts import ends_at_once, raise_again
+from mindspeed_core.terminal.output import settle_output
 
 if TYPE_CHECKING:
     import click
@@ -38,8 +41,12 @@ _LAUNCH_FLAGS = ("--nproc", "--max-restarts")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; the exit status: 0 done, 1 a problem (printed), 2 wrong usage."""
-    with traceback_option(sys.argv[1:] if argv is None else argv) as arguments:
+    """Run the program; the exit status: 0 done, 1 a problem (printed), 2 wrong usage, 130 after Ctrl-C."""
+    hold_back_torch_npu()
+    with (
+        ends_at_once(for_good=argv is None),
+        traceback_option(sys.argv[1:] if argv is None else argv) as arguments,
+    ):
         return _main(arguments)
 
 
@@ -118,6 +125,7 @@ def _run_command(launching: Sequence[str], rest: Sequence[str]) -> int:
             reason = f"the command {name} works in one process"
             raise ArgumentError("--nproc", launch.nproc, reason, "leave it out")
         return start.supervise(rest, launch, main)
+    raise_again()
     if not is_parallel(command):
         return run_command(command, rest[1:], f"{PROGRAM} {name}")
     environment.translate_slurm(os.environ)
@@ -197,12 +205,15 @@ def _train(arguments: Sequence[str]) -> int:
             return _print_plan(arguments)
         with session:
             load_object(session.host.train)(session)
-    except KeyboardInterrupt:
-        if not worker.supervised():
+    except KeyboardInterrupt as interrupt:
+        # One with an argument was explained already: the run saved first.
+        if not worker.supervised() and not interrupt.args:
             print("interrupted", file=sys.stderr)
-        return 130
+        return EXIT_INTERRUPTED
     except Exception as error:
         return report(error)
+    finally:
+        settle_output()
     return 0
 
 

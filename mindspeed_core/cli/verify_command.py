@@ -19,6 +19,7 @@ from mindspeed_core.terminal.errors import EXIT_PROBLEMS
 from mindspeed_core.terminal.training_flags import platform_option
 
 if TYPE_CHECKING:
+    from mindspeed_core.backend_contracts import BackendContract
     from mindspeed_core.feature import Feature
     from mindspeed_core.testing.verify import Verdict
 
@@ -29,6 +30,13 @@ if TYPE_CHECKING:
 @click.option(
     "--fake", is_flag=True, help="Compare bytes and communication of a dry run with a world that computes."
 )
+@click.option(
+    "--contract",
+    "contracts",
+    multiple=True,
+    type=click.Choice(["hccl", "hccl-910_93", "hccl-950", "nccl", "none"]),
+    help="Hold every call to the rules of this backend, in place of those of the feature's platforms.",
+)
 @platform_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
@@ -37,6 +45,7 @@ def command(
     names: tuple[str, ...],
     everything: bool,
     fake: bool,
+    contracts: tuple[str, ...],
     platform: str | None,
     as_json: bool,
 ) -> None:
@@ -44,6 +53,9 @@ def command(
 
     A proof compares trainings with and without the feature, with the feature in two layouts, or a training
     with its continuation from a checkpoint. Each line says what was compared, and in which layouts.
+
+    Every call of communication keeps the rules of NCCL and HCCL, as far as the feature is for their
+    platforms, and ranks' calls are played in the order in which these serve them; --contract chooses rules.
 
     With --fake each proof's flags are trained on CPU and in a dry run: bytes and communication of every rank
     must be the same.
@@ -66,7 +78,7 @@ def command(
     # The same feature may be named twice, by name and by flag.
     kinds = registry.platform(chosen).kinds()
     wanted = list(dict.fromkeys(record.cls for record in found))
-    for verdict in _prove(wanted, chosen, kinds, left_out, fake=fake):
+    for verdict in _prove(wanted, chosen, kinds, left_out, fake=fake, contracts=contracts):
         verdicts.append(verdict)
         if not as_json:
             click.echo(f"{'passed' if verdict.passed else 'FAILED'}  {verdict.feature} / {verdict.scenario}")
@@ -87,7 +99,13 @@ def command(
 
 
 def _prove(
-    features: list[type[Feature]], platform: str, kinds: frozenset[str], left_out: list[str], *, fake: bool
+    features: list[type[Feature]],
+    platform: str,
+    kinds: frozenset[str],
+    left_out: list[str],
+    *,
+    fake: bool,
+    contracts: tuple[str, ...],
 ) -> Iterator[Verdict]:
     from mindspeed_core.testing.dry_run import verify_dry_run, why_not_dry
     from mindspeed_core.testing.verify import Verdict, verify
@@ -104,8 +122,23 @@ def _prove(
             if reason:
                 left_out.append(f"{feature.name} / {scenario.name} ({reason})")
             else:
-                prove = verify_dry_run if fake else partial(verify, platform=platform)
+                prove = (
+                    verify_dry_run
+                    if fake
+                    else partial(verify, platform=platform, contracts=_contracts(contracts))
+                )
                 yield prove(feature, scenario)
+
+
+def _contracts(names: tuple[str, ...]) -> list[BackendContract] | None:
+    """Return the contracts of these names; None, which leaves the choice to each feature, without any."""
+    from mindspeed_core.backend_contracts.hccl import HCCL
+    from mindspeed_core.backend_contracts.nccl import NCCL
+
+    if not names:
+        return None
+    known = {"hccl": HCCL["910B"], "hccl-910_93": HCCL["910_93"], "hccl-950": HCCL["950"], "nccl": NCCL}
+    return [known[name] for name in names if name != "none"]
 
 
 def _print(verdicts: list[Verdict], left_out: list[str]) -> None:

@@ -16,7 +16,7 @@ CORE_FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "--fake-process-group",
-        help="plan the launch without device or peers: fake in place of auto and cpu, fake-npu of npu",
+        help="plan the launch without device or peers, by --platform fake, fake-cuda or fake-npu",
     ),
     Flag(
         "--fake-world-size",

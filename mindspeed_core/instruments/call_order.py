@@ -7,9 +7,14 @@ group. Messages are compared by sender and receiver, each direction in its own o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from mindspeed_core.backend_contracts.rendezvous import stuck_ranks
+
+if TYPE_CHECKING:
+    from mindspeed_core.instruments.communication import Call
 
 
 class Ranks(Protocol):
@@ -17,6 +22,10 @@ class Ranks(Protocol):
 
     def __contains__(self, rank: object, /) -> bool:
         """Return whether a rank is a member."""
+        ...
+
+    def __iter__(self) -> Iterator[int]:
+        """Return the members, in order."""
         ...
 
 
@@ -38,6 +47,9 @@ class OrderedCall:
         bytes: of this rank's input; of a receive, of the tensor that is received.
         dtype: of the tensor.
         peer: global rank of the other side of a send or receive, or of the root; None where all are alike.
+        launch_event: place of the launch among all launches and waits of this rank.
+        wait_event: place of the first wait among them; None without one.
+        batch: number of the coalesced batch that holds the call; None outside of one.
     """
 
     group: str
@@ -46,6 +58,24 @@ class OrderedCall:
     bytes: int
     dtype: str
     peer: int | None = None
+    launch_event: int = field(default=0, compare=False)
+    wait_event: int | None = field(default=None, compare=False)
+    batch: int | None = field(default=None, compare=False)
+
+    @classmethod
+    def of(cls, call: Call) -> OrderedCall:
+        """Return a recorded call as other ranks must make it."""
+        return cls(
+            call.group,
+            call.ranks,
+            call.operation,
+            call.tensor_bytes,
+            call.dtype,
+            call.peer,
+            call.launch_event,
+            call.wait_event,
+            call.batch,
+        )
 
     def __str__(self) -> str:
         """Return group, operation, bytes, dtype and peer."""
@@ -114,6 +144,20 @@ def disagreements(calls: Sequence[Sequence[OrderedCall]]) -> list[str]:
             ]
             found.append(f"order of calls, {one.group}, call {one.index}: {', '.join(said)}")
     return found
+
+
+def waiting_for_ever(calls: Mapping[int, Sequence[OrderedCall]]) -> list[str]:
+    """Return ranks that NCCL and HCCL would never let go on, a line each; gloo may well do so.
+
+    Args:
+        calls: of each known rank, with the places of launches and waits.
+    """
+    return [
+        f"rank {one.rank} waits for ever for call {one.waits_for} ({calls[one.rank][one.waits_for]}), "
+        f"behind call {one.behind} ({calls[one.rank][one.behind]}): calls of a stream end in the order in "
+        "which both sides made them, a send when its receive is reached"
+        for one in stuck_ranks(calls)
+    ]
 
 
 def _compare_messages(

@@ -7,6 +7,7 @@ ones. A wait is seen on the handle that the call returned, or on the one that a 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import threading
@@ -15,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +24,9 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from mindspeed_core.backend_contracts.contract import BackendContract, CollectiveCall, TensorFacts
 from mindspeed_core.feature import Patch
+from mindspeed_core.instruments.code_places import running_code
 from mindspeed_core.runtime.patches import PatchLedger
 
 
@@ -61,6 +65,9 @@ class Call:
         group_name: the name by which ``torch.distributed`` knows the group.
         waited: where it first waited for the result; of a synchronous call where it returned, None while
             nobody has waited.
+        launch_event: place of the call among all launches and waits of this rank.
+        wait_event: place of the first wait among them; None while nobody has waited.
+        batch: number of the coalesced batch that holds the call; None outside of one.
     """
 
     operation: str
@@ -75,6 +82,9 @@ class Call:
     peer: int | None = None
     group_name: str = ""
     waited: Progress | None = None
+    launch_event: int = 0
+    wait_event: int | None = None
+    batch: int | None = None
 
     def __str__(self) -> str:
         """Return the call as other ranks of the group must make it: group, operation, bytes, dtype, peer."""
@@ -147,6 +157,22 @@ class CommunicationLog:
         most = max(size for size, _ in sizes)
         return most, next(self.calls[number] for size, number in sizes if size == most)
 
+    def communicators(self) -> tuple[int, int]:
+        """Return how many communicators a device backend makes for these calls: of groups, and of pairs.
+
+        Messages outside of a batch have one for each pair of ranks; groups of one rank communicate nothing.
+        """
+        apart = {"send", "isend", "recv", "irecv"}
+        groups, pairs = set(), set()
+        for call in self.calls:
+            if len(call.ranks) == 1 or is_gloo_group(call.group):
+                continue
+            if call.operation in apart and call.batch is None:
+                pairs.add((call.group_name, call.peer))
+            else:
+                groups.add(call.group_name)
+        return len(groups), len(pairs)
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Do not record inside the context: what the measurement itself communicates."""
@@ -183,7 +209,9 @@ class CommunicationLog:
 
 
 @contextmanager
-def count_communication(computation: bool = False, objects: bool = False) -> Iterator[CommunicationLog]:
+def count_communication(
+    computation: bool = False, objects: bool = False, contracts: Sequence[BackendContract] = ()
+) -> Iterator[CommunicationLog]:
     """Record every communication of this process inside the context.
 
     A call inside another recorded call is not counted again. Collectives of compiled graphs
@@ -194,8 +222,13 @@ def count_communication(computation: bool = False, objects: bool = False) -> Ite
             and its wait; costs some microseconds per operator.
         objects: record a collective of Python objects as one call without bytes, rather than the calls that
             carry the pickled objects.
+        contracts: refuse what these backends refuse, before it is called, in every group that is not one of
+            gloo by its description.
+
+    Raises:
+        BackendRefusal: in the call that breaks a rule.
     """
-    recorder = _Recorder(CommunicationLog(), _Computation() if computation else None)
+    recorder = _Recorder(CommunicationLog(), _Computation() if computation else None, contracts)
     wrappers: dict[str, Callable[..., Any]] = {
         name: functools.partial(recorder.counting, _SAME_OPERATION.get(name, name))
         for name in (*_MEASURES, *_SAME_OPERATION, *(_OBJECTS if objects else ()))
@@ -203,6 +236,7 @@ def count_communication(computation: bool = False, objects: bool = False) -> Ite
     wrappers |= {
         "Work.wait": recorder.waiting,
         "_coalescing_manager": recorder.coalescing,
+        "batch_isend_irecv": recorder.batching,
         "new_group": recorder.grouping,
     }
     ledger = PatchLedger()
@@ -250,9 +284,16 @@ class _Computation(TorchDispatchMode):
 class _Recorder:
     """The wrappers of one log."""
 
-    def __init__(self, log: CommunicationLog, computation: _Computation | None) -> None:
+    def __init__(
+        self,
+        log: CommunicationLog,
+        computation: _Computation | None,
+        contracts: Sequence[BackendContract] = (),
+    ) -> None:
         self.log = log
         self.computation = computation
+        self._contracts = tuple(contracts)
+        self._events = self._batches = 0
         self._depth = threading.local()
         self._groups: weakref.WeakKeyDictionary[Any, tuple[str, tuple[int, ...], int, str]]
         self._groups = weakref.WeakKeyDictionary()
@@ -278,6 +319,8 @@ class _Recorder:
             of_tensors = sum(_sizes(tensors))
             n = of_tensors if argument else 0
             asynchronous = bool(given.get("async_op", False)) or name in ("isend", "irecv")
+            if self._contracts:
+                self._check(name, label, ranks, given)
             call = Call(
                 name,
                 label,
@@ -290,6 +333,7 @@ class _Recorder:
                 tensor_bytes=of_tensors,
                 peer=_peer(given, ranks),
                 group_name=group_name,
+                launch_event=self._event(),
             )
             self.log.calls.append(call)
             self._depth.inside = True
@@ -298,12 +342,36 @@ class _Recorder:
             finally:
                 self._depth.inside = False
             if not asynchronous:
-                call.waited = self.now()
-            elif isinstance(result, dist.Work):
-                self._unfinished[result] = [call]
+                call.waited, call.wait_event = self.now(), self._event()
+            elif isinstance(work := getattr(result, "work", result), dist.Work):
+                # A dry run's transfers hold the work that is waited for.
+                self._unfinished[work] = [call]
             return result
 
         return counted
+
+    def _event(self) -> int:
+        self._events += 1
+        return self._events
+
+    def _check(self, name: str, label: str, ranks: Sequence[int], given: Mapping[str, Any]) -> None:
+        """Hold a call against the contracts of the backends that would serve it."""
+        if is_gloo_group(label) or len(ranks) == 1:
+            return
+        call = CollectiveCall(
+            name,
+            label,
+            len(ranks),
+            tuple(_tensor_facts(given)),
+            _reduction(given) if "op" in given or name in _REDUCE else "",
+            # Given as a list, an array or a tensor.
+            tuple(tuple(map(int, given[key])) for key in _SPLITS if given.get(key) is not None),
+        )
+        for contract in self._contracts:
+            broken = contract.broken_rule(call)
+            if broken is not None:
+                place = next(iter(running_code(_BETWEEN, 1)), "")
+                contract.check(call, str(place))
 
     def _facts(self, group: Any) -> tuple[str, tuple[int, ...], int, str]:
         """Return label, ranks, own position and name of a group; large groups take long to list."""
@@ -339,23 +407,61 @@ class _Recorder:
                 yield manager
             # The works exist only now, and each of them finishes all calls of the batch.
             batch = self.log.calls[first:]
+            self._batches += 1
+            ended = None if manager.works else self._event()
             for call in batch:
                 call.asynchronous = bool(manager.works)
                 call.waited = None if manager.works else self.now()
+                call.wait_event, call.batch = ended, self._batches
             for work in manager.works:
                 self._unfinished[work] = batch
 
         return coalesced
 
+    def batching(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def batch_isend_irecv(*args: Any, **kwargs: Any) -> Any:
+            first = len(self.log.calls)
+            works = original(*args, **kwargs)
+            # Where the backend coalesces, the manager has numbered the batch.
+            batch = [call for call in self.log.calls[first:] if call.batch is None]
+            self._batches += bool(batch)
+            for call in batch:
+                call.batch = self._batches
+            return works
+
+        return batch_isend_irecv
+
     def waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            here = self.now()
-            for call in self._unfinished.pop(work, ()):
-                call.waited = here
+            here, finished = self.now(), self._unfinished.pop(work, ())
+            event = self._event() if finished else None
+            for call in finished:
+                call.waited, call.wait_event = here, event
             return original(work, *args, **kwargs)
 
         return wait
+
+
+def is_gloo_group(description: str) -> bool:
+    """Return whether a group's description says that it is one of gloo, as those of megatron-core do."""
+    return "gloo" in description.lower()
+
+
+def _tensor_facts(given: Mapping[str, Any]) -> Iterator[TensorFacts]:
+    for argument, value in given.items():
+        listed = value if isinstance(value, list) else [value]
+        for tensor in listed:
+            if isinstance(tensor, torch.Tensor):
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                yield TensorFacts(argument, dtype, tuple(tensor.shape), tensor.is_contiguous())
+
+
+def _reduction(given: Mapping[str, Any]) -> str:
+    op = given.get("op", dist.ReduceOp.SUM)
+    # A ReduceOp wraps a RedOpType; either prints as "<RedOpType.SUM: 0>" or "ReduceOp.SUM".
+    return str(getattr(op, "op", op)).rpartition(".")[2].partition(":")[0].strip(">")
 
 
 def _label(group: Any, ranks: Sequence[int]) -> str:
@@ -445,6 +551,16 @@ _SAME_OPERATION = {
 
 _OBJECTS = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list")
 """Collectives of Python objects, whose bytes only the ranks know that pickle them."""
+
+_REDUCE = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"})
+_SPLITS = ("input_split_sizes", "output_split_sizes")
+_BETWEEN = (
+    str(Path(torch.__file__).parent),
+    str(Path(__file__)),
+    contextlib.__file__,
+    "<",
+)
+"""Code between a call and its check."""
 
 COLLECTIVES = frozenset(_MEASURES) - {"send", "isend", "recv", "irecv", "barrier"}
 """Operations in which a whole group takes part and data moves."""

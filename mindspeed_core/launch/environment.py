@@ -16,7 +16,7 @@ from uuid import uuid4
 from mindspeed_core.errors import UserError
 
 SUPERVISOR = "MINDSPEED_SUPERVISOR"
-"""``<report descriptor>,<life descriptor>`` of a worker started by this package."""
+"""``<report>,<life>,<pulse>``: the descriptors of a worker started by this package."""
 STORE = "MINDSPEED_STORE_DESCRIPTOR"
 """The listening socket on which rank 0 serves the store."""
 JOB = "MINDSPEED_JOB_ID"

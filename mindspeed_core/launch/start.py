@@ -20,10 +20,11 @@ from time import strftime
 
 from mindspeed_core.discovery.host import DEFAULT_HOST, HostDeclaration
 from mindspeed_core.errors import ArgumentError
-from mindspeed_core.launch import worker
+from mindspeed_core.launch import last_save, worker
 from mindspeed_core.launch.supervisor import FORWARDED, Supervisor, WorkerSetup
 from mindspeed_core.platforms.selection import choose_platform
 from mindspeed_core.registry import Registry
+from mindspeed_core.terminal.output import settle_output
 
 _MOST_WORKERS = 1024
 PRELOAD = (
@@ -88,7 +89,8 @@ def launch(arguments: Sequence[str], found: argparse.Namespace, main: Callable[[
     arguments = list(arguments)
     if found.run_dir is None:
         # Restarted workers go on in the same folder.
-        arguments += ["--run-dir", os.path.join("runs", strftime("%Y%m%d-%H%M%S"))]
+        found.run_dir = os.path.join("runs", strftime("%Y%m%d-%H%M%S"))
+        arguments += ["--run-dir", found.run_dir]
     return supervise(arguments, found, main)
 
 
@@ -108,7 +110,9 @@ def supervise(
     def start(setup: WorkerSetup) -> int:
         return _fork(setup, lambda: main(arguments)) if forks else _spawn(setup, arguments)
 
-    return Supervisor(start, found.nproc, found.max_restarts).run()
+    return Supervisor(
+        start, found.nproc, found.max_restarts, lambda: last_save.last_words(found.run_dir)
+    ).run()
 
 
 def _import_all(host: HostDeclaration) -> None:
@@ -122,22 +126,21 @@ def _import_all(host: HostDeclaration) -> None:
 def _fork(setup: WorkerSetup, program: Callable[[], int]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
+    # A signal to the fork waits until it is no copy of the supervisor any more.
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     pid = os.fork()
     if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
         return pid
     status = 1
     try:
-        signal.set_wakeup_fd(-1)
-        for number in (*FORWARDED, signal.SIGCHLD):
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        os.setpgid(0, 0)
+        _become_a_worker(held)
         for descriptor in setup.close:
             os.close(descriptor)
         os.environ.update(setup.environment)
         status = program()
         atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        settle_output()
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
@@ -147,16 +150,26 @@ def _fork(setup: WorkerSetup, program: Callable[[], int]) -> int:
 
 
 def _spawn(setup: WorkerSetup, arguments: Sequence[str]) -> int:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mindspeed_core.train", *arguments],
-        env={**os.environ, **setup.environment},
-        pass_fds=setup.keep,
-        preexec_fn=_own_group,
-    )
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mindspeed_core.train", *arguments],
+            env={**os.environ, **setup.environment},
+            pass_fds=setup.keep,
+            preexec_fn=lambda: _become_a_worker(held),
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
     # The supervisor waits for the process itself.
     process.returncode = 0
     return process.pid
 
 
-def _own_group() -> None:
+def _become_a_worker(held: set[int | signal.Signals]) -> None:
+    """Lead a process group, with a new program's answers to signals; those that came meanwhile arrive now."""
     os.setpgid(0, 0)
+    signal.set_wakeup_fd(-1)
+    for number in (*FORWARDED, signal.SIGCHLD):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, held)

@@ -1,7 +1,8 @@
 """Supervisor of workers: starts them, forwards signals, finds the first failure, restarts all of them.
 
 The workers of one run live and die together: a collective cannot go on without one of them. Whatever ends
-them is one message.
+them is one message. That a worker hangs is seen from here, by their pulses: no rank depends on another to be
+found.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import os
 import selectors
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,11 +19,16 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from mindspeed_core.launch import environment
+from mindspeed_core.launch import environment, hang
+from mindspeed_core.terminal.output import say
 
 GRACE_SECONDS = 5.0
 """Time for the other workers to report when one only noticed another's failure."""
 EXIT_PROBLEMS = 1
+EXIT_INTERRUPTED = 130
+"""Of a worker that saved after Ctrl-C."""
+ONE_PRESS_SECONDS = 0.3
+"""Ctrl-C may arrive twice: from the terminal, and from a program that passes it on."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
@@ -69,6 +74,7 @@ class _Worker:
     rank: int
     pid: int
     pipe: int
+    pulse: int
     received: bytes = b""
     status: int | None = None
     ended: float = 0.0
@@ -81,13 +87,29 @@ class _Worker:
 class Supervisor:
     """One job with a number of workers on this machine."""
 
-    def __init__(self, start: Callable[[WorkerSetup], int], count: int, restarts: int) -> None:
-        """Describe the job: ``start`` starts a worker and returns its process id."""
+    def __init__(
+        self,
+        start: Callable[[WorkerSetup], int],
+        count: int,
+        restarts: int,
+        last_words: Callable[[], str] = str,
+    ) -> None:
+        """Describe the job.
+
+        Args:
+            start: starts a worker and returns its process id.
+            count: workers.
+            restarts: how often all of them may be started again.
+            last_words: returns what is printed last where the workers did not end by themselves.
+        """
         self._start = start
+        self._last_words = last_words
         self.count = count
         self.restarts = restarts
         self._job = environment.own_job()
         self._stopping = 0
+        self._since = 0.0
+        self._interrupted = False
         self._workers: list[_Worker] = []
         self._killed_by_us = False
 
@@ -97,7 +119,9 @@ class Supervisor:
         life_read, life_write = os.pipe()
         for descriptor in (wake_read, wake_write):
             os.set_blocking(descriptor, False)
-        before = {number: signal.signal(number, self._forward) for number in FORWARDED}
+        # What is ignored stays so: SIGHUP under nohup, SIGINT of a command in the background.
+        heeded = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._forward) for number in heeded}
         before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, _notice)
         old_wakeup = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         mine = (wake_read, wake_write, life_write)
@@ -117,20 +141,22 @@ class Supervisor:
             self._begin(restart, life, mine)
             cause = self._watch(wake)
             if cause is None:
-                return 0
+                return EXIT_INTERRUPTED if self._interrupted else 0
             if self._stopping:
+                if cause.kind == "hang":
+                    self._print_cause(cause, restart)
                 # Workers that were still starting have nothing to save and die of the signal.
-                print(f"stopped by {signal.Signals(self._stopping).name}", file=sys.stderr)
+                say(f"stopped by {signal.Signals(self._stopping).name}")
+                self._print_last_words()
                 return 128 + self._stopping
             if not cause.worth_a_restart or restart == self.restarts:
                 self._print_cause(cause, restart)
+                self._print_last_words(cause.text)
                 return cause.status
             restart += 1
-            print(
+            say(
                 f"{self._who(cause)} {_headline(cause)}; starting the workers again from the last checkpoint "
-                f"({restart} of --max-restarts {self.restarts})",
-                file=sys.stderr,
-                flush=True,
+                f"({restart} of --max-restarts {self.restarts})"
             )
 
     def _begin(self, restart: int, life: int, mine: tuple[int, ...]) -> None:
@@ -138,6 +164,9 @@ class Supervisor:
         with socket.create_server(("127.0.0.1", 0), backlog=max(128, self.count)) as listener:
             for rank in range(self.count):
                 reading, writing = os.pipe()
+                hearing, telling = os.pipe()
+                # Its watch must not wait for a supervisor that reads nothing.
+                os.set_blocking(telling, False)
                 variables = {
                     "RANK": str(rank),
                     "LOCAL_RANK": str(rank),
@@ -146,20 +175,23 @@ class Supervisor:
                     "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": str(listener.getsockname()[1]),
                     **environment.within_one_machine(),
-                    environment.SUPERVISOR: f"{writing},{life}",
+                    environment.SUPERVISOR: f"{writing},{life},{telling}",
                     environment.JOB: self._job.name,
                     environment.RESTART: str(self._job.restart + restart),
                 }
-                keep: tuple[int, ...] = (writing, life)
+                keep: tuple[int, ...] = (writing, life, telling)
                 if rank == 0 and self.count > 1:
                     variables[environment.STORE] = str(listener.fileno())
                     keep = (*keep, listener.fileno())
-                others = tuple(worker.pipe for worker in self._workers)
+                others = tuple(pipe for worker in self._workers for pipe in (worker.pipe, worker.pulse))
                 unused = () if rank == 0 else (listener.fileno(),)
-                pid = self._start(WorkerSetup(variables, keep, (*mine, *others, reading, *unused)))
-                os.close(writing)
-                os.set_blocking(reading, False)
-                self._workers.append(_Worker(rank, pid, reading))
+                setup = WorkerSetup(variables, keep, (*mine, *others, reading, hearing, *unused))
+                pid = self._start(setup)
+                for descriptor in (writing, telling):
+                    os.close(descriptor)
+                for descriptor in (reading, hearing):
+                    os.set_blocking(descriptor, False)
+                self._workers.append(_Worker(rank, pid, reading, hearing))
                 if self._stopping:
                     self._send(self._stopping)
 
@@ -167,31 +199,48 @@ class Supervisor:
         """Wait until every worker has ended; None when all did well."""
         workers = self._workers
         deadline: float | None = None
+        hanging: Cause | None = None
+        suspected = False
+        pulses = hang.Pulses({worker.rank: worker.pid for worker in workers})
         with selectors.DefaultSelector() as selector:
             selector.register(wake, selectors.EVENT_READ, None)
             for worker in workers:
                 selector.register(worker.pipe, selectors.EVENT_READ, worker)
+                selector.register(worker.pulse, selectors.EVENT_READ, worker)
             while any(worker.status is None for worker in workers):
-                timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-                for key, _ in selector.select(timeout):
-                    data = _drain(key.fd)
-                    if key.data is not None:
-                        key.data.received += data
-                        if not data:
-                            selector.unregister(key.fd)
+                timeout = 0.0 if suspected else pulses.period
+                if deadline is not None:
+                    timeout = max(0.0, deadline - time.monotonic())
+                _read(selector, timeout, pulses)
                 self._reap()
+                for worker in workers:
+                    if worker.status is not None:
+                        pulses.end(worker.rank)
                 failed = [worker for worker in workers if worker.status]
                 if failed and deadline is None:
                     certain = any(_cause(worker).kind not in _UNCERTAIN for worker in failed)
                     deadline = time.monotonic() + (0.0 if certain and not self._stopping else GRACE_SECONDS)
-                if deadline is not None and time.monotonic() >= deadline:
+                if deadline is not None:
+                    if time.monotonic() >= deadline:
+                        self._kill()
+                    continue
+                found = pulses.finding()
+                if found is not None and suspected:
+                    hanging = Cause(found.rank, "hang", hang.message(found, pulses.limit, pulses.step))
                     self._kill()
-        failed = sorted((worker for worker in workers if worker.status), key=lambda worker: worker.ended)
-        for worker in workers:
+                # This process may have been stopped itself: what came meanwhile is read first.
+                suspected = found is not None
+        return self._outcome(hanging)
+
+    def _outcome(self, hanging: Cause | None) -> Cause | None:
+        """Close the pipes of workers that have ended, and return why they did; None when all did well."""
+        for worker in self._workers:
             worker.received += _drain(worker.pipe)
             os.close(worker.pipe)
-        if not failed:
-            return None
+            os.close(worker.pulse)
+        failed = sorted((worker for worker in self._workers if worker.status), key=lambda one: one.ended)
+        if hanging is not None or not failed:
+            return hanging
         return min((_cause(worker) for worker in failed), key=lambda cause: _ORDER.index(cause.kind))
 
     def _reap(self) -> None:
@@ -205,6 +254,8 @@ class Supervisor:
                 if self._killed_by_us and worker.status == -signal.SIGKILL:
                     # It was well until its peers failed.
                     worker.status = 0
+                if worker.status == EXIT_INTERRUPTED and worker.message() is None:
+                    worker.status, self._interrupted = 0, True
                 # What it started (data loaders, writers of a checkpoint) has nobody to work for.
                 if worker.status:
                     _signal_group(worker.pid, signal.SIGKILL)
@@ -222,7 +273,10 @@ class Supervisor:
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         again = bool(self._stopping) and number in (signal.SIGINT, signal.SIGTERM)
-        self._stopping = self._stopping or number
+        if again and time.monotonic() - self._since < ONE_PRESS_SECONDS:
+            return
+        if not self._stopping:
+            self._stopping, self._since = number, time.monotonic()
         self._send(signal.SIGKILL if again else number)
 
     def _send(self, number: int) -> None:
@@ -234,16 +288,21 @@ class Supervisor:
     def _who(self, cause: Cause) -> str:
         return f"rank {cause.rank} of {self.count}"
 
+    def _print_last_words(self, said: str = "") -> None:
+        words = self._last_words()
+        if words and not said.rstrip().endswith(words):
+            say(words)
+
     def _print_cause(self, cause: Cause, restart: int) -> None:
         if cause.kind == "exit":
             return
         if cause.kind in ("killed", "silent"):
             spent = f"; --max-restarts {self.restarts} are used up" if restart else ""
-            print(f"error: {self._who(cause)} {_headline(cause)}{spent}", file=sys.stderr, flush=True)
+            say(f"error: {self._who(cause)} {_headline(cause)}{spent}")
             return
         if self.count > 1:
-            print(f"{self._who(cause)}:", file=sys.stderr)
-        print(cause.text.rstrip(), file=sys.stderr, flush=True)
+            say(f"{self._who(cause)}:")
+        say(cause.text.rstrip())
 
 
 _ORDER = ("hang", "killed", "explained", "unexpected", "exit", "silent", "consequence")
@@ -270,10 +329,26 @@ def _cause(worker: _Worker) -> Cause:
 def _headline(cause: Cause) -> str:
     if cause.kind in ("killed", "silent"):
         return cause.text
-    lines = [line.strip() for line in cause.text.splitlines() if line.strip()] or [cause.kind]
-    # A traceback's last line is its error.
-    said = lines[-1] if lines[0].startswith("Traceback") else lines[0].removeprefix("error: ")
-    return f"failed: {said}"
+    lines = [line for line in cause.text.splitlines() if line.strip()] or [cause.kind]
+    if not lines[0].startswith("Traceback"):
+        return f"failed: {lines[0].strip().removeprefix('error: ')}"
+    # Below the frames of a traceback is its error, and then perhaps notes.
+    frames = [number for number, line in enumerate(lines) if line.startswith("  ")]
+    return f"failed: {lines[min(frames[-1] + 1, len(lines) - 1) if frames else -1].strip()}"
+
+
+def _read(selector: selectors.BaseSelector, timeout: float | None, pulses: hang.Pulses) -> None:
+    """Take what the workers say, and the signals that woke this process."""
+    for key, _ in selector.select(timeout):
+        data, worker = _drain(key.fd), key.data
+        if worker is None:
+            continue
+        if key.fd == worker.pulse:
+            pulses.hear(worker.rank, data)
+        else:
+            worker.received += data
+        if not data:
+            selector.unregister(key.fd)
 
 
 def _drain(descriptor: int) -> bytes:

@@ -1,4 +1,4 @@
-"""A worker's end of the pipe to its supervisor: it reports failures, and ends when the supervisor does.
+"""A worker's ends of the pipes to its supervisor: failures and its pulse go there, and it ends with it.
 
 Without a supervisor every function here does nothing.
 """
@@ -9,9 +9,12 @@ import json
 import os
 import signal
 import threading
+from contextlib import suppress
+from dataclasses import asdict, replace
 from typing import Any
 
 from mindspeed_core.launch.environment import SUPERVISOR
+from mindspeed_core.launch.hang import LONGEST_PULSE, Pulse
 
 LONGEST_TEXT = 30_000
 """Characters of a message; a pipe takes it whole even when nobody reads."""
@@ -28,7 +31,7 @@ def attach() -> None:
     """End this process when its supervisor is gone, however that happened."""
     if not supervised():
         return
-    life = int(os.environ[SUPERVISOR].split(",")[1])
+    life = _descriptor(1)
     if os.getpid() not in _watched:
         _watched.add(os.getpid())
         threading.Thread(target=_watch, args=(life,), name="mindspeed supervisor watch", daemon=True).start()
@@ -51,10 +54,27 @@ def send_message(kind: str, text: str, **details: Any) -> bool:
         return False
     message = json.dumps({"kind": kind, "text": text[-LONGEST_TEXT:], **details}) + "\n"
     try:
-        os.write(int(os.environ[SUPERVISOR].split(",")[0]), message.encode())
+        os.write(_descriptor(0), message.encode())
     except OSError:
         return False
     return True
+
+
+def send_pulse(pulse: Pulse) -> None:
+    """Tell the supervisor how this worker is; left out while the supervisor reads nothing."""
+    shorter = replace(pulse, stack=pulse.stack[-1000:], place=pulse.place[-400:], note=pulse.note[:400])
+    without = replace(pulse, stack="", place="", note="")
+    line = next(line for line in map(_line, (pulse, shorter, without)) if len(line) <= LONGEST_PULSE)
+    with suppress(BlockingIOError, BrokenPipeError):
+        os.write(_descriptor(2), line)
+
+
+def _line(pulse: Pulse) -> bytes:
+    return json.dumps(asdict(pulse)).encode() + b"\n"
+
+
+def _descriptor(number: int) -> int:
+    return int(os.environ[SUPERVISOR].split(",")[number])
 
 
 def _watch(life: int) -> None:

@@ -58,6 +58,8 @@ class LatentSelfAttention(MLASelfAttention):
         super().__init__(*args, **options)
         if self.pg_collection.tp.size() > 1:
             self.linear_kv_down_proj.register_forward_hook(self._complete)
+        if self.config.sequence_parallel:
+            self.linear_kv_up_proj.register_forward_pre_hook(_with_contiguous_rows)
 
     def _complete(self, linear: Module, inputs: Any, result: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
         """Turn ``[s, b, (kv+p)/tp]`` into ``[s, b, kv+p]``, or ``[s/tp, b, kv+p]`` when cut.
@@ -73,6 +75,15 @@ class LatentSelfAttention(MLASelfAttention):
         compressed, positions = torch.split(whole, widths, dim=-1)
         positions = _SumOverRanks.apply(positions, group)
         return torch.cat((compressed, positions), dim=-1), result[1]
+
+
+def _with_contiguous_rows(linear: Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Copy rows ``[s/tp, b, kv]`` that were split from the positions, where no norm did so before.
+
+    The linear gathers its input as it is, and neither NCCL nor HCCL gathers tensors with gaps.
+    """
+    rows, *others = arguments
+    return rows.contiguous(), *others
 
 
 class _SumOverRanks(torch.autograd.Function):

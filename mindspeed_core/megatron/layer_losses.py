@@ -17,6 +17,7 @@ import torch.distributed as dist
 from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
+from mindspeed_core.megatron.step_tokens import StepTokens
 from mindspeed_core.runtime.losses import Losses, copied_later
 
 if TYPE_CHECKING:
@@ -35,19 +36,32 @@ class LayerLosses:
 
     Attributes:
         names: of the losses, the same on every rank.
-        shares: ``[names]`` float32; summed over all ranks of the world they are the losses.
+        shares: ``[names + counted]`` float32; summed over all ranks of the world the first are the losses.
+        counted: the last of these losses are sums over tokens, whose numbers follow the losses.
     """
 
     names: tuple[str, ...]
     shares: torch.Tensor
+    counted: int = 0
 
     def read_by(self, values: Callable[[], list[float]]) -> Losses:
         """Return the losses, whose sums ``values`` reads when somebody looks at one."""
-        return Losses(lambda: dict(zip(self.names, values(), strict=True)))
+
+        def means() -> dict[str, float]:
+            found, alone = values(), len(self.names) - self.counted
+            divided = zip(found[alone : len(self.names)], found[len(self.names) :], strict=True)
+            return dict(
+                zip(self.names, (*found[:alone], *(total / max(count, 1.0) for total, count in divided)))
+            )
+
+        return Losses(means)
 
 
 def own_layer_losses(run: Run) -> LayerLosses | None:
-    """Return this rank's shares of the step's losses of layers, and reset the trackers; None without such."""
+    """Return this rank's shares of the step's losses of layers, and reset the trackers; None without such.
+
+    Those of experts are means over micro-batches, those of further predictions over their tokens.
+    """
     config, pg = run.config, run.pg
     names: list[str] = []
     shares: list[torch.Tensor] = []
@@ -55,18 +69,20 @@ def own_layer_losses(run: Run) -> LayerLosses | None:
         names += _names_of_experts(config)
         shares += _shares_of_experts(run, names)
     ahead = getattr(config, "mtp_num_layers", None) or 0
+    weight = 1.0 / run.args.num_microbatches
+    shares = [share * weight for share in shares]
     if ahead:
         names += [f"mtp_{index + 1} loss" for index in range(ahead)]
-        values = MTPLossLoggingHelper.tracker.get("values")
-        if values is None:
-            values = torch.zeros(ahead, device=run.dist.device)
+        known = run.session.state(StepTokens)
         # Ranks of one sequence, cut by tensor parallelism, have the same.
-        weight = 1 / pg.dp_cp.size() if pg.tp.rank() == 0 else 0.0
-        shares += (values.float() * weight).unbind()
+        once = 1.0 if pg.tp.rank() == 0 else 0.0
+        zeros = [torch.zeros((), device=run.dist.device)] * ahead
+        for values in (known.sums, known.counts):
+            shares += [value.float() * once for value in (values or zeros)]
         MTPLossLoggingHelper.tracker.clear()
     if not names:
         return None
-    return LayerLosses(tuple(names), torch.stack(shares) / run.args.num_microbatches)
+    return LayerLosses(tuple(names), torch.stack(shares), ahead)
 
 
 def layer_losses(run: Run) -> Losses:

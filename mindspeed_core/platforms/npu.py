@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from mindspeed_core.errors import SessionError, UserError
 from mindspeed_core.feature import Patch
 from mindspeed_core.platforms.accelerator import AcceleratorPlatform
+from mindspeed_core.platforms.cann import libraries_missing
 from mindspeed_core.platforms.eager import hold_eager
 from mindspeed_core.platforms.machine import first_match
 from mindspeed_core.platforms.platform import Availability, OpeningSession
@@ -94,7 +95,10 @@ class NpuPlatform(AcceleratorPlatform):
             installed = version("torch_npu")
         except PackageNotFoundError:
             return Availability(False, "torch_npu is not installed")
-        count = _device_files(Path("/dev"))
+        missing = libraries_missing()
+        if missing:
+            return Availability(False, missing)
+        count = device_files(Path("/dev"))
         if not count:
             return Availability(False, "no Ascend device file (/dev/davinci0) on this machine")
         return Availability(True, f"{count} Ascend device(s), torch_npu {installed}")
@@ -148,7 +152,13 @@ class NpuPlatform(AcceleratorPlatform):
                 f"allocator settings {settings!r}: torch_npu reads them only at start; set "
                 f"PYTORCH_NPU_ALLOC_CONF={settings} in the environment"
             )
-        self.runtime().memory._set_allocator_settings(settings)
+        memory = self.runtime().memory
+        if not hasattr(memory, "_set_allocator_settings"):
+            raise UserError(
+                f"allocator settings {settings!r}: this build of torch_npu reads them only at start; set "
+                f"PYTORCH_NPU_ALLOC_CONF={settings} in the environment"
+            )
+        memory._set_allocator_settings(settings)
 
 
 def _import(name: str, remedy: str) -> None:
@@ -158,6 +168,6 @@ def _import(name: str, remedy: str) -> None:
         raise SessionError(f"platform npu: {name} cannot be imported ({error}); {remedy}") from error
 
 
-def _device_files(directory: Path) -> int:
+def device_files(directory: Path) -> int:
     """Count the devices the driver shows; ``davinci_manager`` is not one."""
     return sum(path.name[7:].isdigit() for path in directory.glob("davinci[0-9]*"))

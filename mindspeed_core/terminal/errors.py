@@ -10,7 +10,7 @@ import select
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from mindspeed_core.errors import PatchError, SessionError, UserError
 from mindspeed_core.feature import DeclarationError
@@ -62,14 +62,16 @@ def print_error(error: BaseException) -> None:
 
     Python 3.10 does not print ``__notes__`` with a traceback, so they follow it there.
     """
-    if isinstance(error, EXPLAINED) and not traceback_wanted():
-        print(f"error: {describe(error)}", file=sys.stderr, flush=True)
-        return
-    traceback.print_exception(type(error), error, error.__traceback__)
-    if sys.version_info < (3, 11):
-        for note in getattr(error, "__notes__", ()):
-            print(note, file=sys.stderr)
-    sys.stderr.flush()
+    # Nobody may read standard error any more.
+    with suppress(OSError, ValueError):
+        if isinstance(error, EXPLAINED) and not traceback_wanted():
+            print(f"error: {describe(error)}", file=sys.stderr, flush=True)
+            return
+        traceback.print_exception(type(error), error, error.__traceback__)
+        if sys.version_info < (3, 11):
+            for note in getattr(error, "__notes__", ()):
+                print(note, file=sys.stderr)
+        sys.stderr.flush()
 
 
 def guarded(program: Callable[[], int | None]) -> int:
@@ -83,7 +85,10 @@ def guarded(program: Callable[[], int | None]) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        print("interrupted", file=sys.stderr, flush=True)
+        if "torch" not in sys.modules and any(name.startswith("torch.") for name in sys.modules):
+            # Its import was interrupted: the end of the interpreter would crash in the half that is there.
+            os._exit(EXIT_INTERRUPTED)
         return EXIT_INTERRUPTED
     except SystemExit as end:
         if isinstance(end.code, str):

@@ -10,6 +10,7 @@ import contextlib
 import io
 import os
 import sys
+import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _CLAIM = f"mindspeed/failure/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 """Key of the claim; the agent's store outlives the workers that it restarts."""
+_STORE_SECONDS = 15.0
 _CONSEQUENCES = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -63,7 +65,8 @@ def report(error: BaseException) -> int:
         store = _shared_store()
         if store is not None and not _claim(store, is_consequence(error)):
             return EXIT_PROBLEMS
-        print(f"rank {rank} of {world}:", file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):
+            print(f"rank {rank} of {world}:", file=sys.stderr)
     print_error(error)
     return EXIT_PROBLEMS
 
@@ -75,6 +78,17 @@ def _text(error: BaseException) -> str:
 
 
 def _claim(store: Store, consequence: bool) -> bool:
+    """Return whether this rank prints; also where the store, which a stopped rank 0 may serve, is silent."""
+    answers: list[bool] = []
+    asking = threading.Thread(
+        target=lambda: answers.append(_ask_store(store, consequence)), name="mindspeed claim", daemon=True
+    )
+    asking.start()
+    asking.join(_STORE_SECONDS)
+    return answers[0] if answers else True
+
+
+def _ask_store(store: Store, consequence: bool) -> bool:
     try:
         if consequence:
             # The rank that failed first may still report; print this error only if none does.

@@ -19,7 +19,7 @@ from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.feature import Patch, hookimpl
 from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
-from mindspeed_core.instruments.call_order import OrderedCall, disagreements
+from mindspeed_core.instruments.call_order import OrderedCall, disagreements, waiting_for_ever
 from mindspeed_core.testing.gloo_threads import released_when_waited
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.proof_files import flags_with_files
@@ -133,10 +133,7 @@ def _taken(session: Session, storage: StorageTracker, log: CommunicationLog, fir
     platform: Any = session.platform
     return MeasuredRank(
         phases={phase.name: phase for phase in storage.report()},
-        calls=tuple(
-            OrderedCall(call.group, call.ranks, call.operation, call.tensor_bytes, call.dtype, call.peer)
-            for call in log.calls[first:]
-        ),
+        calls=tuple(map(OrderedCall.of, log.calls[first:])),
         groups=tuple((group.description, group.ranks) for group in log.groups),
         features=session.plan.names,
         answers=tuple(str(answer) for answer, _ in platform.answers.table()) if platform.dry_run else (),
@@ -288,7 +285,8 @@ def differences(computed: Sequence[MeasuredRank], planned: Sequence[MeasuredRank
                     found.append(f"rank {rank}, {name}, {what}: {ours:,} B planned, {theirs:,} B computed")
         found += _first_difference(rank, "call", list(map(str, real.calls)), list(map(str, dry.calls)))
         found += _first_difference(rank, "group", _groups_of(rank, real), _groups_of(rank, dry))
-    return found + disagreements([rank.calls for rank in planned])
+    orders = [rank.calls for rank in planned]
+    return found + (disagreements(orders) or waiting_for_ever(dict(enumerate(orders))))
 
 
 def _groups_of(rank: int, measured: MeasuredRank) -> list[str]:

@@ -14,16 +14,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mindspeed_core.backend_contracts.hccl import HCCL
+from mindspeed_core.backend_contracts.nccl import NCCL
 from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
+from mindspeed_core.instruments.call_order import OrderedCall, waiting_for_ever
 from mindspeed_core.testing.gloo_threads import released_when_waited
 from mindspeed_core.testing.model_flags import training_flags
 from mindspeed_core.testing.proof_files import flags_with_files
 from mindspeed_core.testing.worlds import run_world
 
 if TYPE_CHECKING:
+    from mindspeed_core.backend_contracts.contract import BackendContract
     from mindspeed_core.instruments.communication import Total
     from mindspeed_core.instruments.host_buffers import HostBuffers
     from mindspeed_core.instruments.memory import TensorBytes
@@ -72,6 +76,7 @@ class SideRequest:
     feature_state: bool = False
     optimizer_state: bool = False
     checkpoint: Checkpoint | None = None
+    contracts: Sequence[BackendContract] = ()
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,7 @@ class RankRecord:
     saved: SavedState | None
     measured: _Measured
     step_seconds: tuple[float, ...]
+    calls: tuple[OrderedCall, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,6 +125,7 @@ class SideResult:
             ``sent_bytes`` (sum over ranks), ``step_seconds`` (median).
         communication: per rank, totals by operation and group.
         metrics: what features recorded with ``run.metrics`` in the measured step, reduced.
+        blocked: ranks that a device's backend would never let go on, a line each.
     """
 
     features: tuple[str, ...]
@@ -133,6 +140,7 @@ class SideResult:
     measures: Mapping[str, float]
     communication: tuple[Mapping[tuple[str, str], Total], ...]
     metrics: Mapping[str, float]
+    blocked: tuple[str, ...] = ()
 
 
 def train_side(
@@ -152,6 +160,7 @@ def train_side(
     feature_state: bool = False,
     optimizer_state: bool = False,
     checkpoint: Checkpoint | None = None,
+    contracts: Sequence[BackendContract] = (HCCL["910B"], NCCL),
     timeout: float = 300.0,
 ) -> SideResult:
     """Train the small GPT with ``flags`` added, in a world of its own.
@@ -173,6 +182,8 @@ def train_side(
         feature_state: record the state of features after the last compared step.
         optimizer_state: record the state of features and optimizer after the last compared step.
         checkpoint: where the compared steps begin; the steps up to there are trained, or loaded.
+        contracts: backends whose rules every call must keep, whatever backend serves it; none where time is
+            taken.
         timeout: seconds for the whole side.
 
     Raises:
@@ -197,6 +208,7 @@ def train_side(
             feature_state,
             optimizer_state,
             checkpoint,
+            () if timed_steps else contracts,
         )
         ranks: list[RankRecord] = run_world(f"{__name__}:train_rank", world_size, request, timeout=timeout)
     return joined_ranks(ranks)
@@ -209,11 +221,15 @@ def train_rank(request: SideRequest) -> RankRecord:
     """Train one rank of a side."""
     from mindspeed_core.activation import activate
     from mindspeed_core.hosts.standalone import loop
+    from mindspeed_core.instruments.communication import CommunicationLog, count_communication
     from mindspeed_core.instruments.host_buffers import HostBuffers
     from mindspeed_core.testing.canonical import canonical_parameters, load_canonical
     from mindspeed_core.testing.saved_state import saved_state
 
     probe = StepProbe()
+    rules, log = ExitStack(), CommunicationLog()
+    if request.contracts:
+        log = rules.enter_context(count_communication(objects=True, contracts=request.contracts))
     session = activate(
         request.flags,
         platform=request.platform,
@@ -251,11 +267,13 @@ def train_rank(request: SideRequest) -> RankRecord:
             saved=saved,
             measured=measured,
             step_seconds=seconds,
+            calls=tuple(map(OrderedCall.of, log.calls)),
         )
         loop.teardown(session)
         return record
     finally:
         session.close()
+        rules.close()
 
 
 def _reach(steps: _Steps, checkpoint: Checkpoint | None) -> None:
@@ -421,6 +439,7 @@ def joined_ranks(ranks: Sequence[RankRecord]) -> SideResult:
         measures=measures,
         communication=tuple(rank.measured.communication for rank in ranks),
         metrics=first.measured.metrics,
+        blocked=tuple(waiting_for_ever({rank: record.calls for rank, record in enumerate(ranks)})),
     )
 
 

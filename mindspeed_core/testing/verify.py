@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_core.backend_contracts.hccl import HCCL
+from mindspeed_core.backend_contracts.nccl import NCCL
 from mindspeed_core.feature import DeclarationError, Resume, Scenario
 from mindspeed_core.testing.training import SideResult, train_side
 from mindspeed_core.testing.worlds import WorldError
 
 if TYPE_CHECKING:
+    from mindspeed_core.backend_contracts.contract import BackendContract
     from mindspeed_core.feature import Feature, Gain
     from mindspeed_core.testing.compare import Comparison
     from mindspeed_core.testing.compare_sides import Compared
@@ -104,6 +107,7 @@ def verify(
     *,
     platform: str | None = None,
     declarations: Sequence[str] = (),
+    contracts: Sequence[BackendContract] | None = None,
     timeout: float = 300.0,
 ) -> Verdict:
     """Run one scenario of a feature.
@@ -116,6 +120,8 @@ def verify(
         scenario: one of its ``verify``.
         platform: the platform, None to let the flags decide.
         declarations: ``"module:Name"`` of declarations to use instead of what is installed.
+        contracts: rules of communication backends that every call must keep; by default those of the
+            platforms that the feature is for.
         timeout: seconds for each side.
 
     Returns:
@@ -123,7 +129,8 @@ def verify(
     """
     name = feature.name
     try:
-        outcome = _run(scenario, declarations, (), platform, timeout)
+        rules = contracts_of(scenario.platforms or feature.platforms) if contracts is None else contracts
+        outcome = _run(scenario, declarations, (), platform, timeout, rules)
     except (WorldError, DeclarationError) as error:
         return Verdict(name, scenario.name, passed=False, tolerance=scenario.tolerance, error=str(error))
     problems = []
@@ -220,6 +227,12 @@ class _Outcome:
     gains: tuple[GainResult, ...] = ()
 
 
+def contracts_of(platforms: Sequence[str]) -> tuple[BackendContract, ...]:
+    """Return the rules that a feature for these platforms has to keep, on whatever backend its proof runs."""
+    known = {"npu": HCCL["910B"], "cuda": NCCL}
+    return tuple(contract for name, contract in known.items() if name in platforms)
+
+
 _baselines: dict[tuple[Any, ...], SideResult] = {}
 
 
@@ -229,6 +242,7 @@ def _run(
     probes: Sequence[str],
     platform: str | None,
     timeout: float,
+    contracts: Sequence[BackendContract] = (HCCL["910B"], NCCL),
 ) -> _Outcome:
     options: dict[str, Any] = {
         "gradients": "gradients" in scenario.quantities,
@@ -237,6 +251,7 @@ def _run(
         "files": scenario.files,
         "declarations": tuple(declarations),
         "platform": platform,
+        "contracts": tuple(contracts),
     }
     if scenario.resume is None:
         return _beside_baseline(scenario, options, probes, timeout)
@@ -261,7 +276,8 @@ def _beside_baseline(
         "timed_steps": _TIMED_STEPS if timed else 0,
     }
     size, steps = scenario.baseline_world_size or scenario.world_size, scenario.steps
-    key = (scenario.baseline, size, steps, *options.values())
+    rules = tuple(contract.name for contract in options["contracts"])
+    key = (scenario.baseline, size, steps, *(options | {"contracts": rules}).values())
     # A time is only comparable with one taken right before it.
     baseline = None if timed else _baselines.get(key)
     if baseline is None:
@@ -320,6 +336,8 @@ def _met(gain: Gain, ours: float | None, theirs: float | None, ratio: float | No
 
 def _verdict(feature: str, scenario: Scenario, outcome: _Outcome, problem: str) -> Verdict:
     comparison = outcome.comparison
+    blocked = [line for side, _, _ in outcome.sides for line in side.blocked]
+    problem = problem or next(iter(blocked), "")
     return Verdict(
         feature=feature,
         scenario=scenario.name,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from types import ModuleType
 
 import click
 import pytest
@@ -170,6 +172,16 @@ def test_an_unexpected_error_keeps_its_traceback_and_its_notes(capsys):
     printed = capsys.readouterr().err
     assert "Traceback" in printed
     assert printed.count("raised in stage 'train_step'") == 1
+
+
+def test_a_program_whose_import_of_torch_was_interrupted_leaves_at_once(capsys, monkeypatch):
+    left = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setitem(sys.modules, "torch.half", ModuleType("torch.half"))
+    assert guarded(_raises(KeyboardInterrupt())) == 130
+    assert left == [130]
+    assert "interrupted" in capsys.readouterr().err
 
 
 def test_an_interrupted_program_says_so(capsys):

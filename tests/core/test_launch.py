@@ -4,11 +4,12 @@ import json
 import os
 import re
 import signal
+import threading
 
 import pytest
 
 from mindspeed_core.errors import UserError
-from mindspeed_core.launch import start, worker
+from mindspeed_core.launch import last_save, start, worker
 from mindspeed_core.launch.environment import (
     Job,
     current_assignment,
@@ -19,6 +20,8 @@ from mindspeed_core.launch.environment import (
     translate_slurm,
     within_one_machine,
 )
+from mindspeed_core.launch.hang import LONGEST_PULSE, Pulse, read_pulse
+from mindspeed_core.launch.last_save import LastSave
 from mindspeed_core.launch.supervisor import Supervisor
 
 
@@ -105,6 +108,99 @@ def test_a_status_of_its_own_is_the_jobs_and_is_neither_explained_nor_tried_agai
 
     assert run(chosen, restarts=2) == 5
     assert capfd.readouterr().err == ""
+
+
+def beating(stopped, waits=True):
+    """Live as a rank that waits for another one; the rank ``stopped`` stops at its first beat."""
+
+    def life(rank, restart):
+        if restart:
+            return 0
+        for beat in range(1, 1000):
+            still = 0.01 * beat
+            worker.send_pulse(Pulse(beat, still, waits, "here", step=7, limit=0.4, period=0.05))
+            if rank == stopped and beat == 1:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            threading.Event().wait(0.05)
+        return 1
+
+    return life
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("which", [0, -1], ids=["rank 0", "last rank"])
+def test_a_stopped_worker_is_found_by_the_supervisor_whoever_it_is(capfd, which, count):
+    rank = which % count
+    assert run(beating(rank), count=count) == 1
+    said = capfd.readouterr().err
+    assert "error: no progress for 0 s (--hang-timeout-minutes) after step 7: " in said
+    assert f"rank {rank} has not answered for" in said
+    assert "(it is stopped by a signal)" in said
+
+
+def test_a_worker_that_was_stopped_is_started_again_with_all_others(capfd):
+    assert run(beating(0), restarts=1) == 0
+    assert "rank 0 of 2 failed: no progress" in capfd.readouterr().err
+
+
+def test_a_worker_that_never_says_a_word_is_silent(capfd):
+    def life(rank, restart):
+        return beating(None)(rank, restart) if rank else signal.pause()
+
+    assert run(life) == 1
+    assert "rank 0 has not answered for" in capfd.readouterr().err
+
+
+def test_workers_that_are_done_hang_no_more():
+    def life(rank, restart):
+        worker.send_pulse(Pulse(1, 0.0, limit=0.2, period=0.05))
+        worker.send_pulse(Pulse(2, 0.0, done=True))
+        threading.Event().wait(0.5)
+        return 0
+
+    assert run(life) == 0
+
+
+def test_a_pulse_of_any_length_fits_into_a_pipe_at_once(monkeypatch):
+    reading, writing = os.pipe()
+    monkeypatch.setenv("MINDSPEED_SUPERVISOR", f"0,0,{writing}")
+    for length in (10, 5_000, 100_000):
+        worker.send_pulse(Pulse(1, 2.0, place="p" * length, stack="\u00e9" * length, note="n" * length))
+        line = os.read(reading, 100_000)
+        assert len(line) <= LONGEST_PULSE
+        assert read_pulse(line).still == 2.0
+    os.close(reading)
+    os.close(writing)
+
+
+def interrupted(rank, restart):
+    """Save after Ctrl-C, as the loop does, rank 0 a little later."""
+    received = []
+    signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
+    if rank:
+        os.kill(os.getppid(), signal.SIGINT)
+    while not received:
+        threading.Event().wait(0.01)
+    if not rank:
+        threading.Event().wait(0.3)
+    return 130
+
+
+def test_workers_that_saved_after_ctrl_c_end_the_job_well_with_status_130(capfd):
+    assert run(interrupted) == 130
+    assert capfd.readouterr().err == ""
+
+
+def test_the_last_line_of_a_job_says_what_is_saved(tmp_path, capfd):
+    last_save.write(tmp_path, LastSave(7, "ck/iter_0000007"))
+
+    def words():
+        return last_save.last_words(str(tmp_path))
+
+    assert Supervisor(starter(killed), 2, 0, words).run() == 1
+    said = capfd.readouterr().err.splitlines()[-1]
+    assert said == f"last saved: step 7 in ck/iter_0000007; run folder: {tmp_path}"
+    assert last_save.last_words(str(tmp_path / "nowhere")) == ""
 
 
 def test_the_only_process_of_a_command_has_a_workers_variables_while_it_runs():

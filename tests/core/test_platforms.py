@@ -208,7 +208,7 @@ def test_device_files_are_counted_without_controls(tmp_path: Path):
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "davinci0", "davinci_manager"):
         (tmp_path / name).touch()
     assert cuda._device_files(tmp_path) == 2
-    assert npu._device_files(tmp_path) == 1
+    assert npu.device_files(tmp_path) == 1
 
 
 @pytest.mark.parametrize("hidden", ["", "-1"])
@@ -235,9 +235,9 @@ def test_cuda_version_of_torch_is_read_from_its_version_file():
 
 def test_npu_needs_torch_npu_and_devices(monkeypatch):
     monkeypatch.setattr(npu, "version", lambda name: "2.13.0")
-    monkeypatch.setattr(npu, "_device_files", lambda directory: 8)
+    monkeypatch.setattr(npu, "device_files", lambda directory: 8)
     assert NpuPlatform.probe() == Availability(True, "8 Ascend device(s), torch_npu 2.13.0")
-    monkeypatch.setattr(npu, "_device_files", lambda directory: 0)
+    monkeypatch.setattr(npu, "device_files", lambda directory: 0)
     assert not NpuPlatform.probe().available
 
 

@@ -1,13 +1,11 @@
 """A disk that fills up while saving: one message, earlier checkpoints intact, training on if asked."""
 
-import contextlib
 import os
-import subprocess
 
 import pytest
 
 from mindspeed_core.hosts.standalone.checkpoint.inspection import inspect
-from mindspeed_testing.faults import start_job
+from mindspeed_testing.faults import small_disk, start_job
 
 FLAGS = (
     "--platform cpu --num-layers 2 --hidden-size 48 --num-attention-heads 2 --seq-length 16 --vocab-size 64 "
@@ -15,26 +13,13 @@ FLAGS = (
     "--eval-iters 0 --no-progress --save-interval 1 --nproc 2"
 ).split()
 LARGEST_FILE = 64_000
-
-
-@contextlib.contextmanager
-def small_disk(folder):
-    """A file system with room for three checkpoints; where none can be mounted, file sizes are limited."""
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)], capture_output=True, check=False
-    )
-    try:
-        yield mounted.returncode == 0
-    finally:
-        if mounted.returncode == 0:
-            subprocess.run(["umount", str(folder)], check=True)
+"""The disk has room for three checkpoints; where none can be mounted, files may not be larger than this."""
 
 
 def run(tmp_path, *flags):
     """Train on the small disk; the exit status, what was printed, the checkpoints and their problems."""
     disk = tmp_path / "disk"
-    with small_disk(disk) as mounted:
+    with small_disk(disk, "3m") as mounted:
         save = disk / "save"
         whole = [*FLAGS, *flags, "--save", str(save), "--run-dir", str(tmp_path / "run")]
         if not mounted:

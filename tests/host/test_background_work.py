@@ -278,3 +278,28 @@ def test_a_copy_that_fails_beside_training_is_lost(beside):
     process = beside(background_jobs.read)
     process.start({"places": []}, refuse)
     assert lost(process) == "RuntimeError: the device is gone"
+
+
+def test_a_process_whose_parent_reads_no_more_ends_without_a_word(beside, gate, tmp_path, capfd):
+    gate.hold(PARTS[0])
+    process = started(beside(background_jobs.write_parts), path=str(tmp_path / "file"))
+    gate.wait_until_held()
+    process._process.stdout.close()
+    gate.open()
+    assert process._process.wait(20.0) == 1
+    assert capfd.readouterr().err == ""
+
+
+def test_a_stopped_process_is_named_long_before_its_limit(beside, gate, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(background, "_NOTICE_SECONDS", 0.5)
+    gate.hold(PARTS[0])
+    process = started(beside(background_jobs.write_parts), path=str(tmp_path / "file"))
+    gate.wait_until_held()
+    os.kill(process.pid, signal.SIGSTOP)
+    # Nobody looks at it: a step may take long.
+    latest = time.monotonic() + 20.0
+    while not caplog.messages and time.monotonic() < latest:
+        process.wait(0.02)
+    (said,) = caplog.messages
+    assert f"(process {process.pid}) made no progress for" in said
+    assert "(it is stopped by a signal); it is killed after 60 s" in said

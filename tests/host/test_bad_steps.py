@@ -158,7 +158,8 @@ def resumed(folder):
 
     spiky = ["--check-for-spiky-loss", "--loss-spike-factor", "3", *SKIP, "--save-interval", "100"]
     found = []
-    for flags in (["--save", folder], ["--load", folder, "--save", folder], ["--finetune", "--load", folder]):
+    anew = ["--finetune", "--load", folder, "--start-over"]
+    for flags in (["--save", folder], ["--load", folder, "--save", folder], anew):
         session = activate([*FLAGS, *spiky, "--save", folder, *flags], host="standalone")
         run = loop.setup(session)
         before = session.state(bad_steps.BadSteps).state()

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from mindspeed_core import Feature, Flag, hookimpl
+from mindspeed_core.testing import WorldError
 from mindspeed_core.testing.dry_run import differences, measure_layouts, measure_world
 
 PADDED_EXPERTS = (
@@ -92,3 +96,28 @@ def test_a_dry_run_of_the_program_reads_writes_and_opens_nothing(tmp_path, monke
     assert "dry run of rank 3 of 4" in said
     assert "--load loaded was not read" in said
     assert "loss " not in said
+
+
+class ShortReduction(Feature):
+    """Sums 16-bit integers over the ranks of a model, which gloo does and NCCL does not."""
+
+    name = "short-reduction"
+    family = "test"
+    summary = "Reduce what one backend does not."
+    flags = (Flag("--short-reduction", help="Reduce it."),)
+
+    @hookimpl(wrapper=True)
+    def optimizer_step(self, run):
+        dist.all_reduce(torch.ones(2, dtype=torch.int16, device=run.dist.device), group=run.pg.mp)
+        return (yield)
+
+
+def test_a_call_that_the_planned_backend_refuses_ends_the_dry_run_with_its_line():
+    flags = ("--short-reduction", "--tensor-model-parallel-size", "2")
+    declared = (f"{__name__}:ShortReduction",)
+
+    with pytest.raises(WorldError, match="nccl refuses all_reduce of int16") as refused:
+        measure_world(flags, 2, platform="fake-cuda", declarations=declared)
+
+    assert "test_dry_run.py" in str(refused.value)
+    assert len(measure_world(flags, 2, platform="fake", declarations=declared)) == 2

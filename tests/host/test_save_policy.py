@@ -15,6 +15,8 @@ from mindspeed_core.hosts.standalone.fault_tolerance.stopping import StopControl
 class FakeSession:
     """Records every save as ``(step, reason)``; saves and polls fail for the given errors."""
 
+    published = None
+
     def __init__(self):
         self.saves, self.failing, self.poll_errors = [], set(), []
         self.stop_while_saving = ""

@@ -96,13 +96,14 @@ class Groups:
 
 
 def without_gloo_groups(folder):
-    sharded = ("--use-distributed-optimizer", "--save", f"{folder}/run")
     groups = Groups()
     expected = trained("--use-distributed-optimizer", steps=4, probes=[groups])
     found = {}
     for flag in ("--disable-gloo-process-groups", "--disable-gloo-group"):
+        save = f"{folder}/run{flag}"
+        sharded = ("--use-distributed-optimizer", "--save", save)
         first = trained(flag, *sharded, save=True, probes=[groups])
-        found[flag] = first[1:] + trained(flag, *sharded, "--load", f"{folder}/run")[1:]
+        found[flag] = first[1:] + trained(flag, *sharded, "--load", save)[1:]
     return expected[1:], found, groups.found
 
 

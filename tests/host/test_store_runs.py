@@ -186,12 +186,14 @@ def ways_of_loading(root, flags):
 def restarted(url, flags):
     """Where a job starts again that saved in its first attempt."""
     os.environ.update(MINDSPEED_JOB_ID="j1", MINDSPEED_RESTART="0")
-    run = open_run(["--save", url, *flags])
+    # An earlier job saved there.
+    command = ["--save", url, "--start-over", *flags]
+    run = open_run(command)
     run.iteration = 5
     save(run)
     close_run(run)
     os.environ.update(MINDSPEED_RESTART="1")
-    run = open_run(["--save", url, *flags])
+    run = open_run(command)
     found = run.iteration, str(run.loaded.path)
     close_run(run)
     del os.environ["MINDSPEED_JOB_ID"], os.environ["MINDSPEED_RESTART"]

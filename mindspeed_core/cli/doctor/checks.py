@@ -18,12 +18,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_core.cli.doctor import ascend
 from mindspeed_core.cli.doctor.probe import MARK
-from mindspeed_core.cli.doctor.supported_versions import PYTHON, TABLE, matches, same_release
+from mindspeed_core.cli.doctor.supported_versions import NPU_CANN, PYTHON, TABLE, matches, same_release
 from mindspeed_core.discovery.entry_points import load_object
 from mindspeed_core.discovery.host import DEFAULT_HOST, ERROR, NOTE, OK, WARNING, Finding
 from mindspeed_core.errors import UserError
 from mindspeed_core.megatron.dataset_helpers import build_command, installed_folder
+from mindspeed_core.platforms.cann import libraries_missing
+from mindspeed_core.platforms.npu import device_files
 
 if TYPE_CHECKING:
     from mindspeed_core.registry import Registry
@@ -53,6 +56,9 @@ class Facts:
         broken: broken plugins: (distribution and version, error, remedy).
         of_host: what the host itself looked at.
         helpers_build: command that compiles megatron-core's index builder; empty where its source is not.
+        ascend: versions of driver, firmware and CANN, where their files tell them.
+        cann_missing: why torch_npu does not find CANN; empty where it does, and without torch_npu.
+        ascend_devices: NPUs that the driver shows.
     """
 
     python: str = machine.python_version()
@@ -69,6 +75,9 @@ class Facts:
     broken: tuple[tuple[str, str, str], ...] = ()
     of_host: tuple[Finding, ...] = ()
     helpers_build: str = ""
+    ascend: Mapping[str, str] = field(default_factory=dict)
+    cann_missing: str = ""
+    ascend_devices: int = 0
 
 
 def collect(registry: Registry, host: str = DEFAULT_HOST) -> Facts:
@@ -90,6 +99,9 @@ def collect(registry: Registry, host: str = DEFAULT_HOST) -> Facts:
         broken=tuple((f"{b.dist} {b.version}".strip(), b.error, b.remedy) for b in registry.broken),
         of_host=_of_host(registry, host),
         helpers_build=build_command(folder) if (folder := installed_folder()) else "",
+        ascend=ascend.ascend_versions(os.environ),
+        cann_missing=libraries_missing(),
+        ascend_devices=device_files(Path("/dev")),
     )
 
 
@@ -185,6 +197,12 @@ def check_torch(facts: Facts) -> Iterator[Finding]:
     loaded = str(facts.torch.get("torch", ""))
     if loaded.startswith("error"):
         remedy = "reinstall torch: pip install --force-reinstall torch"
+        if "backend extension" in loaded:
+            extension = "torch_npu" if "torch_npu" in loaded else "the extension"
+            remedy = (
+                f"mend {extension}, which torch imports by itself, or uninstall it; "
+                "TORCH_DEVICE_BACKEND_AUTOLOAD=0 trains without it"
+            )
         yield Finding(ERROR, "torch import", loaded, remedy)
         return
     backends: Mapping[str, bool] = facts.torch.get("backends", {})
@@ -235,8 +253,15 @@ def check_npu(facts: Facts) -> Iterator[Finding]:
         found = f"torch_npu {npu} was built for another torch than {torch_version}"
         remedy = f"pip install torch_npu=={torch_version.split('+')[0]}, or the torch that it was built for"
         yield Finding(ERROR, "torch_npu", found, remedy)
+    yield from ascend.check_versions(facts.ascend, npu, NPU_CANN)
+    yield from ascend.check_variables(facts.environment)
     outcome = facts.torch.get("torch_npu", "ok")
-    if outcome != "ok":
+    if facts.cann_missing:
+        there, _, remedy = facts.cann_missing.partition("; ")
+        # Without devices everything else goes on, since torch is imported without it.
+        severity = ERROR if facts.ascend_devices else WARNING
+        yield Finding(severity, "torch_npu", f"does not import: {there}", remedy)
+    elif outcome != "ok":
         remedy = "source the CANN toolkit's set_env.sh in this shell, and check the driver with npu-smi info"
         yield Finding(ERROR, "torch_npu", f"does not import: {outcome}", remedy)
     if facts.torch.get("cuda"):
@@ -273,6 +298,12 @@ def check_limits(facts: Facts) -> Iterator[Finding]:
 def check_transformer_engine(facts: Facts) -> Iterator[Finding]:
     """Report the layer implementation that models are built from."""
     installed = facts.versions.get("transformer-engine", "")
+    outcome = facts.torch.get("optional", {}).get("transformer_engine", "ok")
+    if installed and outcome != "ok":
+        found = f"{installed} does not import, models are built from megatron-core's local layers: {outcome}"
+        remedy = "mend or uninstall it; on platforms without CUDA it has no use"
+        yield Finding(NOTE, "transformer-engine", found, remedy)
+        return
     found = (
         f"{installed}: --transformer-impl transformer_engine works"
         if installed
@@ -280,6 +311,14 @@ def check_transformer_engine(facts: Facts) -> Iterator[Finding]:
         "layers are not there, features that need them say so in the plan"
     )
     yield Finding(NOTE, "transformer-engine", found)
+
+
+def check_optional_packages(facts: Facts) -> Iterator[Finding]:
+    """Name optional packages that are installed and cannot be imported."""
+    for name, outcome in facts.torch.get("optional", {}).items():
+        if outcome != "ok" and name != "transformer_engine":
+            found = f"is installed and does not import, so nothing here uses it: {outcome}"
+            yield Finding(WARNING, name, found, "mend or uninstall it")
 
 
 def check_older_package(facts: Facts) -> Iterator[Finding]:
@@ -317,6 +356,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     check_environment,
     check_limits,
     check_transformer_engine,
+    check_optional_packages,
     check_older_package,
     check_platforms,
     check_plugins,

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
+_OPTIONAL = ("transformer_engine", "flash_attn", "triton", "apex")
 MARK = "mindspeed-doctor:"
 """Begins the line with the answer; imported packages print lines of their own."""
 
@@ -20,7 +22,7 @@ def probe() -> dict[str, Any]:
 
     Returns:
         ``torch`` (version or ``error: …``), ``backends`` (name: available), ``cuda`` and ``npu`` (device
-        names), ``megatron`` and ``helpers_cpp`` (``ok`` or the error).
+        names), ``megatron`` and ``helpers_cpp`` (``ok`` or the error), ``optional`` (likewise, by module).
     """
     answer: dict[str, Any] = {"backends": {}, "cuda": [], "npu": []}
     try:
@@ -42,6 +44,7 @@ def probe() -> dict[str, Any]:
     if npu is not None and npu.is_available():
         answer["npu"] = [npu.get_device_name(index) for index in range(npu.device_count())]
         answer["backends"]["hccl"] = True
+    answer["optional"] = {name: _outcome(name) for name in _OPTIONAL if find_spec(name) is not None}
     answer["megatron"] = _outcome("megatron.core")
     answer["helpers_cpp"] = _outcome("megatron.core.datasets.helpers_cpp")
     return answer

@@ -18,7 +18,6 @@ from mindspeed_core.errors import SessionError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.megatron import layers
 from mindspeed_core.megatron.config_arguments import with_arguments
-from mindspeed_core.megatron.expert_losses import weigh_expert_losses
 
 if TYPE_CHECKING:
     from megatron.core.distributed import DistributedDataParallelConfig
@@ -39,7 +38,7 @@ def build_transformer_config(session: LibrarySession, args: Namespace) -> Transf
         config.pipeline_model_parallel_layout = PipelineParallelLayerLayout.from_str(
             layout, config.pipeline_model_parallel_size
         )
-    return weigh_expert_losses(config)
+    return config
 
 
 @hookimpl(trylast=True)

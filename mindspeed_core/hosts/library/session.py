@@ -125,7 +125,7 @@ class LibrarySession(EmbeddedSession):
         """
         from megatron.core.utils import get_model_config
 
-        from mindspeed_core.megatron.expert_check import settle_experts
+        from mindspeed_core.megatron.built_model import settle_model
         from mindspeed_core.megatron.token_losses import pass_token_losses
 
         chunks = _chunks(model)
@@ -135,7 +135,7 @@ class LibrarySession(EmbeddedSession):
         built = self._through("build_model", chunks, args=args, config=config, pg=self.run.pg)
         group = getattr(self.run.pg, "mp", None)
         self.check_placements(group)
-        settle_experts(self, built, config)
+        settle_model(self, built, config)
         pass_token_losses(self.run, built, group)
         self.remember_models(built)
         if self.run.config is None:
@@ -157,13 +157,13 @@ class LibrarySession(EmbeddedSession):
         from megatron.core.distributed import DistributedDataParallelConfig
         from megatron.core.utils import get_model_config
 
-        from mindspeed_core.megatron.expert_check import settle_experts
+        from mindspeed_core.megatron.built_model import settle_model
 
         chunks = _chunks(model)
         config = get_model_config(chunks[0])
         options = self.ddp_config(ddp_config or DistributedDataParallelConfig())
         args = self._arguments(config, options)
-        settle_experts(self, chunks, config)
+        settle_model(self, chunks, config)
         wrapped = self.call(
             "wrap_ddp", args=args, config=config, ddp_config=options, model=chunks, pg=self.run.pg
         )
@@ -224,6 +224,7 @@ class LibrarySession(EmbeddedSession):
             config: the model's; by default that of the trained model.
         """
         from mindspeed_core.megatron.schedule import boundary_options, scheduled
+        from mindspeed_core.megatron.step_tokens import counted_tokens
 
         config = config if config is not None else self.run.config
         args = self._arguments(config)
@@ -233,7 +234,16 @@ class LibrarySession(EmbeddedSession):
             training = not options.get("forward_only", False)
             sizes = {name: options[name] for name in ("seq_length", "micro_batch_size") if name in options}
             self.sized(**sizes)
-            with scheduled(self.run, training=training):
+            lengths = options.get("micro_batch_size", 1), options.get("seq_length", 1)
+            number = options.get("num_microbatches", 1)
+            iterator = options.get("data_iterator")
+            with (
+                scheduled(self.run, training=training),
+                counted_tokens(
+                    self.run, config, iterator, number, lengths, training=training, read=self._batch_of
+                ) as iterator,
+            ):
+                options |= {"data_iterator": iterator} if "data_iterator" in options else {}
                 if "adjust_tensor_shapes_fn" not in options and config is not None:
                     options |= boundary_options(self.run, Namespace(**(vars(args) | sizes)), config)
                 result = function(**options)
@@ -242,6 +252,10 @@ class LibrarySession(EmbeddedSession):
             return result
 
         return schedule
+
+    def _batch_of(self, item: Any) -> Batch:
+        """Return the batch that features make of an item of the caller's iterator, where it is one."""
+        return self.batch(item) if isinstance(item, Batch) else item
 
     def forward_step(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a schedule's ``forward_step_func`` around the caller's.

@@ -86,12 +86,25 @@ class EmbeddedSession(Session):
         self._announce()
         try:
             self.instances.resume()
+            self._change_functions()
             if not self.groups.reclaim():
                 self._in_world = False
         except BaseException:
             self._end()
             raise
         return self
+
+    def _change_functions(self) -> None:
+        """Let models that were built before the session was left call what they called in it."""
+        living = [chunk for chunk in (model() for model in self._models) if chunk is not None]
+        if not living:
+            return
+        from megatron.core.utils import get_model_config
+
+        from mindspeed_core.megatron.built_model import change_functions
+
+        for chunk in living:
+            change_functions(self, [chunk], get_model_config(chunk))
 
     def _announce(self) -> None:
         """Log on the first rank, once, what features say about this run and which are broken."""
@@ -353,24 +366,7 @@ class EmbeddedSession(Session):
                 f"session.{function} got a configuration that lacks what {', '.join(changing)} changes; "
                 "build the model with config = session.config(config)"
             )
-        self._check_expert_losses(config, function)
         self._check(config)
-
-    def _check_expert_losses(self, config: Any, function: str) -> None:
-        """Refuse a configuration with which losses of experts would weigh too little."""
-        from mindspeed_core.megatron.expert_losses import ranks_sharing_expert_losses
-
-        size = ranks_sharing_expert_losses(config)
-        if size > 1 and (config.moe_z_loss_coeff or _any(config.moe_aux_loss_coeff)):
-            raise SessionError(
-                f"session.{function}: with calculate_per_token_loss megatron-core weighs losses of experts "
-                f"{size} times too little where {size} ranks share a sequence; build the model with config = "
-                "session.config(config), which corrects it"
-            )
-
-
-def _any(coefficients: Any) -> bool:
-    return any(coefficients) if isinstance(coefficients, (list, tuple)) else bool(coefficients)
 
 
 def _same(one: Any, other: Any) -> bool:

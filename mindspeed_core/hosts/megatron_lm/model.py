@@ -23,10 +23,10 @@ from mindspeed_core.hosts.megatron_lm import pretrain_call
 from mindspeed_core.hosts.megatron_lm.flag_ownership import leave_to_features
 from mindspeed_core.hosts.megatron_lm.pretrain_call import PretrainCall, arguments_of, intercepts
 from mindspeed_core.hosts.megatron_lm.without_te import installed
+from mindspeed_core.megatron.built_model import settle_model
 from mindspeed_core.megatron.chunk_places import place_of_chunk
 from mindspeed_core.megatron.data_parallel import ddp_config_of
-from mindspeed_core.megatron.expert_check import remember_placed, settle_experts
-from mindspeed_core.megatron.expert_losses import weigh_expert_losses
+from mindspeed_core.megatron.expert_check import remember_placed
 from mindspeed_core.megatron.layers import build_mtp_spec, plain_parts
 from mindspeed_core.megatron.token_losses import pass_token_losses
 from mindspeed_core.megatron.uneven_partition import build_for_any_partition, leaves_partition
@@ -85,7 +85,8 @@ def build_transformer_config(session: Session, args: Namespace) -> TransformerCo
     """Let Megatron-LM translate its arguments."""
     call = pretrain_call.current().call("build_transformer_config")
     if call is not None:
-        return weigh_expert_losses(call(args))
+        built: TransformerConfig = call(args)
+        return built
     return import_module("megatron.training.arguments").core_transformer_config_from_args(args)
 
 
@@ -108,7 +109,7 @@ def _around_init(*names: str) -> Callable[..., Any]:
                 vp_stage=given.get("vp_stage"),
             )
         original(*bound.args, **bound.kwargs)
-        settle_experts(now.session, [given["self"]], given["config"])
+        settle_model(now.session, [given["self"]], given["config"])
 
     return around
 
@@ -191,7 +192,7 @@ def provide(
     if get_model_config(chunk) is not config:
         names = now.features_in("build_transformer_config")
         raise UserError(
-            f"{', '.join(names) or 'losses of experts'}: changes the model's configuration, and the "
+            f"{', '.join(names) or 'the partition of layers'}: changes the model's configuration, and the "
             "script's model_provider builds with another than the one in its argument config; drop its flag "
             "for this script"
         )
@@ -206,9 +207,7 @@ def _as_given(
 
 def changes_config(now: PretrainCall) -> bool:
     """Return whether the stage changes the configuration that the script's provider is handed."""
-    args = now.session.args
-    weighed = getattr(args, "num_experts", None) and getattr(args, "calculate_per_token_loss", False)
-    asked_for = now.wants("build_transformer_config") or weighed or leaves_partition(now.session)
+    asked_for = now.wants("build_transformer_config") or leaves_partition(now.session)
     return "config" in now.handed and bool(asked_for)
 
 

@@ -24,6 +24,8 @@ _EMULATED = ("cpu",)
 _CUDA = ("cuda",)
 _TRAINING = "megatron.training.training:"
 _CHECKPOINTING = "megatron.training.checkpointing:"
+_GPT_MODEL = "megatron.core.models.gpt.gpt_model:GPTModel.__init__"
+_SCHEDULE = "megatron.core.pipeline_parallel.schedules:get_forward_backward_func"
 _HERE = "mindspeed_core.hosts.megatron_lm."
 
 
@@ -213,13 +215,11 @@ PATCHES = (
         "megatron.training.arguments:core_transformer_config_from_args",
         "model:around_config_from_args",
         "build_transformer_config",
-        "the script's model_provider takes no configuration; losses of experts weigh too little with "
-        "--calculate-per-token-loss",
+        "the script's model_provider takes no configuration",
         handed="config",
-        models=("num_experts", "calculate_per_token_loss"),
     ),
     _row(
-        "megatron.core.models.gpt.gpt_model:GPTModel.__init__",
+        _GPT_MODEL,
         "model:around_gpt_model",
         "build_layer_spec build_mtp_spec",
         "the specification is an argument of the model, whoever builds it; copies of experts drift apart "
@@ -227,6 +227,16 @@ PATCHES = (
         platforms=_EMULATED,
         without_te=True,
         models=("num_experts",),
+    ),
+    *(
+        _row(_GPT_MODEL, "model:around_gpt_model", "", reason, **facts)
+        for reason, facts in (
+            ("losses of further predictions get their weight there", {"models": ("mtp_num_layers",)}),
+            (
+                "attention sinks lack a mark with which the gradient norm counts them",
+                {"models": ("softmax_type",), "argument": ("softmax_type", "learnable")},
+            ),
+        )
     ),
     *(
         _row(
@@ -335,18 +345,28 @@ PATCHES = (
         "the iterators come from there",
     ),
     _row(
-        "megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
+        _SCHEDULE,
         "step:around_get_schedule",
         "get_forward_backward boundary_schema forward_step get_batch compute_token_losses compute_loss "
         "reduce_losses",
         "training and evaluation ask it for the schedule; micro-batches are counted around it",
     ),
     _row(
-        "megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
+        _SCHEDULE,
         "step:around_get_schedule",
         "start_run load_checkpoint",
         "before the first schedule everything is built and loaded",
         unless="train_step",
+    ),
+    *(
+        _row(
+            _SCHEDULE,
+            "step:around_get_schedule",
+            "",
+            "losses of layers weigh by the tokens of a step, which are counted before it",
+            models=(layers, "calculate_per_token_loss"),
+        )
+        for layers in ("num_experts", "mtp_num_layers")
     ),
     _row(
         _TRAINING + "train_step",

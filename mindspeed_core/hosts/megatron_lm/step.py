@@ -20,6 +20,7 @@ from mindspeed_core.megatron.chunk_places import loss_rank
 from mindspeed_core.megatron.loss import is_mean, loss_of, on_every_stage, schedule_loss
 from mindspeed_core.megatron.loss_reduction import with_same_names
 from mindspeed_core.megatron.schedule import begin_microbatch, boundary_options, scheduled
+from mindspeed_core.megatron.step_tokens import counted_tokens
 from mindspeed_core.megatron.token_losses import check_passed
 from mindspeed_core.run import Batch, Loss, StepResult
 from mindspeed_core.runtime.gather import all_gather_values
@@ -125,8 +126,17 @@ def around_get_schedule(now: PretrainCall, original: Callable[..., Any], *args: 
         training = not options.get("forward_only", False)
         if training:
             _begin(now)
-        with scheduled(run, training=training):
+        # Megatron-LM calls it by keyword.
+        number, iterator = options.get("num_microbatches", 1), options.get("data_iterator")
+        sizes = options.get("micro_batch_size", 1), options.get("seq_length", 1)
+        with (
+            scheduled(run, training=training),
+            counted_tokens(
+                run, run.config, iterator, number, sizes, training=training and not positional
+            ) as iterator,
+        ):
             options |= boundary_options(run, now.session.args, run.config)
+            options |= {"data_iterator": iterator} if "data_iterator" in options else {}
             reports = schedule(*positional, **options)
         if now.wants("place_chunks"):
             reports = _where_the_script_looks(run, reports)

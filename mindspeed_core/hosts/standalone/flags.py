@@ -114,6 +114,10 @@ _CHECKPOINT = grouped(
         "--exit-on-missing-checkpoint", help="Stop when --load names no checkpoint, instead of starting new."
     ),
     Flag(
+        "--start-over",
+        help="Start before the last step that --save or --run-dir holds, which is refused otherwise.",
+    ),
+    Flag(
         "--ckpt-format",
         type=str,
         default="torch_dist",

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
+from mindspeed_core.errors import annotate
 from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
-from mindspeed_core.hosts.standalone.checkpoint.save_policy import SavePolicy
+from mindspeed_core.hosts.standalone.checkpoint.save_policy import SavePolicy, last_words
 from mindspeed_core.hosts.standalone.fault_tolerance import hang_watch, stopping
 from mindspeed_core.hosts.standalone.monitoring.dry_run_log import STEPS, DryRunLog
 from mindspeed_core.hosts.standalone.monitoring.measures import Measures
@@ -28,37 +31,51 @@ logger = logging.getLogger("mindspeed_core")
 
 
 def train(session: Session) -> Run:
-    """Run a whole training in an open session."""
+    """Run a whole training in an open session.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C ended the run after a step, and it is saved; its argument says so.
+    """
     started = time.monotonic()
     run: Run | None = None
     log: RunLog | None = None
     failed = True
-    try:
-        run = setup(session)
-        dry = session.platform.dry_run
-        log = DryRunLog(run) if dry else open_run_log(run)
-        announce(run, log, time.monotonic() - started)
-        session.state(Measures).start(run)
-        session.call("start_run", run=run)
-        watched = nullcontext() if dry else hang_watch.watch(run)
-        with stopping.listen(session), watched, _setup_left_out_of_collections():
-            if run.args.skip_train:
-                _evaluate(run, log, "valid")
-                _evaluate(run, log, "test")
-            else:
-                _loop(run, log)
-        run.complete_parameters()
-        if isinstance(log, DryRunLog):
-            log.end()
-        failed = False
-    finally:
-        _end(session, run, log, failed)
+    with ExitStack() as signals:
+        try:
+            run = setup(session)
+            dry = session.platform.dry_run
+            log = DryRunLog(run) if dry else open_run_log(run)
+            announce(run, log, time.monotonic() - started)
+            session.state(Measures).start(run)
+            session.call("start_run", run=run)
+            words = partial(last_words, run)
+            watched = nullcontext() if dry else hang_watch.watch(run, words)
+            signals.enter_context(stopping.listen(run, words))
+            with watched, _setup_left_out_of_collections():
+                if run.args.skip_train:
+                    _evaluate(run, log, "valid")
+                    _evaluate(run, log, "test")
+                else:
+                    _loop(run, log)
+            run.complete_parameters()
+            if isinstance(log, DryRunLog):
+                log.end()
+            failed = False
+        except Exception as error:
+            if run is not None and log is not None:
+                annotate(error, last_words(run))
+            raise
+        finally:
+            _end(session, run, log, failed)
+    interrupted = session.state(stopping.StopControl).agreed_signal == signal.SIGINT
+    if interrupted and run.args.exit_signal != "SIGINT":
+        raise KeyboardInterrupt("the run ended in order")
     return run
 
 
 def _loop(run: Run, log: RunLog) -> None:
     session, args = run.session, run.args
-    saves = SavePolicy(run, log.say)
+    saves = SavePolicy(run, log.say, log.note_save)
     validates = args.eval_iters > 0 or args.full_validation
     evaluated = -1
     stop = ""
@@ -123,6 +140,8 @@ def _end(session: Session, run: Run | None, log: RunLog | None, failed: bool) ->
         logger.exception("finish_run failed")
     finally:
         if log is not None:
+            if not failed and run is not None and not session.platform.dry_run:
+                log.say(last_words(run))
             log.close()
         if failed:
             # Ranks that failed do not meet again; what megatron-core keeps would hold model and optimizer.

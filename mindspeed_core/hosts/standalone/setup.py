@@ -21,8 +21,8 @@ from mindspeed_core.hosts.standalone.data.open_iterators import OpenIterators
 from mindspeed_core.hosts.standalone.step import configure_for_training
 from mindspeed_core.hosts.standalone.text.stages import BuiltTokenizer
 from mindspeed_core.megatron.brought_choices import check_optimizer, check_schedule
+from mindspeed_core.megatron.built_model import settle_model
 from mindspeed_core.megatron.data_source import data_source
-from mindspeed_core.megatron.expert_check import settle_experts
 from mindspeed_core.megatron.global_state import destroy_megatron_state
 from mindspeed_core.megatron.model_state import LoadedWeights, is_chosen
 from mindspeed_core.megatron.token_losses import pass_token_losses
@@ -76,7 +76,7 @@ def _build_model(session: Session) -> Run:
             raise
         raise explained from error
     session.check_placements()
-    settle_experts(session, model, config)
+    settle_model(session, model, config)
     run = Run(session=session, args=args, config=config, pg=pg, dist=info, model=model)
     pass_token_losses(run, model)
     run.tokenizer = session.state(BuiltTokenizer).tokenizer

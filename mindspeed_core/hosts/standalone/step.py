@@ -19,6 +19,7 @@ from mindspeed_core.hosts.standalone.monitoring.timing import install_timers, ti
 from mindspeed_core.megatron.loss import schedule_loss
 from mindspeed_core.megatron.parameter_gather import start_complete, start_gather
 from mindspeed_core.megatron.schedule import begin_microbatch, boundary_options, scheduled
+from mindspeed_core.megatron.step_tokens import counted_tokens
 from mindspeed_core.megatron.token_losses import check_passed
 from mindspeed_core.megatron.unwrap import unwrap
 from mindspeed_core.run import Batch, Loss, OptimizerStep, StepResult
@@ -39,10 +40,23 @@ def run_schedule(
         The reports of its micro-batches, on the last pipeline stage only.
     """
     assert run.schedule is not None
-    with scheduled(run, training=not forward_only), untimed(run) if forward_only else nullcontext():
+    sizes = run.args.micro_batch_size, run.args.seq_length
+    with (
+        scheduled(run, training=not forward_only),
+        untimed(run) if forward_only else nullcontext(),
+        counted_tokens(
+            run,
+            run.config,
+            list(iterators),
+            num_microbatches,
+            sizes,
+            training=not forward_only,
+            read=partial(_batch_of, run),
+        ) as data_iterator,
+    ):
         reports: list[dict[str, torch.Tensor]] = run.schedule(
             forward_step_func=partial(_forward_for_schedule, run),
-            data_iterator=list(iterators),
+            data_iterator=data_iterator,
             model=run.model,
             num_microbatches=num_microbatches,
             seq_length=run.args.seq_length,
@@ -52,6 +66,17 @@ def run_schedule(
             **boundary_options(run, run.args, run.config),
         )
     return reports
+
+
+def _batch_of(run: Run, item: Any) -> Batch:
+    batch: Batch = run.session.call(
+        "get_batch",
+        run=run,
+        data_iterator=iter([item]),
+        vp_stage=run.context.vp_stage,
+        microbatch=run.context.microbatch,
+    )
+    return batch
 
 
 def _forward_for_schedule(

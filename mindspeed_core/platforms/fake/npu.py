@@ -6,12 +6,15 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspeed_core.feature import Patch
 from mindspeed_core.platforms.fake.platform import DryRun
 from mindspeed_core.platforms.npu import NpuPlatform
 from mindspeed_core.platforms.platform import Availability
+
+if TYPE_CHECKING:
+    from mindspeed_core.backend_contracts import BackendContract
 
 STAND_IN = "MINDSPEED_NPU_STUB_DEVICES"
 """Is 1 in a process that was started with the stand-in libraries of the device runtime."""
@@ -90,6 +93,12 @@ class FakeNpuPlatform(DryRun, NpuPlatform):
     def patches(self) -> Sequence[Patch]:
         """Return the patches of the npu platform and of dry runs, and those of this device."""
         return (*super().patches(), BATCHES, SYNCHRONIZED, COMMUNICATORS)
+
+    def contracts(self) -> Sequence[BackendContract]:
+        """Return HCCL's rules for the generation that the stand-in runtime announces."""
+        from mindspeed_core.backend_contracts.hccl import contract_for
+
+        return (contract_for(str(self.runtime().get_device_name())),)
 
     def shapes(self) -> Mapping[str, Callable[..., Any]]:
         """Return shape functions that torch_npu lacks or has wrong."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
     from megatron.core.transformer.module import MegatronModule
 
+    from mindspeed_core.backend_contracts import BackendContract
     from mindspeed_core.instruments.communication import CommunicationLog
     from mindspeed_core.platforms.fake.answers import Answers
     from mindspeed_core.platforms.fake.tensors import AnsweringMode
@@ -146,9 +147,15 @@ class DryRun(StoragePhases, Platform):
 
         self.storage = StorageTracker(self.device_type)
         self._computing = ExitStack()
-        self.communication = self._computing.enter_context(count_communication(objects=True))
+        self.communication = self._computing.enter_context(
+            count_communication(objects=True, contracts=self.contracts())
+        )
         self._computing.enter_context(shapes_only(self._mode, self._answering))
         self._computing.enter_context(self.storage)
+
+    def contracts(self) -> Sequence[BackendContract]:
+        """Return the rules of the backends that would serve the launch; every call must keep them."""
+        return ()
 
     def close(self, session: OpeningSession) -> None:
         """Leave the mode; the answers and the counted bytes stay."""

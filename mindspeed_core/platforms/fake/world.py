@@ -96,12 +96,12 @@ class Transfer:
     """A send or receive that keeps its tensor as long as somebody keeps it, as gloo's do."""
 
     def __init__(self, work: Any, tensor: Any) -> None:
-        """Go with the backend's work."""
-        self._work, self._tensor = work, tensor
+        """Go with the backend's ``work``."""
+        self.work, self._tensor = work, tensor
 
     def __getattr__(self, name: str) -> Any:
         """Answer as the work does."""
-        return getattr(self._work, name)
+        return getattr(self.work, name)
 
 
 def keeping_its_tensor(original: Function) -> Function:

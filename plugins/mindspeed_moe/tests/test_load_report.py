@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from mindspeed_core.errors import UserError
+from mindspeed_core.testing.training import train_side
 from mindspeed_moe.load_log import LoadedModel, StepLoads, append_step, describe, read_log
 from mindspeed_moe.load_picture import picture
 from mindspeed_moe.load_report import report_on, unevenness
@@ -134,3 +135,18 @@ def test_many_steps_are_drawn_in_few_columns(log):
     for step in range(3, 1000):
         append_step(log, StepLoads(step, {1: 20}, {1: [5, 5, 5, 5]}))
     assert picture(read_log(log)).count("<rect") == 1 + 200 * 4
+
+
+def test_experts_that_are_filled_up_have_the_loads_and_drops_of_those_that_are_not(tmp_path):
+    model = (
+        "--num-layers 2 --hidden-size 32 --num-experts 4 --moe-ffn-hidden-size 32 --disable-bias-linear "
+        "--moe-token-dispatcher-type alltoall --moe-expert-capacity-factor 0.75 --micro-batch-size 2"
+    ).split()
+    reports = []
+    for name, flags in {"plain": (), "filled": ("--moe-pad-expert-input-to-capacity",)}.items():
+        log = tmp_path / name
+        train_side((*model, *flags, "--moe-load-log", str(log)), 1, 2, gradients=False, platform="cpu")
+        reports.append(report_on(read_log(log)))
+    plain, filled = reports
+    assert all(layer.dropped > 0 for layer in plain.layers)
+    assert filled.layers == plain.layers

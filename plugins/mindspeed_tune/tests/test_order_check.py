@@ -82,6 +82,31 @@ def test_swapped_groups_block_even_where_each_group_has_its_order():
     assert difference.index == 0
 
 
+def test_messages_that_both_ranks_begin_with_a_send_are_named_with_their_code():
+    layout = Layout(2, tp=2)
+
+    def sends_first(rank, batch):
+        found = record(layout, rank)
+        stack = ("ring.py:7 (forward)",)
+        pair = [
+            Call(0, "isend", 8, "float32", 1 - rank, stack=stack, launch_event=1, wait_event=3, batch=batch),
+            Call(0, "irecv", 8, "float32", 1 - rank, stack=stack, launch_event=2, wait_event=4, batch=batch),
+        ]
+        shared = replace(found.groups[0], ranks=found.groups[1].ranks, name="ring")
+        one = replace(found.runs[0], calls=tuple(pair))
+        return replace(found, groups=(shared, *found.groups[1:]), runs=(one,), update=_silent(found.update))
+
+    check = check_order([sends_first(0, None), sends_first(1, None)])
+    assert check.differences == ()
+    assert "ring: rank 0 waits for ever for isend with rank 1" in check.waiting[0]
+    assert "ring.py:7 (forward)" in check.waiting[0]
+    assert check_order([sends_first(0, 1), sends_first(1, 1)]).waiting == ()
+
+
+def _silent(update):
+    return replace(update, calls=())
+
+
 def test_a_group_with_one_recorded_member_is_reported_unchecked():
     check = check_order(every_stage(LAYOUT))
     assert check.differences == ()

@@ -231,11 +231,11 @@ def test_the_kernels_of_cuda_are_planned_where_there_is_no_cuda(runner):
     command = f"mindspeed-train --fake-world-size 8 {DENSE} {LAYOUT} {KERNELS}"
     runner.command = read_command(command.split(), {})
     [cpu] = runner.run([0])
-    runner.kernels = "cuda"
+    runner.platform, before = "fake-cuda", runner.platform
     try:
         [cuda] = runner.run([0])
     finally:
-        runner.kernels = ""
+        runner.platform = before
     one, other = (record.runs[0].work["0 forward"] for record in (cuda, cpu))
     # The same products and the same traffic; attention is one kernel in place of many blocks.
     assert one["operators"] < other["operators"]

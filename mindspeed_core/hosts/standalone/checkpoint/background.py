@@ -9,6 +9,7 @@ large goes over in shared memory. A piece of work counts only when its outcome h
 from __future__ import annotations
 
 import json
+import logging
 import marshal
 import mmap
 import os
@@ -26,11 +27,16 @@ from typing import Any
 from mindspeed_core.hosts.standalone.checkpoint.background_main import IGNORED, MEMORY_BEGIN
 from mindspeed_core.hosts.standalone.checkpoint.processes import CoreTime, core_time_of
 from mindspeed_core.hosts.standalone.checkpoint.reasons import WorkerLost, reason_of
+from mindspeed_core.launch.hang import is_stopped
+
+logger = logging.getLogger("mindspeed_core")
 
 Beat = Callable[[], None]
 """Called by the work whenever it has got further."""
 
 _REAP_SECONDS = 5.0
+_NOTICE_SECONDS = 10.0
+"""Without progress, after which a process is named; its limit ends it later."""
 _CHUNK = 1 << 20
 _PROGRAM = (
     "import sys; work, memory, trainer, *sys.path[:] = sys.argv[1:]; "
@@ -67,6 +73,7 @@ class BackgroundProcess:
         self._lost = ""
         self._looked = self._stalled = 0.0
         self._cores = CoreTime()
+        self._finished = threading.Event()
         self.progress = -1
 
     @property
@@ -102,6 +109,15 @@ class BackgroundProcess:
             self._process = self._spawn()
         self._looked, self._stalled = time.monotonic(), 0.0
         self._cores = core_time_of(self._process.pid)
+        self._finished.set()
+        self._finished = threading.Event()
+        # Looks only happen between two steps, which may take long.
+        threading.Thread(
+            target=self._notice_stall,
+            args=(self._process.pid, self._finished),
+            name="mindspeed writer watch",
+            daemon=True,
+        ).start()
         # Of plain types alone. A pipe would make a trainer wait for a process that reads slowly.
         content = marshal.dumps(job)
         os.ftruncate(self._memory, self._size + len(content))
@@ -132,12 +148,13 @@ class BackgroundProcess:
         status = self._process.poll()
         self._receive()
         if self._outcome is not None:
+            self._finished.set()
             return False
         if status is not None:
             self._lose(_describe(status))
             return False
         # A result that is longer than a pipe holds leaves in pieces.
-        progress = int.from_bytes(self._beats[:8], "little") + len(self._received)
+        progress = self._beaten() + len(self._received)
         self._count_stall(self._process.pid, progress != self.progress)
         self.progress = progress
         if self._stalled <= self._limit:
@@ -154,9 +171,35 @@ class BackgroundProcess:
         passed, self._looked, self._cores = now - self._looked, now, cores
         if moved:
             self._stalled = 0.0
-        elif not (cores.is_ready and cores.ran == before.ran):
-            # The kernel counts a wait when it ends.
-            self._stalled += max(0.0, passed - (cores.queued - before.queued) / 1e9)
+        else:
+            self._stalled += _without_reason(passed, before, cores)
+
+    def _notice_stall(self, pid: int, finished: threading.Event) -> None:
+        """Say once that the process makes no progress, long before its limit ends it; runs in a thread."""
+        after = min(_NOTICE_SECONDS, self._limit / 2)
+        before, stalled, cores, looked = -1, 0.0, core_time_of(pid), time.monotonic()
+        while not finished.wait(after / 5):
+            now, had, preparing = time.monotonic(), core_time_of(pid), self._preparing
+            try:
+                progress = self._beaten()
+            except ValueError:
+                return  # closed a moment ago
+            if progress != before or (preparing is not None and preparing.is_alive()):
+                stalled = 0.0
+            else:
+                stalled += _without_reason(now - looked, cores, had)
+            before, cores, looked = progress, had, now
+            if stalled >= after:
+                state = " (it is stopped by a signal)" if is_stopped(pid) else ""
+                logger.warning(
+                    "the process that writes in the background (process %d) made no progress for %.0f s%s; "
+                    "it is killed after %g s, and its save fails then",
+                    *(pid, stalled, state, self._limit),
+                )
+                return
+
+    def _beaten(self) -> int:
+        return int.from_bytes(self._beats[:8], "little")
 
     def wait(self, seconds: float) -> None:
         """Wait for the end of the work, at most for so many seconds."""
@@ -187,6 +230,7 @@ class BackgroundProcess:
 
     def kill(self, why: str = "was not needed any more") -> None:
         """End the process, also where it is stopped; the next piece of work starts another."""
+        self._finished.set()
         if self._preparing is not None:
             self._preparing.join()
             self._preparing = None
@@ -252,6 +296,7 @@ class BackgroundProcess:
             self._outcome, self._lost = outcome, outcome["reason"] or ""
 
     def _lose(self, how: str) -> None:
+        self._finished.set()
         self._lost = f"the process that wrote in the background (process {self.pid}) {how}"
 
     def _close_process(self) -> None:
@@ -260,6 +305,14 @@ class BackgroundProcess:
             for pipe in (process.stdin, process.stdout):
                 assert pipe is not None
                 pipe.close()
+
+
+def _without_reason(passed: float, before: CoreTime, now: CoreTime) -> float:
+    """Return the seconds of those that passed in which a process did not wait for a core."""
+    if now.is_ready and now.ran == before.ran:
+        # The kernel counts a wait when it ends.
+        return 0.0
+    return max(0.0, passed - (now.queued - before.queued) / 1e9)
 
 
 def _shared_memory() -> int:

@@ -52,8 +52,12 @@ def serve(work: str, memory: int, trainer: int) -> None:
         at, size = map(int, line.split())
         job = marshal.loads(os.pread(memory, size, at))
         outcome = memoryview(json.dumps(_outcome(function, job, memory, beat)).encode() + b"\n")
-        while outcome:
-            outcome = outcome[os.write(outcomes, outcome) :]
+        try:
+            while outcome:
+                outcome = outcome[os.write(outcomes, outcome) :]
+        except BrokenPipeError:
+            # The trainer ended; the kernel ends this process for that a moment later.
+            os._exit(1)
 
 
 def _outcome(function: Callable[..., Any], job: Any, memory: int, beat: Callable[[], None]) -> dict[str, Any]:

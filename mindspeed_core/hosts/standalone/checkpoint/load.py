@@ -31,6 +31,7 @@ from mindspeed_core.hosts.standalone.checkpoint.collective import (
     on_all_ranks,
     on_first_rank,
 )
+from mindspeed_core.hosts.standalone.checkpoint.earlier_results import check_start
 from mindspeed_core.hosts.standalone.checkpoint.model_arguments import (
     compare_models,
     compare_versions,
@@ -83,7 +84,11 @@ def load(run: Run, source: str | None = None) -> LoadInfo:
     pretrained = found is None and args.pretrained_checkpoint
     if pretrained:
         found = _find_pretrained(run)
+    if run.optimizer is not None:
+        on_first_rank(f"--load {args.load}", lambda: check_start(args, found, weights_alone=bool(pretrained)))
     if found is None:
+        if args.load:
+            _warn(f"--load {args.load}: holds no checkpoint; starting from scratch")
         return LoadInfo(path=None)
     return _load_found(run, found, weights_alone=bool(pretrained))
 
@@ -118,10 +123,9 @@ def _find(run: Run) -> publish.Found | None:
         f"--load {args.load}",
         lambda: checkpoint_source.find(args.load, args.ckpt_step, accept_unpublished=unpublished),
     )
-    if found is None and not args.pretrained_checkpoint:
-        if args.exit_on_missing_checkpoint or args.ckpt_step is not None:
-            raise CheckpointError(f"--load {args.load}: holds no checkpoint; check the path")
-        _warn(f"--load {args.load}: holds no checkpoint; starting from scratch")
+    wanted = args.exit_on_missing_checkpoint or args.ckpt_step is not None
+    if found is None and wanted and not args.pretrained_checkpoint:
+        raise CheckpointError(f"--load {args.load}: holds no checkpoint; check the path")
     return found
 
 

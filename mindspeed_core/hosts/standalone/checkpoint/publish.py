@@ -305,6 +305,19 @@ def find(load_dir: Path, step: int | None = None, *, accept_unpublished: bool = 
     return Found(directories[newest], read_manifest(directories[newest]), warning)
 
 
+def latest_step(save_dir: Path) -> int | None:
+    """Return the step that the tracker of a folder names, or else its newest complete one; None for none."""
+    if not save_dir.is_dir():
+        return None
+    steps = [step for path in save_dir.iterdir() if (step := iteration_of(path.name)) is not None]
+    named, _ = _read_tracker(save_dir / TRACKER)
+    if named in steps:
+        return named
+    return max(
+        (step for step in steps if (save_dir / directory_name(step) / MANIFEST).is_file()), default=None
+    )
+
+
 def _later(load_dir: Path, directories: Mapping[int, Path], named: int, newest: int) -> str:
     """Return a note where the tracker names an older checkpoint than the one published last."""
     if newest <= named or _written(directories[newest]) <= _written(directories[named]):

@@ -39,6 +39,7 @@ from mindspeed_core.hosts.standalone.checkpoint.shard_plan import (
 from mindspeed_core.hosts.standalone.checkpoint.staging import Staging
 from mindspeed_core.hosts.standalone.checkpoint.writer import WRITER, job_of, write_rank
 from mindspeed_core.hosts.standalone.fault_tolerance.hang_watch import Progress, seconds_to_hang
+from mindspeed_core.launch.last_save import LastSave
 from mindspeed_core.run import SaveInfo
 
 if TYPE_CHECKING:
@@ -99,9 +100,14 @@ class _Pending:
 
 
 class Saver:
-    """The checkpoints that one session writes; at most one is on its way."""
+    """The checkpoints that one session writes; at most one is on its way.
+
+    Attributes:
+        published: the checkpoint that this session published last.
+    """
 
     def __init__(self) -> None:
+        self.published: LastSave | None = None
         self._plan: ShardPlan | None = None
         self._process = ""
         self._writer: BackgroundProcess | None = None
@@ -156,6 +162,7 @@ class Saver:
         if ended:
             self._pending = None
             pending.target.destination.close()
+            self._note_published(pending.target)
 
     def _advance(self, pending: _Pending, blocking: bool) -> bool:
         """Bring a checkpoint as far as it goes, or without waiting; return whether it is published."""
@@ -238,6 +245,10 @@ class Saver:
             return
         files, digests = on_all_ranks(target.what, partial(_write_now, run, target, self._plan, content))
         _finish(target, self._plan, files, digests)
+        self._note_published(target)
+
+    def _note_published(self, target: _Target) -> None:
+        self.published = LastSave(target.manifest.iteration, str(target.destination.path))
 
     def _stage(self, run: Run, plan: ShardPlan, content: SavedState) -> _Staged:
         """Copy what this rank writes to where its writer reads it."""

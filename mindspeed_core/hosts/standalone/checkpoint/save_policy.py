@@ -16,18 +16,44 @@ from mindspeed_core.errors import CheckpointError
 from mindspeed_core.hosts.standalone.arguments.run_length import batch_at
 from mindspeed_core.hosts.standalone.checkpoint.save import Saver
 from mindspeed_core.hosts.standalone.fault_tolerance import stopping
+from mindspeed_core.launch import last_save
+from mindspeed_core.launch.last_save import LastSave
 
 if TYPE_CHECKING:
     from mindspeed_core.run import Run
 
 
+def last_words(run: Run) -> str:
+    """Return the last line of a run: the step that is saved, and the run's folder."""
+    saved = run.session.state(Saver).published
+    if saved is None:
+        saved = begun_from(run)
+    return last_save.sentence(saved, run.run_dir)
+
+
+def begun_from(run: Run) -> LastSave | None:
+    """Return the checkpoint that a run goes on from; None where it began anew."""
+    loaded = run.loaded
+    return LastSave(loaded.iteration, str(loaded.path)) if loaded.path and loaded.iteration else None
+
+
 class SavePolicy:
     """Save a run when a checkpoint is due, and publish what was saved in the background."""
 
-    def __init__(self, run: Run, say: Callable[[str], None]) -> None:
-        """Start before the first step; ``say`` prints each save and each failure that is spared."""
+    def __init__(
+        self, run: Run, say: Callable[[str], None], note: Callable[[LastSave], None] = lambda _: None
+    ) -> None:
+        """Start before the first step.
+
+        Args:
+            run: what is saved.
+            say: prints each save and each failure that is spared.
+            note: gets each checkpoint when it is published.
+        """
         self._run = run
         self._say = say
+        self._note = note
+        self._noted: LastSave | None = None
         self._saved = -1
         self._batch = batch_at(run.args, run.consumed_train_samples)
 
@@ -82,9 +108,17 @@ class SavePolicy:
         info = run.session.call("save_checkpoint", run=run, reason=reason)
         self._say(f"saved {info.path}")
         self._saved = run.iteration
+        self._note_published()
 
     def _poll(self, *, blocking: bool = False) -> None:
         self._run.session.state(Saver).poll(blocking=blocking)
+        self._note_published()
+
+    def _note_published(self) -> None:
+        published = self._run.session.state(Saver).published
+        if published is not None and published != self._noted:
+            self._noted = published
+            self._note(published)
 
     @contextmanager
     def _spare_failures(self) -> Iterator[None]:

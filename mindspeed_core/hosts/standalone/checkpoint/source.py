@@ -43,6 +43,15 @@ def find(location: str, step: int | None, *, accept_unpublished: bool) -> publis
     return _unnested(publish.find(folder, step, accept_unpublished=accept_unpublished))
 
 
+def latest_step(location: str) -> int | None:
+    """Return the step that a run would go on from in a folder or a store; None where there is none."""
+    folder = folder_of(location)
+    if folder is not None:
+        return publish.latest_step(folder)
+    found = ObjectStore(location).find(accept_unpublished=True)
+    return None if found is None else publish.iteration_of(found.path.name)
+
+
 def find_of_job(location: str, job: str) -> publish.Found | None:
     """Find the checkpoint that a job published last, or None."""
     folder = folder_of(location)

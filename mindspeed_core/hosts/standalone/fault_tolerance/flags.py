@@ -16,7 +16,8 @@ FAULT_TOLERANCE_FLAGS: tuple[Flag, ...] = (
         type=str,
         default="SIGTERM",
         choices=EXIT_SIGNALS,
-        help="Signal that saves and ends the run; SIGUSR1 (sent by batch systems) always does.",
+        help="Signal that saves and ends the run; SIGUSR1 (of batch systems), SIGHUP (of a terminal that is "
+        "closed) and Ctrl-C always do.",
     ),
     Flag(
         "--exit-signal-handler",

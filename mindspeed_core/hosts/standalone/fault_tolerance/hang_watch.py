@@ -1,8 +1,10 @@
 """Watch for hanging runs: find the rank that all others wait for, report where it is, and end the run.
 
-Each rank has a thread that writes to the store how far the rank is and where its main thread stands, and
-reads what the others wrote. A rank that writes nothing any more is stopped or stuck in a call that never
-returns to Python; a rank that is not in a collective is the one that keeps the others in theirs.
+Each rank has a thread that tells how far the rank is and where its main thread stands. Under
+``mindspeed-train --nproc`` it tells the supervisor, which decides. Elsewhere the ranks tell each other
+through the store, and each rank has a second thread that waits for no store: the store may live in the very
+rank that hangs. A rank that says nothing any more is stopped or stuck in a call that never returns to Python;
+a rank that is not in a collective is the one that keeps the others in theirs.
 """
 
 from __future__ import annotations
@@ -17,14 +19,17 @@ import time
 import traceback
 import uuid
 from argparse import Namespace
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from mindspeed_core.launch import worker
+from mindspeed_core.launch import hang, worker
+from mindspeed_core.launch.hang import Finding, Pulse, find_culprit, longest_silence
+from mindspeed_core.launch.store import is_agent_store
+from mindspeed_core.terminal.output import say
 
 if TYPE_CHECKING:
     from mindspeed_core.run import DistInfo, Run
@@ -39,62 +44,6 @@ _WAITS = re.compile(
 _LONGEST_PERIOD = 10.0
 _EXIT_PROBLEMS = 1
 _FRAMES = 8
-
-
-@dataclass(frozen=True)
-class Pulse:
-    """The state of one rank, as it writes it to the store.
-
-    Attributes:
-        beat: grows with every message.
-        still: seconds since the rank last made progress.
-        waits: the main thread is inside a collective, or waits for the device.
-        place: the innermost frame, ``function (file:line)``, and what the schedule was doing.
-        stack: the innermost frames as text; only once the rank has stood still for a while.
-        done: the rank trains no more.
-    """
-
-    beat: int
-    still: float
-    waits: bool = False
-    place: str = ""
-    stack: str = ""
-    done: bool = False
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The rank that keeps the others waiting, and one paragraph about it."""
-
-    rank: int
-    text: str
-
-
-def find_culprit(pulses: Mapping[int, Pulse | None], silent: Mapping[int, float]) -> Finding:
-    """Choose the rank that the others wait for.
-
-    Args:
-        pulses: the last message of each rank; None for a rank that never sent one.
-        silent: seconds since the last message of the ranks that send none any more.
-    """
-    world = len(pulses)
-    others = f"; the other {world - 1} wait for it" if world > 1 else ""
-    for rank in sorted(silent):
-        text = f"rank {rank} has not answered for {silent[rank]:.0f} s"
-        return Finding(rank, f"{text} (stopped, swapping, or stuck outside Python){others}")
-    active = {rank: pulse for rank, pulse in pulses.items() if pulse is not None and not pulse.done}
-    busy = {rank: pulse for rank, pulse in active.items() if not pulse.waits}
-    if busy:
-        # Of several the one that has been still for longest: the others may only have followed.
-        rank, pulse = max(busy.items(), key=lambda item: (item[1].still, -item[0]))
-        where = f"\n{pulse.stack.rstrip()}" if pulse.stack else ""
-        return Finding(rank, f"rank {rank} has been in {pulse.place} for {pulse.still:.0f} s{others}{where}")
-    places = "\n".join(f"  rank {rank}: {pulse.place}" for rank, pulse in sorted(active.items()))
-    first = min(active, default=0)
-    return Finding(
-        first,
-        f"every rank waits in a collective, and not all in the same one or the network is down:\n{places}",
-    )
 
 
 @dataclass
@@ -121,50 +70,114 @@ def shared_name(info: DistInfo) -> str:
 class HangWatch:
     """The watch of one rank; a context around the training loop."""
 
-    def __init__(self, run: Run, seconds: float) -> None:
-        """Prepare to end the run when its `Progress` stands still for ``seconds``; 0 for no watch."""
+    def __init__(self, run: Run, seconds: float, last_words: Callable[[], str] = str) -> None:
+        """Prepare to end the run when its `Progress` stands still for ``seconds``; 0 for no watch.
+
+        ``last_words`` follow the message.
+        """
         self._run = run
+        self._last_words = last_words
         self.seconds = seconds
         self.period = max(0.05, min(seconds / 8, _LONGEST_PERIOD))
         self._name = ""
         self._end = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self._main = threading.current_thread().ident
         self._beat = 0
         self._progress = -1
-        self._moved = time.monotonic()
+        self._moved = self._answered = time.monotonic()
         self._heard: dict[int, tuple[str, float]] = {}
+        self._supervisor_stopped = False
 
     def __enter__(self) -> HangWatch:
-        if self.seconds > 0:
+        if self.seconds <= 0:
+            return self
+        if worker.supervised():
+            self._start(self._report, "mindspeed hang watch")
+        elif self._run.dist.world_size == 1:
+            self._start(self._watch_alone, "mindspeed hang watch")
+        else:
+            # The name comes from the store already.
+            self._start(self._watch_store, "mindspeed store watch")
             self._name = shared_name(self._run.dist)
-            self._thread = threading.Thread(target=self._watch, name="mindspeed hang watch", daemon=True)
-            self._thread.start()
+            self._answered = time.monotonic()
+            self._start(self._watch, "mindspeed hang watch")
         return self
 
     def __exit__(self, *error: object) -> None:
         self._end.set()
-        if self._thread is not None:
-            self._thread.join(2 * self.period)
+        for thread in self._threads:
+            thread.join(2 * self.period)
+
+    def _start(self, target: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _wait(self) -> bool:
+        """Wait for the next look; return False at the end of the watch.
+
+        What this process missed while it was stopped (Ctrl-Z, a frozen container) is no hanging.
+        """
+        began = time.monotonic()
+        ended = self._end.wait(self.period)
+        missed = time.monotonic() - began - self.period
+        if missed > self.period:
+            self._moved += missed
+            self._answered += missed
+        return not ended
+
+    def _report(self) -> None:
+        """Tell the supervisor, which finds ranks that hang; find out whether it is stopped itself."""
+        worker.send_pulse(self._pulse(self._still()))
+        while self._wait():
+            worker.send_pulse(self._pulse(self._still()))
+            if self._run.dist.local_rank == 0:
+                self._look_at_supervisor()
+        worker.send_pulse(Pulse(self._beat + 1, 0.0, done=True))
+
+    def _look_at_supervisor(self) -> None:
+        supervisor = os.getppid()
+        stopped = hang.is_stopped(supervisor)
+        if stopped and not self._supervisor_stopped:
+            logger.warning(
+                "the supervisor (process %d) is stopped by a signal: training goes on, but until it goes on "
+                "too (kill -CONT %d), no rank that hangs or dies is noticed, and it passes no signal on",
+                *(supervisor, supervisor),
+            )
+        self._supervisor_stopped = stopped
+
+    def _watch_alone(self) -> None:
+        while self._wait():
+            still = self._still()
+            if still > self.seconds:
+                self._end_run(find_culprit({0: self._pulse(still)}, {}))
 
     def _watch(self) -> None:
         store = self._connect()
-        while not self._end.wait(self.period):
+        while self._wait():
             try:
                 self._look(store)
+                self._answered = time.monotonic()
             except (RuntimeError, OSError) as error:
                 # The store lives in rank 0 (or its agent); without it nobody can be asked.
                 if self._still() > self.seconds:
-                    self._end_run(Finding(0, f"rank 0, which serves the store, does not answer ({error})"))
-        if store is not None:
-            try:
-                store.set(str(self._run.dist.rank), json.dumps(asdict(Pulse(self._beat + 1, 0.0, done=True))))
-            except (RuntimeError, OSError):
-                logger.debug("the store was gone before the hang watch ended")
+                    self._end_run(Finding(0, f"{_store_server()} does not answer ({error})"))
+        try:
+            store.set(str(self._run.dist.rank), json.dumps(asdict(Pulse(self._beat + 1, 0.0, done=True))))
+        except (RuntimeError, OSError):
+            logger.debug("the store was gone before the hang watch ended")
+
+    def _watch_store(self) -> None:
+        """End the run when it stands still and the store, in which `_watch` may wait for ever, does too."""
+        while self._wait():
+            still, silence = self._still(), time.monotonic() - self._answered
+            # The other watch decides where the store answers.
+            if still > self.seconds + self.period and silence > longest_silence(self.seconds, self.period):
+                what = f"{_store_server()} has not answered for {silence:.0f} s (stopped or cut off)"
+                self._end_run(Finding(0, f"{what}; all others wait for it"), everywhere=True)
 
     def _connect(self) -> Any:
-        if self._run.dist.world_size == 1:
-            return None
         # A client of its own: a wait of the main thread on the shared one would block this one too.
         store = dist.TCPStore(
             os.environ["MASTER_ADDR"],
@@ -185,10 +198,6 @@ class HangWatch:
         rank, world = self._run.dist.rank, self._run.dist.world_size
         still = self._still()
         mine = self._pulse(still)
-        if store is None:
-            if still > self.seconds:
-                self._end_run(find_culprit({0: mine}, {}))
-            return
         store.set(str(rank), json.dumps(asdict(mine)))
         if store.check(["verdict"]):
             if not self._end.is_set():
@@ -205,8 +214,8 @@ class HangWatch:
             if message != before:
                 since = now
                 self._heard[other] = (message, now)
-            pulses[other] = Pulse(**json.loads(message)) if message else None
-            if now - since > max(self.seconds / 2, 3 * self.period) and not (pulses[other] or mine).done:
+            pulses[other] = hang.read_pulse(message) if message else None
+            if now - since > longest_silence(self.seconds, self.period) and not (pulses[other] or mine).done:
                 silent[other] = now - since
         if still > self.seconds and store.add("claim", 1) == 1:
             finding = find_culprit(pulses, silent)
@@ -215,35 +224,45 @@ class HangWatch:
 
     def _pulse(self, still: float) -> Pulse:
         self._beat += 1
+        short = Pulse(self._beat, still, step=self._run.iteration, limit=self.seconds, period=self.period)
         if still < self.seconds / 4:
-            return Pulse(self._beat, still)
+            return short
         frame = sys._current_frames().get(self._main or 0)
         stack = traceback.extract_stack(frame) if frame is not None else traceback.StackSummary()
         if not stack:
-            return Pulse(self._beat, still)
+            return short
         inner = stack[-1]
-        waits = "torch/distributed" in inner.filename or bool(_WAITS.search(inner.line or ""))
         place = f"{inner.name} ({inner.filename}:{inner.lineno})"
         doing = self._run.context.doing
         if doing:
             place += f" in {doing}"
-        text = "".join(traceback.format_list(stack[-_FRAMES:]))
-        return Pulse(self._beat, still, waits, place, text)
+        return replace(
+            short,
+            waits="torch/distributed" in inner.filename or bool(_WAITS.search(inner.line or "")),
+            place=place,
+            stack="".join(traceback.format_list(stack[-_FRAMES:])),
+            note=hang.stopped_children(),
+        )
 
-    def _end_run(self, finding: Finding) -> None:
+    def _end_run(self, finding: Finding, *, everywhere: bool = False) -> None:
+        """End this process with a message; not all ranks speak where each decides so, ``everywhere``."""
         if self._end.is_set():
             return
-        since = f"after step {self._run.iteration}"
-        text = f"no progress for {self.seconds:.0f} s (--hang-timeout-minutes) {since}: {finding.text}"
-        if not worker.send_message("hang", f"error: {text}", rank=finding.rank):
-            print(f"error: {text}", file=sys.stderr, flush=True)
+        info = self._run.dist
+        if not everywhere or info.local_rank == 0 or info.local_rank == info.rank:
+            said = [hang.message(finding, self.seconds, self._run.iteration), self._last_words()]
+            say("\n".join(filter(None, said)))
         os._exit(_EXIT_PROBLEMS)
 
 
-def watch(run: Run) -> HangWatch:
+def _store_server() -> str:
+    return "the launcher, which serves the store," if is_agent_store() else "rank 0, which serves the store,"
+
+
+def watch(run: Run, last_words: Callable[[], str] = str) -> HangWatch:
     """Make the watch that the arguments ask for."""
     minutes = run.args.hang_timeout_minutes
-    return HangWatch(run, 0.0 if minutes == 0 else seconds_to_hang(run.args))
+    return HangWatch(run, 0.0 if minutes == 0 else seconds_to_hang(run.args), last_words)
 
 
 def seconds_to_hang(args: Namespace) -> float:

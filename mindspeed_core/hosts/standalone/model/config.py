@@ -14,7 +14,6 @@ from mindspeed_core.errors import ArgumentError
 from mindspeed_core.feature import hookimpl
 from mindspeed_core.hosts.standalone.arguments.configuration_errors import refused_configuration
 from mindspeed_core.megatron.config_values import config_values
-from mindspeed_core.megatron.expert_losses import weigh_expert_losses
 from mindspeed_core.megatron.uneven_partition import build_for_any_partition, leaves_partition
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def build_transformer_config(session: Session, args: Namespace) -> TransformerCo
     except (AssertionError, ValueError, TypeError, ArithmeticError, ImportError) as error:
         raise refused_configuration(args, session.provenance, error) from error
     check_recomputed_layers(config)
-    return weigh_expert_losses(config)
+    return config
 
 
 def check_recomputed_layers(config: TransformerConfig) -> None:

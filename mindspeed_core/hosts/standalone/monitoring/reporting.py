@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from mindspeed_core.feature import hookimpl
 from mindspeed_core.hooks import DONE, Done
 from mindspeed_core.hosts.standalone.fault_tolerance.stopping import StopControl
 from mindspeed_core.hosts.standalone.monitoring.measures import Measures
+from mindspeed_core.runtime.spared_failures import SparedFailures
 
 if TYPE_CHECKING:
     from mindspeed_core.platforms.platform import MemoryFigure
@@ -69,12 +71,20 @@ def should_stop(session: Session, run: Run) -> str:
 
 
 @hookimpl(trylast=True)
-def finish_run(run: Run) -> Done:
+def finish_run(session: Session, run: Run) -> Done:
     """Draw the loss curve and write the summary on rank 0."""
-    if run.dist.rank == 0 and run.run_dir is not None and run.history:
+    if run.dist.rank == 0 and run.run_dir is not None and _recorded(run):
         from mindspeed_core.hosts.standalone.monitoring.curves import draw_loss_curve
         from mindspeed_core.hosts.standalone.monitoring.summary import write_summary
 
-        draw_loss_curve(run.history, run.run_dir / "loss_curve.png")
-        write_summary(run)
+        with session.state(SparedFailures).spare(f"--run-dir {run.run_dir}"):
+            draw_loss_curve(run.history, run.run_dir / "loss_curve.png")
+            write_summary(run)
     return DONE
+
+
+def _recorded(run: Run) -> bool:
+    """Return whether there are records; the run's folder may have been removed."""
+    with suppress(OSError):
+        return bool(run.history)
+    return False

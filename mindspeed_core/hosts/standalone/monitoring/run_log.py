@@ -1,20 +1,31 @@
-"""The log of a run: lines or a progress bar for people, ``metrics.jsonl`` and charts for programs."""
+"""The log of a run: lines or a progress bar for people, ``metrics.jsonl`` and charts for programs.
+
+Whatever of it fails is told once, and training goes on.
+"""
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, overload
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch.distributed as dist
 
 from mindspeed_core.errors import UserError
+from mindspeed_core.hosts.standalone.checkpoint.save_policy import begun_from
+from mindspeed_core.hosts.standalone.monitoring import records
 from mindspeed_core.hosts.standalone.monitoring.measures import detail_lines
+from mindspeed_core.hosts.standalone.monitoring.records import RecordFile, Records
 from mindspeed_core.hosts.standalone.monitoring.writers import open_writers
+from mindspeed_core.launch import last_save
+from mindspeed_core.launch.last_save import LastSave
+from mindspeed_core.runtime.spared_failures import SparedFailures
+from mindspeed_core.terminal.output import silence
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -22,6 +33,8 @@ if TYPE_CHECKING:
     from mindspeed_core.hosts.standalone.monitoring.writers import Writers
     from mindspeed_core.run import Run
 
+_GONE = (errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO)
+"""Errors of an output that nobody will ever read again."""
 # Numbers that the line of a step shows in its own words, or that have lines of their own.
 _SHOWN = (
     *("step", "loss", "learning_rate", "grad_norm", "tokens_per_second", "step_ms", "peak_memory_bytes"),
@@ -32,16 +45,20 @@ _SHOWN = (
 
 def open_run_log(run: Run) -> RunLog:
     """Open the log of a run in the folder that all ranks share, and set ``run_dir`` and ``history``."""
-    first = run.dist.rank == 0
+    first, failures = run.dist.rank == 0, run.session.state(SparedFailures)
     run.run_dir = _shared_run_dir(run)
     log = RunLog(
         run.run_dir if first else None,
         total=run.args.train_iters,
         start=run.iteration,
         progress=run.args.progress,
-        writers=open_writers(run.args, active=first, world_size=run.dist.world_size),
+        writers=open_writers(run.args, active=first, world_size=run.dist.world_size, failures=failures),
+        failures=failures,
     )
     run.history = log.history
+    begun = begun_from(run)
+    if begun is not None:
+        log.note_save(begun)
     return log
 
 
@@ -60,32 +77,6 @@ def _shared_run_dir(run: Run) -> Path:
     return Path(chosen[0])
 
 
-class Records(Sequence[Mapping[str, Any]]):
-    """The records of a ``metrics.jsonl``, read when they are asked for: a run of weeks must not hold them."""
-
-    def __init__(self, path: Path) -> None:
-        """Read from this file, which may still grow."""
-        self._path = path
-
-    def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        with self._path.open(encoding="utf-8") as file:
-            for line in file:
-                yield json.loads(line)
-
-    def __len__(self) -> int:
-        with self._path.open("rb") as file:
-            return sum(1 for _ in file)
-
-    @overload
-    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Mapping[str, Any]]: ...
-
-    def __getitem__(self, index: int | slice) -> Mapping[str, Any] | Sequence[Mapping[str, Any]]:
-        return list(self)[index]
-
-
 class RunLog:
     """The log of one run: prints and records its numbers on the rank that owns it, and is silent elsewhere.
 
@@ -102,31 +93,38 @@ class RunLog:
         progress: bool,
         output: TextIO | None = None,
         writers: Writers | None = None,
+        failures: SparedFailures | None = None,
     ) -> None:
         """Open ``metrics.jsonl`` and, on a terminal, a progress bar.
 
         Args:
             run_dir: the run's folder; None on ranks that log nothing.
             total: steps of the whole run.
-            start: steps already done (a resume); later records of an earlier attempt are dropped.
+            start: steps already done (a resume); later records of an earlier attempt are moved aside.
             progress: show a live bar when the output is a terminal.
             output: where lines go; standard output by default.
             writers: chart programs, which get every record too.
+            failures: those that were told.
         """
         self.active = run_dir is not None
         self.history: Sequence[Mapping[str, Any]] = ()
         self.total = total
         self._output = output or sys.stdout
         self._writers = writers
-        self._file: TextIO | None = None
+        self._failures = failures or SparedFailures()
+        self._run_dir = run_dir
+        self._file: RecordFile | None = None
+        self._unread = False
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         if run_dir is None:
             return
-        path = run_dir / "metrics.jsonl"
-        _keep_records_until(path, start)
-        self._file = path.open("a", encoding="utf-8", buffering=1)
-        self.history = Records(path)
+        with self._failures.spare(f"--run-dir {run_dir}"):
+            moved = records.go_back_to(run_dir, start)
+            self._file = RecordFile(run_dir / records.NAME)
+            self.history = Records(run_dir / records.NAME)
+            if moved is not None:
+                self.say(f"records behind step {start} are in {moved} now")
         if progress and self._output.isatty():
             self._start_bar(start)
 
@@ -151,6 +149,7 @@ class RunLog:
         self._record({name: value for name, value in numbers.items() if name != "memory_source"})
         if self._bar is not None and self._task is not None:
             short = f"loss {numbers['loss']:.4f}" if numbers.get("loss") is not None else "training"
+            # Its thread draws it.
             self._bar.update(self._task, completed=numbers["step"], description=short)
         for line in (format_step(numbers, self.total), *detail_lines(numbers)):
             self.say(line)
@@ -168,17 +167,34 @@ class RunLog:
 
     def say(self, text: str) -> None:
         """Print a line beside the progress bar."""
-        if not self.active:
+        if not self.active or self._unread:
             return
-        if self._bar is not None:
-            self._bar.console.print(text, highlight=False, soft_wrap=True)
-        else:
+        try:
+            self._print(text)
+        except UnicodeEncodeError:
+            self._print(text.encode("ascii", "backslashreplace").decode())
+        except (OSError, ValueError) as error:
+            self._output_failed(error)
+
+    def _print(self, text: str) -> None:
+        if self._bar is None:
             print(text, file=self._output, flush=True)
+            return
+        try:
+            self._bar.console.print(text, highlight=False, soft_wrap=True)
+        except SystemExit as error:
+            # A console of rich answers a reader that has gone with the end of the program.
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)) from error
+
+    def note_save(self, save: LastSave) -> None:
+        """Note a published checkpoint in the run's folder."""
+        if self._run_dir is not None:
+            with self._failures.spare(f"--run-dir {self._run_dir}"):
+                last_save.write(self._run_dir, save)
 
     def close(self) -> None:
         """Stop the bar and close the file."""
-        if self._bar is not None:
-            self._bar.stop()
+        self._drop_bar()
         if self._file is not None:
             self._file.close()
         if self._writers is not None:
@@ -187,9 +203,26 @@ class RunLog:
 
     def _record(self, record: Mapping[str, Any]) -> None:
         if self._file is not None:
-            self._file.write(json.dumps(dict(record)) + "\n")
+            with self._failures.spare(f"--run-dir {self._run_dir}"):
+                self._file.add(record)
         if self._writers is not None:
             self._writers.record(record)
+
+    def _output_failed(self, error: Exception) -> None:
+        """Say nothing more where nobody reads; a disk that is full may have room later."""
+        self._drop_bar()
+        if isinstance(error, ValueError) or error.errno in _GONE:  # type: ignore[attr-defined]
+            self._unread = True
+            if self._output is sys.stdout:
+                # Whatever else prints there must not fail either.
+                silence(self._output)
+        self._failures.tell("standard output", error)
+
+    def _drop_bar(self) -> None:
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            with suppress(OSError, ValueError, SystemExit):
+                bar.stop()
 
 
 def format_step(numbers: Mapping[str, Any], total: int) -> str:
@@ -222,28 +255,6 @@ def _format_throughput(numbers: Mapping[str, Any]) -> str:
     if "share_of_peak" in numbers:
         text += f", {numbers['share_of_peak']:.1%} of peak"
     return text
-
-
-def _keep_records_until(path: Path, step: int) -> None:
-    """Remove what an earlier attempt recorded beyond the checkpoint it is resumed from."""
-    kept: list[dict[str, Any]] = []
-    if not path.exists():
-        return
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # a line cut short by a kill
-        if isinstance(record, dict) and record.get("step", 0) <= step:
-            kept.append(record)
-    temporary = path.with_suffix(".jsonl.tmp")
-    temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
-    os.replace(temporary, path)
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the records of a ``metrics.jsonl``."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
 
 
 def announce(run: Run, log: RunLog, seconds: float) -> None:

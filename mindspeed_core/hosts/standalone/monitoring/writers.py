@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from mindspeed_core.errors import ArgumentError
 from mindspeed_core.hosts.standalone.monitoring.timing import slowest
+from mindspeed_core.runtime.spared_failures import SparedFailures
 
 _NAMES = {
     "loss": "lm loss",
@@ -87,9 +88,16 @@ class WandbWriter:
 class Writers:
     """All writers of a run; on ranks that write nothing, none."""
 
-    def __init__(self, args: Namespace, writers: list[Writer], world_size: int = 1) -> None:
-        """Send to these writers what the flags in ``args`` ask for."""
+    def __init__(
+        self,
+        args: Namespace,
+        writers: list[Writer],
+        world_size: int = 1,
+        failures: SparedFailures | None = None,
+    ) -> None:
+        """Send to these writers what the flags in ``args`` ask for; one that fails gets nothing more."""
         self.args, self.writers, self.world_size = args, writers, world_size
+        self._failures = failures or SparedFailures()
 
     def record(self, numbers: Mapping[str, Any]) -> None:
         """Send a record of ``metrics.jsonl``."""
@@ -98,24 +106,34 @@ class Writers:
         values = scalars_of(numbers, self.args)
         if self.args.log_world_size_to_tensorboard and "loss" in numbers:
             values["world-size"] = float(self.world_size)
-        for writer in self.writers:
-            writer.scalars(numbers["step"], values)
+        for writer in list(self.writers):
+            try:
+                writer.scalars(numbers["step"], values)
+            except Exception as error:
+                # Other people's programs fail in their own ways, such as a service that was lost.
+                self._failures.tell(type(writer).__name__, error)
+                self.writers.remove(writer)
 
     def close(self) -> None:
         """Close every writer."""
         for writer in self.writers:
-            writer.close()
+            try:
+                writer.close()
+            except Exception as error:
+                self._failures.tell(type(writer).__name__, error)
         self.writers = []
 
 
-def open_writers(args: Namespace, *, active: bool, world_size: int = 1) -> Writers:
+def open_writers(
+    args: Namespace, *, active: bool, world_size: int = 1, failures: SparedFailures | None = None
+) -> Writers:
     """Open the writers that the flags ask for, on the rank that is ``active``."""
     writers: list[Writer] = []
     if active and args.tensorboard_dir:
         writers.append(TensorBoardWriter(args.tensorboard_dir, args.tensorboard_queue_size))
     if active and args.wandb_project:
         writers.append(WandbWriter(args))
-    return Writers(args, writers, world_size)
+    return Writers(args, writers, world_size, failures)
 
 
 def check_writers(args: Namespace) -> None:

@@ -15,6 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mindspeed_core.platforms.cann import hold_back_torch_npu, libraries_missing
+
+if __name__ == "__main__":
+    # Before torch, which imports torch_npu by itself.
+    hold_back_torch_npu()
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -182,7 +188,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     if not (hasattr(torch, "npu") and torch.npu.is_available()):
-        print(NO_DEVICE, file=sys.stderr)
+        print(libraries_missing() or NO_DEVICE, file=sys.stderr)
         return 2
     report: dict[str, Any] = {"machine": machine(), "checks": []}
 

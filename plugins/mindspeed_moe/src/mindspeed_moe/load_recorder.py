@@ -93,6 +93,9 @@ class LoadRecorder:
             if not (module.training and torch.is_grad_enabled()):
                 return
             routing_map = result[1].detach()
+            if module.config.moe_pad_expert_input_to_capacity:
+                # Rows that fill an expert up are in the map too, without a weight.
+                routing_map = routing_map & (result[0].detach() != 0)
             chosen = routing_map.shape[0] * module.config.moe_router_topk
             counts = torch.nn.functional.pad(routing_map.sum(0), (0, 1), value=chosen)
             before = self._counts.get(layer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,7 @@ from megatron.core.transformer.moe.moe_utils import (
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
-from mindspeed_core.megatron.expert_losses import ranks_sharing_expert_losses
+from mindspeed_core.megatron.expert_losses import expert_loss_weight
 from mindspeed_moe.device_losses import device_losses
 
 if TYPE_CHECKING:
@@ -59,10 +59,7 @@ class DeviceBalancedRouter(TopKRouter):
         )
         valid = None if padding_mask is None else ~padding_mask.reshape(-1)
         loss = device_losses(scores, routing_map, valid, self._losses, self._total)
-        if self.calculate_per_token_loss:
-            # Gradients will be divided by the tokens of the step.
-            tokens: Any = routing_map.shape[0] if valid is None else valid.sum()
-            loss = loss * tokens * ranks_sharing_expert_losses(self.config)
+        loss = loss * expert_loss_weight(self, routing_map.shape[0])
         return MoEAuxLossAutoScaler.apply(probs, loss), routing_map
 
     def _total(self, counts: Tensor) -> Tensor:

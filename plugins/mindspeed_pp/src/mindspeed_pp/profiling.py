@@ -68,7 +68,10 @@ class Profiling:
         profile = gathered(self.batches, self.schedule, pg, getattr(args, "num_layers", None))
         self.batches = []
         if run.dist.rank == 0:
-            write_profile(profile, Path(args.profile_pipeline))
+            try:
+                write_profile(profile, Path(args.profile_pipeline))
+            except UserError as error:
+                logger.warning("%s; training goes on without it", error)
             logger.info("--profile-pipeline %s: %s", args.profile_pipeline, profile.sentence())
         if getattr(args, "pipeline_schedule", None) != AUTO:
             return None

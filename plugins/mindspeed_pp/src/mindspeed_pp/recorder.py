@@ -13,6 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from mindspeed_core.errors import UserError
+from mindspeed_core.runtime.earlier_files import move_aside
 from mindspeed_core.runtime.gather import all_gather_values
 from mindspeed_pp.channels import Message, received, sent
 from mindspeed_pp.schedule import Schedule
@@ -166,6 +167,7 @@ def write_profile(profile: Profile, path: Path) -> None:
     record = {"traceEvents": events, "displayTimeUnit": "ms", KEY: as_record(profile.measured)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        move_aside(path.parent, [path.name])
         path.write_text(json.dumps(record), encoding="utf-8")
     except OSError as error:
         raise UserError(

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from mindspeed_core.runtime.earlier_files import move_aside
 from mindspeed_profile.options import ProfileOptions
 from mindspeed_profile.recorder import Profiler
 
@@ -40,7 +41,13 @@ def torch_profiler(
         # A run may end within the chosen steps; one that fails within its first step has part of that.
         reached = max(first + profiler.step_num - warmup, first + 1)
         path = options.path / trace_name(rank, first, reached)
-        profiler.export_chrome_trace(str(path))
+        try:
+            # Another run's, of the same steps.
+            move_aside(options.path, [path.name])
+            profiler.export_chrome_trace(str(path))
+        except (OSError, RuntimeError) as error:
+            logger.warning("--profile-save-path %s: %s; training goes on without it", path, error)
+            return
         logger.info("rank %d: trace of steps %d to %d in %s", rank, first, reached - 1, path)
 
     return profile(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import resource
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -116,9 +118,13 @@ class _Program:
 
 def _run_program(setup: Mapping[str, Any]) -> None:
     adopt_parent_environment(setup)
+    # A program that a user starts has Python's default, not that of the fork server's children.
+    multiprocessing.set_start_method(None, force=True)
     limit = setup["largest_file"]
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    for number in setup["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
     sys.exit(import_module(setup["program"]).main(setup["flags"]))
 
 
@@ -127,6 +133,7 @@ def start_job(
     output: Path,
     *,
     largest_file: int | None = None,
+    ignored: Sequence[signal.Signals] = (),
     program: str = "mindspeed_core.cli.train",
     environment: Mapping[str, str] | None = None,
 ) -> Job:
@@ -136,6 +143,7 @@ def start_job(
         flags: of the program.
         output: takes what it prints.
         largest_file: bytes that the program and its workers may write into one file.
+        ignored: signals that are ignored when the program begins, as under ``nohup``.
         program: another module with a ``main`` that takes flags, for instance ``torch.distributed.run``.
         environment: variables beside those of this process.
     """
@@ -147,8 +155,22 @@ def start_job(
         "flags": list(flags),
         "program": program,
         "largest_file": largest_file,
+        "ignored": [int(number) for number in ignored],
     }
     return Job(_Program(setup), output)
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[bool]:
+    """Mount a file system of a size (``3m``) at a new folder; yields whether this system lets us."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", str(folder)], check=True)
 
 
 @dataclass

@@ -43,10 +43,14 @@ def ring_product_of_gathered(
         mine, coming = (me - step) % ranks, (me - step - 1) % ranks
         works: list[Any] = []
         if step < ranks - 1:
-            works = [
-                dist.isend(whole[mine], following, group=group),
-                dist.irecv(whole[coming], preceding, group=group),
-            ]
+            # In one batch: both neighbours of a ring of two are the same rank, whose stream would hold a send
+            # alone until its receive, which stands behind a send there too.
+            works = dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, whole[mine], following, group),
+                    dist.P2POp(dist.irecv, whole[coming], preceding, group),
+                ]
+            )
         torch.mm(whole[mine], weight, out=result[mine])
         for work in works:
             if work is not None:

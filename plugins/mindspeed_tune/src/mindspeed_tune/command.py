@@ -15,6 +15,7 @@ import click
 
 import mindspeed_tune
 from mindspeed_core.errors import UserError
+from mindspeed_core.runtime.earlier_files import move_aside
 from mindspeed_core.terminal.errors import TRACEBACK
 from mindspeed_core.terminal.program import ExplainedGroup, run_program
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "mindspeed-tune"
 EXIT_PROBLEMS = 1
-_PLATFORMS = {"cpu": "fake", "npu": "fake-npu", "cuda": "fake"}
+_PLATFORMS = {"cpu": "fake", "npu": "fake-npu", "cuda": "fake-cuda"}
 
 
 @click.group(cls=ExplainedGroup, name=PROGRAM, context_settings={"help_option_names": ["-h", "--help"]})
@@ -102,7 +103,6 @@ def plan(
     runner = Ranks(
         launch,
         platform=_PLATFORMS[plan_target],
-        kernels="cuda" if plan_target == "cuda" else "",
         exact_layers=plan_layers == "exact",
         exact_microbatches=plan_microbatches == "exact",
         skew=plan_skew,
@@ -123,6 +123,9 @@ def plan(
     context.exit(0 if found.ok else EXIT_PROBLEMS)
 
 
+REPORTS = ("plan.html", "plan.md", "plan.json", "schedule.json")
+
+
 def write_reports(found: LaunchPlan, folder: Path) -> None:
     """Write a plan as HTML, Markdown, JSON and Chrome trace.
 
@@ -135,6 +138,8 @@ def write_reports(found: LaunchPlan, folder: Path) -> None:
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # Those of an earlier plan, with one number.
+        move_aside(folder, REPORTS)
         (folder / "plan.html").write_text(html_report(found), encoding="utf-8")
         (folder / "plan.md").write_text(markdown(found), encoding="utf-8")
         (folder / "plan.json").write_text(json.dumps(found.as_json(), indent=2) + "\n", encoding="utf-8")

@@ -37,7 +37,6 @@ class Ranks:
         command: LaunchCommand,
         *,
         platform: str = "fake",
-        kernels: str = "",
         exact_layers: bool = False,
         exact_microbatches: bool = False,
         skew: float | None = None,
@@ -48,14 +47,13 @@ class Ranks:
         Args:
             command: that starts the training.
             platform: a dry run.
-            kernels: type of device whose kernels are chosen, ``cuda``; by default the platform's.
             exact_layers: run all layers.
             exact_microbatches: run all micro-batches.
             skew: tokens of this rank's experts, as a multiple of the average.
             parallel: ranks at once, by default one per processor.
         """
         self.command = command
-        self.platform, self.kernels = platform, kernels
+        self.platform = platform
         self.exact_layers, self.exact_microbatches = exact_layers, exact_microbatches
         self.skew = skew
         self.parallel = parallel or os.cpu_count() or 1
@@ -142,7 +140,6 @@ class Ranks:
                 "world_size": self.command.world_size,
                 "per_node": self.per_node,
                 "platform": self.platform,
-                "kernels": self.kernels,
                 "command": asdict(self.command),
                 "options": {
                     "exact_layers": self.exact_layers,

@@ -316,9 +316,9 @@ def _groups(plan: LaunchPlan) -> Iterator[str]:
 def _orders(plan: LaunchPlan) -> Iterator[str]:
     order = plan.order
     yield "<h2>Order of communication</h2>"
-    if order.differences:
-        for one in order.differences:
-            yield f'<div class="verdict no">{_lines(str(one))}</div>'
+    if order.differences or order.waiting:
+        for one in (*map(str, order.differences), *order.waiting):
+            yield f'<div class="verdict no">{_lines(one)}</div>'
     else:
         yield (
             f"<p>{count(order.compared)} calls of {order.pairs} pairs of ranks have the same group, "

@@ -103,7 +103,8 @@ class LaunchPlan:
     def problems(self) -> list[str]:
         """Return what is wrong with the launch, a paragraph each: why the exit status is 1."""
         found = [self._shortage(kind) for kind in self.kinds if not kind.fullest.fits]
-        return found + [f"order of calls: {difference}" for difference in self.order.differences]
+        orders = (*map(str, self.order.differences), *self.order.waiting)
+        return found + [f"order of calls: {problem}" for problem in orders]
 
     @property
     def ok(self) -> bool:
@@ -159,6 +160,7 @@ class LaunchPlan:
                 "calls": self.order.compared,
                 "unchecked_groups": list(self.order.unchecked),
                 "differences": [asdict(one) for one in self.order.differences],
+                "waiting": list(self.order.waiting),
             },
             "step": {
                 "seconds": self.step.seconds,

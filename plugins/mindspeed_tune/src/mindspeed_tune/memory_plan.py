@@ -120,7 +120,7 @@ def memory_plan(
         allocated=exact * record.cost.get("allocated_ratio", 1.0),
         reserved=exact * record.cost.get("reserved_ratio", 1.0),
         expandable=exact * record.cost.get("expandable_ratio", 1.0),
-        outside=record.backend.bytes
+        outside=record.backend.bytes + record.backend.communicators
         if hardware is None
         else hardware.context + used_groups * hardware.per_group,
         capacity=None if hardware is None else hardware.memory,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from mindspeed_core.backend_contracts.rendezvous import stuck_ranks
 from mindspeed_core.instruments.call_order import OrderedCall, compare_order
 from mindspeed_tune.record import Call, RankRecord
 
@@ -44,12 +45,14 @@ class OrderCheck:
         pairs: how many pairs were compared.
         compared: calls that were compared.
         unchecked: groups in which the ranks communicate, but of which one member was recorded only.
+        waiting: a paragraph for each rank that NCCL and HCCL would never let go on.
     """
 
     differences: tuple[Difference, ...]
     pairs: int
     compared: int
     unchecked: tuple[str, ...]
+    waiting: tuple[str, ...] = ()
 
 
 def shown(call: Call | None) -> str:
@@ -82,14 +85,46 @@ def check_order(records: Sequence[RankRecord]) -> OrderCheck:
                 for rank, place in zip(found.ranks, found.places)
             )
             differences.append(Difference(found.group, found.ranks, found.index, (one, other)))
-    return OrderCheck(tuple(differences), pairs, compared, tuple(_unchecked(records)))
+    # Ranks that differ wait for each other anyway.
+    waiting = () if differences else tuple(_waiting(records, calls))
+    return OrderCheck(tuple(differences), pairs, compared, tuple(_unchecked(records)), waiting)
+
+
+def _waiting(records: Sequence[RankRecord], calls: Mapping[int, Sequence[OrderedCall]]) -> Iterator[str]:
+    """Yield a paragraph for each rank that waits for ever, with the code of its call.
+
+    Ranks that ran other numbers of micro-batches than the first one are left out, as if they met every call.
+    """
+    alike = [one for one in records if one.runs[0].microbatches == records[0].runs[0].microbatches]
+    by_rank = {one.rank: one.calls for one in alike}
+    for stuck in stuck_ranks({one.rank: calls[one.rank] for one in alike}):
+        call, behind = (by_rank[stuck.rank][place] for place in (stuck.waits_for, stuck.behind))
+        group = calls[stuck.rank][stuck.waits_for].group
+        lines = [f"{group}: rank {stuck.rank} waits for ever for {shown(call)}"]
+        if behind is not call:
+            lines.append(f"  behind {shown(behind)}")
+        lines += [f"    {line}" for line in call.stack[:3]]
+        lines.append("  NCCL and HCCL serve a stream in order, and a send ends when its receive is reached")
+        yield "\n".join(lines)
 
 
 def _ordered(record: RankRecord) -> list[OrderedCall]:
     found = []
     for call in record.calls:
         group = record.groups[call.group]
-        found.append(OrderedCall(group.name, group.ranks, call.operation, call.bytes, call.dtype, call.peer))
+        found.append(
+            OrderedCall(
+                group.name,
+                group.ranks,
+                call.operation,
+                call.bytes,
+                call.dtype,
+                call.peer,
+                call.launch_event,
+                call.wait_event,
+                call.batch,
+            )
+        )
     return found
 
 

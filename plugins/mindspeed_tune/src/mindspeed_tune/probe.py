@@ -299,7 +299,7 @@ class Probe:
             features=tuple(session.plan.names),
             host_bytes=storage.host,
             cost=_ratios(self._runs[0][1]["events"]),
-            backend=_backend(log, session.platform.backend_temporaries),
+            backend=_backend(log, session.platform),
             reliefs=() if self.options.only_order else reliefs(session, run),
         )
 
@@ -319,12 +319,18 @@ class Probe:
             peer=call.peer if call.operation in POINT_TO_POINT else None,
             phase=phase,
             stack=tuple(map(str, self._stacks[seen])),
+            launch_event=call.launch_event,
+            wait_event=call.wait_event,
+            batch=call.batch,
         )
 
 
-def _backend(log: Any, temporaries: Mapping[str, float]) -> BackendMemory:
-    size, call = log.largest_temporary(temporaries)
-    return BackendMemory(size, f"{call.operation} in {call.group}") if call is not None else BackendMemory()
+def _backend(log: Any, platform: Any) -> BackendMemory:
+    size, call = log.largest_temporary(platform.backend_temporaries)
+    kept = max(
+        (contract.communicator_bytes(*log.communicators()) for contract in platform.contracts()), default=0
+    )
+    return BackendMemory(size, "" if call is None else f"{call.operation} in {call.group}", kept)
 
 
 @functools.lru_cache(maxsize=8)

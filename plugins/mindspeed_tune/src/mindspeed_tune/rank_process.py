@@ -19,7 +19,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from mindspeed_core.platforms.planned_kernels import kernels_of
 from mindspeed_tune.launch_command import MODULE, TRAIN
 
 DELIVERED, EXPLAINED, FAILED = "record", "explained", "failed"
@@ -29,14 +28,13 @@ def run_rank(job: Mapping[str, Any], deliver: Callable[[str], None]) -> None:
     """Run a rank and deliver one JSON object: its record, or what went wrong. Does not return.
 
     Args:
-        job: ``rank``, ``world_size``, ``per_node``, ``platform``, ``kernels``, ``command`` (a
+        job: ``rank``, ``world_size``, ``per_node``, ``platform``, ``command`` (a
             `LaunchCommand` as a mapping), ``options`` (of the probe) and ``skew``.
         deliver: takes the text.
     """
     outcome: dict[str, Any] = {"kind": FAILED, "text": "the command ended before its first training step"}
     try:
-        with kernels_of(job["kernels"]):
-            _run(job, lambda record: _end(deliver, {"kind": DELIVERED, "record": record.as_json()}))
+        _run(job, lambda record: _end(deliver, {"kind": DELIVERED, "record": record.as_json()}))
     except SystemExit as stop:
         if stop.code not in (None, 0):
             outcome["text"] = f"the command ended with status {stop.code} before its first training step"

@@ -39,6 +39,9 @@ class Call:
         peer: global rank on the other side of a send or receive; None for collectives.
         phase: ``forward``, ``backward``, ``gradients``, ``update`` or ``setup``.
         stack: lines of code that led to it, innermost first; empty where they were not recorded.
+        launch_event: place of the launch among all launches and waits of the rank.
+        wait_event: place of the first wait among them; None without one.
+        batch: number of the coalesced batch that holds the call; None outside of one.
     """
 
     group: int
@@ -48,6 +51,9 @@ class Call:
     peer: int | None = None
     phase: str = ""
     stack: tuple[str, ...] = ()
+    launch_event: int = 0
+    wait_event: int | None = None
+    batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -197,10 +203,12 @@ class BackendMemory:
     Attributes:
         bytes: the most of any call; 0 where the platform declares none.
         call: the call: operation and group.
+        communicators: bytes of the buffers that communicators keep for themselves.
     """
 
     bytes: float = 0.0
     call: str = ""
+    communicators: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -146,6 +146,11 @@ def _remarks(plan: LaunchPlan) -> Iterator[str]:
             f"beside tensors, the backend takes up to {size(backend.bytes)} during {backend.call}, as the "
             "platform that was planned declares"
         )
+    if plan.hardware is None and backend.communicators:
+        yield (
+            f"beside tensors, communicators keep {size(backend.communicators)} of buffers, by the "
+            "environment or the default of their backend"
+        )
     for rank, difference in plan.differing.items():
         sign = "more" if difference > 0 else "less"
         yield f"rank {rank} keeps {count(abs(difference))} bytes {sign} than its kind: an uneven division"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer import TransformerConfig
 from torch import nn
 
@@ -30,6 +31,8 @@ def add_offset(module: nn.Module, config: TransformerConfig, heads_group: Callab
         module.register_buffer("softmax_offset", offset, persistent=False)
         return
     learned = nn.Parameter(offset)
+    # Each rank has those of its heads, which the gradient norm counts everywhere.
+    set_tensor_model_parallel_attributes(learned, True, 0, 1)
     module.register_parameter("softmax_offset", learned)
     if config.perform_initialization:
         config.init_method(learned)

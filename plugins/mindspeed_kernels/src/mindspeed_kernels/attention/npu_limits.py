@@ -13,6 +13,8 @@ import torch
 
 from mindspeed_kernels.attention.arguments import Inputs, Options
 from mindspeed_kernels.attention.bias import COMPRESSED_ROWS
+from mindspeed_kernels.attention.service import needs_second_version
+from mindspeed_kernels.npu_builds import call_missing
 
 logger = logging.getLogger("mindspeed_kernels.ops")
 
@@ -35,8 +37,24 @@ def kernel_refusal(inputs: Inputs, options: Options) -> str:
         return f"it knows up to {_MOST_HEADS} heads, got {options.head_num}"
     if options.sparse_mode in (5, 6) and query.shape[0] > _MOST_PREFIXES:
         return f"it knows up to {_MOST_PREFIXES} samples with a prefix, got {query.shape[0]}"
+    build = _build_refusal(options)
+    if build:
+        return build
     bias = _bias_refusal(inputs, options)
     return bias or (_packed_refusal if options.layout == "TND" else _band_refusal)(inputs, options)
+
+
+def _build_refusal(options: Options) -> str:
+    """Return what the installed torch_npu lacks: packed statistics and sinks came with later builds."""
+    wanted = ["sink"] if options.sink is not None else []
+    second = needs_second_version(options)
+    if options.layout == "TND" and not second:
+        wanted.append("softmax_layout")
+    if not wanted:
+        return ""
+    version = "_v2" if second else ""
+    names = (f"npu_fusion_attention{version}", f"npu_fusion_attention_grad{version}")
+    return next(filter(None, (call_missing(name, *wanted) for name in names)), "")
 
 
 def _bias_refusal(inputs: Inputs, options: Options) -> str:

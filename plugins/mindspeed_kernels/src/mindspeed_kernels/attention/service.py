@@ -17,6 +17,7 @@ from mindspeed_kernels.attention.bias import Bias
 from mindspeed_kernels.attention.blocks import Piece
 from mindspeed_kernels.attention.mask_store import STORE
 from mindspeed_kernels.attention.visibility import UNLIMITED, Visibility
+from mindspeed_kernels.npu_builds import call_missing
 
 _ZERO_EMPTY_ROWS = 2
 """Value of ``inner_precise`` that makes rows zero that see nothing; they are the average of values else."""
@@ -70,7 +71,7 @@ def npu_attention(
         query, key, value = (tensor.flatten(2) for tensor in (query, key, value))
     common = {**_common(inputs, options, mask), "scale": options.scale, **_precise(switches, mask)}
     second = needs_second_version(options)
-    if second and options.keep_prob < 1.0:
+    if second and options.keep_prob < 1.0 and not call_missing("npu_fusion_attention_v2", "seed"):
         # Ascend 950 takes the seed as it is; others replace it.
         common["seed"] = int(torch.randint(1 << 31, (), device=query.device))
     arguments = (query, key, value, options.head_num, "SBH" if layout == "SBND" else layout)

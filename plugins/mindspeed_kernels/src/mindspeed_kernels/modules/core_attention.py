@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from megatron.core import tensor_parallel
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import is_layer_window_attention
@@ -138,6 +139,8 @@ class FusedCoreAttention(MegatronModule):
             self.register_buffer("softmax_offset", offset, persistent=False)
             return
         self.softmax_offset = torch.nn.Parameter(offset)
+        # Each rank has those of its heads, which the gradient norm counts everywhere.
+        set_tensor_model_parallel_attributes(self.softmax_offset, True, 0, 1)
         if config.perform_initialization:
             config.init_method(self.softmax_offset)
 

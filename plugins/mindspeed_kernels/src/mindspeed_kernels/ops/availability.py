@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 
 import torch
+
+from mindspeed_kernels.npu_builds import call_missing
 
 
 def device_missing(device_type: str) -> str:
@@ -48,10 +50,15 @@ def ascend_generation() -> str:
     return next((generation for prefix, generation in _GENERATIONS if name.startswith(prefix)), "")
 
 
-def kernel_of(*generations: str) -> Callable[[], str]:
-    """Return what tells why a kernel cannot be used that only some generations of devices have.
+def kernel_of(
+    *generations: str, calls: Sequence[str] = (), arguments: Sequence[str] = ()
+) -> Callable[[], str]:
+    """Return what tells why a kernel cannot be used that only some devices and builds have.
 
-    Where the generation is not known, the kernel is taken to be there.
+    Args:
+        generations: of devices that have it. Where the generation is not known, it is taken to be there.
+        calls: names of torch_npu that not every supported build has.
+        arguments: of those calls, that not every build takes.
     """
 
     def missing() -> str:
@@ -59,7 +66,9 @@ def kernel_of(*generations: str) -> Callable[[], str]:
         if reason:
             return reason
         found = ascend_generation()
-        return "" if found in ("", *generations) else f"there is no such kernel for Ascend {found}"
+        if found not in ("", *generations):
+            return f"there is no such kernel for Ascend {found}"
+        return next(filter(None, (call_missing(call, *arguments) for call in calls)), "")
 
     return missing
 

@@ -230,7 +230,14 @@ mx_grouped_matmul = Operator(
 )
 
 
-@mx_grouped_matmul.backend("npu", ("npu",), available=kernel_of("950"), contract=(Dtype("x", HALF),))
+@mx_grouped_matmul.backend(
+    "npu",
+    ("npu",),
+    available=kernel_of(
+        "950", calls=("npu_grouped_dynamic_mx_quant", "npu_dynamic_mx_quant", "float8_e8m0fnu")
+    ),
+    contract=(Dtype("x", HALF),),
+)
 def _npu(
     x: Tensor,
     weight: Tensor,

@@ -93,7 +93,9 @@ def _in_place(x: Tensor, dy: Tensor, grouplist: Sequence[int] | Tensor, grad: Te
     "npu",
     ("npu",),
     priority=10,
-    available=kernel_of("910B", "910_93"),
+    available=kernel_of(
+        "910B", "910_93", calls=("npu_grouped_matmul_add_",), arguments=("group_list", "group_list_type")
+    ),
     contract=(Dtype("x", HALF), Dtype("grad", (torch.float32,))),
     differentiable=False,
 )

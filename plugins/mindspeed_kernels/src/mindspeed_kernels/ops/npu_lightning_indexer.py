@@ -25,7 +25,7 @@ from mindspeed_kernels.contract import (
     SameSize,
     Size,
 )
-from mindspeed_kernels.ops.availability import ascend_generation, kernel_of_training_devices
+from mindspeed_kernels.ops.availability import ascend_generation, kernel_of
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 from mindspeed_kernels.ops.signatures import with_signature_of
 
@@ -250,7 +250,9 @@ class IndexOnNpu(torch.autograd.Function):
 @npu_lightning_indexer.backend(
     "npu",
     ("npu",),
-    available=kernel_of_training_devices,
+    available=kernel_of(
+        "910B", "910_93", "950", calls=("npu_lightning_indexer", "npu_lightning_indexer_grad")
+    ),
     contract=(
         NotEmpty("query"),
         NotEmpty("key"),

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from mindspeed_kernels.call import Call
 from mindspeed_kernels.contract import NPU_FLOATING, Dtype, Holds, Rank, SameShape, SameSize
+from mindspeed_kernels.npu_builds import call_missing
 from mindspeed_kernels.ops.availability import ascend_generation, torch_npu_missing
 from mindspeed_kernels.ops.npu_moe_token_permute import npu_moe_token_permute_reference
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
@@ -140,7 +141,13 @@ def maps_missing() -> str:
     reason = torch_npu_missing()
     if not reason and ascend_generation() in ("310P", "950"):
         return f"there is no such kernel for Ascend {ascend_generation()}"
-    return reason
+    # A build has both directions and their gradients, or none.
+    return (
+        reason
+        or call_missing("npu_moe_token_permute_with_routing_map")
+        or call_missing("npu_moe_token_permute_with_routing_map_grad")
+        or call_missing("npu_moe_token_unpermute_with_routing_map")
+    )
 
 
 class PermuteOnNpu(torch.autograd.Function):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mindspeed_kernels.contract import Choice, Dtype, Rank, SameShape
-from mindspeed_kernels.ops.availability import kernel_of_training_devices
+from mindspeed_kernels.ops.availability import kernel_of
 from mindspeed_kernels.ops.operator import Make, Operator, Sample
 
 _PACKED_WIDTHS, _WIDEST, _MOST_HEADS = 64, 768, 256
@@ -145,8 +145,11 @@ def _refusal(prev_attn_out: Tensor, layout: str) -> str:
     return ""
 
 
+_kernel_missing = kernel_of("910B", "910_93", "950", calls=("npu_ring_attention_update",))
+
+
 @npu_ring_attention_update.backend(
-    "npu", ("npu",), priority=10, available=kernel_of_training_devices, differentiable=False
+    "npu", ("npu",), priority=10, available=_kernel_missing, differentiable=False
 )
 def _npu(
     prev_attn_out: Tensor,

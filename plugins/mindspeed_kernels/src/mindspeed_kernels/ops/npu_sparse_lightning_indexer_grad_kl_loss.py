@@ -272,7 +272,7 @@ def _served(query: Tensor, index: Tensor, places: Tensor, rope: Tensor | None) -
 @npu_sparse_lightning_indexer_grad_kl_loss.backend(
     "npu",
     ("npu",),
-    available=kernel_of("910B", "910_93"),
+    available=kernel_of("910B", "910_93", calls=("npu_sparse_lightning_indexer_grad_kl_loss",)),
     contract=(
         NotEmpty("query"),
         Dtype("query", HALF),

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_core.instruments.host_buffers import mark_host_buffers
 from mindspeed_core.instruments.phases import FORWARD_BACKWARD, UPDATE
 from mindspeed_core.instruments.storage import ACTIVATIONS, OTHER, StorageTracker
+from mindspeed_core.runtime.earlier_files import move_aside
 from mindspeed_core.runtime.gather import all_gather_values
+from mindspeed_core.runtime.spared_failures import SparedFailures
 from mindspeed_memory.report.formulas import kept_bytes
 from mindspeed_memory.report.table import report_of, text_of
 from mindspeed_memory.report.timeline import Timeline, picture, readable
@@ -28,6 +30,7 @@ class Recorder:
     def __init__(self, session: Any) -> None:
         """Start; closing the session stops it at the latest."""
         self._session = session
+        self._failures: SparedFailures = session.state(SparedFailures)
         self._storage: StorageTracker | None = StorageTracker(session.platform.device_type)
         self._steps = 0
         self._storage.start()
@@ -62,7 +65,11 @@ class Recorder:
             storage.mark_run(run)
             storage.end_phase()
             if not platform.dry_run:
-                platform.memory_snapshot(Path(folder) / f"rank-{run.dist.rank}.pickle")
+                with self._failures.spare(f"--memory-report {folder}"):
+                    name = f"rank-{run.dist.rank}"
+                    # Those of an earlier run.
+                    move_aside(Path(folder), [f"{name}.{suffix}" for suffix in ("pickle", "json", "svg")])
+                    platform.memory_snapshot(Path(folder) / f"{name}.pickle")
         self._report(run, storage, timeline, Path(folder))
         self._stop()
 
@@ -82,15 +89,17 @@ class Recorder:
             report = report_of(run.dist.rank, phases, kept, kept_bytes(run, active))
             peaks = all_gather_values(max(phase.peak for phase in phases))
             if not self._session.platform.dry_run:
-                folder.mkdir(parents=True, exist_ok=True)
-                stem = folder / f"rank-{run.dist.rank}"
-                stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-                title = f"rank {run.dist.rank}: bytes on the device in the second step"
-                stem.with_suffix(".svg").write_text(picture(timeline, kept, title), encoding="utf-8")
+                with self._failures.spare(f"--memory-report {folder}"):
+                    stem = folder / f"rank-{run.dist.rank}"
+                    stem.with_suffix(".json").write_text(
+                        json.dumps(report, indent=1) + "\n", encoding="utf-8"
+                    )
+                    title = f"rank {run.dist.rank}: bytes on the device in the second step"
+                    stem.with_suffix(".svg").write_text(picture(timeline, kept, title), encoding="utf-8")
         if run.dist.rank == 0:
             largest = max(range(len(peaks)), key=peaks.__getitem__)
-            print(text_of(report), flush=True)
-            print(f"  largest peak of all ranks: {readable(peaks[largest])}, rank {largest}", flush=True)
+            self._failures.say(text_of(report))
+            self._failures.say(f"  largest peak of all ranks: {readable(peaks[largest])}, rank {largest}")
 
     def _stop(self) -> None:
         if self._storage is not None:

@@ -20,6 +20,7 @@ from megatron.core.utils import get_pg_rank
 
 from mindspeed_core.errors import SessionError
 from mindspeed_core.megatron.unwrap import unwrap
+from mindspeed_core.runtime.spared_failures import SparedFailures
 from mindspeed_moe.expert_map.layer_map import LayerMap
 from mindspeed_moe.expert_map.migration import Moves, migrate
 from mindspeed_moe.expert_map.planning import Placement, balance, greedy_placement, rank_loads, variation
@@ -245,10 +246,9 @@ class Rebalancing:
                 for before, after in zip(layer.map.placement, plan)
                 for old, new in zip(before, after)
             )
-            print(
+            self._run.session.state(SparedFailures).say(
                 f"mindspeed: {layer.key}: rows of each rank {rows}, largest / mean {ratios.before:.2f}; "
-                f"{moved} experts move, then {ratios.after:.2f} (at best {ratios.bound:.2f})",
-                flush=True,
+                f"{moved} experts move, then {ratios.after:.2f} (at best {ratios.bound:.2f})"
             )
 
 

@@ -32,6 +32,8 @@ class ApiUse:
         name: what is used, ``torch_npu.npu_swiglu``.
         is_call: whether it is called here; a mention is handed on and may be called elsewhere.
         excuse: why it cannot run without a device; empty for everything that must.
+        keywords: names of the arguments that a call passes by name.
+        positional: number of those that it passes by position, unpacked ones not counted.
     """
 
     path: Path
@@ -40,6 +42,8 @@ class ApiUse:
     name: str
     is_call: bool
     excuse: str = ""
+    keywords: tuple[str, ...] = ()
+    positional: int = 0
 
     def __str__(self) -> str:
         """Return file, line and name, as failures show it."""
@@ -73,7 +77,12 @@ def uses_of(text: str, path: Path) -> list[ApiUse]:
             continue
         excuse = lines[node.lineno - 1].partition(EXCUSE)[2].strip()
         last = node.end_lineno or node.lineno
-        found.append(ApiUse(path, node.lineno, last, name, isinstance(node, ast.Call), excuse))
+        if isinstance(node, ast.Call):
+            given = tuple(keyword.arg for keyword in node.keywords if keyword.arg)
+            count = sum(not isinstance(argument, ast.Starred) for argument in node.args)
+            found.append(ApiUse(path, node.lineno, last, name, True, excuse, given, count))
+        else:
+            found.append(ApiUse(path, node.lineno, last, name, False, excuse))
     return sorted(found, key=lambda use: (use.line, use.name))
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+from mindspeed_core.backend_contracts.hccl import HCCL
 from mindspeed_core.feature import Scenario
 from mindspeed_core.testing.canonical import CanonicalState
 from mindspeed_core.testing.model_flags import training_flags
@@ -95,6 +96,7 @@ def value_training(
             extra_parameters=extra_parameters,
             feature_state=feature_state,
             optimizer_state=optimizer_state,
+            contracts=(HCCL[soc],) if soc in HCCL else (),
         )
         # Started as a 950, torch_npu copies by operators of CANN, which the stand-in runtime lacks.
         started = PRODUCTS["910B" if soc == "950" else soc][0]
@@ -123,8 +125,8 @@ def assert_equals_cpu(
         timeout: seconds for each side.
 
     Raises:
-        AssertionError: with a report of the worst tensors.
-        WorldError: a side cannot run.
+        AssertionError: with a report of the worst tensors, or of a rank that HCCL would never let go on.
+        WorldError: a side cannot run, or HCCL refuses one of its calls.
     """
     from mindspeed_core.testing.compare_sides import compare_sides
 
@@ -161,6 +163,8 @@ def assert_equals_cpu(
         extra_losses=scenario.extra_losses,
         extra_parameters=extra,
     )
+    if npu.side.blocked:
+        raise AssertionError(f"{scenario.name} on Ascend {soc}: {npu.side.blocked[0]}")
     if not comparison.equal:
         raise AssertionError(f"{scenario.name} on Ascend {soc}: {comparison}")
     return npu

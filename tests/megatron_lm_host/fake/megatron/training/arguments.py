@@ -89,6 +89,9 @@ def add_megatron_arguments(parser):
     add("--expert-model-parallel-size", type=int, default=1)
     add("--moe-aux-loss-coeff", type=float, default=0.0)
     add("--moe-z-loss-coeff", type=float)
+    add("--moe-router-load-balancing-type", default="aux_loss")
+    add("--moe-token-drop-policy", default="probs", choices=["probs", "position"])
+    add("--softmax-type", default="vanilla", choices=["vanilla", "off-by-one", "learnable"])
     add("--moe-expert-capacity-factor", type=float)
     add("--recompute-granularity", choices=["full", "selective"])
     add("--recompute-method", choices=["uniform", "block"])
@@ -183,6 +186,9 @@ def core_transformer_config_from_args(args, config_class=None):
         moe_router_topk=args.moe_router_topk,
         moe_aux_loss_coeff=args.moe_aux_loss_coeff,
         moe_z_loss_coeff=args.moe_z_loss_coeff,
+        moe_router_load_balancing_type=args.moe_router_load_balancing_type,
+        moe_token_drop_policy=args.moe_token_drop_policy,
+        softmax_type=args.softmax_type,
         expert_tensor_parallel_size=args.expert_tensor_parallel_size,
         expert_model_parallel_size=args.expert_model_parallel_size,
         calculate_per_token_loss=args.calculate_per_token_loss,

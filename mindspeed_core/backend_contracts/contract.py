@@ -1,0 +1,182 @@
+"""The contract of a communication backend, and the check of one call against it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mindspeed_core.errors import UserError
+
+REDUCTIONS = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"})
+"""Operations that compute; all others move data."""
+EQUAL_PARTS = frozenset({"all_to_all_single", "all_gather_into_tensor", "reduce_scatter_tensor"})
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """The properties of a tensor that a backend looks at.
+
+    Attributes:
+        argument: the name of the argument that holds it.
+        dtype: ``float32``.
+        shape: its sizes.
+        contiguous: its elements lie in memory without gaps, in order.
+    """
+
+    argument: str
+    dtype: str
+    shape: tuple[int, ...]
+    contiguous: bool = True
+
+    def __str__(self) -> str:
+        """Return ``float32[4, 8]``."""
+        return f"{self.dtype}{list(self.shape)}"
+
+    @property
+    def numel(self) -> int:
+        """Return the number of elements."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@dataclass(frozen=True)
+class CollectiveCall:
+    """One call as a backend sees it.
+
+    Attributes:
+        operation: the function's name, ``all_reduce``.
+        group: description of the process group.
+        size: number of its ranks.
+        tensors: all tensors of the call, inputs and outputs.
+        reduce_op: ``SUM``; empty for operations that only move data.
+        splits: sizes of the parts of an ``all_to_all_single``, inputs and outputs; empty for equal ones.
+    """
+
+    operation: str
+    group: str
+    size: int
+    tensors: tuple[TensorFacts, ...] = ()
+    reduce_op: str = ""
+    splits: tuple[tuple[int, ...], ...] = ()
+
+    def __str__(self) -> str:
+        """Return operation, tensors, reduction and group."""
+        named = ", ".join(dict.fromkeys(map(str, self.tensors[:4])))
+        op = f" with {self.reduce_op}" if self.reduce_op else ""
+        return f"{self.operation} of {named or 'nothing'}{op} in {self.group} ({self.size} ranks)"
+
+
+class BackendRefusal(UserError):
+    """A call that a backend refuses, or answers with wrong numbers.
+
+    Attributes:
+        contract: name of the contract, ``hccl 910B``.
+        call: the call.
+        rule: the rule that it breaks.
+    """
+
+    def __init__(self, contract: str, call: CollectiveCall, rule: str, source: str, place: str) -> None:
+        """Compose the message from contract, call, rule, its source and the line of the call."""
+        self.contract, self.call, self.rule = contract, call, rule
+        where = f"; called at {place}" if place else ""
+        super().__init__(f"{contract} refuses {call}: {rule} ({source}){where}")
+
+
+@dataclass(frozen=True)
+class BackendContract:
+    """The rules of one backend on one generation of devices.
+
+    Attributes:
+        backend: ``hccl`` or ``nccl``.
+        generation: of the devices, ``910B``; empty where all are alike.
+        moved: dtypes that travel.
+        reduced: dtypes that are reduced, by reduction (``SUM``).
+        widened: dtypes that ``all_reduce`` and ``reduce`` convert to int32 and back; scattering does not.
+        integer_average: whether ``AVG`` divides integers.
+        buffer_bytes: memory that a communicator takes on the device at its first call.
+        pair_buffer_bytes: likewise, of the communicator of two ranks that send and receive one by one.
+        sources: where each kind of rule was read: ``moved``, ``reduced``, ``contiguous``, ``parts``,
+            ``order``, ``buffers``.
+    """
+
+    backend: str
+    generation: str
+    moved: frozenset[str]
+    reduced: Mapping[str, frozenset[str]]
+    widened: frozenset[str] = frozenset()
+    integer_average: bool = True
+    buffer_bytes: int = 0
+    pair_buffer_bytes: int = 0
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Return backend and generation: ``hccl 910B``."""
+        return f"{self.backend} {self.generation}".strip()
+
+    def broken_rule(self, call: CollectiveCall) -> tuple[str, str] | None:
+        """Return the rule that a call breaks and its source; None where it breaks none."""
+        for tensor in call.tensors:
+            if tensor.dtype not in self.moved:
+                return f"{tensor.dtype} does not travel; {_listed(self.moved)} do", self.sources["moved"]
+            if not tensor.contiguous:
+                rule = f"the tensor of {tensor.argument} is not contiguous; call .contiguous() first"
+                return rule, self.sources["contiguous"]
+        if call.operation in REDUCTIONS:
+            return self._broken_by_reduction(call)
+        if call.operation == "all_to_all_single":
+            return self._broken_by_parts(call)
+        return None
+
+    def check(self, call: CollectiveCall, place: str = "") -> None:
+        """Refuse a call that breaks a rule.
+
+        Args:
+            call: what is called.
+            place: the line of code that calls, for the message.
+
+        Raises:
+            BackendRefusal: names the rule and where it was read.
+        """
+        broken = self.broken_rule(call)
+        if broken is not None:
+            raise BackendRefusal(self.name, call, *broken, place)
+
+    def communicator_bytes(self, groups: int, pairs: int) -> int:
+        """Return the device memory that communicators take for themselves.
+
+        Args:
+            groups: process groups with a call of their own.
+            pairs: pairs of ranks with sends or receives outside of a batch.
+        """
+        return groups * self.buffer_bytes + pairs * self.pair_buffer_bytes
+
+    def _broken_by_reduction(self, call: CollectiveCall) -> tuple[str, str] | None:
+        source = self.sources["reduced"]
+        if call.reduce_op not in self.reduced:
+            return f"there is no reduction {call.reduce_op}; {_listed(self.reduced)} exist", source
+        dtypes = self.reduced[call.reduce_op]
+        widened = self.widened if call.operation in ("all_reduce", "reduce") else frozenset()
+        for tensor in call.tensors:
+            if tensor.dtype not in dtypes | widened:
+                return f"{call.reduce_op} reduces {_listed(dtypes)}; convert before the call", source
+            integer = "int" in tensor.dtype or tensor.dtype == "bool"
+            if call.reduce_op == "AVG" and integer and not self.integer_average:
+                return "AVG divides in place, which integers do not allow; sum and divide yourself", source
+        return None
+
+    def _broken_by_parts(self, call: CollectiveCall) -> tuple[str, str] | None:
+        source = self.sources["parts"]
+        for tensor in call.tensors:
+            if not tensor.shape:
+                return "tensors without dimensions are not split; use view(1)", source
+            if not any(call.splits) and tensor.shape[0] % call.size:
+                rule = f"{tensor.shape[0]} rows are not divided by {call.size} ranks; give split sizes"
+                return rule, source
+        return None
+
+
+def _listed(names: Sequence[str] | frozenset[str] | Mapping[str, object]) -> str:
+    return ", ".join(sorted(names))

@@ -1,0 +1,34 @@
+"""NCCL's rules, as torch's ``ProcessGroupNCCL.cpp`` and NCCL's documentation state them."""
+
+from __future__ import annotations
+
+from mindspeed_core.backend_contracts.contract import BackendContract
+
+_MOVED = frozenset(
+    "uint8 int8 int32 int64 bool float16 bfloat16 float32 float64 float8_e4m3fn float8_e5m2".split()
+)
+_REDUCED = _MOVED - {"float8_e4m3fn", "float8_e5m2"}
+_MIB = 1 << 20
+
+NCCL = BackendContract(
+    backend="nccl",
+    generation="",
+    moved=_MOVED,
+    reduced={
+        **dict.fromkeys(("SUM", "PRODUCT", "MAX", "MIN"), _REDUCED),
+        "AVG": _REDUCED - {"bool"},
+        "PREMUL_SUM": frozenset({"float16", "bfloat16", "float32", "float64"}),
+    },
+    # NCCL_BUFFSIZE is 4 MiB a channel; what a communicator takes depends on its channels, which NCCL chooses.
+    buffer_bytes=0,
+    pair_buffer_bytes=0,
+    sources={
+        "moved": "torch NCCLUtils.hpp, getNcclDataType",
+        "reduced": "torch ProcessGroupNCCL.cpp, getNcclReduceOp; NCCL user guide, ncclRedOp_t",
+        "contiguous": "torch ProcessGroupNCCL.cpp, check_gpu_single_tensor",
+        "parts": "torch ProcessGroupNCCL.cpp, alltoall_base",
+        "order": "torch ProcessGroupNCCL.cpp, pointToPoint; NCCL user guide, point-to-point communication",
+        "buffers": "NCCL user guide, NCCL_BUFFSIZE",
+    },
+)
+"""The contract of NCCL, for all devices."""

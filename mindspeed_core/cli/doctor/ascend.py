@@ -1,0 +1,131 @@
+"""What the doctor knows of Ascend machines: versions in CANN's files, variables of HCCL and torch_npu."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from mindspeed_core.discovery.host import NOTE, OK, WARNING, Finding
+from mindspeed_core.platforms.machine import first_match
+
+_VERSION_FILES = {
+    "driver": ("/usr/local/Ascend/driver/version.info", r"^Version=(.+)$"),
+    "firmware": ("/usr/local/Ascend/firmware/version.info", r"^Version=(.+)$"),
+}
+_TOOLKIT = ("ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH")
+_SECONDS = re.compile(r"\d+")
+
+
+def ascend_versions(environment: Mapping[str, str], root: Path = Path("/")) -> dict[str, str]:
+    """Read driver, firmware and CANN versions from their files, where they are installed.
+
+    Args:
+        environment: names CANN's folder, once its set_env.sh was sourced.
+        root: of the file system.
+    """
+    found = {}
+    for name, (path, pattern) in _VERSION_FILES.items():
+        version = first_match(root / path.lstrip("/"), pattern)
+        if version:
+            found[name] = version
+    for variable in _TOOLKIT:
+        folder = environment.get(variable, "")
+        version = first_match(Path(folder) / "version.cfg", r"\[([^\]]+)\]") if folder else ""
+        if version:
+            found["CANN"] = version.partition(":")[2] or version
+            break
+    return found
+
+
+def check_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Name values of HCCL's and torch_npu's variables that contradict each other or slow a training down.
+
+    Args:
+        environment: of the process.
+    """
+    connect = _seconds(environment, "HCCL_CONNECT_TIMEOUT")
+    execute = _seconds(environment, "HCCL_EXEC_TIMEOUT")
+    if connect is not None and execute is not None and execute < connect:
+        found = f"is {execute} s, below HCCL_CONNECT_TIMEOUT of {connect} s"
+        yield Finding(
+            WARNING, "HCCL_EXEC_TIMEOUT", found, "make it the longer one: first steps wait for both"
+        )
+    if execute == 0:
+        found = "is 0: a rank that waits for a lost one waits for ever"
+        yield Finding(WARNING, "HCCL_EXEC_TIMEOUT", found, "export HCCL_EXEC_TIMEOUT=1800")
+    sync = _seconds(environment, "ACL_DEVICE_SYNC_TIMEOUT")
+    if sync is not None and execute is not None and 0 < sync < execute:
+        found = f"is {sync} s: the device gives up before HCCL does after {execute} s"
+        yield Finding(WARNING, "ACL_DEVICE_SYNC_TIMEOUT", found, "make it longer than HCCL_EXEC_TIMEOUT")
+    if environment.get("ASCEND_LAUNCH_BLOCKING") == "1":
+        found = "is 1: every kernel is waited for"
+        yield Finding(WARNING, "ASCEND_LAUNCH_BLOCKING", found, "unset it outside of debugging")
+    queue = environment.get("TASK_QUEUE_ENABLE", "")
+    if queue == "0":
+        found = "is 0: kernels are launched one by one from Python"
+        yield Finding(NOTE, "TASK_QUEUE_ENABLE", found, "export TASK_QUEUE_ENABLE=2, or unset it")
+    if queue not in ("", "0") and environment.get("ASCEND_LAUNCH_BLOCKING") == "1":
+        found = f"is {queue}, which ASCEND_LAUNCH_BLOCKING=1 contradicts"
+        yield Finding(WARNING, "TASK_QUEUE_ENABLE", found, "unset one of them")
+    buffer = environment.get("HCCL_BUFFSIZE", "")
+    if buffer and (not buffer.isdigit() or int(buffer) < 1):
+        found = f"{buffer!r} is no number of MiB"
+        yield Finding(WARNING, "HCCL_BUFFSIZE", found, "export HCCL_BUFFSIZE=200, its default")
+    yield from _ports(environment)
+
+
+def _ports(environment: Mapping[str, str]) -> Iterator[Finding]:
+    base = environment.get("HCCL_IF_BASE_PORT", "")
+    ranges = [
+        name
+        for name in ("HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE")
+        if environment.get(name)
+    ]
+    if base and ranges:
+        found = f"is {base}, and {ranges[0]} is {environment[ranges[0]]}: HCCL takes the range"
+        yield Finding(NOTE, "HCCL_IF_BASE_PORT", found, "unset one of them")
+    for name in ranges:
+        if not re.fullmatch(r"auto|\d+(-\d+)?(,\d+(-\d+)?)*", environment[name]):
+            found = f"{environment[name]!r} is no range of ports"
+            yield Finding(WARNING, name, found, f"export {name}=60000-60050, or auto")
+    if environment.get("HCCL_WHITELIST_DISABLE") == "0" and not environment.get("HCCL_WHITELIST_FILE"):
+        found = "is 0 without HCCL_WHITELIST_FILE: no rank may connect"
+        yield Finding(
+            WARNING, "HCCL_WHITELIST_DISABLE", found, "export HCCL_WHITELIST_DISABLE=1, or name the file"
+        )
+
+
+def check_versions(
+    versions: Mapping[str, str], torch_npu: str, builds: Mapping[str, tuple[str, ...]]
+) -> Iterator[Finding]:
+    """Report driver, firmware and CANN, and a CANN that is older than the build of torch_npu was made for.
+
+    Args:
+        versions: from `ascend_versions`.
+        torch_npu: installed build.
+        builds: builds by CANN release, newest release first.
+    """
+    for name, version in versions.items():
+        yield Finding(OK, name, version)
+    cann = versions.get("CANN", "")
+    if not cann or not torch_npu:
+        return
+    made_for = next((release for release, made in builds.items() if torch_npu in made), "")
+    if made_for and _order(cann) < _order(made_for):
+        found = f"{torch_npu} was made for CANN {made_for}, and {cann} is installed"
+        remedy = f"install CANN {made_for} or later, or a torch_npu that was made for {cann}"
+        yield Finding(WARNING, "torch_npu", found, remedy)
+
+
+def _order(release: str) -> tuple[int, ...]:
+    """Return the numbers of a release of CANN, ``8.3.RC1`` before ``8.3.0``."""
+    parts = [part for part in re.split(r"[.]", release) if part]
+    return tuple(
+        int(part) * 100 if part.isdigit() else int(re.sub(r"\D", "", part) or 0) - 100 for part in parts
+    )
+
+
+def _seconds(environment: Mapping[str, str], name: str) -> int | None:
+    value = environment.get(name, "")
+    return int(value) if _SECONDS.fullmatch(value) else None
