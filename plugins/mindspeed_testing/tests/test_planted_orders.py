@@ -113,6 +113,11 @@ def of_one_rank(asked_for):
     return reports({case: found for case, found in ONE_RANK.items() if case in asked}, 1)
 
 
+@pytest.mark.parametrize("flags", [pytest.param(SWAP, id="swap"), pytest.param(OPTIMIZER, id="optimizer")])
+def test_nothing_is_named_without_a_fault(flags):
+    assert run_world(outcomes, 1, [Training((*SMALL_BATCH, *flags))])[0][0].error == ""
+
+
 @pytest.mark.parametrize("case", ONE_RANK)
 def test_a_planted_fault_is_named(of_one_rank, case):
     assert all(text in of_one_rank[case] for text in ONE_RANK[case][2]), of_one_rank[case] or "nothing found"

@@ -48,6 +48,9 @@ class LaggingStream:
             self.join(host.known)
         self.count += 1
         self.known[self.number] = self.count
+        if host is self:
+            # What the host does itself is done before it launches anything else.
+            self.changed += 1
         return self.count
 
     def knows(self, number: int, count: int) -> bool:
